@@ -1,0 +1,1 @@
+"""Dependency graph, replay and diagnosis, in numpy."""

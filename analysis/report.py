@@ -1,0 +1,160 @@
+"""The finished diagnosis of a run: what the command prints and the dashboard draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tracer.topology import Coords, Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One diagnosed cause. Findings come sorted by ``recoverable_ratio``, the largest first."""
+
+    cause: str
+    """One of design.md section 5: ``slow-compute``, ``stage-imbalance``, ``healthy``, ..."""
+
+    ranks: tuple[int, ...]
+    """Global ranks at fault, those in the trace; empty for ``healthy`` and the like."""
+
+    steps: tuple[int, int] | None
+    """First and last step that show it; None where no step does."""
+
+    slowdown: float | None
+    """S of that set of ranks; None where it is undefined."""
+
+    recoverable_ratio: float | None
+    """``(T_actual - T_without) / (T_actual - T_ideal)`` in the full replay."""
+
+    confidence: float
+    """0 to 1."""
+
+    evidence: str
+    """One sentence with numbers that a person can check on the timeline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitsOn:
+    """How much of a step one rank waits on another, followed to the root."""
+
+    rank: int
+    ratio: float
+    """Of the step's time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starved:
+    """A rank that waits."""
+
+    rank: int
+    wait_ratio: float
+    """Its waiting time over step time."""
+
+    waits_on: tuple[WaitsOn, ...]
+    """The largest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mfu:
+    """Model FLOPs utilisation. Steps whose MFU is unknown are left out."""
+
+    convention: str
+    """How FLOPs were counted and what peak they were divided by, in words."""
+
+    mean: float
+    by_step: dict[int, float]
+    """0..1 by step, unsmoothed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """How far the result can be trusted."""
+
+    dropped_spans: int
+    clock_error_ns: int | None
+    """None: nobody measured it."""
+
+    coverage_ratio: float | None
+    """Share of (rank, step) pairs of the job that were traced and entered the replay."""
+
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Mean seconds per step."""
+
+    actual: float
+    """Recorded: last end - first start of each step (T_base)."""
+
+    replayed: float | None
+    """T of the device replay; None where nothing could be replayed."""
+
+    ideal: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStepExcess:
+    """The heat-map of who was slow when."""
+
+    ranks: tuple[int, ...]
+    """Rows."""
+
+    steps: tuple[int, ...]
+    """Columns."""
+
+    excess_ns: NDArray[np.float64]
+    """Shape (ranks, steps): own compute time above its peers' typical; NaN where unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """Everything known of a run once analysed."""
+
+    run: str
+    source_format: str
+    epochs: tuple[int, ...]
+    world_size: int
+    layout: Layout
+    coords: dict[int, Coords]
+    """Position of each traced rank."""
+
+    steps: tuple[int, ...]
+    num_spans: int
+    step_time_s: StepTimes
+    launch_slowdown: float | None
+    replay_error_ratio: float | None
+    slowdown: float | None
+    waste_ratio: float | None
+    slowdown_by_kind: dict[str, float | None]
+    slowdown_by_dp: dict[int, float | None]
+    slowdown_by_stage: dict[int, float | None]
+    slowdown_by_worker: dict[tuple[int, int], float | None]
+    """By (dp, stage): the smaller of the two above, the paper's shortcut."""
+
+    exact_slowdown_by_worker: dict[tuple[int, int], float | None]
+    """By (dp, stage): only that worker's operations put back."""
+
+    slowdown_by_step: dict[int, float | None]
+    actual_s_by_step: dict[int, float]
+    ideal_s_by_step: dict[int, float]
+    m_w: float | None
+    m_s: float | None
+    findings: tuple[Finding, ...]
+    starved: tuple[Starved, ...]
+    mfu: Mfu | None
+    quality: Quality
+    excess: RankStepExcess
+    paced: bool
+    warmup_steps: tuple[int, ...] = ()
+    """Steps shown but left out of the replay and the findings (start-up)."""
+
+    @property
+    def top_finding(self) -> Finding:
+        """The finding that the verdict sentence speaks of; there always is one."""
+        return self.findings[0]

@@ -1,0 +1,1 @@
+"""From the rank's spool to a queryable row in ClickHouse."""

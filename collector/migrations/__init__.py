@@ -1,0 +1,1 @@
+"""The store's schema, one numbered SQL file a version."""

@@ -1,0 +1,1 @@
+"""The Dash pages: finished results in, figures out."""

@@ -1,0 +1,1 @@
+"""The command and the notebook entry: parses, wires the packages together, prints."""

@@ -1,0 +1,1 @@
+"""Automatic capture: one source of spans a file."""

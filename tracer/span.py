@@ -1,0 +1,149 @@
+"""The span: the one record that every package here speaks about.
+
+Standard library only, so that reading a trace never loads torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import IntFlag, StrEnum
+from typing import TYPE_CHECKING, NewType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+UnixNs = NewType("UnixNs", int)
+"""Nanoseconds since 1970 on the reference clock, after alignment."""
+
+MonotonicNs = NewType("MonotonicNs", int)
+"""Nanoseconds of one host's ``CLOCK_MONOTONIC``; comparable within one boot of one host only."""
+
+NONE = -1
+"""How an integer column says "unknown" or "does not apply" (step, micro-batch, chunk, peer, ...)."""
+
+
+class SpanKind(StrEnum):
+    """What a track was doing; the spelling is what the table stores.
+
+    The order is law: a kind's position is its code in the spool and in numpy
+    columns (`KIND_CODES`). New kinds are appended.
+    """
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    TP_COMM = "tp-comm"
+    CP_COMM = "cp-comm"
+    EP_COMM = "ep-comm"
+    DP_COMM = "dp-comm"
+    PP_SEND = "pp-send"
+    PP_RECV = "pp-recv"
+    WAIT = "wait"
+    HOST = "host"
+    DATA = "data"
+    GC = "gc"
+    CHECKPOINT = "checkpoint"
+    OTHER = "other"
+
+
+KINDS: tuple[SpanKind, ...] = tuple(SpanKind)
+"""Every kind, in code order."""
+
+KIND_CODES: dict[SpanKind, int] = {kind: code for code, kind in enumerate(KINDS)}
+"""Code of each kind in the spool and in numpy columns."""
+
+COMM_KINDS: frozenset[SpanKind] = frozenset(
+    {
+        SpanKind.TP_COMM,
+        SpanKind.CP_COMM,
+        SpanKind.EP_COMM,
+        SpanKind.DP_COMM,
+        SpanKind.PP_SEND,
+        SpanKind.PP_RECV,
+    }
+)
+"""Kinds that are communication whatever their group says; `OTHER` is one when it has a group."""
+
+
+class SpanFlag(IntFlag):
+    """What is known of a span beyond its times; stored as 16 bits."""
+
+    ASYNC = 1
+    """The call returned before the work was done."""
+
+    COALESCED = 2
+    """One of several operations that one call issued together."""
+
+    DEVICE_BEGIN_KNOWN = 4
+    """The begin was read on the device."""
+
+    DEVICE_END_KNOWN = 8
+    """The end was read on the device."""
+
+    HOST_CLOCK = 16
+    """Begin and end were read on the host (always so on CPU)."""
+
+    OPEN = 32
+    """The span had begun and not ended when the process was last seen."""
+
+    ERROR = 64
+    """The span was left by an exception."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One piece of work on one track of one rank, over ``[start_ns, start_ns + duration_ns)``."""
+
+    rank: int
+    """Global rank, ``0 <= rank < world_size``; never a position inside a group."""
+
+    step: int
+    """Optimizer step; a restart is a new epoch, in which steps may repeat. `NONE` outside any."""
+
+    kind: SpanKind
+    name: str
+    start_ns: UnixNs
+    duration_ns: int
+    """Never negative, and never changed by clock alignment."""
+
+    track: str = ""
+    group_id: int = 0
+    """Hash of the group (`group_id_of`), 0 where the span is no communication."""
+
+    seq: int = NONE
+    """Per (group, epoch) from 0; for p2p per ordered pair (src, dst) in the group."""
+
+    src_rank: int = NONE
+    dst_rank: int = NONE
+    microbatch: int = NONE
+    chunk: int = NONE
+    num_bytes: int = NONE
+    flags: SpanFlag = SpanFlag(0)
+
+    def __post_init__(self) -> None:
+        if self.duration_ns < 0:
+            raise ValueError(
+                f"span {self.name!r} on rank {self.rank}"
+                f" ends {-self.duration_ns} ns before it starts"
+            )
+
+    @property
+    def end_ns(self) -> UnixNs:
+        """First nanosecond after the span."""
+        return UnixNs(self.start_ns + self.duration_ns)
+
+
+def group_id_of(name: str, members: Iterable[int]) -> int:
+    """Return the 64-bit id of a communication group, equal on all its members.
+
+    Args:
+        name: The group's name in the job, equal on all members.
+        members: Global ranks, in any order.
+
+    Returns:
+        A number in ``[1, 2**64)``; 0 is kept for "no group".
+    """
+    text = f"{name}\0{','.join(map(str, sorted(members)))}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1

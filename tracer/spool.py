@@ -1,0 +1,264 @@
+"""The spool's byte layout, and a reader for it. `docs/spool-format.md` is the same in prose.
+
+Standard library only. Whoever writes a spool (the tracer, a simulator, another
+program) and whoever reads one (the collector) meets here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from tracer.span import MonotonicNs, UnixNs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SPOOL_VERSION = 1
+HEADER_BYTES = 4096
+RECORD_BYTES = 128
+
+SEGMENT_MAGIC = b"RSCPSEG\0"
+PROCESS_MAGIC = b"RSCPPRC\0"
+
+SEGMENT_GLOB = "seg-*.rsp"
+PROCESS_FILE = "process.rsp"
+MANIFEST_FILE = "manifest.json"
+GROUPS_FILE = "groups.jsonl"
+EVENTS_FILE = "events.jsonl"
+EXIT_FILE = "exit.json"
+
+IDENTITY = struct.Struct("<8sIIIIIIIIII16s16s64s64s")
+"""magic, version, header_bytes, record_bytes, capacity, segment, lane, rank, world_size, epoch,
+pid, process uuid, boot id, host, run id: the first 208 bytes of every header."""
+
+ANCHOR_OFFSET = 208
+ANCHOR = struct.Struct("<qqq")
+"""monotonic_ns, unix_ns, error_ns: one moment read on both clocks of this host."""
+
+SEALED_OFFSET = 256
+SEALED = struct.Struct("<Q")
+"""Segment header: 0 while the lane still writes here, else 1 + the number of rows claimed."""
+
+OPEN_TABLE_OFFSET = 1024
+OPEN_ENTRY = struct.Struct("<qQqIiBB6xQ")
+"""start_ns (0: free), group_id, seq, name id, step, kind code, depth, check (= start_ns, last)."""
+OPEN_ENTRY_BYTES = 64
+OPEN_CAPACITY = (HEADER_BYTES - OPEN_TABLE_OFFSET) // OPEN_ENTRY_BYTES
+
+DROPPED_OFFSET = 256
+DROPPED = struct.Struct("<16Q")
+"""Process header: records dropped so far, by `DropReason`."""
+
+NUM_NAMES_OFFSET = 384
+NAME_BYTES = 256
+NAME_CAPACITY = 4096
+NAME_LENGTH = struct.Struct("<H")
+"""Name slot: length of the UTF-8 text (written last; 0: not yet there), then the text."""
+
+CORE = struct.Struct("<BBHIqqiiiIqB7xQ")
+"""type, kind, flags, name, start_ns, duration_ns, step, microbatch, chunk, track, launch_ns,
+depth, commit: the first 64 bytes of a record. ``commit`` is ``row + 1`` and is written last."""
+
+COMM_OFFSET = 64
+COMM = struct.Struct("<QqiiQq24x")
+"""group_id, seq, src_rank, dst_rank, num_bytes, interval_id: the second half of a span with
+`HAS_COMM`; without that flag the half is zero and means nothing."""
+
+STEP = struct.Struct("<qdq40x")
+"""num_tokens, loss, peak_memory_bytes: the second half of a `RecordType.STEP`.
+Unknown is -1, NaN and -1."""
+
+MICROBATCH = struct.Struct("<qq48x")
+"""num_tokens, sum_squared_lengths: the second half of a `RecordType.MICROBATCH`; unknown is -1."""
+
+HAS_COMM = 1 << 15
+"""Flag bit of the spool alone (not of `SpanFlag`): the record's second half is a `COMM`."""
+
+OTHER_NAME = "__other__"
+"""Name 0 of every process: what a span is called once the name table is full."""
+
+
+class RecordType(IntEnum):
+    """What a record is; 0 never occurs in a committed one."""
+
+    SPAN = 1
+    STEP = 2
+    MICROBATCH = 3
+
+
+class DropReason(IntEnum):
+    """Why a record was lost in the training process; position in `DROPPED`."""
+
+    SPOOL_FULL = 0
+    NO_SEGMENT = 1
+    BAD_ARGUMENT = 2
+    OUT_OF_MEMORY = 3
+    INTERNAL_ERROR = 4
+
+
+class SpoolError(Exception):
+    """Base of what reading a spool raises on purpose."""
+
+
+class NotASpoolError(SpoolError):
+    """The file does not begin like a spool file, or is shorter than its header."""
+
+
+class SpoolVersionError(SpoolError):
+    """The file was written by a version that this reader does not know."""
+
+    def __init__(self, path: Path, found: int) -> None:
+        super().__init__(
+            f"{path} has spool version {found}; this rankscope reads version {SPOOL_VERSION}:"
+            " read it with the rankscope release that wrote it, or upgrade"
+        )
+        self.path = path
+        self.found = found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoolIdentity:
+    """Whose file this is: the part that all headers share."""
+
+    version: int
+    header_bytes: int
+    record_bytes: int
+    capacity: int
+    """Records (segment) or names (process file) that the file has room for."""
+
+    segment: int
+    """Number of the segment in its process; 0 in the process file."""
+
+    lane: int
+    rank: int
+    world_size: int
+    epoch: int
+    pid: int
+    process_uuid: bytes
+    boot_id: bytes
+    host: str
+    run_id: str
+    anchor_monotonic_ns: MonotonicNs
+    anchor_unix_ns: UnixNs
+    anchor_error_ns: int
+
+
+def pack_header(identity: SpoolIdentity, *, magic: bytes) -> bytes:
+    """Return the `HEADER_BYTES` of a fresh file: identity and anchor, all else zero."""
+    head = IDENTITY.pack(
+        magic,
+        identity.version,
+        identity.header_bytes,
+        identity.record_bytes,
+        identity.capacity,
+        identity.segment,
+        identity.lane,
+        identity.rank,
+        identity.world_size,
+        identity.epoch,
+        identity.pid,
+        identity.process_uuid,
+        identity.boot_id,
+        _cut(identity.host),
+        _cut(identity.run_id),
+    )
+    anchor = ANCHOR.pack(
+        identity.anchor_monotonic_ns, identity.anchor_unix_ns, identity.anchor_error_ns
+    )
+    return (head + anchor).ljust(HEADER_BYTES, b"\0")
+
+
+def read_header(data: bytes | memoryview, *, magic: bytes, path: Path) -> SpoolIdentity:
+    """Decode the header at the front of ``data``.
+
+    Args:
+        data: The file's first bytes, at least `HEADER_BYTES`.
+        magic: `SEGMENT_MAGIC` or `PROCESS_MAGIC`.
+        path: The file's name, for the error's text.
+
+    Raises:
+        NotASpoolError: Too short, or another magic.
+        SpoolVersionError: A version other than `SPOOL_VERSION`.
+    """
+    if len(data) < HEADER_BYTES or bytes(data[:8]) != magic:
+        raise NotASpoolError(f"{path} is not a rankscope spool file: point --spool at its folder")
+    fields = IDENTITY.unpack_from(data)
+    if fields[1] != SPOOL_VERSION:
+        raise SpoolVersionError(path, fields[1])
+    anchor = ANCHOR.unpack_from(data, ANCHOR_OFFSET)
+    return SpoolIdentity(
+        version=fields[1],
+        header_bytes=fields[2],
+        record_bytes=fields[3],
+        capacity=fields[4],
+        segment=fields[5],
+        lane=fields[6],
+        rank=fields[7],
+        world_size=fields[8],
+        epoch=fields[9],
+        pid=fields[10],
+        process_uuid=fields[11],
+        boot_id=fields[12],
+        host=_text(fields[13]),
+        run_id=_text(fields[14]),
+        anchor_monotonic_ns=MonotonicNs(anchor[0]),
+        anchor_unix_ns=UnixNs(anchor[1]),
+        anchor_error_ns=anchor[2],
+    )
+
+
+def name_slot_offset(name_id: int) -> int:
+    """Return where the slot of name ``name_id`` begins in the process file."""
+    return HEADER_BYTES + name_id * NAME_BYTES
+
+
+def read_names(data: bytes | memoryview) -> dict[int, str]:
+    """Return the interned names of a process file by id; slots not yet written are left out."""
+    names: dict[int, str] = {}
+    last = min(NAME_CAPACITY, (len(data) - HEADER_BYTES) // NAME_BYTES)
+    for name_id in range(last):
+        offset = name_slot_offset(name_id)
+        (length,) = NAME_LENGTH.unpack_from(data, offset)
+        if length:
+            text = bytes(data[offset + 2 : offset + 2 + min(length, NAME_BYTES - 2)])
+            names[name_id] = text.decode("utf-8", "replace")
+    return names
+
+
+def read_dropped(data: bytes | memoryview) -> dict[DropReason, int]:
+    """Return how many records the process dropped, by reason; reasons without a drop left out."""
+    counts = DROPPED.unpack_from(data, DROPPED_OFFSET)
+    return {reason: counts[reason] for reason in DropReason if counts[reason]}
+
+
+def sealed_rows(data: bytes | memoryview) -> int | None:
+    """Return how many rows a finished segment has claimed; None while it is still written."""
+    (value,) = SEALED.unpack_from(data, SEALED_OFFSET)
+    return int(value) - 1 if value else None
+
+
+def iter_committed(data: bytes | memoryview, *, first_row: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield (row, record bytes) of each committed record from ``first_row`` on, in row order.
+
+    Uncommitted slots are passed over: whether they are torn or merely not yet
+    written is for the reader to decide, who knows whether the lane has moved on.
+    """
+    num_rows = (len(data) - HEADER_BYTES) // RECORD_BYTES
+    for row in range(first_row, num_rows):
+        offset = HEADER_BYTES + row * RECORD_BYTES
+        record = bytes(data[offset : offset + RECORD_BYTES])
+        if CORE.unpack_from(record)[-1] == row + 1:
+            yield row, record
+
+
+def _cut(text: str, num_bytes: int = 64) -> bytes:
+    """Encode to at most ``num_bytes`` of UTF-8, cut between characters."""
+    return text.encode("utf-8", "replace")[:num_bytes].decode("utf-8", "ignore").encode()
+
+
+def _text(field: bytes) -> str:
+    return field.rstrip(b"\0").decode("utf-8", "replace")

@@ -1,0 +1,71 @@
+"""Where a rank stands: its coordinates in the parallel layout, and the layout's sizes.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Sizes of the parallel axes. Their product is the world size."""
+
+    dp: int = 1
+    """Data parallel, replicated or sharded (DDP, FSDP, ZeRO)."""
+
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    """Expert parallel. It overlays dp, so it does not count in the product."""
+
+    dsp: int = 1
+    """A further data/sequence-parallel factor that some importers know and no rank shows."""
+
+    vpp: int = 1
+    """Model chunks per pipeline stage."""
+
+    def __post_init__(self) -> None:
+        for axis, size in asdict(self).items():
+            if size < 1:
+                raise ValueError(f"Layout.{axis} must be at least 1, got {size}")
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the job."""
+        return self.dp * self.tp * self.pp * self.cp * self.dsp
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the sizes by axis name, the form that manifests and JSON documents hold."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coords:
+    """Position of one rank on each axis, each ``0 <= position < size``."""
+
+    dp: int = 0
+    tp: int = 0
+    pp: int = 0
+    cp: int = 0
+    ep: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the positions by axis name."""
+        return asdict(self)
+
+
+GROUP_KINDS: dict[str, str] = {
+    "tp": "tp-comm",
+    "cp": "cp-comm",
+    "ep": "ep-comm",
+    "dp": "dp-comm",
+    "fsdp": "dp-comm",
+    "ddp": "dp-comm",
+    "dp_shard": "dp-comm",
+    "dp_replicate": "dp-comm",
+    "dp_shard_cp": "dp-comm",
+}
+"""Span kind of a collective by the mesh axis that its group spans; any other axis is ``other``."""

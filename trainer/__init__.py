@@ -1,0 +1,1 @@
+"""The instrumented parallel trainer and its faults."""
