@@ -172,7 +172,7 @@ class RunSummary:
 
 
 class SpanSource(Protocol):
-    """Read access to the runs of one store. Every method raises `UnknownRunError` for a stranger."""
+    """Read access to the runs of one store; a stranger's name raises `UnknownRunError`."""
 
     def runs(self) -> tuple[RunSummary, ...]:
         """Return every run, the newest first."""

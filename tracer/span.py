@@ -20,7 +20,7 @@ MonotonicNs = NewType("MonotonicNs", int)
 """Nanoseconds of one host's ``CLOCK_MONOTONIC``; comparable within one boot of one host only."""
 
 NONE = -1
-"""How an integer column says "unknown" or "does not apply" (step, micro-batch, chunk, peer, ...)."""
+"""How an integer column says "unknown" or "does not apply" (step, micro-batch, peer, ...)."""
 
 
 class SpanKind(StrEnum):
@@ -68,6 +68,8 @@ COMM_KINDS: frozenset[SpanKind] = frozenset(
 
 class SpanFlag(IntFlag):
     """What is known of a span beyond its times; stored as 16 bits."""
+
+    NOTHING = 0
 
     ASYNC = 1
     """The call returned before the work was done."""
@@ -119,7 +121,7 @@ class Span:
     microbatch: int = NONE
     chunk: int = NONE
     num_bytes: int = NONE
-    flags: SpanFlag = SpanFlag(0)
+    flags: SpanFlag = SpanFlag.NOTHING
 
     def __post_init__(self) -> None:
         if self.duration_ns < 0:
