@@ -1,0 +1,199 @@
+"""Split every communication span into the wait for the last member and the transfer after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanFlag, SpanKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from analysis.source import GroupInfo, SpanTable
+
+_MAX_KEY = 2**62
+_MAX_RADIX = 2**30
+_NO_RANK = np.iinfo(np.int32).max
+_P2P_MEMBERS = 2
+_COMM_CODES = np.array(sorted(KIND_CODES[kind] for kind in COMM_KINDS), dtype=np.int8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitSplit:
+    """One entry per span of the table that was split, in its order."""
+
+    wait_ns: NDArray[np.int64]
+    """Shape (spans,): this rank's start to the last arrival, never negative; -1 where unknown:
+    the span is no communication, has not ended, or a member of its instance is missing."""
+
+    transfer_ns: NDArray[np.int64]
+    """Shape (spans,): the last arrival to this rank's end, so that both sum to the duration;
+    -1 where ``wait_ns`` is. Negative where the clocks disagree, never clamped."""
+
+    last_rank: NDArray[np.int32]
+    """Shape (spans,): the member that arrived last, the lowest of several; -1 where unknown."""
+
+    negative: NDArray[np.bool_]
+    """Shape (spans,): the transfer is negative by more than the clock error, which no clock
+    explains: whoever sums transfers leaves the step out and names it in ``quality``."""
+
+
+def is_communication(spans: SpanTable) -> NDArray[np.bool_]:
+    """Tell which spans are communication: by their kind, or `OTHER` with a group.
+
+    Returns:
+        Shape (spans,). A `WAIT` span is none, though it carries its collective's group.
+    """
+    grouped_other = (spans.kind == KIND_CODES[SpanKind.OTHER]) & (spans.group_id != 0)
+    found: NDArray[np.bool_] = np.isin(spans.kind, _COMM_CODES) | grouped_other
+    return found
+
+
+def is_p2p(spans: SpanTable) -> NDArray[np.bool_]:
+    """Tell which spans name both ends of a pair, so that their ``seq`` counts that pair's p2p.
+
+    Returns:
+        Shape (spans,).
+    """
+    found: NDArray[np.bool_] = (spans.src_rank != NONE) & (spans.dst_rank != NONE)
+    return found
+
+
+def split_waits(spans: SpanTable, groups: Sequence[GroupInfo], *, clock_error_ns: int) -> WaitSplit:
+    """Split each communication span of ``spans`` into wait and transfer.
+
+    The spans of one communication instance, one on each member, have equal
+    ``(epoch, group_id, seq)``, p2p ``(epoch, group_id, src_rank, dst_rank, seq)``.
+    No byte of a reduction can be final before the last member has arrived, so
+    over each instance::
+
+        arrival  = max(start)
+        wait     = arrival - start
+        transfer = end - arrival
+        wait + transfer == duration
+
+    A send that ended before its receive began went into a buffer: it waited
+    for nobody, and all of it is transfer.
+
+    Args:
+        spans: Any spans of one run, in any order.
+        groups: The run's groups; a group that is not here has an unknown number
+            of members, so its collectives stay unsplit.
+        clock_error_ns: Largest error left after clock alignment.
+
+    Returns:
+        The split, in the order of ``spans``.
+
+    Source:
+        Lin et al., "Understanding Stragglers in Large Model Training Using
+        What-if Analysis" (arXiv 2505.05713), the definition of transfer duration.
+    """
+    num_spans = len(spans)
+    wait_ns = np.full(num_spans, -1, dtype=np.int64)
+    transfer_ns = np.full(num_spans, -1, dtype=np.int64)
+    last_rank = np.full(num_spans, NONE, dtype=np.int32)
+
+    rows, first, complete = _instances(spans, groups)
+    if len(rows):
+        start, duration = spans.start_ns[rows], spans.duration_ns[rows]
+        sizes = np.diff(first, append=len(rows))
+        arrival = np.repeat(np.maximum.reduceat(start, first), sizes)
+        candidates = np.where(start == arrival, spans.rank[rows], _NO_RANK)
+        last = np.repeat(np.minimum.reduceat(candidates, first), sizes)
+        ended = (spans.flags[rows] & SpanFlag.OPEN) == 0
+        known = np.repeat(complete, sizes) & ended
+        wait = np.where(_buffered(spans, rows, arrival), 0, arrival - start)
+        wait_ns[rows[known]] = wait[known]
+        transfer_ns[rows[known]] = (duration - wait)[known]
+        last_rank[rows[known]] = last[known]
+
+    negative = (wait_ns >= 0) & (transfer_ns < -clock_error_ns)
+    return WaitSplit(
+        wait_ns=wait_ns, transfer_ns=transfer_ns, last_rank=last_rank, negative=negative
+    )
+
+
+def _instances(
+    spans: SpanTable, groups: Sequence[GroupInfo]
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
+    """Bring the spans of each instance together.
+
+    Returns:
+        Rows of ``spans`` that can be joined, instance by instance; where each
+        instance begins in them; whether it has each of its members once.
+    """
+    p2p = is_p2p(spans)
+    joinable = is_communication(spans) & (spans.group_id != 0) & (spans.seq != NONE)
+    rows = np.flatnonzero(joinable)
+    if not len(rows):
+        return rows, rows, np.zeros(0, dtype=np.bool_)
+    pair = p2p[rows]
+    instance = _mixed(
+        spans.epoch[rows],
+        spans.group_id[rows],
+        np.where(pair, spans.src_rank[rows], NONE),
+        np.where(pair, spans.dst_rank[rows], NONE),
+        spans.seq[rows],
+    )
+    by_member = np.argsort(_mixed(instance, spans.rank[rows]), kind="stable")
+    rows, instance = rows[by_member], instance[by_member]
+
+    changes = np.diff(instance, prepend=instance[0] - 1) != 0
+    first = np.flatnonzero(changes)
+    twice = np.zeros(len(rows), dtype=np.bool_)
+    twice[1:] = ~changes[1:] & (spans.rank[rows[1:]] == spans.rank[rows[:-1]])
+    sizes = np.diff(first, append=len(rows))
+    expected = np.where(
+        p2p[rows[first]], _P2P_MEMBERS, _num_members(spans.group_id[rows[first]], groups)
+    )
+    complete = (sizes == expected) & ~np.logical_or.reduceat(twice, first)
+    return rows, first, complete
+
+
+def _num_members(group_id: NDArray[np.uint64], groups: Sequence[GroupInfo]) -> NDArray[np.int64]:
+    """Return the size of each group; -1 where it is not among ``groups``."""
+    if not groups:
+        return np.full(len(group_id), -1, dtype=np.int64)
+    known = {group.group_id: len(group.members) for group in groups}
+    ids = np.array(sorted(known), dtype=np.uint64)
+    sizes = np.array([known[int(group)] for group in ids], dtype=np.int64)
+    place = np.minimum(np.searchsorted(ids, group_id), len(ids) - 1)
+    return np.where(ids[place] == group_id, sizes[place], -1)
+
+
+def _buffered(
+    spans: SpanTable, rows: NDArray[np.intp], arrival: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Tell which rows are p2p sends that had ended before the receive began."""
+    sends = is_p2p(spans)[rows] & (spans.rank[rows] == spans.src_rank[rows])
+    found: NDArray[np.bool_] = sends & (spans.start_ns[rows] + spans.duration_ns[rows] < arrival)
+    return found
+
+
+def _mixed(*columns: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Return one integer per row, equal exactly where all columns are equal."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    size = 1
+    for column in columns:
+        codes, radix = _codes(column)
+        if size * radix > _MAX_KEY:
+            distinct, key = np.unique(key, return_inverse=True)
+            size = len(distinct)
+        key = key * radix + codes
+        size *= radix
+    return key
+
+
+def _codes(column: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], int]:
+    """Return the column as non-negative integers, and one more than their largest."""
+    lowest, highest = int(column.min()), int(column.max())
+    if highest - lowest < _MAX_RADIX:
+        return (column - column.dtype.type(lowest)).astype(np.int64), highest - lowest + 1
+    # A hash fills all 64 bits: its place among the distinct ones is as good.
+    distinct, codes = np.unique(column, return_inverse=True)
+    return codes.astype(np.int64), len(distinct)
