@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.errors import EmptyRunError
+from analysis.waits import WaitSplit, split_waits
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-    from analysis.source import SpanTable
+    from analysis.source import EpochInfo, RunInfo, SpanSource, SpanTable
     from tracer.topology import Coords
 
 
@@ -36,3 +40,51 @@ class StepTimeline:
     """Shape (spans,): the member that arrived last; -1 where ``wait_ns`` is -1."""
 
     coords: dict[int, Coords]
+
+
+def step_timeline(source: SpanSource, run_id: str, *, epoch: int, step: int) -> StepTimeline:
+    """Read one step of one epoch and split its communication.
+
+    Raises:
+        UnknownRunError: The source holds no such run.
+        EmptyRunError: The run has no spans of this step in this epoch.
+    """
+    info = source.run_info(run_id)
+    table = source.spans(run_id, first=step, last=step)
+    spans = _rows(table, (table.epoch == epoch) & (table.step == step))
+    if not len(spans):
+        raise EmptyRunError(
+            f"run {run_id!r} has no spans of step {step} in epoch {epoch}:"
+            " nothing of it has arrived yet, or its spans are no longer kept"
+        )
+    incarnation = next((known for known in info.epochs if known.epoch == epoch), None)
+    split = _split(spans, info, incarnation)
+    return StepTimeline(
+        run=run_id,
+        epoch=epoch,
+        step=step,
+        begin_ns=int(spans.start_ns.min()),
+        end_ns=int((spans.start_ns + spans.duration_ns).max()),
+        spans=spans,
+        wait_ns=split.wait_ns,
+        transfer_ns=split.transfer_ns,
+        last_rank=split.last_rank,
+        coords={rank.rank: rank.coords for rank in incarnation.ranks} if incarnation else {},
+    )
+
+
+def _split(spans: SpanTable, info: RunInfo, incarnation: EpochInfo | None) -> WaitSplit:
+    """Split by the groups that the run's format gives; formats without any stay unknown (-1)."""
+    # A format that infers its groups (bytedance: group_id is 0 throughout) plugs them in here.
+    groups = incarnation.groups if incarnation else ()
+    return split_waits(spans, groups, clock_error_ns=info.clock_error_ns or 0)
+
+
+def _rows(table: SpanTable, keep: NDArray[np.bool_]) -> SpanTable:
+    """Return the rows of the table that are to be kept, in their order."""
+    columns: dict[str, Any] = {
+        field.name: getattr(table, field.name)[keep]
+        for field in fields(table)
+        if field.name not in ("names", "tracks")
+    }
+    return replace(table, **columns)

@@ -1,0 +1,38 @@
+"""What the dashboard draws, from whoever has it finished."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from analysis.report import RunReport
+    from analysis.source import RunSummary
+    from analysis.timeline import StepTimeline
+
+
+class ReportProvider(Protocol):
+    """Finished results of one store; a stranger's run raises `analysis.errors.UnknownRunError`.
+
+    The pages call it from any thread, and ask for the same result again and
+    again while a run trains: an implementation caches by `revision`.
+    """
+
+    def runs(self) -> tuple[RunSummary, ...]:
+        """Return every run, the newest first."""
+        ...
+
+    def report(self, run_id: str) -> RunReport | None:
+        """Return the diagnosis; None while the run is known and has no step to analyse yet."""
+        ...
+
+    def verdict(self, report: RunReport) -> str:
+        """Return the diagnosis in one sentence."""
+        ...
+
+    def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline:
+        """Return one step; `analysis.errors.EmptyRunError` where it holds no spans."""
+        ...
+
+    def revision(self, run_id: str) -> int:
+        """Return a number that changes whenever new data of the run came."""
+        ...
