@@ -1,0 +1,60 @@
+"""What replay and diagnosis need of a run, whatever format it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from analysis.operations import Operations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayModel:
+    """Operations with their ideal durations and the groups that they can be put back by."""
+
+    operations: Operations
+    ideal_ns: NDArray[np.float64]
+    """Shape (ops,): what the duration or transfer would be in a straggler-free step."""
+
+    ideal_gap_ns: NDArray[np.float64]
+    """Shape (ops,): the same for the launch gap."""
+
+    kind: NDArray[np.int16]
+    """Shape (ops,): code into ``kinds``."""
+
+    kinds: tuple[str, ...]
+    """What ``slowdown_by_kind`` is told by."""
+
+    rank: NDArray[np.int32]
+    dp: NDArray[np.int32]
+    stage: NDArray[np.int32]
+    on_device: NDArray[np.bool_]
+    """Shape (ops,): compute and communication; the rest takes part in the full replay only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeItems:
+    """Compute of each (rank, step) by micro-batch, self-time only: waits are cut out.
+
+    Ordered by (step, rank).
+    """
+
+    step: NDArray[np.int32]
+    """Step number."""
+
+    rank: NDArray[np.int32]
+    kind: NDArray[np.int8]
+    """Code into `tracer.span.KINDS`: forward or backward."""
+
+    chunk: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    """Position among the (step, rank, kind, chunk)'s items, in order of start."""
+
+    self_ns: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.self_ns)

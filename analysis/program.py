@@ -1,0 +1,361 @@
+"""Compile operations into few schedules, each replayed for many steps at once.
+
+Steps of equal structure share a schedule. Where the data-parallel replicas of
+a step look alike too, the schedule holds one replica's nodes, and operations
+that all replicas share (a gradient reduction, say) wait across the lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.operations import NO_GROUP
+from analysis.schedule import Schedule, order_by_level, replay
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from analysis.operations import Operations
+
+LANES_AT_ONCE = 512
+"""Lanes replayed together: their ends stay in a core's cache."""
+
+NO_OPERATION = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepClass:
+    """Steps of equal structure."""
+
+    schedule: Schedule
+    operation: NDArray[np.int64]
+    """Shape (nodes, replicas, steps): whose duration the node takes; `NO_OPERATION`: none."""
+
+    step_index: NDArray[np.int64]
+    """Shape (steps,): indices into the program's steps."""
+
+    closing: NDArray[np.int64]
+    """Nodes whose last end is the step's end."""
+
+    gap: NDArray[np.int64]
+    """Shape (nodes, replicas, steps): whose launch gap is added; empty in a device replay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """All steps of some operations, ready to replay with any durations."""
+
+    classes: tuple[StepClass, ...]
+    num_steps: int
+
+    def step_times(
+        self, duration_ns: NDArray[np.float64], gap_ns: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """Replay every step.
+
+        Args:
+            duration_ns: Shape (ops,): durations and transfers.
+            gap_ns: Shape (ops,): launch gaps, for a program compiled with them.
+
+        Returns:
+            Shape (steps,): time from each step's start to the last end of an
+            operation that closes it, in ns.
+        """
+        times = np.empty(self.num_steps)
+        padded = np.append(duration_ns, 0.0)
+        gaps = None if gap_ns is None else np.append(gap_ns, 0.0)
+        for found in self.classes:
+            num_replicas = found.operation.shape[1]
+            at_once = max(1, LANES_AT_ONCE // num_replicas)
+            for first in range(0, len(found.step_index), at_once):
+                lanes = slice(first, first + at_once)
+                durations = padded[found.operation[:, :, lanes]]
+                if gaps is not None:
+                    durations += gaps[found.gap[:, :, lanes]]
+                ends = replay(found.schedule, durations)
+                times[found.step_index[lanes]] = ends[found.closing].max(axis=(0, 1))
+        return times
+
+    def isolated_step_times(
+        self,
+        recorded_ns: NDArray[np.float64],
+        ideal_ns: NDArray[np.float64],
+        replica: NDArray[np.int32],
+    ) -> NDArray[np.float64]:
+        """Replay every step once for each replica, that one as recorded and all others ideal.
+
+        The ideal replicas of a step all look alike, so one of them stands for
+        all: the cost is that of two replays, however many replicas there are.
+
+        Args:
+            recorded_ns: Shape (ops,): durations of the replica put back.
+            ideal_ns: Shape (ops,): durations of all others; equal for operations of equal label.
+            replica: Shape (ops,): the data-parallel position that the program was compiled by.
+
+        Returns:
+            Shape (replicas, steps), replicas in ascending order, in ns.
+        """
+        replicas = np.unique(replica)
+        times = np.empty((len(replicas), self.num_steps))
+        recorded, ideal = np.append(recorded_ns, 0.0), np.append(ideal_ns, 0.0)
+        for found in self.classes:
+            if found.operation.shape[1] != len(replicas):
+                self._isolate_one_by_one(found, recorded, ideal, np.append(replica, -1), times)
+                continue
+            at_once = max(1, LANES_AT_ONCE // (2 * len(replicas)))
+            for first in range(0, len(found.step_index), at_once):
+                lanes = found.operation[:, :, first : first + at_once]
+                num_nodes, num_replicas, num_lanes = lanes.shape
+                durations = np.empty((num_nodes, 2, num_replicas, num_lanes))
+                durations[:, 0] = recorded[lanes]
+                durations[:, 1] = ideal[lanes[:, :1]]
+                ends = replay(found.schedule, durations.reshape(num_nodes, 2, -1))
+                last = ends[found.closing].max(axis=(0, 1)).reshape(num_replicas, num_lanes)
+                times[:, found.step_index[first : first + at_once]] = last
+        return times
+
+    @staticmethod
+    def _isolate_one_by_one(
+        found: StepClass,
+        recorded: NDArray[np.float64],
+        ideal: NDArray[np.float64],
+        replica: NDArray[np.int32],
+        times: NDArray[np.float64],
+    ) -> None:
+        """Do it with a whole replay a replica, for steps whose replicas differ in structure."""
+        of_node = replica[found.operation]
+        for index, value in enumerate(np.unique(replica[:-1])):
+            durations = np.where(
+                of_node == value, recorded[found.operation], ideal[found.operation]
+            )
+            ends = replay(found.schedule, durations)
+            times[index, found.step_index] = ends[found.closing].max(axis=(0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """One way to cut the operations into instances: by step and replica, or by step."""
+
+    operations: NDArray[np.int64]
+    instance: NDArray[np.int64]
+    local: NDArray[np.int64]
+    first: NDArray[np.int64]
+    num_replicas: int
+
+
+def compile_program(operations: Operations, *, host_gaps: bool) -> Program:
+    """Compile ``operations`` for replay.
+
+    Args:
+        operations: What to replay.
+        host_gaps: Whether launch gaps take part (the *full* replay) or not
+            (the *device* replay).
+
+    Raises:
+        CycleError: Operations of a step wait for each other.
+    """
+    replicas, replica = np.unique(operations.replica, return_inverse=True)
+    num_steps = len(operations.steps)
+    whole = operations
+    left = np.ones(num_steps, dtype=np.bool_)
+    classes: list[StepClass] = []
+    if len(replicas) > 1:
+        frame = _frame(whole, replica.astype(np.int64), len(replicas))
+        signature, alike = _signatures(whole, frame)
+        by_step = signature.reshape(num_steps, len(replicas))
+        alike &= (by_step == by_step[:, :1]).all(axis=1)
+        classes += _compile(whole, frame, by_step[:, 0], np.flatnonzero(alike), host_gaps)
+        left = ~alike
+    if left.any():
+        frame = _frame(whole, np.zeros(len(whole), dtype=np.int64), 1)
+        signature, _ = _signatures(whole, frame)
+        classes += _compile(whole, frame, signature, np.flatnonzero(left), host_gaps)
+    return Program(classes=tuple(classes), num_steps=num_steps)
+
+
+def _frame(operations: Operations, replica: NDArray[np.int64], num_replicas: int) -> _Frame:
+    instance = operations.step.astype(np.int64) * num_replicas + replica
+    order = np.argsort(instance, kind="stable")
+    first = np.searchsorted(instance[order], np.arange(len(operations.steps) * num_replicas + 1))
+    local = np.empty(len(operations), dtype=np.int64)
+    local[order] = np.arange(len(operations)) - first[instance[order]]
+    return _Frame(order, instance, local, first, num_replicas)
+
+
+def _mix(*parts: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """Hash rows of integers to 64 bits (the finaliser of splitmix64, chained)."""
+    state = np.zeros(len(parts[0]), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for part in parts:
+            state = (state ^ part.astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
+            state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            state ^= state >> np.uint64(31)
+    return state
+
+
+def _leads(operations: Operations, frame: _Frame) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return each operation's lead (lowest local member of its group in its own instance, -1
+    without a group) and whether its group reaches beyond its instance.
+    """
+    lead = np.full(len(operations), -1, dtype=np.int64)
+    beyond = np.zeros(len(operations), dtype=np.bool_)
+    members = np.flatnonzero(operations.group != NO_GROUP)
+    if not len(members):
+        return lead, beyond
+    group, instance = operations.group[members], frame.instance[members]
+    order = np.lexsort((frame.local[members], instance, group))
+    group, instance, ordered = group[order], instance[order], members[order]
+    new_group = np.diff(group, prepend=NO_GROUP) != 0
+    begins = np.flatnonzero(new_group | (np.diff(instance, prepend=-1) != 0))
+    lead[ordered] = np.repeat(
+        frame.local[ordered[begins]], np.diff(np.append(begins, len(ordered)))
+    )
+    starts = np.flatnonzero(new_group)
+    sizes = np.diff(np.append(starts, len(ordered)))
+    last = starts + sizes - 1
+    beyond[ordered] = np.repeat(instance[starts] != instance[last], sizes)
+    return lead, beyond
+
+
+def _signatures(
+    operations: Operations, frame: _Frame
+) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """Hash each instance's structure; tell which steps may be cut into replicas at all."""
+    num_instances = len(frame.first) - 1
+    signature = np.zeros(num_instances, dtype=np.uint64)
+    lead, beyond = _leads(operations, frame)
+    per_node = _mix(frame.local, operations.label, lead, beyond, operations.closes_step)
+    per_edge = _mix(frame.local[operations.src], frame.local[operations.dst])
+    with np.errstate(over="ignore"):
+        np.add.at(signature, frame.instance, per_node)
+        np.add.at(signature, frame.instance[operations.dst], per_edge)
+    fits = np.ones(len(operations.steps), dtype=np.bool_)
+    crossing = frame.instance[operations.src] != frame.instance[operations.dst]
+    fits[operations.step[operations.dst[crossing]]] = False
+    fits[_steps_with_uneven_groups(operations, frame, lead, beyond)] = False
+    return signature, fits
+
+
+def _steps_with_uneven_groups(
+    operations: Operations,
+    frame: _Frame,
+    lead: NDArray[np.int64],
+    beyond: NDArray[np.bool_],
+) -> NDArray[np.int32]:
+    """Find steps with a group that joins several replicas, but not the same nodes of them all."""
+    rows = np.flatnonzero(beyond)
+    if not len(rows):
+        return operations.step[:0]
+    rows = rows[np.lexsort((frame.instance[rows], operations.group[rows]))]
+    group = operations.group[rows]
+    starts = np.flatnonzero(np.diff(group, prepend=NO_GROUP))
+    lowest = np.minimum.reduceat(lead[rows], starts)
+    highest = np.maximum.reduceat(lead[rows], starts)
+    new_instance = np.diff(group, prepend=NO_GROUP) != 0
+    new_instance |= np.diff(frame.instance[rows], prepend=-1) != 0
+    num_instances = np.add.reduceat(new_instance.astype(np.int64), starts)
+    uneven = (lowest != highest) | (num_instances != frame.num_replicas)
+    steps: NDArray[np.int32] = operations.step[rows[starts[uneven]]]
+    return steps
+
+
+def _compile(
+    operations: Operations,
+    frame: _Frame,
+    signature: NDArray[np.uint64],
+    steps: NDArray[np.int64],
+    host_gaps: bool,  # noqa: FBT001 -- private; the public function names it
+) -> list[StepClass]:
+    """Build one class for each distinct signature among ``steps``."""
+    if not len(steps):
+        return []
+    lead, beyond = _leads(operations, frame)
+    by_instance = np.argsort(frame.instance[operations.dst], kind="stable")
+    edge_instance = frame.instance[operations.dst][by_instance]
+    classes = []
+    kinds, kind_of_step = np.unique(signature[steps], return_inverse=True)
+    for kind in range(len(kinds)):
+        members = steps[kind_of_step == kind]
+        instance = int(members[0]) * frame.num_replicas
+        nodes = frame.operations[frame.first[instance] : frame.first[instance + 1]]
+        low, high = np.searchsorted(edge_instance, [instance, instance + 1])
+        edges = by_instance[low:high]
+        graph = _Graph(
+            num_ops=len(nodes),
+            src=frame.local[operations.src[edges]],
+            dst=frame.local[operations.dst[edges]],
+            lead=lead[nodes],
+            across=beyond[nodes] if frame.num_replicas > 1 else np.zeros(len(nodes), np.bool_),
+        )
+        classes.append(_step_class(operations, frame, graph, members, nodes, host_gaps))
+    return classes
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """One instance's operations before its groups have become nodes."""
+
+    num_ops: int
+    src: NDArray[np.int64]
+    dst: NDArray[np.int64]
+    lead: NDArray[np.int64]
+    across: NDArray[np.bool_]
+
+
+def _step_class(
+    operations: Operations,
+    frame: _Frame,
+    graph: _Graph,
+    steps: NDArray[np.int64],
+    nodes: NDArray[np.int64],
+    host_gaps: bool,  # noqa: FBT001
+) -> StepClass:
+    """Turn groups into gates and order the result.
+
+    A member of a group is two nodes (three with launch gaps): the *gate* of the
+    group waits for all that any member waits for, and the member's own node
+    waits for the gate alone. With gaps, each member waits in a node of its own
+    before the gate, so that a late launch delays the group.
+    """
+    leads, gate_of_lead = np.unique(graph.lead[graph.lead >= 0], return_inverse=True)
+    members = np.flatnonzero(graph.lead >= 0)
+    gate = graph.num_ops + gate_of_lead
+    num_nodes = graph.num_ops + len(leads)
+    arrival = np.arange(graph.num_ops)
+    src, dst = [graph.src], []
+    if host_gaps:
+        arrival[members] = num_nodes + np.arange(len(members))
+        num_nodes += len(members)
+        src += [arrival[members], gate]
+        dst += [gate, members]
+    else:
+        arrival[members] = gate
+        src.append(gate)
+        dst.append(members)
+    dst.insert(0, arrival[graph.dst])
+    across = np.zeros(num_nodes, dtype=np.bool_)
+    across[gate] = graph.across[members]
+    edges = np.unique(np.stack((np.concatenate(src), np.concatenate(dst)), axis=1), axis=0)
+    schedule = order_by_level(num_nodes, edges[:, 0], edges[:, 1], across=across)
+
+    instances = steps[None, :] * frame.num_replicas + np.arange(frame.num_replicas)[:, None]
+    rows = frame.operations[
+        frame.first[instances][None, :, :] + np.arange(graph.num_ops)[:, None, None]
+    ]
+    shape = (num_nodes, frame.num_replicas, len(steps))
+    operation = np.full(shape, NO_OPERATION, dtype=np.int64)
+    operation[schedule.position[: graph.num_ops]] = rows
+    gap = np.full(shape if host_gaps else (0, 0, 0), NO_OPERATION, dtype=np.int64)
+    if host_gaps:
+        gap[schedule.position[arrival]] = rows
+    return StepClass(
+        schedule=schedule,
+        operation=operation,
+        step_index=steps,
+        closing=schedule.position[np.flatnonzero(operations.closes_step[nodes])],
+        gap=gap,
+    )

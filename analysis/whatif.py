@@ -1,0 +1,200 @@
+"""What-if analysis: what the job would take if parts of it were not slow.
+
+Source: arXiv 2505.05713. ``S = T / T_ideal``; ``S_X`` replays the ideal run
+with X's recorded durations put back; ``M_X`` the recorded run with X's made
+ideal.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.program import Program, compile_program
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from analysis.model import ReplayModel
+
+WORST_SHARE = 0.03
+"""Share of the workers that M_W makes ideal. Source: arXiv 2505.05713, section 5.1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """Step times of the device replay in ns, each of shape (steps,)."""
+
+    steps: tuple[int, ...]
+    replayed_ns: NDArray[np.float64]
+    ideal_ns: NDArray[np.float64]
+    by_kind_ns: Mapping[str, NDArray[np.float64]]
+    by_dp_ns: Mapping[int, NDArray[np.float64]]
+    by_stage_ns: Mapping[int, NDArray[np.float64]]
+    by_worker_ns: Mapping[tuple[int, int], NDArray[np.float64]]
+    """By (dp, stage), exact: only that worker's operations put back."""
+
+    m_w: float | None
+    m_s: float | None
+
+    def slowdown(self, with_part_ns: NDArray[np.float64]) -> float | None:
+        """Return S of a replay with a part put back, over all steps."""
+        return ratio(float(with_part_ns.mean()), float(self.ideal_ns.mean()))
+
+    def worker_slowdown(self, dp: int, stage: int) -> float | None:
+        """Return the paper's shortcut for S_w, the smaller of S_dp and S_stage."""
+        found = (self.slowdown(self.by_dp_ns[dp]), self.slowdown(self.by_stage_ns[stage]))
+        return None if None in found else min(value for value in found if value is not None)
+
+
+class Replayer:
+    """Replays one model with any part of it recorded and the rest ideal, or the reverse."""
+
+    def __init__(self, model: ReplayModel) -> None:
+        self.model = model
+        self._device = compile_program(model.operations, host_gaps=False)
+        self._full: Program | None = None
+        host = ~model.on_device
+        self._recorded_ns = np.where(host, 0.0, model.operations.duration_ns)
+        self._ideal_ns = np.where(host, 0.0, model.ideal_ns)
+
+    def recorded(self) -> NDArray[np.float64]:
+        """Return T by step: recorded durations, launch gaps removed. Shape (steps,), ns."""
+        return self._device.step_times(self._recorded_ns)
+
+    def ideal(self) -> NDArray[np.float64]:
+        """Return T_ideal by step. Shape (steps,), ns."""
+        return self._device.step_times(self._ideal_ns)
+
+    def put_back(self, part: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return T by step of the ideal run with a part's recorded durations put back.
+
+        Args:
+            part: Shape (ops,).
+
+        Returns:
+            Shape (steps,), ns.
+        """
+        return self._device.step_times(np.where(part, self._recorded_ns, self._ideal_ns))
+
+    def made_ideal(self, part: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return T by step of the recorded run with a part made ideal. Shape (steps,), ns."""
+        return self._device.step_times(np.where(part, self._ideal_ns, self._recorded_ns))
+
+    def put_back_by_dp(
+        self, part: NDArray[np.bool_] | None = None
+    ) -> dict[int, NDArray[np.float64]]:
+        """Return T by step of the ideal run with one dp position's operations put back, for each.
+
+        Args:
+            part: Shape (ops,): put back only those of them; None: all.
+
+        Returns:
+            By dp position, shape (steps,), ns.
+        """
+        put = np.ones(len(self._ideal_ns), dtype=np.bool_) if part is None else part
+        recorded = np.where(put, self._recorded_ns, self._ideal_ns)
+        positions = np.unique(self.model.dp)
+        times = self._device.isolated_step_times(recorded, self._ideal_ns, self.model.dp)
+        return {int(dp): times[index] for index, dp in enumerate(positions)}
+
+    def full_recorded(self) -> NDArray[np.float64]:
+        """Return T by step of the full replay: recorded durations and launch gaps."""
+        return self._full_program().step_times(
+            self.model.operations.duration_ns, self.model.operations.gap_ns
+        )
+
+    def full_ideal(self) -> NDArray[np.float64]:
+        """Return T_ideal by step of the full replay: host gaps at their median."""
+        return self._full_program().step_times(self.model.ideal_ns, self.model.ideal_gap_ns)
+
+    def full_without(self, part: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return T by step of the full recorded replay with a part made ideal."""
+        operations, model = self.model.operations, self.model
+        return self._full_program().step_times(
+            np.where(part, model.ideal_ns, operations.duration_ns),
+            np.where(part, model.ideal_gap_ns, operations.gap_ns),
+        )
+
+    def _full_program(self) -> Program:
+        if self._full is None:
+            self._full = compile_program(self.model.operations, host_gaps=True)
+        return self._full
+
+
+def what_if(replayer: Replayer) -> WhatIf:
+    """Replay a run in every way that the paper names.
+
+    Returns:
+        T, T_ideal, and T with each kind, dp position, stage and worker put back.
+    """
+    model = replayer.model
+    stages = np.unique(model.stage).tolist()
+    by_stage = {stage: replayer.put_back(model.stage == stage) for stage in stages}
+    by_worker: dict[tuple[int, int], NDArray[np.float64]] = {}
+    for stage in stages:
+        for dp, times in replayer.put_back_by_dp(model.stage == stage).items():
+            by_worker[dp, stage] = times
+    kinds = [code for code in range(len(model.kinds)) if (model.kind == code).any()]
+    result = WhatIf(
+        steps=model.operations.steps,
+        replayed_ns=replayer.recorded(),
+        ideal_ns=replayer.ideal(),
+        by_kind_ns={model.kinds[code]: replayer.put_back(model.kind == code) for code in kinds},
+        by_dp_ns=replayer.put_back_by_dp(),
+        by_stage_ns=by_stage,
+        by_worker_ns=by_worker,
+        m_w=None,
+        m_s=None,
+    )
+    return _with_recoverable(result, replayer)
+
+
+def ratio(above: float, below: float) -> float | None:
+    """Return ``above / below``, None where that is undefined."""
+    return above / below if below > 0 else None
+
+
+def recoverable(recorded: float, without: float, ideal: float) -> float | None:
+    """Return which share of the time above ideal goes with a part: (T - T_without) / (T - T_ideal).
+
+    None where the recorded run is no slower than the ideal one.
+    """
+    return ratio(recorded - without, recorded - ideal)
+
+
+def _with_recoverable(result: WhatIf, replayer: Replayer) -> WhatIf:
+    """Add M_W, the worst 3 % of workers made ideal, and M_S, the last stage made ideal."""
+    model = replayer.model
+    lowest_rank = {
+        (int(dp), int(stage)): int(rank)
+        for dp, stage, rank in np.unique(
+            np.stack((model.dp, model.stage, model.rank), axis=1), axis=0
+        )[::-1]
+    }
+    workers = sorted(
+        lowest_rank,
+        key=lambda worker: (-(result.worker_slowdown(*worker) or 0.0), lowest_rank[worker]),
+    )
+    worst = workers[: math.ceil(WORST_SHARE * len(workers))]
+    of_worst = np.zeros(len(model.dp), dtype=np.bool_)
+    for dp, stage in worst:
+        of_worst |= (model.dp == dp) & (model.stage == stage)
+    last_stage = model.stage == model.stage.max()
+    recorded, ideal = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
+    return WhatIf(
+        steps=result.steps,
+        replayed_ns=result.replayed_ns,
+        ideal_ns=result.ideal_ns,
+        by_kind_ns=result.by_kind_ns,
+        by_dp_ns=result.by_dp_ns,
+        by_stage_ns=result.by_stage_ns,
+        by_worker_ns=result.by_worker_ns,
+        m_w=recoverable(recorded, float(replayer.made_ideal(of_worst).mean()), ideal),
+        m_s=recoverable(recorded, float(replayer.made_ideal(last_stage).mean()), ideal),
+    )
