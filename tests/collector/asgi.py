@@ -1,0 +1,38 @@
+"""Ask an ASGI application in process, with a browser's memory for cookies."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+if TYPE_CHECKING:
+    from collector.access import AsgiApp
+
+BASE = "http://127.0.0.1:8050"
+
+
+class Client:
+    """One visitor of ``app``; redirects are shown, not followed."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        self._transport = httpx.ASGITransport(app=app)
+        self._cookies = httpx.Cookies()
+
+    def request(self, method: str, url: str, **options: Any) -> httpx.Response:  # noqa: ANN401 -- httpx's own options, passed on
+        return asyncio.run(self._request(method, url, options))
+
+    def get(self, url: str, **options: Any) -> httpx.Response:  # noqa: ANN401 -- as above
+        return self.request("GET", url, **options)
+
+    def post(self, url: str, **options: Any) -> httpx.Response:  # noqa: ANN401 -- as above
+        return self.request("POST", url, **options)
+
+    async def _request(self, method: str, url: str, options: dict[str, Any]) -> httpx.Response:
+        async with httpx.AsyncClient(
+            transport=self._transport, base_url=BASE, cookies=self._cookies
+        ) as visitor:
+            answer = await visitor.request(method, url, **options)
+        self._cookies.update(visitor.cookies)
+        return answer

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from starlette.routing import Mount, Route
+
+from collector.access import Access
+from collector.server import create_app, create_server
+from tests.collector.asgi import BASE, Client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+TOKEN = "correct-horse"
+OPEN = {"/healthz", "/readyz", "/login"}
+
+
+def pages(environ: dict[str, str], start_response: Callable[..., object]) -> Iterable[bytes]:
+    """A dashboard that shows a run's data on every path."""
+    start_response("200 OK", [("Content-Type", "text/html")])
+    return [f"data of {environ['PATH_INFO']}".encode()]
+
+
+def ready() -> str | None:
+    return None
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client(create_server(Access(port=8050, token=TOKEN), pages=pages, not_ready=ready))
+
+
+def test_no_route_of_the_application_answers_without_a_token(client: Client) -> None:
+    # Walks the application's own map, so that a route added later is tested too.
+    app = create_app(Access(port=8050, token=TOKEN), pages=pages, not_ready=ready)
+    paths = {route.path for route in app.routes if isinstance(route, Route)}
+    mounts = [route for route in app.routes if isinstance(route, Mount)]
+    assert paths >= OPEN
+    assert len(mounts) == 1
+
+    for path in [*(paths - OPEN), "/", "/_dash-layout", "/runs", "/docs", "/openapi.json"]:
+        for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"):
+            answer = client.request(method, path)
+            assert answer.status_code == 401, f"{method} {path}"
+            assert "data" not in answer.text
+
+
+def test_the_pages_answer_with_the_token(client: Client) -> None:
+    answer = client.get("/timeline", headers={"authorization": f"Bearer {TOKEN}"})
+
+    assert answer.text == "data of /timeline"
+
+
+def test_no_page_describes_the_interface(client: Client) -> None:
+    # With the token, these fall through to the dashboard instead of FastAPI's own pages.
+    for path in ("/docs", "/redoc", "/openapi.json"):
+        answer = client.get(path, headers={"authorization": f"Bearer {TOKEN}"})
+        assert answer.text == f"data of {path}"
+
+
+def test_health_and_readiness_are_two_questions() -> None:
+    server = create_server(
+        Access(port=8050, token=TOKEN), pages=pages, not_ready=lambda: "the tail of /x stopped"
+    )
+    client = Client(server)
+    assert client.get("/healthz").status_code == 200
+    answer = client.get("/readyz")
+
+    assert answer.status_code == 503
+    assert "/x" not in answer.text
+
+
+def test_signing_in_by_the_form_opens_the_page_that_was_asked_for(client: Client) -> None:
+    form = client.get("/login", params={"next": "/timeline?run=AR"})
+    assert 'value="/timeline?run=AR"' in form.text
+
+    answer = client.post(
+        "/login",
+        data={"token": f" {TOKEN}\n", "next": "/timeline?run=AR"},
+        headers={"origin": BASE},
+    )
+
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/timeline?run=AR"
+    assert client.get("/timeline?run=AR").text == "data of /timeline"
+
+
+def test_signing_in_with_a_wrong_token_opens_nothing(client: Client) -> None:
+    answer = client.post("/login", data={"token": "wrong", "next": "/"})
+
+    assert answer.status_code == 401
+    assert "set-cookie" not in answer.headers
+    assert "changes at each start" in answer.text
+
+
+def test_the_login_page_shows_what_it_was_given_as_text(client: Client) -> None:
+    answer = client.get("/login", params={"next": '/"><script>alert(1)</script>'})
+
+    assert "<script>" not in answer.text
+
+
+def test_an_endless_login_form_is_not_read_to_its_end(client: Client) -> None:
+    answer = client.post("/login", content=b"token=" + TOKEN.encode() + b"&x=" + b"a" * 100_000)
+
+    assert answer.status_code == 401
