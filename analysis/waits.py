@@ -38,6 +38,9 @@ class WaitSplit:
     last_rank: NDArray[np.int32]
     """Shape (spans,): the member that arrived last, the lowest of several; -1 where unknown."""
 
+    instance: NDArray[np.int64]
+    """Shape (spans,): equal for the members of one communication instance; -1 where unknown."""
+
     negative: NDArray[np.bool_]
     """Shape (spans,): the transfer is negative by more than the clock error, which no clock
     explains: whoever sums transfers leaves the step out and names it in ``quality``."""
@@ -97,6 +100,7 @@ def split_waits(spans: SpanTable, groups: Sequence[GroupInfo], *, clock_error_ns
     wait_ns = np.full(num_spans, -1, dtype=np.int64)
     transfer_ns = np.full(num_spans, -1, dtype=np.int64)
     last_rank = np.full(num_spans, NONE, dtype=np.int32)
+    instance = np.full(num_spans, -1, dtype=np.int64)
 
     rows, first, complete = _instances(spans, groups)
     if len(rows):
@@ -111,10 +115,15 @@ def split_waits(spans: SpanTable, groups: Sequence[GroupInfo], *, clock_error_ns
         wait_ns[rows[known]] = wait[known]
         transfer_ns[rows[known]] = (duration - wait)[known]
         last_rank[rows[known]] = last[known]
+        instance[rows[known]] = np.repeat(np.arange(len(first)), sizes)[known]
 
     negative = (wait_ns >= 0) & (transfer_ns < -clock_error_ns)
     return WaitSplit(
-        wait_ns=wait_ns, transfer_ns=transfer_ns, last_rank=last_rank, negative=negative
+        wait_ns=wait_ns,
+        transfer_ns=transfer_ns,
+        last_rank=last_rank,
+        instance=instance,
+        negative=negative,
     )
 
 
@@ -132,14 +141,7 @@ def _instances(
     rows = np.flatnonzero(joinable)
     if not len(rows):
         return rows, rows, np.zeros(0, dtype=np.bool_)
-    pair = p2p[rows]
-    instance = _mixed(
-        spans.epoch[rows],
-        spans.group_id[rows],
-        np.where(pair, spans.src_rank[rows], NONE),
-        np.where(pair, spans.dst_rank[rows], NONE),
-        spans.seq[rows],
-    )
+    instance = instance_keys(spans, rows)
     by_member = np.argsort(_mixed(instance, spans.rank[rows]), kind="stable")
     rows, instance = rows[by_member], instance[by_member]
 
@@ -153,6 +155,25 @@ def _instances(
     )
     complete = (sizes == expected) & ~np.logical_or.reduceat(twice, first)
     return rows, first, complete
+
+
+def instance_keys(spans: SpanTable, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Return one number per row, equal for the spans of one communication instance.
+
+    A `WAIT` span shares its communication's number, so the two can be joined.
+
+    Args:
+        spans: The table.
+        rows: Shape (rows,): which of its spans; numbers of two calls do not compare.
+    """
+    pair = is_p2p(spans)[rows]
+    return _mixed(
+        spans.epoch[rows],
+        spans.group_id[rows],
+        np.where(pair, spans.src_rank[rows], NONE),
+        np.where(pair, spans.dst_rank[rows], NONE),
+        spans.seq[rows],
+    )
 
 
 def _num_members(group_id: NDArray[np.uint64], groups: Sequence[GroupInfo]) -> NDArray[np.int64]:
