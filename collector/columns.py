@@ -1,0 +1,177 @@
+"""Arrow columns from numpy arrays and back, by their buffers.
+
+pyarrow's own conversions (`pa.array`, `to_numpy`) import pandas when it is
+installed, which costs a fresh process 200 ms; the buffers need no conversion.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Column = pa.Array[Any]
+
+SPAN_TYPES: dict[str, Any] = {
+    "epoch": np.int32,
+    "step": np.int32,
+    "rank": np.int32,
+    "start_ns": np.int64,
+    "group_id": np.uint64,
+    "seq": np.int64,
+    "src_rank": np.int32,
+    "dst_rank": np.int32,
+    "microbatch": np.int32,
+    "chunk": np.int32,
+    "duration_ns": np.int64,
+    "launch_ns": np.int64,
+    "num_bytes": np.int64,
+    "interval_id": np.int64,
+    "flags": np.uint16,
+    "depth": np.int16,
+    "segment": np.uint64,
+    "row": np.uint32,
+}
+"""Numeric columns of table `spans` that hold no null."""
+
+STEP_TYPES: dict[str, Any] = {
+    "epoch": np.int32,
+    "step": np.int32,
+    "rank": np.int32,
+    "start_ns": np.int64,
+    "end_ns": np.int64,
+    "num_tokens": np.int64,
+    "loss": np.float64,
+    "peak_memory_bytes": np.int64,
+    "segment": np.uint64,
+    "row": np.uint32,
+}
+"""Numeric columns of table `steps`."""
+
+MICROBATCH_TYPES: dict[str, Any] = {
+    "epoch": np.int32,
+    "step": np.int32,
+    "rank": np.int32,
+    "microbatch": np.int32,
+    "num_tokens": np.int64,
+    "sum_squared_lengths": np.int64,
+    "segment": np.uint64,
+    "row": np.uint32,
+}
+"""Numeric columns of table `microbatches`."""
+
+NUMPY_NAMES = {
+    "int8": "int8",
+    "int16": "int16",
+    "int32": "int32",
+    "int64": "int64",
+    "uint8": "uint8",
+    "uint16": "uint16",
+    "uint32": "uint32",
+    "uint64": "uint64",
+    "float": "float32",
+    "double": "float64",
+}
+"""How numpy calls what Arrow calls otherwise."""
+
+ARROW_TYPES: dict[str, pa.DataType] = {
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "uint8": pa.uint8(),
+    "uint16": pa.uint16(),
+    "uint32": pa.uint32(),
+    "uint64": pa.uint64(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+}
+
+
+def numbers(values: NDArray[Any], dtype: Any = None) -> Column:  # noqa: ANN401  # a numpy dtype
+    """Return the Arrow column over ``values``, converted to ``dtype`` where it differs."""
+    held = np.ascontiguousarray(values, dtype=dtype)
+    arrow_type = ARROW_TYPES[held.dtype.name]
+    return pa.Array.from_buffers(arrow_type, len(held), [None, pa.py_buffer(held.data)])
+
+
+def optional_numbers(values: NDArray[Any], known: NDArray[np.bool_]) -> Column:
+    """Return the Arrow column over ``values`` that is null where ``known`` is false."""
+    held = np.ascontiguousarray(values)
+    bits = np.packbits(known, bitorder="little")
+    buffers: list[pa.Buffer | None] = [pa.py_buffer(bits.data), pa.py_buffer(held.data)]
+    return pa.Array.from_buffers(ARROW_TYPES[held.dtype.name], len(held), buffers)
+
+
+def strings(texts: Sequence[str]) -> Column:
+    """Return the Arrow column of a few strings."""
+    encoded = [text.encode() for text in texts]
+    offsets = np.zeros(len(encoded) + 1, dtype=np.int32)
+    np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets.data), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
+
+
+def coded_strings(codes: NDArray[Any], texts: Sequence[str]) -> Column:
+    """Return the dictionary column whose row ``i`` reads ``texts[codes[i]]``.
+
+    ClickHouse refuses a dictionary that holds a text twice, so equal ones are joined.
+    """
+    places: dict[str, int] = {}
+    lookup = [places.setdefault(text, len(places)) for text in texts]
+    joint = np.array(lookup, dtype=np.int32)[codes] if len(places) < len(texts) else codes
+    return pa.DictionaryArray.from_arrays(numbers(joint, np.int32), strings(tuple(places)))
+
+
+def repeated_string(text: str, num_rows: int) -> Column:
+    """Return the dictionary column that reads ``text`` on every row."""
+    return coded_strings(np.zeros(num_rows, dtype=np.int32), [text])
+
+
+def to_numpy(column: pa.ChunkedArray[Any] | Column) -> NDArray[Any]:
+    """Return a numeric column without nulls as one numpy array, read-only, copied only
+    where it comes in several chunks.
+    """
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    dtype = np.dtype(NUMPY_NAMES[str(column.type)])
+    parts = [_chunk_to_numpy(chunk, dtype) for chunk in chunks]
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+
+def to_codes(
+    column: pa.ChunkedArray[Any],
+) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    """Return a string dictionary column as codes and the texts that they index.
+
+    Chunks may carry dictionaries of their own; the codes index one joint list.
+    """
+    places: dict[str, int] = {}
+    parts: list[NDArray[np.int32]] = []
+    for chunk in cast("list[pa.DictionaryArray[Any, Any]]", column.chunks):
+        texts = cast("list[str]", chunk.dictionary.to_pylist())
+        joint = [places.setdefault(text, len(places)) for text in texts]
+        lookup = np.array([*joint, 0], dtype=np.int32)  # never empty, so an empty chunk indexes too
+        parts.append(lookup[to_numpy(chunk.indices)])
+    codes = np.concatenate(parts) if parts else np.empty(0, np.int32)
+    used = np.bincount(codes, minlength=len(places)) > 0
+    if used.all():
+        return codes, tuple(places)
+    renumbered = (np.cumsum(used) - 1).astype(np.int32)  # the store adds "" to every dictionary
+    return renumbered[codes], tuple(text for text, at in places.items() if used[at])
+
+
+def _chunk_to_numpy(chunk: Column, dtype: np.dtype[Any]) -> NDArray[Any]:
+    if not len(chunk):
+        return np.empty(0, dtype)
+    if chunk.null_count:
+        raise ValueError(f"column has {chunk.null_count} nulls")
+    values = memoryview(cast("bytes", chunk.buffers()[1]))
+    return np.frombuffer(values, dtype, count=len(chunk), offset=chunk.offset * dtype.itemsize)

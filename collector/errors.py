@@ -1,0 +1,96 @@
+"""What collector raises. Each message is one plain line that says what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class CollectorError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class StoreError(CollectorError):
+    """The store could not be opened, read or written."""
+
+
+class StoreUrlError(StoreError):
+    """The store's URL is of no known form."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(
+            f"store URL {url!r}: {reason};"
+            " give chdb:///absolute/path or clickhouse://user:password@host:8123/database"
+        )
+        self.url = url
+
+
+class StoreHeldError(StoreError):
+    """Another process owns the embedded store's path; it allows one owner at a time."""
+
+    def __init__(self, path: Path, *, holder_pid: int | None, holder_url: str | None) -> None:
+        who = f"process {holder_pid}" if holder_pid is not None else "another process"
+        where = f" (serving {holder_url})" if holder_url else ""
+        super().__init__(
+            f"the store at {path} is held by {who}{where}:"
+            " stop it, or pass another --store (or RANKSCOPE_STORE)"
+        )
+        self.path = path
+        self.holder_pid = holder_pid
+        self.holder_url = holder_url
+
+
+class StoreVersionError(StoreError):
+    """The store was written by a newer rankscope."""
+
+    def __init__(self, url: str, *, found: int, known: int) -> None:
+        super().__init__(
+            f"the store {url} has schema version {found}, this rankscope knows {known}:"
+            " upgrade rankscope, or pass another --store"
+        )
+        self.found = found
+        self.known = known
+
+
+class StoreClosedError(StoreError):
+    """The store was used after `Store.close`, or in a forked child."""
+
+
+class StoreQueryError(StoreError):
+    """The engine refused a statement."""
+
+
+class RunNameError(CollectorError):
+    """The run's name can't be stored or put into a URL as it is."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(
+            f"run name {run_id!r}: use 1 to 128 letters, digits, '.', '_', '-' or ':',"
+            " beginning with a letter or digit"
+        )
+        self.run_id = run_id
+
+
+class RunExistsError(CollectorError):
+    """The name is taken by a run with another content."""
+
+    def __init__(self, run_id: str, *, source_format: str) -> None:
+        super().__init__(
+            f"run {run_id!r} is already in the store with another content"
+            f" (format {source_format}): choose another --run name"
+        )
+        self.run_id = run_id
+
+
+class TraceError(CollectorError):
+    """A file to import is not what its format says; nothing of it was stored."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+
+
+class MetaError(CollectorError):
+    """The sizes that belong to a trace are missing, unreadable, or contradict it."""

@@ -1,0 +1,169 @@
+"""Import a trace of ByteDance's published format.
+
+One parquet row an operation; times in float32 seconds from the step's start.
+The traces and their format are those of "Understanding Stragglers in Large
+Model Training Using What-if Analysis", arXiv 2505.05713.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from collector.errors import RunExistsError
+from collector.identity import checked_run_name, segment_id
+from collector.importers.bytedance_meta import TraceMeta, read_meta
+from tracer.span import NONE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from collector.importers.bytedance_rows import TraceRows
+    from collector.store import Row, Store
+
+SOURCE_FORMAT = "bytedance"
+EPOCH = 0
+INSERT_ROWS = 1_000_000
+
+SELECT_PRESENCE = """
+SELECT
+    (SELECT count() FROM runs WHERE run_id = {run_id:String}) AS num_runs,
+    (SELECT any(source_format) FROM runs WHERE run_id = {run_id:String}) AS source_format,
+    (SELECT count() FROM ledger WHERE run_id = {run_id:String}) AS num_cuts,
+    (SELECT count() FROM ledger
+     WHERE run_id = {run_id:String} AND sha256 = {sha256:String}) AS num_same
+"""
+
+DELETE_LEFTOVERS = (
+    "DELETE FROM spans WHERE run_id = {run_id:String}",
+    "DELETE FROM steps WHERE run_id = {run_id:String}",
+    "DELETE FROM ranks WHERE run_id = {run_id:String}",
+    "DELETE FROM ledger WHERE run_id = {run_id:String}",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportResult:
+    """What an import stored."""
+
+    run_id: str
+    num_spans: int
+    num_steps: int
+    num_ranks: int
+    already_imported: bool
+    """The same file was in the store under this name before; nothing was written."""
+
+
+def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None) -> ImportResult:
+    """Store the trace in ``file`` as run ``run_id``.
+
+    The run appears whole or not at all: its row in ``runs`` is written last,
+    and what an import that was cut short left behind is removed first.
+
+    Args:
+        store: Where to.
+        file: The parquet file.
+        run_id: Name of the run.
+        meta: YAML with the job's sizes; they can't be read off a trace.
+
+    Raises:
+        RunNameError: The name can't be stored.
+        RunExistsError: The name is taken by another content.
+        MetaError: No ``meta``, or it is unreadable, incomplete, or contradicts the trace.
+        TraceError: The file is no such trace.
+    """
+    checked_run_name(run_id)
+    sizes = read_meta(meta, trace=file)
+    from collector.importers.bytedance_rows import read_trace  # loads pyarrow
+
+    sha256 = _content_hash(file, sizes)
+    found = store.rows(SELECT_PRESENCE, {"run_id": run_id, "sha256": sha256})[0]
+    if found["num_runs"] and not (found["source_format"] == SOURCE_FORMAT and found["num_same"]):
+        raise RunExistsError(run_id, source_format=found["source_format"])
+    trace = read_trace(file, meta=sizes)
+    if not found["num_runs"]:
+        if found["num_cuts"]:
+            for statement in DELETE_LEFTOVERS:
+                store.command(statement, {"run_id": run_id})
+        _store(store, trace, run_id=run_id, meta=sizes, sha256=sha256)
+    return ImportResult(
+        run_id=run_id,
+        num_spans=len(trace.start_ns),
+        num_steps=len(trace.steps),
+        num_ranks=len(trace.workers),
+        already_imported=bool(found["num_runs"]),
+    )
+
+
+def _store(store: Store, trace: TraceRows, *, run_id: str, meta: TraceMeta, sha256: str) -> None:
+    process = sha256[:32]
+    segment = segment_id(process, 0)
+    now_ns = time.time_ns()
+    steps = trace.step_table(run_id, epoch=EPOCH, segment=segment)
+    cut = {
+        "run_id": run_id,
+        "epoch": EPOCH,
+        "rank": NONE,
+        "process": process,
+        "segment": segment,
+        "first_row": 0,
+        "end_row": len(trace.start_ns),
+        "sha256": sha256,
+        "num_spans": len(trace.start_ns),
+        "num_steps": steps.num_rows,
+        "at_ns": now_ns,
+    }
+    store.insert_rows("ledger", [{**cut, "state": "sent", "revision": 1}])
+    for first in range(0, len(trace.start_ns), INSERT_ROWS):
+        rows = slice(first, first + INSERT_ROWS)
+        spans = trace.span_table(run_id, epoch=EPOCH, segment=segment, rows=rows)
+        store.insert_arrow("spans", spans)
+    store.insert_arrow("steps", steps)
+    store.insert_rows("ranks", _rank_rows(trace, run_id=run_id, process=process))
+    store.insert_rows("ledger", [{**cut, "state": "stored", "revision": 2}])
+    store.insert_rows("runs", [_run_row(run_id, meta=meta, now_ns=now_ns)])
+
+
+def _rank_rows(trace: TraceRows, *, run_id: str, process: str) -> list[Row]:
+    return [
+        {
+            "run_id": run_id,
+            "epoch": EPOCH,
+            "rank": rank,
+            "process": process,
+            "local_rank": NONE,
+            "dp": dp,
+            "pp": pp,
+            "pid": NONE,
+            "exit_state": "",
+            "revision": 1,
+        }
+        for rank, dp, pp in trace.workers
+    ]
+
+
+def _run_row(run_id: str, *, meta: TraceMeta, now_ns: int) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "epoch": EPOCH,
+        "created_ns": now_ns,
+        "state": "ended",
+        "source_format": SOURCE_FORMAT,
+        "world_size": meta.layout.world_size,
+        "layout": meta.layout.to_dict(),
+        "model": json.dumps({"name": meta.trial_name}),
+        "manifest": json.dumps(meta.document),
+        "revision": 1,
+    }
+
+
+def _content_hash(file: Path, meta: TraceMeta) -> str:
+    """Hash the trace's bytes and the sizes it is read with."""
+    digest = hashlib.sha256(json.dumps(meta.layout.to_dict()).encode())
+    with file.open("rb") as opened:
+        while block := opened.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,81 @@
+"""The sizes of a job that come beside its trace, in a small YAML file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from collector.errors import MetaError
+from tracer.topology import Layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIZES = ("dp_size", "dsp_size", "pp_size", "tp_size", "vpp_size")
+MAX_META_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceMeta:
+    """What the meta file says."""
+
+    path: Path
+    layout: Layout
+    trial_name: str
+    document: dict[str, Any]
+    """The file's plain values, for the manifest."""
+
+
+def read_meta(path: Path | None, *, trace: Path) -> TraceMeta:
+    """Read the sizes.
+
+    Args:
+        path: The YAML file, or None where the caller gave none.
+        trace: The trace it belongs to, for the message.
+
+    Raises:
+        MetaError: None given, unreadable, a size missing or no whole number of
+            at least 1, or a world size that is not the product of the others.
+    """
+    if path is None:
+        raise MetaError(
+            f"{trace} does not say how large the job was:"
+            " pass --meta FILE, a YAML file with dp_size, dsp_size, pp_size, tp_size,"
+            " vpp_size and world_size"
+        )
+    document = _load(path)
+    sizes = {name: _size(document, name, path=path) for name in (*SIZES, "world_size")}
+    layout = Layout(**{name.removesuffix("_size"): sizes[name] for name in SIZES})
+    if layout.world_size != sizes["world_size"]:
+        raise MetaError(
+            f"{path}: world_size is {sizes['world_size']}, but dp x pp x tp x dsp"
+            f" is {layout.world_size}: correct the file"
+        )
+    plain = {str(key): value for key, value in document.items() if isinstance(value, str | int)}
+    trial_name = str(document.get("trial_name", ""))
+    return TraceMeta(path=path, layout=layout, trial_name=trial_name, document=plain)
+
+
+def _load(path: Path) -> dict[Any, Any]:
+    import yaml
+
+    try:
+        if path.stat().st_size > MAX_META_BYTES:
+            raise MetaError(f"{path} is too large for a meta file: pass the trace's YAML file")
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MetaError(f"cannot read the meta file {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise MetaError(f"{path} is not YAML: pass the trace's meta file") from error
+    if not isinstance(document, dict):
+        raise MetaError(f"{path} holds no sizes: it must have {', '.join(SIZES)} and world_size")
+    return document
+
+
+def _size(document: dict[Any, Any], name: str, *, path: Path) -> int:
+    value = document.get(name)
+    if value is None:
+        raise MetaError(f"{path} has no {name}: add it")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 24:
+        raise MetaError(f"{path}: {name} is {value!r}, expected a whole number of at least 1")
+    return value

@@ -1,0 +1,158 @@
+"""Where a store is: its URL, the default one, and who holds an embedded one."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from collector.errors import StoreUrlError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STORE_VARIABLE = "RANKSCOPE_STORE"
+SERVER_FILE = "server.json"
+ENGINE_FILE = "status"
+"""Where embedded ClickHouse writes its pid, and what it locks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedLocation:
+    """A folder that one process at a time opens with embedded ClickHouse."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLocation:
+    """A ClickHouse server, reached over HTTP."""
+
+    host: str
+    port: int
+    user: str
+    password: str
+    database: str
+    secure: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFile:
+    """What the process that holds an embedded store says of itself."""
+
+    pid: int
+    url: str
+    token: str | None
+
+
+def default_store_url(environment: Mapping[str, str] = os.environ) -> str:
+    """Return ``RANKSCOPE_STORE``, else the embedded store in the user's data folder."""
+    chosen = environment.get(STORE_VARIABLE)
+    if chosen:
+        return chosen
+    data_home = environment.get("XDG_DATA_HOME")
+    base = Path(data_home) if data_home else Path.home() / ".local" / "share"
+    return f"chdb://{base.absolute() / 'rankscope' / 'store'}"
+
+
+def parse_store_url(url: str) -> EmbeddedLocation | ServerLocation:
+    """Return the location that a store URL names.
+
+    Raises:
+        StoreUrlError: Another scheme, a relative path, no host, or a port that is no number.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "chdb":
+        if parts.netloc or not parts.path.startswith("/"):
+            raise StoreUrlError(url, "the path of an embedded store must be absolute")
+        return EmbeddedLocation(path=Path(unquote(parts.path)))
+    if parts.scheme == "clickhouse":
+        return _server_location(url)
+    raise StoreUrlError(url, f"unknown scheme {parts.scheme!r}")
+
+
+def _server_location(url: str) -> ServerLocation:
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        raise StoreUrlError(_without_password(url), "the port is no number") from None
+    if not parts.hostname:
+        raise StoreUrlError(_without_password(url), "no host")
+    secure = parse_qs(parts.query).get("secure", ["0"])[-1] in {"1", "true"}
+    return ServerLocation(
+        host=parts.hostname,
+        port=port or (8443 if secure else 8123),
+        user=unquote(parts.username or "default"),
+        password=unquote(parts.password or ""),
+        database=unquote(parts.path.strip("/")) or "default",
+        secure=secure,
+    )
+
+
+def printable_url(url: str) -> str:
+    """Return the URL without its password, for messages."""
+    return _without_password(url)
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    account, _, host = parts.netloc.rpartition("@")
+    user = account.partition(":")[0]
+    return parts._replace(netloc=f"{user}@{host}").geturl()
+
+
+def write_server_file(store_path: Path, *, url: str, token: str | None = None) -> Path:
+    """Write who serves the embedded store at ``store_path``, readable by its owner alone.
+
+    The file appears whole: a reader never sees half of it.
+    """
+    target = store_path / SERVER_FILE
+    scratch = target.with_suffix(f".{os.getpid()}.tmp")
+    document = json.dumps({"pid": os.getpid(), "url": url, "token": token})
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(document)
+    scratch.replace(target)
+    return target
+
+
+def read_server_file(store_path: Path) -> ServerFile | None:
+    """Return who serves the store; None where nobody says so or that process is gone."""
+    try:
+        document = json.loads((store_path / SERVER_FILE).read_text(encoding="utf-8"))
+        found = ServerFile(
+            pid=int(document["pid"]), url=str(document["url"]), token=document.get("token")
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if _is_alive(found.pid) else None
+
+
+def remove_server_file(store_path: Path) -> None:
+    """Take the notice away again; a file that is not there is no error."""
+    (store_path / SERVER_FILE).unlink(missing_ok=True)
+
+
+def engine_holder(store_path: Path) -> int | None:
+    """Return the process that the engine's own lock file names; None where it names none."""
+    try:
+        first = (store_path / ENGINE_FILE).read_text(encoding="utf-8").splitlines()[0]
+        return int(first.removeprefix("PID: "))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,38 @@
+"""Texts made safe to store and to show."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+
+MAX_NAME_BYTES = 256
+HASH_BYTES = 4
+INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode categories that a screen obeys or doesn't show: controls, format characters
+(bidirectional overrides, zero-width), lone surrogates, line and paragraph separators."""
+
+
+def storable_name(text: str) -> str:
+    r"""Return ``text`` as at most `MAX_NAME_BYTES` of UTF-8 with nothing invisible in it.
+
+    An invisible character becomes its escape (``\x1b``, ``\u202e``). A text that is
+    cut ends in ``~`` and a hash of the whole, so two long names stay distinct.
+    Any other text comes back unchanged.
+    """
+    if text.isascii() and text.isprintable() and len(text) <= MAX_NAME_BYTES:
+        return text
+    shown = "".join(
+        _escaped(letter) if unicodedata.category(letter) in INVISIBLE else letter
+        for letter in text[: MAX_NAME_BYTES + 1]
+    )
+    encoded = shown.encode()
+    if len(encoded) <= MAX_NAME_BYTES and len(text) <= MAX_NAME_BYTES:
+        return shown
+    whole = text.encode("utf-8", "surrogatepass")
+    suffix = f"~{hashlib.blake2b(whole, digest_size=HASH_BYTES).hexdigest()}"
+    kept = encoded[: MAX_NAME_BYTES - len(suffix)].decode("utf-8", "ignore")
+    return kept + suffix
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode()

@@ -1,0 +1,215 @@
+"""Read runs, steps and spans back, each row once.
+
+Small results are dicts, large ones Arrow columns named as in the tables. Rows
+may lie in the store twice where the ledger says that a cut was sent again;
+there, and only there, a read pays for removing duplicates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from collector.store import Row, Store
+
+MAX_STEP = (1 << 31) - 1
+
+SELECT_RUNS = """
+SELECT
+    run_id, source_format, state, world_size, layout, started_ns, num_spans, num_steps
+FROM (
+    SELECT
+        run_id,
+        argMax(source_format, epoch) AS source_format,
+        argMax(state, epoch) AS state,
+        argMax(world_size, epoch) AS world_size,
+        argMax(layout, epoch) AS layout,
+        min(started_ns) AS started_ns,
+        max(created_ns) AS created_ns
+    FROM runs FINAL GROUP BY run_id
+) AS known
+LEFT JOIN (
+    SELECT run_id, sum(num_spans) AS num_spans FROM ledger FINAL GROUP BY run_id
+) AS counted USING run_id
+LEFT JOIN (
+    SELECT run_id, uniqExact(epoch, step) AS num_steps FROM steps WHERE step >= 0 GROUP BY run_id
+) AS stepped USING run_id
+ORDER BY created_ns DESC, run_id
+"""
+
+SELECT_RUN_NAMES = "SELECT run_id FROM runs GROUP BY run_id ORDER BY max(created_ns) DESC, run_id"
+
+SELECT_EPOCHS = "SELECT * FROM runs FINAL WHERE run_id = {run_id:String} ORDER BY epoch"
+
+SELECT_RANKS = """
+SELECT * FROM ranks FINAL WHERE run_id = {run_id:String}
+ORDER BY epoch, rank, started_ns, process
+"""
+
+SELECT_GROUPS = """
+SELECT * FROM groups FINAL WHERE run_id = {run_id:String} ORDER BY epoch, group_id
+"""
+
+SELECT_ACCOUNT = """
+SELECT
+    epoch, rank,
+    sum(num_spans) AS num_spans,
+    sum(num_steps) AS num_steps,
+    sum(num_microbatches) AS num_microbatches,
+    sum(num_torn) AS num_torn,
+    sum(num_bad) AS num_bad,
+    countIf(state != 'stored') AS num_doubtful
+FROM ledger FINAL WHERE run_id = {run_id:String} AND state != 'sent'
+GROUP BY epoch, rank ORDER BY epoch, rank
+"""
+
+SELECT_BAD = """
+SELECT reason, count() AS num_rows FROM bad_rows FINAL
+WHERE run_id = {run_id:String} GROUP BY reason ORDER BY reason
+"""
+
+SELECT_PACE = """
+SELECT epoch, rank, argMax(data, at_ns) AS data FROM events
+WHERE run_id = {run_id:String} AND kind = 'pace' GROUP BY epoch, rank ORDER BY epoch, rank
+"""
+
+SELECT_EVENTS = """
+SELECT epoch, rank, at_ns, kind, text, data FROM events FINAL
+WHERE run_id = {run_id:String} ORDER BY at_ns, epoch, rank, line
+"""
+
+COUNT_DOUBTFUL = """
+SELECT count() AS num_doubtful FROM ledger
+WHERE run_id = {run_id:String} AND state = 'repeated'
+"""
+
+SELECT_STEPS = """
+SELECT epoch, step, rank, start_ns, end_ns, num_tokens, loss, peak_memory_bytes FROM steps
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+ORDER BY epoch, step, rank, segment, row
+"""
+
+SELECT_STEPS_ONCE = """
+SELECT epoch, step, rank, start_ns, end_ns, num_tokens, loss, peak_memory_bytes FROM steps FINAL
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+ORDER BY epoch, step, rank, segment, row
+"""
+
+SELECT_SPANS = """
+SELECT
+    epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
+    src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
+FROM spans
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+ORDER BY epoch, step, rank, start_ns, segment, row
+"""
+
+SELECT_SPANS_ONCE = """
+SELECT
+    epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
+    src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
+FROM spans FINAL
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+ORDER BY epoch, step, rank, start_ns, segment, row
+"""
+
+SELECT_MICROBATCHES = """
+SELECT epoch, step, rank, microbatch, num_tokens, sum_squared_lengths FROM microbatches FINAL
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+ORDER BY epoch, step, rank, microbatch
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRows:
+    """All small rows that describe one run; `epochs` is empty where the run is unknown."""
+
+    epochs: list[Row]
+    ranks: list[Row]
+    """One a process, so a rank that was restarted within an epoch comes more than once."""
+
+    groups: list[Row]
+    account: list[Row]
+    """Per (epoch, rank): records stored, torn and set aside."""
+
+    bad: list[Row]
+    """Rows set aside, by reason."""
+
+    pace: list[Row]
+    """Latest ``pace`` event of each (epoch, rank)."""
+
+
+def list_runs(store: Store) -> list[Row]:
+    """Return one row a run, the newest first."""
+    return store.rows(SELECT_RUNS)
+
+
+def run_names(store: Store) -> tuple[str, ...]:
+    """Return the names of all runs, the newest first."""
+    return tuple(row["run_id"] for row in store.rows(SELECT_RUN_NAMES))
+
+
+def read_run(store: Store, run_id: str) -> RunRows:
+    """Return what is known of a run besides its spans."""
+    bound = {"run_id": run_id}
+    epochs = store.rows(SELECT_EPOCHS, bound)
+    if not epochs:
+        return RunRows(epochs=[], ranks=[], groups=[], account=[], bad=[], pace=[])
+    account = store.rows(SELECT_ACCOUNT, bound)
+    has_bad = any(row["num_bad"] for row in account)
+    has_pace = any(row["paced"] for row in epochs)
+    return RunRows(
+        epochs=epochs,
+        ranks=store.rows(SELECT_RANKS, bound),
+        groups=store.rows(SELECT_GROUPS, bound),
+        account=account,
+        bad=store.rows(SELECT_BAD, bound) if has_bad else [],
+        pace=store.rows(SELECT_PACE, bound) if has_pace else [],
+    )
+
+
+def read_steps(
+    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
+) -> pa.Table:
+    """Return the step rows with ``first <= step <= last``, by (epoch, step, rank)."""
+    sql = SELECT_STEPS_ONCE if may_repeat(store, run_id) else SELECT_STEPS
+    return store.arrow(sql, _range(run_id, first, last))
+
+
+def read_spans(
+    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
+) -> pa.Table:
+    """Return the spans of these steps, by (epoch, step, rank, start_ns).
+
+    Spans outside any step are left out.
+    """
+    sql = SELECT_SPANS_ONCE if may_repeat(store, run_id) else SELECT_SPANS
+    return store.arrow(sql, _range(run_id, first, last))
+
+
+def read_microbatches(
+    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
+) -> pa.Table:
+    """Return the micro-batch rows of these steps, by (epoch, step, rank, microbatch)."""
+    return store.arrow(SELECT_MICROBATCHES, _range(run_id, first, last))
+
+
+def read_events(store: Store, run_id: str) -> list[Row]:
+    """Return the run's events in order of time."""
+    return store.rows(SELECT_EVENTS, {"run_id": run_id})
+
+
+def may_repeat(store: Store, run_id: str) -> bool:
+    """Return whether the ledger knows of a cut of this run that may be stored twice."""
+    return bool(store.rows(COUNT_DOUBTFUL, {"run_id": run_id})[0]["num_doubtful"])
+
+
+def _range(run_id: str, first: int | None, last: int | None) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "first": max(first, 0) if first is not None else 0,
+        "last": min(last, MAX_STEP) if last is not None else MAX_STEP,
+    }

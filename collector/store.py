@@ -1,0 +1,272 @@
+"""The span store: ClickHouse, embedded or a server, behind one small interface.
+
+Heavy libraries load when a store is opened, not when this module is imported:
+the command answers `--help` without them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Self
+
+from collector.errors import StoreClosedError, StoreError, StoreHeldError, StoreQueryError
+from collector.location import (
+    EmbeddedLocation,
+    ServerLocation,
+    engine_holder,
+    parse_store_url,
+    printable_url,
+    read_server_file,
+)
+from collector.migrate import SELECT_VERSION, migrate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+    import pyarrow as pa
+    from clickhouse_connect.driver.client import Client
+
+GIB = 1 << 30
+QUERY_MEMORY_BYTES = 4 * GIB
+ENGINE_OPTIONS = {"max_server_memory_usage": 6 * GIB, "mark_cache_size": GIB // 4}
+"""Limits of the whole embedded engine: without them it plans for 90 % of the machine."""
+
+SETTINGS: dict[str, str | int] = {
+    "async_insert": 0,  # on by default since 26.2: it would acknowledge before storing
+    "max_threads": 2,
+    "max_memory_usage": QUERY_MEMORY_BYTES,
+    "output_format_arrow_low_cardinality_as_dictionary": 1,
+    "output_format_arrow_string_as_string": 1,
+    "output_format_arrow_compression_method": "none",
+    "output_format_json_quote_64bit_integers": 0,
+}
+"""Set once per connection: a setting given with a query costs the embedded engine a
+read, a set and a reset around it."""
+
+UNKNOWN_TABLE = 60
+
+Row = dict[str, Any]
+
+
+def open_store(url: str, *, read_only: bool = False) -> Store:
+    """Open the store at ``url`` and bring its tables to the current version.
+
+    Args:
+        url: ``chdb:///absolute/path`` (made if it is not there) or
+            ``clickhouse://user:password@host:8123/database``.
+        read_only: Refuse every write in the engine itself, and don't migrate.
+
+    Raises:
+        StoreUrlError: The URL is of no known form.
+        StoreHeldError: Another process owns the embedded store.
+        StoreVersionError: A newer rankscope wrote it.
+        StoreError: It could not be opened for another reason.
+    """
+    store = Store(url, read_only=read_only)
+    try:
+        if not read_only:
+            migrate(store)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+class Store:
+    """An open store. Threads share it; each gets a client of its own, because a client
+    serialises its calls. It does not survive a fork.
+    """
+
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
+        self.location = parse_store_url(url)
+        self.url = printable_url(url)
+        self.read_only = read_only
+        self._pid = os.getpid()
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._clients: list[Client] = []
+        self._is_closed = False
+        self._client()
+
+    @property
+    def path(self) -> Path | None:
+        """Folder of an embedded store; None for a server."""
+        return self.location.path if isinstance(self.location, EmbeddedLocation) else None
+
+    def rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
+        """Return a small result as one dict a row, by column name."""
+        data = self._query(sql, parameters, fmt="JSONEachRow")
+        return [json.loads(line) for line in data.splitlines()]
+
+    def arrow(self, sql: str, parameters: Mapping[str, Any] | None = None) -> pa.Table:
+        """Return a large result as Arrow columns; `LowCardinality` ones are dictionaries."""
+        import pyarrow as pa
+
+        data = self._query(sql, parameters, fmt="Arrow")
+        return pa.ipc.open_file(pa.py_buffer(data)).read_all()
+
+    def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
+        """Run a statement that returns nothing."""
+        client = self._client()
+        with _translated_errors():
+            client.command(sql, parameters=_plain(parameters))
+
+    def insert_arrow(self, table: str, rows: pa.Table) -> None:
+        """Insert columns by name; returns when they are on disk."""
+        client = self._client()
+        with _translated_errors():
+            client.insert_arrow(table, rows)
+
+    def insert_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Insert a few rows by column name (a column left out takes its default)."""
+        lines = "\n".join(json.dumps(row) for row in rows)
+        if not lines:
+            return
+        client = self._client()
+        with _translated_errors():
+            client.raw_insert(table, None, lines.encode(), fmt="JSONEachRow")
+
+    def schema_version(self) -> int:
+        """Return the version of the tables, 0 where there are none yet."""
+        from clickhouse_connect.driver.exceptions import DatabaseError
+
+        client = self._client()
+        try:
+            data = client.raw_query(SELECT_VERSION, fmt="JSONEachRow")
+        except DatabaseError as error:
+            if error.code == UNKNOWN_TABLE:
+                return 0
+            raise StoreQueryError(_first_line(error)) from error
+        return int(json.loads(data)["version"])
+
+    def close(self) -> None:
+        """Close every thread's client and give the embedded path free. Safe to repeat."""
+        with self._lock:
+            self._is_closed = True
+            clients, self._clients = self._clients, []
+        if os.getpid() != self._pid:
+            return  # the engine's threads don't exist in a forked child: closing would hang
+        for client in clients:
+            client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _query(self, sql: str, parameters: Mapping[str, Any] | None, *, fmt: str) -> bytes:
+        client = self._client()
+        with _translated_errors():
+            return client.raw_query(sql, parameters=_plain(parameters), fmt=fmt)
+
+    def _client(self) -> Client:
+        """Return this thread's client, connecting on its first use."""
+        if self._is_closed:
+            raise StoreClosedError(f"the store {self.url} is closed: open it again")
+        if os.getpid() != self._pid:
+            raise StoreClosedError(
+                f"the store {self.url} was opened before a fork: open it in the child instead"
+            )
+        client: Client | None = getattr(self._local, "client", None)
+        if client is None:
+            client = _connect(self.location, url=self.url, read_only=self.read_only)
+            self._local.client = client
+            with self._lock:
+                self._clients.append(client)
+        return client
+
+
+def _connect(location: EmbeddedLocation | ServerLocation, *, url: str, read_only: bool) -> Client:
+    if isinstance(location, EmbeddedLocation):
+        client = _connect_embedded(location.path)
+        if read_only:
+            client.command("SET readonly = 1")
+        return client
+    import clickhouse_connect
+    from clickhouse_connect.driver.exceptions import ClickHouseError
+
+    try:
+        return clickhouse_connect.get_client(
+            host=location.host,
+            port=location.port,
+            username=location.user,
+            password=location.password,
+            database=location.database,
+            secure=location.secure,
+            settings=SETTINGS | ({"readonly": 2} if read_only else {}),
+        )
+    except ClickHouseError as error:
+        raise StoreError(f"no answer from the store {url}: {_first_line(error)}") from error
+
+
+def _connect_embedded(path: Path) -> Client:
+    import clickhouse_connect
+    from clickhouse_connect.driver.exceptions import ClickHouseError
+
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StoreError(
+            f"cannot make the store's folder {path} ({error.strerror}): pass another --store"
+        ) from error
+    try:
+        return clickhouse_connect.get_client(
+            interface="chdb", path=str(path), settings=SETTINGS, chdb_options=ENGINE_OPTIONS
+        )
+    except ClickHouseError as error:
+        raise _embedded_error(path, error) from error
+
+
+def _embedded_error(path: Path, error: Exception) -> StoreError:
+    text = str(error)
+    if "Cannot lock file" in text:
+        holder = read_server_file(path)
+        return StoreHeldError(
+            path,
+            holder_pid=holder.pid if holder else engine_holder(path),
+            holder_url=holder.url if holder else None,
+        )
+    if "already initialized with path" in text:
+        return StoreError(
+            f"this process already has another embedded store open, so it cannot open {path}:"
+            " close that one first"
+        )
+    return StoreError(f"cannot open the store at {path}: {_first_line(error)}")
+
+
+class _translated_errors:  # noqa: N801  # reads as the statement it is
+    """Turn the driver's errors into `StoreQueryError` with the engine's first line."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc_type is None:
+            return
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+
+        if isinstance(exc, ClickHouseError):
+            raise StoreQueryError(_first_line(exc)) from exc
+
+
+def _plain(parameters: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return dict(parameters) if parameters else None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,204 @@
+"""Hand the store's columns to the analysis."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.errors import UnknownRunError
+from analysis.source import (
+    EpochInfo,
+    GroupInfo,
+    RankInfo,
+    RunInfo,
+    RunSummary,
+    SpanTable,
+    StepTable,
+)
+from collector.columns import to_codes, to_numpy
+from collector.read import list_runs, read_run, read_spans, read_steps, run_names
+from tracer.span import KIND_CODES, SpanKind
+from tracer.topology import Coords, Layout
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from collector.read import RunRows
+    from collector.store import Row, Store
+
+OTHER_CODE = KIND_CODES[SpanKind.OTHER]
+
+
+class StoreSource:
+    """The runs of one store, as `analysis.source.SpanSource` wants them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def runs(self) -> tuple[RunSummary, ...]:
+        """Return every run, the newest first."""
+        return tuple(_summary(row) for row in list_runs(self._store))
+
+    def run_info(self, run_id: str) -> RunInfo:
+        """Return what is known of a run besides its spans.
+
+        Raises:
+            UnknownRunError: The store holds no run of that name.
+        """
+        rows = read_run(self._store, run_id)
+        if not rows.epochs:
+            raise UnknownRunError(run_id, run_names(self._store))
+        return _run_info(run_id, rows)
+
+    def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
+        """Return the step rows with ``first <= step <= last`` (either end open when None).
+
+        Raises:
+            UnknownRunError: The store holds no run of that name.
+        """
+        table = read_steps(self._store, run_id, first=first, last=last)
+        if not table.num_rows:
+            self._check_known(run_id)
+        return StepTable(
+            epoch=to_numpy(table["epoch"]),
+            step=to_numpy(table["step"]),
+            rank=to_numpy(table["rank"]),
+            start_ns=to_numpy(table["start_ns"]),
+            end_ns=to_numpy(table["end_ns"]),
+            num_tokens=to_numpy(table["num_tokens"]),
+            loss=to_numpy(table["loss"]),
+        )
+
+    def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
+        """Return the spans of these steps; spans outside any step are left out.
+
+        Raises:
+            UnknownRunError: The store holds no run of that name.
+        """
+        table = read_spans(self._store, run_id, first=first, last=last)
+        if not table.num_rows:
+            self._check_known(run_id)
+        kind, kinds = to_codes(table["kind"])
+        name, names = to_codes(table["name"])
+        track, tracks = to_codes(table["track"])
+        return SpanTable(
+            epoch=to_numpy(table["epoch"]),
+            step=to_numpy(table["step"]),
+            rank=to_numpy(table["rank"]),
+            kind=_kind_codes(kind, kinds),
+            name=name,
+            track=track,
+            start_ns=to_numpy(table["start_ns"]),
+            duration_ns=to_numpy(table["duration_ns"]),
+            launch_ns=to_numpy(table["launch_ns"]),
+            group_id=to_numpy(table["group_id"]),
+            seq=to_numpy(table["seq"]),
+            src_rank=to_numpy(table["src_rank"]),
+            dst_rank=to_numpy(table["dst_rank"]),
+            microbatch=to_numpy(table["microbatch"]),
+            chunk=to_numpy(table["chunk"]),
+            num_bytes=to_numpy(table["num_bytes"]),
+            interval_id=to_numpy(table["interval_id"]),
+            flags=to_numpy(table["flags"]),
+            depth=to_numpy(table["depth"]),
+            names=names,
+            tracks=tracks,
+        )
+
+    def _check_known(self, run_id: str) -> None:
+        known = run_names(self._store)
+        if run_id not in known:
+            raise UnknownRunError(run_id, known)
+
+
+def _kind_codes(codes: NDArray[np.int32], kinds: tuple[str, ...]) -> NDArray[np.int8]:
+    """Renumber kinds from the order of the result to that of `tracer.span.KINDS`.
+
+    A kind that a newer collector stored and this code does not know is ``other``.
+    """
+    known = set(SpanKind)
+    lookup = [KIND_CODES[SpanKind(kind)] if kind in known else OTHER_CODE for kind in kinds]
+    return np.array([*lookup, OTHER_CODE], dtype=np.int8)[codes]
+
+
+def _summary(row: Row) -> RunSummary:
+    return RunSummary(
+        run_id=row["run_id"],
+        source_format=row["source_format"],
+        state=row["state"],
+        world_size=row["world_size"],
+        layout=Layout(**row["layout"]),
+        num_spans=row["num_spans"],
+        num_steps=row["num_steps"],
+        started_ns=row["started_ns"],
+    )
+
+
+def _run_info(run_id: str, rows: RunRows) -> RunInfo:
+    newest = rows.epochs[-1]
+    flops_per_token = newest["flops_per_token"]
+    return RunInfo(
+        run_id=run_id,
+        source_format=newest["source_format"],
+        layout=Layout(**newest["layout"]),
+        world_size=newest["world_size"],
+        epochs=tuple(_epoch_info(row["epoch"], rows) for row in rows.epochs),
+        model=json.loads(newest["model"] or "{}").get("name", ""),
+        flops_per_token=flops_per_token,
+        flops_convention=newest["flops_convention"] if flops_per_token is not None else "",
+        paced=any(row["paced"] for row in rows.epochs),
+        pace_overrun_ratio=_overrun_ratio(rows.pace),
+        num_dropped=sum(sum(row["dropped"].values()) for row in rows.ranks),
+        num_torn=sum(row["num_torn"] for row in rows.account),
+        clock_error_ns=_clock_error_ns(newest["source_format"], rows.ranks),
+        warnings=tuple(
+            f"{row['num_rows']} records were set aside: {row['reason']}" for row in rows.bad
+        ),
+    )
+
+
+def _epoch_info(epoch: int, rows: RunRows) -> EpochInfo:
+    latest = {row["rank"]: row for row in rows.ranks if row["epoch"] == epoch}
+    return EpochInfo(
+        epoch=epoch,
+        ranks=tuple(_rank_info(row) for row in latest.values()),
+        groups=tuple(
+            GroupInfo(
+                group_id=row["group_id"],
+                kind=row["kind"],
+                name=row["name"],
+                members=tuple(sorted(row["members"])),
+            )
+            for row in rows.groups
+            if row["epoch"] == epoch
+        ),
+    )
+
+
+def _rank_info(row: Row) -> RankInfo:
+    return RankInfo(
+        rank=row["rank"],
+        coords=Coords(dp=row["dp"], tp=row["tp"], pp=row["pp"], cp=row["cp"], ep=row["ep"]),
+        host=row["host"],
+        device_name=row["device_name"],
+        dtype=row["dtype"],
+        peak_flops_per_s=row["peak_flops_per_s"],
+        exit_state=row["exit_state"],
+    )
+
+
+def _overrun_ratio(pace: list[Row]) -> float | None:
+    """Return the worst rank's share of overrun segments; None where nobody told."""
+    told = [json.loads(row["data"] or "{}") for row in pace]
+    ratios = [
+        data["num_overruns"] / data["num_segments"] for data in told if data.get("num_segments")
+    ]
+    return max(ratios, default=None)
+
+
+def _clock_error_ns(source_format: str, ranks: list[Row]) -> int | None:
+    """Return 0 where all ranks share one host's clock, else None: nobody measured it."""
+    clocks = {(row["host"], row["boot_id"]) for row in ranks}
+    return 0 if source_format == "rankscope" and len(clocks) == 1 else None
