@@ -1,0 +1,83 @@
+"""The one background thread: all file work of a recording process, away from the training."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TICK_S = 0.5
+"""How often work is looked for unasked; also how long a full disk is left alone."""
+
+MAX_LINES = 4096
+GOODBYE_S = 2.0
+
+
+class SpoolThread:
+    """Makes spare segments and writes the line files beside the training.
+
+    Orders go through a `queue.SimpleQueue`, whose ``put`` may interrupt itself:
+    a signal handler or a ``__del__`` that records cannot deadlock on it.
+    """
+
+    def __init__(
+        self, folder: Path, *, work: Callable[[], None], on_error: Callable[[], None]
+    ) -> None:
+        self._folder = folder
+        self._work = work
+        self._on_error = on_error
+        self._orders: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="rankscope-spool", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Ask for work to be done soon. Never blocks."""
+        self._orders.put(None)
+
+    def append_line(self, file_name: str, line: str) -> bool:
+        """Queue one line for a file of the folder; return whether there was room."""
+        if self._orders.qsize() >= MAX_LINES:
+            return False
+        self._orders.put((file_name, line))
+        return True
+
+    def stop(self) -> None:
+        """Write what is queued and end; waits `GOODBYE_S` at most."""
+        self._stopping = True
+        self.wake()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(GOODBYE_S)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._once(TICK_S)
+        self._once(0.0)
+
+    def _once(self, timeout_s: float) -> None:
+        try:
+            self._write_lines(timeout_s)
+            self._work()
+        except Exception:  # noqa: BLE001 - the job must not lose its tracer to one bad write
+            self._on_error()
+
+    def _write_lines(self, timeout_s: float) -> None:
+        """Take orders until there are none; the first is awaited."""
+        with contextlib.suppress(queue.Empty):
+            order = self._orders.get(timeout=timeout_s)
+            while True:
+                if order is not None:
+                    self._write_line(*order)
+                order = self._orders.get_nowait()
+
+    def _write_line(self, file_name: str, line: str) -> None:
+        with contextlib.suppress(OSError), (self._folder / file_name).open("a") as file:
+            file.write(line + "\n")

@@ -1,0 +1,156 @@
+"""Turn the tracer on."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from tracer.clock import read_anchor
+from tracer.current import current_tracer, set_current, shutdown
+from tracer.exit_record import write_json
+from tracer.identity import Identity, read_identity
+from tracer.manifest import JobDescription, build_manifest, count_parameters
+from tracer.noop import NOOP_TRACER
+from tracer.recorder import Recorder
+from tracer.span import UnixNs
+from tracer.spare import DEFAULT_SEGMENT_BYTES, DEFAULT_SPOOL_BYTES, SpoolLimits
+from tracer.spool import HEADER_BYTES, MANIFEST_FILE, RECORD_BYTES, SPOOL_VERSION, SpoolIdentity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from tracer.clock import Anchor
+    from tracer.protocol import Tracer
+    from tracer.topology import Coords, Layout
+
+
+class Options(TypedDict, total=False):
+    """What a job may tell of itself; see `install`."""
+
+    layout: Layout | None
+    coords: Coords | None
+    model_name: str
+    flops_per_token: float | None
+    flops_convention: str
+    device_name: str
+    dtype: str
+    peak_flops_per_s: float | None
+    paced: Mapping[str, object] | None
+    config: Mapping[str, object] | None
+    seeds: Mapping[str, object] | None
+
+
+def install(
+    *,
+    spool: str | os.PathLike[str] | None = None,
+    run: str | None = None,
+    model: Any = None,  # noqa: ANN401 - a torch.nn.Module; torch may be absent
+    **job: Unpack[Options],
+) -> Tracer:
+    """Record spans of this process from now on, and capture what torch does by itself.
+
+    Call it once, after `torch.distributed.init_process_group` where the job
+    uses it, and before the model runs. A second call returns the same tracer.
+    Never raises: where the tracer cannot work, one line on stderr says why
+    and the job runs untraced.
+
+    Args:
+        spool: Folder for the records, on a local disk or ``/dev/shm``; None:
+            ``RANKSCOPE_TRACE``, and without that nothing is recorded.
+        run: Name of the run; None: ``RANKSCOPE_RUN``, the launcher's id, or
+            one made up, equal on all ranks, and printed by rank 0.
+        model: The root module, whose forward is captured where no pipeline runs.
+        job: What the manifest says: ``layout``, ``coords`` (`tracer.topology`),
+            ``model_name``, ``flops_per_token`` with its ``flops_convention``,
+            ``device_name``, ``dtype``, ``peak_flops_per_s`` of that device at
+            that dtype, ``paced`` (how the trainer pads its compute),
+            ``config``, ``seeds``.
+
+    Returns:
+        The tracer; `NOOP_TRACER` where nothing is recorded.
+    """
+    present = current_tracer()
+    if present.enabled:
+        return present
+    folder = spool or os.environ.get("RANKSCOPE_TRACE")
+    if not folder or os.environ.get("RANKSCOPE_DISABLE") == "1":
+        return NOOP_TRACER
+    try:
+        description = JobDescription(num_parameters=count_parameters(model), **job)
+        return _install(Path(folder), run, model, description)
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        sys.stderr.write(f"rankscope: not tracing this process: {problem!r}\n")
+        return NOOP_TRACER
+
+
+def _install(spool: Path, run: str | None, model: Any, job: JobDescription) -> Tracer:  # noqa: ANN401
+    identity = read_identity(run, os.environ)
+    if identity.made_up and identity.rank == 0:
+        sys.stderr.write(f"rankscope: recording run {identity.run_id}\n")
+    folder = spool / identity.run_id / process_folder_name(identity)
+    folder.mkdir(parents=True)
+    manifest = build_manifest(identity, job, started_ns=UnixNs(time.time_ns()), environ=os.environ)
+    write_json(folder / MANIFEST_FILE, manifest)
+    recorder = Recorder(folder, spool_identity(identity, read_anchor()), limits=limits(os.environ))
+    recorder.start()
+    set_current(recorder)
+    _watch_the_end(recorder)
+    return recorder
+
+
+def process_folder_name(identity: Identity) -> str:
+    """Return the name of this process's folder inside its run's."""
+    return f"e{identity.epoch}-r{identity.rank:05d}-{identity.process_uuid.hex()[:12]}"
+
+
+def spool_identity(identity: Identity, anchor: Anchor) -> SpoolIdentity:
+    """Return what all headers of the process hold; capacity and lane are each file's own."""
+    return SpoolIdentity(
+        version=SPOOL_VERSION,
+        header_bytes=HEADER_BYTES,
+        record_bytes=RECORD_BYTES,
+        capacity=0,
+        segment=0,
+        lane=0,
+        rank=identity.rank,
+        world_size=identity.world_size,
+        epoch=identity.epoch,
+        pid=identity.pid,
+        process_uuid=identity.process_uuid,
+        boot_id=identity.boot_id,
+        host=identity.host,
+        run_id=identity.run_id,
+        anchor_monotonic_ns=anchor.monotonic_ns,
+        anchor_unix_ns=anchor.unix_ns,
+        anchor_error_ns=anchor.error_ns,
+    )
+
+
+def limits(environ: Mapping[str, str]) -> SpoolLimits:
+    """Return how much disk the process may take, as the environment sets it."""
+    return SpoolLimits(
+        segment_bytes=int(environ.get("RANKSCOPE_SEGMENT_BYTES") or DEFAULT_SEGMENT_BYTES),
+        spool_bytes=int(environ.get("RANKSCOPE_SPOOL_BYTES") or DEFAULT_SPOOL_BYTES),
+    )
+
+
+def _watch_the_end(recorder: Recorder) -> None:
+    """Write an exit record whichever way Python ends; no signal handler is touched."""
+    previous = sys.excepthook
+
+    def note(
+        exc_type: type[BaseException], exc: BaseException, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if not recorder.closed:
+                recorder.record_exception(exc)
+        finally:
+            previous(exc_type, exc, traceback)
+
+    sys.excepthook = note
+    atexit.register(shutdown)

@@ -1,0 +1,187 @@
+"""A lane: the one place where a record is written. Nothing here blocks, locks or does I/O."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from typing import TYPE_CHECKING
+
+from tracer.segment import NO_SEGMENT, Segment, open_entry
+from tracer.span import NONE
+from tracer.spool import COMM, COMM_OFFSET, HEADER_BYTES, RECORD_BYTES, RecordType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracer.process_file import ProcessFile
+    from tracer.segment import OpenEntry
+    from tracer.spare import SegmentSource
+
+HEAD = struct.Struct("<QqqQQqQQ")
+"""`tracer.spool.CORE` with neighbours packed together, because every field costs time:
+(type, kind, flags, name), start_ns, duration_ns, (step, microbatch), (chunk, track), launch_ns,
+depth, commit."""
+
+MAX_DEPTH = 255
+
+OUR_ERRORS = (MemoryError, struct.error, ValueError, TypeError, AttributeError)
+"""What the tracer's own code can meet on the hot path. Not `Exception`: an exception that the
+job's signal handler raises while we run is the job's, and must reach it."""
+
+
+def head_word(record_type: RecordType, *, kind: int, flags: int, name_id: int) -> int:
+    """Return the first eight bytes of a record as one number."""
+    return record_type | kind << 8 | flags << 16 | name_id << 32
+
+
+def pair_word(low: int, high: int) -> int:
+    """Return two 32-bit fields as one number; both may be negative."""
+    return (low & 0xFFFFFFFF) | (high & 0xFFFFFFFF) << 32
+
+
+class Lane:
+    """One thread's rows, or those of several threads that share it: claims never collide."""
+
+    __slots__ = (
+        "_process",
+        "_segment",
+        "_source",
+        "_turning",
+        "_wake",
+        "chunk",
+        "depth",
+        "microbatch",
+        "number",
+        "place",
+        "step",
+        "track_id",
+        "where",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        track_id: int,
+        source: SegmentSource,
+        process: ProcessFile,
+        wake: Callable[[], None],
+    ) -> None:
+        self.number = number
+        self.track_id = track_id
+        self.depth = 0
+        self._source = source
+        self._process = process
+        self._wake = wake
+        self._segment: Segment = NO_SEGMENT
+        self._turning = threading.Lock()
+        self.set_place(NONE, NONE, NONE)
+
+    def set_place(self, step: int, microbatch: int, chunk: int) -> None:
+        """Set what spans that say nothing else belong to."""
+        self.step = step
+        self.microbatch = microbatch
+        self.chunk = chunk
+        self.place = pair_word(step, microbatch)
+        self.where = pair_word(chunk, self.track_id)
+
+    def append(  # noqa: PLR0913 - positional: this is the hottest call of the project
+        self,
+        head: int,
+        start_ns: int,
+        duration_ns: int,
+        place: int,
+        where: int,
+        launch_ns: int,
+        depth: int,
+        second: bytes | None = None,
+    ) -> None:
+        """Write one record, or count it as dropped.
+
+        Args:
+            head: `head_word`.
+            start_ns: Begin, monotonic.
+            duration_ns: Length.
+            place: `pair_word` of step and micro-batch.
+            where: `pair_word` of chunk and track name.
+            launch_ns: When the host issued the work, monotonic; `NONE` unknown.
+            depth: Nesting on the track.
+            second: The record's second half; None leaves it zero.
+        """
+        segment = self._segment
+        row = segment.claim()
+        if row >= segment.capacity:
+            segment = self._turn(segment)
+            row = segment.claim()
+            if row >= segment.capacity:
+                self._process.drop(self._source.shortage)
+                return
+        offset = HEADER_BYTES + row * RECORD_BYTES
+        if second is not None:
+            segment.buffer[offset + COMM_OFFSET : offset + RECORD_BYTES] = second
+        HEAD.pack_into(
+            segment.buffer,
+            offset,
+            head,
+            start_ns,
+            duration_ns,
+            place,
+            where,
+            launch_ns,
+            depth if depth < MAX_DEPTH else MAX_DEPTH,  # noqa: FURB136 - min() is a call
+            row + 1,  # the commit word, written last
+        )
+
+    def open(self, start_ns: int, head: int, comm: tuple[int, int] = (0, NONE)) -> OpenEntry | None:
+        """Show a begun span to whoever looks at the process from outside.
+
+        Args:
+            start_ns: Begin, monotonic.
+            head: `head_word` of the span.
+            comm: Group id and seq.
+        """
+        segment = self._segment
+        if segment is NO_SEGMENT:
+            segment = self._turn(segment)
+        return open_entry(segment, start_ns, head >> 32, self.step, (head >> 8) & 0xFF, comm)
+
+    def seal(self) -> None:
+        """Say that nothing more comes."""
+        segment, self._segment = self._segment, NO_SEGMENT
+        segment.seal()
+
+    def detach(self) -> None:
+        """Stop touching files: this process is a forked child."""
+        self._segment.detach()
+        self._segment = NO_SEGMENT
+
+    def _turn(self, full: Segment) -> Segment:
+        """Go on in a fresh segment; where there is none, stay in the full one."""
+        # Never waits: whoever comes second (a thread that shares the lane, a signal
+        # handler that interrupted this very line) loses its record rather than its time.
+        if not self._turning.acquire(blocking=False):
+            return self._segment
+        try:
+            if self._segment is full and (fresh := self._source.take()) is not None:
+                fresh.give_to(self.number)
+                self._segment = fresh
+                full.seal()
+                self._wake()
+            return self._segment
+        finally:
+            self._turning.release()
+
+
+def comm_half(
+    group_id: int, seq: int, *, peers: tuple[int, int], num_bytes: int, interval_id: int
+) -> bytes:
+    """Return the second half of a communication's record.
+
+    Args:
+        group_id: Hash of the group.
+        seq: Number of the operation in its group, or between its pair.
+        peers: Global source and destination rank; `NONE` twice for a collective.
+        num_bytes: Payload, `NONE` unknown.
+        interval_id: Number shared by operations that one call issued, 0 none.
+    """
+    return COMM.pack(group_id, seq, peers[0], peers[1], num_bytes, interval_id)

@@ -1,0 +1,112 @@
+"""`process.rsp`: the identity of this process, what it dropped, and the names of its spans."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import struct
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tracer.spool import (
+    DROPPED_OFFSET,
+    HEADER_BYTES,
+    NAME_BYTES,
+    NAME_CAPACITY,
+    NAME_LENGTH,
+    NUM_NAMES_OFFSET,
+    OTHER_NAME,
+    PROCESS_FILE,
+    PROCESS_MAGIC,
+    DropReason,
+    SpoolIdentity,
+    name_slot_offset,
+    pack_header,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORD = struct.Struct("<Q")
+"""A counter of the header."""
+
+MAX_NAME_BYTES = NAME_BYTES - NAME_LENGTH.size
+PROCESS_FILE_BYTES = HEADER_BYTES + NAME_CAPACITY * NAME_BYTES
+
+
+def map_file(path: Path, num_bytes: int) -> mmap.mmap:
+    """Create ``path`` with every block allocated, and map it.
+
+    The blocks are claimed before the mapping exists: a full disk is then an
+    `OSError` here, where later it would be SIGBUS in the job.
+
+    Raises:
+        OSError: The file cannot be made or the disk has no room; nothing is left behind.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+    try:
+        os.posix_fallocate(fd, 0, num_bytes)
+        return mmap.mmap(fd, num_bytes)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+
+
+class ProcessFile:
+    """The mapped process file. Every method may be called from any thread at any moment."""
+
+    def __init__(self, folder: Path, identity: SpoolIdentity) -> None:
+        self.buffer: mmap.mmap | bytearray = map_file(folder / PROCESS_FILE, PROCESS_FILE_BYTES)
+        self.buffer[:HEADER_BYTES] = pack_header(
+            replace(identity, capacity=NAME_CAPACITY), magic=PROCESS_MAGIC
+        )
+        # A count hands out numbers in one C call, so two threads never get the same one.
+        self._drops = [itertools.count() for _ in DropReason]
+        self._next_name = itertools.count()
+        self._ids: dict[str, int] = {}
+        self.name_id(OTHER_NAME)
+
+    def drop(self, reason: DropReason) -> None:
+        """Count one more record as lost for ``reason``."""
+        num = next(self._drops[reason]) + 1
+        WORD.pack_into(self.buffer, DROPPED_OFFSET + 8 * reason, num)
+
+    def publish_drops(self) -> None:
+        """Write all counters anew: of two threads in `drop`, the lower number may land last."""
+        for reason, count in zip(DropReason, self._drops, strict=True):
+            # The only way to read a count without taking a number from it.
+            WORD.pack_into(self.buffer, DROPPED_OFFSET + 8 * reason, int(repr(count)[6:-1]))
+
+    def name_id(self, name: str) -> int:
+        """Return the id of ``name``, interned on first sight; 0 (`OTHER_NAME`) once full.
+
+        Args:
+            name: A plain `str` of any length and content, not empty; kept to
+                `MAX_NAME_BYTES` of UTF-8, cut between characters.
+        """
+        cut = name[:MAX_NAME_BYTES]
+        known = self._ids.get(cut)
+        if known is not None:
+            return known
+        if len(self._ids) >= NAME_CAPACITY:
+            return 0
+        text = cut.encode("utf-8", "replace")[:MAX_NAME_BYTES]
+        text = text.decode("utf-8", "ignore").encode()
+        name_id = next(self._next_name)
+        if name_id >= NAME_CAPACITY:
+            return 0
+        self._write_name(name_id, text)
+        return self._ids.setdefault(cut, name_id)
+
+    def detach(self) -> None:
+        """Write to private memory from now on: after a fork the file is the parent's alone."""
+        self.buffer = bytearray(PROCESS_FILE_BYTES)
+
+    def _write_name(self, name_id: int, text: bytes) -> None:
+        offset = name_slot_offset(name_id)
+        self.buffer[offset + 2 : offset + 2 + len(text)] = text
+        NAME_LENGTH.pack_into(self.buffer, offset, len(text))
+        WORD.pack_into(self.buffer, NUM_NAMES_OFFSET, min(name_id + 1, NAME_CAPACITY))

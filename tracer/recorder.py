@@ -1,0 +1,371 @@
+"""The tracer that records: lanes by thread, steps, events, goodbye."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import sys
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from tracer.background import SpoolThread
+from tracer.clock import monotonic_ns
+from tracer.exit_record import ended, failed, write_exit
+from tracer.host_span import HostSpan
+from tracer.lane import Lane, head_word, pair_word
+from tracer.plain import plain, plain_int, plain_text, type_name
+from tracer.process_file import ProcessFile
+from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
+from tracer.spare import SegmentSource, SpoolLimits
+from tracer.spool import (
+    EVENTS_FILE,
+    GROUPS_FILE,
+    MICROBATCH,
+    NAME_BYTES,
+    NAME_CAPACITY,
+    STEP,
+    DropReason,
+    RecordType,
+    SpoolIdentity,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tracer.protocol import SpanContext
+
+MAX_LANES = 64
+"""Threads that record at once; further ones share the last lane."""
+
+INT32_MAX = 2**31 - 1
+
+
+class _LaneHolder:
+    """Gives a lane back when its thread's locals die, so that short threads cost no disk."""
+
+    __slots__ = ("_free", "lane")
+
+    def __init__(self, lane: Lane, free: deque[Lane]) -> None:
+        self.lane = lane
+        self._free = free
+
+    def __del__(self) -> None:
+        self._free.append(self.lane)
+
+
+class _ThreadState(threading.local):
+    lane: Lane
+    holder: _LaneHolder
+
+
+class Recorder:
+    """Records spans of this process into one spool folder."""
+
+    enabled = True
+
+    def __init__(
+        self, folder: Path, identity: SpoolIdentity, *, limits: SpoolLimits | None = None
+    ) -> None:
+        self.folder = folder
+        self.identity = identity
+        self.run_id = identity.run_id
+        self.step_number = NONE
+        self._process = ProcessFile(folder, identity)
+        self._source = SegmentSource(folder, identity, limits or SpoolLimits())
+        self._background = SpoolThread(
+            folder, work=self._work, on_error=lambda: self.drop(DropReason.INTERNAL_ERROR)
+        )
+        self._local = _ThreadState()
+        self._lanes: list[Lane] = []
+        self._lane_numbers = itertools.count()
+        self._free_lanes: deque[Lane] = deque()
+        self._host_heads: dict[str, int] = {}
+        self._step_start_ns: int | None = None
+        self._failure: dict[str, object] | None = None
+        self._closers: list[Callable[[], None]] = []
+        self._closed = False
+        self.comm_lane = self._new_lane("comm")
+
+    def start(self) -> None:
+        """Make the first segments ready and start the background thread."""
+        for _ in range(2):
+            self._source.prepare()
+        self._background.start()
+
+    # -- spans ---------------------------------------------------------------
+
+    def span(
+        self,
+        name: str,
+        *,
+        kind: SpanKind = SpanKind.HOST,
+        microbatch: int = NONE,
+        chunk: int = NONE,
+    ) -> SpanContext:
+        """Return a span to be entered with ``with``."""
+        if kind is SpanKind.HOST and type(name) is str:
+            head = self._host_heads.get(name)
+            if head is not None and microbatch is NONE and chunk is NONE:
+                return HostSpan(self, head)
+        head = self.head(name, kind)
+        return HostSpan(self, head, self._index(microbatch), self._index(chunk))
+
+    def head(self, name: object, kind: object, flags: int = SpanFlag.HOST_CLOCK) -> int:
+        """Return the first word of a span's records: kind, flags and interned name."""
+        if type(kind) is not SpanKind:
+            self.drop(DropReason.BAD_ARGUMENT)
+            kind = SpanKind.OTHER
+        text = self._name(name)
+        head = head_word(
+            RecordType.SPAN,
+            kind=KIND_CODES[kind],
+            flags=int(flags),
+            name_id=self._process.name_id(text),
+        )
+        if kind is SpanKind.HOST and flags == SpanFlag.HOST_CLOCK and type(name) is str:
+            self._remember_head(name, head)
+        return head
+
+    def name_id(self, name: str) -> int:
+        """Return the id of a name of ours, interned on first sight."""
+        return self._process.name_id(name)
+
+    def lane(self) -> Lane:
+        """Return the calling thread's lane."""
+        try:
+            return self._local.lane
+        except AttributeError:
+            return self._join_lane()
+
+    def drop(self, reason: DropReason) -> None:
+        """Count a lost record."""
+        self._process.drop(reason)
+
+    # -- steps ---------------------------------------------------------------
+
+    def begin_steps(self, first_step: int = 0) -> None:
+        """Say that step ``first_step`` begins now."""
+        step = plain_int(first_step, limit=INT32_MAX)
+        if step is None:
+            self.drop(DropReason.BAD_ARGUMENT)
+            step = 0
+        self._begin_step(step, monotonic_ns())
+
+    def step(self, tokens: int | None = None, loss: object = None) -> None:
+        """Say that the step ends now and the next begins."""
+        now_ns = monotonic_ns()
+        start_ns = self._step_start_ns
+        if start_ns is None:
+            self._begin_step(0, now_ns)
+            return
+        lane = self.lane()
+        second = STEP.pack(self._count(tokens), self._loss(loss), peak_memory_bytes())
+        lane.append(
+            head_word(RecordType.STEP, kind=0, flags=int(SpanFlag.HOST_CLOCK), name_id=0),
+            start_ns,
+            now_ns - start_ns,
+            pair_word(self.step_number, NONE),
+            pair_word(NONE, lane.track_id),
+            start_ns,
+            0,
+            second,
+        )
+        self._begin_step(self.step_number + 1, now_ns)
+
+    def microbatch(
+        self, index: int, tokens: int | None = None, sum_squared_lengths: int | None = None
+    ) -> None:
+        """Note what micro-batch ``index`` of this step holds."""
+        now_ns = monotonic_ns()
+        lane = self.lane()
+        lane.append(
+            head_word(RecordType.MICROBATCH, kind=0, flags=int(SpanFlag.HOST_CLOCK), name_id=0),
+            now_ns,
+            0,
+            pair_word(self.step_number, self._index(index)),
+            pair_word(lane.chunk, lane.track_id),
+            now_ns,
+            0,
+            MICROBATCH.pack(self._count(tokens), self._count(sum_squared_lengths)),
+        )
+
+    # -- what is not a span --------------------------------------------------
+
+    def event(self, kind: str, text: str, data: dict[str, object]) -> None:
+        """Note something that happened at this moment."""
+        line = {
+            "at_ns": time.time_ns(),
+            "kind": self._name(kind),
+            "text": plain_text(text) or f"<{type_name(text)}>",
+            "data": data,
+        }
+        self._append_line(EVENTS_FILE, line)
+
+    def add_group(
+        self, group_id: int, *, kind: SpanKind, name: str, members: Sequence[int]
+    ) -> None:
+        """Note a communication group, once."""
+        line: dict[str, object] = {
+            "group_id": f"{group_id:016x}",
+            "kind": str(kind),
+            "name": name,
+            "members": list(members),
+        }
+        self._append_line(GROUPS_FILE, line)
+
+    def record_exception(self, exc: BaseException) -> None:
+        """Note that ``exc`` ends this process."""
+        self._failure = failed(exc, time.time_ns())
+        write_exit(self.folder, self._failure)
+
+    # -- end -----------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether goodbye was said."""
+        return self._closed
+
+    def on_shutdown(self, closer: Callable[[], None]) -> None:
+        """Call ``closer`` at shutdown, the last registered first."""
+        self._closers.append(closer)
+
+    def shutdown(self) -> None:
+        """Say goodbye: seal what is written and record the end. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        while self._closers:
+            with contextlib.suppress(Exception):
+                self._closers.pop()()
+        self._background.stop()
+        self._source.close()
+        for lane in self._lanes:
+            lane.seal()
+        self._process.publish_drops()
+        if self._failure is None:
+            write_exit(self.folder, ended(time.time_ns()))
+
+    def abandon(self) -> None:
+        """Let go of every file without writing: this process is a forked child."""
+        self._closed = True
+        self._closers.clear()
+        self._source.forget()
+        self._process.detach()
+        for lane in self._lanes:
+            lane.detach()
+
+    # -- inside --------------------------------------------------------------
+
+    def _work(self) -> None:
+        """What the background thread does at each turn."""
+        if self._source.is_short() and not self._closed:
+            self._source.prepare()
+        self._process.publish_drops()
+
+    def _begin_step(self, step: int, now_ns: int) -> None:
+        self.step_number = step
+        self._step_start_ns = now_ns
+        for lane in self._lanes:
+            lane.set_place(step, NONE, NONE)
+
+    def _join_lane(self) -> Lane:
+        """Give the calling thread a lane: a free one, a new one, or the shared last one."""
+        current = threading.current_thread()
+        track = "main" if current is threading.main_thread() else current.name
+        try:
+            lane = self._free_lanes.pop()
+        except IndexError:
+            lane = self._new_lane(track) if len(self._lanes) < MAX_LANES else self._lanes[-1]
+        else:
+            lane.track_id = self._process.name_id(self._name(track))
+            lane.depth = 0
+            lane.set_place(self.step_number, NONE, NONE)
+        self._local.lane = lane
+        if lane is not self._lanes[-1] or len(self._lanes) < MAX_LANES:
+            self._local.holder = _LaneHolder(lane, self._free_lanes)
+        return lane
+
+    def _new_lane(self, track: str) -> Lane:
+        lane = Lane(
+            next(self._lane_numbers),
+            track_id=self._process.name_id(self._name(track)),
+            source=self._source,
+            process=self._process,
+            wake=self._background.wake,
+        )
+        lane.set_place(self.step_number, NONE, NONE)
+        self._lanes.append(lane)
+        return lane
+
+    def _name(self, name: object) -> str:
+        text = plain_text(name)
+        if text:
+            return text
+        self.drop(DropReason.BAD_ARGUMENT)
+        return "<empty>" if text == "" else f"<{type_name(name)}>"
+
+    def _remember_head(self, name: str, head: int) -> None:
+        # Names of the caller's choosing: without a bound this would grow for ever.
+        if len(self._host_heads) < NAME_CAPACITY and len(name) < NAME_BYTES:
+            self._host_heads[name] = head
+
+    def _index(self, value: object) -> int:
+        number = plain_int(value, limit=INT32_MAX)
+        if number is None:
+            self.drop(DropReason.BAD_ARGUMENT)
+            return NONE
+        return number
+
+    def _count(self, value: object) -> int:
+        if value is None:
+            return NONE
+        number = plain_int(value)
+        if number is None:
+            self.drop(DropReason.BAD_ARGUMENT)
+            return NONE
+        return number
+
+    def _loss(self, loss: object) -> float:
+        if loss is None:
+            return math.nan
+        value = plain_loss(loss)
+        if value is None:
+            self.drop(DropReason.BAD_ARGUMENT)
+            return math.nan
+        return value
+
+    def _append_line(self, file_name: str, line: dict[str, object]) -> None:
+        if not self._background.append_line(file_name, json.dumps(plain(line))):
+            self.drop(DropReason.NO_SEGMENT)
+
+
+def plain_loss(loss: object) -> float | None:
+    """Return a loss as a float; None where it cannot be read without waiting or foreign code.
+
+    A tensor on a device stays unread: ``.item()`` would synchronise the job.
+    """
+    if isinstance(loss, float):
+        return float.__float__(loss)
+    number = plain_int(loss)
+    if number is not None:
+        return float(number)
+    torch = sys.modules.get("torch")
+    if torch is None or type(loss) is not torch.Tensor:
+        return None
+    tensor: Any = loss
+    if tensor.device.type != "cpu" or tensor.numel() != 1:
+        return None
+    return float(tensor.detach())
+
+
+def peak_memory_bytes() -> int:
+    """Return the device allocator's peak since the process began; `NONE` without a device."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return NONE
+    return int(torch.cuda.max_memory_allocated())

@@ -1,0 +1,148 @@
+"""One segment: a mapped file of fixed-size records, and the claim on its rows."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tracer.process_file import map_file
+from tracer.spool import (
+    HEADER_BYTES,
+    OPEN_CAPACITY,
+    OPEN_ENTRY,
+    OPEN_ENTRY_BYTES,
+    OPEN_TABLE_OFFSET,
+    RECORD_BYTES,
+    SEALED,
+    SEALED_OFFSET,
+    SEGMENT_MAGIC,
+    SpoolIdentity,
+    pack_header,
+)
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Callable
+    from pathlib import Path
+
+LANE_OFFSET = struct.calcsize("<8sIIIII")
+"""Where `IDENTITY` holds the lane, which is known only once a lane takes the segment."""
+
+LANE = struct.Struct("<I")
+START = struct.Struct("<q")
+PAGE_BYTES = 4096
+
+MIN_SEGMENT_BYTES = HEADER_BYTES + RECORD_BYTES
+
+
+class Segment:
+    """A mapped segment file that one lane writes."""
+
+    __slots__ = ("buffer", "capacity", "claim", "number", "open_slots", "path")
+
+    def __init__(self, path: Path, identity: SpoolIdentity) -> None:
+        num_bytes = HEADER_BYTES + identity.capacity * RECORD_BYTES
+        self.path = path
+        self.number = identity.segment
+        self.capacity = identity.capacity
+        self.buffer: mmap.mmap | bytearray = map_file(path, num_bytes)
+        self.buffer[:HEADER_BYTES] = pack_header(identity, magic=SEGMENT_MAGIC)
+        # One C call takes a row, so neither another thread nor a signal handler can get it too.
+        self.claim: Callable[[], int] = itertools.count().__next__
+        self.open_slots: deque[int] = deque(range(OPEN_CAPACITY))
+
+    def fault_in(self, page: int) -> None:
+        """Touch one page, so that the training thread does not pay for its first write."""
+        self.buffer[page * PAGE_BYTES] = self.buffer[page * PAGE_BYTES]
+
+    def give_to(self, lane: int) -> None:
+        """Note which lane writes here."""
+        LANE.pack_into(self.buffer, LANE_OFFSET, lane)
+
+    def seal(self) -> None:
+        """Say that the lane has moved on; what is claimed and not committed never will be."""
+        SEALED.pack_into(self.buffer, SEALED_OFFSET, 1 + min(self.claim(), self.capacity))
+
+    def detach(self) -> None:
+        """Write to private memory from now on: after a fork the file is the parent's alone."""
+        self.buffer = bytearray(HEADER_BYTES + self.capacity * RECORD_BYTES)
+
+
+class OpenEntry:
+    """A line of the open table: something that has begun and not ended."""
+
+    __slots__ = ("_segment", "_slot")
+
+    def __init__(self, segment: Segment, slot: int) -> None:
+        self._segment = segment
+        self._slot = slot
+
+    def close(self) -> None:
+        """Free the line."""
+        START.pack_into(self._segment.buffer, _open_offset(self._slot), 0)
+        self._segment.open_slots.append(self._slot)
+
+
+def open_entry(
+    segment: Segment, start_ns: int, name_id: int, step: int, kind: int, comm: tuple[int, int]
+) -> OpenEntry | None:
+    """Show a begun span in the segment's open table; None where the table is full.
+
+    Args:
+        segment: Where the lane writes now. The line stays there if the lane moves on.
+        start_ns: Begin, monotonic.
+        name_id: Interned name.
+        step: Optimizer step or `NONE`.
+        kind: Kind code.
+        comm: Group id and seq; ``(0, NONE)`` where the span is no communication.
+    """
+    try:
+        slot = segment.open_slots.pop()
+    except IndexError:
+        return None
+    OPEN_ENTRY.pack_into(
+        segment.buffer,
+        _open_offset(slot),
+        start_ns,
+        comm[0],
+        comm[1],
+        name_id,
+        step,
+        kind,
+        0,
+        start_ns,
+    )
+    return OpenEntry(segment, slot)
+
+
+def _open_offset(slot: int) -> int:
+    return OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES
+
+
+def segment_capacity(num_bytes: int) -> int:
+    """Return how many records a segment file of at most ``num_bytes`` holds, one at least."""
+    return max(1, (num_bytes - HEADER_BYTES) // RECORD_BYTES)
+
+
+class NoSegment(Segment):
+    """What a lane writes to before its first segment and after its last: nothing fits."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.number = -1
+        self.capacity = 0
+        self.buffer = bytearray(HEADER_BYTES)
+        self.claim = int
+        self.open_slots = deque()
+
+    def seal(self) -> None:
+        """Do nothing."""
+
+    def detach(self) -> None:
+        """Do nothing."""
+
+
+NO_SEGMENT = NoSegment()
