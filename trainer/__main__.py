@@ -1,0 +1,171 @@
+"""``torchrun --nproc-per-node N -m trainer``: train a small GPT on any pp x dp x tp layout."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from tracer.topology import Layout
+from trainer.config import DEFAULT_PACE_MS, ModelConfig, TrainerConfig
+from trainer.errors import ConfigError
+from trainer.fault import parse_faults
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from trainer.loop import RankState
+
+PACE_REPORT_STEPS = 5
+"""Steps between two reports of the pace to the tracer."""
+
+EXIT_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train as the flags say; return the exit code."""
+    args = _parser().parse_args(argv)
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        config = _config(args, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    except ValueError as problem:
+        if rank == 0:
+            print(f"trainer: {problem}", file=sys.stderr)
+        return EXIT_USAGE
+    return _run(config, rank=rank, spool=args.trace, run=args.run)
+
+
+def _run(config: TrainerConfig, *, rank: int, spool: str | None, run: str | None) -> int:
+    # Here, not above: flags are checked and --help is printed without torch.
+    import torch.distributed as dist
+
+    import tracer
+    from trainer.build import build_rank
+    from trainer.loop import train, warm_up
+    from trainer.parallel import build_mesh, join_job, pick_device
+    from trainer.tracing import report_pace, start_tracing
+
+    device = pick_device()
+    if config.pace_ms is not None and device.type == "cuda":
+        raise ConfigError("TrainerConfig.pace_ms is for ranks on CPU: leave out --paced on CUDA")
+    join_job(device)
+    state = build_rank(config, rank=rank, mesh=build_mesh(config.layout, device), device=device)
+    start_tracing(state, spool=spool, run=run)
+    if rank == 0:
+        _announce(config)
+
+    warm_up(state, next(state.batches))
+    gc.collect()
+    gc.freeze()
+    dist.barrier()
+    tracer.begin_steps(0)
+    for report in train(state):
+        if rank == 0:
+            print(
+                f"step {report.step} loss {report.loss:.4f} time_s {report.duration_s:.3f}",
+                flush=True,
+            )
+        if config.pace_ms is not None and (report.step + 1) % PACE_REPORT_STEPS == 0:
+            report_pace(state.timer, config.pace_ms)
+    if config.pace_ms is not None:
+        report_pace(state.timer, config.pace_ms)
+        _print_pace(state, device)
+    tracer.shutdown()
+    dist.destroy_process_group()
+    return 0
+
+
+def _announce(config: TrainerConfig) -> None:
+    layout = config.layout
+    print(
+        f"training pp {layout.pp} dp {layout.dp} tp {layout.tp},"
+        f" {config.num_microbatches} micro-batches a step, {config.num_tokens} tokens a step"
+    )
+    if config.pace_ms is not None:
+        print(
+            f"paced: each local compute segment is padded, asleep, to {config.pace_ms:g} ms forward"
+            f" and {2 * config.pace_ms:g} ms backward; times show this pace, not the CPU"
+        )
+    for fault in config.faults:
+        print(f"planted: {fault}")
+    sys.stdout.flush()
+
+
+def _print_pace(state: RankState, device: torch.device) -> None:
+    """Print the overruns of all ranks; a collective, so after the last step."""
+    import torch
+    import torch.distributed as dist
+
+    counts = torch.tensor([state.timer.num_segments, state.timer.num_overruns], device=device)
+    dist.all_reduce(counts)
+    num_segments, num_overruns = counts.tolist()
+    if state.rank == 0:
+        print(
+            f"pace num_segments {num_segments} num_overruns {num_overruns}"
+            f" overrun_ratio {num_overruns / num_segments:.4f}",
+            flush=True,
+        )
+
+
+def _config(args: argparse.Namespace, *, world_size: int) -> TrainerConfig:
+    layout = Layout(pp=args.pp, dp=args.dp, tp=args.tp)
+    return TrainerConfig(
+        layout=layout,
+        world_size=world_size,
+        model=ModelConfig(
+            num_layers=args.layers,
+            hidden_size=args.hidden,
+            num_heads=args.heads,
+            ffn_size=args.ffn,
+            vocab_size=args.vocab,
+            seq_length=args.seq,
+        ),
+        num_steps=args.steps,
+        num_microbatches=2 * layout.pp if args.microbatches is None else args.microbatches,
+        microbatch_size=args.microbatch_size,
+        learning_rate=args.lr,
+        seed=args.seed,
+        pace_ms=(args.pace_ms or DEFAULT_PACE_MS) if args.paced else None,
+        faults=parse_faults(args.fault),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    model, run = ModelConfig(), TrainerConfig(world_size=1, num_microbatches=1)
+    parser = argparse.ArgumentParser(prog="trainer", description=__doc__)
+    add = parser.add_argument
+    add("--pp", type=int, default=1, help="pipeline stages")
+    add("--dp", type=int, default=1, help="data-parallel positions (FSDP2)")
+    add("--tp", type=int, default=1, help="tensor-parallel positions (DTensor)")
+    add("--steps", type=int, default=run.num_steps)
+    add("--microbatches", type=int, help="per step and data position; default 2 x pp")
+    add("--microbatch-size", type=int, default=run.microbatch_size, help="sequences")
+    add("--layers", type=int, default=model.num_layers)
+    add("--hidden", type=int, default=model.hidden_size)
+    add("--heads", type=int, default=model.num_heads)
+    add("--ffn", type=int, default=model.ffn_size)
+    add("--vocab", type=int, default=model.vocab_size)
+    add("--seq", type=int, default=model.seq_length, help="tokens in a sequence")
+    add("--lr", type=float, default=run.learning_rate)
+    add("--seed", type=int, default=run.seed, help="of weights and tokens")
+    add("--paced", action="store_true", help="pad local compute to a set time (docs/trainer.md)")
+    add("--pace-ms", type=float, help=f"forward time of a segment; default {DEFAULT_PACE_MS:g}")
+    add(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help="slow-compute:rank=5,factor=1.8,steps=10-29 | stage-imbalance:stage=1,factor=1.5"
+        " | none; may be repeated",
+    )
+    add("--trace", metavar="DIR", help="record spans into DIR; default RANKSCOPE_TRACE, else off")
+    add("--run", help="name of the run; default RANKSCOPE_RUN, else the launcher's id")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""One rank's part of the job, put together from its configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer.data import iter_batches
+from trainer.loop import RankState
+from trainer.model import Stage, initialize
+from trainer.pace import MonotonicPaceClock, PacedSegments, StretchedSegments
+from trainer.parallel import shard_stage
+from trainer.schedule import build_schedule
+from trainer.segments import time_segments
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from trainer.config import TrainerConfig
+    from trainer.pace import SegmentTimer
+
+
+def build_rank(
+    config: TrainerConfig, *, rank: int, mesh: DeviceMesh, device: torch.device
+) -> RankState:
+    """Return the sharded stage of ``rank`` with its schedule, optimizer, data and timer."""
+    stage_number = mesh["pp"].get_local_rank()
+    stage = Stage(config.model, stage=stage_number, num_stages=config.layout.pp)
+    initialize(stage, seed=config.seed)
+    stage.to(device)
+    shard_stage(stage, mesh)
+    return RankState(
+        config=config,
+        rank=rank,
+        is_first_stage=stage_number == 0,
+        is_last_stage=stage_number == config.layout.pp - 1,
+        stage=stage,
+        schedule=build_schedule(stage, config, mesh=mesh, device=device),
+        optimizer=torch.optim.AdamW(stage.parameters(), lr=config.learning_rate),
+        batches=iter_batches(config, dp_position=mesh["dp"].get_local_rank(), device=device),
+        timer=_attach_timer(stage, config, rank=rank),
+    )
+
+
+def _attach_timer(stage: Stage, config: TrainerConfig, *, rank: int) -> SegmentTimer:
+    """Return the timer of this rank's segments; a rank that nothing slows is left untouched."""
+    clock = MonotonicPaceClock()
+    if config.pace_ms is not None:
+        paced = PacedSegments(forward_ns=round(config.pace_ms * 1e6), clock=clock)
+        time_segments(stage, paced)
+        return paced
+    stretched = StretchedSegments(clock=clock)
+    if any(rank in fault.culprits(config.layout) for fault in config.faults):
+        time_segments(stage, stretched)
+    return stretched

@@ -1,0 +1,161 @@
+"""What is trained, and on which layout. Standard library only; checked as it is made."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING
+
+from tracer.topology import Layout
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainer.fault import Fault
+
+DEFAULT_PACE_MS = 20.0
+"""Paced forward time of one local segment. Source: `docs/trainer.md`, "How the pace was chosen"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Sizes of the Llama-like GPT. Small on purpose: the trainer shows time, not text."""
+
+    num_layers: int = 4
+    hidden_size: int = 64
+    num_heads: int = 8
+    ffn_size: int = 128
+    vocab_size: int = 128
+    seq_length: int = 32
+
+    def __post_init__(self) -> None:
+        for name, size in asdict(self).items():
+            if size < 1:
+                raise ConfigError(f"ModelConfig.{name} must be at least 1, got {size}")
+        if self.hidden_size % (2 * self.num_heads):
+            raise ConfigError(
+                f"ModelConfig.hidden_size {self.hidden_size} must be an even multiple of"
+                f" ModelConfig.num_heads {self.num_heads}: rotary embedding turns pairs of numbers"
+            )
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig:
+    """One training run: model, layout, batch, optimizer, pace and planted faults."""
+
+    layout: Layout = field(default_factory=Layout)
+
+    world_size: int
+    """Ranks that were started; must be what the layout needs."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+    num_steps: int = 30
+
+    num_microbatches: int
+    """Per data position and step, at least ``layout.pp``."""
+
+    microbatch_size: int = 2
+    """Sequences in one micro-batch."""
+
+    learning_rate: float = 1e-2
+    max_gradient_norm: float = 1.0
+
+    seed: int = 0
+    """Of weights and tokens: equal seeds give equal losses on every layout."""
+
+    pace_ms: float | None = None
+    """Forward time of one local segment in paced mode; None: unpaced."""
+
+    faults: tuple[Fault, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._check_layout()
+        self._check_numbers()
+        self._check_faults()
+
+    @property
+    def num_tokens_per_position(self) -> int:
+        """Tokens of one step that one data position trains on."""
+        return self.num_microbatches * self.microbatch_size * self.model.seq_length
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one step over all data positions."""
+        return self.num_tokens_per_position * self.layout.dp
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the settings as plain values, the form that the manifest holds."""
+        plain = {item.name: getattr(self, item.name) for item in fields(self)}
+        return plain | {
+            "layout": self.layout.to_dict(),
+            "model": asdict(self.model),
+            "faults": [str(fault) for fault in self.faults],
+        }
+
+    def _check_layout(self) -> None:
+        layout, model = self.layout, self.model
+        for axis in ("cp", "ep", "dsp", "vpp"):
+            if layout.to_dict()[axis] != 1:
+                raise ConfigError(
+                    f"TrainerConfig.layout.{axis} must be 1: this trainer has pp, dp, tp"
+                )
+        if layout.world_size != self.world_size:
+            raise ConfigError(
+                f"TrainerConfig.layout is pp {layout.pp} x dp {layout.dp} x tp {layout.tp} ="
+                f" {layout.world_size} ranks, but {self.world_size} were started:"
+                f" run torchrun --nproc-per-node {layout.world_size}, or change --pp, --dp, --tp"
+            )
+        if model.num_layers < layout.pp:
+            raise ConfigError(
+                f"ModelConfig.num_layers {model.num_layers} is less than the {layout.pp} pipeline"
+                f" stages: pass --layers {layout.pp} or more, or a smaller --pp"
+            )
+        for name in ("num_heads", "ffn_size"):
+            if getattr(model, name) % layout.tp:
+                raise ConfigError(
+                    f"ModelConfig.{name} {getattr(model, name)} is not divisible by"
+                    f" tp {layout.tp}: choose a --tp that divides it"
+                )
+
+    def _check_numbers(self) -> None:
+        for name in ("num_steps", "microbatch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"TrainerConfig.{name} must be at least 1, got {getattr(self, name)}"
+                )
+        if self.num_microbatches < self.layout.pp:
+            raise ConfigError(
+                f"TrainerConfig.num_microbatches {self.num_microbatches} is less than the"
+                f" {self.layout.pp} pipeline stages: 1F1B needs one a stage, pass"
+                f" --microbatches {self.layout.pp} or more"
+            )
+        for name in ("learning_rate", "max_gradient_norm"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(
+                    f"TrainerConfig.{name} must be above 0, got {getattr(self, name)}"
+                )
+        if self.pace_ms is not None and not self.pace_ms > 0:
+            raise ConfigError(
+                f"TrainerConfig.pace_ms must be above 0, got {self.pace_ms}: leave out --paced to"
+                " train unpaced"
+            )
+
+    def _check_faults(self) -> None:
+        for fault in self.faults:
+            fault.culprits(self.layout)
+            if fault.steps is not None and fault.steps[0] >= self.num_steps:
+                raise ConfigError(
+                    f"TrainerConfig.faults: {fault} begins after the last step"
+                    f" {self.num_steps - 1}: give earlier steps, or more --steps"
+                )
+
+
+def layers_of_stage(stage: int, *, num_layers: int, num_stages: int) -> range:
+    """Return the layers of one pipeline stage; the first stages take what does not divide."""
+    size, rest = divmod(num_layers, num_stages)
+    begin = stage * size + min(stage, rest)
+    return range(begin, begin + size + (stage < rest))

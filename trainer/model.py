@@ -1,0 +1,157 @@
+"""A small Llama: rotary attention, SwiGLU, RMSNorm, cut into pipeline stages.
+
+Plain modules that know nothing of ranks, pace or tracer: `parallel` shards
+them, `segments` paces them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from trainer.config import layers_of_stage
+
+if TYPE_CHECKING:
+    from trainer.config import ModelConfig
+
+ROTARY_BASE = 10_000.0
+INITIAL_STD = 0.02
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary positions; under tp each rank has some of the heads."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_size = config.head_size
+        self.wq = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.wk = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.wv = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        cos, sin = rotary_table(config.seq_length, config.head_size)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Mix the positions of ``x``, shape ``(batch, seq, hidden)``."""
+        query = rotate(self._heads(self.wq(x)), self.cos, self.sin)
+        key = rotate(self._heads(self.wk(x)), self.cos, self.sin)
+        value = self._heads(self.wv(x))
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        output: torch.Tensor = self.wo(mixed.transpose(1, 2).flatten(2))
+        return output
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``(batch, this rank's heads, seq, head_size)``."""
+        batch, length, _ = x.shape
+        return x.view(batch, length, -1, self.head_size).transpose(1, 2)
+
+
+class SwiGlu(nn.Module):
+    """The MLP: ``w2(silu(w1 x) * w3 x)``."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
+        self.w3 = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
+        self.w2 = nn.Linear(config.ffn_size, config.hidden_size, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Transform each position of ``x``, shape ``(batch, seq, hidden)``."""
+        output: torch.Tensor = self.w2(functional.silu(self.w1(x)) * self.w3(x))
+        return output
+
+
+class Block(nn.Module):
+    """One transformer layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden_size)
+        self.attention = Attention(config)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size)
+        self.mlp = SwiGlu(config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x`` after attention and MLP, same shape."""
+        x = x + self.attention(self.attention_norm(x))
+        output: torch.Tensor = x + self.mlp(self.mlp_norm(x))
+        return output
+
+
+class Stage(nn.Module):
+    """The layers of one pipeline stage; the first embeds tokens, the last returns logits."""
+
+    def __init__(self, config: ModelConfig, *, stage: int, num_stages: int) -> None:
+        super().__init__()
+        layers = layers_of_stage(stage, num_layers=config.num_layers, num_stages=num_stages)
+        self.embedding: nn.Embedding | None = None
+        self.head: nn.Sequential | None = None
+        if stage == 0:
+            self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Keyed by the layer's number in the whole model, so that a weight has
+        # one name, and therefore one initial value, on every layout.
+        self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in layers})
+        if stage == num_stages - 1:
+            self.head = nn.Sequential(
+                nn.RMSNorm(config.hidden_size),
+                nn.Linear(config.hidden_size, config.vocab_size, bias=False),
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the stage on one micro-batch.
+
+        Args:
+            x: Tokens, shape ``(batch, seq)``, on the first stage; else the
+                previous stage's output, shape ``(batch, seq, hidden)``.
+
+        Returns:
+            Logits, shape ``(batch, seq, vocab)``, on the last stage; else what
+            the next stage takes.
+        """
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for block in self.blocks.values():
+            x = block(x)
+        if self.head is not None:
+            x = self.head(x)
+        return x
+
+
+def rotary_table(seq_length: int, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosine and sine of each position's angles, each ``(seq_length, head_size / 2)``.
+
+    Source:
+        Su et al., "RoFormer" (arXiv 2104.09864), equation 15.
+    """
+    frequencies = ROTARY_BASE ** (-torch.arange(0, head_size, 2) / head_size)
+    angles = torch.outer(torch.arange(seq_length), frequencies)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn the pairs ``(x[i], x[i + head_size / 2])`` by their position's angles."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+
+
+def initialize(stage: nn.Module, *, seed: int) -> None:
+    """Fill the weights, each from the seed and its own name alone, so on every layout alike."""
+    for name, parameter in stage.named_parameters():
+        if parameter.dim() == 1:
+            nn.init.ones_(parameter)
+            continue
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+        nn.init.normal_(parameter, std=INITIAL_STD, generator=generator)
+
+
+def token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy over the micro-batch's tokens, in nats."""
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
