@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.devices import peak_flops_per_s
+from analysis.mfu import compute_mfu, gpt_flops_per_step
+from analysis.source import EpochInfo, RankInfo, RunInfo, StepTable
+from tracer.topology import Coords, Layout
+
+S = 1_000_000_000
+
+
+def rank_info(rank: int, *, dp: int = 0, tp: int = 0, peak: float | None = 10.0) -> RankInfo:
+    return RankInfo(rank=rank, coords=Coords(dp=dp, tp=tp), peak_flops_per_s=peak)
+
+
+def run_info(*ranks: RankInfo, layout: Layout, flops_per_token: float | None = 2.0) -> RunInfo:
+    return RunInfo(
+        run_id="r",
+        source_format="rankscope",
+        layout=layout,
+        world_size=layout.world_size,
+        epochs=(EpochInfo(epoch=0, ranks=ranks),),
+        flops_per_token=flops_per_token,
+        flops_convention="6 N a token",
+    )
+
+
+def step_table(*rows: tuple[int, int, int, int, int], epoch: int = 0) -> StepTable:
+    """Rows of (step, rank, start_ns, end_ns, num_tokens)."""
+    step, rank, start_ns, end_ns, tokens = zip(*rows, strict=True) if rows else ((),) * 5
+    return StepTable(
+        epoch=np.full(len(rows), epoch, dtype=np.int32),
+        step=np.array(step, dtype=np.int32),
+        rank=np.array(rank, dtype=np.int32),
+        start_ns=np.array(start_ns, dtype=np.int64),
+        end_ns=np.array(end_ns, dtype=np.int64),
+        num_tokens=np.array(tokens, dtype=np.int64),
+        loss=np.full(len(rows), np.nan),
+    )
+
+
+# Two data positions of two TP ranks each; each position trains on 60 tokens.
+LAYOUT = Layout(dp=2, tp=2)
+RANKS = (rank_info(0), rank_info(1, tp=1), rank_info(2, dp=1), rank_info(3, dp=1, tp=1))
+ONE_STEP = (
+    (7, 0, 0, 9 * S, 60),
+    (7, 1, 1 * S, 10 * S, 60),
+    (7, 2, 2 * S, 12 * S, 60),
+    (7, 3, 2 * S, 11 * S, 60),
+)
+
+
+def test_tokens_count_once_a_data_position_and_time_runs_from_first_start_to_last_end() -> None:
+    # 2 FLOPs a token x (60 + 60) tokens over 4 ranks x 10 FLOP/s x 12 s.
+    mfu = compute_mfu(run_info(*RANKS, layout=LAYOUT), step_table(*ONE_STEP))
+
+    assert mfu is not None
+    assert mfu.by_step == {7: pytest.approx(240 / 480)}
+    assert mfu.mean == pytest.approx(0.5)
+
+
+def test_tokens_that_only_one_rank_of_a_position_told_count_for_it() -> None:
+    rows = [(step, rank, a, b, n if rank in {1, 2} else -1) for step, rank, a, b, n in ONE_STEP]
+
+    mfu = compute_mfu(run_info(*RANKS, layout=LAYOUT), step_table(*rows))
+
+    assert mfu is not None
+    assert mfu.by_step == {7: pytest.approx(0.5)}
+
+
+def test_a_step_that_a_rank_has_not_ended_is_left_out() -> None:
+    begun = [(8, rank, 12 * S, 20 * S, 60) for rank in range(3)]
+    unended = (9, 3, 12 * S, -1, 60)
+
+    mfu = compute_mfu(run_info(*RANKS, layout=LAYOUT), step_table(*ONE_STEP, *begun, unended))
+
+    assert mfu is not None
+    assert list(mfu.by_step) == [7]
+
+
+def test_a_step_of_which_a_data_position_is_silent_is_left_out() -> None:
+    rows = [(step, rank, a, b, n if rank < 2 else -1) for step, rank, a, b, n in ONE_STEP]
+
+    assert compute_mfu(run_info(*RANKS, layout=LAYOUT), step_table(*rows)) is None
+
+
+def test_unknown_flops_and_unknown_peaks_give_no_mfu() -> None:
+    steps = step_table(*ONE_STEP)
+    nameless = replace(RANKS[3], peak_flops_per_s=None)
+
+    assert compute_mfu(run_info(*RANKS, layout=LAYOUT, flops_per_token=None), steps) is None
+    assert compute_mfu(run_info(*RANKS[:3], nameless, layout=LAYOUT), steps) is None
+    assert compute_mfu(run_info(*RANKS, layout=LAYOUT), step_table()) is None
+    assert compute_mfu(run_info(layout=LAYOUT), steps) is None
+
+
+def test_a_hidden_data_axis_gives_no_mfu() -> None:
+    run = run_info(*RANKS, layout=Layout(dp=2, tp=2, dsp=2))
+
+    assert compute_mfu(run, step_table(*ONE_STEP)) is None
+
+
+def test_mixed_devices_add_up_their_own_peaks() -> None:
+    # 10 + 10 + 30 + 30 FLOP/s instead of 4 x 10.
+    fast = tuple(replace(rank, peak_flops_per_s=30.0) for rank in RANKS[2:])
+
+    mfu = compute_mfu(run_info(*RANKS[:2], *fast, layout=LAYOUT), step_table(*ONE_STEP))
+
+    assert mfu is not None
+    assert mfu.by_step == {7: pytest.approx(240 / (80 * 12))}
+
+
+def test_untraced_ranks_count_like_their_alike_peers_and_are_unknown_among_mixed_ones() -> None:
+    # Only TP position 0 was traced: 4 ranks of 10 FLOP/s, two of them seen.
+    traced = (RANKS[0], RANKS[2])
+    steps = step_table(ONE_STEP[0], ONE_STEP[2])
+    mixed = (RANKS[0], replace(RANKS[2], peak_flops_per_s=30.0))
+
+    mfu = compute_mfu(run_info(*traced, layout=LAYOUT), steps)
+
+    assert mfu is not None
+    assert mfu.by_step == {7: pytest.approx(240 / 480)}
+    assert compute_mfu(run_info(*mixed, layout=LAYOUT), steps) is None
+
+
+def test_a_repeated_step_counts_as_the_later_epoch_had_it() -> None:
+    run = run_info(*RANKS, layout=LAYOUT)
+    both = replace(run, epochs=(*run.epochs, EpochInfo(epoch=1, ranks=RANKS)))
+    first = step_table(*ONE_STEP)
+    again = step_table(*((7, rank, 50 * S, 74 * S, 60) for rank in range(4)), epoch=1)
+    names = ("epoch", "step", "rank", "start_ns", "end_ns", "num_tokens", "loss")
+    columns = {name: np.concatenate([getattr(first, name), getattr(again, name)]) for name in names}
+
+    mfu = compute_mfu(both, StepTable(**columns))
+
+    assert mfu is not None
+    assert mfu.by_step == {7: pytest.approx(240 / (40 * 24))}
+
+
+def test_the_convention_says_how_flops_and_peak_were_found() -> None:
+    run = run_info(*RANKS, layout=LAYOUT)
+    device = "NVIDIA H100 80GB HBM3"
+    looked_up = tuple(
+        replace(rank, peak_flops_per_s=None, device_name=device, dtype="torch.bfloat16")
+        for rank in RANKS
+    )
+
+    paced = compute_mfu(replace(run, paced=True), step_table(*ONE_STEP))
+    named = compute_mfu(run_info(*looked_up, layout=LAYOUT), step_table(*ONE_STEP))
+
+    assert paced is not None
+    assert paced.convention == (
+        "6 N a token; peak 1e-11 TFLOP/s a rank, declared by the job (paced CPU)"
+    )
+    assert named is not None
+    assert named.convention == (
+        "6 N a token; peak 989.4 TFLOP/s a rank, dense bfloat16 of NVIDIA H100 80GB HBM3"
+    )
+
+
+@given(shift=st.integers(-(10**12), 10**12), order=st.permutations(range(4)))
+def test_shifting_the_clock_or_renaming_ranks_changes_nothing(shift: int, order: list[int]) -> None:
+    ranks = sorted(
+        (replace(info, rank=order[info.rank]) for info in RANKS), key=lambda info: info.rank
+    )
+    rows = sorted((step, order[rank], a + shift, b + shift, n) for step, rank, a, b, n in ONE_STEP)
+
+    mfu = compute_mfu(run_info(*ranks, layout=LAYOUT), step_table(*rows))
+
+    assert mfu is not None
+    assert mfu.by_step == {7: pytest.approx(0.5)}
+
+
+MEGASCALE = [
+    # sequences, GPUs, seconds a step, MFU % as printed
+    *((768, *row) for row in ((256, 40.0, 53.0), (512, 21.2, 49.9))),
+    *((768, *row) for row in ((768, 15.2, 46.7), (1024, 11.9, 44.7))),
+    *((6144, *row) for row in ((3072, 29.02, 48.7), (6144, 14.78, 47.8))),
+    *((6144, *row) for row in ((8192, 12.24, 43.3), (12288, 8.57, 41.2))),
+]
+
+
+@pytest.mark.parametrize(("num_sequences", "num_gpus", "step_s", "percent"), MEGASCALE)
+def test_the_formula_gives_the_megatron_rows_of_megascales_table_2(
+    num_sequences: int, num_gpus: int, step_s: float, percent: float
+) -> None:
+    # 175B model on A100s of 312 TFLOP/s, arXiv 2402.15627; steps are printed to three digits.
+    flops = gpt_flops_per_step(
+        hidden=12288, num_layers=96, seq=2048, vocabulary=64000, num_sequences=num_sequences
+    )
+    a100 = peak_flops_per_s("NVIDIA A100-SXM4-80GB", "bfloat16")
+    # One data position stands for the whole job, so the run's rules apply to a published row.
+    run = run_info(
+        RankInfo(rank=0, coords=Coords(), peak_flops_per_s=a100),
+        layout=Layout(tp=num_gpus),
+        flops_per_token=flops / (num_sequences * 2048),
+    )
+    row = (0, 0, 0, round(step_s * S), num_sequences * 2048)
+
+    mfu = compute_mfu(run, step_table(row))
+
+    assert mfu is not None
+    tolerance = 0.174 if num_sequences == 768 else 0.061
+    assert 100 * mfu.mean == pytest.approx(percent, abs=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "tera"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "bfloat16", 312.0),
+        ("A100-SXM4-40GB", "torch.float16", 312.0),
+        ("NVIDIA H200", "bf16", 989.4),
+        ("NVIDIA H100 PCIe", "float8_e4m3fn", 1513.0),
+        ("NVIDIA B200", "bfloat16", 2250.0),
+    ],
+)
+def test_a_listed_device_has_its_dense_peak(device: str, dtype: str, tera: float) -> None:
+    assert peak_flops_per_s(device, dtype) == tera * 1e12
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bfloat16"),  # a slice of one
+        ("NVIDIA A100", "bfloat16"),  # no driver says so
+        ("Tesla V100-SXM2-16GB", "float16"),
+        ("cpu", "float32"),
+        ("", ""),
+        ("NVIDIA H100 80GB HBM3", "float32"),  # TF32 or not: the type does not tell
+        ("NVIDIA A100-SXM4-80GB", "float8"),  # it has none
+    ],
+)
+def test_anything_else_has_no_peak(device: str, dtype: str) -> None:
+    assert peak_flops_per_s(device, dtype) is None
