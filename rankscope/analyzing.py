@@ -1,0 +1,54 @@
+"""`rankscope analyze`: diagnose a stored run, as text or as one JSON document."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+from rankscope.errors import BadInputError
+
+
+def analyze_stored(
+    run_id: str, *, first: int | None, last: int | None, as_json: bool, store_url: str | None
+) -> str:
+    """Return the diagnosis of steps ``first`` to ``last`` of a run, ready to print.
+
+    Raises:
+        UnknownRunError: The store holds no run of that name.
+        EmptyRunError: It holds no spans in these steps.
+        StoreError: The store could not be opened or read.
+    """
+    from analysis.analyze import analyze_run
+    from analysis.document import to_document
+    from analysis.verdict import verdict_sentence
+    from collector.location import default_store_url
+    from collector.store import open_store
+    from rankscope.report_text import report_text
+    from rankscope.source import StoreSource
+
+    with open_store(store_url or default_store_url()) as store:
+        report = analyze_run(StoreSource(store), run_id, first=first, last=last)
+    if as_json:
+        return json.dumps(to_document(report), allow_nan=False)
+    return report_text(report, verdict=verdict_sentence(report), width=terminal_width())
+
+
+def parse_steps(text: str) -> tuple[int | None, int | None]:
+    """Return the first and last step that ``A:B`` names; None where an end is left open.
+
+    Raises:
+        BadInputError: It is not of that form, or ends before it begins.
+    """
+    first_text, colon, last_text = text.partition(":")
+    ends = [part.strip() for part in (first_text, last_text)]
+    if not colon or not all(end == "" or (end.isascii() and end.isdigit()) for end in ends):
+        raise BadInputError(f"--steps {text!r} must be A:B, as 10:29, 10: or :29")
+    first, last = (int(end) if end else None for end in ends)
+    if first is not None and last is not None and last < first:
+        raise BadInputError(f"--steps {text!r} ends before it begins: give {last}:{first}")
+    return first, last
+
+
+def terminal_width() -> int:
+    """Return how many columns to fill: the terminal's, 100 where there is none, at most 120."""
+    return min(120, shutil.get_terminal_size((100, 24)).columns)

@@ -1,0 +1,164 @@
+"""The subcommands: each parses its flags and hands over; what is heavy loads inside it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="rankscope",
+    help="Which rank of a distributed training is truly slow, which only wait for it, and why.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Store = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        envvar="RANKSCOPE_STORE",
+        help="chdb:///absolute/path or clickhouse://user:password@host:8123/database; "
+        "default: the embedded store in your data folder.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+SpoolFolder = Annotated[
+    Path | None, typer.Option("--spool", metavar="DIR", help="Folder that the ranks write to.")
+]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        "--port",
+        min=1,
+        max=65535,
+        help="Default: 8050, or the next free one.",
+        show_default=False,
+    ),
+]
+
+
+@app.command("import")
+def import_(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", show_default=False)],
+    *,
+    file_format: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="What the files are: bytedance.")
+    ],
+    run: Annotated[str, typer.Option("--run", metavar="NAME", help="Name of the run.")],
+    meta: Annotated[
+        Path | None,
+        typer.Option("--meta", metavar="FILE", help="YAML with the job's sizes (bytedance)."),
+    ] = None,
+    store: Store = None,
+) -> None:
+    """Store a trace that another program recorded, as a run."""
+    from rankscope.importing import import_files
+
+    typer.echo(import_files(files, file_format=file_format, run_id=run, meta=meta, store_url=store))
+
+
+@app.command()
+def analyze(
+    run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)],
+    *,
+    steps: Annotated[
+        str, typer.Option(metavar="A:B", help="Steps A to B, both included; either may be empty.")
+    ] = ":",
+    as_json: AsJson = False,
+    store: Store = None,
+) -> None:
+    """Say which rank is slow, which ranks wait for it, and why."""
+    from rankscope.analyzing import analyze_stored, parse_steps
+
+    first, last = parse_steps(steps)
+    typer.echo(analyze_stored(run, first=first, last=last, as_json=as_json, store_url=store))
+
+
+@app.command()
+def runs(*, as_json: AsJson = False, store: Store = None) -> None:
+    """List the runs of the store, the newest first."""
+    from rankscope.listing import list_runs
+
+    typer.echo(list_runs(as_json=as_json, store_url=store))
+
+
+@app.command()
+def alerts(*, as_json: AsJson = False, store: Store = None) -> None:
+    """List the alerts that have fired, the newest first."""
+    from rankscope.listing import list_alerts
+
+    typer.echo(list_alerts(as_json=as_json, store_url=store))
+
+
+@app.command()
+def serve(
+    *,
+    store: Store = None,
+    spool: SpoolFolder = None,
+    host: Annotated[str, typer.Option(help="A loopback address.")] = "127.0.0.1",
+    port: Port = None,
+    alert_webhook: Annotated[
+        str | None,
+        typer.Option(
+            "--alert-webhook",
+            metavar="URL",
+            envvar="RANKSCOPE_ALERT_WEBHOOK",
+            help="Where to post alerts to, as JSON.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Collect from a spool, analyse while runs train, alert, and serve the dashboard."""
+    from rankscope.serving import ServeOptions, serve_store
+
+    serve_store(
+        ServeOptions(
+            store_url=store, spool=spool, host=host, port=port, alert_webhook=alert_webhook
+        )
+    )
+
+
+@app.command()
+def demo(  # noqa: PLR0913  # one parameter a flag
+    *,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
+    dp: Annotated[int, typer.Option(min=1, help="Data-parallel positions.")] = 2,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel positions.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 30,
+    fault: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="What to plant, or none; default: slow-compute on rank 5, 1.8 times, from a"
+            " third of the steps on.",
+            show_default=False,
+        ),
+    ] = None,
+    serve_after: Annotated[
+        bool, typer.Option("--serve/--no-serve", help="Serve the dashboard afterwards.")
+    ] = True,
+    as_json: AsJson = False,
+    port: Port = None,
+    spool: SpoolFolder = None,
+    store: Store = None,
+) -> None:
+    """Train a small GPT here with one slow rank, find that rank, and show it."""
+    from rankscope.demo import DemoOptions, run_demo
+
+    status = run_demo(
+        DemoOptions(
+            layout=(pp, dp, tp),
+            num_steps=steps,
+            fault=fault,
+            serve=serve_after,
+            as_json=as_json,
+            port=port,
+            spool=spool,
+            store_url=store,
+        )
+    )
+    raise typer.Exit(status)

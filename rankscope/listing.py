@@ -1,0 +1,83 @@
+"""`rankscope runs` and `rankscope alerts`: what the store holds, in a list."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from collector.location import default_store_url
+from collector.store import open_store
+from rankscope.columns import aligned
+
+if TYPE_CHECKING:
+    from analysis.source import RunSummary
+    from collector.alerts import StoredAlert
+
+NS_PER_S = 1_000_000_000
+NO_RUNS = "no runs yet: `rankscope demo` makes one, `rankscope import` stores a recorded one"
+NO_ALERTS = "no alerts"
+
+
+def list_runs(*, as_json: bool, store_url: str | None) -> str:
+    """Return the runs of the store, the newest first, ready to print."""
+    from rankscope.source import StoreSource
+
+    with open_store(store_url or default_store_url()) as store:
+        found = StoreSource(store).runs()
+    if as_json:
+        return json.dumps({"runs": [_run_document(run) for run in found]})
+    rows = [
+        (
+            run.run_id,
+            run.source_format,
+            run.state,
+            str(run.world_size),
+            str(run.num_steps),
+            f"{run.num_spans:,}",
+            _when(run.started_ns),
+        )
+        for run in found
+    ]
+    header = ("run", "format", "state", "ranks", "steps", "spans", "started (UTC)")
+    return "\n".join(aligned(header, rows, right="lllrrrl")) if rows else NO_RUNS
+
+
+def list_alerts(*, as_json: bool, store_url: str | None) -> str:
+    """Return the alerts that have fired, the newest first, ready to print."""
+    from collector.alerts import read_alerts
+
+    with open_store(store_url or default_store_url()) as store:
+        found = read_alerts(store)
+    if as_json:
+        return json.dumps({"alerts": [asdict(alert) for alert in found]})
+    rows = [
+        (_when(alert.at_ns), alert.run_id, _steps(alert), str(alert.delivery), alert.text)
+        for alert in found
+    ]
+    header = ("fired (UTC)", "run", "steps", "webhook", "alert")
+    return "\n".join(aligned(header, rows)) if rows else NO_ALERTS
+
+
+def _run_document(run: RunSummary) -> dict[str, Any]:
+    return {
+        "run": run.run_id,
+        "format": run.source_format,
+        "state": run.state,
+        "world_size": run.world_size,
+        "layout": run.layout.to_dict(),
+        "num_spans": run.num_spans,
+        "num_steps": run.num_steps,
+        "started_ns": run.started_ns,
+    }
+
+
+def _steps(alert: StoredAlert) -> str:
+    return f"{alert.first_step}-{alert.last_step}"
+
+
+def _when(at_ns: int | None) -> str:
+    if at_ns is None:
+        return "n/a"
+    return datetime.fromtimestamp(at_ns / NS_PER_S, UTC).strftime("%Y-%m-%d %H:%M:%S")

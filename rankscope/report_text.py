@@ -1,0 +1,160 @@
+"""The diagnosis for a person at a terminal: the verdict first, then what it rests on."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from rankscope.columns import aligned, ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from analysis.report import Finding, RunReport, Starved
+
+UNKNOWN = "n/a"
+INDENT = "  "
+MAX_STARVED = 10
+MAX_WAITS_ON = 3
+
+
+def report_text(report: RunReport, *, verdict: str, width: int) -> str:
+    """Return the diagnosis as lines of at most ``width`` columns, tables excepted.
+
+    Args:
+        report: The finished diagnosis.
+        verdict: It in one sentence.
+        width: Columns of the terminal.
+    """
+    blocks = [
+        wrap(verdict, width),
+        wrap(_what_was_seen(report), width),
+        _times(report),
+        _findings(report.findings, width),
+        _starved(report.starved),
+        _quality(report, width),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _what_was_seen(report: RunReport) -> str:
+    sizes = report.layout.to_dict().items()
+    axes = [f"{axis} {size}" for axis, size in sizes if size > 1]
+    layout = f" ({' x '.join(axes)})" if axes else ""
+    steps = f"{len(report.steps)} steps"
+    if report.steps:
+        steps += f" ({report.steps[0]} to {report.steps[-1]})"
+    parts = [
+        f"run {report.run}: {report.world_size} ranks{layout}, {steps}, {report.num_spans:,} spans"
+    ]
+    if len(report.epochs) > 1:
+        parts.append(f"{len(report.epochs)} epochs")
+    if report.paced:
+        parts.append("paced: the trainer padded its compute to set times")
+    if report.warmup_steps:
+        parts.append(f"warm-up left out: {_steps(report.warmup_steps)}")
+    return "; ".join(parts)
+
+
+def _times(report: RunReport) -> list[str]:
+    times = report.step_time_s
+    rows = [
+        (
+            "step time",
+            f"actual {_seconds(times.actual)}",
+            f"replayed {_seconds(times.replayed)}",
+            f"ideal {_seconds(times.ideal)}",
+        ),
+        (
+            "slowdown",
+            f"S {_number(report.slowdown)}",
+            f"waste {_percent(report.waste_ratio)}",
+            f"M_W {_number(report.m_w)}, M_S {_number(report.m_s)}",
+        ),
+        (
+            "replay",
+            f"launch {_number(report.launch_slowdown)}",
+            f"error {_percent(report.replay_error_ratio)}",
+            "",
+        ),
+    ]
+    lines = aligned(rows[0], rows[1:])
+    if report.mfu is None:
+        return [*lines, f"MFU        {UNKNOWN}"]
+    return [*lines, f"MFU        mean {_percent(report.mfu.mean)} ({report.mfu.convention})"]
+
+
+def _findings(findings: tuple[Finding, ...], width: int) -> list[str]:
+    header = ("finding", "ranks", "steps", "slowdown", "recoverable", "confidence")
+    rows = [
+        (
+            finding.cause,
+            ranges(finding.ranks) or "-",
+            f"{finding.steps[0]}-{finding.steps[1]}" if finding.steps else "-",
+            _number(finding.slowdown),
+            _percent(finding.recoverable_ratio),
+            f"{finding.confidence:.2f}",
+        )
+        for finding in findings
+    ]
+    head, *lines = aligned(header, rows, right="lllrrr")
+    body = [head]
+    for line, finding in zip(lines, findings, strict=True):
+        body.append(line)
+        body.extend(_paragraph(finding.evidence, width))
+    return body
+
+
+def _starved(starved: tuple[Starved, ...]) -> list[str]:
+    if not starved:
+        return []
+    rows = [
+        (
+            str(rank.rank),
+            _percent(rank.wait_ratio),
+            ", ".join(
+                f"rank {root.rank} {_percent(root.ratio)}" for root in rank.waits_on[:MAX_WAITS_ON]
+            )
+            or UNKNOWN,
+        )
+        for rank in starved[:MAX_STARVED]
+    ]
+    lines = aligned(("waiting rank", "of the step", "on"), rows, right="rrl")
+    if len(starved) > MAX_STARVED:
+        lines.append(f"{INDENT}and {len(starved) - MAX_STARVED} more")
+    return lines
+
+
+def _quality(report: RunReport, width: int) -> list[str]:
+    quality = report.quality
+    error_ns = quality.clock_error_ns
+    clock = UNKNOWN if error_ns is None else f"{error_ns / 1e3:.3g} us"
+    summary = (
+        f"quality: coverage {_percent(quality.coverage_ratio)},"
+        f" dropped spans {quality.dropped_spans:,}, clock error {clock}"
+    )
+    lines = wrap(summary, width)
+    for warning in quality.warnings:
+        lines.extend(_paragraph(warning, width, mark="! "))
+    return lines
+
+
+def _paragraph(text: str, width: int, *, mark: str = "") -> list[str]:
+    first = INDENT + mark
+    return wrap(text, width, initial_indent=first, subsequent_indent=" " * len(first))
+
+
+def _steps(steps: Iterable[int]) -> str:
+    return f"steps {ranges(sorted(steps))}"
+
+
+def _seconds(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else f"{seconds:.4g} s"
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3f}"
+
+
+def _percent(ratio: float | None) -> str:
+    return UNKNOWN if ratio is None else f"{ratio * 100:.1f} %"
