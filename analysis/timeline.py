@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from analysis.errors import EmptyRunError
 from analysis.waits import WaitSplit, split_waits
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from analysis.source import EpochInfo, RunInfo, SpanSource, SpanTable

@@ -1,0 +1,91 @@
+"""The page's address: it holds the whole view, so that a view can be sent to a colleague."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import parse_qs, quote, unquote, urlencode
+
+_MAX_DIGITS = 15
+
+
+class Page(StrEnum):
+    """What the address names; the value is its first path segment."""
+
+    NEWEST = ""
+    RUN = "run"
+    TIMELINE = "timeline"
+    UNKNOWN = "?"
+
+
+class GroupBy(StrEnum):
+    """The axis by whose position the timeline gathers its ranks."""
+
+    PP = "pp"
+    DP = "dp"
+    TP = "tp"
+    RANK = "rank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """One address, read."""
+
+    page: Page
+    run: str | None = None
+    """None: the newest one."""
+
+    epoch: int | None = None
+    """None: the last one."""
+
+    step: int | None = None
+    """None: the one that the top finding shows best."""
+
+    group_by: GroupBy = GroupBy.PP
+
+
+def read_address(path: str, query: str) -> View:
+    """Read a path below the dashboard's base and a query string; what makes no sense is left out.
+
+    Args:
+        path: Without the base path, with or without slashes at its ends.
+        query: With or without its ``?``.
+    """
+    first, _, rest = path.strip("/").partition("/")
+    asked = {key: values[-1] for key, values in parse_qs(query.lstrip("?")).items()}
+    if first == Page.RUN and rest:
+        return View(page=Page.RUN, run=unquote(rest))
+    if first == Page.TIMELINE and not rest:
+        return View(
+            page=Page.TIMELINE,
+            run=asked.get("run"),
+            epoch=_number(asked.get("epoch")),
+            step=_number(asked.get("step")),
+            group_by=_group_by(asked.get("group")),
+        )
+    return View(page=Page.UNKNOWN if first else Page.NEWEST)
+
+
+def write_address(view: View, *, base_path: str) -> str:
+    """Return the address that `read_address` reads back as ``view``."""
+    if view.page is Page.RUN and view.run is not None:
+        return f"{base_path}run/{quote(view.run, safe='')}"
+    if view.page is Page.TIMELINE:
+        asked = {
+            "run": view.run,
+            "epoch": view.epoch,
+            "step": view.step,
+            "group": None if view.group_by is GroupBy.PP else view.group_by.value,
+        }
+        given = {key: value for key, value in asked.items() if value is not None}
+        return f"{base_path}timeline?{urlencode(given)}" if given else f"{base_path}timeline"
+    return base_path
+
+
+def _number(text: str | None) -> int | None:
+    plain = text is not None and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+    return int(text) if plain and text is not None else None
+
+
+def _group_by(text: str | None) -> GroupBy:
+    return GroupBy(text) if text in set(GroupBy) else GroupBy.PP

@@ -1,0 +1,83 @@
+"""Draw who was slow when: each rank's compute time above its peers', step by step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import plotly.graph_objects as go
+
+from analysis.raster import worst_in_blocks
+from dashboard.theme import DIVERGING, NS_PER_MS, dressed
+
+if TYPE_CHECKING:
+    from analysis.report import RankStepExcess, RunReport
+
+MAX_ROWS = 768
+MAX_COLUMNS = 1500
+_LEAST_RANGE_RATIO = 0.05
+_PIXELS_PER_ROW = 30
+_LEAST_HEIGHT = 220
+_MOST_HEIGHT = 560
+_TALL_CELLS = 48
+
+
+def excess_figure(report: RunReport) -> go.Figure:
+    """Draw excess compute time in milliseconds: x step, y rank, neutral at 0.
+
+    Past `MAX_ROWS` ranks or `MAX_COLUMNS` steps neighbours share a cell, which
+    shows the worst of them, and the labels name the ranges. The colour ends at
+    the 99th percentile of what is there, but at no less than 5 % of the mean
+    step time, so that noise looks like noise.
+    """
+    shown = worst_in_blocks(report.excess, max_rows=MAX_ROWS, max_columns=MAX_COLUMNS)
+    excess_ms = shown.excess_ns / NS_PER_MS
+    limit = max(_LEAST_RANGE_RATIO * report.step_time_s.actual * 1e3, _high(excess_ms))
+    spaced = len(shown.rank_blocks) <= _TALL_CELLS and len(shown.step_blocks) <= _TALL_CELLS
+    figure = go.Figure(
+        go.Heatmap(
+            x=[_range(block) for block in shown.step_blocks],
+            y=[_range(block) for block in shown.rank_blocks],
+            z=excess_ms.astype(np.float32),
+            colorscale=DIVERGING,
+            zmin=-limit,
+            zmax=limit,
+            xgap=1 if spaced else 0,
+            ygap=1 if spaced else 0,
+            hoverongaps=False,
+            hovertemplate="rank %{y}, step %{x}<br>%{z:+,.2f} ms against its peers<extra></extra>",
+            colorbar={"title": {"text": "excess (ms)", "side": "right"}, "thickness": 10},
+        )
+    )
+    height = _PIXELS_PER_ROW * len(shown.rank_blocks) + 80
+    dressed(
+        figure,
+        height=min(max(height, _LEAST_HEIGHT), _MOST_HEIGHT),
+        keep=f"excess {report.run}",
+    )
+    figure.update_layout(margin={"l": 50, "r": 8, "t": 12, "b": 44})
+    figure.update_xaxes(type="category", title_text="step", showgrid=False, nticks=16)
+    figure.update_yaxes(
+        type="category", title_text="rank", showgrid=False, autorange="reversed", nticks=24
+    )
+    return figure
+
+
+def excess_note(excess: RankStepExcess) -> str:
+    """Say when neighbours share a cell; "" where each rank and step has its own."""
+    shown = worst_in_blocks(excess, max_rows=MAX_ROWS, max_columns=MAX_COLUMNS)
+    parts = []
+    if len(shown.rank_blocks) < len(excess.ranks):
+        parts.append(f"{len(excess.ranks):,} ranks in {len(shown.rank_blocks):,} rows")
+    if len(shown.step_blocks) < len(excess.steps):
+        parts.append(f"{len(excess.steps):,} steps in {len(shown.step_blocks):,} columns")
+    return f"Showing {' and '.join(parts)}; each cell is its worst member." if parts else ""
+
+
+def _high(excess_ms: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> float:
+    known = np.abs(excess_ms[np.isfinite(excess_ms)])
+    return float(np.percentile(known, 99)) if known.size else 0.0
+
+
+def _range(block: tuple[int, int]) -> str:
+    return f"{block[0]}" if block[0] == block[1] else f"{block[0]}-{block[1]}"

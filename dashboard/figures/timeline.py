@@ -1,0 +1,186 @@
+"""Draw one step: what every rank did when, and in communication whom it waited for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dashboard.figures.timeline_hover import hover_texts
+from dashboard.figures.timeline_rows import Rows, lay_rows
+from dashboard.theme import INK, KIND_COLORS, NS_PER_MS, dressed
+from tracer.span import KINDS, SpanKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from analysis.timeline import StepTimeline
+    from dashboard.address import GroupBy
+
+_WAIT_ALPHA = 0.22
+_LEAST_HEIGHT = 260
+_MOST_HEIGHT = 860
+_PIXELS_PER_RANK = 62
+_NESTED_SHRINK = 0.62
+
+
+def timeline_figure(timeline: StepTimeline, group_by: GroupBy) -> go.Figure:
+    """Draw every span of the step as a bar, in milliseconds since the step's first span.
+
+    Each rank has a row with one lane per track, compute above communication.
+    Of a communication span whose wait is known, the wait for its last member
+    is hatched and light, the transfer solid. One trace per kind and part holds
+    all its bars.
+    """
+    rows = lay_rows(timeline, group_by)
+    texts = hover_texts(timeline)
+    split = (timeline.wait_ns > 0) & (timeline.wait_ns <= timeline.spans.duration_ns)
+    figure = go.Figure()
+    outer_first = np.argsort(timeline.spans.depth, kind="stable")
+    for code in np.unique(timeline.spans.kind).tolist():
+        own = outer_first[timeline.spans.kind[outer_first] == code]
+        _add_bars(figure, timeline, rows, texts, own, split)
+    _add_wait_legend(figure, shown=bool(split.any()))
+    return _dressed(figure, timeline, rows, group_by)
+
+
+def _add_bars(
+    figure: go.Figure,
+    timeline: StepTimeline,
+    rows: Rows,
+    texts: NDArray[np.object_],
+    own: NDArray[np.intp],
+    split: NDArray[np.bool_],
+) -> None:
+    """Add the bars of one kind: whole spans and transfers solid, waits hatched."""
+    spans = timeline.spans
+    kind = KINDS[int(spans.kind[own[0]])]
+    start = spans.start_ns[own] - timeline.begin_ns
+    waited = np.where(split[own], timeline.wait_ns[own], 0)
+    solid = _bars(kind, rows, own, start + waited, spans.duration_ns[own] - waited, spans.depth)
+    solid.update(name=kind.value, hovertext=texts[own], marker=_solid(kind))
+    figure.add_trace(go.Bar(solid))
+    waits = own[waited > 0]
+    if len(waits):
+        ahead = _bars(kind, rows, waits, start[waited > 0], timeline.wait_ns[waits], spans.depth)
+        ahead.update(
+            name=f"{kind.value}, waiting",
+            showlegend=False,
+            hovertext=texts[waits],
+            marker=_hatched(KIND_COLORS[kind]),
+        )
+        figure.add_trace(go.Bar(ahead))
+
+
+def _bars(
+    kind: SpanKind,
+    rows: Rows,
+    own: NDArray[np.intp],
+    start_ns: NDArray[np.int64],
+    duration_ns: NDArray[np.int64],
+    depth: NDArray[np.int16],
+) -> dict[str, object]:
+    shrink = np.power(_NESTED_SHRINK, np.minimum(depth[own], 3))
+    return {
+        "orientation": "h",
+        "base": start_ns / NS_PER_MS,
+        "x": duration_ns / NS_PER_MS,
+        "y": rows.center[own],
+        "width": rows.height[own] * shrink,
+        "legendgroup": kind.value,
+        "hovertemplate": "%{hovertext}<extra></extra>",
+    }
+
+
+def _solid(kind: SpanKind) -> dict[str, object]:
+    if kind is SpanKind.WAIT:
+        return _hatched(KIND_COLORS[kind])
+    return {"color": KIND_COLORS[kind], "line": {"width": 0}}
+
+
+def _hatched(color: str) -> dict[str, object]:
+    return {
+        "color": color,
+        "line": {"width": 1, "color": color},
+        "pattern": {
+            "shape": "/",
+            "size": 5,
+            "solidity": 0.25,
+            "fillmode": "replace",
+            "fgcolor": color,
+            "bgcolor": _faint(color),
+        },
+    }
+
+
+def _faint(color: str) -> str:
+    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{_WAIT_ALPHA})"
+
+
+def _add_wait_legend(figure: go.Figure, *, shown: bool) -> None:
+    if shown:
+        figure.add_trace(
+            go.Bar(
+                name="hatched: waiting for the last member",
+                orientation="h",
+                x=[None],
+                y=[None],
+                marker=_hatched(INK),
+                hoverinfo="skip",
+            )
+        )
+
+
+def _dressed(figure: go.Figure, timeline: StepTimeline, rows: Rows, group_by: GroupBy) -> go.Figure:
+    num_ranks = len(rows.ranks)
+    height = min(max(_PIXELS_PER_RANK * num_ranks + 110, _LEAST_HEIGHT), _MOST_HEIGHT)
+    dressed(figure, height=height, keep=f"{timeline.run} {timeline.epoch} {timeline.step}")
+    figure.update_layout(
+        barmode="overlay",
+        bargap=0,
+        hovermode="closest",
+        dragmode="pan",
+        margin={"l": 132, "r": 16, "t": 40, "b": 48},
+    )
+    figure.update_xaxes(
+        title_text="time since the step's first span (ms)",
+        range=[0, (timeline.end_ns - timeline.begin_ns) / NS_PER_MS],
+        showspikes=True,
+        spikemode="across",
+        spikesnap="cursor",
+        spikethickness=1,
+        spikedash="dot",
+        spikecolor=INK,
+    )
+    dress_rows(figure, rows, group_by)
+    return figure
+
+
+def dress_rows(figure: go.Figure, rows: Rows, group_by: GroupBy) -> None:
+    """Name the rows on the y axis and part the groups by lines."""
+    figure.update_yaxes(
+        range=[len(rows.ranks) - 0.5, -0.5],
+        tickmode="array",
+        tickvals=rows.tick_rows,
+        ticktext=rows.tick_texts,
+        showgrid=False,
+        automargin=False,
+        uirevision=f"{figure.layout.uirevision} {group_by}",
+    )
+    for at, label in rows.groups:
+        if at > 0:
+            figure.add_hline(y=at - 0.5, line={"color": "rgba(134,142,150,0.45)", "width": 1})
+        figure.add_annotation(
+            text=f"<b>{label}</b>",
+            x=0,
+            xref="paper",
+            xanchor="left",
+            xshift=-126,
+            y=at,
+            yref="y",
+            yanchor="middle",
+            showarrow=False,
+            align="left",
+        )

@@ -1,0 +1,69 @@
+"""What a span says of itself under the pointer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dashboard.text import bytes_text, plotly_text, time_text
+from dashboard.theme import NS_PER_MS
+from tracer.span import KINDS, NONE, SpanFlag
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from analysis.timeline import StepTimeline
+
+
+def hover_texts(timeline: StepTimeline) -> NDArray[np.object_]:
+    """Return the label of every span, shape (spans,), in plotly's own line breaks.
+
+    Quantities that are unknown or mean nothing for the span are left out;
+    names come from outside and are made inert.
+    """
+    names = [plotly_text(name) for name in timeline.spans.names]
+    places = {rank: f"PP {at.pp} · DP {at.dp} · TP {at.tp}" for rank, at in timeline.coords.items()}
+    texts = np.empty(len(timeline.spans), dtype=object)
+    for row in range(len(timeline.spans)):
+        texts[row] = "<br>".join(_lines(timeline, row, names, places))
+    return texts
+
+
+def _lines(timeline: StepTimeline, row: int, names: list[str], places: dict[int, str]) -> list[str]:
+    spans = timeline.spans
+    rank = int(spans.rank[row])
+    microbatch = int(spans.microbatch[row])
+    kind = KINDS[int(spans.kind[row])].value
+    begin_ms = (int(spans.start_ns[row]) - timeline.begin_ns) / NS_PER_MS
+    lines = [
+        f"<b>{names[int(spans.name[row])]}</b>",
+        kind if microbatch == NONE else f"{kind}, micro-batch {microbatch}",
+        f"rank {rank}" + (f" ({places[rank]})" if rank in places else ""),
+        f"duration {time_text(int(spans.duration_ns[row]))}, from {begin_ms:,.3f} ms",
+    ]
+    return lines + _communication(timeline, row) + _flags(int(spans.flags[row]))
+
+
+def _communication(timeline: StepTimeline, row: int) -> list[str]:
+    spans = timeline.spans
+    lines = []
+    if timeline.wait_ns[row] >= 0:
+        wait, last = int(timeline.wait_ns[row]), int(timeline.last_rank[row])
+        blamed = f" for rank {last}" if wait > 0 and last != spans.rank[row] else ""
+        lines.append(f"wait {time_text(wait)}{blamed}")
+        lines.append(f"transfer {time_text(int(timeline.transfer_ns[row]))}")
+    if spans.src_rank[row] != NONE and spans.dst_rank[row] != NONE:
+        lines.append(f"rank {int(spans.src_rank[row])} → rank {int(spans.dst_rank[row])}")
+    if spans.num_bytes[row] != NONE:
+        lines.append(bytes_text(int(spans.num_bytes[row])))
+    return lines
+
+
+def _flags(flags: int) -> list[str]:
+    lines = []
+    if flags & SpanFlag.OPEN:
+        lines.append("had not ended when last seen")
+    if flags & SpanFlag.ERROR:
+        lines.append("left by an exception")
+    return lines

@@ -1,0 +1,64 @@
+"""What a page says when there is nothing to draw: why, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dash import html
+
+from dashboard.pages.parts import card
+from dashboard.text import visible
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+
+def no_data(reason: str, *advice: str, command: str = "") -> Component:
+    """Return a card that explains an absence.
+
+    Args:
+        reason: What is missing, completing "No data because ...".
+        advice: Sentences that say what to do about it.
+        command: A command line to copy.
+    """
+    return card(
+        html.H2(f"No data because {reason}", className="empty-title"),
+        *(html.P(sentence) for sentence in advice),
+        *([html.Pre(html.Code(command), className="command")] if command else []),
+        class_name="empty",
+    )
+
+
+def no_runs() -> Component:
+    """Say how a first run gets into the store."""
+    return no_data(
+        "this store holds no runs yet",
+        "Train something with the tracer on, import a trace, or watch the demo:"
+        " the run appears here by itself.",
+        command="rankscope demo",
+    )
+
+
+def unknown_run(run_id: str) -> Component:
+    """Say that the run is not in the store (any more)."""
+    return no_data(
+        f"there is no run {visible(run_id)!r} in this store",
+        "It was deleted, or the address is mistyped. Choose another run above.",
+        command="rankscope runs",
+    )
+
+
+def no_steps(run_id: str) -> Component:
+    """Say that the run is known and nothing of it can be analysed yet."""
+    return no_data(
+        f"no step of run {visible(run_id)!r} has been recorded completely yet",
+        "This page fills by itself as soon as one has. If it stays empty while the job trains,"
+        " check that the job marks its steps and that its spool is the one being read.",
+    )
+
+
+def unknown_page(path: str) -> Component:
+    """Say that the address names no page."""
+    return no_data(
+        f"there is no page at {visible(path)!r}", "The menu above leads to the pages that exist."
+    )

@@ -1,0 +1,224 @@
+"""The overview: the verdict on one run, and the evidence for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
+from dash import Dash, Input, Output, State, dcc, html
+from dash.exceptions import PreventUpdate
+
+from analysis.errors import UnknownRunError
+from dashboard.address import Page, View, write_address
+from dashboard.figures.excess import excess_figure, excess_note
+from dashboard.figures.step_time import step_time_figure
+from dashboard.figures.workers import worker_figure
+from dashboard.pages.empty import no_runs, no_steps, unknown_run
+from dashboard.pages.overview_cards import (
+    findings_table,
+    key_figures,
+    mfu_reason,
+    quality_list,
+    starved_list,
+    verdict_card,
+)
+from dashboard.pages.parts import announced, card, graph
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from dashboard.provider import ReportProvider
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What stands on the page, part by part; the parts are the outputs of every refresh."""
+
+    run: str | None
+    revision: int | None
+    problem: list[Component] = field(default_factory=list)
+    """A card that says why there is no report; the rest is hidden then."""
+
+    verdict: list[Component] = field(default_factory=list)
+    key_figures: list[Component] = field(default_factory=list)
+    steps: go.Figure = field(default_factory=go.Figure)
+    steps_note: str = ""
+    workers: go.Figure = field(default_factory=go.Figure)
+    excess: go.Figure = field(default_factory=go.Figure)
+    excess_note: str = ""
+    starved: list[Component] = field(default_factory=list)
+    findings: list[Component] = field(default_factory=list)
+    quality: list[Component] = field(default_factory=list)
+
+    def outputs(self) -> tuple[Any, ...]:
+        """Return the parts in the order of `_OUTPUTS`."""
+        return (
+            {"run": self.run, "revision": self.revision},
+            self.problem,
+            "hidden" if self.problem else "",
+            self.verdict,
+            self.key_figures,
+            self.steps,
+            self.steps_note,
+            self.workers,
+            self.excess,
+            self.excess_note,
+            self.starved,
+            self.findings,
+            self.quality,
+        )
+
+
+_OUTPUTS = (
+    Output("overview-shown", "data"),
+    Output("overview-problem", "children"),
+    Output("overview-report", "className"),
+    Output("overview-verdict", "children"),
+    Output("overview-figures", "children"),
+    Output("overview-steps", "figure"),
+    Output("overview-steps-note", "children"),
+    Output("overview-workers", "figure"),
+    Output("overview-excess", "figure"),
+    Output("overview-excess-note", "children"),
+    Output("overview-starved", "children"),
+    Output("overview-findings", "children"),
+    Output("overview-quality", "children"),
+)
+
+
+def overview_page(provider: ReportProvider, run_id: str | None, *, base_path: str) -> Component:
+    """Return the page of one run, or of the newest one where ``run_id`` is None."""
+    shown = _look(provider, run_id, base_path)
+    data, problem, hidden, *_ = shown.outputs()
+    return html.Div(
+        [
+            dcc.Store(id="overview-shown", data=data),
+            html.Div(problem, id="overview-problem", **announced()),
+            html.Div(_report(shown), id="overview-report", className=hidden),
+        ]
+    )
+
+
+def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+    """Keep the page current while its run trains, and lead from a cell to its step."""
+
+    @app.callback(
+        *_OUTPUTS,
+        Input("tick", "n_intervals"),
+        State("overview-shown", "data"),
+        prevent_initial_call=True,
+    )
+    def refresh(_ticks: int, shown: dict[str, Any]) -> tuple[Any, ...]:
+        now = _revision(provider, shown["run"])
+        if now is not None and now == shown["revision"]:
+            raise PreventUpdate
+        fresh = _look(provider, shown["run"], base_path)
+        if (fresh.run, fresh.revision) == (shown["run"], shown["revision"]):
+            raise PreventUpdate
+        return fresh.outputs()
+
+    @app.callback(
+        Output("url", "href", allow_duplicate=True),
+        Input("overview-excess", "clickData"),
+        State("overview-shown", "data"),
+        prevent_initial_call=True,
+    )
+    def open_step(click: dict[str, Any] | None, shown: dict[str, Any]) -> str:
+        if not click:
+            raise PreventUpdate
+        step = int(str(click["points"][0]["x"]).partition("-")[0])
+        view = View(page=Page.TIMELINE, run=shown["run"], step=step)
+        return write_address(view, base_path=base_path)
+
+
+def _revision(provider: ReportProvider, run_id: str | None) -> int | None:
+    """Return the run's revision; None where there is no such run."""
+    if run_id is None:
+        return None
+    try:
+        return provider.revision(run_id)
+    except UnknownRunError:
+        return None
+
+
+def _look(provider: ReportProvider, run_id: str | None, base_path: str) -> _Shown:
+    """Ask the provider anew."""
+    if run_id is None:
+        runs = provider.runs()
+        if not runs:
+            return _Shown(run=None, revision=None, problem=[no_runs()])
+        run_id = runs[0].run_id
+    try:
+        revision = provider.revision(run_id)
+        report = provider.report(run_id)
+    except UnknownRunError:
+        return _Shown(run=run_id, revision=None, problem=[unknown_run(run_id)])
+    if report is None:
+        return _Shown(run=run_id, revision=revision, problem=[no_steps(run_id)])
+    return _Shown(
+        run=run_id,
+        revision=revision,
+        verdict=verdict_card(report, provider.verdict(report)),
+        key_figures=key_figures(report),
+        steps=step_time_figure(report),
+        steps_note="" if report.mfu else f"MFU n/a: {mfu_reason(report.quality)}.",
+        workers=worker_figure(report),
+        excess=excess_figure(report),
+        excess_note=excess_note(report.excess),
+        starved=starved_list(report.starved),
+        findings=[findings_table(report, base_path=base_path)],
+        quality=quality_list(report),
+    )
+
+
+def _report(shown: _Shown) -> list[Component]:
+    """Lay the parts out."""
+    return [
+        html.Div(shown.verdict, id="overview-verdict", **announced()),
+        html.Div(shown.key_figures, id="overview-figures", className="figures"),
+        html.Div(
+            [
+                _drawn(
+                    "overview-steps",
+                    shown.steps,
+                    title="Step time and MFU",
+                    about="Every step as it was. Shaded: the steps of the top finding."
+                    " Hollow: start-up.",
+                    note=shown.steps_note,
+                ),
+                _drawn(
+                    "overview-workers",
+                    shown.workers,
+                    title="Slowdown by worker",
+                    about="An isolated cell is a worker, a row a stage.",
+                ),
+                _drawn(
+                    "overview-excess",
+                    shown.excess,
+                    title="Excess compute time by rank and step",
+                    about="Own compute above its peers' typical, waits left out."
+                    " Blank: unknown. Click a cell to open its step.",
+                    note=shown.excess_note,
+                ),
+                card(
+                    html.H2("Who starves on whom"),
+                    html.P("Waiting time over step time, followed to the root.", className="about"),
+                    html.Div(shown.starved, id="overview-starved"),
+                ),
+            ],
+            className="grid",
+        ),
+        card(html.H2("Findings"), html.Div(shown.findings, id="overview-findings")),
+        card(html.H2("Data quality"), html.Div(shown.quality, id="overview-quality")),
+    ]
+
+
+def _drawn(part: str, figure: go.Figure, *, title: str, about: str, note: str = "") -> Component:
+    return card(
+        html.H2(title),
+        html.P(about, className="about"),
+        graph(part, figure),
+        html.P(note, id=f"{part}-note", className="note"),
+        label=title,
+    )

@@ -1,0 +1,210 @@
+"""The words of the overview: verdict, key figures, findings, who starves, data quality."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import dcc, html
+
+from dashboard.address import Page, View, write_address
+from dashboard.pages.parts import labelled
+from dashboard.text import (
+    UNKNOWN,
+    count_text,
+    ranks_text,
+    ratio_text,
+    seconds_text,
+    slowdown_text,
+    steps_text,
+    time_text,
+    visible,
+)
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from analysis.report import Finding, Quality, RunReport, Starved
+
+_CALM = {"healthy": "calm", "insufficient-evidence": "unsure"}
+_MOST_STARVED = 8
+_MOST_BLAMED = 2
+_MOST_WARNINGS = 12
+
+
+def verdict_card(report: RunReport, sentence: str) -> list[Component]:
+    """Return the verdict in large words, and what it rests on in small ones."""
+    top = report.top_finding
+    sizes = " x ".join(
+        f"{axis.upper()} {size}" for axis, size in report.layout.to_dict().items() if size > 1
+    )
+    facts = [
+        count_text(report.world_size, "rank"),
+        sizes or "no parallel axis",
+        count_text(len(report.steps), "step"),
+        count_text(report.num_spans, "span"),
+        f"confidence {top.confidence:.2f}",
+    ]
+    return [
+        html.Div(
+            [
+                html.P(top.cause, className="verdict-cause"),
+                html.H1(visible_sentence(sentence), className="verdict-sentence"),
+                html.P([html.Span(fact) for fact in facts], className="facts"),
+            ],
+            className=f"verdict {_CALM.get(top.cause, 'alarm')}",
+        )
+    ]
+
+
+def key_figures(report: RunReport) -> list[Component]:
+    """Return the run's numbers, each with what it means."""
+    mfu = None if report.mfu is None else report.mfu.mean
+    return [
+        _figure("step time", seconds_text(report.step_time_s.actual), "mean, recorded"),
+        _figure("ideal", seconds_text(report.step_time_s.ideal), "all ranks alike"),
+        _figure("slowdown", slowdown_text(report.slowdown), "replayed over ideal"),
+        _figure("waste", ratio_text(report.waste_ratio), "of GPU time"),
+        _figure("MFU", ratio_text(mfu), "mean" if report.mfu else mfu_reason(report.quality)),
+        _figure("launch", slowdown_text(report.launch_slowdown), "recorded over replayed"),
+    ]
+
+
+def mfu_reason(quality: Quality) -> str:
+    """Say why the run has no MFU."""
+    said = next((warning for warning in quality.warnings if warning.startswith("MFU")), None)
+    return visible(said) if said else "FLOPs per token or the device's peak are unknown"
+
+
+def findings_table(report: RunReport, *, base_path: str) -> Component:
+    """Return the findings as rows, the largest share first."""
+    head = ["cause", "ranks", "steps", "slowdown", "recoverable", "confidence", "evidence"]
+    return html.Div(
+        dmc.Table(
+            [
+                dmc.TableThead(dmc.TableTr([dmc.TableTh(word) for word in head])),
+                dmc.TableTbody(
+                    [_finding(report, finding, base_path) for finding in report.findings]
+                ),
+            ],
+            tabularNums=True,
+            verticalSpacing="xs",
+            className="findings",
+        ),
+        className="scrolls",
+        tabIndex=0,
+        role="region",
+        **labelled("findings"),
+    )
+
+
+def starved_list(starved: tuple[Starved, ...]) -> list[Component]:
+    """Return the ranks that wait most, each with those it waits for."""
+    if not starved:
+        return [html.P("No rank waits for another beyond the noise.", className="quiet")]
+    top = sorted(starved, key=lambda one: -one.wait_ratio)[:_MOST_STARVED]
+    rows: list[Component] = [_starved(one) for one in top]
+    if len(starved) > len(top):
+        more = f"{len(top)} of {len(starved):,} waiting ranks, the longest waits first."
+        rows.append(html.P(more, className="quiet"))
+    return rows
+
+
+def quality_list(report: RunReport) -> list[Component]:
+    """Return how far the result can be trusted."""
+    quality = report.quality
+    clock = quality.clock_error_ns
+    rows = [
+        ("dropped spans", f"{quality.dropped_spans:,}", quality.dropped_spans > 0),
+        ("clock error", UNKNOWN if clock is None else f"± {time_text(clock)}", clock is None),
+        ("coverage", ratio_text(quality.coverage_ratio), (quality.coverage_ratio or 0) < 1),
+        ("replay error", ratio_text(report.replay_error_ratio, digits=2), False),
+        ("epochs", ", ".join(map(str, report.epochs)), len(report.epochs) > 1),
+    ]
+    parts: list[Component] = [
+        html.Dl(
+            [
+                html.Div([html.Dt(word), html.Dd(value, className="attention" if bad else "")])
+                for word, value, bad in rows
+            ],
+            className="pairs",
+        )
+    ]
+    if report.mfu is not None:
+        parts.append(html.P(f"MFU: {visible(report.mfu.convention)}", className="quiet"))
+    return parts + _notices(report)
+
+
+def visible_sentence(sentence: str) -> str:
+    """Return a long sentence from outside, inert and uncut."""
+    return " ".join(visible(word) for word in sentence.split())
+
+
+def _notices(report: RunReport) -> list[Component]:
+    notices = list(report.quality.warnings[:_MOST_WARNINGS])
+    if len(report.quality.warnings) > _MOST_WARNINGS:
+        notices.append(f"{len(report.quality.warnings) - _MOST_WARNINGS} more warnings")
+    if report.paced:
+        notices.insert(
+            0,
+            "Paced run: the trainer padded its compute segments to a set time, because the"
+            " machine has fewer cores than ranks. Times show the pads, not the hardware.",
+        )
+    if report.warmup_steps:
+        span = steps_text((min(report.warmup_steps), max(report.warmup_steps)))
+        notices.append(f"Steps {span} are start-up: shown, and left out of the diagnosis.")
+    return [html.Ul([html.Li(visible_sentence(notice)) for notice in notices], className="notices")]
+
+
+def _figure(word: str, value: str, meaning: str) -> Component:
+    return html.Div(
+        [
+            html.Span(word, className="figure-word"),
+            html.Span(value, className="figure-value"),
+            html.Span(meaning, className="figure-meaning", title=meaning),
+        ],
+        className="figure",
+    )
+
+
+def _finding(report: RunReport, finding: Finding, base_path: str) -> Component:
+    cells = [
+        dmc.TableTd(html.Span(finding.cause, className=f"cause {_CALM.get(finding.cause, '')}")),
+        dmc.TableTd(ranks_text(finding.ranks)),
+        dmc.TableTd(_steps_link(report, finding, base_path)),
+        dmc.TableTd(slowdown_text(finding.slowdown), className="number"),
+        dmc.TableTd(ratio_text(finding.recoverable_ratio, digits=0), className="number"),
+        dmc.TableTd(f"{finding.confidence:.2f}", className="number"),
+        dmc.TableTd(visible_sentence(finding.evidence), className="evidence"),
+    ]
+    row: Component = dmc.TableTr(cells)
+    return row
+
+
+def _steps_link(report: RunReport, finding: Finding, base_path: str) -> Component | str:
+    if finding.steps is None:
+        return steps_text(None)
+    view = View(page=Page.TIMELINE, run=report.run, epoch=report.epochs[-1], step=finding.steps[1])
+    return dcc.Link(
+        steps_text(finding.steps),
+        href=write_address(view, base_path=base_path),
+        title=f"Show step {finding.steps[1]} on the timeline",
+    )
+
+
+def _starved(one: Starved) -> Component:
+    blamed = ", ".join(
+        f"rank {on.rank} ({ratio_text(on.ratio, digits=0)})" for on in one.waits_on[:_MOST_BLAMED]
+    )
+    width = f"{100 * min(max(one.wait_ratio, 0.0), 1.0):.1f}%"
+    return html.Div(
+        [
+            html.Span(f"rank {one.rank}", className="starved-rank"),
+            html.Span(
+                html.Span(className="bar-fill", style={"width": width}), className="bar-track"
+            ),
+            html.Span(ratio_text(one.wait_ratio, digits=0), className="starved-ratio"),
+            html.Span(f"on {blamed}" if blamed else "on nobody known", className="starved-on"),
+        ],
+        className="starved",
+    )

@@ -1,0 +1,48 @@
+"""The frame that every part of a page stands in, and what a screen reader calls it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import dcc
+
+from dashboard.theme import graph_config
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from dash.development.base_component import Component
+
+
+def card(*children: object, class_name: str = "", label: str = "") -> Component:
+    """Return a bordered part of a page.
+
+    Args:
+        children: What it holds.
+        class_name: A further style.
+        label: What a screen reader calls it.
+    """
+    framed: Component = dmc.Paper(
+        list(children),
+        withBorder=True,
+        radius="md",
+        className=f"card {class_name}".strip(),
+        **(labelled(label) if label else {}),
+    )
+    return framed
+
+
+def graph(part: str, figure: go.Figure, *, wheel_zooms: bool = False) -> Component:
+    """Return a figure under the id ``part``, with nothing in it that leads to another host."""
+    config: Any = graph_config(wheel_zooms=wheel_zooms)
+    return dcc.Graph(id=part, figure=figure, config=config)
+
+
+def labelled(label: str) -> dict[str, Any]:
+    """Return the attribute that names a part to a screen reader."""
+    return {"aria-label": label}
+
+
+def announced() -> dict[str, Any]:
+    """Return the attribute that has a screen reader tell a part's changes."""
+    return {"aria-live": "polite"}

@@ -1,0 +1,282 @@
+"""The timeline: one step of one run, every rank below the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+import plotly.graph_objects as go
+from dash import Dash, Input, Output, State, ctx, dcc, html
+from dash.exceptions import PreventUpdate
+
+from analysis.errors import EmptyRunError, UnknownRunError
+from dashboard.address import GroupBy, Page, View, read_address, write_address
+from dashboard.figures.timeline import timeline_figure
+from dashboard.figures.timeline_raster import MAX_BARS, raster_figure
+from dashboard.pages.empty import no_data, no_runs, no_steps, unknown_run
+from dashboard.pages.parts import announced, card, graph, labelled
+from dashboard.text import seconds_text, time_text, visible
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from analysis.report import RunReport
+    from analysis.timeline import StepTimeline
+    from dashboard.provider import ReportProvider
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What stands on the page, part by part."""
+
+    view: View
+    revision: int | None = None
+    problem: list[Component] = field(default_factory=list)
+    title: str = ""
+    about: str = ""
+    controls: list[Component] = field(default_factory=list)
+    figure: go.Figure = field(default_factory=go.Figure)
+    note: str = ""
+
+    def outputs(self) -> tuple[Any, ...]:
+        """Return the parts in the order of `_OUTPUTS`."""
+        return (
+            {"run": self.view.run, "step": self.view.step, "revision": self.revision},
+            self.problem,
+            "hidden" if self.problem else "",
+            self.title,
+            self.about,
+            self.controls,
+            self.figure,
+            self.note,
+        )
+
+
+_OUTPUTS = (
+    Output("timeline-shown", "data"),
+    Output("timeline-problem", "children"),
+    Output("timeline-step", "className"),
+    Output("timeline-title", "children"),
+    Output("timeline-about", "children"),
+    Output("timeline-controls", "children"),
+    Output("timeline-graph", "figure"),
+    Output("timeline-note", "children"),
+)
+
+
+def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
+    """Return the page of the view's step; what the view leaves open is chosen for it."""
+    shown = _look(provider, view, base_path)
+    data, problem, hidden, title, about, controls, figure, note = shown.outputs()
+    step = [
+        html.Div(
+            [
+                html.Div(
+                    [
+                        html.H1(title, id="timeline-title"),
+                        html.P(about, id="timeline-about", className="about"),
+                    ]
+                ),
+                html.Div(controls, id="timeline-controls", className="controls"),
+            ],
+            className="timeline-head",
+        ),
+        card(
+            html.P(note, id="timeline-note", className="note"),
+            graph("timeline-graph", figure, wheel_zooms=True),
+            html.P(
+                "Scroll to zoom, drag to pan, double-click for the whole step."
+                " Hatched: waiting for the last member; solid: transfer or work.",
+                className="about",
+            ),
+            label="timeline of one step",
+        ),
+    ]
+    return html.Div(
+        [
+            dcc.Store(id="timeline-shown", data=data),
+            html.Div(problem, id="timeline-problem", **announced()),
+            html.Div(step, id="timeline-step", className=hidden),
+        ]
+    )
+
+
+def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+    """Follow the address, and redraw the step while its run trains."""
+
+    @app.callback(
+        *_OUTPUTS,
+        Input("url", "search"),
+        Input("tick", "n_intervals"),
+        State("timeline-shown", "data"),
+        prevent_initial_call=True,
+    )
+    def draw(search: str, _ticks: int, shown: dict[str, Any]) -> tuple[Any, ...]:
+        view = read_address(Page.TIMELINE, search or "")
+        if ctx.triggered_id == "tick":
+            view = replace(view, run=shown["run"])
+            if shown["revision"] == _revision(provider, view.run):
+                raise PreventUpdate
+        return _look(provider, view, base_path).outputs()
+
+    @app.callback(
+        Output("url", "href", allow_duplicate=True),
+        Input("timeline-choose-step", "value"),
+        State("url", "search"),
+        State("timeline-shown", "data"),
+        prevent_initial_call=True,
+    )
+    def jump(chosen: str | None, search: str, shown: dict[str, Any]) -> str:
+        view = replace(read_address(Page.TIMELINE, search or ""), run=shown["run"])
+        if chosen is None or chosen == str(shown["step"]):
+            raise PreventUpdate
+        return write_address(replace(view, step=int(chosen)), base_path=base_path)
+
+
+def _revision(provider: ReportProvider, run_id: str | None) -> int | None:
+    """Return the run's revision; None where there is no such run."""
+    if run_id is None:
+        return None
+    try:
+        return provider.revision(run_id)
+    except UnknownRunError:
+        return None
+
+
+def _look(provider: ReportProvider, view: View, base_path: str) -> _Shown:
+    """Ask the provider anew."""
+    if view.run is None:
+        runs = provider.runs()
+        if not runs:
+            return _Shown(view=view, problem=[no_runs()])
+        view = replace(view, run=runs[0].run_id)
+    run_id = str(view.run)
+    try:
+        revision = provider.revision(run_id)
+        report = provider.report(run_id)
+        if report is None or not report.steps:
+            return _Shown(view=view, revision=revision, problem=[no_steps(run_id)])
+        view = _settled(view, report)
+        timeline = provider.timeline(run_id, epoch=view.epoch or 0, step=view.step or 0)
+    except UnknownRunError:
+        return _Shown(view=view, problem=[unknown_run(run_id)])
+    except EmptyRunError as error:
+        return _Shown(view=view, problem=[_no_spans(view, error, base_path)])
+    return _drawn(view, report, timeline, base_path, revision)
+
+
+def _settled(view: View, report: RunReport) -> View:
+    """Choose the epoch and step that the view leaves open: the last one of the top finding."""
+    finding = report.top_finding.steps
+    shown = [step for step in report.steps if finding and step <= finding[1]]
+    step = shown[-1] if shown else report.steps[-1]
+    return replace(
+        view,
+        epoch=report.epochs[-1] if view.epoch is None else view.epoch,
+        step=step if view.step is None else view.step,
+    )
+
+
+def _no_spans(view: View, error: EmptyRunError, base_path: str) -> Component:
+    reason = f"{visible(str(error))}"
+    other = write_address(replace(view, step=None, epoch=None), base_path=base_path)
+    return html.Div(
+        [
+            no_data(f"step {view.step} of epoch {view.epoch} holds no spans", f"{reason}."),
+            html.P(dcc.Link("Show a step of this run that has some", href=other)),
+        ]
+    )
+
+
+def _drawn(
+    view: View, report: RunReport, timeline: StepTimeline, base_path: str, revision: int
+) -> _Shown:
+    num_spans = len(timeline.spans)
+    many = num_spans > MAX_BARS
+    draw = raster_figure if many else timeline_figure
+    ideal = report.ideal_s_by_step.get(timeline.step)
+    return _Shown(
+        view=view,
+        revision=revision,
+        title=f"Step {timeline.step}",
+        about=(
+            f"{time_text(timeline.end_ns - timeline.begin_ns)}, ideal {seconds_text(ideal)};"
+            f" {num_spans:,} spans of {len(set(timeline.spans.rank.tolist())):,} ranks,"
+            f" epoch {timeline.epoch}"
+        ),
+        controls=_controls(view, report, base_path),
+        figure=draw(timeline, view.group_by),
+        note=_crowd_note(num_spans) if many else "",
+    )
+
+
+def _crowd_note(num_spans: int) -> str:
+    return (
+        f"Showing {num_spans:,} spans as areas (more than {MAX_BARS:,} cannot be drawn one by"
+        " one): each pixel has the colour of the kind that fills most of it, pale where less"
+        " than half of it is covered. The upper line of a rank is compute, the lower"
+        " communication."
+    )
+
+
+def _controls(view: View, report: RunReport, base_path: str) -> list[Component]:
+    """Return the choosers; each is a link, so the address always holds the view."""
+
+    def to(**changes: object) -> str:
+        return write_address(replace(view, **changes), base_path=base_path)  # type: ignore[arg-type]
+
+    earlier = [step for step in report.steps if step < (view.step or 0)]
+    later = [step for step in report.steps if step > (view.step or 0)]
+    steps = sorted({*report.steps, view.step or 0})
+    parts: list[Component] = [
+        _links("rows by", [(by.value, to(group_by=by), by is view.group_by) for by in GroupBy]),
+    ]
+    if len(report.epochs) > 1:
+        choices = [(str(one), to(epoch=one), one == view.epoch) for one in report.epochs]
+        parts.append(_links("epoch", choices))
+    parts.append(
+        html.Div(
+            [
+                _arrow("←", "previous step", to(step=earlier[-1]) if earlier else None),
+                dmc.Select(
+                    id="timeline-choose-step",
+                    data=[{"value": str(step), "label": f"step {step}"} for step in steps],
+                    value=str(view.step),
+                    searchable=True,
+                    allowDeselect=False,
+                    size="sm",
+                    w=130,
+                    limit=500,
+                    **labelled("step"),
+                ),
+                _arrow("→", "next step", to(step=later[0]) if later else None),
+            ],
+            className="stepper",
+        )
+    )
+    return parts
+
+
+def _links(label: str, choices: list[tuple[str, str, bool]]) -> Component:
+    return html.Div(
+        [
+            html.Span(label, className="quiet"),
+            html.Div(
+                [
+                    dcc.Link(word, href=href, className="choice chosen" if chosen else "choice")
+                    for word, href, chosen in choices
+                ],
+                className="choices",
+            ),
+        ],
+        className="chooser",
+        role="group",
+        **labelled(label),
+    )
+
+
+def _arrow(sign: str, label: str, href: str | None) -> Component:
+    if href is None:
+        return html.Span(sign, className="arrow disabled", title=f"no {label}")
+    return dcc.Link(sign, href=href, title=label, className="arrow")
