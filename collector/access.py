@@ -23,11 +23,27 @@ if TYPE_CHECKING:
     Send = Callable[[Message], Awaitable[None]]
     AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/login", "/_favicon.ico"})
+LOGIN_PATH = "/login"
+OPEN_PATHS = frozenset({"/healthz", "/readyz", LOGIN_PATH, "/_favicon.ico"})
 """What answers without proof, besides `OPEN_PREFIXES`."""
 
 OPEN_PREFIXES = ("/assets/", "/_dash-component-suites/")
 """Static files: our own assets and the component bundles of Dash. They hold no run's data."""
+
+STRICT_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none';"
+    " frame-ancestors 'none'"
+)
+"""What a page without scripts needs."""
+
+SECURITY_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    # "no-referrer" would make browsers send "Origin: null" with the login form.
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 SAFE_METHODS = frozenset({"GET", "HEAD"})
@@ -91,8 +107,8 @@ class AccessGate:
     Args:
         app: The whole application, mounts included.
         access: The token and the sessions.
-        script_hashes: CSP sources (``'sha256-...'``) of the inline scripts that ``app``'s pages
-            carry; no other inline script runs.
+        policy: ``Content-Security-Policy`` of everything but the login page, which has
+            `STRICT_POLICY`.
         names: Host names by which the server may be asked. Any port is let pass, because
             an ssh tunnel changes it; the name alone is what a rebound DNS entry can't forge.
     """
@@ -102,13 +118,13 @@ class AccessGate:
         app: AsgiApp,
         access: Access,
         *,
-        script_hashes: Iterable[str] = (),
+        policy: str = STRICT_POLICY,
         names: frozenset[str] = LOOPBACK_NAMES,
     ) -> None:
         self._app = app
         self._access = access
         self._names = names
-        self._headers = _security_headers(script_hashes)
+        self._policy = policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or pass on one connection."""
@@ -156,7 +172,8 @@ class AccessGate:
 
     def _with_headers(self, scope: Scope, send: Send) -> Send:
         """Add the security headers to whatever answers; only static files may be cached."""
-        extra = list(self._headers)
+        policy = STRICT_POLICY if scope["path"] == LOGIN_PATH else self._policy
+        extra = [(b"content-security-policy", policy.encode()), *SECURITY_HEADERS]
         is_static = scope["path"].startswith(OPEN_PREFIXES)
 
         async def send_with_headers(message: Message) -> None:
@@ -182,34 +199,6 @@ def safe_next(url: str) -> str:
     is_local = url.startswith("/") and not url.startswith("//") and not parts.scheme
     is_plain = url.isprintable() and "\\" not in url and " " not in url
     return url if is_local and is_plain and not parts.netloc else "/"
-
-
-def _security_headers(script_hashes: Iterable[str]) -> list[tuple[bytes, bytes]]:
-    # Mantine and plotly write style attributes; nothing but styles may be inline.
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            " ".join(("script-src 'self'", *script_hashes)),
-            "style-src 'self' 'unsafe-inline'",
-            "img-src 'self' data: blob:",
-            "font-src 'self' data:",
-            "connect-src 'self'",
-            "worker-src 'self' blob:",
-            "manifest-src 'self'",
-            "base-uri 'none'",
-            "form-action 'self'",
-            "frame-ancestors 'none'",
-        )
-    )
-    return [
-        (b"content-security-policy", policy.encode()),
-        (b"x-content-type-options", b"nosniff"),
-        (b"x-frame-options", b"DENY"),
-        # "no-referrer" would make browsers send "Origin: null" with the login form.
-        (b"referrer-policy", b"same-origin"),
-        (b"cross-origin-opener-policy", b"same-origin"),
-        (b"cross-origin-resource-policy", b"same-origin"),
-    ]
 
 
 def _headers_of(scope: Scope) -> dict[str, str]:
@@ -282,7 +271,7 @@ def _clean_url(scope: Scope) -> str:
 async def _refuse(scope: Scope, send: Send, headers: dict[str, str]) -> None:
     """Send a browser that opens a page to the login, and everything else away."""
     if scope["method"] in SAFE_METHODS and _is_navigation(headers):
-        await _redirect(send, f"/login?{urlencode({'next': _clean_url(scope)})}")
+        await _redirect(send, f"{LOGIN_PATH}?{urlencode({'next': _clean_url(scope)})}")
     else:
         await _reply(send, 401, UNAUTHORIZED, [(b"www-authenticate", b"Bearer")])
 

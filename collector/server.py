@@ -10,7 +10,7 @@ from a2wsgi import WSGIMiddleware
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
-from collector.access import AccessGate, safe_next
+from collector.access import STRICT_POLICY, AccessGate, safe_next
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,7 +50,7 @@ def create_server(
     *,
     pages: Callable[..., Iterable[bytes]],
     not_ready: Callable[[], str | None],
-    script_hashes: Iterable[str] = (),
+    policy: str = STRICT_POLICY,
 ) -> AsgiApp:
     """Return the ASGI application, with the gate in front of all of it.
 
@@ -58,11 +58,9 @@ def create_server(
         access: The token and the sessions.
         pages: WSGI application of the dashboard, mounted at ``/``.
         not_ready: Why the server cannot do its work just now, in words; None when it can.
-        script_hashes: CSP sources of the inline scripts of ``pages``.
+        policy: ``Content-Security-Policy`` of ``pages``.
     """
-    return AccessGate(
-        create_app(access, pages=pages, not_ready=not_ready), access, script_hashes=script_hashes
-    )
+    return AccessGate(create_app(access, pages=pages, not_ready=not_ready), access, policy=policy)
 
 
 def create_app(
