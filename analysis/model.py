@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.operations import Operations
+    from analysis.starved import WaitIntervals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,3 +59,22 @@ class ComputeItems:
 
     def __len__(self) -> int:
         return len(self.self_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A run of any format, ready to replay and to diagnose."""
+
+    model: ReplayModel
+    items: ComputeItems
+    waits: WaitIntervals
+    steps: tuple[int, ...]
+    """Steps that take part, ascending."""
+
+    actual_ns: NDArray[np.int64]
+    """Shape (steps,): last end - first start over the step's ranks."""
+
+    left_out: dict[int, str]
+    """Steps that cannot be replayed, and why."""
+
+    warnings: tuple[str, ...]

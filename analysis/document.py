@@ -1,0 +1,55 @@
+"""The report as a JSON document; its keys are law (design.md, section 6)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from analysis.report import RunReport
+
+SCHEMA = 1
+
+
+def to_document(report: RunReport) -> dict[str, Any]:
+    """Return what `rankscope analyze --json` prints: only JSON types, null where undefined."""
+    return {
+        "schema": SCHEMA,
+        "run": report.run,
+        "source_format": report.source_format,
+        "epochs": list(report.epochs),
+        "world_size": report.world_size,
+        "layout": report.layout.to_dict(),
+        "steps": list(report.steps),
+        "num_spans": report.num_spans,
+        "step_time_s": asdict(report.step_time_s),
+        "launch_slowdown": report.launch_slowdown,
+        "replay_error_ratio": report.replay_error_ratio,
+        "slowdown": report.slowdown,
+        "waste_ratio": report.waste_ratio,
+        "slowdown_by_kind": dict(report.slowdown_by_kind),
+        "slowdown_by_dp": _text_keys(report.slowdown_by_dp),
+        "slowdown_by_stage": _text_keys(report.slowdown_by_stage),
+        "slowdown_by_worker": _worker_keys(report.slowdown_by_worker),
+        "exact_slowdown_by_worker": _worker_keys(report.exact_slowdown_by_worker),
+        "slowdown_by_step": _text_keys(report.slowdown_by_step),
+        "m_w": report.m_w,
+        "m_s": report.m_s,
+        "findings": [asdict(finding) for finding in report.findings],
+        "starved": [asdict(entry) for entry in report.starved],
+        "mfu": None
+        if report.mfu is None
+        else {**asdict(report.mfu), "by_step": _text_keys(report.mfu.by_step)},
+        "quality": asdict(report.quality),
+        "paced": report.paced,
+    }
+
+
+def _text_keys(values: Mapping[int, float | None]) -> dict[str, float | None]:
+    return {str(key): value for key, value in values.items()}
+
+
+def _worker_keys(values: Mapping[tuple[int, int], float | None]) -> dict[str, float | None]:
+    return {f"{dp},{stage}": value for (dp, stage), value in values.items()}

@@ -1,0 +1,88 @@
+"""Intervals of many ranks on one line, so that one sorted search serves all ranks.
+
+A rank's times are shifted by a constant larger than the whole trace, which
+keeps the ranks apart and their order intact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NOWHERE = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A common line for the times of all ranks."""
+
+    ranks: NDArray[np.int32]
+    """Ascending."""
+
+    origin_ns: int
+    stride_ns: int
+
+    @classmethod
+    def over(
+        cls, rank: NDArray[np.int32], start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
+    ) -> Line:
+        """Make a line that holds all these intervals."""
+        origin = int(start_ns.min(initial=0))
+        stride = int(end_ns.max(initial=origin)) - origin + 2
+        return cls(ranks=np.unique(rank), origin_ns=origin, stride_ns=stride)
+
+    def place(self, rank: NDArray[np.int32], time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where a rank's time lies on the line."""
+        index: NDArray[np.int64] = np.searchsorted(self.ranks, rank)
+        place: NDArray[np.int64] = index * self.stride_ns + (time_ns - self.origin_ns)
+        return place
+
+
+def covering(
+    start: NDArray[np.int64], end: NDArray[np.int64], point: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the index of the interval ``[start, end)`` that holds each point, or `NOWHERE`.
+
+    The intervals are sorted and do not overlap.
+    """
+    if not len(start):
+        return np.full(len(point), NOWHERE, dtype=np.int64)
+    index = np.searchsorted(start, point, side="right") - 1
+    inside = (index >= 0) & (point < end[np.maximum(index, 0)])
+    found: NDArray[np.int64] = np.where(inside, index, NOWHERE)
+    return found
+
+
+def outermost(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the indices of the intervals that no earlier or longer one overlaps, sorted.
+
+    An interval that only reaches into another's end is dropped too.
+    """
+    order = np.lexsort((-end, start))
+    if not len(order):
+        return order
+    reach = np.maximum.accumulate(end[order])
+    alone = np.append(True, start[order][1:] >= reach[:-1])
+    kept: NDArray[np.int64] = order[alone]
+    return kept
+
+
+def union(
+    start: NDArray[np.int64], end: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Merge intervals that touch or overlap; empty ones vanish."""
+    real = end > start
+    order = np.argsort(start[real], kind="stable")
+    start, end = start[real][order], end[real][order]
+    if not len(start):
+        return start, end
+    reach = np.maximum.accumulate(end)
+    begins = np.append(True, start[1:] > reach[:-1])
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:] - 1, len(start) - 1)
+    return start[first], reach[last]

@@ -1,0 +1,178 @@
+"""How long each rank computed in each step, and how long its peers say it should have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from analysis.model import ComputeItems
+    from tracer.topology import Coords
+
+MIN_PEERS = 3
+"""Peers that a verdict on one rank needs. Source: design.md section 5, least evidence."""
+
+EQUAL_WORK_RATIO = 0.10
+"""Stages whose typical compute differs by less than this count as doing equal work: any excess
+below it would be no finding of `stage-imbalance` either."""
+
+NUM_EARLIER_STEPS = 3
+"""Earlier steps that a rank can be compared with when it has too few peers."""
+
+
+class Basis(Enum):
+    """What a rank's compute is compared with."""
+
+    PEERS = "ranks of its stage"
+    STAGES = "ranks of stages of equal work"
+    EARLIER = "its own earlier steps"
+    NOBODY = "nobody"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Compute by rank and step. NaN where a rank computed nothing in a step."""
+
+    ranks: NDArray[np.int32]
+    """Ascending, the rows of the matrices."""
+
+    steps: NDArray[np.int32]
+    """Ascending, the columns."""
+
+    stage: NDArray[np.int32]
+    """Shape (ranks,)."""
+
+    total_ns: NDArray[np.float64]
+    """Shape (ranks, steps): the median micro-batch of each kind and chunk, times their number.
+
+    The median keeps a single pause in one micro-batch from looking like a slow rank.
+    """
+
+    expected_ns: NDArray[np.float64]
+    """Shape (ranks, steps): what the rank is compared with; NaN where there is nothing."""
+
+    basis: tuple[Basis, ...]
+    """Shape (ranks,)."""
+
+    @property
+    def excess_ratio(self) -> NDArray[np.float64]:
+        """Shape (ranks, steps): how much longer than expected, 0 for equal."""
+        ratio: NDArray[np.float64] = self.total_ns / self.expected_ns - 1.0
+        return ratio
+
+
+def profile_of(items: ComputeItems, coords: Mapping[int, Coords]) -> Profile:
+    """Compare each rank with its peers, step by step.
+
+    Args:
+        items: Compute of each rank by micro-batch, waits cut out.
+        coords: Position of each rank; its stage is ``coords[rank].pp``.
+    """
+    ranks, steps = np.unique(items.rank), np.unique(items.step)
+    total = _totals(items, ranks, steps)
+    stage = np.array([coords[int(rank)].pp for rank in ranks], dtype=np.int32)
+    expected = np.full_like(total, np.nan)
+    basis = [Basis.NOBODY] * len(ranks)
+    for number in np.unique(stage).tolist():
+        rows = np.flatnonzero(stage == number)
+        _compare_stage(rows, stage, total, expected, basis)
+    return Profile(
+        ranks=ranks,
+        steps=steps,
+        stage=stage,
+        total_ns=total,
+        expected_ns=expected,
+        basis=tuple(basis),
+    )
+
+
+def _totals(
+    items: ComputeItems, ranks: NDArray[np.int32], steps: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """Sum over (kind, chunk) the median item times the number of items."""
+    cell = np.searchsorted(ranks, items.rank) * len(steps) + np.searchsorted(steps, items.step)
+    order = np.lexsort((items.self_ns, items.chunk, items.kind, cell))
+    group = np.stack((cell, items.kind, items.chunk))[:, order]
+    first = np.flatnonzero(np.append(True, (np.diff(group, axis=1) != 0).any(axis=0)))
+    num = np.diff(np.append(first, len(order)))
+    value = items.self_ns[order]
+    median = (value[first + (num - 1) // 2] + value[first + num // 2]) / 2
+    total = np.full(len(ranks) * len(steps), np.nan)
+    seen = np.unique(cell)
+    total[seen] = 0.0
+    np.add.at(total, cell[order[first]], median * num)
+    return total.reshape(len(ranks), len(steps))
+
+
+def _compare_stage(
+    rows: NDArray[np.int64],
+    stage: NDArray[np.int32],
+    total: NDArray[np.float64],
+    expected: NDArray[np.float64],
+    basis: list[Basis],
+) -> None:
+    """Fill in what the ranks of one stage are compared with."""
+    others = np.flatnonzero(stage != stage[rows[0]])
+    is_last = bool(stage[rows[0]] == stage.max()) and len(others) > 0
+    if len(rows) > MIN_PEERS:
+        expected[rows] = median_of_others(total[rows])
+        for row in rows:
+            basis[row] = Basis.PEERS
+        return
+    level = np.nanmedian(total, axis=1)
+    equal = _agreeing(level, others)
+    for row in rows:
+        mates = rows[rows != row]
+        if len(mates):
+            fastest = level[mates].min()
+            alike = others[np.abs(level[others] / fastest - 1.0) < EQUAL_WORK_RATIO]
+            enough = len(mates) + len(alike) >= MIN_PEERS
+            peers = np.append(mates[level[mates] < fastest * (1 + EQUAL_WORK_RATIO)], alike)
+        else:
+            # A last stage alone may well have more to do (the output head).
+            enough = len(equal) >= MIN_PEERS and not is_last
+            peers = equal
+        if enough:
+            expected[row] = np.nanmedian(total[peers], axis=0)
+            basis[row] = Basis.STAGES
+        elif total.shape[1] > NUM_EARLIER_STEPS:
+            expected[row] = np.nanmedian(total[row, :NUM_EARLIER_STEPS])
+            basis[row] = Basis.EARLIER
+
+
+def _agreeing(level: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the rows whose level is that of most of them; all the others' work is unlike."""
+    if not len(rows):
+        return rows
+    typical = np.sort(level[rows])[(len(rows) - 1) // 2]
+    agreeing: NDArray[np.int64] = rows[np.abs(level[rows] / typical - 1.0) < EQUAL_WORK_RATIO]
+    return agreeing if 2 * len(agreeing) > len(rows) else rows[:0]
+
+
+def median_of_others(value: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return, for each row and column, the median of the other rows of that column.
+
+    Args:
+        value: Shape (rows, columns), at least 2 rows; NaN sorts last and counts as absent only
+            where a whole row is missing.
+
+    Returns:
+        Same shape.
+    """
+    num = len(value)
+    order = np.argsort(value, axis=0)
+    ranked = np.take_along_axis(value, order, axis=0)
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(num)[:, None], axis=0)
+    low, high = (num - 2) // 2, (num - 1) // 2
+    at_low = np.take_along_axis(ranked, low + (place <= low), axis=0)
+    at_high = np.take_along_axis(ranked, high + (place <= high), axis=0)
+    medians: NDArray[np.float64] = (at_low + at_high) / 2
+    return medians

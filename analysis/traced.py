@@ -1,0 +1,170 @@
+"""Read a run of our own tracer: groups, sequences and waits are read, not inferred."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.intervals import NOWHERE
+from analysis.model import ComputeItems, Reading
+from analysis.operations import positions_in_runs
+from analysis.pieces import Pieces, cut, own_compute
+from analysis.starved import WaitIntervals
+from analysis.traced_graph import graph_of
+from analysis.traced_join import Joined, join_waits
+from analysis.waits import is_communication, split_waits
+from tracer.span import KIND_CODES, NONE, SpanKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from analysis.source import RunInfo, SpanTable, StepTable
+    from analysis.waits import WaitSplit
+
+
+def read_traced(
+    run: RunInfo, spans: SpanTable, steps: StepTable, *, clock_error_ns: int
+) -> Reading:
+    """Build the operations of a traced run.
+
+    Args:
+        run: Layout, ranks and groups.
+        spans: Spans of the steps asked for, of any epochs; where a step occurs
+            in several, the latest counts.
+        steps: The steps' rows.
+        clock_error_ns: Largest error between the ranks' clocks.
+
+    Returns:
+        The run; steps with a missing rank, a missing member of a communication
+        or a transfer negative beyond the clock error are left out and named.
+    """
+    steps, spans, repeated = _latest_epochs(steps, spans)
+    groups = [group for epoch in run.epochs for group in epoch.groups]
+    split = split_waits(spans, groups, clock_error_ns=clock_error_ns)
+    left_out = _unusable(run, spans, steps, split)
+    numbers = np.array(sorted(set(np.unique(steps.step).tolist()) - set(left_out)), dtype=np.int32)
+    steps = _rows_of_steps(steps, np.isin(steps.step, numbers))
+    joined, warnings = join_waits(spans, steps, numbers, split)
+    pieces = cut(
+        spans,
+        joined.line,
+        joined.windows,
+        joined.blocked(),
+        joined.launch(),
+    )
+    if repeated:
+        warnings.append(f"{repeated} steps ran again in a later epoch; their last run counts")
+    model = graph_of(run, joined, pieces, tuple(numbers.tolist()))
+    index = np.searchsorted(numbers, steps.step)
+    first = np.full(len(numbers), np.iinfo(np.int64).max)
+    last = np.full(len(numbers), np.iinfo(np.int64).min)
+    np.minimum.at(first, index, steps.start_ns)
+    np.maximum.at(last, index, steps.end_ns)
+    return Reading(
+        model=model,
+        items=_items(joined, pieces, numbers),
+        steps=tuple(numbers.tolist()),
+        actual_ns=last - first,
+        left_out=left_out,
+        waits=_wait_intervals(joined),
+        warnings=tuple(warnings),
+    )
+
+
+def _latest_epochs(steps: StepTable, spans: SpanTable) -> tuple[StepTable, SpanTable, int]:
+    """Keep each step's last epoch only; count the steps that had more than one."""
+    pairs = np.unique(np.stack((steps.step, steps.epoch), axis=1), axis=0)
+    is_last = np.append(pairs[1:, 0] != pairs[:-1, 0], True) if len(pairs) else np.ones(0, bool)
+    if is_last.all():
+        return steps, spans, 0
+    numbers, epochs = pairs[is_last].T
+    keep = np.isin(steps.step, numbers) & (
+        steps.epoch == epochs[np.searchsorted(numbers, steps.step)]
+    )
+    at = np.minimum(np.searchsorted(numbers, spans.step), len(numbers) - 1)
+    keep_spans = (numbers[at] == spans.step) & (spans.epoch == epochs[at])
+    return (
+        _rows_of_steps(steps, keep),
+        _rows_of_spans(spans, keep_spans),
+        len(np.unique(pairs[~is_last, 0])),
+    )
+
+
+def _rows_of_steps(steps: StepTable, keep: NDArray[np.bool_]) -> StepTable:
+    columns = {name: getattr(steps, name)[keep] for name in steps.__dataclass_fields__}
+    return type(steps)(**columns)
+
+
+def _rows_of_spans(spans: SpanTable, keep: NDArray[np.bool_]) -> SpanTable:
+    columns = {
+        name: getattr(spans, name)[keep]
+        for name in spans.__dataclass_fields__
+        if name not in ("names", "tracks")
+    }
+    return type(spans)(**columns, names=spans.names, tracks=spans.tracks)
+
+
+def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit) -> dict[int, str]:
+    """Name the steps that cannot be replayed: nothing is patched over."""
+    reasons: dict[int, str] = {}
+    comm = is_communication(spans) & (spans.group_id != 0) & (spans.seq != NONE)
+    for step in np.unique(spans.step[comm & (split.instance == NOWHERE)]).tolist():
+        reasons[step] = "a communication lacks the record of a member"
+    for step in np.unique(spans.step[split.negative]).tolist():
+        reasons[step] = "a rank left a communication before the last one entered it"
+    numbers, counts = np.unique(steps.step, return_counts=True)
+    for step, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+        if count != run.world_size:
+            reasons[step] = (
+                f"{run.world_size - count} of {run.world_size} ranks have no record of it"
+            )
+    return reasons
+
+
+def _items(joined: Joined, pieces: Pieces, numbers: NDArray[np.int32]) -> ComputeItems:
+    """Sum each forward and backward span's own pieces."""
+    spans, windows = joined.spans, joined.windows
+    kinds = (KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
+    own = np.flatnonzero(own_compute(pieces, len(pieces.start)))
+    own = own[np.isin(spans.kind[pieces.compute[own]], kinds)]
+    span, first, index = np.unique(pieces.compute[own], return_index=True, return_inverse=True)
+    self_ns = np.bincount(index, weights=(pieces.end - pieces.start)[own], minlength=len(span))
+    window = pieces.window[own[first]]
+    step = windows.step_index[window]
+    rank, kind, chunk = spans.rank[span], spans.kind[span], spans.chunk[span]
+    order = np.lexsort((spans.start_ns[span], chunk, kind, rank, step))
+    key = np.stack((step, rank, kind, chunk))[:, order]
+    _, run = np.unique(key, axis=1, return_inverse=True)
+    return ComputeItems(
+        step=numbers[step[order]],
+        rank=rank[order],
+        kind=kind[order],
+        chunk=chunk[order],
+        microbatch=positions_in_runs(run.reshape(-1)).astype(np.int32),
+        self_ns=np.rint(self_ns[order]).astype(np.int64),
+    )
+
+
+def _wait_intervals(joined: Joined) -> WaitIntervals:
+    """Return the part of each blocked interval that lies before the last member's arrival."""
+    spans, split = joined.spans, joined.split
+    known = joined.wait_comm != NOWHERE
+    wait, comm = joined.wait[known], joined.comm[joined.wait_comm[known]]
+    arrival = spans.start_ns[comm] + split.wait_ns[comm]
+    start = spans.start_ns[wait]
+    end = np.minimum(arrival, start + spans.duration_ns[wait])
+    others = (end > start) & (split.last_rank[comm] != spans.rank[comm])
+    place = joined.line.place(spans.rank[wait], start)
+    order = np.argsort(place, kind="stable")
+    order = order[others[order]]
+    # Threads of one rank may wait at the same time: each instant counts once.
+    reach = np.maximum.accumulate(np.append(0, (place + end - start)[order]))[:-1]
+    begin = np.maximum(place[order], reach) - place[order] + start[order]
+    rows = order[begin < end[order]]
+    return WaitIntervals(
+        rank=spans.rank[wait[rows]],
+        on_rank=split.last_rank[comm[rows]],
+        start_ns=begin[begin < end[order]],
+        end_ns=end[rows],
+    )

@@ -1,0 +1,209 @@
+"""The dependency graph of a traced run: pieces, communications and host gaps, and their ideals.
+
+A piece follows the one before it on its rank; a communication begins when the
+piece that launched it has ended, and its members leave together; the piece
+after a `wait` record follows the communication waited for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.intervals import NOWHERE
+from analysis.model import ReplayModel
+from analysis.operations import NO_GROUP, Operations
+from analysis.pieces import GAP, Pieces, Windows, own_compute
+from analysis.traced_ideal import ideal_durations, ideal_gaps
+from tracer.span import KIND_CODES, KINDS, NONE, SpanKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from analysis.source import RunInfo
+    from analysis.traced_join import Joined
+
+HOST = KIND_CODES[SpanKind.HOST]
+
+
+def graph_of(run: RunInfo, joined: Joined, pieces: Pieces, numbers: tuple[int, ...]) -> ReplayModel:
+    """Build the operations of a traced run, with their dependencies and ideals.
+
+    Args:
+        run: Positions of the ranks.
+        joined: Communications and waits.
+        pieces: What the ranks did between their waits.
+        numbers: Steps that take part, ascending.
+    """
+    spans, windows, comm = joined.spans, joined.windows, joined.comm
+    num_pieces = len(pieces.start)
+    launch = joined.launch()
+    src, dst = _edges(joined, pieces, launch)
+
+    window = np.concatenate((pieces.window, joined.comm_window))
+    rank = windows.rank[window]
+    coords = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
+    position = np.array(
+        [[getattr(coords[r], axis) for r in joined.line.ranks.tolist()] for axis in ("dp", "pp")],
+        dtype=np.int32,
+    )[:, np.searchsorted(joined.line.ranks, rank)]
+    dp, stage = position
+    labels = _labels(joined, pieces, stage)
+    duration = np.concatenate(
+        (
+            pieces.end - pieces.start,
+            (spans.duration_ns - np.maximum(joined.split.wait_ns, 0))[comm],
+        )
+    ).astype(np.float64)
+    gap = np.zeros(len(window))
+    gap[:num_pieces] = _late_starts(pieces, windows)
+
+    group = np.concatenate((np.full(num_pieces, NO_GROUP, dtype=np.int64), _grouped(joined)))
+    extra_src, extra_dst = _buffered_edges(joined, num_pieces)
+    src, dst = np.concatenate((src, extra_src)), np.concatenate((dst, extra_dst))
+
+    step = windows.step_index[window]
+    place = np.concatenate((pieces.start, launch))
+    is_comm = np.arange(len(window)) >= num_pieces
+    order = np.lexsort((place, is_comm, rank, dp, step))
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    kind = _kinds(joined, pieces)
+    ideal = ideal_durations(joined, pieces, kind=kind, label=labels, duration_ns=duration)
+    ideal_gap = ideal_gaps(pieces, gap)
+    operations = Operations(
+        steps=numbers,
+        step=step[order],
+        replica=dp[order],
+        label=labels[order],
+        group=group[order],
+        duration_ns=duration[order],
+        gap_ns=gap[order],
+        closes_step=np.ones(len(order), dtype=np.bool_),
+        src=number[src],
+        dst=number[dst],
+    )
+    return ReplayModel(
+        operations=operations,
+        ideal_ns=ideal[order],
+        ideal_gap_ns=ideal_gap[order],
+        kind=kind[order],
+        kinds=tuple(kind.value for kind in KINDS),
+        rank=rank[order],
+        dp=dp[order],
+        stage=stage[order],
+        on_device=(is_comm | own_compute(pieces, len(window)))[order],
+    )
+
+
+def _edges(
+    joined: Joined, pieces: Pieces, launch: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (src, dst) with pieces numbered first and communications after them."""
+    num = len(pieces.start)
+    follows = pieces.window[1:] == pieces.window[:-1]
+    index = np.arange(num)
+    src, dst = [index[:-1][follows]], [index[1:][follows]]
+
+    before = np.searchsorted(pieces.end, launch, side="right") - 1
+    known = (before >= 0) & (pieces.window[before] == joined.comm_window) if num else before >= 0
+    src.append(before[known])
+    dst.append(num + np.flatnonzero(known))
+
+    wait_end = joined.blocked()[1]
+    after = np.searchsorted(pieces.start, wait_end, side="left")
+    comm = joined.wait_comm
+    known = (comm != NOWHERE) & (after < num)
+    known[known] = pieces.window[after[known]] == joined.comm_window[comm[known]]
+    src.append(num + comm[known])
+    dst.append(after[known])
+    return np.concatenate(src), np.concatenate(dst)
+
+
+def _kinds(joined: Joined, pieces: Pieces) -> NDArray[np.int16]:
+    spans = joined.spans
+    of_piece = np.where(
+        pieces.host_kind != GAP,
+        pieces.host_kind,
+        np.where(pieces.compute != GAP, spans.kind[np.maximum(pieces.compute, 0)], HOST),
+    )
+    return np.concatenate((of_piece, spans.kind[joined.comm])).astype(np.int16)
+
+
+def _late_starts(pieces: Pieces, windows: Windows) -> NDArray[np.float64]:
+    """Return how long after its step's first rank each rank began, at its first piece."""
+    num_steps = int(windows.step_index.max(initial=-1)) + 1
+    earliest = np.full(num_steps, np.iinfo(np.int64).max)
+    np.minimum.at(earliest, windows.step_index, windows.start_ns)
+    late = windows.start_ns - earliest[windows.step_index]
+    first = np.diff(pieces.window, prepend=NOWHERE) != 0
+    return np.where(first, late[pieces.window], 0).astype(np.float64)
+
+
+def _grouped(joined: Joined) -> NDArray[np.int64]:
+    """Return each communication's group instance; a send that was buffered waits for nobody."""
+    group = joined.split.instance[joined.comm].copy()
+    group[_is_buffered(joined)] = NO_GROUP
+    return group
+
+
+def _is_buffered(joined: Joined) -> NDArray[np.bool_]:
+    """Tell the sends that had ended before their receive began."""
+    spans, comm, split = joined.spans, joined.comm, joined.split
+    late = np.zeros(len(comm), dtype=np.bool_)
+    sends = (spans.src_rank[comm] == spans.rank[comm]) & (spans.dst_rank[comm] != NONE)
+    late[sends] = (split.wait_ns[comm] == 0)[sends] & (split.last_rank[comm] != spans.rank[comm])[
+        sends
+    ]
+    return late
+
+
+def _buffered_edges(joined: Joined, num_pieces: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Let the receive of a buffered send wait for it."""
+    buffered = _is_buffered(joined)
+    instance = joined.split.instance[joined.comm]
+    sends = np.flatnonzero(buffered)
+    receives = np.flatnonzero(np.isin(instance, instance[sends]) & ~buffered)
+    sends = sends[np.argsort(instance[sends])]
+    receives = receives[np.argsort(instance[receives])]
+    return num_pieces + sends, num_pieces + receives
+
+
+def _labels(joined: Joined, pieces: Pieces, stage: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Number what each operation is: operations of equal label have one ideal.
+
+    Compute pieces by (kind, chunk, stage, number of pieces, ordinal), gaps by
+    what stands before and after them, communications by (kind, name, bytes).
+    """
+    spans, comm = joined.spans, joined.comm
+    span = np.maximum(pieces.compute, 0)
+    is_gap = (pieces.compute == GAP) | (pieces.host_kind != GAP)
+    kind = np.where(pieces.compute == GAP, GAP, spans.kind[span]).astype(np.int64)
+    before = np.append(GAP, kind[:-1])
+    after = np.append(kind[1:], GAP)
+    of_pieces = np.stack(
+        (
+            np.where(is_gap, 1, 0),
+            np.where(is_gap, pieces.host_kind, kind),
+            np.where(is_gap, before, np.where(pieces.compute == GAP, 0, spans.chunk[span])),
+            np.where(is_gap, after, pieces.num_ordinals),
+            np.where(is_gap, 0, pieces.ordinal),
+            stage[: len(span)],
+        ),
+        axis=1,
+    )
+    of_comm = np.stack(
+        (
+            np.full(len(comm), 2),
+            spans.kind[comm].astype(np.int64),
+            spans.name[comm].astype(np.int64),
+            spans.num_bytes[comm],
+            np.zeros(len(comm), dtype=np.int64),
+            np.zeros(len(comm), dtype=np.int64),
+        ),
+        axis=1,
+    )
+    table = np.concatenate((of_pieces.astype(np.int64), of_comm))
+    _, label = np.unique(table, axis=0, return_inverse=True)
+    return label.reshape(-1).astype(np.int64)

@@ -1,0 +1,101 @@
+"""What each operation of a traced run would take in a straggler-free step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.intervals import NOWHERE
+from analysis.pieces import Pieces, own_compute
+from tracer.span import KIND_CODES, SpanKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from analysis.traced_join import Joined
+
+FREE_HOST_KINDS = (KIND_CODES[SpanKind.GC], KIND_CODES[SpanKind.CHECKPOINT])
+"""Host kinds that an ideal step has none of; all other host time has its median."""
+
+
+def ideal_durations(
+    joined: Joined,
+    pieces: Pieces,
+    *,
+    kind: NDArray[np.int16],
+    label: NDArray[np.int64],
+    duration_ns: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return what each operation would take in a straggler-free step.
+
+    Communications and host gaps take the median of their label, pauses take
+    nothing. A compute span takes the mean self time of its (kind, chunk) over
+    all ranks and stages, shared among its pieces as spans of its stage share
+    theirs on average.
+
+    Args:
+        joined: The run.
+        pieces: Its pieces, the first rows of the arrays that follow.
+        kind: Shape (ops,): codes into `tracer.span.KINDS`.
+        label: Shape (ops,): operations of equal label have one ideal.
+        duration_ns: Shape (ops,): as recorded.
+
+    Source:
+        design.md section 5; the means and medians are arXiv 2505.05713's.
+    """
+    ideal = _median_by(label, duration_ns)
+    ideal[np.isin(kind, FREE_HOST_KINDS)] = 0.0
+    own = np.flatnonzero(own_compute(pieces, len(pieces.start)))
+    if not len(own):
+        return ideal
+    span = pieces.compute[own]
+    chunk = joined.spans.chunk[span].astype(np.int64)
+    of_kind = kind[own].astype(np.int64) * (int(chunk.max()) + 2) + chunk + 1
+    typical = _mean_by(label[own], duration_ns[own])
+    span_typical = np.bincount(span, weights=typical)
+    share = np.divide(typical, span_typical[span], out=np.zeros(len(own)), where=typical > 0)
+    ideal[own] = share * _mean_span(of_kind, span, duration_ns[own])
+    return ideal
+
+
+def ideal_gaps(pieces: Pieces, gap_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how late a rank would begin a step: the median over all ranks and steps.
+
+    Args:
+        pieces: The first rows of ``gap_ns``.
+        gap_ns: Shape (ops,): 0 but at each rank's first piece of a step.
+    """
+    ideal = np.zeros_like(gap_ns)
+    first = np.flatnonzero(np.diff(pieces.window, prepend=NOWHERE))
+    if len(first):
+        ideal[first] = np.median(gap_ns[first])
+    return ideal
+
+
+def _mean_span(
+    of_kind: NDArray[np.int64], span: NDArray[np.int64], duration: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return, for each piece, the mean self time of the spans of its kind."""
+    _, index = np.unique(of_kind, return_inverse=True)
+    _, a_piece = np.unique(span, return_index=True)
+    mean = np.bincount(index, weights=duration) / np.bincount(index[a_piece])
+    of_piece: NDArray[np.float64] = mean[index]
+    return of_piece
+
+
+def _mean_by(label: NDArray[np.int64], value: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean of each row's label."""
+    _, index = np.unique(label, return_inverse=True)
+    mean: NDArray[np.float64] = (np.bincount(index, weights=value) / np.bincount(index))[index]
+    return mean
+
+
+def _median_by(label: NDArray[np.int64], value: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the median of each row's label."""
+    _, index = np.unique(label, return_inverse=True)
+    ordered = value[np.lexsort((value, index))]
+    last = np.cumsum(np.bincount(index))
+    first = np.append(0, last[:-1])
+    median: NDArray[np.float64] = ordered[(first + last - 1) // 2] + ordered[(first + last) // 2]
+    return (median / 2)[index]

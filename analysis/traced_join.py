@@ -1,0 +1,114 @@
+"""What a traced run's graph and waits are built from: spans on one line, waits joined to their
+communications.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.intervals import NOWHERE, Line, covering
+from analysis.pieces import Windows, windows_of
+from analysis.waits import instance_keys
+from tracer.span import KIND_CODES, SpanFlag, SpanKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from analysis.source import SpanTable, StepTable
+    from analysis.waits import WaitSplit
+
+WAIT = KIND_CODES[SpanKind.WAIT]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Communications of the steps that take part, and the waits for them."""
+
+    spans: SpanTable
+    line: Line
+    windows: Windows
+    split: WaitSplit
+    comm: NDArray[np.int64]
+    """Rows of the communications that take part."""
+
+    comm_window: NDArray[np.int64]
+    wait: NDArray[np.int64]
+    """Rows that say where a rank was blocked: wait records, and synchronous communications
+    that have none."""
+
+    wait_comm: NDArray[np.int64]
+    """Shape (wait rows,): index into ``comm`` of what was waited for, or `NOWHERE`."""
+
+    def launch(self) -> NDArray[np.int64]:
+        """Return where on the line each communication was launched."""
+        return self.line.place(self.spans.rank[self.comm], _launch_ns(self.spans, self.comm))
+
+    def blocked(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (start, end) on the line of each wait."""
+        start = self.line.place(self.spans.rank[self.wait], self.spans.start_ns[self.wait])
+        return start, start + self.spans.duration_ns[self.wait]
+
+
+def join_waits(
+    spans: SpanTable, steps: StepTable, numbers: NDArray[np.int32], split: WaitSplit
+) -> tuple[Joined, list[str]]:
+    """Place a run on the line and find what each wait waited for.
+
+    Args:
+        spans: The spans.
+        steps: Rows of the steps that take part.
+        numbers: Their numbers, ascending.
+        split: The spans' communication instances.
+
+    Returns:
+        The joined run, and what a reader should know of it.
+    """
+    line = Line.over(
+        np.concatenate((spans.rank, steps.rank)),
+        np.concatenate((spans.start_ns, steps.start_ns)),
+        np.concatenate((spans.start_ns + spans.duration_ns, steps.end_ns)),
+    )
+    windows = windows_of(steps, line, np.searchsorted(numbers, steps.step).astype(np.int32))
+    usable = np.isin(spans.step, numbers)
+    comm = np.flatnonzero((split.instance != NOWHERE) & usable)
+    launch_ns = _launch_ns(spans, comm)
+    comm_window = covering(windows.start, windows.end, line.place(spans.rank[comm], launch_ns))
+    inside = comm_window != NOWHERE
+    comm, comm_window = comm[inside], comm_window[inside]
+
+    recorded = np.flatnonzero((spans.kind == WAIT) & usable)
+    both = np.concatenate((comm, recorded))
+    key = instance_keys(spans, both) if len(both) else np.zeros(0, dtype=np.int64)
+    _, member = np.unique(np.stack((key, spans.rank[both])), axis=1, return_inverse=True)
+    of_member = np.full(int(member.max(initial=-1)) + 1, NOWHERE)
+    of_member[member[: len(comm)]] = np.arange(len(comm))
+    recorded_comm = of_member[member[len(comm) :]]
+
+    waited = np.zeros(len(comm), dtype=np.bool_)
+    waited[recorded_comm[recorded_comm != NOWHERE]] = True
+    alone = np.flatnonzero(~waited & ((spans.flags[comm] & SpanFlag.ASYNC) == 0))
+    warnings = []
+    unknown = int((recorded_comm == NOWHERE).sum())
+    if unknown:
+        warnings.append(f"{unknown} waits name a communication that was not recorded")
+    return Joined(
+        spans=spans,
+        line=line,
+        windows=windows,
+        split=split,
+        comm=comm,
+        comm_window=comm_window,
+        wait=np.concatenate((recorded, comm[alone])),
+        wait_comm=np.concatenate((recorded_comm, alone)),
+    ), warnings
+
+
+def _launch_ns(spans: SpanTable, comm: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return when each communication was launched: its start where nobody noted the launch."""
+    launch: NDArray[np.int64] = np.where(
+        spans.launch_ns[comm] > 0, spans.launch_ns[comm], spans.start_ns[comm]
+    )
+    return launch
