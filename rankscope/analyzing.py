@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 from rankscope.errors import BadInputError
+from rankscope.terminal import terminal_width
 
 
 def analyze_stored(
@@ -47,8 +47,3 @@ def parse_steps(text: str) -> tuple[int | None, int | None]:
     if first is not None and last is not None and last < first:
         raise BadInputError(f"--steps {text!r} ends before it begins: give {last}:{first}")
     return first, last
-
-
-def terminal_width() -> int:
-    """Return how many columns to fill: the terminal's, 100 where there is none, at most 120."""
-    return min(120, shutil.get_terminal_size((100, 24)).columns)

@@ -151,7 +151,9 @@ def demo(  # noqa: PLR0913  # one parameter a flag
 
     status = run_demo(
         DemoOptions(
-            layout=(pp, dp, tp),
+            pp=pp,
+            dp=dp,
+            tp=tp,
             num_steps=steps,
             fault=fault,
             serve=serve_after,

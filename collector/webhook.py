@@ -1,0 +1,144 @@
+"""Posts alerts to one address, from a thread of its own: nothing else ever waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import queue
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from collector.alerts import Delivery
+from collector.errors import CollectorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+TIMEOUT_S = 5.0
+RETRY_DELAYS_S = (1.0, 5.0, 15.0)
+CAPACITY = 100
+"""Alerts that wait at most; the newest is given up beyond that."""
+
+TOO_MANY_REQUESTS = 429
+RETRIED_FROM = 500
+SUCCESS = range(200, 300)
+
+
+class WebhookUrlError(CollectorError):
+    """The webhook's address is not one that can be posted to."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        # Not the whole address: chat services put their secret into its path.
+        super().__init__(
+            f"alert webhook at {urlsplit(url).netloc or url!r}: {reason};"
+            " give an address as https://host/path"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Post:
+    body: bytes
+    on_done: Callable[[Delivery], None]
+
+
+class Webhook:
+    """One receiver of alerts.
+
+    Args:
+        url: ``http`` or ``https``; redirects are not followed.
+        timeout_s: Of connecting and of each read.
+        retry_delays_s: Pauses before each further try after an unanswered post, status 429,
+            or 500 and above; any other status that is no success is final.
+
+    Raises:
+        WebhookUrlError: Another scheme, or no host.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"}:
+            raise WebhookUrlError(url, f"scheme {parts.scheme!r} is not http or https")
+        try:
+            port = parts.port
+        except ValueError:
+            raise WebhookUrlError(url, "the port is no number") from None
+        if not parts.hostname:
+            raise WebhookUrlError(url, "it names no host")
+        self._is_https = parts.scheme == "https"
+        self._host, self._port = parts.hostname, port
+        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._timeout_s = timeout_s
+        self._retry_delays_s = tuple(retry_delays_s)
+        self._posts: queue.Queue[_Post | None] = queue.Queue(CAPACITY)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
+        self._thread.start()
+
+    def post(self, document: dict[str, Any], *, on_done: Callable[[Delivery], None]) -> None:
+        """Send ``document`` as JSON some time soon; never waits.
+
+        Args:
+            document: The body.
+            on_done: Called once with what became of it, from the webhook's thread, or from this
+                one when too many wait already.
+        """
+        post = _Post(body=json.dumps(document).encode(), on_done=on_done)
+        try:
+            self._posts.put_nowait(post)
+        except queue.Full:
+            on_done(Delivery.UNDELIVERED)
+
+    def close(self, timeout_s: float = TIMEOUT_S) -> None:
+        """Let a post that is under way finish, start no more, and end the thread."""
+        self._closing.set()
+        with contextlib.suppress(queue.Full):  # then the thread sees `_closing` after its post
+            self._posts.put_nowait(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            post = self._posts.get()
+            if post is None:
+                return
+            delivery = self._deliver(post.body)
+            if delivery is not Delivery.PENDING:
+                post.on_done(delivery)
+
+    def _deliver(self, body: bytes) -> Delivery:
+        """Try until it is taken, refused for good, or the last try is used up."""
+        for delay_s in (*self._retry_delays_s, None):
+            status = self._send(body)
+            if status in SUCCESS:
+                return Delivery.DELIVERED
+            is_final = status is not None and not _is_passing(status)
+            if is_final or delay_s is None:
+                return Delivery.UNDELIVERED
+            if self._closing.wait(delay_s):
+                return Delivery.PENDING
+        return Delivery.UNDELIVERED
+
+    def _send(self, body: bytes) -> int | None:
+        """Return the answer's status; None where none came. The answer's body is not read."""
+        kind = http.client.HTTPSConnection if self._is_https else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=self._timeout_s)
+        headers = {"content-type": "application/json", "user-agent": "rankscope"}
+        try:
+            connection.request("POST", self._target, body, headers)
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+
+def _is_passing(status: int) -> bool:
+    return status == TOO_MANY_REQUESTS or status >= RETRIED_FROM

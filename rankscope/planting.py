@@ -1,0 +1,96 @@
+"""What the demo plants, and whether a diagnosis found it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from trainer.config import ModelConfig, TrainerConfig
+from trainer.fault import Fault, parse_fault
+
+if TYPE_CHECKING:
+    from analysis.report import RunReport
+    from tracer.topology import Layout
+
+DEFAULT_RANK = 5
+DEFAULT_FACTOR = 1.8
+HEALTHY = "healthy"
+MIN_LAYERS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoPlan:
+    """A demo's training, checked before anything starts."""
+
+    layout: Layout
+    num_steps: int
+    num_layers: int
+    """A multiple of the stages, so that no stage is slow by nature."""
+
+    fault: Fault | None
+
+    @property
+    def spec(self) -> str:
+        """The planted fault as the trainer reads it."""
+        return "none" if self.fault is None else str(self.fault)
+
+
+def plan_demo(*, layout: Layout, num_steps: int, fault: str | None) -> DemoPlan:
+    """Return the plan of a demo.
+
+    Args:
+        layout: Sizes of the parallel axes.
+        num_steps: Optimizer steps.
+        fault: What to plant; None: rank 5 (or the last one) 1.8 times as slow, from a third of
+            the steps on.
+
+    Raises:
+        ConfigError: The fault's text is wrong or names a rank that does not exist, or the
+            trainer cannot train this layout.
+    """
+    spec = default_fault(layout, num_steps) if fault is None else fault
+    plan = DemoPlan(
+        layout=layout,
+        num_steps=num_steps,
+        num_layers=layout.pp * -(-MIN_LAYERS // layout.pp),
+        fault=parse_fault(spec),
+    )
+    # The trainer's own check, made here so that it fails before processes start.
+    TrainerConfig(
+        layout=layout,
+        world_size=layout.world_size,
+        model=ModelConfig(num_layers=plan.num_layers),
+        num_steps=num_steps,
+        num_microbatches=2 * layout.pp,
+        faults=() if plan.fault is None else (plan.fault,),
+    )
+    return plan
+
+
+def default_fault(layout: Layout, num_steps: int) -> str:
+    """Return the spec of the fault that is planted where none was asked for."""
+    rank = min(DEFAULT_RANK, layout.world_size - 1)
+    steps = f"{num_steps // 3}-{num_steps - 1}"
+    return f"slow-compute:rank={rank},factor={DEFAULT_FACTOR},steps={steps}"
+
+
+def is_found(report: RunReport, plan: DemoPlan) -> bool:
+    """Tell whether the diagnosis puts the planted fault first, and on nobody else.
+
+    One finding may name all planted ranks, or several of the same cause one
+    each; together they must be exactly the planted ones. With nothing planted,
+    only ``healthy`` is right.
+    """
+    if plan.fault is None:
+        return report.top_finding.cause == HEALTHY
+    cause = plan.fault.cause
+    leading = takewhile(lambda finding: finding.cause == cause, report.findings)
+    named = {rank for finding in leading for rank in finding.ranks}
+    return named == set(plan.fault.culprits(plan.layout))
+
+
+def outcome_line(report: RunReport, plan: DemoPlan) -> str:
+    """Return what was planted and whether it was found, on one line."""
+    found = "yes" if is_found(report, plan) else "no"
+    return f"planted: {plan.spec}   found: {found}"

@@ -1,0 +1,68 @@
+"""Gives the dashboard what it draws, from the diagnoses of one store."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from analysis.timeline import step_timeline
+from analysis.verdict import verdict_sentence
+
+if TYPE_CHECKING:
+    from analysis.report import RunReport
+    from analysis.source import RunSummary, SpanSource
+    from analysis.timeline import StepTimeline
+    from rankscope.reports import Reports
+
+MAX_TIMELINES = 8
+"""Steps kept drawn up; a page asks for the same one at each zoom."""
+
+
+class StoreProvider:
+    """`dashboard.provider.ReportProvider` over one store."""
+
+    def __init__(self, source: SpanSource, reports: Reports) -> None:
+        self._source = source
+        self._reports = reports
+        self._lock = threading.Lock()
+        self._timelines: OrderedDict[tuple[str, int, int, int], StepTimeline] = OrderedDict()
+
+    def runs(self) -> tuple[RunSummary, ...]:
+        """Return every run, the newest first."""
+        return self._source.runs()
+
+    def report(self, run_id: str) -> RunReport | None:
+        """Return the diagnosis; None while the run is known and has no step to analyse yet.
+
+        Raises:
+            UnknownRunError: The store holds no run of that name.
+        """
+        return self._reports.get(run_id)
+
+    def verdict(self, report: RunReport) -> str:
+        """Return the diagnosis in one sentence."""
+        return verdict_sentence(report)
+
+    def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline:
+        """Return one step.
+
+        Raises:
+            UnknownRunError: The store holds no run of that name.
+            EmptyRunError: The step holds no spans.
+        """
+        key = (run_id, self._reports.revision(run_id), epoch, step)
+        with self._lock:
+            if key in self._timelines:
+                self._timelines.move_to_end(key)
+                return self._timelines[key]
+        drawn = step_timeline(self._source, run_id, epoch=epoch, step=step)
+        with self._lock:
+            self._timelines[key] = drawn
+            while len(self._timelines) > MAX_TIMELINES:
+                self._timelines.popitem(last=False)
+        return drawn
+
+    def revision(self, run_id: str) -> int:
+        """Return a number that changes whenever new data of the run came."""
+        return self._reports.revision(run_id)

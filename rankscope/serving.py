@@ -1,0 +1,179 @@
+"""`rankscope serve`: one process that collects, analyses, alerts and shows."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from collector.location import default_store_url, remove_server_file, write_server_file
+from collector.store import open_store
+from rankscope.errors import BadInputError
+from rankscope.listening import listen, url_of
+from rankscope.terminal import say
+
+if TYPE_CHECKING:
+    import socket
+    from pathlib import Path
+
+    from collector.access import Access, AsgiApp
+    from collector.store import Store
+    from collector.tail import SpoolTail
+    from collector.webhook import Webhook
+    from rankscope.loops import Loop
+    from rankscope.reports import Reports
+    from rankscope.source import StoreSource
+
+SHUTDOWN_S = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Flags of `rankscope serve`."""
+
+    store_url: str | None = None
+    spool: Path | None = None
+    host: str = "127.0.0.1"
+    port: int | None = None
+    alert_webhook: str | None = None
+
+
+def serve_store(options: ServeOptions) -> None:
+    """Serve until SIGINT or SIGTERM, then end cleanly.
+
+    Raises:
+        BadInputError: The host is no loopback address, the port is taken, or nothing of the
+            spool can be read.
+        WebhookUrlError: The webhook's address cannot be posted to.
+        StoreError: The store could not be opened.
+    """
+    # Uvicorn ends by raising the signal again: SIGTERM would end us before we have tidied up.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ExitStack() as stack:
+        bound = stack.enter_context(listen(options.host, options.port))
+        webhook = _open_webhook(options.alert_webhook, stack)
+        store = stack.enter_context(open_store(options.store_url or default_store_url()))
+        tail = None if options.spool is None else _open_spool(options.spool, store, stack)
+        serve_opened(store, bound, tail=tail, webhook=webhook)
+
+
+def serve_opened(
+    store: Store, bound: socket.socket, *, tail: SpoolTail | None, webhook: Webhook | None
+) -> None:
+    """Serve an open store on a bound socket until SIGINT or SIGTERM.
+
+    Args:
+        store: The store; the caller closes it.
+        bound: Where to listen; the caller closes it.
+        tail: Follows the spool that ranks write to; None: only what the store holds is shown.
+        webhook: Receiver of alerts; the caller closes it.
+    """
+    from collector.access import Access
+    from rankscope.reports import Reports
+    from rankscope.source import StoreSource
+
+    url = url_of(bound)
+    access = Access(port=bound.getsockname()[1])
+    source = StoreSource(store)
+    reports = Reports(source)
+    loops = _loops(store, source, reports, tail=tail, webhook=webhook, url=url)
+    app = _application(access, source, reports, loops)
+    with ExitStack() as stack:
+        if store.path is not None:
+            write_server_file(store.path, url=url, token=access.token)
+            stack.callback(remove_server_file, store.path)
+        for loop in loops:
+            stack.callback(loop.stop)
+            loop.start()
+        _announce(url, access.token)
+        try:
+            _run_server(app, bound)
+        except KeyboardInterrupt:
+            say("stopping")
+
+
+def _open_webhook(url: str | None, stack: ExitStack) -> Webhook | None:
+    if url is None:
+        return None
+    from collector.webhook import Webhook
+
+    webhook = Webhook(url)
+    stack.callback(webhook.close)
+    return webhook
+
+
+def _open_spool(folder: Path, store: Store, stack: ExitStack) -> SpoolTail:
+    """Return a tail that has looked once, so that a spool that can't be read fails at once.
+
+    Raises:
+        BadInputError: Something is there, and none of it can be read.
+    """
+    from collector.tail import SpoolTail
+
+    tail = SpoolTail(folder, store)
+    stack.callback(tail.close)
+    progress = tail.poll()
+    if progress.problems and not progress.num_processes:
+        raise BadInputError(progress.problems[0])
+    for problem in progress.problems:
+        say(problem)
+    return tail
+
+
+def _loops(
+    store: Store,
+    source: StoreSource,
+    reports: Reports,
+    *,
+    tail: SpoolTail | None,
+    webhook: Webhook | None,
+    url: str,
+) -> list[Loop]:
+    """Return the threads to run; what stands still in the store is noted before any starts."""
+    from dashboard.address import Page, View, write_address
+    from rankscope.alerting import Alerting
+    from rankscope.loops import LiveAnalysis, analysis_loop, tail_loop
+
+    def page_url(run_id: str) -> str:
+        return write_address(View(page=Page.RUN, run=run_id), base_path=f"{url}/")
+
+    alerting = Alerting(store, webhook=webhook, page_url=page_url)
+    loops = [analysis_loop(LiveAnalysis(source, reports, alerting))]
+    return loops if tail is None else [tail_loop(tail), *loops]
+
+
+def _application(
+    access: Access, source: StoreSource, reports: Reports, loops: list[Loop]
+) -> AsgiApp:
+    from collector.server import create_server
+    from dashboard.app import content_security_policy, create_app
+    from rankscope.provider import StoreProvider
+
+    pages = create_app(StoreProvider(source, reports))
+
+    def not_ready() -> str | None:
+        return next((why for loop in loops if (why := loop.why_stopped()) is not None), None)
+
+    return create_server(
+        access, pages=pages.server, not_ready=not_ready, policy=content_security_policy(pages)
+    )
+
+
+def _run_server(app: AsgiApp, bound: socket.socket) -> None:
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,  # it would write the token of a first visit
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+    uvicorn.Server(config).run(sockets=[bound])
+
+
+def _announce(url: str, token: str) -> None:
+    sys.stdout.write(f"dashboard: {url}/?token={token}\n(Ctrl-C ends it)\n")
+    sys.stdout.flush()

@@ -1,0 +1,54 @@
+"""The person at the terminal: its width, lines on stderr, and one line of progress."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TextIO
+
+MAX_WIDTH = 120
+WIDTH_OF_NONE = 100
+
+
+def terminal_width() -> int:
+    """Return how many columns to fill: the terminal's, at most `MAX_WIDTH`."""
+    return min(MAX_WIDTH, shutil.get_terminal_size((WIDTH_OF_NONE, 24)).columns)
+
+
+def say(line: str) -> None:
+    """Tell a line on stderr, which leaves stdout to the result."""
+    sys.stderr.write(f"rankscope: {line}\n")
+    sys.stderr.flush()
+
+
+class Progress:
+    """One line that tells how far the work is: rewritten on a terminal, sparse elsewhere.
+
+    Args:
+        stream: Where to.
+        every: Off a terminal, one line for each this many calls.
+    """
+
+    def __init__(self, stream: TextIO, *, every: int) -> None:
+        self._stream = stream
+        self._every = every
+        self._is_terminal = stream.isatty()
+        self._num_calls = 0
+        self._width = 0
+
+    def show(self, text: str) -> None:
+        """Show ``text`` in place of what stood there."""
+        if self._is_terminal:
+            self._stream.write("\r" + text.ljust(self._width))
+            self._width = len(text)
+        elif self._num_calls % self._every == 0:
+            self._stream.write(text + "\n")
+        self._num_calls += 1
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Leave the line standing; what follows begins on a new one."""
+        if self._is_terminal and self._width:
+            self._stream.write("\n")
+            self._stream.flush()
+        self._width = 0
