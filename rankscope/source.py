@@ -153,10 +153,15 @@ def _run_info(run_id: str, rows: RunRows) -> RunInfo:
         num_dropped=sum(sum(row["dropped"].values()) for row in rows.ranks),
         num_torn=sum(row["num_torn"] for row in rows.account),
         clock_error_ns=_clock_error_ns(newest["source_format"], rows.ranks),
-        warnings=tuple(
-            f"{row['num_rows']} records were set aside: {row['reason']}" for row in rows.bad
-        ),
+        warnings=_warnings(rows),
     )
+
+
+def _warnings(rows: RunRows) -> tuple[str, ...]:
+    found = [f"{row['num_rows']} records were set aside: {row['reason']}" for row in rows.bad]
+    if not rows.epochs[-1]["layout"]:
+        found.append("the job did not tell its parallel layout")
+    return tuple(found)
 
 
 def _epoch_info(epoch: int, rows: RunRows) -> EpochInfo:

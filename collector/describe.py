@@ -1,0 +1,222 @@
+"""Rows of tables ``runs``, ``ranks``, ``groups`` and ``events`` from what a process says of itself.
+
+A manifest comes from another program, perhaps of another version: a field that
+is missing or of another type is stored as unknown, never as a guess.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from collector.names import storable_name
+from tracer.span import NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from collector.process import ProcessFiles
+    from collector.store import Row
+
+LAYOUT_AXES = ("dp", "tp", "pp", "cp", "ep", "dsp", "vpp")
+COORD_AXES = ("dp", "tp", "pp", "cp", "ep")
+
+SHARED_PARTS = ("layout", "model", "paced", "git", "config", "environment", "versions", "seeds")
+"""Parts of a manifest that all ranks of a healthy job agree on."""
+
+EXIT_LINE = -1
+LOST_LINE = -2
+"""Line numbers of the events that stand in no ``events.jsonl``."""
+
+MAX_TEXT = 4_000
+MAX_DATA_BYTES = 256 << 10
+
+RUNNING, ENDED, FAILED, LOST = "running", "ended", "failed", "lost"
+
+
+def run_row(
+    files: ProcessFiles, *, states: Iterable[str], created_ns: int, ended_ns: int | None
+) -> Row:
+    """Return the row of one epoch of a run.
+
+    Args:
+        files: The process of the lowest rank seen, whose manifest speaks for the run.
+        states: State of each process of the epoch.
+        created_ns: When the store first heard of the run, Unix ns.
+        ended_ns: When its last process ended, Unix ns; None while one runs.
+    """
+    manifest = files.manifest
+    model = _object(manifest.get("model"))
+    paced = manifest.get("paced")
+    return {
+        "run_id": files.run_id,
+        "epoch": files.identity.epoch,
+        "created_ns": created_ns,
+        "started_ns": _int(manifest.get("started_ns")),
+        "ended_ns": ended_ns,
+        "state": run_state(states),
+        "source_format": "rankscope",
+        "world_size": files.identity.world_size,
+        "layout": _axes(manifest.get("layout"), LAYOUT_AXES, lowest=1),
+        "model": json.dumps(model),
+        "flops_per_token": _float(model.get("flops_per_token")),
+        "flops_convention": _text(model.get("flops_convention")),
+        "paced": json.dumps(paced) if isinstance(paced, dict) else "",
+        "manifest": json.dumps(manifest),
+    }
+
+
+def rank_row(
+    files: ProcessFiles, *, state: str, exit_ns: int | None, dropped: Mapping[str, int]
+) -> Row:
+    """Return the row of one process of a rank."""
+    manifest, identity = files.manifest, files.identity
+    device = _object(manifest.get("device"))
+    coords = _axes(manifest.get("coords"), COORD_AXES, lowest=0)
+    return {
+        "run_id": files.run_id,
+        "epoch": identity.epoch,
+        "rank": identity.rank,
+        "process": files.process,
+        "host": storable_name(identity.host),
+        "boot_id": identity.boot_id.hex(),
+        "local_rank": _int(manifest.get("local_rank"), missing=NONE),
+        "pod": _text(manifest.get("pod")),
+        "device_uuid": _text(device.get("uuid")),
+        "device_name": _text(device.get("name")),
+        "dtype": _text(device.get("dtype")),
+        "peak_flops_per_s": _float(device.get("peak_flops_per_s")),
+        **{axis: coords.get(axis, 0) for axis in COORD_AXES},
+        "pid": identity.pid,
+        "manifest_hash": manifest_hash(manifest),
+        "started_ns": _int(manifest.get("started_ns")),
+        "exit_state": state,
+        "exit_ns": exit_ns,
+        "dropped": dict(dropped),
+    }
+
+
+def group_rows(files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]]) -> list[Row]:
+    """Return the rows of new lines of ``groups.jsonl``; a line without a group is passed over."""
+    rows = []
+    for _, line in lines:
+        try:
+            group_id = int(line["group_id"], 16)
+            members = [int(member) for member in line["members"]]
+        except (KeyError, TypeError, ValueError):
+            continue
+        rows.append(
+            {
+                "run_id": files.run_id,
+                "epoch": files.identity.epoch,
+                "group_id": group_id & 0xFFFF_FFFF_FFFF_FFFF,
+                "kind": _text(line.get("kind")),
+                "name": _text(line.get("name")),
+                "members": sorted(members),
+            }
+        )
+    return rows
+
+
+def event_rows(files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]]) -> list[Row]:
+    """Return the rows of new lines of ``events.jsonl``."""
+    return [
+        event_row(
+            files,
+            line=number,
+            at_ns=_int(line.get("at_ns"), missing=0),
+            kind=_text(line.get("kind")) or "other",
+            text=line.get("text"),
+            data=line.get("data"),
+        )
+        for number, line in lines
+    ]
+
+
+def event_row(
+    files: ProcessFiles, *, line: int, at_ns: int | None, kind: str, text: object, data: object
+) -> Row:
+    """Return the row of one event."""
+    document = json.dumps(data if isinstance(data, dict) else {})
+    return {
+        "run_id": files.run_id,
+        "epoch": files.identity.epoch,
+        "rank": files.identity.rank,
+        "at_ns": at_ns or 0,
+        "kind": kind,
+        "text": _clean(text if isinstance(text, str) else ""),
+        "data": document if len(document) <= MAX_DATA_BYTES else "{}",
+        "process": files.process,
+        "line": line,
+    }
+
+
+def exit_event(files: ProcessFiles, record: Mapping[str, Any]) -> Row:
+    """Return the event of a process that said how it ended."""
+    exception = _object(record.get("exception"))
+    text = f"{_clean(exception.get('type'))}: {_clean(exception.get('message'))}"
+    return event_row(
+        files,
+        line=EXIT_LINE,
+        at_ns=_int(record.get("at_ns"), missing=0),
+        kind="exit",
+        text=text if exception else exit_state(record),
+        data={"state": exit_state(record), "exception": exception or None},
+    )
+
+
+def exit_state(record: Mapping[str, Any]) -> str:
+    """Return the state that an exit record tells; an unknown one counts as a failure."""
+    return ENDED if record.get("state") == ENDED else FAILED
+
+
+def run_state(states: Iterable[str]) -> str:
+    """Return the state of an epoch: running while one process runs, else the worst end."""
+    found = set(states)
+    for state in (RUNNING, FAILED, LOST):
+        if state in found:
+            return state
+    return ENDED
+
+
+def manifest_hash(manifest: Mapping[str, Any]) -> str:
+    """Return a hash of the parts that all ranks of a healthy job share."""
+    shared = {part: manifest.get(part) for part in SHARED_PARTS}
+    text = json.dumps(shared, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _axes(value: object, names: tuple[str, ...], *, lowest: int) -> dict[str, int]:
+    sizes = {name: _int(_object(value).get(name)) for name in names}
+    return {name: size for name, size in sizes.items() if size is not None and size >= lowest}
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return storable_name(value) if isinstance(value, str) else ""
+
+
+def _clean(value: object) -> str:
+    """Keep line breaks (a traceback has them), make every other control visible."""
+    text = value if isinstance(value, str) else ""
+    lines = text[:MAX_TEXT].split("\n")
+    return "\n".join(
+        "".join(storable_name(line[at : at + 60]) for at in range(0, len(line), 60))
+        for line in lines
+    )
+
+
+def _int(value: object, *, missing: int | None = None) -> int | None:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << 63:
+        return missing
+    return value
+
+
+def _float(value: object) -> float | None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf"):
+        return float(value)
+    return None

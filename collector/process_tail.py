@@ -1,0 +1,249 @@
+"""Follow one traced process: its segments, its words, its end."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from collector.columns import to_numpy
+from collector.cut import Cut, CutKey
+from collector.describe import (
+    ENDED,
+    LOST,
+    LOST_LINE,
+    RUNNING,
+    event_row,
+    event_rows,
+    exit_event,
+    exit_state,
+    group_rows,
+    rank_row,
+)
+from collector.identity import MAX_SEGMENT, segment_id
+from collector.liveness import Fate, fate_of
+from collector.names import storable_name
+from collector.records import Origin, decode
+from collector.segment import NotReadyError, SegmentReader, open_spans
+from tracer.span import KINDS
+from tracer.spool import SEGMENT_GLOB, SpoolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from collector.cut import Resume
+    from collector.process import ProcessFiles
+    from collector.segment import Reading
+    from collector.store import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """What a process said since the last look, besides spans: rows by table."""
+
+    groups: list[Row]
+    events: list[Row]
+
+
+class ProcessTail:
+    """A cursor over all that one process writes."""
+
+    def __init__(
+        self, files: ProcessFiles, *, offset_ns: int, resume: Resume, grace_ns: int
+    ) -> None:
+        self.files = files
+        self.state = RUNNING
+        self.exit_ns: int | None = None
+        self.problems: list[str] = []
+        self.last_step = -1
+        self.last_end_ns = 0
+        self._offset_ns = offset_ns
+        self._resume = resume
+        self._grace_ns = grace_ns
+        self._readers: dict[Path, SegmentReader] = {}
+        self._finished: set[Path] = set()
+        self._refused: set[Path] = set()
+        self._exit_seen_ns = 0
+        self._unanswered = [key for key in resume.unanswered if key.process == files.process]
+        self._exit_record: dict[str, Any] | None = None
+        self._is_over = False
+        self._told: tuple[str, Mapping[str, int]] | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the process has ended and all that it wrote is stored."""
+        return self.state != RUNNING and not self._readers
+
+    def look(self, *, now_ns: int) -> Words:
+        """Find new segments, read new lines, and see whether the process has ended."""
+        files = self.files
+        if self._exit_record is None:
+            self._exit_record = files.exit_record()
+            self._exit_seen_ns = now_ns
+        self._is_over = self._has_ended(now_ns)
+        self._find_segments()
+        return Words(
+            groups=group_rows(files, files.groups.read()),
+            events=event_rows(files, files.events.read()),
+        )
+
+    def cuts(self, *, now_ns: int) -> Iterator[Cut]:
+        """Yield one cut for each segment that has news. The cursors move by `advance`."""
+        again, self._unanswered = self._unanswered, []
+        for key in again:
+            reader = self._reader_of(key.segment)
+            if reader is not None:
+                yield self._cut(reader, reader.read_again(key.first_row, key.end_row))
+        if again:
+            return  # the cursors stand before these cuts until they are stored
+        for path, reader in list(self._readers.items()):
+            reading = reader.read(now_ns=now_ns, is_over=self._is_over)
+            if reading is not None:
+                yield self._cut(reader, reading)
+            elif reader.is_finished:
+                reader.close()
+                del self._readers[path]
+                self._finished.add(path)
+
+    def advance(self, cut: Cut) -> None:
+        """Move the cursor past a cut that is stored."""
+        reader = self._reader_of(cut.key.segment)
+        if reader is not None:
+            reader.advance(cut.key.end_row)
+        self._note_progress(cut)
+
+    def conclude(self) -> list[Row]:
+        """Once all is read: settle how the process ended, and return the event that says so."""
+        if not self._is_over or self.state != RUNNING:
+            return []
+        if self._exit_record is None:
+            self.state = LOST
+            self.exit_ns = self.last_end_ns or None
+            return [self._lost_event()]
+        row = exit_event(self.files, self._exit_record)
+        self.state = exit_state(self._exit_record)
+        self.exit_ns = row["at_ns"] or None
+        return [row]
+
+    def changed_row(self) -> Row | None:
+        """Return the row of table ``ranks`` if it changed since the last call."""
+        told = (self.state, self.files.dropped())
+        if told == self._told:
+            return None
+        self._told = told
+        return rank_row(self.files, state=self.state, exit_ns=self.exit_ns, dropped=told[1])
+
+    def free_segments(self) -> None:
+        """Delete the segment files that hold nothing that is not stored."""
+        for path in self._finished:
+            if not open_spans(path):
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
+    def _has_ended(self, now_ns: int) -> bool:
+        """Return whether nothing more can come."""
+        record = self._exit_record
+        if record is not None and exit_state(record) == ENDED:
+            return True
+        # A process that recorded an exception still runs its exit handlers, and may write.
+        fate = fate_of(self.files.identity)
+        is_past_grace = now_ns - self._exit_seen_ns >= self._grace_ns
+        return fate is Fate.GONE or (record is not None and fate is Fate.UNKNOWN and is_past_grace)
+
+    def _note_progress(self, cut: Cut) -> None:
+        for table in (cut.rows.spans, cut.rows.steps):
+            if table.num_rows:
+                self.last_step = max(self.last_step, int(to_numpy(table["step"]).max()))
+        spans = cut.rows.spans
+        if spans.num_rows:
+            end_ns = to_numpy(spans["start_ns"]) + to_numpy(spans["duration_ns"])
+            self.last_end_ns = max(self.last_end_ns, int(end_ns.max()))
+
+    def _lost_event(self) -> Row:
+        """Return the event of a process that went without goodbye, with what it was doing."""
+        files = self.files
+        found: list[dict[str, Any]] = [
+            {
+                "name": storable_name(files.texts([span.name_id])[0]),
+                "kind": str(KINDS[span.kind]) if span.kind < len(KINDS) else "other",
+                "step": span.step,
+                "start_ns": span.start_ns + self._offset_ns,
+                "group_id": f"{span.group_id:016x}",
+                "seq": span.seq,
+            }
+            for path in sorted(files.folder.glob(SEGMENT_GLOB))
+            for span in open_spans(path)
+        ]
+        step = max([self.last_step, *(span["step"] for span in found)])
+        doing = ", ".join(span["name"] for span in found) or "none"
+        at_ns = self.last_end_ns or files.identity.anchor_unix_ns
+        return event_row(
+            files,
+            line=LOST_LINE,
+            at_ns=at_ns,
+            kind="lost",
+            text=f"lost at step {step}, open span = {doing}",
+            data={"step": step, "open": found},
+        )
+
+    def _find_segments(self) -> None:
+        known = self._readers.keys() | self._finished | self._refused
+        for path in sorted(set(self.files.folder.glob(SEGMENT_GLOB)) - known):
+            try:
+                reader = SegmentReader(path, grace_ns=self._grace_ns)
+            except (FileNotFoundError, NotReadyError):
+                continue
+            except (SpoolError, OSError) as error:
+                self._refuse(path, str(error))
+                continue
+            if reader.number > MAX_SEGMENT:
+                reader.close()
+                self._refuse(path, f"{path} has number {reader.number}, more than {MAX_SEGMENT}")
+                continue
+            reader.advance(self._resume.end_rows.get(self._segment(reader), 0))
+            self._readers[path] = reader
+
+    def _refuse(self, path: Path, reason: str) -> None:
+        """Leave a file as it is, and say so once."""
+        self._refused.add(path)
+        self.problems.append(reason)
+
+    def _segment(self, reader: SegmentReader) -> int:
+        return segment_id(self.files.process, reader.number)
+
+    def _reader_of(self, segment: int) -> SegmentReader | None:
+        for reader in self._readers.values():
+            if self._segment(reader) == segment:
+                return reader
+        return None
+
+    def _cut(self, reader: SegmentReader, reading: Reading) -> Cut:
+        identity = self.files.identity
+        segment = self._segment(reader)
+        origin = Origin(
+            run_id=self.files.run_id,
+            epoch=identity.epoch,
+            rank=identity.rank,
+            segment=segment,
+            offset_ns=self._offset_ns,
+        )
+        return Cut(
+            key=CutKey(
+                run_id=self.files.run_id,
+                epoch=identity.epoch,
+                rank=identity.rank,
+                process=self.files.process,
+                segment=segment,
+                first_row=reading.first_row,
+                end_row=reading.end_row,
+            ),
+            sha256=hashlib.sha256(reading.data).hexdigest(),
+            num_torn=reading.num_torn,
+            rows=decode(reading.records, reading.rows, names=self.files, origin=origin),
+        )

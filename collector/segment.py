@@ -1,0 +1,263 @@
+"""Read what a segment file has newly to tell, while its lane may still be writing it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from collector.records import RECORD
+from tracer.spool import (
+    HEADER_BYTES,
+    OPEN_CAPACITY,
+    OPEN_ENTRY,
+    OPEN_ENTRY_BYTES,
+    OPEN_TABLE_OFFSET,
+    RECORD_BYTES,
+    SEGMENT_MAGIC,
+    NotASpoolError,
+    read_header,
+    sealed_rows,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from tracer.spool import SpoolIdentity
+
+CHUNK_ROWS = 65_536
+"""Most rows that one reading takes: 8 MiB."""
+
+SETTLE_NS = 2_000_000
+"""How far apart two readings of the newest row of a live segment must be to count as two."""
+
+FIRST_LOOK_ROWS = 512
+"""Rows looked at first; a live segment rarely has more news than that."""
+
+
+class NotReadyError(Exception):
+    """The file is there and its header is not yet: look again later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A contiguous range of rows, ``first_row`` up to ``end_row``, none of which will change."""
+
+    first_row: int
+    end_row: int
+    data: bytes
+    """The records' bytes, torn ones included."""
+
+    rows: NDArray[np.uint32]
+    """Row number of each committed record."""
+
+    @property
+    def records(self) -> NDArray[np.void]:
+        """The committed records, shape (rows,)."""
+        everything = np.frombuffer(self.data, dtype=RECORD)
+        if len(self.rows) == len(everything):
+            return everything
+        return everything[self.rows - self.first_row]
+
+    @property
+    def num_torn(self) -> int:
+        """Rows that were claimed and never committed."""
+        return self.end_row - self.first_row - len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSpan:
+    """Something that had begun and not ended when the segment was last seen."""
+
+    start_ns: int
+    group_id: int
+    seq: int
+    name_id: int
+    step: int
+    kind: int
+
+
+class SegmentReader:
+    """A cursor over one segment file.
+
+    Reads by `pread`, never through a mapping: a file cut short underneath a
+    mapping would kill the reader with SIGBUS.
+    """
+
+    def __init__(self, path: Path, *, grace_ns: int) -> None:
+        self.path = path
+        self.next_row = 0
+        self.is_finished = False
+        self._grace_ns = grace_ns
+        self._gaps: dict[int, int] = {}
+        self._last_seen: tuple[int, bytes, int] | None = None
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            identity = _identity(self._header(), path)
+        except BaseException:
+            self.close()
+            raise
+        self.number = identity.segment
+        self.capacity = identity.capacity
+
+    def read(self, *, now_ns: int, is_over: bool) -> Reading | None:
+        """Return the rows from the cursor on that are certain; None where there are none.
+
+        A row is certain once a later row is committed, once two readings found
+        it the same (on Arm, its stores may become visible out of order), or
+        once nobody writes any more. A gap is passed over as torn after the
+        grace time, or at once when nobody writes any more. The cursor stays
+        where it is until `advance`.
+
+        Args:
+            now_ns: The present reading of a monotonic clock.
+            is_over: Whether the process can't write any more.
+        """
+        sealed = sealed_rows(self._header())
+        end = min(sealed, self.capacity) if sealed is not None else self.capacity
+        data, is_committed = self._look_ahead(end)
+        num_certain = self._certain(
+            data, is_committed, now_ns=now_ns, is_over=is_over, is_sealed=sealed is not None
+        )
+        if not num_certain:
+            self.is_finished = self._is_at_end(end, is_sealed=sealed is not None, is_over=is_over)
+            return None
+        rows = self.next_row + np.flatnonzero(is_committed[:num_certain])
+        return Reading(
+            first_row=self.next_row,
+            end_row=self.next_row + num_certain,
+            data=data[: num_certain * RECORD_BYTES],
+            rows=rows.astype(np.uint32),
+        )
+
+    def read_again(self, first_row: int, end_row: int) -> Reading:
+        """Return exactly these rows, as a cut that was sent before."""
+        data = self._rows(first_row, end_row)
+        rows = first_row + np.flatnonzero(_committed(data, first_row=first_row))
+        return Reading(first_row=first_row, end_row=end_row, data=data, rows=rows.astype(np.uint32))
+
+    def advance(self, end_row: int) -> None:
+        """Move the cursor past rows that are stored."""
+        self.next_row = max(self.next_row, end_row)
+        self._gaps = {row: seen for row, seen in self._gaps.items() if row >= self.next_row}
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _certain(
+        self,
+        data: bytes,
+        is_committed: NDArray[np.bool_],
+        *,
+        now_ns: int,
+        is_over: bool,
+        is_sealed: bool,
+    ) -> int:
+        """Return how many rows from the cursor on are certain."""
+        committed = np.flatnonzero(is_committed)
+        num_seen = int(committed[-1]) + 1 if len(committed) else 0
+        if is_over:
+            return len(is_committed) if is_sealed else max(num_seen, _num_touched(data))
+        num_claimed = len(is_committed) if is_sealed else num_seen
+        for gap in np.flatnonzero(~is_committed[:num_claimed]).tolist():
+            first_seen_ns = self._gaps.setdefault(self.next_row + gap, now_ns)
+            if now_ns - first_seen_ns < self._grace_ns:
+                num_claimed = gap
+                break
+        if is_sealed or not num_claimed or num_claimed < num_seen:
+            return num_claimed
+        last = data[(num_claimed - 1) * RECORD_BYTES : num_claimed * RECORD_BYTES]
+        is_settled = self._agrees(self.next_row + num_claimed - 1, last, now_ns=now_ns)
+        return num_claimed if is_settled else num_claimed - 1
+
+    def _agrees(self, row: int, record: bytes, *, now_ns: int) -> bool:
+        """Return whether an earlier reading found this row the same; else remember this one."""
+        seen = self._last_seen
+        if seen is None or seen[:2] != (row, record):
+            self._last_seen = (row, record, now_ns)
+            return False
+        return now_ns - seen[2] >= SETTLE_NS
+
+    def _is_at_end(self, end: int, *, is_sealed: bool, is_over: bool) -> bool:
+        return is_over or (is_sealed and self.next_row >= end)
+
+    def _look_ahead(self, end: int) -> tuple[bytes, NDArray[np.bool_]]:
+        """Return the rows from the cursor on, as far as there may be news, and which are whole."""
+        num_rows = FIRST_LOOK_ROWS
+        while True:
+            data = self._rows(self.next_row, min(end, self.next_row + num_rows))
+            is_committed = _committed(data, first_row=self.next_row)
+            is_all = len(is_committed) < num_rows or num_rows >= CHUNK_ROWS
+            if is_all or not is_committed[num_rows // 2 :].any():
+                return data, is_committed
+            num_rows = min(num_rows * 16, CHUNK_ROWS)
+
+    def _header(self) -> bytes:
+        return os.pread(self._descriptor, HEADER_BYTES, 0)
+
+    def _rows(self, first: int, end: int) -> bytes:
+        """Return whole records, fewer than asked for where the file is shorter."""
+        data = os.pread(
+            self._descriptor,
+            max(end - first, 0) * RECORD_BYTES,
+            HEADER_BYTES + first * RECORD_BYTES,
+        )
+        return data[: len(data) - len(data) % RECORD_BYTES]
+
+
+def _identity(header: bytes, path: Path) -> SpoolIdentity:
+    if not any(header):
+        raise NotReadyError(path)
+    identity = read_header(header, magic=SEGMENT_MAGIC, path=path)
+    if identity.record_bytes != RECORD_BYTES or identity.header_bytes != HEADER_BYTES:
+        raise NotASpoolError(
+            f"{path} has records of {identity.record_bytes} bytes, expected {RECORD_BYTES}:"
+            " it was not written by this layout"
+        )
+    return identity
+
+
+def open_spans(path: Path) -> list[OpenSpan]:
+    """Return what stands in the open table of a segment; nothing where it can't be read."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(HEADER_BYTES)
+    except OSError:
+        return []
+    found = []
+    for slot in range(OPEN_CAPACITY if len(header) == HEADER_BYTES else 0):
+        entry = OPEN_ENTRY.unpack_from(header, OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES)
+        start_ns, group_id, seq, name_id, step, kind, _depth, check = entry
+        if start_ns and check == start_ns:
+            found.append(
+                OpenSpan(
+                    start_ns=start_ns,
+                    group_id=group_id,
+                    seq=seq,
+                    name_id=name_id,
+                    step=step,
+                    kind=kind,
+                )
+            )
+    return found
+
+
+def _committed(data: bytes, *, first_row: int) -> NDArray[np.bool_]:
+    """Return which of the records are whole: the commit word is the row's number plus one."""
+    commit = np.frombuffer(data, dtype=RECORD)["commit"]
+    is_whole: NDArray[np.bool_] = commit == np.arange(
+        first_row + 1, first_row + 1 + len(commit), dtype=np.uint64
+    )
+    return is_whole
+
+
+def _num_touched(data: bytes) -> int:
+    """Return the number of rows up to the last one with any byte set."""
+    return -(-len(data.rstrip(b"\0")) // RECORD_BYTES)
