@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracer.clock import monotonic_ns
-from tracer.lane import OUR_ERRORS, pair_word
+from tracer.lane import pair_word
 from tracer.span import NONE, SpanFlag
-from tracer.spool import DropReason
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -55,8 +54,8 @@ class HostSpan:
             if lane.depth == 0:
                 self._open = lane.open(start_ns, self._head)
             lane.depth += 1
-        except OUR_ERRORS:
-            self._recorder.drop(DropReason.INTERNAL_ERROR)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._recorder.swallow(problem)
         return self
 
     def __exit__(
@@ -74,5 +73,11 @@ class HostSpan:
             lane.append(head, start_ns, duration_ns, self._place, self._where, start_ns, depth)
             if self._open is not None:
                 self._open.close()
-        except OUR_ERRORS:
-            self._recorder.drop(DropReason.INTERNAL_ERROR)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._recorder.swallow(problem)
+
+    def cancel(self) -> None:
+        """Leave the span without recording it."""
+        self._lane.depth -= 1
+        if self._open is not None:
+            self._open.close()

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+from tracer.capture.start import start_captures
 from tracer.clock import read_anchor
 from tracer.current import current_tracer, set_current, shutdown
 from tracer.exit_record import write_json
@@ -98,6 +99,7 @@ def _install(spool: Path, run: str | None, model: Any, job: JobDescription) -> T
     write_json(folder / MANIFEST_FILE, manifest)
     recorder = Recorder(folder, spool_identity(identity, read_anchor()), limits=limits(os.environ))
     recorder.start()
+    start_captures(recorder, model=model, layout=job.layout)
     set_current(recorder)
     _watch_the_end(recorder)
     return recorder

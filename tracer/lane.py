@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tracer.segment import NO_SEGMENT, Segment, open_entry
 from tracer.span import NONE
-from tracer.spool import COMM, COMM_OFFSET, HEADER_BYTES, RECORD_BYTES, RecordType
+from tracer.spool import COMM_OFFSET, HEADER_BYTES, RECORD_BYTES, RecordType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,10 +23,6 @@ HEAD = struct.Struct("<QqqQQqQQ")
 depth, commit."""
 
 MAX_DEPTH = 255
-
-OUR_ERRORS = (MemoryError, struct.error, ValueError, TypeError, AttributeError)
-"""What the tracer's own code can meet on the hot path. Not `Exception`: an exception that the
-job's signal handler raises while we run is the job's, and must reach it."""
 
 
 def head_word(record_type: RecordType, *, kind: int, flags: int, name_id: int) -> int:
@@ -84,6 +80,10 @@ class Lane:
         self.chunk = chunk
         self.place = pair_word(step, microbatch)
         self.where = pair_word(chunk, self.track_id)
+
+    def where_on(self, track_id: int) -> int:
+        """Return `where` for a span on another track than the lane's own."""
+        return pair_word(self.chunk, track_id)
 
     def append(  # noqa: PLR0913 - positional: this is the hottest call of the project
         self,
@@ -170,18 +170,3 @@ class Lane:
             return self._segment
         finally:
             self._turning.release()
-
-
-def comm_half(
-    group_id: int, seq: int, *, peers: tuple[int, int], num_bytes: int, interval_id: int
-) -> bytes:
-    """Return the second half of a communication's record.
-
-    Args:
-        group_id: Hash of the group.
-        seq: Number of the operation in its group, or between its pair.
-        peers: Global source and destination rank; `NONE` twice for a collective.
-        num_bytes: Payload, `NONE` unknown.
-        interval_id: Number shared by operations that one call issued, 0 none.
-    """
-    return COMM.pack(group_id, seq, peers[0], peers[1], num_bytes, interval_id)

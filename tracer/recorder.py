@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from tracer.background import SpoolThread
+from tracer.blame import is_ours
 from tracer.clock import monotonic_ns
 from tracer.exit_record import ended, failed, write_exit
 from tracer.host_span import HostSpan
@@ -113,7 +114,24 @@ class Recorder:
             if head is not None and microbatch is NONE and chunk is NONE:
                 return HostSpan(self, head)
         head = self.head(name, kind)
-        return HostSpan(self, head, self._index(microbatch), self._index(chunk))
+        return HostSpan(self, head, self.index(microbatch), self.index(chunk))
+
+    def host_span(self, name: str, kind: SpanKind) -> HostSpan:
+        """Return a span of ours, to be entered and left by hand."""
+        return HostSpan(self, self.head(name, kind))
+
+    def append_span(self, name: str, kind: SpanKind, start_ns: int, end_ns: int) -> None:
+        """Write a span of the calling thread that is already over."""
+        lane = self.lane()
+        lane.append(
+            self.head(name, kind),
+            start_ns,
+            end_ns - start_ns,
+            lane.place,
+            lane.where,
+            start_ns,
+            lane.depth,
+        )
 
     def head(self, name: object, kind: object, flags: int = SpanFlag.HOST_CLOCK) -> int:
         """Return the first word of a span's records: kind, flags and interned name."""
@@ -145,6 +163,16 @@ class Recorder:
     def drop(self, reason: DropReason) -> None:
         """Count a lost record."""
         self._process.drop(reason)
+
+    def swallow(self, problem: BaseException) -> None:
+        """Count an error of the tracer's own; hand on one that is the job's.
+
+        Raises:
+            BaseException: ``problem`` itself, where a signal handler of the job raised it.
+        """
+        if not is_ours(problem):
+            raise problem
+        self.drop(DropReason.INTERNAL_ERROR)
 
     # -- steps ---------------------------------------------------------------
 
@@ -187,7 +215,7 @@ class Recorder:
             head_word(RecordType.MICROBATCH, kind=0, flags=int(SpanFlag.HOST_CLOCK), name_id=0),
             now_ns,
             0,
-            pair_word(self.step_number, self._index(index)),
+            pair_word(self.step_number, self.index(index)),
             pair_word(lane.chunk, lane.track_id),
             now_ns,
             0,
@@ -314,7 +342,8 @@ class Recorder:
         if len(self._host_heads) < NAME_CAPACITY and len(name) < NAME_BYTES:
             self._host_heads[name] = head
 
-    def _index(self, value: object) -> int:
+    def index(self, value: object) -> int:
+        """Return ``value`` where it can be a micro-batch or chunk, else `NONE`, counted."""
         number = plain_int(value, limit=INT32_MAX)
         if number is None:
             self.drop(DropReason.BAD_ARGUMENT)

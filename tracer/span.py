@@ -92,6 +92,9 @@ class SpanFlag(IntFlag):
     ERROR = 64
     """The span was left by an exception."""
 
+    END_BOUND = 128
+    """The end is an upper bound: the work was done by then, and nobody knows when."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:

@@ -1,0 +1,112 @@
+"""What torch's communication operators are called and where their arguments lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+NAMESPACE = "c10d"
+NAMES = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce_coalesced",
+    "allgather_": "all_gather",
+    "allgather_coalesced_": "all_gather_coalesced",
+    "_allgather_base_": "all_gather_into_tensor",
+    "allgather_into_tensor_coalesced_": "all_gather_into_tensor_coalesced",
+    "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter_tensor_coalesced",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all_single",
+    "barrier": "barrier",
+    "monitored_barrier_": "monitored_barrier",
+    "send": "send",
+    "recv_": "recv",
+    "recv_any_source_": "recv_any_source",
+}
+"""What the job calls each operator. An operator that is not here keeps its own name."""
+
+
+class Direction(Enum):
+    """Between whom an operation moves data."""
+
+    GROUP = "all members of a group"
+    SEND = "to one peer"
+    RECV = "from one peer"
+    RECV_ANY = "from whoever sends first"
+
+
+DIRECTIONS = {
+    "send": Direction.SEND,
+    "recv_": Direction.RECV,
+    "recv_any_source_": Direction.RECV_ANY,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One operator of the ``c10d`` namespace."""
+
+    op: Any
+    """The operator's overload."""
+
+    op_name: str
+    """As the dispatcher knows it."""
+
+    name: str
+    direction: Direction
+    group_position: int
+    """Argument that holds the process group; tensors come before it, a p2p peer after it."""
+
+    async_position: int | None
+    """Argument that says whether the caller will wait by itself; None: the operator has none."""
+
+
+def find_operations() -> list[Operation]:
+    """Return every communication operator of this torch, known to `NAMES` or not."""
+    prefix = f"{NAMESPACE}::"
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix)]
+    found = [_read(name.removeprefix(prefix)) for name in sorted(names)]
+    return [operation for operation in found if operation is not None]
+
+
+def num_bytes_of(arguments: tuple[Any, ...]) -> int:
+    """Return the bytes of the largest tensor argument, lists counted whole.
+
+    So an all-gather counts what it gathers and a reduce-scatter what it
+    scatters: the larger side, on every member alike.
+    """
+    return max(map(_bytes, arguments), default=0)
+
+
+def _bytes(argument: Any) -> int:  # noqa: ANN401 - tensors nested in lists
+    if isinstance(argument, torch.Tensor):
+        return argument.numel() * argument.element_size()
+    if isinstance(argument, list | tuple):
+        return sum(map(_bytes, argument))
+    return 0
+
+
+def _read(op_name: str) -> Operation | None:
+    bare, _, overload = op_name.partition(".")
+    op = getattr(getattr(torch.ops.c10d, bare), overload or "default")
+    arguments = op._schema.arguments
+    groups = [at for at, item in enumerate(arguments) if "ProcessGroup" in str(item.type)]
+    if not groups:
+        return None
+    flags = [at for at, item in enumerate(arguments) if item.name == "async_op"]
+    return Operation(
+        op=op,
+        op_name=op_name,
+        name=NAMES.get(bare, bare.strip("_")),
+        direction=DIRECTIONS.get(bare, Direction.GROUP),
+        group_position=groups[0],
+        async_position=flags[0] if flags else None,
+    )

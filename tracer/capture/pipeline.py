@@ -1,0 +1,50 @@
+"""Forward and backward of each micro-batch on each stage of `torch.distributed.pipelining`."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from tracer.span import SpanKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracer.capture.compute import Compute
+    from tracer.capture.patch import Patches
+
+METHODS = {
+    "forward_one_chunk": ("forward", SpanKind.FORWARD),
+    "backward_one_chunk": ("backward", SpanKind.BACKWARD),
+    "backward_weight_one_chunk": ("backward weight", SpanKind.BACKWARD),
+}
+"""What a stage does to one micro-batch; each takes the micro-batch's index first."""
+
+
+def capture_pipeline(compute: Compute, patches: Patches) -> None:
+    """Make a span of what any pipeline stage does to a micro-batch."""
+    from torch.distributed.pipelining import stage
+
+    for method, (name, kind) in METHODS.items():
+        wrap = functools.partial(_traced_chunk, compute, name, kind)
+        patches.wrap(stage._PipelineStageBase, method, wrap)
+
+
+def chunk_of(stage: Any) -> int:  # noqa: ANN401 - a private class of torch
+    """Return which of this rank's model chunks a stage is.
+
+    Stages are dealt to ranks in rounds, each round as long as the pipeline
+    (looped or V-shaped alike), and a rank gets one stage a round.
+    """
+    return int(stage.stage_index) // int(stage.group_size)
+
+
+def _traced_chunk(
+    compute: Compute, name: str, kind: SpanKind, original: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(stage: Any, microbatch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with compute.span(name, kind, microbatch=microbatch, chunk=chunk_of(stage)):
+            return original(stage, microbatch, *args, **kwargs)
+
+    return call
