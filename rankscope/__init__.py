@@ -1,1 +1,20 @@
 """The command and the notebook entry: parses, wires the packages together, prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rankscope.run import Run
+
+__all__ = ["open_run"]
+
+
+def open_run(run_id: str, *, store: str | None = None) -> Run:
+    """Open a stored run for reading: ``open_run("AR").verdict``.
+
+    What it needs is loaded here and not with the package. See `rankscope.run.open_run`.
+    """
+    from rankscope import run
+
+    return run.open_run(run_id, store=store)

@@ -98,10 +98,10 @@ def collect_training(store: Store, plan: DemoPlan, *, run_id: str, spool: Path |
     target.mkdir(parents=True, exist_ok=True)
     log = folder / "training.log"
     say(_opening(plan))
-    command = training_command(plan, run_id=run_id, spool=target)
+    command = training_command(plan, spool=target)
     tail = SpoolTail(target, store)
     try:
-        with Training(command, log=log) as training:
+        with Training(command, run_id=run_id, log=log) as training:
             _watch(training, tail, plan)
             status, words = training.status, training.last_words()
         _drain(tail)

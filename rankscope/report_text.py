@@ -29,7 +29,7 @@ def report_text(report: RunReport, *, verdict: str, width: int) -> str:
     blocks = [
         wrap(verdict, width),
         wrap(_what_was_seen(report), width),
-        _times(report),
+        _times(report, width),
         _findings(report.findings, width),
         _starved(report.starved),
         _quality(report, width),
@@ -56,7 +56,7 @@ def _what_was_seen(report: RunReport) -> str:
     return "; ".join(parts)
 
 
-def _times(report: RunReport) -> list[str]:
+def _times(report: RunReport, width: int) -> list[str]:
     times = report.step_time_s
     rows = [
         (
@@ -79,9 +79,9 @@ def _times(report: RunReport) -> list[str]:
         ),
     ]
     lines = aligned(rows[0], rows[1:])
-    if report.mfu is None:
-        return [*lines, f"MFU        {UNKNOWN}"]
-    return [*lines, f"MFU        mean {_percent(report.mfu.mean)} ({report.mfu.convention})"]
+    mfu = report.mfu
+    told = UNKNOWN if mfu is None else f"mean {_percent(mfu.mean)} ({mfu.convention})"
+    return [*lines, *wrap(f"MFU        {told}", width, subsequent_indent=" " * 11)]
 
 
 def _findings(findings: tuple[Finding, ...], width: int) -> list[str]:

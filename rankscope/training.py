@@ -49,7 +49,7 @@ def require_torch() -> None:
         )
 
 
-def training_command(plan: DemoPlan, *, run_id: str, spool: Path) -> list[str]:
+def training_command(plan: DemoPlan, *, spool: Path) -> list[str]:
     """Return the command line that trains ``plan`` on this host."""
     layout = plan.layout
     return [
@@ -57,7 +57,7 @@ def training_command(plan: DemoPlan, *, run_id: str, spool: Path) -> list[str]:
         *("--nproc-per-node", str(layout.world_size), "-m", "trainer", "--paced"),
         *("--pp", str(layout.pp), "--dp", str(layout.dp), "--tp", str(layout.tp)),
         *("--steps", str(plan.num_steps), "--layers", str(plan.num_layers)),
-        *("--fault", plan.spec, "--trace", str(spool), "--run", run_id),
+        *("--fault", plan.spec, "--trace", str(spool)),
     ]
 
 
@@ -66,16 +66,19 @@ class Training:
 
     Args:
         command: What to run.
+        run_id: Name of the run, handed over in the environment: torchrun takes ``--run`` for an
+            abbreviation of a flag of its own.
         log: File that its stderr goes to.
     """
 
-    def __init__(self, command: list[str], *, log: Path) -> None:
+    def __init__(self, command: list[str], *, run_id: str, log: Path) -> None:
         self._command = command
+        self._run_id = run_id
         self._log = log
         self._lines: SimpleQueue[str] = SimpleQueue()
 
     def __enter__(self) -> Self:
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "RANKSCOPE_RUN": self._run_id}
         with self._log.open("wb") as log:
             # A group of its own: the terminal's Ctrl-C is for us, who then end all of it.
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and arguments

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from analysis.report import Finding
+from rankscope.report_text import report_text
+from tests.dashboard.builders import report
+
+VERDICT = "Rank 5 is truly slow; 7 ranks only wait for it."
+
+
+def test_the_verdict_comes_first_and_what_it_rests_on_follows() -> None:
+    text = report_text(report(num_steps=30, slow_rank=5), verdict=VERDICT, width=100)
+    blocks = text.split("\n\n")
+
+    assert blocks[0] == VERDICT
+    assert blocks[1].startswith("run demo-42: 8 ranks (dp 2 x tp 2 x pp 2), 30 steps (0 to 29)")
+    assert blocks[2].startswith("step time  actual ")
+    assert blocks[3].startswith("finding ")
+    assert blocks[4].startswith("waiting rank  of the step  on")
+    assert blocks[5].startswith("quality: coverage 100.0 %, dropped spans 0, clock error 1.8 us")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_running_text_keeps_to_the_terminals_width(width: int) -> None:
+    warned = report(warnings=("a rank dropped spans while its spool was full " * 4,))
+
+    lines = report_text(warned, verdict=VERDICT * 4, width=width).splitlines()
+
+    assert max(len(line) for line in lines) <= width
+    assert any(line.startswith("  ! a rank dropped") for line in lines)
+
+
+def test_a_finding_shows_its_place_its_price_and_its_evidence() -> None:
+    finding = Finding(
+        cause="slow-compute",
+        ranks=(4, 5, 6, 7),
+        steps=(10, 29),
+        slowdown=1.382,
+        recoverable_ratio=0.943,
+        confidence=0.98,
+        evidence="rank 5 takes 43.2 ms where its peers take 24.0 ms",
+    )
+
+    lines = report_text(
+        replace(report(), findings=(finding,)), verdict=VERDICT, width=100
+    ).splitlines()
+
+    row = lines.index("slow-compute  4-7    10-29     1.382       94.3 %        0.98")
+    assert lines[row + 1] == "  rank 5 takes 43.2 ms where its peers take 24.0 ms"
+
+
+def test_what_is_unknown_is_not_a_number() -> None:
+    unknown = replace(
+        report(slow_rank=None, mfu=False),
+        slowdown=None,
+        waste_ratio=None,
+        m_w=None,
+        quality=replace(report().quality, clock_error_ns=None, coverage_ratio=None),
+    )
+
+    text = report_text(unknown, verdict=VERDICT, width=100)
+
+    assert "S n/a" in text
+    assert "waste n/a" in text
+    assert "MFU        n/a" in text
+    assert "coverage n/a, dropped spans 0, clock error n/a" in text
+    assert "waiting rank" not in text
+
+
+def test_many_waiting_ranks_are_cut_and_counted() -> None:
+    starved = report().starved[:1] * 25
+
+    text = report_text(replace(report(), starved=starved), verdict=VERDICT, width=100)
+
+    assert "and 15 more" in text

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import os
+import select
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.planting import plan_demo
+from rankscope.training import StepDone, Training, read_step, training_command
+from tracer.topology import Layout
+
+PATIENCE_S = 20.0
+STEP = "step 12 loss 3.214 time_s 0.61"
+
+
+def test_a_step_is_read_off_the_trainers_line_and_nothing_else_is() -> None:
+    assert read_step(STEP + "\n") == StepDone(step=12, loss=3.214, seconds=0.61)
+    assert read_step("paced: each local compute segment is padded") is None
+
+
+def test_the_command_trains_the_plan() -> None:
+    plan = plan_demo(
+        layout=Layout(pp=3, dp=2, tp=2), num_steps=7, fault="slow-compute:rank=3,factor=1.6"
+    )
+
+    command = " ".join(training_command(plan, spool=Path("spool")))
+
+    assert command.startswith(f"{sys.executable} -m torch.distributed.run --standalone")
+    assert "--nproc-per-node 12 -m trainer --paced --pp 3 --dp 2 --tp 2 --steps 7" in command
+    assert command.endswith("--layers 6 --fault slow-compute:rank=3,factor=1.6 --trace spool")
+
+
+def test_steps_are_handed_over_as_they_are_printed(tmp_path: Path) -> None:
+    # The program waits for its end: the step must come while it still runs.
+    program = f"print({STEP!r}, flush=True); import signal; signal.pause()"
+    with Training([sys.executable, "-c", program], run_id="r", log=tmp_path / "log") as training:
+        assert training.next_step(PATIENCE_S) == StepDone(step=12, loss=3.214, seconds=0.61)
+        assert training.status is None
+
+    assert training.status is not None
+
+
+def test_the_run_is_named_in_the_environment(tmp_path: Path) -> None:
+    program = "import os; print('step', os.environ['RANKSCOPE_RUN'], 'loss 1 time_s 1', flush=True)"
+    with Training([sys.executable, "-c", program], run_id="7", log=tmp_path / "log") as training:
+        step = training.next_step(PATIENCE_S)
+
+    assert step is not None
+    assert step.step == 7
+
+
+def test_leaving_ends_the_launcher_and_its_processes(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys;"
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']);"
+        "print('step', child.pid, 'loss 1 time_s 1', flush=True); child.wait()"
+    )
+    with Training([sys.executable, "-c", program], run_id="r", log=tmp_path / "log") as training:
+        told = training.next_step(PATIENCE_S)
+        assert told is not None
+        child = os.pidfd_open(told.step)
+
+    ended, _, _ = select.select([child], [], [], PATIENCE_S)
+    os.close(child)
+    assert ended == [child]
+
+
+@pytest.mark.parametrize(
+    ("stderr", "words"),
+    [
+        (
+            "W1121 noise\ntrainer: fault 'x': unknown cause\nE1121 failed (exitcode: 2)\n",
+            "trainer: fault 'x': unknown cause",
+        ),
+        (
+            "Traceback (most recent call last):\n  File x\nRuntimeError: gloo lost rank 3\nthe end",
+            "RuntimeError: gloo lost rank 3",
+        ),
+        ("only\nthis\n\n", "this"),
+        ("", ""),
+    ],
+)
+def test_the_last_words_are_the_line_that_says_why(tmp_path: Path, stderr: str, words: str) -> None:
+    program = f"import sys; sys.stderr.write({stderr!r}); print({STEP!r})"
+    log = tmp_path / "log"
+    with Training([sys.executable, "-c", program], run_id="r", log=log) as training:
+        training.next_step(PATIENCE_S)
+
+    assert training.last_words() == words
+    assert log.stat().st_size == len(stderr)
