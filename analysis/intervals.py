@@ -32,8 +32,10 @@ class Line:
         cls, rank: NDArray[np.int32], start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
     ) -> Line:
         """Make a line that holds all these intervals."""
-        origin = int(start_ns.min(initial=0))
-        stride = int(end_ns.max(initial=origin)) - origin + 2
+        if not len(rank):
+            return cls(ranks=np.unique(rank), origin_ns=0, stride_ns=1)
+        origin = int(start_ns.min())
+        stride = int(end_ns.max()) - origin + 2
         return cls(ranks=np.unique(rank), origin_ns=origin, stride_ns=stride)
 
     def place(self, rank: NDArray[np.int32], time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -41,6 +43,11 @@ class Line:
         index: NDArray[np.int64] = np.searchsorted(self.ranks, rank)
         place: NDArray[np.int64] = index * self.stride_ns + (time_ns - self.origin_ns)
         return place
+
+    def time_at(self, place: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the time, in ns, that lies at a place of the line."""
+        time: NDArray[np.int64] = place % self.stride_ns + self.origin_ns
+        return time
 
 
 def covering(

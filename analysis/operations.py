@@ -43,6 +43,12 @@ class Operations:
     gap_ns: NDArray[np.float64]
     """Shape (ops,): how long it began after all that it waits for had ended (launch delay)."""
 
+    start_ns: NDArray[np.int64]
+    """Shape (ops,): when it began, as recorded."""
+
+    end_ns: NDArray[np.int64]
+    """Shape (ops,): when it ended, as recorded."""
+
     closes_step: NDArray[np.bool_]
     """Shape (ops,): operations whose last end is the step's end."""
 

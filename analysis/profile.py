@@ -143,8 +143,16 @@ def _compare_stage(
             expected[row] = np.nanmedian(total[peers], axis=0)
             basis[row] = Basis.STAGES
         elif total.shape[1] > NUM_EARLIER_STEPS:
-            expected[row] = np.nanmedian(total[row, :NUM_EARLIER_STEPS])
+            expected[row] = _own_earlier(total, row)
             basis[row] = Basis.EARLIER
+
+
+def _own_earlier(total: NDArray[np.float64], row: int) -> NDArray[np.float64]:
+    """Return a rank's first steps, scaled by how the job as a whole went on from there."""
+    early = np.nanmedian(total[:, :NUM_EARLIER_STEPS], axis=1, keepdims=True)
+    common = np.nanmedian(total / early, axis=0)
+    own: NDArray[np.float64] = early[row] * common
+    return own
 
 
 def _agreeing(level: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np.int64]:

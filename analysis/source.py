@@ -156,6 +156,21 @@ class StepTable:
         return len(self.start_ns)
 
 
+def rows_of_spans(spans: SpanTable, keep: NDArray[np.bool_]) -> SpanTable:
+    """Return the rows of ``spans`` that ``keep``, shape (spans,), says."""
+    columns = {
+        name: getattr(spans, name)[keep]
+        for name in spans.__dataclass_fields__
+        if name not in ("names", "tracks")
+    }
+    return SpanTable(**columns, names=spans.names, tracks=spans.tracks)
+
+
+def rows_of_steps(steps: StepTable, keep: NDArray[np.bool_]) -> StepTable:
+    """Return the rows of ``steps`` that ``keep``, shape (rows,), says."""
+    return StepTable(**{name: getattr(steps, name)[keep] for name in steps.__dataclass_fields__})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """One line of `rankscope runs`."""

@@ -8,23 +8,30 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.intervals import Line
+from analysis.operations import NO_GROUP
 from analysis.report import Starved, WaitsOn
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
-MAX_HOPS = 64
-"""A chain of waits longer than this ends where it stands; pipelines are shorter."""
+    from analysis.model import ReplayModel
+
+NOBODY = -1
 
 LEAST_RATIO = 0.01
 """Ranks that wait less of a step than this are not listed."""
 
 MOST_CULPRITS = 8
 
+UNEXPLAINED_GAP_NS = 50_000
+"""A gap longer than this between an operation and all that it waits for is no launch delay."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitIntervals:
-    """When a rank stood waiting for another one that had not yet arrived.
+    """When a rank stood waiting for the last member of a communication to arrive.
 
     Intervals of one rank do not overlap.
     """
@@ -32,57 +39,74 @@ class WaitIntervals:
     rank: NDArray[np.int32]
     """Who waits ..."""
 
-    on_rank: NDArray[np.int32]
-    """... for whom."""
+    operation: NDArray[np.int64]
+    """... in which operation: its own member of the communication."""
 
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
+    """The last member's arrival."""
 
 
-def root_waits(waits: WaitIntervals) -> WaitIntervals:
-    """Follow each wait to its root.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """How long each rank waited on each other one, one row a pair."""
 
-    While rank A waits for B, B either works, and A waits on B, or B itself
-    waits for C, and for that time A waits on C; and so on.
+    rank: NDArray[np.int32]
+    on_rank: NDArray[np.int32]
+    waited_ns: NDArray[np.int64]
+
+
+def blame(model: ReplayModel, waits: WaitIntervals) -> Blame:
+    """Follow each wait to the ranks that made it so long.
+
+    From the last member's arrival the chain of what had to be done for it is
+    walked back, each time to the predecessor that ended last, until the time
+    at which the wait began. Each stretch of that chain is blamed on the rank
+    that it lies on: a rank that merely passed lateness on is not blamed for it.
 
     Args:
-        waits: Direct waits.
+        model: Operations as recorded.
+        waits: What to follow.
 
     Returns:
-        Waits on the rank that worked meanwhile. Their lengths sum to the
-        direct ones', rank by rank.
+        Sums by pair; over the pairs of one rank they are what it waited.
     """
-    if not len(waits.rank):
-        return waits
-    everyone = np.concatenate((waits.rank, waits.on_rank))
-    line = Line.over(everyone, np.tile(waits.start_ns, 2), np.tile(waits.end_ns, 2))
-    at = line.place(waits.rank, waits.start_ns)
-    order = np.argsort(at)
-    table = (at[order], (at + waits.end_ns - waits.start_ns)[order], waits.on_rank[order])
-    open_, done = waits, []
-    for _ in range(MAX_HOPS):
-        working, open_ = _one_hop(open_, line, table)
-        done.append(working)
-        if not len(open_.rank):
-            break
-    return _joined([*done, open_])
+    before = _last_predecessor(model)
+    last_member = _last_member(model)
+    operations = model.operations
+    rank, until = waits.rank.copy(), waits.end_ns.copy()
+    since, member = waits.start_ns.copy(), last_member[waits.operation]
+    parts: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]] = []
+    # A member's launch, then what it waited for, and so on back in time.
+    at, on = before[member], model.rank[member]
+    while len(at):
+        done = np.where(at == NOBODY, since, np.maximum(operations.end_ns[at], since))
+        done = np.minimum(done, until)
+        parts.append((rank, on, until - done))
+        going = (at != NOBODY) & (done > since)
+        rank, since, until, at = rank[going], since[going], done[going], at[going]
+        member = last_member[at]
+        on = model.rank[member]
+        began = np.minimum(np.maximum(operations.start_ns[member], since), until)
+        parts.append((rank, on, until - began))
+        until, at = began, before[member]
+    return _summed(parts)
 
 
-def starved_ranks(waits: WaitIntervals, total_ns: dict[int, int]) -> tuple[Starved, ...]:
+def starved_ranks(
+    model: ReplayModel, waits: WaitIntervals, total_ns: Mapping[int, int]
+) -> tuple[Starved, ...]:
     """List the ranks that wait, the one that waits most first.
 
     Args:
-        waits: Direct waits of whole steps.
+        model: Operations as recorded.
+        waits: When ranks waited, in whole steps.
         total_ns: Time of these steps by rank.
     """
-    root = root_waits(waits)
-    length = root.end_ns - root.start_ns
-    pairs, index = np.unique(
-        np.stack((root.rank, root.on_rank), axis=1).reshape(-1, 2), axis=0, return_inverse=True
-    )
-    sums = np.bincount(index.reshape(-1), weights=length, minlength=len(pairs))
+    found = blame(model, waits)
     by_rank: dict[int, list[WaitsOn]] = {}
-    for (rank, on), waited in zip(pairs.tolist(), sums.tolist(), strict=True):
+    rows = zip(found.rank.tolist(), found.on_rank.tolist(), found.waited_ns.tolist(), strict=True)
+    for rank, on, waited in rows:
         by_rank.setdefault(rank, []).append(WaitsOn(rank=on, ratio=waited / total_ns[rank]))
     starved = [
         Starved(
@@ -96,56 +120,82 @@ def starved_ranks(waits: WaitIntervals, total_ns: dict[int, int]) -> tuple[Starv
     return tuple(sorted(starved, key=lambda entry: (-entry.wait_ratio, entry.rank)))
 
 
-def _one_hop(
-    waits: WaitIntervals,
-    line: Line,
-    table: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]],
-) -> tuple[WaitIntervals, WaitIntervals]:
-    """Split each wait into the time its culprit worked, and the time it waited itself."""
-    starts, ends, on = table
-    begin = line.place(waits.on_rank, waits.start_ns)
-    end = begin + waits.end_ns - waits.start_ns
-    first = np.searchsorted(ends, begin, side="right")
-    last = np.searchsorted(starts, end, side="left")
-    num = np.maximum(last - first, 0)
-    wait = np.repeat(np.arange(len(num)), num)
-    nth = np.arange(len(wait)) - np.repeat(np.cumsum(num) - num, num)
-    other = first[wait] + nth
-    cut_begin = np.maximum(starts[other], begin[wait])
-    cut_end = np.minimum(ends[other], end[wait])
-    shift = waits.start_ns[wait] - begin[wait]
-    passed_on = WaitIntervals(
-        rank=waits.rank[wait],
-        on_rank=on[other],
-        start_ns=cut_begin + shift,
-        end_ns=cut_end + shift,
-    )
-    # What is left of each wait lies before, between and after the culprit's own waits.
-    left_begin = np.concatenate((begin, cut_end))
-    owner = np.concatenate((np.arange(len(begin)), wait))
-    order = np.lexsort((left_begin, owner))
-    left_begin, owner = left_begin[order], owner[order]
-    next_cut = np.lexsort((cut_begin, wait))
-    left_end = np.empty_like(left_begin)
-    is_last = np.append(owner[1:] != owner[:-1], True)
-    left_end[is_last] = end[owner[is_last]]
-    left_end[~is_last] = cut_begin[next_cut]
-    real = left_end > left_begin
-    owner, left_begin, left_end = owner[real], left_begin[real], left_end[real]
-    shift = waits.start_ns[owner] - begin[owner]
-    working = WaitIntervals(
-        rank=waits.rank[owner],
-        on_rank=waits.on_rank[owner],
-        start_ns=left_begin + shift,
-        end_ns=left_end + shift,
-    )
-    return working, passed_on
-
-
-def _joined(parts: list[WaitIntervals]) -> WaitIntervals:
+def without_overlap(waits: WaitIntervals) -> WaitIntervals:
+    """Cut waits of one rank that overlap, so that each instant counts once, for the earlier."""
+    if not len(waits.rank):
+        return waits
+    line = Line.over(waits.rank, waits.start_ns, waits.end_ns)
+    begin = line.place(waits.rank, waits.start_ns)
+    order = np.argsort(begin, kind="stable")
+    begin = begin[order]
+    end = begin + (waits.end_ns - waits.start_ns)[order]
+    reach = np.append(begin[0], np.maximum.accumulate(end)[:-1])
+    cut = np.maximum(reach - begin, 0)
+    real = cut < end - begin
+    order, cut = order[real], cut[real]
     return WaitIntervals(
-        rank=np.concatenate([part.rank for part in parts]),
-        on_rank=np.concatenate([part.on_rank for part in parts]),
-        start_ns=np.concatenate([part.start_ns for part in parts]),
-        end_ns=np.concatenate([part.end_ns for part in parts]),
+        rank=waits.rank[order],
+        operation=waits.operation[order],
+        start_ns=waits.start_ns[order] + cut,
+        end_ns=waits.end_ns[order],
     )
+
+
+def _last_predecessor(model: ReplayModel) -> NDArray[np.int64]:
+    """Return, for each operation, what it followed: of all it waits for, what ended last.
+
+    An operation that begins a while after that waited for something that the
+    graph does not know (its stream was held up, say). Then it followed what
+    last ended on its own rank. `NOBODY` where there is nothing.
+    """
+    operations = model.operations
+    before = np.full(len(operations), NOBODY, dtype=np.int64)
+    order = np.lexsort((operations.end_ns[operations.src], operations.dst))
+    dst = operations.dst[order]
+    last = np.append(dst[1:] != dst[:-1], True) if len(dst) else np.zeros(0, dtype=np.bool_)
+    before[dst[last]] = operations.src[order[last]]
+
+    line = Line.over(model.rank, operations.start_ns, operations.end_ns)
+    end = line.place(model.rank, operations.end_ns)
+    by_end = np.argsort(end, kind="stable")
+    # Strictly before, so that walking back always gets on, past empty operations too.
+    start = line.place(model.rank, operations.start_ns)
+    index = np.searchsorted(end[by_end], start, side="left") - 1
+    neighbour = by_end[np.maximum(index, 0)]
+    known = (index >= 0) & (model.rank[neighbour] == model.rank)
+    known &= operations.step[neighbour] == operations.step
+    explained = np.where(before == NOBODY, np.iinfo(np.int64).min, operations.end_ns[before])
+    hidden = known & (explained < operations.start_ns - UNEXPLAINED_GAP_NS)
+    hidden &= operations.end_ns[neighbour] > explained
+    return np.where(hidden, neighbour, before)
+
+
+def _last_member(model: ReplayModel) -> NDArray[np.int64]:
+    """Return, for each operation, the member of its group that began last; else itself."""
+    operations = model.operations
+    last = np.arange(len(operations))
+    members = np.flatnonzero(operations.group != NO_GROUP)
+    if not len(members):
+        return last
+    order = members[
+        np.lexsort((-model.rank[members], operations.start_ns[members], operations.group[members]))
+    ]
+    ends = np.flatnonzero(np.append(np.diff(operations.group[order]) != 0, True))
+    last[order] = np.repeat(order[ends], np.diff(np.append(-1, ends)))
+    return last
+
+
+def _summed(
+    parts: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]],
+) -> Blame:
+    if not parts:
+        nobody = np.zeros(0, dtype=np.int32)
+        return Blame(rank=nobody, on_rank=nobody, waited_ns=nobody.astype(np.int64))
+    rank, on = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
+    waited = np.concatenate([part[2] for part in parts])
+    pairs, index = np.unique(
+        np.stack((rank, on), axis=1).reshape(-1, 2), axis=0, return_inverse=True
+    )
+    sums = np.zeros(len(pairs), dtype=np.int64)
+    np.add.at(sums, index.reshape(-1), waited)
+    return Blame(rank=pairs[sums > 0, 0], on_rank=pairs[sums > 0, 1], waited_ns=sums[sums > 0])

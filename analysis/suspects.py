@@ -108,6 +108,9 @@ def _persistent(
         NUM_DEVIATIONS * standard_error,
         NUM_DEVIATIONS * between_ranks + float(np.median(levels, axis=0)) if len(levels) else 0.0,
     )
+    # The few first steps of one rank are too thin a ground for a small excess.
+    if profile.basis[row] is Basis.EARLIER:
+        return None
     if known >= NUM_PERSISTENT_STEPS and middle >= threshold:
         return _suspect(profile, excess, row, threshold, deviation)
     return None

@@ -10,7 +10,8 @@ from analysis.intervals import NOWHERE
 from analysis.model import ComputeItems, Reading
 from analysis.operations import positions_in_runs
 from analysis.pieces import Pieces, cut, own_compute
-from analysis.starved import WaitIntervals
+from analysis.source import rows_of_spans, rows_of_steps
+from analysis.starved import WaitIntervals, without_overlap
 from analysis.traced_graph import graph_of
 from analysis.traced_join import Joined, join_waits
 from analysis.waits import is_communication, split_waits
@@ -44,7 +45,7 @@ def read_traced(
     split = split_waits(spans, groups, clock_error_ns=clock_error_ns)
     left_out = _unusable(run, spans, steps, split)
     numbers = np.array(sorted(set(np.unique(steps.step).tolist()) - set(left_out)), dtype=np.int32)
-    steps = _rows_of_steps(steps, np.isin(steps.step, numbers))
+    steps = rows_of_steps(steps, np.isin(steps.step, numbers))
     joined, warnings = join_waits(spans, steps, numbers, split)
     pieces = cut(
         spans,
@@ -55,7 +56,7 @@ def read_traced(
     )
     if repeated:
         warnings.append(f"{repeated} steps ran again in a later epoch; their last run counts")
-    model = graph_of(run, joined, pieces, tuple(numbers.tolist()))
+    model, comm_number = graph_of(run, joined, pieces, tuple(numbers.tolist()))
     index = np.searchsorted(numbers, steps.step)
     first = np.full(len(numbers), np.iinfo(np.int64).max)
     last = np.full(len(numbers), np.iinfo(np.int64).min)
@@ -67,7 +68,7 @@ def read_traced(
         steps=tuple(numbers.tolist()),
         actual_ns=last - first,
         left_out=left_out,
-        waits=_wait_intervals(joined),
+        waits=_wait_intervals(joined, comm_number),
         warnings=tuple(warnings),
     )
 
@@ -85,24 +86,10 @@ def _latest_epochs(steps: StepTable, spans: SpanTable) -> tuple[StepTable, SpanT
     at = np.minimum(np.searchsorted(numbers, spans.step), len(numbers) - 1)
     keep_spans = (numbers[at] == spans.step) & (spans.epoch == epochs[at])
     return (
-        _rows_of_steps(steps, keep),
-        _rows_of_spans(spans, keep_spans),
+        rows_of_steps(steps, keep),
+        rows_of_spans(spans, keep_spans),
         len(np.unique(pairs[~is_last, 0])),
     )
-
-
-def _rows_of_steps(steps: StepTable, keep: NDArray[np.bool_]) -> StepTable:
-    columns = {name: getattr(steps, name)[keep] for name in steps.__dataclass_fields__}
-    return type(steps)(**columns)
-
-
-def _rows_of_spans(spans: SpanTable, keep: NDArray[np.bool_]) -> SpanTable:
-    columns = {
-        name: getattr(spans, name)[keep]
-        for name in spans.__dataclass_fields__
-        if name not in ("names", "tracks")
-    }
-    return type(spans)(**columns, names=spans.names, tracks=spans.tracks)
 
 
 def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit) -> dict[int, str]:
@@ -146,25 +133,22 @@ def _items(joined: Joined, pieces: Pieces, numbers: NDArray[np.int32]) -> Comput
     )
 
 
-def _wait_intervals(joined: Joined) -> WaitIntervals:
+def _wait_intervals(joined: Joined, number: NDArray[np.int64]) -> WaitIntervals:
     """Return the part of each blocked interval that lies before the last member's arrival."""
     spans, split = joined.spans, joined.split
     known = joined.wait_comm != NOWHERE
-    wait, comm = joined.wait[known], joined.comm[joined.wait_comm[known]]
-    arrival = spans.start_ns[comm] + split.wait_ns[comm]
+    wait, member = joined.wait[known], joined.wait_comm[known]
+    comm = joined.comm[member]
     start = spans.start_ns[wait]
+    arrival = spans.start_ns[comm] + split.wait_ns[comm]
     end = np.minimum(arrival, start + spans.duration_ns[wait])
-    others = (end > start) & (split.last_rank[comm] != spans.rank[comm])
-    place = joined.line.place(spans.rank[wait], start)
-    order = np.argsort(place, kind="stable")
-    order = order[others[order]]
-    # Threads of one rank may wait at the same time: each instant counts once.
-    reach = np.maximum.accumulate(np.append(0, (place + end - start)[order]))[:-1]
-    begin = np.maximum(place[order], reach) - place[order] + start[order]
-    rows = order[begin < end[order]]
-    return WaitIntervals(
-        rank=spans.rank[wait[rows]],
-        on_rank=split.last_rank[comm[rows]],
-        start_ns=begin[begin < end[order]],
-        end_ns=end[rows],
+    real = end > start
+    # Threads of one rank may wait at the same time.
+    return without_overlap(
+        WaitIntervals(
+            rank=spans.rank[wait][real],
+            operation=number[member[real]],
+            start_ns=start[real],
+            end_ns=end[real],
+        )
     )

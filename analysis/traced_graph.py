@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 HOST = KIND_CODES[SpanKind.HOST]
 
 
-def graph_of(run: RunInfo, joined: Joined, pieces: Pieces, numbers: tuple[int, ...]) -> ReplayModel:
+def graph_of(
+    run: RunInfo, joined: Joined, pieces: Pieces, numbers: tuple[int, ...]
+) -> tuple[ReplayModel, NDArray[np.int64]]:
     """Build the operations of a traced run, with their dependencies and ideals.
 
     Args:
@@ -35,6 +37,9 @@ def graph_of(run: RunInfo, joined: Joined, pieces: Pieces, numbers: tuple[int, .
         joined: Communications and waits.
         pieces: What the ranks did between their waits.
         numbers: Steps that take part, ascending.
+
+    Returns:
+        The model, and the operation that each communication of ``joined`` became.
     """
     spans, windows, comm = joined.spans, joined.windows, joined.comm
     num_pieces = len(pieces.start)
@@ -80,11 +85,15 @@ def graph_of(run: RunInfo, joined: Joined, pieces: Pieces, numbers: tuple[int, .
         group=group[order],
         duration_ns=duration[order],
         gap_ns=gap[order],
+        start_ns=np.concatenate((joined.line.time_at(pieces.start), spans.start_ns[comm]))[order],
+        end_ns=np.concatenate(
+            (joined.line.time_at(pieces.end), (spans.start_ns + spans.duration_ns)[comm])
+        )[order],
         closes_step=np.ones(len(order), dtype=np.bool_),
         src=number[src],
         dst=number[dst],
     )
-    return ReplayModel(
+    model = ReplayModel(
         operations=operations,
         ideal_ns=ideal[order],
         ideal_gap_ns=ideal_gap[order],
@@ -95,6 +104,7 @@ def graph_of(run: RunInfo, joined: Joined, pieces: Pieces, numbers: tuple[int, .
         stage=stage[order],
         on_device=(is_comm | own_compute(pieces, len(window)))[order],
     )
+    return model, number[num_pieces:]
 
 
 def _edges(

@@ -69,12 +69,17 @@ def _starved(report: RunReport, finding: Finding) -> str:
 
 
 def _gain(report: RunReport, finding: Finding) -> str:
-    times = report.step_time_s
-    if finding.recoverable_ratio is None or times.ideal is None:
+    if finding.recoverable_ratio is None or finding.slowdown is None:
         return ""
-    return (
-        f" Mending it wins back {finding.recoverable_ratio:.0%} of the time lost to slowness"
-        f" (S = {finding.slowdown:.2f})."
-        if finding.slowdown is not None
-        else ""
-    )
+    share = finding.recoverable_ratio
+    part = "all" if share >= 1.0 else f"{share:.0%}"
+    lost = ""
+    times = report.step_time_s
+    if times.replayed is not None and times.ideal is not None and share > 0:
+        won = share * (times.replayed - times.ideal)
+        lost = f", {_seconds(won)} a step"
+    return f" Mending it wins back {part} of the time lost to slowness{lost}."
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value >= 1.0 else f"{value * 1e3:.0f} ms"

@@ -1,0 +1,250 @@
+"""The whole analysis of a run: read, replay, compare, diagnose, report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from analysis.bytedance_reading import read_bytedance
+from analysis.diagnose import diagnose, insufficient
+from analysis.errors import EmptyRunError
+from analysis.mfu import compute_mfu
+from analysis.profile import profile_of
+from analysis.report import Quality, RankStepExcess, RunReport, StepTimes
+from analysis.source import rows_of_spans
+from analysis.starved import starved_ranks
+from analysis.traced import read_traced
+from analysis.whatif import Replayer, ratio, what_if
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from analysis.model import Reading
+    from analysis.profile import Profile
+    from analysis.report import Finding
+    from analysis.source import RunInfo, SpanSource, SpanTable, StepTable
+    from analysis.whatif import WhatIf
+    from tracer.topology import Coords
+
+K = TypeVar("K")
+NS_PER_S = 1e9
+
+MOST_OVERRUNS_RATIO = 0.05
+"""Overrun paced segments beyond which a paced run proves nothing. Source: design.md section 6."""
+
+MOST_STEPS_NAMED = 5
+
+
+def analyze_run(
+    source: SpanSource, run_id: str, *, first: int | None = None, last: int | None = None
+) -> RunReport:
+    """Analyse a run, or the steps ``first`` to ``last`` of it.
+
+    Args:
+        source: The store.
+        run_id: The run.
+        first: First step to take in; None: from the beginning.
+        last: Last step to take in; None: to the end.
+
+    Raises:
+        UnknownRunError: The store holds no such run.
+        EmptyRunError: The run has no spans in these steps.
+    """
+    run = source.run_info(run_id)
+    steps = source.steps(run_id, first=first, last=last)
+    spans = source.spans(run_id, first=first, last=last)
+    if not len(spans):
+        raise EmptyRunError(
+            f"run {run_id!r} has no spans in the steps asked for; see `rankscope runs`"
+        )
+    if run.source_format == "bytedance":
+        reading = read_bytedance(run, spans)
+    else:
+        reading = read_traced(run, spans, steps, clock_error_ns=run.clock_error_ns or 0)
+    return _report(run, spans, steps, reading)
+
+
+def _report(run: RunInfo, spans: SpanTable, steps: StepTable, reading: Reading) -> RunReport:
+    coords = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
+    if not reading.steps:
+        return _nothing_to_replay(run, spans, steps, reading, coords)
+    replayer = Replayer(reading.model)
+    result = what_if(replayer)
+    slowdown = result.slowdown(result.replayed_ns)
+    profile = profile_of(reading.items, coords) if len(reading.items) else None
+    actual = float(reading.actual_ns.mean())
+    replayed, ideal = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
+    full = float(replayer.full_recorded().mean())
+    rank_times = dict.fromkeys(coords, int(reading.actual_ns.sum()))
+    return RunReport(
+        run=run.run_id,
+        source_format=run.source_format,
+        epochs=tuple(epoch.epoch for epoch in run.epochs),
+        world_size=run.world_size,
+        layout=run.layout,
+        coords=coords,
+        steps=reading.steps,
+        num_spans=len(spans),
+        step_time_s=StepTimes(
+            actual=actual / NS_PER_S, replayed=replayed / NS_PER_S, ideal=ideal / NS_PER_S
+        ),
+        launch_slowdown=ratio(actual, replayed),
+        replay_error_ratio=abs(full / actual - 1.0) if actual > 0 else None,
+        slowdown=slowdown,
+        waste_ratio=None if slowdown is None else 1.0 - 1.0 / slowdown,
+        slowdown_by_kind=_slowdowns(result, result.by_kind_ns),
+        slowdown_by_dp=_slowdowns(result, result.by_dp_ns),
+        slowdown_by_stage=_slowdowns(result, result.by_stage_ns),
+        slowdown_by_worker={key: result.worker_slowdown(*key) for key in result.by_worker_ns},
+        exact_slowdown_by_worker=_slowdowns(result, result.by_worker_ns),
+        slowdown_by_step={
+            step: ratio(float(result.replayed_ns[k]), float(result.ideal_ns[k]))
+            for k, step in enumerate(reading.steps)
+        },
+        actual_s_by_step=_seconds_by_step(reading.steps, reading.actual_ns),
+        ideal_s_by_step=_seconds_by_step(reading.steps, result.ideal_ns),
+        m_w=result.m_w,
+        m_s=result.m_s,
+        findings=_findings(run, profile, replayer, slowdown),
+        starved=starved_ranks(reading.model, reading.waits, rank_times),
+        mfu=compute_mfu(run, steps),
+        quality=_quality(run, steps, reading),
+        excess=_excess(profile),
+        paced=run.paced,
+    )
+
+
+def _findings(
+    run: RunInfo, profile: Profile | None, replayer: Replayer, slowdown: float | None
+) -> tuple[Finding, ...]:
+    overruns = run.pace_overrun_ratio
+    if run.paced and overruns is not None and overruns > MOST_OVERRUNS_RATIO:
+        return (
+            insufficient(
+                f"{overruns:.1%} of a rank's paced segments overran their target by more than 10 %"
+                f" (at most {MOST_OVERRUNS_RATIO:.0%} may): the machine is too busy for this pace,"
+                " so use a longer one (--pace-ms) or fewer ranks"
+            ),
+        )
+    if profile is None:
+        return (insufficient("the run holds no forward or backward compute to compare"),)
+    return diagnose(profile, replayer, slowdown)
+
+
+def _nothing_to_replay(
+    run: RunInfo,
+    spans: SpanTable,
+    steps: StepTable,
+    reading: Reading,
+    coords: Mapping[int, Coords],
+) -> RunReport:
+    """Report a run of which no step can be replayed: what was recorded, and why no more."""
+    numbers = np.unique(spans.step)
+    actual = [
+        int((rows.start_ns + rows.duration_ns).max() - rows.start_ns.min())
+        for rows in (_step_of(spans, int(step)) for step in numbers)
+    ]
+    why = _left_out_sentence(reading.left_out)
+    return RunReport(
+        run=run.run_id,
+        source_format=run.source_format,
+        epochs=tuple(epoch.epoch for epoch in run.epochs),
+        world_size=run.world_size,
+        layout=run.layout,
+        coords=dict(coords),
+        steps=tuple(numbers.tolist()),
+        num_spans=len(spans),
+        step_time_s=StepTimes(actual=float(np.mean(actual)) / NS_PER_S, replayed=None, ideal=None),
+        launch_slowdown=None,
+        replay_error_ratio=None,
+        slowdown=None,
+        waste_ratio=None,
+        slowdown_by_kind={},
+        slowdown_by_dp={},
+        slowdown_by_stage={},
+        slowdown_by_worker={},
+        exact_slowdown_by_worker={},
+        slowdown_by_step={},
+        actual_s_by_step=_seconds_by_step(tuple(numbers.tolist()), np.array(actual)),
+        ideal_s_by_step={},
+        m_w=None,
+        m_s=None,
+        findings=(insufficient(f"no step can be replayed: {why}"),),
+        starved=(),
+        mfu=compute_mfu(run, steps),
+        quality=_quality(run, steps, reading),
+        excess=_excess(None),
+        paced=run.paced,
+    )
+
+
+def _step_of(spans: SpanTable, step: int) -> SpanTable:
+    return rows_of_spans(spans, spans.step == step)
+
+
+def _slowdowns(result: WhatIf, times: Mapping[K, NDArray[np.float64]]) -> dict[K, float | None]:
+    return {key: result.slowdown(value) for key, value in times.items()}
+
+
+def _seconds_by_step(
+    steps: tuple[int, ...], times_ns: NDArray[np.int64] | NDArray[np.float64]
+) -> dict[int, float]:
+    return {step: float(time) / NS_PER_S for step, time in zip(steps, times_ns, strict=True)}
+
+
+def _quality(run: RunInfo, steps: StepTable, reading: Reading) -> Quality:
+    warnings = [*run.warnings, *reading.warnings]
+    if reading.left_out:
+        warnings.append(_left_out_sentence(reading.left_out))
+    if run.paced:
+        warnings.append(
+            "the trainer paced its compute (padded it to a set device time);"
+            " these are not the speeds of this machine"
+        )
+    if run.num_torn:
+        warnings.append(f"{run.num_torn} records were torn when a process died")
+    return Quality(
+        dropped_spans=run.num_dropped,
+        clock_error_ns=run.clock_error_ns,
+        coverage_ratio=_coverage(run, steps, reading),
+        warnings=tuple(warnings),
+    )
+
+
+def _coverage(run: RunInfo, steps: StepTable, reading: Reading) -> float | None:
+    """Return the share of the job's (rank, step) pairs that entered the replay."""
+    num_steps = len(reading.steps) + len(reading.left_out)
+    if not num_steps:
+        return None
+    expected = run.world_size
+    if run.source_format == "bytedance":
+        expected = run.layout.dp * run.layout.pp
+    pairs = np.unique(np.stack((steps.step, steps.rank)), axis=1)
+    taken = int(np.isin(pairs[0], reading.steps).sum())
+    return taken / (expected * num_steps)
+
+
+def _left_out_sentence(left_out: Mapping[int, str]) -> str:
+    by_reason: dict[str, list[int]] = {}
+    for step, reason in sorted(left_out.items()):
+        by_reason.setdefault(reason, []).append(step)
+    parts = []
+    for reason, steps in by_reason.items():
+        named = ", ".join(map(str, steps[:MOST_STEPS_NAMED]))
+        more = f" and {len(steps) - MOST_STEPS_NAMED} more" * (len(steps) > MOST_STEPS_NAMED)
+        word = "step" if len(steps) == 1 else "steps"
+        parts.append(f"{word} {named}{more} left out: {reason}")
+    return "; ".join(parts)
+
+
+def _excess(profile: Profile | None) -> RankStepExcess:
+    if profile is None:
+        return RankStepExcess(ranks=(), steps=(), excess_ns=np.zeros((0, 0)))
+    return RankStepExcess(
+        ranks=tuple(profile.ranks.tolist()),
+        steps=tuple(profile.steps.tolist()),
+        excess_ns=profile.total_ns - profile.expected_ns,
+    )

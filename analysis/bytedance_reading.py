@@ -1,0 +1,143 @@
+"""What the diagnosis takes from a ByteDance trace besides its replay: compute, and who waited."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.bytedance import model_of, read_trace
+from analysis.bytedance_format import (
+    BACKWARD_COMPUTE,
+    CODE,
+    EMBEDDING_GRADS,
+    FORWARD_COMPUTE,
+    GRAD_CLIP,
+    GRADS_REDUCE_SCATTER,
+    OPTIMIZER,
+    SEPARATE_GRADS,
+)
+from analysis.bytedance_rows import in_start_order
+from analysis.model import ComputeItems, Reading
+from analysis.operations import NO_GROUP, latest_by_group, positions_in_runs
+from analysis.source import rows_of_spans
+from analysis.starved import WaitIntervals, without_overlap
+from tracer.span import KIND_CODES, SpanKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from analysis.bytedance import Trace
+    from analysis.source import RunInfo, SpanTable
+
+SERIAL_COMMUNICATION = (GRADS_REDUCE_SCATTER, SEPARATE_GRADS, EMBEDDING_GRADS, GRAD_CLIP)
+"""Communication at the step's end, during which a worker does nothing else."""
+
+
+def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
+    """Read a ByteDance trace for replay and diagnosis.
+
+    Args:
+        run: Layout, and the (dp, stage) of each rank.
+        spans: Its operations.
+    """
+    left_out = _incomplete_steps(spans)
+    spans = rows_of_spans(spans, ~np.isin(spans.step, list(left_out)))
+    trace = read_trace(run, spans)
+    rows = trace.rows
+    warnings = list(trace.warnings)
+    if trace.num_clock_errors:
+        warnings.append(
+            f"{trace.num_clock_errors} transfers were negative by 10 ms or more (clock error)"
+            " and count as 0"
+        )
+    return Reading(
+        model=model_of(trace),
+        items=_items(trace),
+        waits=_waits(trace),
+        steps=rows.steps,
+        actual_ns=_recorded_times(rows.steps, spans),
+        left_out=left_out,
+        warnings=tuple(warnings),
+    )
+
+
+def _incomplete_steps(spans: SpanTable) -> dict[int, str]:
+    """Name the steps in which a worker has no optimizer operation, which closes a step."""
+    optimizer = np.array([name == OPTIMIZER for name in spans.names], dtype=np.bool_)
+    closing = optimizer[spans.name] if len(spans) else np.zeros(0, dtype=np.bool_)
+    num_ranks = len(np.unique(spans.rank))
+    pairs = np.unique(np.stack((spans.step[closing], spans.rank[closing])), axis=1)
+    steps, counts = np.unique(pairs[0], return_counts=True)
+    closed = dict(zip(steps.tolist(), counts.tolist(), strict=True))
+    return {
+        step: f"{num_ranks - closed.get(step, 0)} of {num_ranks} workers have no {OPTIMIZER}"
+        for step in np.unique(spans.step).tolist()
+        if closed.get(step, 0) < num_ranks
+    }
+
+
+def _recorded_times(steps: tuple[int, ...], spans: SpanTable) -> NDArray[np.int64]:
+    """Return last end - first start of each step, over all its operations."""
+    index = np.searchsorted(steps, spans.step)
+    first = np.full(len(steps), np.iinfo(np.int64).max)
+    last = np.full(len(steps), np.iinfo(np.int64).min)
+    np.minimum.at(first, index, spans.start_ns)
+    np.maximum.at(last, index, spans.start_ns + spans.duration_ns)
+    times: NDArray[np.int64] = last - first
+    return times
+
+
+def _items(trace: Trace) -> ComputeItems:
+    rows = trace.rows
+    compute = in_start_order(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
+    forward = rows.type[compute] == CODE[FORWARD_COMPUTE]
+    kind = np.where(forward, KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
+    order = np.lexsort((rows.start[compute], rows.chunk[compute], kind, trace.rank[compute],
+                        rows.step[compute]))  # fmt: skip
+    compute, kind = compute[order], kind[order].astype(np.int8)
+    key = np.stack((rows.step[compute], trace.rank[compute], kind, rows.chunk[compute]))
+    changes = np.append(True, (np.diff(key, axis=1) != 0).any(axis=0))
+    return ComputeItems(
+        step=np.array(rows.steps, dtype=np.int32)[rows.step[compute]],
+        rank=trace.rank[compute],
+        kind=kind,
+        chunk=rows.chunk[compute],
+        microbatch=positions_in_runs(np.cumsum(changes)).astype(np.int32),
+        self_ns=(rows.end - rows.start)[compute],
+    )
+
+
+def _waits(trace: Trace) -> WaitIntervals:
+    """Return when a worker stood still for a communication whose last member had not arrived.
+
+    Before a compute that begins is from the end of the compute before it; at
+    the step's end, from the start of the communication itself.
+    """
+    rows, operations = trace.rows, trace.operations
+    arrival = latest_by_group(operations.group, rows.start)
+    consumed = _consumed_by_compute(trace)
+    serial = np.flatnonzero(np.isin(rows.type, [CODE[name] for name in SERIAL_COMMUNICATION]))
+    comm = np.concatenate((consumed[0], serial))
+    begin = np.concatenate((np.maximum(consumed[1], rows.start[consumed[0]]), rows.start[serial]))
+    real = arrival[comm] > begin
+    return without_overlap(
+        WaitIntervals(
+            rank=trace.rank[comm[real]],
+            operation=comm[real],
+            start_ns=begin[real],
+            end_ns=arrival[comm[real]],
+        )
+    )
+
+
+def _consumed_by_compute(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return communications that a compute waits for, and when that worker's last one ended."""
+    rows, operations = trace.rows, trace.operations
+    computes = in_start_order(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
+    before = np.full(len(rows.row), np.iinfo(np.int64).min)
+    follows = rows.worker[computes[1:]] == rows.worker[computes[:-1]]
+    before[computes[1:][follows]] = rows.end[computes[:-1][follows]]
+    is_compute = np.isin(rows.type, [CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]])
+    edges = is_compute[operations.dst] & (operations.group[operations.src] != NO_GROUP)
+    return operations.src[edges], before[operations.dst[edges]]
