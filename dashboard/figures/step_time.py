@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from analysis.report import RunReport
 
+_MOST_MARKED = 150
+
 
 def step_time_figure(report: RunReport) -> go.Figure:
     """Draw actual and ideal step time in seconds over MFU in percent, on one axis of steps.
@@ -64,7 +66,7 @@ def _add_step_time(figure: go.Figure, report: RunReport) -> None:
             name="step time",
             x=actual,
             y=seconds,
-            mode="lines+markers",
+            mode=_mode(actual),
             line={"color": STEP_TIME, "width": 2},
             marker={"size": 5, "symbol": _symbols(actual, warmup), "color": STEP_TIME},
             hovertemplate="%{y:.3f} s",
@@ -81,7 +83,7 @@ def _add_mfu(figure: go.Figure, by_step: Mapping[int, float], warmup: Sequence[i
             name="MFU",
             x=steps,
             y=ratios,
-            mode="lines+markers",
+            mode=_mode(steps),
             line={"color": MFU, "width": 2},
             marker={"size": 5, "symbol": _symbols(steps, set(warmup)), "color": MFU},
             hovertemplate="%{y:.1%}",
@@ -110,6 +112,10 @@ def _broken(by_step: Mapping[int, float]) -> tuple[list[int], list[float | None]
 
 def _symbols(steps: Sequence[int], warmup: set[int]) -> list[str]:
     return ["circle-open" if step in warmup else "circle" for step in steps]
+
+
+def _mode(steps: Sequence[int]) -> str:
+    return "lines+markers" if len(steps) <= _MOST_MARKED else "lines"
 
 
 def _shade(figure: go.Figure, steps: tuple[int, int] | None) -> None:

@@ -23,6 +23,8 @@ _LEAST_HEIGHT = 260
 _MOST_HEIGHT = 860
 _PIXELS_PER_RANK = 62
 _NESTED_SHRINK = 0.62
+_DEEPEST_SHRUNK = 3
+_NAMES = {SpanKind.WAIT: "wait (thread blocked)"}
 
 
 def timeline_figure(timeline: StepTimeline, group_by: GroupBy) -> go.Figure:
@@ -59,7 +61,7 @@ def _add_bars(
     start = spans.start_ns[own] - timeline.begin_ns
     waited = np.where(split[own], timeline.wait_ns[own], 0)
     solid = _bars(kind, rows, own, start + waited, spans.duration_ns[own] - waited, spans.depth)
-    solid.update(name=kind.value, hovertext=texts[own], marker=_solid(kind))
+    solid.update(name=_NAMES.get(kind, kind.value), hovertext=texts[own], marker=_solid(kind))
     figure.add_trace(go.Bar(solid))
     waits = own[waited > 0]
     if len(waits):
@@ -81,7 +83,9 @@ def _bars(
     duration_ns: NDArray[np.int64],
     depth: NDArray[np.int16],
 ) -> dict[str, object]:
-    shrink = np.power(_NESTED_SHRINK, np.minimum(depth[own], 3))
+    # A blocked thread is cut out of its span at full height; work within work lies inside it.
+    nesting = 0 if kind is SpanKind.WAIT else np.minimum(depth[own], _DEEPEST_SHRUNK)
+    shrink = np.power(_NESTED_SHRINK, nesting)
     return {
         "orientation": "h",
         "base": start_ns / NS_PER_MS,

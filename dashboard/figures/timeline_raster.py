@@ -8,15 +8,15 @@ import numpy as np
 import plotly.graph_objects as go
 
 from analysis.raster import step_raster
-from dashboard.figures.timeline_rows import row_order
+from dashboard.figures.timeline_rows import group_starts, row_order
 from dashboard.text import ranks_text
-from dashboard.theme import KIND_COLORS, NS_PER_MS, dressed
+from dashboard.theme import INK, KIND_COLORS, NS_PER_MS, dressed
 from tracer.span import KIND_CODES, KINDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.raster import KindCells
+    from analysis.raster import KindCells, StepRaster
     from analysis.timeline import StepTimeline
     from dashboard.address import GroupBy
 
@@ -24,6 +24,9 @@ MAX_BARS = 10_000
 """Most spans drawn one by one; plotly pans 10,000 bars in 0.3 s (docs/benchmarks.md)."""
 
 MAX_ROWS = 512
+MAX_PAIRED = 128
+"""Most rows with two lines each: more would fall between the screen's pixels."""
+
 NUM_BINS = 900
 _FAINT = 0.4
 _HALF = 0.5
@@ -31,20 +34,22 @@ _HEIGHT = 860
 
 
 def raster_figure(timeline: StepTimeline, group_by: GroupBy) -> go.Figure:
-    """Draw the step as pixels: two lines per rank (or block of ranks), compute above communication.
+    """Draw the step as pixels, a row for each rank or block of neighbouring ranks.
 
     A cell has the colour of the kind with the largest share of its area, pale
-    where less than half of the cell is covered.
+    where less than half of the cell is covered. Up to `MAX_PAIRED` rows stand
+    compute above communication; beyond it one line shows compute, and
+    communication where nothing was computed.
     """
     ranks = row_order(timeline, group_by)
     raster = step_raster(timeline, ranks, max_rows=MAX_ROWS, num_bins=NUM_BINS)
-    cells = np.empty((2 * len(raster.rank_blocks), NUM_BINS), dtype=np.float32)
-    cells[0::2], cells[1::2] = _shades(raster.compute), _shades(raster.comm)
+    lines = ("", ", communication") if len(raster.rank_blocks) <= MAX_PAIRED else ("",)
     labels = [
-        f"{'rank' if len(block) == 1 else 'ranks'} {ranks_text(block, most=3)}{part}"
+        f"{'rank' if len(block) == 1 else 'ranks'} {ranks_text(block, most=3)}{line}"
         for block in raster.rank_blocks
-        for part in ("", ", communication")
+        for line in lines
     ]
+    cells = _cells(raster, num_lines=len(lines))
     figure = go.Figure(
         go.Heatmap(
             x=(raster.edges_ns[:-1] + np.diff(raster.edges_ns) / 2) / NS_PER_MS,
@@ -58,12 +63,63 @@ def raster_figure(timeline: StepTimeline, group_by: GroupBy) -> go.Figure:
             hovertemplate="%{y}<br>%{x:,.3f} ms<extra></extra>",
         )
     )
+    _part_groups(figure, ranks, timeline, group_by, len(labels) / len(ranks))
     _add_legend(figure, np.unique(np.concatenate([raster.compute.kind, raster.comm.kind])))
     dressed(figure, height=_HEIGHT, keep=f"{timeline.run} {timeline.epoch} {timeline.step}")
     figure.update_layout(margin={"l": 132, "r": 16, "t": 40, "b": 48}, dragmode="zoom")
     figure.update_xaxes(title_text="time since the step's first span (ms)", showgrid=False)
-    figure.update_yaxes(type="category", autorange="reversed", nticks=32, showgrid=False)
+    figure.update_yaxes(type="category", range=[len(labels) - 0.5, -0.5], nticks=32, showgrid=False)
     return figure
+
+
+def raster_note(timeline: StepTimeline) -> str:
+    """Say what a pixel stands for; the page shows it beside the figure."""
+    num_ranks = len(np.unique(timeline.spans.rank))
+    per_row = -(-num_ranks // MAX_ROWS)
+    num_spans = f"{len(timeline.spans):,}"
+    said = [
+        f"Showing {num_spans} spans as areas: more than {MAX_BARS:,} cannot be drawn one by one.",
+        "A pixel has the colour of the kind that fills most of it, and is pale if half empty.",
+    ]
+    if per_row > 1:
+        said.append(f"Each row averages up to {per_row} ranks.")
+    if -(-num_ranks // per_row) <= MAX_PAIRED:
+        said.append("The upper line of a rank is compute, the lower communication.")
+    else:
+        said.append("Communication shows where nothing was computed.")
+    return " ".join(said)
+
+
+def _cells(raster: StepRaster, *, num_lines: int) -> NDArray[np.float32]:
+    """Return the shades of all lines, shape (lines, bins)."""
+    compute, comm = _shades(raster.compute), _shades(raster.comm)
+    if num_lines == 1:
+        return np.where(np.isnan(compute), comm, compute)
+    return np.stack([compute, comm], axis=1).reshape(-1, NUM_BINS)
+
+
+def _part_groups(
+    figure: go.Figure,
+    ranks: tuple[int, ...],
+    timeline: StepTimeline,
+    group_by: GroupBy,
+    scale: float,
+) -> None:
+    """Name the groups in the margin and part them by lines; ``scale`` is lines per rank."""
+    for first, label in group_starts(ranks, timeline.coords, group_by):
+        at = first * scale - 0.5
+        if first > 0:
+            figure.add_hline(y=at, line={"color": INK, "width": 1})
+        figure.add_annotation(
+            text=f"<b>{label}</b>",
+            x=0,
+            xref="paper",
+            xanchor="left",
+            xshift=-126,
+            y=at,
+            yanchor="top",
+            showarrow=False,
+        )
 
 
 def _shades(cells: KindCells) -> NDArray[np.float32]:

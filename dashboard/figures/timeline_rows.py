@@ -75,7 +75,7 @@ def lay_rows(timeline: StepTimeline, group_by: GroupBy) -> Rows:
         height=height[spans.track],
         tick_rows=_ticks(len(ranks)),
         tick_texts=tuple(f"rank {ranks[row]}" for row in _ticks(len(ranks))),
-        groups=_groups(ranks, timeline.coords, group_by),
+        groups=group_starts(ranks, timeline.coords, group_by),
     )
 
 
@@ -109,9 +109,10 @@ def _ticks(num_rows: int) -> tuple[int, ...]:
     return tuple(range(0, num_rows, max(1, -(-num_rows // _MOST_TICKS))))
 
 
-def _groups(
+def group_starts(
     ranks: tuple[int, ...], coords: dict[int, Coords], group_by: GroupBy
 ) -> tuple[tuple[int, str], ...]:
+    """Return the first row and the name of each group; nothing where nothing is grouped."""
     if group_by is GroupBy.RANK:
         return ()
     groups: list[tuple[int, str]] = []

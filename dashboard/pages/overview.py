@@ -23,7 +23,7 @@ from dashboard.pages.overview_cards import (
     starved_list,
     verdict_card,
 )
-from dashboard.pages.parts import announced, card, graph
+from dashboard.pages.parts import announced, card, graph, graph_style, register_graph
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -63,6 +63,7 @@ class _Shown:
             self.steps_note,
             self.workers,
             self.excess,
+            graph_style(self.excess),
             self.excess_note,
             self.starved,
             self.findings,
@@ -76,10 +77,11 @@ _OUTPUTS = (
     Output("overview-report", "className"),
     Output("overview-verdict", "children"),
     Output("overview-figures", "children"),
-    Output("overview-steps", "figure"),
+    Output("overview-steps-fresh", "data"),
     Output("overview-steps-note", "children"),
-    Output("overview-workers", "figure"),
-    Output("overview-excess", "figure"),
+    Output("overview-workers-fresh", "data"),
+    Output("overview-excess-fresh", "data"),
+    Output("overview-excess", "style"),
     Output("overview-excess-note", "children"),
     Output("overview-starved", "children"),
     Output("overview-findings", "children"),
@@ -102,6 +104,8 @@ def overview_page(provider: ReportProvider, run_id: str | None, *, base_path: st
 
 def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     """Keep the page current while its run trains, and lead from a cell to its step."""
+    for part in ("overview-steps", "overview-workers", "overview-excess"):
+        register_graph(app, part)
 
     @app.callback(
         *_OUTPUTS,

@@ -78,11 +78,23 @@ def mfu_reason(quality: Quality) -> str:
 
 def findings_table(report: RunReport, *, base_path: str) -> Component:
     """Return the findings as rows, the largest share first."""
-    head = ["cause", "ranks", "steps", "slowdown", "recoverable", "confidence", "evidence"]
+    head = {
+        "cause": "",
+        "ranks": "",
+        "steps": "",
+        "slowdown": "number",
+        "recoverable": "number",
+        "confidence": "number",
+        "evidence": "",
+    }
     return html.Div(
         dmc.Table(
             [
-                dmc.TableThead(dmc.TableTr([dmc.TableTh(word) for word in head])),
+                dmc.TableThead(
+                    dmc.TableTr(
+                        [dmc.TableTh(word, className=style) for word, style in head.items()]
+                    )
+                ),
                 dmc.TableTbody(
                     [_finding(report, finding, base_path) for finding in report.findings]
                 ),
@@ -152,7 +164,7 @@ def _notices(report: RunReport) -> list[Component]:
         )
     if report.warmup_steps:
         span = steps_text((min(report.warmup_steps), max(report.warmup_steps)))
-        notices.append(f"Steps {span} are start-up: shown, and left out of the diagnosis.")
+        notices.append(f"Start-up (step {span}) is shown, and left out of the diagnosis.")
     return [html.Ul([html.Li(visible_sentence(notice)) for notice in notices], className="notices")]
 
 
@@ -171,7 +183,7 @@ def _finding(report: RunReport, finding: Finding, base_path: str) -> Component:
     cells = [
         dmc.TableTd(html.Span(finding.cause, className=f"cause {_CALM.get(finding.cause, '')}")),
         dmc.TableTd(ranks_text(finding.ranks)),
-        dmc.TableTd(_steps_link(report, finding, base_path)),
+        dmc.TableTd(_steps_link(report, finding, base_path), className="steps"),
         dmc.TableTd(slowdown_text(finding.slowdown), className="number"),
         dmc.TableTd(ratio_text(finding.recoverable_ratio, digits=0), className="number"),
         dmc.TableTd(f"{finding.confidence:.2f}", className="number"),

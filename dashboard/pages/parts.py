@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import dcc
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
 from dashboard.theme import graph_config
 
@@ -35,7 +35,29 @@ def card(*children: object, class_name: str = "", label: str = "") -> Component:
 def graph(part: str, figure: go.Figure, *, wheel_zooms: bool = False) -> Component:
     """Return a figure under the id ``part``, with nothing in it that leads to another host."""
     config: Any = graph_config(wheel_zooms=wheel_zooms)
-    return dcc.Graph(id=part, figure=figure, config=config)
+    return html.Div(
+        [
+            dcc.Store(id=f"{part}-fresh"),
+            dcc.Graph(id=part, figure=figure, config=config, style=graph_style(figure)),
+        ]
+    )
+
+
+def register_graph(app: Dash, part: str) -> None:
+    """Pass what a callback outputs as ``{part}-fresh`` on to the figure, keeping the zoom."""
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "keepZoom"),
+        Output(part, "figure"),
+        Input(f"{part}-fresh", "data"),
+        State(part, "figure"),
+        prevent_initial_call=True,
+    )
+
+
+def graph_style(figure: go.Figure) -> dict[str, str]:
+    """Return the style that gives a responsive figure its own height: plotly ignores it there."""
+    height = figure.layout.height
+    return {"height": f"{height}px"} if height else {}
 
 
 def labelled(label: str) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from dash.exceptions import PreventUpdate
 from analysis.errors import EmptyRunError, UnknownRunError
 from dashboard.address import GroupBy, Page, View, read_address, write_address
 from dashboard.figures.timeline import timeline_figure
-from dashboard.figures.timeline_raster import MAX_BARS, raster_figure
+from dashboard.figures.timeline_raster import MAX_BARS, raster_figure, raster_note
 from dashboard.pages.empty import no_data, no_runs, no_steps, unknown_run
-from dashboard.pages.parts import announced, card, graph, labelled
+from dashboard.pages.parts import announced, card, graph, graph_style, labelled, register_graph
 from dashboard.text import seconds_text, time_text, visible
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class _Shown:
             self.about,
             self.controls,
             self.figure,
+            graph_style(self.figure),
             self.note,
         )
 
@@ -60,7 +61,8 @@ _OUTPUTS = (
     Output("timeline-title", "children"),
     Output("timeline-about", "children"),
     Output("timeline-controls", "children"),
-    Output("timeline-graph", "figure"),
+    Output("timeline-graph-fresh", "data"),
+    Output("timeline-graph", "style"),
     Output("timeline-note", "children"),
 )
 
@@ -68,7 +70,7 @@ _OUTPUTS = (
 def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
     """Return the page of the view's step; what the view leaves open is chosen for it."""
     shown = _look(provider, view, base_path)
-    data, problem, hidden, title, about, controls, figure, note = shown.outputs()
+    data, problem, hidden, title, about, controls, figure, _, note = shown.outputs()
     step = [
         html.Div(
             [
@@ -104,6 +106,7 @@ def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
 
 def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     """Follow the address, and redraw the step while its run trains."""
+    register_graph(app, "timeline-graph")
 
     @app.callback(
         *_OUTPUTS,
@@ -207,16 +210,7 @@ def _drawn(
         ),
         controls=_controls(view, report, base_path),
         figure=draw(timeline, view.group_by),
-        note=_crowd_note(num_spans) if many else "",
-    )
-
-
-def _crowd_note(num_spans: int) -> str:
-    return (
-        f"Showing {num_spans:,} spans as areas (more than {MAX_BARS:,} cannot be drawn one by"
-        " one): each pixel has the colour of the kind that fills most of it, pale where less"
-        " than half of it is covered. The upper line of a rank is compute, the lower"
-        " communication."
+        note=raster_note(timeline) if many else "",
     )
 
 

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.source import SpanTable
-from tracer.span import KIND_CODES, NONE, Span
+from analysis.errors import UnknownRunError
+from analysis.report import (
+    Finding,
+    Mfu,
+    Quality,
+    RankStepExcess,
+    RunReport,
+    Starved,
+    StepTimes,
+    WaitsOn,
+)
+from analysis.source import (
+    EpochInfo,
+    GroupInfo,
+    RankInfo,
+    RunInfo,
+    RunSummary,
+    SpanTable,
+    StepTable,
+)
+from analysis.timeline import StepTimeline, step_timeline
+from tracer.span import KIND_CODES, NONE, Span, SpanKind, UnixNs, group_id_of
+from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,14 +39,16 @@ def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] =
     """Lay spans out as columns, in the order given."""
     names = tuple(sorted({span.name for span in spans}))
     tracks = tuple(sorted({span.track for span in spans}))
+    name_codes = {name: code for code, name in enumerate(names)}
+    track_codes = {track: code for code, track in enumerate(tracks)}
     num = len(spans)
     return SpanTable(
         epoch=np.full(num, epoch, dtype=np.int32),
         step=np.array([span.step for span in spans], dtype=np.int32),
         rank=np.array([span.rank for span in spans], dtype=np.int32),
         kind=np.array([KIND_CODES[span.kind] for span in spans], dtype=np.int8),
-        name=np.array([names.index(span.name) for span in spans], dtype=np.int32),
-        track=np.array([tracks.index(span.track) for span in spans], dtype=np.int32),
+        name=np.array([name_codes[span.name] for span in spans], dtype=np.int32),
+        track=np.array([track_codes[span.track] for span in spans], dtype=np.int32),
         start_ns=np.array([span.start_ns for span in spans], dtype=np.int64),
         duration_ns=np.array([span.duration_ns for span in spans], dtype=np.int64),
         launch_ns=np.full(num, NONE, dtype=np.int64),
@@ -41,3 +65,339 @@ def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] =
         names=names,
         tracks=tracks,
     )
+
+
+@dataclass
+class FakeProvider:
+    """A provider over results that stand still until a test changes them."""
+
+    reports: dict[str, RunReport | None] = field(default_factory=dict)
+    tables: dict[str, SpanTable] = field(default_factory=dict)
+    groups: dict[str, tuple[GroupInfo, ...]] = field(default_factory=dict)
+    sentence: str = "Rank 5 computes 1.80x slower than its peers; ranks 1, 4 and 7 wait for it."
+    state: str = "ended"
+    num_changes: int = 0
+    num_reports: int = 0
+
+    def runs(self) -> tuple[RunSummary, ...]:
+        return tuple(
+            RunSummary(
+                run_id=run_id,
+                source_format="rankscope",
+                state=self.state,
+                world_size=report.world_size if report else 1,
+                layout=report.layout if report else Layout(),
+                num_spans=report.num_spans if report else 0,
+                num_steps=len(report.steps) if report else 0,
+                started_ns=None,
+            )
+            for run_id, report in self.reports.items()
+        )
+
+    def report(self, run_id: str) -> RunReport | None:
+        self._check(run_id)
+        self.num_reports += 1
+        return self.reports[run_id]
+
+    def verdict(self, report: RunReport) -> str:
+        return self.sentence
+
+    def revision(self, run_id: str) -> int:
+        self._check(run_id)
+        return self.num_changes
+
+    def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline:
+        return step_timeline(self, run_id, epoch=epoch, step=step)
+
+    def run_info(self, run_id: str) -> RunInfo:
+        self._check(run_id)
+        report = self.reports[run_id]
+        coords = report.coords if report else {}
+        return RunInfo(
+            run_id=run_id,
+            source_format="rankscope",
+            layout=report.layout if report else Layout(),
+            world_size=report.world_size if report else 1,
+            epochs=(
+                EpochInfo(
+                    epoch=0,
+                    ranks=tuple(RankInfo(rank=rank, coords=at) for rank, at in coords.items()),
+                    groups=self.groups.get(run_id, ()),
+                ),
+            ),
+        )
+
+    def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
+        self._check(run_id)
+        return self.tables.get(run_id) or span_table([])
+
+    def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
+        raise NotImplementedError("the timeline reads no step rows")
+
+    def _check(self, run_id: str) -> None:
+        if run_id not in self.reports:
+            raise UnknownRunError(run_id, tuple(self.reports))
+
+
+def grid_coords(layout: Layout) -> dict[int, Coords]:
+    """Number the ranks with tp fastest, then dp, then pp."""
+    return {
+        (pp * layout.dp + dp) * layout.tp + tp: Coords(dp=dp, pp=pp, tp=tp)
+        for pp in range(layout.pp)
+        for dp in range(layout.dp)
+        for tp in range(layout.tp)
+    }
+
+
+def report(
+    *,
+    run: str = "demo-42",
+    layout: Layout | None = None,
+    num_steps: int = 30,
+    slow_rank: int | None = 5,
+    factor: float = 1.8,
+    onset: int = 10,
+    mfu: bool = True,
+    warnings: tuple[str, ...] = (),
+    name: str = "",
+) -> RunReport:
+    """Build the report of a run in which ``slow_rank`` computes slowly from ``onset`` on."""
+    layout = layout or Layout(pp=2, dp=2, tp=2)
+    coords = grid_coords(layout)
+    steps = tuple(range(num_steps))
+    noise = np.random.default_rng(7)
+    slow = {step: slow_rank is not None and step >= onset for step in steps}
+    ideal = {step: 0.412 + 0.004 * float(noise.standard_normal()) for step in steps}
+    actual = {
+        step: ideal[step] * (1.02 + (0.62 * (factor - 1) if slow[step] else 0))
+        + 0.003 * abs(float(noise.standard_normal()))
+        for step in steps
+    }
+    excess = 1.1e6 * noise.standard_normal((len(coords), num_steps))
+    if slow_rank is not None:
+        excess[sorted(coords).index(slow_rank), onset:] += 2.4e8 * (factor - 1)
+    mean = sum(actual.values()) / num_steps if num_steps else 0.0
+    mean_ideal = sum(ideal.values()) / num_steps if num_steps else 0.0
+    at_fault = coords[slow_rank] if slow_rank is not None else None
+    workers = {
+        (dp, pp): 1.0 + 0.01 * ((dp + pp) % 2) for dp in range(layout.dp) for pp in range(layout.pp)
+    }
+    if at_fault is not None:
+        workers[at_fault.dp, at_fault.pp] = 1.38
+    return RunReport(
+        run=run,
+        source_format="rankscope",
+        epochs=(0,),
+        world_size=layout.world_size,
+        layout=layout,
+        coords=coords,
+        steps=steps,
+        num_spans=1_240 * len(coords),
+        step_time_s=StepTimes(actual=mean, replayed=0.99 * mean, ideal=mean_ideal),
+        launch_slowdown=1.01,
+        replay_error_ratio=0.004,
+        slowdown=mean / mean_ideal if num_steps else None,
+        waste_ratio=1 - mean_ideal / mean if num_steps else None,
+        slowdown_by_kind={"forward": 1.1, "backward": 1.2},
+        slowdown_by_dp=dict.fromkeys(range(layout.dp), 1.0),
+        slowdown_by_stage=dict.fromkeys(range(layout.pp), 1.0),
+        slowdown_by_worker=dict(workers),
+        exact_slowdown_by_worker=dict(workers),
+        slowdown_by_step={step: actual[step] / ideal[step] for step in steps},
+        actual_s_by_step=actual,
+        ideal_s_by_step=ideal,
+        m_w=0.98,
+        m_s=0.02,
+        findings=_findings(slow_rank, factor, onset, num_steps, name),
+        starved=_starved(slow_rank, coords),
+        mfu=Mfu(
+            convention="6 N per token, attention not halved, over 989 TFLOP/s a rank (bf16)",
+            mean=0.38,
+            by_step={step: 0.52 * ideal[step] / actual[step] for step in steps},
+        )
+        if mfu
+        else None,
+        quality=Quality(
+            dropped_spans=0, clock_error_ns=1_800, coverage_ratio=1.0, warnings=warnings
+        ),
+        excess=RankStepExcess(ranks=tuple(sorted(coords)), steps=steps, excess_ns=excess),
+        paced=True,
+        warmup_steps=(0,) if num_steps else (),
+    )
+
+
+def _findings(
+    slow_rank: int | None, factor: float, onset: int, num_steps: int, name: str
+) -> tuple[Finding, ...]:
+    if slow_rank is None:
+        return (
+            Finding(
+                cause="healthy",
+                ranks=(),
+                steps=(0, num_steps - 1),
+                slowdown=1.01,
+                recoverable_ratio=None,
+                confidence=0.95,
+                evidence="No rank's compute is more than 1.2 % above its 7 peers in 29 steps.",
+            ),
+        )
+    return (
+        Finding(
+            cause="slow-compute",
+            ranks=(slow_rank,),
+            steps=(onset, num_steps - 1),
+            slowdown=1.38,
+            recoverable_ratio=0.94,
+            confidence=0.98,
+            evidence=name
+            or f"Its forward takes 43.2 ms where its 3 peers take 24.0 ms ({factor:.2f}x, 61 robust"
+            f" deviations) in {num_steps - onset} of {num_steps - onset} steps; it waits 2 % of"
+            " each step while its TP partner waits 31 %.",
+        ),
+        Finding(
+            cause="stage-imbalance",
+            ranks=(4, 5, 6, 7),
+            steps=(0, num_steps - 1),
+            slowdown=1.03,
+            recoverable_ratio=0.04,
+            confidence=0.41,
+            evidence="Stage 1 computes 3.1 % longer than stage 0 (output layer).",
+        ),
+    )
+
+
+def _starved(slow_rank: int | None, coords: dict[int, Coords]) -> tuple[Starved, ...]:
+    if slow_rank is None:
+        return ()
+    waiting = [rank for rank in coords if rank != slow_rank][:12]
+    return tuple(
+        Starved(
+            rank=rank,
+            wait_ratio=0.34 - 0.02 * place,
+            waits_on=(
+                WaitsOn(rank=slow_rank, ratio=0.31 - 0.02 * place),
+                WaitsOn(rank=waiting[0], ratio=0.02),
+            ),
+        )
+        for place, rank in enumerate(waiting)
+    )
+
+
+def training_step(
+    layout: Layout,
+    *,
+    slow_rank: int = 5,
+    factor: float = 1.8,
+    num_microbatches: int = 4,
+    num_blocks: int = 2,
+    name: str = "block",
+) -> tuple[list[Span], tuple[GroupInfo, ...]]:
+    """Play one step: forwards, backwards, TP all-reduces in them, DP all-reduce, optimizer.
+
+    Every TP group moves on together; its slow member makes the others wait.
+    """
+    spans: list[Span] = []
+    groups: dict[int, GroupInfo] = {}
+    coords = grid_coords(layout)
+    for dp in range(layout.dp):
+        for pp in range(layout.pp):
+            members = tuple(r for r, at in coords.items() if (at.dp, at.pp) == (dp, pp))
+            tp_id = group_id_of("tp", members)
+            groups[tp_id] = GroupInfo(group_id=tp_id, kind="tp-comm", name="tp", members=members)
+            seq = 0
+            now = 20_000_000 * pp
+            for microbatch in range(2 * num_microbatches):
+                backward = microbatch >= num_microbatches
+                kind = SpanKind.BACKWARD if backward else SpanKind.FORWARD
+                begin = now
+                for _ in range(num_blocks):
+                    work = 8_000_000 * (2 if backward else 1)
+                    ends = {r: now + int(work * (factor if r == slow_rank else 1)) for r in members}
+                    left = max(ends.values()) + 1_200_000
+                    for rank in members:
+                        comm = Span(
+                            rank=rank,
+                            step=3,
+                            kind=SpanKind.TP_COMM,
+                            name="all_reduce",
+                            start_ns=UnixNs(ends[rank]),
+                            duration_ns=left - ends[rank],
+                            track="comm tp",
+                            group_id=tp_id,
+                            seq=seq,
+                            num_bytes=4 << 20,
+                            microbatch=microbatch % num_microbatches,
+                        )
+                        wait = replace(comm, kind=SpanKind.WAIT, track="main", num_bytes=NONE)
+                        spans += [comm, wait]
+                    seq += 1
+                    now = left
+                spans += [
+                    Span(
+                        rank=rank,
+                        step=3,
+                        kind=kind,
+                        name=f"{kind.value} {name}",
+                        start_ns=UnixNs(begin),
+                        duration_ns=now - begin,
+                        track="main",
+                        microbatch=microbatch % num_microbatches,
+                    )
+                    for rank in members
+                ]
+                now += 1_500_000
+    spans += _data_parallel(spans, coords, layout, groups)
+    spans.sort(key=lambda span: (span.rank, span.start_ns, -span.duration_ns))
+    return spans, tuple(groups.values())
+
+
+def _data_parallel(
+    spans: list[Span], coords: dict[int, Coords], layout: Layout, groups: dict[int, GroupInfo]
+) -> list[Span]:
+    added = []
+    free = {rank: max(s.end_ns for s in spans if s.rank == rank) for rank in coords}
+    for pp in range(layout.pp):
+        for tp in range(layout.tp):
+            members = tuple(r for r, at in coords.items() if (at.pp, at.tp) == (pp, tp))
+            dp_id = group_id_of("dp", members)
+            groups[dp_id] = GroupInfo(group_id=dp_id, kind="dp-comm", name="dp", members=members)
+            left = max(free[rank] for rank in members) + 9_000_000
+            for rank in members:
+                added.append(
+                    Span(
+                        rank=rank,
+                        step=3,
+                        kind=SpanKind.DP_COMM,
+                        name="reduce_scatter",
+                        start_ns=UnixNs(free[rank]),
+                        duration_ns=left - free[rank],
+                        track="comm dp",
+                        group_id=dp_id,
+                        seq=0,
+                        num_bytes=64 << 20,
+                    )
+                )
+                added.append(
+                    Span(
+                        rank=rank,
+                        step=3,
+                        kind=SpanKind.OPTIMIZER,
+                        name="adamw",
+                        start_ns=UnixNs(left),
+                        duration_ns=6_000_000,
+                        track="main",
+                    )
+                )
+    return added
+
+
+def training_provider(made: RunReport | None = None, *, name: str = "block") -> FakeProvider:
+    """Build a provider of one run whose step 3 can be drawn."""
+    made = made or report()
+    provider = FakeProvider(reports={made.run: made})
+    spans, groups = training_step(made.layout, name=name)
+    provider.tables[made.run] = span_table(
+        spans, depths=[int(span.kind is SpanKind.WAIT) for span in spans]
+    )
+    provider.groups[made.run] = groups
+    return provider

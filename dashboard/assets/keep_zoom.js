@@ -1,0 +1,22 @@
+// Dash's Graph writes a reader's zoom back into its figure, where plotly's uirevision no longer
+// protects it: the next figure from the server would undo it. So the server's figure passes
+// through here, and each axis that the reader has zoomed keeps its range while its uirevision
+// stays the same.
+window.dash_clientside = window.dash_clientside || {};
+window.dash_clientside.rankscope = {
+  keepZoom(fresh, shown) {
+    if (!fresh) return window.dash_clientside.no_update;
+    const before = (shown && shown.layout) || {};
+    const layout = { ...fresh.layout };
+    for (const name of Object.keys(layout)) {
+      if (!/^[xy]axis\d*$/.test(name)) continue;
+      const axis = layout[name];
+      const old = before[name];
+      const revision = axis.uirevision || layout.uirevision;
+      if (!old || revision !== (old.uirevision || before.uirevision)) continue;
+      if (old.autorange !== false || !old.range) continue;
+      layout[name] = { ...axis, range: old.range, autorange: false };
+    }
+    return { ...fresh, layout };
+  },
+};

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from tests.browser.conftest import served
+from tests.dashboard.builders import FakeProvider, report, training_provider
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, Page
+
+XSS = '<img src=x onerror=window.__xss=1><script>window.__xss=1</script>" onload="window.__xss=1'
+TIMELINE = "/timeline?run=demo-42&step=3"
+
+
+@dataclass
+class Watched:
+    """A page, and everything on it that should not have been."""
+
+    page: Page
+    errors: list[str] = field(default_factory=list)
+    strangers: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def opened(browser: Browser, url: str, **options: object) -> Iterator[Watched]:
+    page = browser.new_page(viewport={"width": 1400, "height": 900}, **options)  # type: ignore[arg-type]
+    watched = Watched(page)
+    home = url.split("/")[2]
+
+    def heard(kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            watched.errors.append(text)
+
+    def requested(address: str) -> None:
+        if address.startswith(("http", "ws")) and address.split("/")[2] != home:
+            watched.strangers.append(address)
+
+    page.on("console", lambda message: heard(message.type, message.text))
+    page.on("pageerror", lambda error: watched.errors.append(str(error)))
+    page.on("dialog", lambda dialog: watched.errors.append(dialog.message))
+    page.on("request", lambda request: requested(request.url))
+    page.goto(url)
+    try:
+        yield watched
+    finally:
+        page.close()
+    assert watched.errors == []
+    assert watched.strangers == []
+
+
+def point_at(page: Page, part: str, at: tuple[float, float]) -> None:
+    """Move the pointer to a place given in shares of the part's width and height."""
+    frame = page.locator(part).first.bounding_box()
+    assert frame is not None
+    page.mouse.move(frame["x"] + at[0] * frame["width"], frame["y"] + at[1] * frame["height"])
+
+
+def drag(page: Page, part: str, start: tuple[float, float], end: tuple[float, float]) -> None:
+    point_at(page, part, start)
+    page.mouse.down()
+    point_at(page, part, end)
+    page.mouse.up()
+
+
+def test_the_overview_shows_the_verdict_and_its_evidence(browser: Browser) -> None:
+    provider = training_provider()
+    with served(provider) as url, opened(browser, url) as seen:
+        seen.page.wait_for_selector("#overview-workers .heatmaplayer image")
+
+        assert seen.page.inner_text("h1") == provider.sentence
+        assert seen.page.locator("#overview-steps .scatterlayer .trace").count() == 3
+        assert seen.page.locator("#overview-findings tbody tr").count() == 2
+        assert "rank 0" in seen.page.inner_text("#overview-starved")
+        assert "dropped spans" in seen.page.inner_text("#overview-quality")
+
+
+def test_the_timeline_shows_every_span_and_follows_the_address(browser: Browser) -> None:
+    with served(training_provider()) as url, opened(browser, url + TIMELINE) as seen:
+        bars = seen.page.locator("#timeline-graph .barlayer .point path")
+        seen.page.wait_for_selector("#timeline-graph .barlayer .point")
+        # 336 spans; rank 4 waits before 16 all-reduces, ranks 6 and 7 before one reduce-scatter.
+        # The last one draws nothing: it stands for the hatching in the legend.
+        assert bars.count() == 336 + 16 + 2 + 1
+
+        seen.page.click("text=DP")
+        seen.page.wait_for_url("**group=dp")
+        seen.page.wait_for_selector("text=DP 1")
+        seen.page.click("[title='next step']")
+        seen.page.wait_for_url("**step=4**")
+        seen.page.wait_for_selector("text=step 4 of epoch 0 holds no spans")
+
+
+def test_hovering_a_span_tells_whom_it_waited_for(browser: Browser) -> None:
+    with served(training_provider()) as url, opened(browser, url + TIMELINE) as seen:
+        seen.page.wait_for_selector("#timeline-graph .barlayer .point")
+        # Rank 7's reduce-scatter stands hatched in the last row, from 60 % of the axis on.
+        point_at(seen.page, "#timeline-graph .nsewdrag", (0.8, 0.945))
+        seen.page.wait_for_selector("#timeline-graph .hoverlayer .hovertext")
+
+        said = seen.page.text_content("#timeline-graph .hoverlayer") or ""
+        assert "reduce_scatter" in said
+        assert "for rank 5" in said
+
+
+def test_names_from_outside_stay_text(browser: Browser) -> None:
+    made = replace(report(run=XSS, name=XSS), quality=replace(report().quality, warnings=(XSS,)))
+    provider = training_provider(made, name=XSS)
+    provider.sentence = XSS
+    run = quote(XSS, safe="")
+    with served(provider) as url, opened(browser, f"{url}/run/{run}") as seen:
+        seen.page.wait_for_selector("#overview-workers .heatmaplayer image")
+        assert seen.page.locator("h1").inner_text() == XSS
+        assert seen.page.evaluate("window.__xss === undefined")
+
+        seen.page.goto(f"{url}/timeline?step=3&run={run}")
+        seen.page.wait_for_selector("#timeline-graph .barlayer .point")
+        point_at(seen.page, "#timeline-graph .nsewdrag", (0.01, 0.03))
+        seen.page.wait_for_selector("#timeline-graph .hoverlayer .hovertext")
+        assert "<img src=x" in (seen.page.text_content("#timeline-graph .hoverlayer") or "")
+        assert seen.page.evaluate("window.__xss === undefined")
+
+
+def test_the_theme_toggles_and_is_remembered_without_asking_the_server(browser: Browser) -> None:
+    provider = training_provider()
+    with served(provider) as url, opened(browser, url, color_scheme="light") as seen:
+        seen.page.wait_for_selector("#overview-workers .heatmaplayer image")
+        asked = provider.num_reports
+        light = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+        seen.page.click("#theme-toggle")
+        seen.page.wait_for_selector("html[data-mantine-color-scheme=dark]")
+        dark = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+        assert (light, dark) == ("rgb(246, 247, 249)", "rgb(16, 19, 23)")
+        assert provider.num_reports == asked
+        seen.page.reload()
+        seen.page.wait_for_selector("html[data-mantine-color-scheme=dark]")
+
+
+def test_a_live_run_refreshes_and_keeps_the_zoom(browser: Browser) -> None:
+    provider = training_provider()
+    provider.state = "running"
+    with served(provider) as url, opened(browser, url) as seen:
+        seen.page.wait_for_selector("#overview-steps .scatterlayer .trace")
+        graph = "document.querySelector('#overview-steps .js-plotly-plot')"
+        drag(seen.page, "#overview-steps .nsewdrag", (0.3, 0.5), (0.6, 0.5))
+        zoomed = seen.page.evaluate(f"{graph}.layout.xaxis.range")
+        assert zoomed[0] > 5
+
+        provider.reports["demo-42"] = report(num_steps=36)
+        provider.sentence = "Rank 5 is still slow."
+        provider.num_changes += 1
+        seen.page.wait_for_selector("text=Rank 5 is still slow.", timeout=10_000)
+
+        assert seen.page.evaluate(f"{graph}.data[1].x.length") == 36
+        assert seen.page.evaluate(f"{graph}.layout.xaxis.range") == zoomed
+
+
+def test_a_run_that_is_deleted_says_so(browser: Browser) -> None:
+    provider = training_provider()
+    provider.state = "running"
+    with served(provider) as url, opened(browser, f"{url}/run/demo-42") as seen:
+        seen.page.wait_for_selector("#overview-workers .heatmaplayer image")
+        del provider.reports["demo-42"]
+
+        seen.page.wait_for_selector("text=there is no run 'demo-42'", timeout=10_000)
+        assert not seen.page.is_visible("#overview-report")
+
+
+def test_the_first_run_appears_by_itself(browser: Browser) -> None:
+    provider = FakeProvider()
+    with served(provider) as url, opened(browser, url) as seen:
+        seen.page.wait_for_selector("text=this store holds no runs yet")
+        filled = training_provider()
+        provider.reports, provider.tables = filled.reports, filled.tables
+
+        seen.page.wait_for_selector("#overview-workers .heatmaplayer image", timeout=10_000)
+        drawn = seen.page.locator("#overview-steps .main-svg").first.bounding_box()
+        assert drawn is not None
+        assert drawn["width"] > 700
+
+
+def test_a_page_without_data_says_why(browser: Browser) -> None:
+    reasons = {
+        "/run/fresh": "no step of run 'fresh' has been recorded completely yet",
+        "/run/other": "there is no run 'other' in this store",
+        "/timeline?run=other": "there is no run 'other' in this store",
+        "/nowhere": "there is no page at '/nowhere'",
+    }
+    provider = FakeProvider(reports={"fresh": None})
+    with served(provider) as url, opened(browser, url) as seen:
+        for path, reason in reasons.items():
+            seen.page.goto(url + path)
+            seen.page.wait_for_selector(f"text=No data because {reason}")
