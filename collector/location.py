@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from dataclasses import dataclass
@@ -137,6 +138,27 @@ def read_server_file(store_path: Path) -> ServerFile | None:
 def remove_server_file(store_path: Path) -> None:
     """Take the notice away again; a file that is not there is no error."""
     (store_path / SERVER_FILE).unlink(missing_ok=True)
+
+
+def is_held_elsewhere(store_path: Path) -> bool:
+    """Return whether another process has the embedded engine open on this folder.
+
+    Asked before connecting, because the engine prints its own lines to stderr
+    when it finds the lock taken.
+    """
+    try:
+        descriptor = os.open(store_path / ENGINE_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return engine_holder(store_path) != os.getpid()
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def engine_holder(store_path: Path) -> int | None:

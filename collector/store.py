@@ -16,6 +16,7 @@ from collector.location import (
     EmbeddedLocation,
     ServerLocation,
     engine_holder,
+    is_held_elsewhere,
     parse_store_url,
     printable_url,
     read_server_file,
@@ -219,6 +220,8 @@ def _connect_embedded(path: Path) -> Client:
         raise StoreError(
             f"cannot make the store's folder {path} ({error.strerror}): pass another --store"
         ) from error
+    if is_held_elsewhere(path):
+        raise _held_error(path)
     try:
         return clickhouse_connect.get_client(
             interface="chdb", path=str(path), settings=SETTINGS, chdb_options=ENGINE_OPTIONS
@@ -227,16 +230,16 @@ def _connect_embedded(path: Path) -> Client:
         raise _embedded_error(path, error) from error
 
 
+def _held_error(path: Path) -> StoreHeldError:
+    server = read_server_file(path)
+    pid = server.pid if server else engine_holder(path)
+    return StoreHeldError(path, holder_pid=pid, holder_url=server.url if server else None)
+
+
 def _embedded_error(path: Path, error: Exception) -> StoreError:
-    text = str(error)
-    if "Cannot lock file" in text:
-        holder = read_server_file(path)
-        return StoreHeldError(
-            path,
-            holder_pid=holder.pid if holder else engine_holder(path),
-            holder_url=holder.url if holder else None,
-        )
-    if "already initialized with path" in text:
+    if is_held_elsewhere(path):
+        return _held_error(path)
+    if "already initialized with path" in str(error):
         return StoreError(
             f"this process already has another embedded store open, so it cannot open {path}:"
             " close that one first"

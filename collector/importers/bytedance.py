@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from collector.errors import RunExistsError
+from collector.errors import RunExistsError, TraceError
 from collector.identity import checked_run_name, segment_id
 from collector.importers.bytedance_meta import TraceMeta, read_meta
 from tracer.span import NONE
@@ -163,7 +163,10 @@ def _run_row(run_id: str, *, meta: TraceMeta, now_ns: int) -> dict[str, Any]:
 def _content_hash(file: Path, meta: TraceMeta) -> str:
     """Hash the trace's bytes and the sizes it is read with."""
     digest = hashlib.sha256(json.dumps(meta.layout.to_dict()).encode())
-    with file.open("rb") as opened:
-        while block := opened.read(1 << 20):
-            digest.update(block)
+    try:
+        with file.open("rb") as opened:
+            while block := opened.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise TraceError(file, f"cannot be read ({error.strerror}): check the path") from error
     return digest.hexdigest()

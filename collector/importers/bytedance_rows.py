@@ -175,10 +175,7 @@ def _read_parquet(path: Path) -> pa.Table:
                 path, f"no column {', '.join(missing)}: expected a trace of the bytedance format"
             )
         table = file.read(columns=list(COLUMNS))
-    except OSError as error:
-        reason = error.strerror or "damaged"
-        raise TraceError(path, f"cannot be read ({reason}): check the path") from error
-    except pa.ArrowException as error:
+    except (OSError, pa.ArrowException) as error:
         raise TraceError(
             path, "not a parquet file, or a damaged one: expected a trace of the bytedance format"
         ) from error

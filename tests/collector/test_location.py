@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collector.errors import StoreUrlError
+from collector.location import (
+    EmbeddedLocation,
+    ServerFile,
+    ServerLocation,
+    default_store_url,
+    parse_store_url,
+    printable_url,
+    read_server_file,
+    remove_server_file,
+    write_server_file,
+)
+
+
+def test_an_embedded_url_names_a_folder() -> None:
+    assert parse_store_url("chdb:///data/my%20store") == EmbeddedLocation(
+        path=Path("/data/my store")
+    )
+
+
+def test_a_server_url_names_account_host_and_database() -> None:
+    assert parse_store_url("clickhouse://ann:p%40ss@db.example:9123/spans?secure=1") == (
+        ServerLocation(
+            host="db.example",
+            port=9123,
+            user="ann",
+            password="p@ss",
+            database="spans",
+            secure=True,
+        )
+    )
+
+
+def test_a_bare_server_url_takes_clickhouses_defaults() -> None:
+    assert parse_store_url("clickhouse://db") == ServerLocation(
+        host="db", port=8123, user="default", password="", database="default", secure=False
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "store", "/a/path", "chdb://relative/path", "chdb:", "http://host", "clickhouse:///db",
+     "clickhouse://host:port/db", "clickhouse://host:99999/db"],
+)  # fmt: skip
+def test_any_other_url_is_refused_with_the_two_forms(url: str) -> None:
+    with pytest.raises(StoreUrlError, match=r"chdb:///absolute/path or clickhouse://"):
+        parse_store_url(url)
+
+
+def test_a_password_is_never_printed() -> None:
+    assert printable_url("clickhouse://ann:secret@db:1/x") == "clickhouse://ann@db:1/x"
+    with pytest.raises(StoreUrlError) as caught:
+        parse_store_url("clickhouse://ann:secret@db:port/x")
+    assert "secret" not in str(caught.value)
+
+
+def test_the_default_store_follows_the_environment(tmp_path: Path) -> None:
+    assert default_store_url({"RANKSCOPE_STORE": "chdb:///x"}) == "chdb:///x"
+    assert (
+        default_store_url({"XDG_DATA_HOME": str(tmp_path)}) == f"chdb://{tmp_path}/rankscope/store"
+    )
+    assert default_store_url({}) == f"chdb://{Path.home()}/.local/share/rankscope/store"
+
+
+def test_the_server_file_comes_back_until_it_is_removed(tmp_path: Path) -> None:
+    write_server_file(tmp_path, url="http://127.0.0.1:8050", token="t")
+
+    assert read_server_file(tmp_path) == ServerFile(
+        pid=os.getpid(), url="http://127.0.0.1:8050", token="t"
+    )
+    remove_server_file(tmp_path)
+    remove_server_file(tmp_path)
+    assert read_server_file(tmp_path) is None
+
+
+@pytest.mark.multiproc
+def test_a_server_file_of_a_dead_process_speaks_for_nobody(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    document = {"pid": process.pid, "url": "http://x", "token": None}
+    (tmp_path / "server.json").write_text(json.dumps(document))
+
+    assert read_server_file(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"pid": "x", "url": 1}'])
+def test_a_broken_server_file_speaks_for_nobody(tmp_path: Path, content: str) -> None:
+    (tmp_path / "server.json").write_text(content)
+
+    assert read_server_file(tmp_path) is None

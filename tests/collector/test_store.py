@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import collector
+from collector.columns import coded_strings, numbers, optional_numbers, to_codes, to_numpy
+from collector.errors import (
+    StoreClosedError,
+    StoreError,
+    StoreHeldError,
+    StoreQueryError,
+    StoreVersionError,
+)
+from collector.findings import read_findings, write_findings
+from collector.location import write_server_file
+from collector.migrate import known_migrations, migrate
+from collector.store import Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "a store with spaces"
+
+
+def url_of(folder: Path) -> str:
+    return f"chdb://{folder}"
+
+
+def test_a_fresh_store_has_every_table_and_the_newest_version(folder: Path) -> None:
+    with open_store(url_of(folder)) as store:
+        names = {row["name"] for row in store.rows("SHOW TABLES")}
+        assert store.schema_version() == known_migrations()[-1].version
+    assert names == {
+        "bad_rows", "clock", "events", "findings", "groups", "ledger", "microbatches", "ranks",
+        "runs", "schema_version", "spans", "steps",
+    }  # fmt: skip
+
+
+def test_rows_survive_closing_and_opening_again(folder: Path) -> None:
+    with open_store(url_of(folder)) as store:
+        store.insert_rows("clock", [{"host": "h", "at_ns": 2**62}])
+    with open_store(url_of(folder)) as store:
+        assert store.rows("SELECT host, at_ns FROM clock") == [{"host": "h", "at_ns": 2**62}]
+
+
+def test_migrating_twice_and_a_migration_cut_short_do_no_harm(folder: Path) -> None:
+    with open_store(url_of(folder)) as store:
+        store.insert_rows("clock", [{"host": "kept"}])
+        assert migrate(store) == migrate(store)
+        store.command("TRUNCATE TABLE schema_version")  # as if killed before the version was noted
+        migrate(store)
+        assert store.rows("SELECT host FROM clock") == [{"host": "kept"}]
+
+
+def test_migrations_are_numbered_without_a_gap() -> None:
+    versions = [migration.version for migration in known_migrations()]
+
+    assert versions == list(range(1, len(versions) + 1))
+
+
+def test_a_store_of_a_newer_version_is_refused_in_words(folder: Path) -> None:
+    with open_store(url_of(folder)) as store:
+        store.insert_rows("schema_version", [{"version": 9000, "name": "from the future"}])
+
+    with pytest.raises(StoreVersionError, match="upgrade rankscope") as caught:
+        open_store(url_of(folder))
+    assert caught.value.found == 9000
+    with open_store(url_of(folder.with_name("other"))):
+        pass  # the refused one let go of its path: this process may open another
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from collector.location import write_server_file
+from collector.store import open_store
+with open_store("chdb://" + sys.argv[1]) as store:
+    if sys.argv[2]:
+        write_server_file(store.path, url=sys.argv[2])
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(params=["", "http://127.0.0.1:8050"], ids=["holder", "server"])
+def holder(request: pytest.FixtureRequest, folder: Path) -> Iterator[tuple[int, str]]:
+    command = [sys.executable, "-c", HOLDER, str(folder), request.param]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process.pid, request.param
+
+
+@pytest.mark.multiproc
+def test_a_store_held_by_another_process_names_it_and_what_to_do(
+    folder: Path, holder: tuple[int, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    pid, url = holder
+
+    with pytest.raises(StoreHeldError) as caught:
+        open_store(url_of(folder))
+
+    assert (caught.value.holder_pid, caught.value.holder_url) == (pid, url or None)
+    assert f"held by process {pid}" in str(caught.value)
+    assert "--store" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""  # nothing from the engine beside our one line
+
+
+def test_two_stores_of_one_process_are_refused_in_words(folder: Path) -> None:
+    with (
+        open_store(url_of(folder)),
+        pytest.raises(StoreError, match="close that one first"),
+    ):
+        open_store(url_of(folder.with_name("second")))
+
+
+def test_a_folder_that_cannot_be_made_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(StoreError, match="pass another --store"):
+        open_store(url_of(tmp_path / "file" / "store"))
+
+
+def test_each_thread_has_a_client_of_its_own_and_sees_what_others_wrote(folder: Path) -> None:
+    with open_store(url_of(folder)) as store:
+
+        def write(number: int) -> None:
+            store.insert_rows("clock", [{"host": f"h{number}"}])
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert store.rows("SELECT count() AS n FROM clock") == [{"n": 3}]
+        assert len(store._clients) == 4
+
+
+def test_a_closed_store_says_so(folder: Path) -> None:
+    store = open_store(url_of(folder))
+    store.close()
+    store.close()
+
+    with pytest.raises(StoreClosedError, match="open it again"):
+        store.rows("SELECT 1")
+
+
+FORKER = """
+import os, sys
+from collector.errors import StoreClosedError
+from collector.store import open_store
+store = open_store("chdb://" + sys.argv[1])
+child = os.fork()
+if not child:
+    try:
+        store.rows("SELECT 1")
+    except StoreClosedError as error:
+        store.close()
+        os._exit(7 if "fork" in str(error) else 1)
+    os._exit(2)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+store.close()
+"""
+
+
+@pytest.mark.multiproc
+def test_a_forked_child_is_refused_instead_of_hanging(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKER, str(folder)],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+
+    assert done.stdout == "7\n"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO clock (host) VALUES ('x')",
+        "DROP TABLE spans",
+        "SET max_threads = 64",
+        "SET readonly = 0",
+        "SELECT * FROM file('/etc/passwd')",
+        "SELECT * FROM url('http://127.0.0.1:1/')",
+    ],
+)
+def test_a_read_only_store_reads_and_refuses_all_else(folder: Path, statement: str) -> None:
+    open_store(url_of(folder)).close()
+    with open_store(url_of(folder), read_only=True) as store:
+        assert store.rows("SELECT count() AS n FROM spans") == [{"n": 0}]
+        with pytest.raises(StoreQueryError, match="readonly"):
+            store.command(statement)
+
+
+def test_a_refused_statement_is_one_plain_line(folder: Path) -> None:
+    with open_store(url_of(folder)) as store, pytest.raises(StoreQueryError) as caught:
+        store.rows("SELECT nonsense FROM spans")
+
+    assert "nonsense" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hostile_parameter_is_a_value_not_sql(folder: Path) -> None:
+    hostile = "x' OR 1 = 1 -- \\'; DROP TABLE clock {x:String}"
+    with open_store(url_of(folder)) as store:
+        store.insert_rows("clock", [{"host": hostile}, {"host": "harmless"}])
+        found = store.rows("SELECT host FROM clock WHERE host = {h:String}", {"h": hostile})
+
+    assert found == [{"host": hostile}]
+
+
+def test_columns_pass_through_the_store_unchanged(folder: Path) -> None:
+    table = pa.Table.from_arrays(
+        [
+            coded_strings(np.array([1, 0, 1, 2]), ["beta", "alpha", "beta"]),
+            numbers(np.array([2**62, 0, -1, 5])),
+            optional_numbers(np.array([7, 8, 9, 0], np.uint32), np.array([1, 0, 1, 0], bool)),
+        ],
+        names=["name", "start_ns", "parent_row"],
+    )  # fmt: skip
+    with open_store(url_of(folder)) as store:
+        store.insert_arrow("spans", table)
+        found = store.arrow("SELECT name, start_ns, parent_row FROM spans ORDER BY start_ns")
+
+    codes, texts = to_codes(found["name"])
+    assert [texts[code] for code in codes] == ["alpha", "beta", "beta", "alpha"]
+    assert to_numpy(found["start_ns"]).tolist() == [-1, 0, 5, 2**62]
+    assert found["parent_row"].to_pylist() == [9, None, None, 7]
+
+
+def test_the_latest_findings_replace_the_ones_before(folder: Path) -> None:
+    finding = {
+        "cause": "slow-compute", "ranks": [5], "steps": (10, 29), "slowdown": 1.8,
+        "recoverable_ratio": 0.9, "confidence": 0.95, "evidence": "rank 5 takes 1.8 times",
+    }  # fmt: skip
+    healthy: dict[str, object] = {
+        "cause": "healthy", "ranks": [], "steps": None, "slowdown": None,
+        "recoverable_ratio": None, "confidence": 1.0, "evidence": "nothing",
+    }  # fmt: skip
+    with open_store(url_of(folder)) as store:
+        write_findings(store, "r", [healthy], analysed_ns=1)
+        write_findings(store, "r", [finding, healthy], analysed_ns=2)
+        assert read_findings(store, "r") == [finding, healthy]
+        assert read_findings(store, "another") == []
+
+
+def test_no_statement_is_put_together_from_strings() -> None:
+    # What reaches the engine is a constant or a variable that holds one; values are bound.
+    package = Path(collector.__file__).parent
+    offenders = [
+        f"{path.name}:{call.lineno}"
+        for path in sorted(package.rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in {"rows", "arrow", "command", "raw_query", "query", "query_arrow"}
+        and call.args
+        and not isinstance(call.args[0], ast.Constant | ast.Name)
+    ]
+    built = [
+        f"{path.name}:{node.lineno}"
+        for path in sorted(package.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.JoinedStr | ast.BinOp)
+        and any(
+            isinstance(part, ast.Constant)
+            and isinstance(part.value, str)
+            and part.value.lstrip().startswith(("SELECT ", "INSERT ", "ALTER ", "DELETE "))
+            for part in ast.walk(node)
+        )
+    ]
+
+    assert offenders == []
+    assert built == []
+
+
+def test_the_check_above_would_see_a_built_statement() -> None:
+    tree = ast.parse('store.rows(f"SELECT {x}")')
+
+    (call,) = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert not isinstance(call.args[0], ast.Constant | ast.Name)
+
+
+@pytest.mark.multiproc
+def test_opening_a_store_loads_neither_pandas_nor_torch(folder: Path) -> None:
+    program = (
+        "import sys; from collector.store import open_store;"
+        f" store = open_store({url_of(folder)!r});"
+        " store.arrow('SELECT * FROM spans'); store.close();"
+        " print(sorted({'pandas', 'torch'} & set(sys.modules)))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "[]\n"
+
+
+def test_the_default_settings_keep_the_engine_modest(folder: Path) -> None:
+    with open_store(url_of(folder)) as store:
+        found = {
+            row["name"]: row["value"]
+            for row in store.rows("SELECT name, value FROM system.settings")
+        }
+        server = {
+            row["name"]: row["value"]
+            for row in store.rows("SELECT name, value FROM system.server_settings")
+        }
+
+    assert (found["max_threads"], found["async_insert"]) == ("2", "0")
+    assert int(found["max_memory_usage"]) == 4 << 30
+    assert int(server["max_server_memory_usage"]) == 6 << 30
+
+
+def test_the_server_file_is_private_and_whole(folder: Path) -> None:
+    with open_store(url_of(folder)) as store:
+        assert isinstance(store, Store)
+        path = write_server_file(folder, url="http://127.0.0.1:1", token="secret")
+
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [entry.name for entry in folder.glob("server*")] == ["server.json"]
