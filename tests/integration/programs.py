@@ -1,0 +1,75 @@
+"""Our programs as processes: the command run to its end, and a server that runs for a while."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+COMMAND = (sys.executable, "-m", "rankscope")
+PATIENCE_S = 60.0
+
+
+def environment(store: Path, **more: str) -> dict[str, str]:
+    """Return this process's environment with another store, and no webhook or trace of ours."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE_")}
+    return {**kept, "RANKSCOPE_STORE": f"chdb://{store}", **more}
+
+
+def rankscope(
+    *arguments: str, store: Path, timeout_s: float = PATIENCE_S, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env=environment(store, **more),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+@dataclass(frozen=True)
+class Server:
+    """A `rankscope serve` under way."""
+
+    process: subprocess.Popen[str]
+    url: str
+    token: str
+
+    @property
+    def bearer(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.token}"}
+
+
+@contextmanager
+def serving(*arguments: str, store: Path, **more: str) -> Iterator[Server]:
+    """Serve ``store`` until the block ends, then ask the server to end and wait for it."""
+    process = subprocess.Popen(
+        [*COMMAND, "serve", *arguments],
+        env=environment(store, **more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            assert process.stderr is not None
+            raise AssertionError(f"the server ended: {process.stderr.read()}")
+        address = urlsplit(line.split()[-1])
+        (token,) = parse_qs(address.query)["token"]
+        yield Server(process=process, url=f"http://{address.netloc}", token=token)
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)

@@ -1,0 +1,150 @@
+"""Every failure that a user can cause is one plain line on stderr, exit 2, and nothing written."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rankscope.__main__ import main
+from tests.collector.spool_builder import SpoolBuilder
+from tests.integration.programs import rankscope, serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+META = "dp_size: 2\ndsp_size: 1\npp_size: 1\ntp_size: 1\nvpp_size: 1\nworld_size: 2\n"
+
+
+class Command:
+    """The command in this process, on a store of its own."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+        monkeypatch.setenv("RANKSCOPE_STORE", f"chdb://{folder / 'store'}")
+        self.meta = folder / "meta.yaml"
+        self.meta.write_text(META)
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        self._monkeypatch.setattr(sys, "argv", ["rankscope", *arguments])
+        self._capsys.readouterr()
+        status = main()
+        captured = self._capsys.readouterr()
+        return status, captured.out, captured.err
+
+    def refuses(self, *arguments: str) -> str:
+        """Run what must be refused; return the line that says why."""
+        status, out, err = self.run(*arguments)
+        assert status == 2
+        assert out == ""
+        assert err.count("\n") == 1
+        assert err.startswith("rankscope: ")
+        return err
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    return Command(tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["analyze", "nosuch"], "no run 'nosuch'"),
+        (["analyze", "x", "--steps", "5"], "must be A:B"),
+        (["analyze", "x", "--steps", "9:5"], "ends before it begins"),
+        (["analyze"], "Missing argument"),
+        (["runs", "--bogus"], "--bogus"),
+        (["nosuch"], "nosuch"),
+        (["runs", "--store", "sqlite:///x"], "chdb:///absolute/path"),
+        (["runs", "--store", "chdb://relative"], "absolute"),
+        (["import", "x.parquet", "--format", "kineto", "--run", "x"], "imports bytedance"),
+        (["import", "a", "b", "--format", "bytedance", "--run", "x"], "one file a run"),
+        (["import", "x.parquet", "--format", "bytedance"], "--run"),
+        (["serve", "--host", "0.0.0.0"], "TLS"),
+        (["serve", "--port", "99999"], "--port"),
+        (["serve", "--alert-webhook", "ftp://host/"], "https://host/path"),
+        (["demo", "--fault", "slow-compute:rank=8,factor=2"], "ranks 0 to 7"),
+        (["demo", "--fault", "slow-fan:rank=1"], "unknown cause"),
+        (["demo", "--tp", "3", "--no-serve"], "tp 3"),
+        (["demo", "--pp", "0"], "--pp"),
+        (
+            ["demo", "--steps", "8", "--fault", "slow-compute:rank=1,factor=2,steps=9-12"],
+            "last step",
+        ),
+    ],
+)
+def test_a_wrong_flag_says_what_to_give(command: Command, arguments: list[str], says: str) -> None:
+    assert says in command.refuses(*arguments)
+
+
+def import_arguments(file: Path, meta: Path) -> list[str]:
+    return ["import", str(file), "--format", "bytedance", "--meta", str(meta), "--run", "x"]
+
+
+def test_a_wrong_trace_is_refused_and_no_run_appears(command: Command, tmp_path: Path) -> None:
+    not_parquet = tmp_path / "not.parquet"
+    not_parquet.write_bytes(b"PAR? no")
+    lacking = tmp_path / "lacking.parquet"
+    pq.write_table(pa.table({"dp_rank": [0], "stage": [0]}), lacking)
+    empty = tmp_path / "empty.parquet"
+    empty.touch()
+
+    for file in (not_parquet, lacking, empty, tmp_path / "missing.parquet", tmp_path):
+        assert str(file) in command.refuses(*import_arguments(file, command.meta))
+
+    assert command.run("runs", "--json")[1] == '{"runs": []}\n'
+
+
+def test_an_import_without_the_jobs_sizes_asks_for_them(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "x.parquet"
+
+    said = command.refuses("import", str(file), "--format", "bytedance", "--run", "x")
+
+    assert "--meta" in said
+
+
+def test_a_spool_of_a_future_version_is_refused_by_name(command: Command, tmp_path: Path) -> None:
+    SpoolBuilder(tmp_path / "spool", run_id="later", version=99)
+
+    said = command.refuses("serve", "--spool", str(tmp_path / "spool"))
+
+    assert "version 99" in said
+    assert command.run("runs", "--json")[1] == '{"runs": []}\n'
+
+
+def test_a_store_that_a_server_holds_is_named_with_its_server(tmp_path: Path) -> None:
+    with serving(store=tmp_path / "store") as server:
+        refused = rankscope("runs", store=tmp_path / "store")
+
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert server.url in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_without_the_server_extra_the_command_says_how_to_get_it(tmp_path: Path) -> None:
+    # A None in sys.modules makes the import fail as if the package were not there.
+    import subprocess
+
+    program = (
+        "import sys; sys.modules['typer'] = None;"
+        "from rankscope.__main__ import main; sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        "rankscope: typer is not installed: the command needs the server extra,"
+        ' pip install "rankscope[server]"\n'
+    )

@@ -1,0 +1,83 @@
+"""The job of 64 GPUs that ByteDance published, through two fresh processes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.programs import rankscope
+from tests.traces import TRACES, needs_traces
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [needs_traces, pytest.mark.multiproc]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that holds both published traces."""
+    folder = tmp_path_factory.mktemp("published")
+    for name in ("AR", "ST"):
+        done = rankscope(*import_arguments(name), store=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def import_arguments(name: str) -> list[str]:
+    files = [str(TRACES / f"trace-{name}.parquet"), "--meta", str(TRACES / f"meta-{name}.yaml")]
+    return ["import", *files, "--format", "bytedance", "--run", name]
+
+
+def document(run: str, *, store: Path) -> dict[str, Any]:
+    done = rankscope("analyze", run, "--json", store=store)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    loaded: dict[str, Any] = json.loads(done.stdout)
+    return loaded
+
+
+def test_the_worker_that_was_slowed_is_named_and_nobody_else(store: Path) -> None:
+    # Rank 0 is the traced TP member of the worker at dp 0, stage 0.
+    found = document("AR", store=store)
+
+    accused = {rank for finding in found["findings"] for rank in finding["ranks"]}
+    assert found["findings"][0]["cause"] == "slow-compute"
+    assert accused == {0}
+    assert found["world_size"] == 64
+    assert found["slowdown"] == pytest.approx(1.9730450967, rel=1e-6)
+
+
+def test_the_overlong_last_stage_is_named(store: Path) -> None:
+    found = document("ST", store=store)
+
+    assert found["findings"][0]["cause"] == "stage-imbalance"
+    assert found["findings"][0]["ranks"] == [6, 7]  # stage 3, dp 0 and 1
+    assert found["slowdown"] == pytest.approx(1.1787021837, rel=1e-6)
+
+
+def test_the_sentence_for_people_comes_first(store: Path) -> None:
+    done = rankscope("analyze", "AR", store=store, COLUMNS="80")
+
+    first = done.stdout.splitlines()[0]
+    assert done.returncode == 0
+    assert "dp 0, stage 0" in first
+    assert "finding" in done.stdout
+
+
+def test_a_run_that_is_there_is_not_imported_twice(store: Path) -> None:
+    again = rankscope(*import_arguments("AR"), store=store)
+    runs = json.loads(rankscope("runs", "--json", store=store).stdout)["runs"]
+
+    assert again.returncode == 0
+    assert "already in the store" in again.stdout
+    assert [run["num_spans"] for run in runs if run["run"] == "AR"] == [117_216]
+
+
+def test_chosen_steps_are_analysed_alone(store: Path) -> None:
+    steps = document("AR", store=store)["steps"]
+    done = rankscope("analyze", "AR", "--json", "--steps", f"{steps[2]}:{steps[4]}", store=store)
+
+    assert json.loads(done.stdout)["steps"] == steps[2:5]
