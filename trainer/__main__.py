@@ -24,6 +24,7 @@ PACE_REPORT_STEPS = 5
 """Steps between two reports of the pace to the tracer."""
 
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,26 +33,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     rank = int(os.environ.get("RANK", "0"))
     try:
         config = _config(args, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+        device = _device(config)
     except ValueError as problem:
         if rank == 0:
             print(f"trainer: {problem}", file=sys.stderr)
         return EXIT_USAGE
-    return _run(config, rank=rank, spool=args.trace, run=args.run)
+    try:
+        _run(config, device, rank=rank, spool=args.trace, run=args.run)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
 
 
-def _run(config: TrainerConfig, *, rank: int, spool: str | None, run: str | None) -> int:
+def _device(config: TrainerConfig) -> torch.device:
     # Here, not above: flags are checked and --help is printed without torch.
+    from trainer.parallel import pick_device
+
+    device = pick_device()
+    if config.pace_ms is not None and device.type == "cuda":
+        raise ConfigError("TrainerConfig.pace_ms is for ranks on CPU: leave out --paced on CUDA")
+    return device
+
+
+def _run(
+    config: TrainerConfig, device: torch.device, *, rank: int, spool: str | None, run: str | None
+) -> None:
     import torch.distributed as dist
 
     import tracer
     from trainer.build import build_rank
     from trainer.loop import train, warm_up
-    from trainer.parallel import build_mesh, join_job, pick_device
+    from trainer.parallel import build_mesh, join_job
     from trainer.tracing import report_pace, start_tracing
 
-    device = pick_device()
-    if config.pace_ms is not None and device.type == "cuda":
-        raise ConfigError("TrainerConfig.pace_ms is for ranks on CPU: leave out --paced on CUDA")
     join_job(device)
     state = build_rank(config, rank=rank, mesh=build_mesh(config.layout, device), device=device)
     start_tracing(state, spool=spool, run=run)
@@ -76,7 +90,6 @@ def _run(config: TrainerConfig, *, rank: int, spool: str | None, run: str | None
         _print_pace(state, device)
     tracer.shutdown()
     dist.destroy_process_group()
-    return 0
 
 
 def _announce(config: TrainerConfig) -> None:
@@ -163,7 +176,8 @@ def _parser() -> argparse.ArgumentParser:
         " | none; may be repeated",
     )
     add("--trace", metavar="DIR", help="record spans into DIR; default RANKSCOPE_TRACE, else off")
-    add("--run", help="name of the run; default RANKSCOPE_RUN, else the launcher's id")
+    # torchrun takes a bare --run for an abbreviation of its own --run-path.
+    add("--run-name", "--run", dest="run", help="default RANKSCOPE_RUN, else the launcher's id")
     return parser
 
 

@@ -10,9 +10,9 @@ from trainer.data import iter_batches
 from trainer.loop import RankState
 from trainer.model import Stage, initialize
 from trainer.pace import MonotonicPaceClock, PacedSegments, StretchedSegments
-from trainer.parallel import shard_stage
+from trainer.parallel import parameter_groups, shard_stage
 from trainer.schedule import build_schedule
-from trainer.segments import time_segments
+from trainer.segments import time_optimizer, time_segments
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -30,6 +30,7 @@ def build_rank(
     initialize(stage, seed=config.seed)
     stage.to(device)
     shard_stage(stage, mesh)
+    optimizer = torch.optim.AdamW(parameter_groups(stage), lr=config.learning_rate, fused=True)
     return RankState(
         config=config,
         rank=rank,
@@ -37,20 +38,24 @@ def build_rank(
         is_last_stage=stage_number == config.layout.pp - 1,
         stage=stage,
         schedule=build_schedule(stage, config, mesh=mesh, device=device),
-        optimizer=torch.optim.AdamW(stage.parameters(), lr=config.learning_rate),
+        optimizer=optimizer,
         batches=iter_batches(config, dp_position=mesh["dp"].get_local_rank(), device=device),
-        timer=_attach_timer(stage, config, rank=rank),
+        timer=_attach_timer(stage, optimizer, config, rank=rank),
     )
 
 
-def _attach_timer(stage: Stage, config: TrainerConfig, *, rank: int) -> SegmentTimer:
+def _attach_timer(
+    stage: Stage, optimizer: torch.optim.Optimizer, config: TrainerConfig, *, rank: int
+) -> SegmentTimer:
     """Return the timer of this rank's segments; a rank that nothing slows is left untouched."""
     clock = MonotonicPaceClock()
+    timer: SegmentTimer
     if config.pace_ms is not None:
-        paced = PacedSegments(forward_ns=round(config.pace_ms * 1e6), clock=clock)
-        time_segments(stage, paced)
-        return paced
-    stretched = StretchedSegments(clock=clock)
-    if any(rank in fault.culprits(config.layout) for fault in config.faults):
-        time_segments(stage, stretched)
-    return stretched
+        timer = PacedSegments(pace_ns=round(config.pace_ms * 1e6), clock=clock)
+    else:
+        timer = StretchedSegments(clock=clock)
+        if not any(rank in fault.culprits(config.layout) for fault in config.faults):
+            return timer
+    time_segments(stage, timer)
+    time_optimizer(optimizer, timer)
+    return timer

@@ -11,7 +11,7 @@ from trainer.errors import ConfigError
 if TYPE_CHECKING:
     from trainer.fault import Fault
 
-DEFAULT_PACE_MS = 20.0
+DEFAULT_PACE_MS = 25.0
 """Paced forward time of one local segment. Source: `docs/trainer.md`, "How the pace was chosen"."""
 
 

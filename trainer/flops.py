@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer.config import layers_of_stage
+from trainer.pace import BACKWARD_PACES, FORWARD_PACES
 
 if TYPE_CHECKING:
     from trainer.config import ModelConfig, TrainerConfig
@@ -17,9 +18,6 @@ FLOPS_CONVENTION = (
 
 SEGMENTS_PER_LAYER = 2
 """Local segments of one block and direction: attention, MLP."""
-
-PACE_PER_SEGMENT = 3
-"""A segment's forward takes one pace, its backward two."""
 
 
 def matmul_parameters(model: ModelConfig) -> int:
@@ -45,6 +43,8 @@ def flops_per_token(model: ModelConfig) -> float:
 def paced_compute_s(config: TrainerConfig, *, stage: int) -> float:
     """Return the seconds of paced compute in one healthy step of a rank of ``stage``.
 
+    Forward and backward; the optimizer does no model FLOPs.
+
     Raises:
         ValueError: The run is not paced.
     """
@@ -53,8 +53,8 @@ def paced_compute_s(config: TrainerConfig, *, stage: int) -> float:
     num_layers = len(
         layers_of_stage(stage, num_layers=config.model.num_layers, num_stages=config.layout.pp)
     )
-    num_paces = config.num_microbatches * num_layers * SEGMENTS_PER_LAYER * PACE_PER_SEGMENT
-    return num_paces * config.pace_ms / 1e3
+    num_segments = config.num_microbatches * num_layers * SEGMENTS_PER_LAYER
+    return num_segments * (FORWARD_PACES + BACKWARD_PACES) * config.pace_ms / 1e3
 
 
 def paced_peak_flops_per_s(config: TrainerConfig) -> float:

@@ -55,6 +55,10 @@ def warm_up(state: RankState, batch: Batch) -> None:
 
     The first step fills DTensor's caches, opens connections and makes the
     optimizer's state: were it counted, it would look slow.
+
+    Args:
+        state: This rank; all ranks must call.
+        batch: Any batch of the right shape.
     """
     rates = [group["lr"] for group in state.optimizer.param_groups]
     for group in state.optimizer.param_groups:

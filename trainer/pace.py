@@ -7,7 +7,6 @@ segments begin and end in the model is `trainer.segments`' business.
 from __future__ import annotations
 
 import time
-from enum import IntEnum
 from typing import Protocol
 
 from trainer.errors import SegmentOrderError
@@ -19,11 +18,14 @@ Source: design.md, "Paced mode": more than 5 % overruns make a run insufficient 
 """
 
 
-class Direction(IntEnum):
-    """Which way through the model; the value is the segment's length in paces."""
+FORWARD_PACES = 1
+"""Length of a forward segment, in paces."""
 
-    FORWARD = 1
-    BACKWARD = 2
+BACKWARD_PACES = 2
+"""Length of a backward segment: it computes two gradients where forward computes one product."""
+
+OPTIMIZER_PACES = 1
+"""Length of the optimizer's update, which is one local segment a step."""
 
 
 class PaceClock(Protocol):
@@ -66,8 +68,11 @@ class SegmentTimer(Protocol):
         """Note the begin; one that was noted before and not ended is forgotten."""
         ...
 
-    def end(self, direction: Direction) -> None:
+    def end(self, paces: int) -> None:
         """Return when the segment has taken its time.
+
+        Args:
+            paces: Its length in paces, where paced.
 
         Raises:
             SegmentOrderError: No segment has begun.
@@ -105,20 +110,20 @@ class _CountedSegments:
 
 
 class PacedSegments(_CountedSegments):
-    """Holds each segment until ``begin + paces * forward_ns * slowdown``, asleep.
+    """Holds each segment until ``begin + paces * pace_ns * slowdown``, asleep.
 
     A segment whose own work outlasts that (its rank did not get a core in time)
     ends late; beyond `OVERRUN_RATIO` it counts as an overrun.
     """
 
-    def __init__(self, *, forward_ns: int, clock: PaceClock) -> None:
+    def __init__(self, *, pace_ns: int, clock: PaceClock) -> None:
         super().__init__(clock)
-        self._forward_ns = forward_ns
+        self._pace_ns = pace_ns
 
-    def end(self, direction: Direction) -> None:
+    def end(self, paces: int) -> None:
         """Sleep until the segment's deadline, then judge whether it was met."""
         begin_ns = self._take_begin_ns()
-        target_ns = round(self._forward_ns * direction * self.slowdown)
+        target_ns = round(self._pace_ns * paces * self.slowdown)
         remaining_ns = begin_ns + target_ns - self._clock.now_ns()
         if remaining_ns > 0:
             self._clock.sleep_ns(remaining_ns)
@@ -135,7 +140,7 @@ class StretchedSegments(_CountedSegments):
     def __init__(self, *, clock: PaceClock) -> None:
         super().__init__(clock)
 
-    def end(self, direction: Direction) -> None:
+    def end(self, paces: int) -> None:
         """Keep the core busy for ``(slowdown - 1)`` times the segment's length."""
         begin_ns = self._take_begin_ns()
         now_ns = self._clock.now_ns()

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -74,6 +74,17 @@ def shard_stage(stage: Stage, mesh: DeviceMesh) -> None:
         for block in stage.blocks.values():
             fully_shard(block, mesh=mesh["dp"], reshard_after_forward=False)
         fully_shard(stage, mesh=mesh["dp"], reshard_after_forward=False)
+
+
+def parameter_groups(stage: Stage) -> list[dict[str, list[torch.nn.Parameter]]]:
+    """Return the weights in groups that one fused update can take: DTensors apart from tensors.
+
+    With tp and without dp the stage has both.
+    """
+    groups: dict[bool, list[torch.nn.Parameter]] = {}
+    for parameter in stage.parameters():
+        groups.setdefault(isinstance(parameter, DTensor), []).append(parameter)
+    return [{"params": parameters} for parameters in groups.values()]
 
 
 def _tp_plan() -> dict[str, ParallelStyle]:

@@ -1,4 +1,4 @@
-"""Where the local compute segments of a stage begin and end.
+"""Where the local compute segments of a rank begin and end.
 
 Under tp each block communicates four times: after attention and after the MLP
 in forward (their outputs are partial sums), and before each of the two in
@@ -21,8 +21,9 @@ partner. In forward order, ``|`` marking the communication::
 Where tp is 1 there is no communication and the same places hold, so that pace
 means the same on every layout. FSDP gathers weights at a block's entry before
 its forward begins, and reduces gradients after the last backward: outside too.
-What is left out is small: residual add and head at the stage's forward end,
-and the first norm and the embedding at its backward end.
+The optimizer's update is a segment too. What is left out is small: residual add
+and head at the stage's forward end, the first norm and the embedding at its
+backward end, the shards' norms.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-from trainer.pace import Direction
+from trainer.pace import BACKWARD_PACES, FORWARD_PACES, OPTIMIZER_PACES
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +62,19 @@ def time_segments(stage: Stage, timer: SegmentTimer) -> None:
     _begin_backward_at_output(stage, timer)
 
 
+def time_optimizer(optimizer: torch.optim.Optimizer, timer: SegmentTimer) -> None:
+    """Make ``timer`` see each update, which touches this rank's shards alone."""
+
+    def begin(*_: object) -> None:
+        timer.begin()
+
+    def end(*_: object) -> None:
+        timer.end(OPTIMIZER_PACES)
+
+    optimizer.register_step_pre_hook(begin)
+    optimizer.register_step_post_hook(end)
+
+
 def _begin_forward_at_input(module: nn.Module, timer: SegmentTimer) -> None:
     def hook(_module: nn.Module, _inputs: tuple[torch.Tensor, ...]) -> None:
         timer.begin()
@@ -81,7 +95,7 @@ def _begin_forward_at_output(module: nn.Module, timer: SegmentTimer) -> None:
 
 def _end_forward_at_output(module: nn.Module, timer: SegmentTimer) -> None:
     def hook(_module: nn.Module, _inputs: object, _output: torch.Tensor) -> None:
-        timer.end(Direction.FORWARD)
+        timer.end(FORWARD_PACES)
 
     # Prepended: tp's own hook on this module, which comes next, all-reduces.
     module.register_forward_hook(hook, prepend=True)
@@ -100,7 +114,7 @@ def _begin_backward_at_output(module: nn.Module, timer: SegmentTimer) -> None:
 
 def _end_backward_at_input(module: nn.Module, timer: SegmentTimer) -> None:
     def end(_gradient: torch.Tensor) -> None:
-        timer.end(Direction.BACKWARD)
+        timer.end(BACKWARD_PACES)
 
     def hook(
         _module: nn.Module, inputs: tuple[torch.Tensor, ...]

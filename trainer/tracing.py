@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import tracer
 from trainer.flops import FLOPS_CONVENTION, flops_per_token, paced_peak_flops_per_s
-from trainer.pace import OVERRUN_RATIO, Direction
+from trainer.pace import BACKWARD_PACES, FORWARD_PACES, OPTIMIZER_PACES, OVERRUN_RATIO
 from trainer.ranks import coords_of
 
 if TYPE_CHECKING:
@@ -51,8 +51,9 @@ def describe_pace(pace_ms: float) -> dict[str, object]:
     pace_ns = round(pace_ms * 1e6)
     return {
         "pace_ns": pace_ns,
-        "forward_ns": pace_ns * Direction.FORWARD,
-        "backward_ns": pace_ns * Direction.BACKWARD,
+        "forward_ns": pace_ns * FORWARD_PACES,
+        "backward_ns": pace_ns * BACKWARD_PACES,
+        "optimizer_ns": pace_ns * OPTIMIZER_PACES,
         "overrun_ratio": OVERRUN_RATIO,
     }
 
