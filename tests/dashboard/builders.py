@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import plotly.graph_objects as go
 
 
 def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] = ()) -> SpanTable:
@@ -389,6 +391,11 @@ def _data_parallel(
                     )
                 )
     return added
+
+
+def traces(figure: go.Figure) -> list[Any]:
+    """Return the figure's traces; what plotly adds to each kind of them has no static type."""
+    return list(figure.data)
 
 
 def training_provider(made: RunReport | None = None, *, name: str = "block") -> FakeProvider:

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from analysis.report import RankStepExcess, StepTimes
+from dashboard.figures.excess import excess_figure, excess_note
+from tests.dashboard.builders import report, traces
+from tracer.topology import Layout
+
+
+def test_cells_hold_milliseconds_by_rank_and_step() -> None:
+    made = replace(
+        report(),
+        step_time_s=StepTimes(actual=0.1, replayed=None, ideal=None),
+        excess=RankStepExcess(
+            ranks=(3, 9),
+            steps=(10, 40),
+            excess_ns=np.array([[20e6, -1e6], [np.nan, 0.0]]),
+        ),
+    )
+
+    cells = traces(excess_figure(made))[0]
+
+    assert list(cells.x) == ["10", "40"]
+    assert list(cells.y) == ["3", "9"]
+    assert np.array_equal(cells.z, [[20.0, -1.0], [np.nan, 0.0]], equal_nan=True)
+    # The 99th percentile of (0, 1, 20), and the same on the other side of neutral.
+    assert (cells.zmin, cells.zmax) == pytest.approx((-19.62, 19.62))
+
+
+def test_noise_stays_pale_beside_the_step_time() -> None:
+    made = replace(
+        report(),
+        step_time_s=StepTimes(actual=2.0, replayed=None, ideal=None),
+        excess=RankStepExcess(ranks=(0,), steps=(0,), excess_ns=np.array([[1e6]])),
+    )
+
+    assert traces(excess_figure(made))[0].zmax == pytest.approx(100.0)
+
+
+def test_a_crowd_of_ranks_is_joined_and_the_page_says_so() -> None:
+    made = report(layout=Layout(pp=8, dp=192, tp=8), slow_rank=777, num_steps=12)
+
+    cells = traces(excess_figure(made))[0]
+
+    assert np.shape(cells.z) == (768, 12)
+    assert list(cells.y)[:2] == ["0-15", "16-31"]
+    assert np.asarray(cells.z)[48, 11] == pytest.approx(192, rel=0.05)
+    assert excess_note(made.excess) == (
+        "Showing 12,288 ranks in 768 rows; each cell is its worst member."
+    )
+
+
+def test_what_fits_needs_no_note() -> None:
+    assert excess_note(report().excess) == ""
+
+
+def test_no_steps_draw_an_empty_map() -> None:
+    nothing = RankStepExcess(ranks=(), steps=(), excess_ns=np.zeros((0, 0)))
+
+    assert np.size(traces(excess_figure(replace(report(), excess=nothing)))[0].z) == 0

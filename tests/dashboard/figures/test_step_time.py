@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dashboard.figures.step_time import step_time_figure
+from tests.dashboard.builders import report, traces
+
+
+def test_lines_break_where_step_numbers_are_not_adjacent() -> None:
+    sampled = replace(report(), actual_s_by_step={4: 0.5, 3: 0.4, 9: 0.6}, ideal_s_by_step={})
+
+    line = traces(step_time_figure(sampled))[0]
+
+    assert list(line.x) == [3, 4, 5, 9]
+    assert list(line.y) == [0.4, 0.5, None, 0.6]
+
+
+def test_start_up_steps_are_hollow_and_nothing_is_smoothed() -> None:
+    made = replace(report(), actual_s_by_step={0: 9.0, 1: 1.0, 2: 3.0}, warmup_steps=(0,))
+
+    figure = step_time_figure(made)
+    line = next(trace for trace in traces(figure) if trace.name == "step time")
+
+    assert list(line.marker.symbol) == ["circle-open", "circle", "circle"]
+    assert list(line.y) == [9.0, 1.0, 3.0]
+
+
+def test_mfu_has_its_own_axis_on_the_same_steps_and_is_absent_where_unknown() -> None:
+    known, unknown = step_time_figure(report()), step_time_figure(report(mfu=False))
+
+    assert [trace.name for trace in traces(known)] == ["ideal", "step time", "MFU"]
+    assert traces(known)[2].yaxis == "y2"
+    assert known.layout.xaxis.matches == "x2"
+    assert [trace.name for trace in traces(unknown)] == ["ideal", "step time"]
+
+
+def test_the_steps_of_the_top_finding_are_shaded_and_a_healthy_run_has_no_shade() -> None:
+    shaded = step_time_figure(report(onset=10, num_steps=30)).layout.shapes
+
+    assert {(shape.x0, shape.x1) for shape in shaded} == {(9.5, 29.5)}
+    assert len(step_time_figure(report(slow_rank=None)).layout.shapes) == 0
+
+
+def test_every_axis_names_its_unit() -> None:
+    layout = step_time_figure(report()).layout
+
+    assert layout.xaxis2.title.text == "step"
+    assert layout.yaxis.title.text == "step time (s)"
+    assert layout.yaxis2.title.text == "MFU (%)"

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from analysis.source import GroupInfo
+from dashboard.address import GroupBy
+from dashboard.figures.timeline import timeline_figure
+from dashboard.figures.timeline_hover import hover_texts
+from dashboard.figures.timeline_raster import raster_figure, raster_note
+from dashboard.figures.timeline_rows import lay_rows, row_order
+from tests.dashboard.builders import FakeProvider, report, span_table, traces, training_provider
+from tracer.span import Span, SpanFlag, SpanKind, UnixNs
+from tracer.topology import Layout
+
+if TYPE_CHECKING:
+    from analysis.timeline import StepTimeline
+
+TP = GroupInfo(group_id=7, kind="tp-comm", name="tp", members=(0, 1))
+
+
+def compute(rank: int, start_ns: int, end_ns: int) -> Span:
+    return Span(
+        rank=rank,
+        step=3,
+        kind=SpanKind.FORWARD,
+        name="layer",
+        start_ns=UnixNs(start_ns),
+        duration_ns=end_ns - start_ns,
+        track="main",
+    )
+
+
+def comm(rank: int, start_ns: int, end_ns: int) -> Span:
+    return replace(
+        compute(rank, start_ns, end_ns),
+        kind=SpanKind.TP_COMM,
+        name="all_reduce",
+        track="comm tp",
+        group_id=7,
+        seq=0,
+    )
+
+
+def step(*spans: Span) -> StepTimeline:
+    provider = FakeProvider(
+        reports={"r": report(run="r")}, tables={"r": span_table(spans)}, groups={"r": (TP,)}
+    )
+    return provider.timeline("r", epoch=0, step=3)
+
+
+def bars(timeline: StepTimeline, name: str) -> list[tuple[float, float]]:
+    figure = timeline_figure(timeline, GroupBy.PP)
+    trace = next(trace for trace in traces(figure) if trace.name == name)
+    return [(float(base), float(size)) for base, size in zip(trace.base, trace.x, strict=True)]
+
+
+def test_wait_and_transfer_of_one_span_stand_side_by_side_in_milliseconds() -> None:
+    timeline = step(
+        comm(0, 10_000_000, 40_000_000),
+        comm(1, 30_000_000, 40_000_000),
+        compute(1, 10_000_000, 30_000_000),
+    )
+
+    assert bars(timeline, "tp-comm, waiting") == [(0.0, 20.0)]
+    assert bars(timeline, "tp-comm") == [(20.0, 10.0), (20.0, 10.0)]
+    assert bars(timeline, "forward") == [(0.0, 20.0)]
+
+
+def test_a_span_whose_wait_is_unknown_is_drawn_whole() -> None:
+    assert bars(step(comm(0, 0, 5_000_000)), "tp-comm") == [(0.0, 5.0)]
+
+
+def test_a_kind_has_one_trace_however_many_spans() -> None:
+    provider = training_provider()
+    timeline = provider.timeline("demo-42", epoch=0, step=3)
+
+    figure = timeline_figure(timeline, GroupBy.PP)
+
+    # Six kinds; waits of tp-comm and dp-comm; the sample of hatching in the legend.
+    assert len(traces(figure)) == 6 + 2 + 1
+    assert sum(len(trace.x) for trace in traces(figure)) == 336 + 16 + 2 + 1
+    assert figure.layout.xaxis.title.text.endswith("(ms)")
+
+
+@pytest.mark.parametrize(
+    ("group_by", "ranks"),
+    [
+        (GroupBy.PP, (0, 1, 2, 3, 4, 5, 6, 7)),
+        (GroupBy.DP, (0, 1, 4, 5, 2, 3, 6, 7)),
+        (GroupBy.TP, (0, 2, 4, 6, 1, 3, 5, 7)),
+        (GroupBy.RANK, (0, 1, 2, 3, 4, 5, 6, 7)),
+    ],
+)
+def test_rows_gather_the_ranks_of_one_position(group_by: GroupBy, ranks: tuple[int, ...]) -> None:
+    timeline = step(*(compute(rank, 0, 9) for rank in range(8)))
+
+    assert row_order(timeline, group_by) == ranks
+
+
+def test_ranks_without_a_known_position_come_last() -> None:
+    timeline = step(compute(99, 0, 9), compute(5, 0, 9))
+
+    rows = lay_rows(timeline, GroupBy.PP)
+
+    assert rows.ranks == (5, 99)
+    assert rows.groups == ((0, "PP 1"), (1, "position unknown"))
+
+
+def test_communication_stands_below_compute_in_its_ranks_row() -> None:
+    timeline = step(compute(0, 0, 9), comm(0, 9, 12), compute(1, 0, 9), comm(1, 9, 12))
+
+    centers = lay_rows(timeline, GroupBy.PP).center.tolist()
+
+    assert -0.5 < centers[0] < centers[1] < 0.5 < centers[2] < centers[3] < 1.5
+
+
+def test_one_rank_with_one_track_fills_its_row() -> None:
+    rows = lay_rows(step(compute(0, 0, 9)), GroupBy.PP)
+
+    assert rows.center.tolist() == pytest.approx([0.0], abs=0.03)
+    assert rows.tick_texts == ("rank 0",)
+
+
+def test_hovering_tells_what_is_known_and_leaves_out_the_rest() -> None:
+    timeline = step(
+        replace(comm(0, 0, 40_000_000), num_bytes=4 << 20, microbatch=2),
+        comm(1, 30_000_000, 40_000_000),
+    )
+
+    first, second = hover_texts(timeline).tolist()
+
+    assert first.split("<br>") == [
+        "<b>all_reduce</b>",
+        "tp-comm, micro-batch 2",
+        "rank 0 (PP 0 · DP 0 · TP 0)",
+        "duration 40.0 ms, from 0.000 ms",
+        "wait 30.0 ms for rank 1",
+        "transfer 10.0 ms",
+        "4.00 MiB",
+    ]
+    assert "wait 0 ns<br>transfer 10.0 ms" in second
+    assert "MiB" not in second
+
+
+def test_hovering_a_p2p_span_names_both_ends_and_an_open_one_its_state() -> None:
+    sent = replace(
+        comm(0, 0, 9), kind=SpanKind.PP_SEND, src_rank=0, dst_rank=4, flags=SpanFlag.OPEN
+    )
+
+    (text,) = hover_texts(step(sent)).tolist()
+
+    assert "rank 0 → rank 4" in text
+    assert text.endswith("had not ended when last seen")
+    assert "wait" not in text
+
+
+def test_names_from_outside_are_inert_under_the_pointer() -> None:
+    (text,) = hover_texts(step(replace(compute(0, 0, 9), name='<a href="x">&</a>\u202e'))).tolist()
+
+    assert text.startswith('<b>&lt;a href="x"&gt;&amp;&lt;/a&gt;\\u{202e}</b>')
+
+
+def test_a_crowd_is_drawn_as_areas_and_says_what_a_pixel_is() -> None:
+    crowd = report(layout=Layout(pp=8, dp=16, tp=4), slow_rank=77)
+    timeline = training_provider(crowd).timeline("demo-42", epoch=0, step=3)
+
+    figure = raster_figure(timeline, GroupBy.PP)
+
+    assert len(traces(figure)[0].y) == 512
+    assert "Showing 21,504 spans as areas" in raster_note(timeline)
+    assert "Communication shows where nothing was computed." in raster_note(timeline)
+    names = {trace.name for trace in traces(figure)[1:]}
+    assert names == {"forward", "backward", "optimizer", "tp-comm", "dp-comm", "wait"}
+
+
+def test_few_ranks_have_two_lines_each_as_areas() -> None:
+    timeline = step(compute(0, 0, 9), comm(0, 9, 12))
+
+    labels = list(traces(raster_figure(timeline, GroupBy.PP))[0].y)
+
+    assert labels == ["rank 0", "rank 0, communication"]
+    assert "the lower communication" in raster_note(timeline)

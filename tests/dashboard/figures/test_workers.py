@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dashboard.figures.workers import worker_figure
+from tests.dashboard.builders import report, traces
+from tracer.topology import Layout
+
+
+def test_dp_runs_along_x_and_stages_along_y() -> None:
+    made = replace(
+        report(),
+        slowdown_by_worker={(0, 0): 1.0, (1, 0): 1.5, (2, 0): 1.1, (0, 1): 1.0, (2, 1): None},
+        exact_slowdown_by_worker={(1, 0): 1.25},
+    )
+
+    cells = traces(worker_figure(made))[0]
+
+    assert list(cells.x) == ["0", "1", "2"]
+    assert list(cells.y) == ["0", "1"]
+    nan = float("nan")
+    assert np.array_equal(cells.z, [[1.0, 1.5, 1.1], [1.0, nan, nan]], equal_nan=True)
+    assert cells.customdata[0][1] == "1.25x"
+    assert cells.text[0][1] == "1.50x"
+
+
+def test_the_scale_is_neutral_at_one_and_noise_stays_pale() -> None:
+    noisy = replace(report(), slowdown_by_worker={(0, 0): 1.01, (1, 0): 0.99})
+    slow = replace(report(), slowdown_by_worker={(0, 0): 1.4, (1, 0): 1.0})
+
+    pale, strong = traces(worker_figure(noisy))[0], traces(worker_figure(slow))[0]
+
+    assert (pale.zmin, pale.zmax) == pytest.approx((0.9, 1.1))
+    assert (strong.zmin, strong.zmax) == pytest.approx((0.6, 1.4))
+
+
+def test_a_crowd_of_workers_is_not_labelled() -> None:
+    crowd = traces(worker_figure(report(layout=Layout(dp=192, pp=8), slow_rank=7)))[0]
+
+    assert crowd.text is None
+    assert np.shape(crowd.z) == (8, 192)
+
+
+def test_no_workers_draw_nothing() -> None:
+    nothing = replace(report(), slowdown_by_worker={}, exact_slowdown_by_worker={})
+
+    assert np.size(traces(worker_figure(nothing))[0].z) == 0

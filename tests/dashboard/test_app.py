@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dashboard.app import content_security_policy, create_app
+from tests.dashboard.builders import FakeProvider, training_provider
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_the_page_and_its_parts_come_from_here() -> None:
+    client = create_app(training_provider()).server.test_client()
+
+    page = client.get("/").text
+    sources = re.findall(r'(?:src|href)="([^"]+)"', page)
+
+    assert sources
+    assert all(source.startswith("/") for source in sources)
+    with client.get("/assets/rankscope.css") as style:
+        assert style.status_code == 200
+
+
+def test_under_a_base_path_every_address_begins_with_it() -> None:
+    page = create_app(FakeProvider(), base_path="/scope/").server.test_client().get("/").text
+
+    sources = re.findall(r'(?:src|href)="([^"]+)"', page)
+
+    assert all(source.startswith("/scope/") for source in sources)
+
+
+def test_the_policy_allows_no_script_but_ours() -> None:
+    policy = dict(
+        part.split(" ", 1)
+        for part in content_security_policy(create_app(FakeProvider())).split("; ")
+    )
+
+    assert policy["default-src"] == "'none'"
+    assert re.fullmatch(r"'self'( 'sha256-[A-Za-z0-9+/=]+')+", policy["script-src"])
+    assert policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == "'none'"
+
+
+def test_no_console_is_served_whatever_the_environment_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLASK_DEBUG", "1")
+    monkeypatch.setenv("DASH_DEBUG", "1")
+    app = create_app(FakeProvider())
+
+    # Dash answers any unknown path with the page itself.
+    page = app.server.test_client().get("/console").text
+
+    assert "EVALEX" not in page
+    assert '"ui":false' in page
