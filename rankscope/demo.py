@@ -176,5 +176,6 @@ def _print_result(report: RunReport, plan: DemoPlan, *, as_json: bool) -> None:
 
 def _serve(store: Store, bound: socket.socket) -> None:
     from rankscope.serving import serve_opened
+    from rankscope.source import StoreSource
 
-    serve_opened(store, bound, tail=None, webhook=None)
+    serve_opened(store, bound, tail=None, webhook=None, before=StoreSource(store).runs())

@@ -9,9 +9,9 @@ from rankscope import terminal
 from rankscope.errors import exit_code_of, plain_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from analysis.source import SpanSource
+    from analysis.source import RunSummary, SpanSource
     from collector.tail import SpoolTail
     from rankscope.alerting import Alerting
     from rankscope.reports import Reports
@@ -87,15 +87,28 @@ class Loop:
 class LiveAnalysis:
     """One turn of analysis: runs that grew since the last turn are analysed and alerted on.
 
-    Runs that were in the store before and stand still are left to the pages,
-    which analyse them when somebody looks; their old drops raise no alert.
+    Runs that stand still are left to the pages, which analyse them when
+    somebody looks; their old drops raise no alert.
+
+    Args:
+        source: The store's runs.
+        reports: Where the pages find the results.
+        alerting: Evaluates each result.
+        before: The runs as the store had them when the server started.
     """
 
-    def __init__(self, source: SpanSource, reports: Reports, alerting: Alerting) -> None:
+    def __init__(
+        self,
+        source: SpanSource,
+        reports: Reports,
+        alerting: Alerting,
+        *,
+        before: Iterable[RunSummary],
+    ) -> None:
         self._source = source
         self._reports = reports
         self._alerting = alerting
-        self._seen = {run.run_id: (run.num_steps, run.state) for run in source.runs()}
+        self._seen = {run.run_id: (run.num_steps, run.state) for run in before}
 
     def turn(self) -> None:
         """Analyse what grew."""

@@ -12,19 +12,23 @@ from collector.location import default_store_url, remove_server_file, write_serv
 from collector.store import open_store
 from rankscope.errors import BadInputError
 from rankscope.listening import listen, url_of
+from rankscope.loops import LiveAnalysis, analysis_loop, tail_loop
+from rankscope.source import StoreSource
 from rankscope.terminal import say
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterable
     from pathlib import Path
 
+    from analysis.source import RunSummary
     from collector.access import Access, AsgiApp
     from collector.store import Store
     from collector.tail import SpoolTail
     from collector.webhook import Webhook
+    from rankscope.alerting import Alerting
     from rankscope.loops import Loop
     from rankscope.reports import Reports
-    from rankscope.source import StoreSource
 
 SHUTDOWN_S = 2
 
@@ -55,12 +59,19 @@ def serve_store(options: ServeOptions) -> None:
         bound = stack.enter_context(listen(options.host, options.port))
         webhook = _open_webhook(options.alert_webhook, stack)
         store = stack.enter_context(open_store(options.store_url or default_store_url()))
+        # Noted before the first look at the spool: what it brings is news to alert on.
+        before = StoreSource(store).runs()
         tail = None if options.spool is None else _open_spool(options.spool, store, stack)
-        serve_opened(store, bound, tail=tail, webhook=webhook)
+        serve_opened(store, bound, tail=tail, webhook=webhook, before=before)
 
 
 def serve_opened(
-    store: Store, bound: socket.socket, *, tail: SpoolTail | None, webhook: Webhook | None
+    store: Store,
+    bound: socket.socket,
+    *,
+    tail: SpoolTail | None,
+    webhook: Webhook | None,
+    before: Iterable[RunSummary],
 ) -> None:
     """Serve an open store on a bound socket until SIGINT or SIGTERM.
 
@@ -69,16 +80,20 @@ def serve_opened(
         bound: Where to listen; the caller closes it.
         tail: Follows the spool that ranks write to; None: only what the store holds is shown.
         webhook: Receiver of alerts; the caller closes it.
+        before: The runs as the store had them at the start: no alert tells of these again.
     """
     from collector.access import Access
     from rankscope.reports import Reports
-    from rankscope.source import StoreSource
 
     url = url_of(bound)
     access = Access(port=bound.getsockname()[1])
     source = StoreSource(store)
     reports = Reports(source)
-    loops = _loops(store, source, reports, tail=tail, webhook=webhook, url=url)
+    alerting = _alerting(store, webhook=webhook, url=url)
+    analysis = LiveAnalysis(source, reports, alerting, before=before)
+    loops = (
+        [analysis_loop(analysis)] if tail is None else [tail_loop(tail), analysis_loop(analysis)]
+    )
     app = _application(access, source, reports, loops)
     with ExitStack() as stack:
         if store.path is not None:
@@ -87,8 +102,8 @@ def serve_opened(
         for loop in loops:
             stack.callback(loop.stop)
             loop.start()
-        _announce(url, access.token)
         try:
+            _announce(url, access.token)
             _run_server(app, bound)
         except KeyboardInterrupt:
             say("stopping")
@@ -122,26 +137,14 @@ def _open_spool(folder: Path, store: Store, stack: ExitStack) -> SpoolTail:
     return tail
 
 
-def _loops(
-    store: Store,
-    source: StoreSource,
-    reports: Reports,
-    *,
-    tail: SpoolTail | None,
-    webhook: Webhook | None,
-    url: str,
-) -> list[Loop]:
-    """Return the threads to run; what stands still in the store is noted before any starts."""
+def _alerting(store: Store, *, webhook: Webhook | None, url: str) -> Alerting:
     from dashboard.address import Page, View, write_address
     from rankscope.alerting import Alerting
-    from rankscope.loops import LiveAnalysis, analysis_loop, tail_loop
 
     def page_url(run_id: str) -> str:
         return write_address(View(page=Page.RUN, run=run_id), base_path=f"{url}/")
 
-    alerting = Alerting(store, webhook=webhook, page_url=page_url)
-    loops = [analysis_loop(LiveAnalysis(source, reports, alerting))]
-    return loops if tail is None else [tail_loop(tail), *loops]
+    return Alerting(store, webhook=webhook, page_url=page_url)
 
 
 def _application(

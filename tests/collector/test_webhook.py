@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
 from typing import TYPE_CHECKING
 
@@ -10,50 +9,10 @@ import pytest
 
 from collector.alerts import Delivery
 from collector.webhook import CAPACITY, Webhook, WebhookUrlError
+from tests.receiver import PATIENCE_S, Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-PATIENCE_S = 10.0
-
-
-class Receiver:
-    """A webhook receiver on loopback that answers with the statuses it is told to."""
-
-    def __init__(self) -> None:
-        self.statuses: list[int] = []
-        """Answered in turn; 200 once they are used up."""
-
-        self.headers: dict[str, str] = {}
-        self.hold = threading.Event()
-        """Answers wait for it."""
-
-        self.hold.set()
-        self.paths: Queue[str] = Queue()
-        self.bodies: Queue[bytes] = Queue()
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                receiver.paths.put(self.path)
-                receiver.bodies.put(self.rfile.read(int(self.headers["content-length"])))
-                receiver.hold.wait(PATIENCE_S)
-                self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
-                for name, value in receiver.headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Stay silent."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self) -> None:
-        self.hold.set()
-        self._server.shutdown()
-        self._server.server_close()
 
 
 @pytest.fixture

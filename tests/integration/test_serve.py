@@ -1,0 +1,138 @@
+"""`rankscope serve` as a process: who gets in, what it stores, whom it tells, how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from tests.collector.spool_builder import SpoolBuilder
+from tests.integration.programs import PATIENCE_S, rankscope, serving
+from tests.receiver import Receiver
+from tracer.span import NONE, SpanKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.multiproc
+
+MS = 1_000_000
+RANKS = (0, 1)
+GROUP = 0xFEED
+
+
+class Job:
+    """Two data-parallel ranks that write a spool; rank 1 computes as long as it is told."""
+
+    def __init__(self, spool: Path, *, run_id: str = "job") -> None:
+        self.ranks = [SpoolBuilder(spool, run_id=run_id, rank=rank, capacity=512) for rank in RANKS]
+        for rank in self.ranks:
+            rank.group(GROUP, kind="dp-comm", name="dp", members=list(RANKS))
+        self.num_steps = 0
+
+    def train(self, num_steps: int, *, slow_ms: int = 100) -> None:
+        for _ in range(num_steps):
+            self._step(slow_ms=slow_ms)
+
+    def _step(self, *, slow_ms: int) -> None:
+        step = self.num_steps
+        begin = step * 1000 * MS
+        done = begin + max(100, slow_ms) * MS + 10 * MS
+        for rank, builder in enumerate(self.ranks):
+            own_ns = (slow_ms if rank else 100) * MS
+            builder.span("forward", start_ns=begin, duration_ns=own_ns, step=step, microbatch=0)
+            comm = (GROUP, step, NONE, NONE, 4096, 0)
+            builder.span(
+                "all_reduce",
+                kind=SpanKind.DP_COMM,
+                start_ns=begin + own_ns,
+                duration_ns=done - begin - own_ns,
+                step=step,
+                track="comm",
+                comm=comm,
+            )
+            builder.step(step, start_ns=begin, duration_ns=done - begin, num_tokens=64, loss=1.0)
+        self.num_steps += 1
+
+    def end(self) -> None:
+        for builder in self.ranks:
+            builder.end()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    running = Receiver()
+    yield running
+    running.close()
+
+
+def test_nothing_but_the_open_paths_answers_without_the_token(tmp_path: Path) -> None:
+    with (
+        serving(store=tmp_path / "store") as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        for path in ("/healthz", "/readyz", "/login", "/_favicon.ico"):
+            assert client.get(path).status_code == 200, path
+        for path in ("/", "/run/x", "/timeline", "/_dash-layout", "/_dash-dependencies", "/docs"):
+            assert client.get(path).status_code == 401, path
+        assert client.post("/_dash-update-component", json={}).status_code == 401
+        assert client.get("/_dash-layout", headers=server.bearer).status_code == 200
+
+        page = client.get("/", params={"token": server.token}, follow_redirects=True)
+        assert page.status_code == 200
+        assert "token" not in str(page.url)
+        assert client.get("/_dash-layout").status_code == 200
+
+        told = tmp_path / "store" / "server.json"
+        assert stat.S_IMODE(told.stat().st_mode) == 0o600
+        assert json.loads(told.read_text())["url"] == server.url
+    assert not told.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    with serving("--spool", str(tmp_path / "spool"), store=tmp_path / "store") as server:
+        server.process.send_signal(number)
+        _, err = server.process.communicate(timeout=PATIENCE_S)
+
+    assert server.process.returncode == 0
+    assert err == "rankscope: stopping\n"
+
+
+def test_a_drop_of_mfu_is_posted_once_also_after_a_restart(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    store, spool = tmp_path / "store", tmp_path / "spool"
+    arguments = ("--spool", str(spool), "--alert-webhook", receiver.url)
+    with serving(*arguments, store=store):
+        job = Job(spool)
+        job.train(8)
+        job.train(4, slow_ms=180)
+        posted = json.loads(receiver.bodies.get(timeout=PATIENCE_S))
+
+    job.train(2, slow_ms=180)  # the same drop goes on while nobody watches
+    job.train(4, slow_ms=100)
+    with serving(*arguments, store=store):
+        job.train(3, slow_ms=180)
+        again = json.loads(receiver.bodies.get(timeout=PATIENCE_S))
+
+    assert posted["run"] == "job"
+    assert posted["steps"][0] == 8
+    assert posted["finding"]["ranks"] == [1]
+    # 64 tokens x 2 positions x 6e3 FLOPs over 2 x 5e9 FLOP/s: 0.11 s before, 0.19 s after.
+    assert posted["median"] == pytest.approx(128 * 6e3 / 1e10 / 0.11)
+    assert posted["mfu"] == pytest.approx(128 * 6e3 / 1e10 / 0.19)
+    assert posted["url"].endswith("/run/job")
+    assert "token" not in posted["url"]
+    assert again["steps"][0] == 18
+    assert receiver.bodies.empty()
+    alerts = json.loads(rankscope("alerts", "--json", store=store).stdout)["alerts"]
+    assert [(alert["first_step"], alert["delivery"]) for alert in alerts] == [
+        (18, "delivered"),
+        (8, "delivered"),
+    ]

@@ -1,0 +1,48 @@
+"""A webhook receiver on loopback, for tests."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import Queue
+
+PATIENCE_S = 10.0
+
+
+class Receiver:
+    """Keeps what is posted to it, and answers with the statuses it is told to."""
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+        """Answered in turn; 200 once they are used up."""
+
+        self.headers: dict[str, str] = {}
+        self.hold = threading.Event()
+        """Answers wait for it."""
+
+        self.hold.set()
+        self.paths: Queue[str] = Queue()
+        self.bodies: Queue[bytes] = Queue()
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                receiver.paths.put(self.path)
+                receiver.bodies.put(self.rfile.read(int(self.headers["content-length"])))
+                receiver.hold.wait(PATIENCE_S)
+                self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
+                for name, value in receiver.headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Stay silent."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self.hold.set()
+        self._server.shutdown()
+        self._server.server_close()
