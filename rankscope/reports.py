@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from analysis.source import RunInfo, RunSummary, SpanSource, StepTable
 
 MAX_SPANS = 4_000_000
-"""Spans that one analysis reads at most; of a longer run, its last steps."""
+"""Bounds the time and the memory of one analysis; a window of the last steps beyond."""
 
 
 @dataclass(slots=True)
@@ -33,10 +33,16 @@ class _Entry:
 
 
 class Reports:
-    """Diagnoses by run, made when first asked for and again when the run has grown."""
+    """Diagnoses by run, made when first asked for and again when the run has grown.
 
-    def __init__(self, source: SpanSource) -> None:
+    Args:
+        source: The runs.
+        max_spans: Spans that one analysis reads at most; of a longer run, its last steps.
+    """
+
+    def __init__(self, source: SpanSource, *, max_spans: int = MAX_SPANS) -> None:
         self._source = source
+        self._max_spans = max_spans
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
 
@@ -89,7 +95,7 @@ class Reports:
         last = last_whole_step(info, steps) if summary.state == "running" else None
         if not len(steps) or (summary.state == "running" and last is None):
             return None
-        first = _first_within_bounds(summary, steps)
+        first = _first_within(self._max_spans, summary, steps)
         try:
             report = analyze_run(self._source, summary.run_id, first=first, last=last)
         except EmptyRunError:
@@ -111,10 +117,10 @@ def last_whole_step(info: RunInfo, steps: StepTable) -> int | None:
     return max(whole, default=None)
 
 
-def _first_within_bounds(summary: RunSummary, steps: StepTable) -> int | None:
-    """Return the first step of the window that `MAX_SPANS` allows; None for the whole run."""
-    if summary.num_spans <= MAX_SPANS:
+def _first_within(max_spans: int, summary: RunSummary, steps: StepTable) -> int | None:
+    """Return the first step of the window that ``max_spans`` allows; None for the whole run."""
+    if summary.num_spans <= max_spans:
         return None
     numbers = np.unique(steps.step)
-    kept = max(1, int(len(numbers) * MAX_SPANS / summary.num_spans))
+    kept = max(1, int(len(numbers) * max_spans / summary.num_spans))
     return int(numbers[-kept])

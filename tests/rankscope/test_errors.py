@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.errors import CycleError, UnknownRunError
+from collector.errors import StoreHeldError, StoreQueryError
+from rankscope.errors import BadInputError, FailedError, exit_code_of, plain_line
+from tracer.spool import SpoolVersionError
+from trainer.errors import FaultSpecError
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BadInputError("x"), 2),
+        (FailedError("x"), 1),
+        (UnknownRunError("x", ()), 2),
+        (CycleError(3), 1),
+        (StoreHeldError(Path("/x"), holder_pid=1, holder_url=None), 2),
+        (StoreQueryError("x"), 1),
+        (SpoolVersionError(Path("/x"), 9), 2),
+        (FaultSpecError("x", "y"), 2),
+        (PermissionError(13, "Permission denied", "/x"), 1),
+        (ValueError("a defect of ours"), None),
+    ],
+)
+def test_each_failure_has_its_exit_status(error: Exception, code: int | None) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_a_failure_is_told_on_one_line() -> None:
+    assert plain_line(FailedError("first\n  second")) == "first second"
+    assert plain_line(PermissionError(13, "Permission denied", "/x")) == "Permission denied: /x"

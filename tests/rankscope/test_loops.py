@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import threading
+from queue import Queue
+
+import pytest
+
+from rankscope.errors import FailedError
+from rankscope.loops import Loop
+
+PATIENCE_S = 10.0
+
+
+class Turns:
+    """Work whose turns fail as they are told to, one after the other."""
+
+    def __init__(self, *failures: Exception | None) -> None:
+        self._failures = list(failures)
+        self.done: Queue[None] = Queue()
+
+    def __call__(self) -> None:
+        failure = self._failures.pop(0) if self._failures else None
+        self.done.put(None)
+        if failure is not None:
+            raise failure
+
+    def wait(self, number: int) -> None:
+        for _ in range(number):
+            self.done.get(timeout=PATIENCE_S)
+
+
+def test_it_works_until_it_is_stopped() -> None:
+    turns = Turns()
+    loop = Loop("work", turns, pause_s=0.001)
+    assert loop.why_stopped() == "the work thread has ended"
+
+    loop.start()
+    turns.wait(3)
+    assert loop.why_stopped() is None
+
+    loop.stop()
+    assert loop.why_stopped() == "the work thread has ended"
+
+
+def test_a_failure_is_told_once_and_tried_again() -> None:
+    said: Queue[str] = Queue()
+    broken = FailedError("the store is away")
+    turns = Turns(broken, broken, None, broken)
+    loop = Loop("work", turns, pause_s=0.001, say=said.put)
+
+    loop.start()
+    turns.wait(6)
+    loop.stop()
+
+    # Told as it begins, and again after it had gone in between.
+    assert [said.get_nowait() for _ in range(said.qsize())] == ["work: the store is away"] * 2
+    assert loop.trouble is None
+
+
+def test_while_it_fails_it_says_why() -> None:
+    turns = Turns(*[FailedError("the store is away")] * 1000)
+    loop = Loop("work", turns, pause_s=0.001, say=lambda _: None)
+
+    loop.start()
+    turns.wait(2)
+
+    assert loop.why_stopped() == "work: the store is away"
+    loop.stop()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_defect_ends_it_and_shows() -> None:
+    turns = Turns(ValueError("a defect"))
+    loop = Loop("work", turns, pause_s=0.001)
+    loop.start()
+    turns.wait(1)
+
+    for thread in threading.enumerate():
+        if thread.name == "work":
+            thread.join(PATIENCE_S)
+
+    assert loop.why_stopped() == "the work thread has ended"
