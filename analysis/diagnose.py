@@ -9,6 +9,7 @@ import numpy as np
 from analysis.profile import Basis
 from analysis.report import Finding
 from analysis.suspects import slow_ranks, slow_stages, unexplained
+from analysis.verdict import duration_text
 from analysis.whatif import ratio, recoverable
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from analysis.profile import Profile
     from analysis.suspects import Suspect
     from analysis.whatif import Replayer
-
-NS_PER_MS = 1e6
 
 
 def diagnose(profile: Profile, replayer: Replayer, slowdown: float | None) -> tuple[Finding, ...]:
@@ -85,8 +84,8 @@ def confidence(excess_ratio: float, threshold: float) -> float:
 
 def _evidence(cause: str, suspect: Suspect, profile: Profile) -> str:
     times = (
-        f"{suspect.compute_ns / NS_PER_MS:.1f} ms of its own compute a step"
-        f" against {suspect.typical_ns / NS_PER_MS:.1f} ms"
+        f"{duration_text(suspect.compute_ns)} of its own compute a step"
+        f" against {duration_text(suspect.typical_ns)}"
     )
     above = f"+{suspect.excess_ratio:.0%}"
     if suspect.deviation > 0:
@@ -98,8 +97,9 @@ def _evidence(cause: str, suspect: Suspect, profile: Profile) -> str:
             f" stages: {times} ({above})"
         )
     against = {
-        Basis.PEERS: f"for the other {suspect.num_peers} ranks of its stage",
-        Basis.STAGES: "for its peers, ranks of stages of equal work included",
+        Basis.PEERS: f"for the {suspect.num_peers} other ranks of its stage",
+        Basis.MATES: "for the others of its stage, which agree with stages of equal work",
+        Basis.STAGES: "for the ranks of stages of equal work",
         Basis.EARLIER: "in its own earlier steps",
         Basis.NOBODY: "",
     }[suspect.basis]

@@ -30,7 +30,8 @@ NUM_EARLIER_STEPS = 3
 class Basis(Enum):
     """What a rank's compute is compared with."""
 
-    PEERS = "ranks of its stage"
+    PEERS = "the other ranks of its stage"
+    MATES = "the few other ranks of its stage, which agree with stages of equal work"
     STAGES = "ranks of stages of equal work"
     EARLIER = "its own earlier steps"
     NOBODY = "nobody"
@@ -127,30 +128,44 @@ def _compare_stage(
             basis[row] = Basis.PEERS
         return
     level = np.nanmedian(total, axis=1)
-    equal = _agreeing(level, others)
     for row in rows:
         mates = rows[rows != row]
-        if len(mates):
-            fastest = level[mates].min()
-            alike = others[np.abs(level[others] / fastest - 1.0) < EQUAL_WORK_RATIO]
-            enough = len(mates) + len(alike) >= MIN_PEERS
-            peers = np.append(mates[level[mates] < fastest * (1 + EQUAL_WORK_RATIO)], alike)
-        else:
-            # A last stage alone may well have more to do (the output head).
-            enough = len(equal) >= MIN_PEERS and not is_last
-            peers = equal
-        if enough:
-            expected[row] = np.nanmedian(total[peers], axis=0)
+        peers = _confirmed_mates(level, mates, others) if len(mates) else others[:0]
+        basis[row] = Basis.MATES
+        # A last stage alone may well have more to do (the output head).
+        if not len(mates) and not is_last:
+            peers = _agreeing(level, others)
             basis[row] = Basis.STAGES
+        if len(peers):
+            expected[row] = np.nanmedian(total[peers], axis=0)
         elif total.shape[1] > NUM_EARLIER_STEPS:
             expected[row] = _own_earlier(total, row)
             basis[row] = Basis.EARLIER
+        else:
+            basis[row] = Basis.NOBODY
+
+
+def _confirmed_mates(
+    level: NDArray[np.float64], mates: NDArray[np.int64], others: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the mates that a rank can be held against: one or two alone prove nothing.
+
+    They count when, with the ranks of other stages that do as much work, at
+    least `MIN_PEERS` agree.
+    """
+    fastest = level[mates].min()
+    alike = np.abs(level / fastest - 1.0) < EQUAL_WORK_RATIO
+    agreeing: NDArray[np.int64] = mates[alike[mates]]
+    if len(agreeing) + int(alike[others].sum()) < MIN_PEERS:
+        return mates[:0]
+    return agreeing
 
 
 def _own_earlier(total: NDArray[np.float64], row: int) -> NDArray[np.float64]:
     """Return a rank's first steps, scaled by how the job as a whole went on from there."""
     early = np.nanmedian(total[:, :NUM_EARLIER_STEPS], axis=1, keepdims=True)
-    common = np.nanmedian(total / early, axis=0)
+    others = np.delete(total / early, row, axis=0)
+    common = np.nanmedian(others, axis=0) if len(others) else np.ones(total.shape[1])
     own: NDArray[np.float64] = early[row] * common
     return own
 
@@ -161,7 +176,8 @@ def _agreeing(level: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np
         return rows
     typical = np.sort(level[rows])[(len(rows) - 1) // 2]
     agreeing: NDArray[np.int64] = rows[np.abs(level[rows] / typical - 1.0) < EQUAL_WORK_RATIO]
-    return agreeing if 2 * len(agreeing) > len(rows) else rows[:0]
+    enough = len(agreeing) >= MIN_PEERS and 2 * len(agreeing) > len(rows)
+    return agreeing if enough else rows[:0]
 
 
 def median_of_others(value: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.waits import is_communication
 from tracer.span import KIND_CODES, NONE, SpanKind
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def step_raster(
     row = np.where(inside, row_of[np.minimum(spans.rank, len(row_of) - 1)], NONE)
     start = spans.start_ns - timeline.begin_ns
     edges = np.linspace(0, max(timeline.end_ns - timeline.begin_ns, 1), num_bins + 1)
-    comm = is_communication(spans)
+    comm = timeline.communication
     canvas = _Canvas(num_rows=len(first), edges=edges)
 
     waiting = np.where(comm, np.clip(timeline.wait_ns, 0, spans.duration_ns), 0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.noise import best_segment, robust_deviation
+from analysis.noise import best_segment, num_deviations, robust_deviation, step_deviation
 from analysis.profile import Basis, Profile
 
 if TYPE_CHECKING:
@@ -16,12 +16,9 @@ if TYPE_CHECKING:
 DUE_RATIO = 0.10
 """An excess from which a finding is due in even one step. Source: design.md section 5."""
 
-PERSISTENT_RATIO = 0.03
-"""An excess below which not even a persistent one is told: hardware of one kind differs by as
-much. Source: arXiv 2402.15627 reports slow machines from about 10 % on."""
-
-NUM_DEVIATIONS = 4.0
-"""Robust deviations that an excess must exceed. Source: design.md section 5."""
+PERSISTENT_RATIO = 0.05
+"""An excess below which not even a persistent one is told: healthy devices of one kind differ by
+a few percent. Source: arXiv 2402.15627 calls machines slow from about 10 % on."""
 
 NUM_PERSISTENT_STEPS = 5
 """Steps that an excess below `DUE_RATIO` must last."""
@@ -30,6 +27,13 @@ SHORT_STEPS = 3
 """A slow phase shorter than this must also stand clear of what all other ranks ever showed."""
 
 CLEAR_FACTOR = 1.5
+
+PHASE_LEVELS = (0.06, 0.2, 0.6)
+"""Excesses at which a slow phase is looked for: half of one parts slow steps from usual ones."""
+
+MEDIAN_ERROR = 1.2533
+"""Standard error of a median over that of a mean, for normal noise."""
+
 STAGE_SHARE = 0.8
 """Share of a stage's ranks that must be longer than the other stages for a stage imbalance."""
 
@@ -59,83 +63,87 @@ class Suspect:
     num_peers: int
     basis: Basis
 
+    @property
+    def margin(self) -> float:
+        """How far the excess lies above its threshold, as a factor."""
+        return self.excess_ratio / self.threshold
+
 
 def slow_ranks(profile: Profile) -> tuple[Suspect, ...]:
     """Find the ranks whose compute is longer than their peers', persistently or in some steps.
 
-    Persistent slowness is looked for first. What remains of the other ranks
+    Lasting slowness is looked for first. What remains of the other ranks
     then tells how far a short phase must stand out.
     """
     excess = profile.excess_ratio
-    deviation = robust_deviation(excess)
+    known = np.flatnonzero(~np.isnan(excess).all(axis=1))
+    deviation = step_deviation(excess[known])
     if np.isnan(deviation):
         return ()
-    due = max(DUE_RATIO, NUM_DEVIATIONS * deviation)
+    clear = num_deviations(excess[known].size)
+    levels = np.nanmedian(excess[known], axis=1)
     found: dict[int, Suspect] = {}
-    for row in range(len(profile.ranks)):
-        suspect = _persistent(profile, excess, row, due, deviation)
+    for place, row in enumerate(known.tolist()):
+        suspect = _lasting(profile, excess[row], row, np.delete(levels, place), (deviation, clear))
         if suspect is not None:
             found[row] = suspect
-    calm = [row for row in range(len(profile.ranks)) if row not in found]
+    calm = [row for row in known.tolist() if row not in found]
     for row in calm:
         others = [other for other in calm if other != row]
-        tail = float(np.nanmax(np.abs(excess[others]), initial=0.0)) if others else 0.0
-        threshold = max(due, CLEAR_FACTOR * tail)
+        tail = float(np.nanmax(excess[others], initial=0.0)) if others else 0.0
+        threshold = max(DUE_RATIO, clear * deviation, CLEAR_FACTOR * tail)
         if (excess[row] >= threshold).any():
-            found[row] = _suspect(profile, excess, row, threshold, deviation)
+            found[row] = _suspect(
+                profile, row, best_segment(excess[row] - threshold / 2), (threshold, deviation)
+            )
     return tuple(found[row] for row in sorted(found))
 
 
-def _persistent(
-    profile: Profile, excess: NDArray[np.float64], row: int, due: float, deviation: float
+def _lasting(
+    profile: Profile,
+    excess: NDArray[np.float64],
+    row: int,
+    levels_of_others: NDArray[np.float64],
+    noise: tuple[float, float],
 ) -> Suspect | None:
-    """Test a rank for a slow phase of several steps."""
-    own = excess[row]
-    known = int((~np.isnan(own)).sum())
-    if known < SHORT_STEPS:
-        return None
-    if (own >= due).sum() >= SHORT_STEPS:
-        suspect = _suspect(profile, excess, row, due, deviation)
-        inside = (profile.steps >= suspect.first_step) & (profile.steps <= suspect.last_step)
-        if (own[inside] >= due).sum() >= SHORT_STEPS and suspect.excess_ratio >= due:
-            return suspect
-    levels = np.delete(np.nanmedian(excess, axis=1), row)
-    between_ranks = robust_deviation(levels) if len(levels) else 0.0
-    middle = float(np.nanmedian(own))
-    standard_error = 1.2533 * max(robust_deviation(own), deviation) / np.sqrt(known)
-    threshold = max(
-        PERSISTENT_RATIO,
-        NUM_DEVIATIONS * standard_error,
-        NUM_DEVIATIONS * between_ranks + float(np.median(levels, axis=0)) if len(levels) else 0.0,
-    )
-    # The few first steps of one rank are too thin a ground for a small excess.
-    if profile.basis[row] is Basis.EARLIER:
-        return None
-    if known >= NUM_PERSISTENT_STEPS and middle >= threshold:
-        return _suspect(profile, excess, row, threshold, deviation)
-    return None
+    """Test a rank for a slow phase of several steps; of several such phases take the surest."""
+    deviation, clear = noise
+    between = robust_deviation(levels_of_others) if len(levels_of_others) > 1 else 0.0
+    few = profile.basis[row] not in (Basis.PEERS, Basis.MATES)
+    best: Suspect | None = None
+    for level in PHASE_LEVELS:
+        first, last = best_segment(excess - level / 2)
+        phase = excess[first : last + 1]
+        num = int((~np.isnan(phase)).sum())
+        if num < SHORT_STEPS:
+            continue
+        middle = float(np.nanmedian(phase))
+        error = MEDIAN_ERROR * max(robust_deviation(phase), deviation) / np.sqrt(num)
+        # Unlike stages, or one rank's few first steps, are too thin a ground for little.
+        least = PERSISTENT_RATIO if num >= NUM_PERSISTENT_STEPS and not few else DUE_RATIO
+        threshold = max(least, clear * error, clear * between)
+        if middle >= threshold and (best is None or middle / threshold > best.margin):
+            best = _suspect(profile, row, (first, last), (threshold, deviation))
+    return best
 
 
 def _suspect(
-    profile: Profile, excess: NDArray[np.float64], row: int, threshold: float, deviation: float
+    profile: Profile, row: int, phase: tuple[int, int], yardstick: tuple[float, float]
 ) -> Suspect:
-    """Measure the slow phase of one rank."""
-    own = excess[row]
-    high = own[own >= threshold]
-    level = float(np.median(high)) if len(high) else float(np.nanmedian(own))
-    first, last = best_segment(own - level / 2)
-    phase = slice(first, last + 1)
-    same_stage = int((profile.stage == profile.stage[row]).sum()) - 1
+    """Measure the slow phase, columns first to last, of one rank."""
+    first, last = phase
+    columns = slice(first, last + 1)
+    threshold, deviation = yardstick
     return Suspect(
         ranks=(int(profile.ranks[row]),),
         first_step=int(profile.steps[first]),
         last_step=int(profile.steps[last]),
-        excess_ratio=float(np.nanmedian(own[phase])),
+        excess_ratio=float(np.nanmedian(profile.excess_ratio[row, columns])),
         deviation=deviation,
         threshold=threshold,
-        typical_ns=float(np.nanmedian(profile.expected_ns[row, phase])),
-        compute_ns=float(np.nanmedian(profile.total_ns[row, phase])),
-        num_peers=same_stage,
+        typical_ns=float(np.nanmedian(profile.expected_ns[row, columns])),
+        compute_ns=float(np.nanmedian(profile.total_ns[row, columns])),
+        num_peers=int((profile.stage == profile.stage[row]).sum()) - 1,
         basis=profile.basis[row],
     )
 
@@ -156,7 +164,8 @@ def slow_stages(profile: Profile) -> tuple[Suspect, ...]:
         typical = float(np.median(others))
         excess = by_stage[stage] / typical - 1.0
         noise = robust_deviation(profile.total_ns[rows] / level[rows, None])
-        threshold = max(DUE_RATIO, NUM_DEVIATIONS * noise / np.sqrt(profile.total_ns.shape[1]))
+        clear = num_deviations(profile.total_ns[rows].size)
+        threshold = max(DUE_RATIO, clear * noise / np.sqrt(profile.total_ns.shape[1]))
         longer = float((level[rows] > typical * (1.0 + threshold / 2)).mean())
         if excess >= threshold and longer >= STAGE_SHARE:
             found.append(
@@ -184,7 +193,7 @@ def unexplained(profile: Profile) -> tuple[int, ...]:
     level = np.nanmedian(profile.total_ns, axis=1)
     found = []
     for row, basis in enumerate(profile.basis):
-        if basis in (Basis.PEERS, Basis.STAGES):
+        if basis not in (Basis.EARLIER, Basis.NOBODY):
             continue
         mates = np.flatnonzero(profile.stage == profile.stage[row])
         fastest = level[mates].min()

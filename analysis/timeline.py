@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from analysis.bytedance_waits import split_bytedance_waits
 from analysis.errors import EmptyRunError
-from analysis.waits import WaitSplit, split_waits
+from analysis.waits import WaitSplit, is_communication, split_waits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from analysis.source import EpochInfo, RunInfo, SpanSource, SpanTable
     from tracer.topology import Coords
+
+_BYTEDANCE = "bytedance"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,12 @@ class StepTimeline:
     """Shape (spans,): the member that arrived last; -1 where ``wait_ns`` is -1."""
 
     coords: dict[int, Coords]
+
+    @property
+    def communication(self) -> NDArray[np.bool_]:
+        """Shape (spans,): communication, by the span's own word or by its inferred group."""
+        found: NDArray[np.bool_] = is_communication(self.spans) | (self.wait_ns >= 0)
+        return found
 
 
 def step_timeline(source: SpanSource, run_id: str, *, epoch: int, step: int) -> StepTimeline:
@@ -73,8 +82,9 @@ def step_timeline(source: SpanSource, run_id: str, *, epoch: int, step: int) -> 
 
 
 def _split(spans: SpanTable, info: RunInfo, incarnation: EpochInfo | None) -> WaitSplit:
-    """Split by the groups that the run's format gives; formats without any stay unknown (-1)."""
-    # A format that infers its groups (bytedance: group_id is 0 throughout) plugs them in here.
+    """Split by the groups that the run records, or that its format lets one infer."""
+    if info.source_format == _BYTEDANCE:
+        return split_bytedance_waits(info, spans)
     groups = incarnation.groups if incarnation else ()
     return split_waits(spans, groups, clock_error_ns=info.clock_error_ns or 0)
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from analysis.report import Finding, RunReport
 
 MOST_RANKS_NAMED = 8
+NS_PER_S = 1e9
 
 
 def verdict_sentence(report: RunReport) -> str:
@@ -77,9 +78,10 @@ def _gain(report: RunReport, finding: Finding) -> str:
     times = report.step_time_s
     if times.replayed is not None and times.ideal is not None and share > 0:
         won = share * (times.replayed - times.ideal)
-        lost = f", {_seconds(won)} a step"
+        lost = f", {duration_text(won * NS_PER_S)} a step"
     return f" Mending it wins back {part} of the time lost to slowness{lost}."
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.1f} s" if value >= 1.0 else f"{value * 1e3:.0f} ms"
+def duration_text(value_ns: float) -> str:
+    """Write out a duration in ns: "45.3 s", "137.0 ms"."""
+    return f"{value_ns / NS_PER_S:.1f} s" if value_ns >= NS_PER_S else f"{value_ns / 1e6:.1f} ms"

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from analysis.analyze import analyze_run
+from analysis.document import to_document
+from analysis.errors import EmptyRunError
+from analysis.source import rows_of_spans
+from analysis.traced import read_traced
+from analysis.verdict import verdict_sentence
+from analysis.whatif import Replayer
+from tests.analysis.bytedance_cluster import ByteDanceCluster
+from tests.analysis.cluster import MS, Source, gpt_cluster, source_of
+from tracer.span import KIND_CODES, SpanKind
+from tracer.topology import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from analysis.report import RunReport
+
+LAYOUT = Layout(pp=2, dp=2, tp=2)
+
+
+def jitter(seed: int = 0) -> Callable[[int, int, int], float]:
+    """One per cent of noise, the same for the same (rank, step, micro-batch)."""
+
+    def draw(rank: int, step: int, mb: int) -> float:
+        return 1.0 + 0.01 * float(np.random.default_rng((seed, rank, step, mb)).normal())
+
+    return draw
+
+
+def job(
+    slow: dict[int, float], *, layout: Layout = LAYOUT, since: int = 0, num_steps: int = 8
+) -> Source:
+    """A job in which each rank of ``slow`` computes that much longer from step ``since`` on."""
+    noise = jitter()
+
+    def forward_ns(rank: int, step: int, mb: int) -> int:
+        factor = slow.get(rank, 1.0) if step >= since else 1.0
+        return int(10 * MS * factor * noise(rank, step, mb))
+
+    return source_of(gpt_cluster(layout, num_steps=num_steps, forward_ns=forward_ns))
+
+
+def causes(report: RunReport) -> list[tuple[str, tuple[int, ...]]]:
+    return [(finding.cause, finding.ranks) for finding in report.findings]
+
+
+def test_the_slow_rank_is_named_and_its_tensor_parallel_partner_is_not() -> None:
+    report = analyze_run(job({5: 1.8}, since=3), "tiny")
+
+    assert causes(report) == [("slow-compute", (5,))]
+    assert report.top_finding.steps == (3, 7)
+    assert report.top_finding.recoverable_ratio == pytest.approx(1.0, abs=0.1)
+    assert verdict_sentence(report).startswith(
+        "Rank 5 (dp 0, stage 1, tp 1) is truly slow in steps 3 to 7 (slow-compute)."
+        " 7 other ranks only wait for it,"
+    )
+
+
+def test_every_other_rank_starves_on_the_slow_one() -> None:
+    report = analyze_run(job({5: 1.8}), "tiny")
+
+    assert {entry.rank for entry in report.starved} >= {0, 1, 2, 3, 4, 6, 7}
+    culprits = {entry.rank: entry.waits_on[0].rank for entry in report.starved if entry.rank != 5}
+    assert set(culprits.values()) == {5}
+    for entry in report.starved:
+        assert 0 < entry.wait_ratio < 1
+
+
+def test_a_job_with_nothing_wrong_is_healthy() -> None:
+    report = analyze_run(job({}), "tiny")
+
+    assert causes(report) == [("healthy", ())]
+    assert verdict_sentence(report).startswith("Healthy: no rank's own compute stands clear")
+
+
+def test_two_slow_ranks_of_different_strength_are_both_named() -> None:
+    report = analyze_run(job({2: 1.3, 5: 1.8}), "tiny")
+
+    assert sorted(causes(report)) == [("slow-compute", (2,)), ("slow-compute", (5,))]
+
+
+def test_a_stage_with_more_work_is_an_imbalance_and_no_slow_rank() -> None:
+    report = analyze_run(job(dict.fromkeys((4, 5, 6, 7), 1.5)), "tiny")
+
+    assert causes(report) == [("stage-imbalance", (4, 5, 6, 7))]
+    assert verdict_sentence(report).startswith("Stage 1 has more work than the others")
+
+
+def test_of_two_ranks_that_differ_nobody_can_say_which_is_slow() -> None:
+    report = analyze_run(job({1: 1.8}, layout=Layout(dp=2)), "tiny")
+
+    assert causes(report) == [("insufficient-evidence", ())]
+    assert "fewer than 3 peers among 2 ranks" in report.top_finding.evidence
+
+
+def test_of_two_ranks_the_one_that_became_slower_is_named() -> None:
+    report = analyze_run(job({1: 1.8}, layout=Layout(dp=2), since=4, num_steps=10), "tiny")
+
+    assert causes(report) == [("slow-compute", (1,))]
+    assert report.top_finding.steps == (4, 9)
+
+
+def test_the_full_replay_reproduces_the_recorded_steps() -> None:
+    source = job({5: 1.8})
+    reading = read_traced(source.info, source.span_table, source.step_table, clock_error_ns=0)
+
+    full = Replayer(reading.model).full_recorded()
+
+    assert full == pytest.approx(reading.actual_ns.astype(float), rel=1e-9)
+
+
+def test_self_time_is_what_the_script_computed() -> None:
+    source = source_of(gpt_cluster(LAYOUT, num_steps=1, forward_ns=lambda *_: 10 * MS))
+    reading = read_traced(source.info, source.span_table, source.step_table, clock_error_ns=0)
+
+    items = reading.items
+    # Two blocks a stage; backward takes twice as long; all waits are cut out.
+    forward = items.kind == KIND_CODES[SpanKind.FORWARD]
+    assert set(items.self_ns[forward].tolist()) == {20 * MS}
+    assert set(items.self_ns[~forward].tolist()) == {40 * MS}
+    assert len(items) == 8 * 4 * 2
+
+
+def test_a_step_that_lacks_a_member_of_a_communication_is_left_out_and_named() -> None:
+    source = job({})
+    spans = source.span_table
+    lost = np.flatnonzero(
+        (spans.kind == KIND_CODES[SpanKind.TP_COMM]) & (spans.step == 4) & (spans.rank == 6)
+    )[0]
+    kept = rows_of_spans(spans, np.arange(len(spans)) != lost)
+
+    report = analyze_run(replace(source, span_table=kept), "tiny")
+
+    assert report.steps == (0, 1, 2, 3, 5, 6, 7)
+    assert "step 4 left out: a communication lacks the record of a member" in (
+        report.quality.warnings
+    )
+    assert report.quality.coverage_ratio == 7 / 8
+
+
+def test_a_run_whose_ranks_are_not_all_there_is_insufficient_evidence() -> None:
+    source = job({})
+    info = replace(source.info, world_size=16)
+
+    report = analyze_run(replace(source, info=info), "tiny")
+
+    assert causes(report) == [("insufficient-evidence", ())]
+    assert report.step_time_s.replayed is None
+    json.dumps(to_document(report), allow_nan=False)
+
+
+def test_a_paced_run_that_overran_its_pace_proves_nothing() -> None:
+    source = job({5: 1.8})
+    info = replace(source.info, paced=True, pace_overrun_ratio=0.06)
+
+    report = analyze_run(replace(source, info=info), "tiny")
+
+    assert causes(report) == [("insufficient-evidence", ())]
+    assert "6.0% of a rank's paced segments overran" in report.top_finding.evidence
+
+
+def test_steps_without_spans_are_an_error_that_says_where_to_look() -> None:
+    with pytest.raises(EmptyRunError, match="rankscope runs"):
+        analyze_run(job({}), "tiny", first=100)
+
+
+def test_only_the_steps_asked_for_take_part() -> None:
+    report = analyze_run(job({5: 1.8}, since=4), "tiny", first=0, last=3)
+
+    assert report.steps == (0, 1, 2, 3)
+    assert causes(report) == [("healthy", ())]
+
+
+def test_shifting_every_clock_changes_nothing() -> None:
+    source = job({5: 1.8}, since=3)
+    shift = 1_800_000_000_000_000_000
+    moved = replace(
+        source,
+        span_table=replace(source.span_table, start_ns=source.span_table.start_ns + shift),
+        step_table=replace(
+            source.step_table,
+            start_ns=source.step_table.start_ns + shift,
+            end_ns=source.step_table.end_ns + shift,
+        ),
+    )
+
+    assert to_document(analyze_run(moved, "tiny")) == to_document(analyze_run(source, "tiny"))
+
+
+def test_the_order_of_rows_changes_nothing() -> None:
+    source = job({5: 1.8}, since=3)
+    spans = source.span_table
+    order = np.random.default_rng(1).permutation(len(spans))
+    names = set(spans.__dataclass_fields__) - {"names", "tracks"}
+    shuffled = replace(spans, **{name: getattr(spans, name)[order] for name in names})
+
+    report = analyze_run(replace(source, span_table=shuffled), "tiny")
+
+    assert to_document(report) == to_document(analyze_run(source, "tiny"))
+
+
+def test_the_document_has_the_keys_that_checks_rely_on() -> None:
+    document = to_document(analyze_run(job({5: 1.8}), "tiny"))
+
+    assert set(document) >= {
+        *("schema", "run", "epochs", "world_size", "layout", "steps", "num_spans"),
+        *("step_time_s", "launch_slowdown", "replay_error_ratio", "slowdown", "waste_ratio"),
+        *("slowdown_by_kind", "slowdown_by_dp", "slowdown_by_stage", "slowdown_by_worker"),
+        *("slowdown_by_step", "m_w", "m_s", "findings", "starved", "mfu", "quality"),
+    }
+    assert set(document["step_time_s"]) == {"actual", "replayed", "ideal"}
+    assert set(document["slowdown_by_worker"]) == {"0,0", "1,0", "0,1", "1,1"}
+    assert set(document["findings"][0]) == {
+        *("cause", "ranks", "steps", "slowdown", "recoverable_ratio", "confidence", "evidence"),
+    }
+    assert set(document["quality"]) == {
+        *("dropped_spans", "clock_error_ns", "coverage_ratio", "warnings"),
+    }
+    assert json.loads(json.dumps(document, allow_nan=False)) is not None
+
+
+@pytest.mark.parametrize(
+    ("dp", "pp", "culprit", "factor"),
+    [(4, 2, (3, 1), 1.3), (2, 4, (0, 2), 1.8), (16, 2, (9, 0), 1.12), (4, 8, (1, 0), 3.0)],
+)
+def test_a_slow_worker_of_the_bytedance_format_is_named_alone(
+    dp: int, pp: int, culprit: tuple[int, int], factor: float
+) -> None:
+    rng = np.random.default_rng(dp * 100 + pp)
+
+    def compute_ns(at_dp: int, stage: int, step: int, mb: int, forward: bool) -> float:  # noqa: FBT001
+        slow = factor if (at_dp, stage) == culprit else 1.0
+        return MS * (10 if forward else 20) * slow * float(rng.normal(1.0, 0.01))
+
+    cluster = ByteDanceCluster(dp, pp, 8, compute_ns, tp=4).run(list(range(5)))
+
+    report = analyze_run(cluster.source(), "tiny")
+
+    assert causes(report) == [("slow-compute", (cluster.rank(*culprit),))]

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.intervals import NOWHERE, Line, covering, outermost, union
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def test_ranks_stay_apart_on_the_line() -> None:
+    line = Line.over(np.array([3, 7], np.int32), ints(100, 150), ints(200, 190))
+
+    places = line.place(np.array([3, 3, 7], np.int32), ints(100, 200, 100))
+
+    assert places.tolist() == [0, 100, 102]
+
+
+def test_an_interval_holds_its_start_and_not_its_end() -> None:
+    found = covering(ints(10, 30), ints(20, 40), ints(9, 10, 19, 20, 35, 40))
+
+    assert found.tolist() == [NOWHERE, 0, 0, NOWHERE, 1, NOWHERE]
+
+
+def test_nested_intervals_leave_the_outermost() -> None:
+    # [0, 50) holds [10, 20); [60, 70) stands alone.
+    assert outermost(ints(10, 0, 60), ints(20, 50, 70)).tolist() == [1, 2]
+
+
+def test_touching_and_overlapping_intervals_merge_and_empty_ones_vanish() -> None:
+    start, end = union(ints(5, 0, 20, 7), ints(10, 5, 30, 7))
+
+    assert (start.tolist(), end.tolist()) == ([0, 20], [10, 30])

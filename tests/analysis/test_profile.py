@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.model import ComputeItems
+from analysis.profile import Basis, Profile, median_of_others, profile_of
+from tracer.topology import Coords
+
+
+@given(
+    st.integers(2, 7).flatmap(
+        lambda num: st.lists(
+            st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=num, max_size=num
+        )
+    )
+)
+def test_each_row_is_held_against_the_median_of_the_others(rows: list[list[int]]) -> None:
+    value = np.array(rows, dtype=np.float64)
+
+    found = median_of_others(value)
+
+    for row in range(len(value)):
+        assert found[row].tolist() == np.median(np.delete(value, row, axis=0), axis=0).tolist()
+
+
+def profile(times: dict[int, list[float]], *, stage_of: dict[int, int]) -> Profile:
+    """One forward micro-batch a step; ``times`` by rank, one for each step."""
+    rows = [(rank, step, ns) for rank, steps in times.items() for step, ns in enumerate(steps)]
+    rank, step, ns = (list(column) for column in zip(*rows, strict=True))
+    zero = np.zeros(len(rows))
+    items = ComputeItems(
+        step=np.array(step, np.int32),
+        rank=np.array(rank, np.int32),
+        kind=zero.astype(np.int8),
+        chunk=zero.astype(np.int32),
+        microbatch=zero.astype(np.int32),
+        self_ns=np.array(ns, np.int64),
+    )
+    return profile_of(items, {r: Coords(pp=s) for r, s in stage_of.items()})
+
+
+def test_a_rank_with_three_peers_in_its_stage_is_held_against_them() -> None:
+    found = profile({0: [10], 1: [10], 2: [18], 3: [12]}, stage_of=dict.fromkeys(range(4), 0))
+
+    assert found.basis == (Basis.PEERS,) * 4
+    assert found.excess_ratio[2].tolist() == [pytest.approx(0.8)]
+
+
+def test_one_stage_mate_counts_where_other_stages_agree_with_it() -> None:
+    times = {0: [10.0], 1: [18.0], 2: [10.0], 3: [10.0]}
+
+    found = profile(times, stage_of={0: 0, 1: 0, 2: 1, 3: 1})
+
+    assert found.basis[1] is Basis.MATES
+    assert found.excess_ratio[1].tolist() == [pytest.approx(0.8)]
+
+
+def test_one_stage_mate_alone_proves_nothing() -> None:
+    found = profile({0: [10.0], 1: [18.0]}, stage_of={0: 0, 1: 0})
+
+    assert found.basis == (Basis.NOBODY, Basis.NOBODY)
+    assert np.isnan(found.excess_ratio).all()
+
+
+def test_without_peers_a_rank_is_held_against_its_own_first_steps() -> None:
+    found = profile({0: [10] * 6, 1: [10, 10, 10, 15, 15, 15]}, stage_of={0: 0, 1: 0})
+
+    assert found.basis == (Basis.EARLIER, Basis.EARLIER)
+    assert found.excess_ratio[1].tolist() == pytest.approx([0, 0, 0, 0.5, 0.5, 0.5])
+
+
+def test_a_last_stage_alone_is_not_held_against_the_others() -> None:
+    # It may have the output head besides its layers.
+    found = profile({0: [10], 1: [10], 2: [10], 3: [15]}, stage_of={0: 0, 1: 1, 2: 2, 3: 3})
+
+    assert found.basis[3] is Basis.NOBODY
+
+
+def test_a_single_pause_in_one_micro_batch_does_not_look_like_a_slow_rank() -> None:
+    num = 5
+    items = ComputeItems(
+        step=np.zeros(4 * num, np.int32),
+        rank=np.repeat(np.arange(4, dtype=np.int32), num),
+        kind=np.zeros(4 * num, np.int8),
+        chunk=np.zeros(4 * num, np.int32),
+        microbatch=np.tile(np.arange(num, dtype=np.int32), 4),
+        self_ns=np.array([10, 10, 10, 10, 10] * 3 + [10, 10, 900, 10, 10], np.int64),
+    )
+
+    found = profile_of(items, {rank: Coords() for rank in range(4)})
+
+    assert found.excess_ratio[3].tolist() == [0.0]

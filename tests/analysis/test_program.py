@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from analysis.bytedance import model_of, read_trace
+from analysis.operations import NO_GROUP, latest_by_group, positions_in_runs
+from analysis.program import compile_program
+from tests.analysis.bytedance_cluster import ByteDanceCluster
+from tests.analysis.cluster import MS
+
+if TYPE_CHECKING:
+    from analysis.model import ReplayModel
+
+
+def noisy_model(*, dp: int, pp: int, uneven: bool = False) -> ReplayModel:
+    rng = np.random.default_rng(7)
+
+    def compute_ns(dp: int, stage: int, step: int, mb: int, forward: bool) -> float:  # noqa: FBT001
+        return MS * (10 if forward else 20) * float(rng.uniform(0.8, 1.2))
+
+    cluster = ByteDanceCluster(dp, pp, 4, compute_ns).run([3, 5, 6])
+    if uneven:  # one replica of one step lacks an operation, so its structure is its own
+        cluster.rows.remove(next(r for r in cluster.rows if r[:4] == (1, 0, 5, "gc")))
+    source = cluster.source()
+    return model_of(read_trace(source.info, source.span_table))
+
+
+def test_rows_of_each_run_are_numbered_from_zero() -> None:
+    assert positions_in_runs(np.array([4, 4, 7, 7, 7, 4])).tolist() == [0, 1, 0, 1, 2, 0]
+
+
+def test_the_latest_of_a_group_is_told_to_all_its_members() -> None:
+    group = np.array([1, NO_GROUP, 1, 0], dtype=np.int64)
+
+    assert latest_by_group(group, np.array([5, 9, 8, 2])).tolist() == [8, 9, 8, 2]
+
+
+def test_steps_and_replicas_of_equal_structure_share_one_schedule() -> None:
+    model = noisy_model(dp=3, pp=2)
+
+    (found,) = compile_program(model.operations, host_gaps=False).classes
+
+    assert found.operation.shape[1:] == (3, 3)
+
+
+def test_a_step_of_its_own_structure_is_replayed_apart_and_alike() -> None:
+    even, uneven = noisy_model(dp=2, pp=2), noisy_model(dp=2, pp=2, uneven=True)
+
+    program = compile_program(uneven.operations, host_gaps=False)
+    times = program.step_times(uneven.operations.duration_ns)
+
+    assert sorted(len(found.step_index) for found in program.classes) == [1, 2]
+    expected = compile_program(even.operations, host_gaps=False).step_times(
+        even.operations.duration_ns
+    )
+    # The missing gc took 1 us, in a step that may not even wait for it.
+    assert times == pytest.approx(expected, abs=1000)
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_an_isolated_replica_costs_two_replays_and_is_exact(uneven: bool) -> None:  # noqa: FBT001
+    model = noisy_model(dp=4, pp=3, uneven=uneven)
+    operations = model.operations
+    program = compile_program(operations, host_gaps=False)
+
+    found = program.isolated_step_times(operations.duration_ns, model.ideal_ns, model.dp)
+
+    for dp in range(4):
+        put_back = np.where(model.dp == dp, operations.duration_ns, model.ideal_ns)
+        assert found[dp] == pytest.approx(program.step_times(put_back), rel=1e-12)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.model import ReplayModel
+from analysis.operations import NO_GROUP, Operations
+from analysis.starved import WaitIntervals, blame, starved_ranks, without_overlap
+
+Op = tuple[int, int, int, int]
+"""(rank, start, end, group)."""
+
+
+def model_of(ops: list[Op], edges: list[tuple[int, int]]) -> ReplayModel:
+    rank, start, end, group = np.array(ops, dtype=np.int64).T
+    table = np.array(edges, dtype=np.int64).reshape(-1, 2)
+    zero = np.zeros(len(ops))
+    operations = Operations(
+        steps=(0,),
+        step=zero.astype(np.int32),
+        replica=zero.astype(np.int32),
+        label=zero.astype(np.int64),
+        group=group,
+        duration_ns=(end - start).astype(np.float64),
+        gap_ns=zero,
+        start_ns=start,
+        end_ns=end,
+        closes_step=zero == 0,
+        src=table[:, 0],
+        dst=table[:, 1],
+    )
+    return ReplayModel(
+        operations=operations,
+        ideal_ns=zero,
+        ideal_gap_ns=zero,
+        kind=zero.astype(np.int16),
+        kinds=("forward",),
+        rank=rank.astype(np.int32),
+        dp=zero.astype(np.int32),
+        stage=zero.astype(np.int32),
+        on_device=zero == 0,
+    )
+
+
+def waits(*rows: tuple[int, int, int, int]) -> WaitIntervals:
+    """Rows of (rank, operation, start, end)."""
+    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    return WaitIntervals(
+        rank=table[:, 0].astype(np.int32),
+        operation=table[:, 1],
+        start_ns=table[:, 2],
+        end_ns=table[:, 3],
+    )
+
+
+def pairs(model: ReplayModel, direct: WaitIntervals) -> dict[tuple[int, int], int]:
+    found = blame(model, direct)
+    keys = zip(found.rank.tolist(), found.on_rank.tolist(), strict=True)
+    return dict(zip(keys, found.waited_ns.tolist(), strict=True))
+
+
+# Rank 2 computes to 100 and meets rank 1 (group 7) until 110; rank 1 computes to
+# 130 and meets rank 0 (group 8), who was there at 20, until 140.
+CHAIN = model_of(
+    [
+        (0, 0, 20, NO_GROUP),
+        (1, 0, 10, NO_GROUP),
+        (2, 0, 100, NO_GROUP),
+        (1, 10, 110, 7),
+        (2, 100, 110, 7),
+        (1, 110, 130, NO_GROUP),
+        (0, 20, 140, 8),
+        (1, 130, 140, 8),
+    ],
+    [(1, 3), (2, 4), (3, 5), (0, 6), (5, 7)],
+)
+
+
+def test_a_rank_that_only_passes_lateness_on_is_not_blamed_for_it() -> None:
+    # Rank 0 waits from 20 to 130. Going back from there: rank 1 worked from 110,
+    # the transfer from 100 lies on rank 2, which arrived last, and so does the rest.
+    assert pairs(CHAIN, waits((0, 6, 20, 130))) == {(0, 1): 20, (0, 2): 90}
+
+
+def test_a_rank_waits_on_the_one_that_works_meanwhile() -> None:
+    assert pairs(CHAIN, waits((1, 3, 10, 100))) == {(1, 2): 90}
+
+
+def test_the_rank_that_waits_most_comes_first_and_a_short_wait_is_not_listed() -> None:
+    found = starved_ranks(
+        CHAIN, waits((0, 6, 20, 130), (1, 3, 10, 100), (2, 4, 99, 100)), {0: 200, 1: 200, 2: 200}
+    )
+
+    assert [(entry.rank, entry.wait_ratio) for entry in found] == [(0, 0.55), (1, 0.45)]
+    assert [(part.rank, part.ratio) for part in found[0].waits_on] == [(2, 0.45), (1, 0.1)]
+
+
+def test_of_overlapping_waits_each_instant_counts_once() -> None:
+    found = without_overlap(waits((0, 1, 0, 10), (0, 2, 4, 15), (0, 3, 6, 12), (1, 2, 3, 5)))
+
+    columns = (found.rank, found.operation, found.start_ns, found.end_ns)
+    assert set(zip(*(column.tolist() for column in columns), strict=True)) == {
+        (0, 1, 0, 10),
+        (0, 2, 10, 15),
+        (1, 2, 3, 5),
+    }
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50)), min_size=1, max_size=20))
+@settings(deadline=None)
+def test_following_waits_neither_adds_nor_loses_time(chain: list[tuple[int, int]]) -> None:
+    # One operation after the other, each waiting for the one before.
+    ops: list[Op] = []
+    now = 0
+    for rank, length in chain:
+        ops.append((rank, now, now + length, NO_GROUP))
+        now += length
+    ops += [(3, 0, now + 5, 1), (0, now, now + 5, 1)]
+    last = len(chain)
+    model = model_of(ops, [(k, k + 1) for k in range(last - 1)] + [(last - 1, last + 1)])
+
+    found = pairs(model, waits((3, last, 0, now)))
+
+    for rank in range(3):
+        assert found.get((3, rank), 0) == sum(length for r, length in chain if r == rank)
