@@ -89,6 +89,7 @@ class Recorder:
         self._step_start_ns: int | None = None
         self._failure: dict[str, object] | None = None
         self._closers: list[Callable[[], None]] = []
+        self._attempts: list[Callable[[], bool]] = []
         self._closed = False
         self.comm_lane = self._new_lane("comm")
 
@@ -262,6 +263,10 @@ class Recorder:
         """Call ``closer`` at shutdown, the last registered first."""
         self._closers.append(closer)
 
+    def at_each_step(self, attempt: Callable[[], bool]) -> None:
+        """Call ``attempt`` when a step begins, until it returns True."""
+        self._attempts.append(attempt)
+
     def shutdown(self) -> None:
         """Say goodbye: seal what is written and record the end. A second call does nothing."""
         if self._closed:
@@ -300,6 +305,8 @@ class Recorder:
         self._step_start_ns = now_ns
         for lane in self._lanes:
             lane.set_place(step, NONE, NONE)
+        if self._attempts:
+            self._attempts = [attempt for attempt in self._attempts if not attempt()]
 
     def _join_lane(self) -> Lane:
         """Give the calling thread a lane: a free one, a new one, or the shared last one."""

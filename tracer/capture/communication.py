@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tracer.blame import is_ours
+from tracer.capture.completion import Completions
 from tracer.capture.group import GroupBook
 from tracer.capture.launch import Instance, Launch
 from tracer.capture.operation import Direction, Operation, num_bytes_of
@@ -18,7 +19,7 @@ from tracer.span import NONE, SpanFlag, SpanKind
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from tracer.recorder import Recorder
     from tracer.topology import Layout
@@ -39,6 +40,7 @@ class Communication:
 
     def __init__(self, recorder: Recorder, layout: Layout | None) -> None:
         self.active = True
+        self.completions = Completions()
         self._recorder = recorder
         self._groups = GroupBook(recorder, layout)
         self._unwaited: dict[int, Launch] = {}
@@ -212,7 +214,7 @@ class Communication:
         # Every operator takes what it writes first, and what it reads after.
         self._remember(launch, args[0])
         if SpanFlag.ASYNC in launch.flags and operation.direction is Direction.GROUP:
-            _on_done(launch.work, lambda end_ns: self._done(launch, end_ns))
+            self.completions.watch(launch.work, lambda end_ns: self._done(launch, end_ns))
 
     def _done(self, launch: Launch, end_ns: int) -> None:
         try:
@@ -261,15 +263,6 @@ def _peers(
     if direction is Direction.RECV:
         return SpanKind.PP_RECV, (members[peer], mine)
     return SpanKind.PP_RECV, (NONE, mine)
-
-
-def _on_done(work: Any, note: Callable[[int], None]) -> None:  # noqa: ANN401
-    """Call ``note`` with the moment at which ``work`` is done, on whatever thread learns it."""
-
-    def call(_: Any) -> None:  # noqa: ANN401
-        note(monotonic_ns())
-
-    work.get_future().add_done_callback(call)
 
 
 def _storage(tensor: Any) -> int:  # noqa: ANN401

@@ -14,6 +14,7 @@ from tracer.clock import monotonic_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from tracer.capture.communication import Communication
     from tracer.capture.launch import Launch
@@ -29,6 +30,10 @@ tensors, a compiler's trace) has been served by a key before this one.
 
 ENGINE_FRAME = "_engine_run_backward"
 """The Python function that is innermost while C++ autograd nodes run."""
+
+DISTRIBUTED_FILES = "/torch/distributed/"
+MAX_FRAMES = 12
+NO_BACKWARD = -1
 
 
 def intercept(communication: Communication, patches: Patches) -> Callable[[], None]:
@@ -169,7 +174,9 @@ class BackwardWatch:
 
     def look(self, launch: Launch) -> None:
         """Watch the end of this backward, if an autograd node of C++ launched this."""
-        if self._watching or sys._getframe(2).f_code.co_name != ENGINE_FRAME:
+        if self._watching or torch._C._current_graph_task_id() == NO_BACKWARD:
+            return
+        if not launched_by_engine(sys._getframe(2)):
             return
         self._watching = True
         try:
@@ -188,6 +195,21 @@ class BackwardWatch:
         end_ns = monotonic_ns()
         still = [launch for launch in launches if self._communication.follows(launch)]
         self._communication.waited_in_turn(still, start_ns, end_ns)
+
+
+def launched_by_engine(frame: FrameType | None) -> bool:
+    """Return whether an autograd node of C++ made the call in ``frame``, and no Python of torch's.
+
+    Modes of the job's (``__torch_dispatch__``) may lie in between; a function of
+    `torch.distributed` means that a hook in Python communicates, and it waits in Python.
+    """
+    for _ in range(MAX_FRAMES):
+        if frame is None or DISTRIBUTED_FILES in frame.f_code.co_filename:
+            return False
+        if frame.f_code.co_name == ENGINE_FRAME:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _queue(callback: Callable[[], None]) -> None:

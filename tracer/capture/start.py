@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from tracer.recorder import Recorder
     from tracer.topology import Layout
+
+STAGE_MODULE = "torch.distributed.pipelining.stage"
 
 
 def start_captures(recorder: Recorder, *, model: Any, layout: Layout | None) -> None:  # noqa: ANN401
@@ -54,8 +57,23 @@ def _capture_compute(recorder: Recorder, patches: Patches, model: Any) -> None: 
     capture_backward(compute, patches)
     if model is not None:
         recorder.on_shutdown(capture_forward(compute, model))
-    if sys.modules["torch"].distributed.is_available():
-        capture_pipeline(compute, patches)
+    _capture_once_loaded(recorder, STAGE_MODULE, lambda: capture_pipeline(compute, patches))
+
+
+def _capture_once_loaded(recorder: Recorder, module: str, start: Callable[[], None]) -> None:
+    """Capture a part of torch if the job has loaded it, or when a step begins after it has.
+
+    Loading it ourselves would make a job pay seconds for what it may never use.
+    """
+
+    def attempt() -> bool:
+        if module not in sys.modules:
+            return False
+        _try(recorder, module, start)
+        return True
+
+    if not attempt():
+        recorder.at_each_step(attempt)
 
 
 def _capture_optimizer(recorder: Recorder) -> None:
@@ -72,4 +90,5 @@ def _capture_communication(recorder: Recorder, patches: Patches, layout: Layout 
 
     communication = Communication(recorder, layout)
     recorder.on_shutdown(communication.close)
+    atexit.register(communication.completions.drain)  # last in, first out: after `shutdown`
     recorder.on_shutdown(intercept(communication, patches))

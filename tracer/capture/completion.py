@@ -1,0 +1,47 @@
+"""When a collective is done, told by the backend itself."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from tracer.clock import monotonic_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+POLL_S = 0.001
+
+
+class Completions:
+    """Callbacks that wait on the backend's threads."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, Any] = {}
+
+    def watch(self, work: Any, note: Callable[[int], None]) -> None:  # noqa: ANN401 - a pybind class
+        """Call ``note`` with the moment (monotonic) at which ``work`` is done.
+
+        It is called on the backend's thread, or here and now where the work is
+        done already. A failed work is done too.
+        """
+        key = id(work)
+
+        def done(_: Any) -> None:  # noqa: ANN401
+            now_ns = monotonic_ns()
+            self._pending.pop(key, None)
+            note(now_ns)
+
+        future = work.get_future()
+        self._pending[key] = work
+        future.add_done_callback(done)
+
+    def drain(self) -> None:
+        """Wait until every callback has run; for the very end of the process only.
+
+        A callback that finds the interpreter gone would abort the process. It
+        takes no longer than without us: gloo's process group waits for the same
+        works when it is destroyed, which is what comes next.
+        """
+        while self._pending:
+            time.sleep(POLL_S)
