@@ -18,54 +18,6 @@ if TYPE_CHECKING:
 
     Column = pa.Array[Any]
 
-SPAN_TYPES: dict[str, Any] = {
-    "epoch": np.int32,
-    "step": np.int32,
-    "rank": np.int32,
-    "start_ns": np.int64,
-    "group_id": np.uint64,
-    "seq": np.int64,
-    "src_rank": np.int32,
-    "dst_rank": np.int32,
-    "microbatch": np.int32,
-    "chunk": np.int32,
-    "duration_ns": np.int64,
-    "launch_ns": np.int64,
-    "num_bytes": np.int64,
-    "interval_id": np.int64,
-    "flags": np.uint16,
-    "depth": np.int16,
-    "segment": np.uint64,
-    "row": np.uint32,
-}
-"""Numeric columns of table `spans` that hold no null."""
-
-STEP_TYPES: dict[str, Any] = {
-    "epoch": np.int32,
-    "step": np.int32,
-    "rank": np.int32,
-    "start_ns": np.int64,
-    "end_ns": np.int64,
-    "num_tokens": np.int64,
-    "loss": np.float64,
-    "peak_memory_bytes": np.int64,
-    "segment": np.uint64,
-    "row": np.uint32,
-}
-"""Numeric columns of table `steps`."""
-
-MICROBATCH_TYPES: dict[str, Any] = {
-    "epoch": np.int32,
-    "step": np.int32,
-    "rank": np.int32,
-    "microbatch": np.int32,
-    "num_tokens": np.int64,
-    "sum_squared_lengths": np.int64,
-    "segment": np.uint64,
-    "row": np.uint32,
-}
-"""Numeric columns of table `microbatches`."""
-
 NUMPY_NAMES = {
     "int8": "int8",
     "int16": "int16",

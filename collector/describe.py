@@ -29,6 +29,8 @@ EXIT_LINE = -1
 LOST_LINE = -2
 """Line numbers of the events that stand in no ``events.jsonl``."""
 
+MAX_INT32 = (1 << 31) - 1
+MAX_INT64 = (1 << 63) - 1
 MAX_TEXT = 4_000
 MAX_DATA_BYTES = 256 << 10
 
@@ -81,7 +83,7 @@ def rank_row(
         "process": files.process,
         "host": storable_name(identity.host),
         "boot_id": identity.boot_id.hex(),
-        "local_rank": _int(manifest.get("local_rank"), missing=NONE),
+        "local_rank": _int(manifest.get("local_rank"), missing=NONE, limit=MAX_INT32),
         "pod": _text(manifest.get("pod")),
         "device_uuid": _text(device.get("uuid")),
         "device_name": _text(device.get("name")),
@@ -105,6 +107,8 @@ def group_rows(files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]])
             group_id = int(line["group_id"], 16)
             members = [int(member) for member in line["members"]]
         except (KeyError, TypeError, ValueError):
+            continue
+        if any(not 0 <= member <= MAX_INT32 for member in members):
             continue
         rows.append(
             {
@@ -188,7 +192,7 @@ def manifest_hash(manifest: Mapping[str, Any]) -> str:
 
 
 def _axes(value: object, names: tuple[str, ...], *, lowest: int) -> dict[str, int]:
-    sizes = {name: _int(_object(value).get(name)) for name in names}
+    sizes = {name: _int(_object(value).get(name), limit=MAX_INT32) for name in names}
     return {name: size for name, size in sizes.items() if size is not None and size >= lowest}
 
 
@@ -210,8 +214,8 @@ def _clean(value: object) -> str:
     )
 
 
-def _int(value: object, *, missing: int | None = None) -> int | None:
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << 63:
+def _int(value: object, *, missing: int | None = None, limit: int = MAX_INT64) -> int | None:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > limit:
         return missing
     return value
 

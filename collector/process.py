@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 UNNAMED_RUN = "unnamed"
 MAX_JSON_BYTES = 16 << 20
 MAX_LINE_BYTES = 1 << 20
+MAX_INT32 = (1 << 31) - 1
 
 
 class SpoolProblem(CollectorError):  # noqa: N818  # not raised to callers: told in TailProgress
@@ -62,6 +64,7 @@ class ProcessFiles:
             )
         except SpoolError as error:
             raise SpoolProblem(str(error)) from error
+        _check_range(folder, self.identity)
         self.manifest: dict[str, Any] = _read_json(folder / MANIFEST_FILE)
         self.process = self.identity.process_uuid.hex()
         self.run_id = storable_name(self.identity.run_id) or UNNAMED_RUN
@@ -75,13 +78,11 @@ class ProcessFiles:
 
     def dropped(self) -> dict[str, int]:
         """Return how many records the process has dropped so far, by reason."""
-        try:
-            data = _read_at(
-                self.folder / PROCESS_FILE, offset=DROPPED_OFFSET, num_bytes=DROPPED.size
-            )
-            counts = DROPPED.unpack(data)
-        except (OSError, ValueError) as error:
-            raise SpoolProblem(f"cannot read {self.folder / PROCESS_FILE}: {error}") from error
+        path = self.folder / PROCESS_FILE
+        data = _read_at(path, offset=DROPPED_OFFSET, num_bytes=DROPPED.size)
+        if len(data) < DROPPED.size:
+            raise OSError(errno.EIO, f"{PROCESS_FILE} is shorter than its header")
+        counts = DROPPED.unpack(data)
         names = {reason: reason.name.lower().replace("_", "-") for reason in DropReason}
         return {name: counts[reason] for reason, name in names.items() if counts[reason]}
 
@@ -124,6 +125,8 @@ class JsonLines:
         except FileNotFoundError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
+        if not whole and len(data) == MAX_JSON_BYTES:
+            whole = data  # no line is this long: pass over it
         self._offset += len(whole)
         found = []
         for line in whole.splitlines():
@@ -132,6 +135,14 @@ class JsonLines:
                 found.append((self._num_lines, document))
             self._num_lines += 1
         return found
+
+
+def _check_range(folder: Path, identity: SpoolIdentity) -> None:
+    """Refuse numbers that no column of the store can hold."""
+    for name in ("rank", "world_size", "epoch"):
+        value = getattr(identity, name)
+        if value > MAX_INT32:
+            raise SpoolProblem(f"{folder} says {name} {value}: it is left as it is")
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

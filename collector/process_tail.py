@@ -23,6 +23,7 @@ from collector.describe import (
 from collector.identity import MAX_SEGMENT, segment_id
 from collector.liveness import Fate, fate_of
 from collector.names import storable_name
+from collector.process import SpoolProblem
 from collector.records import Origin, decode
 from collector.segment import NotReadyError, SegmentReader, open_spans
 from tracer.span import KINDS
@@ -68,6 +69,7 @@ class ProcessTail:
         self._unanswered = [key for key in resume.unanswered if key.process == files.process]
         self._exit_record: dict[str, Any] | None = None
         self._is_over = False
+        self._dropped: dict[str, int] = {}
         self._told: tuple[str, Mapping[str, int]] | None = None
 
     @property
@@ -79,9 +81,10 @@ class ProcessTail:
         """Find new segments, read new lines, and see whether the process has ended."""
         files = self.files
         if self._exit_record is None:
-            self._exit_record = files.exit_record()
+            self._exit_record = self._read_exit()
             self._exit_seen_ns = now_ns
         self._is_over = self._has_ended(now_ns)
+        self._dropped = files.dropped()
         self._find_segments()
         return Words(
             groups=group_rows(files, files.groups.read()),
@@ -128,11 +131,11 @@ class ProcessTail:
 
     def changed_row(self) -> Row | None:
         """Return the row of table ``ranks`` if it changed since the last call."""
-        told = (self.state, self.files.dropped())
+        told = (self.state, self._dropped)
         if told == self._told:
             return None
         self._told = told
-        return rank_row(self.files, state=self.state, exit_ns=self.exit_ns, dropped=told[1])
+        return rank_row(self.files, state=self.state, exit_ns=self.exit_ns, dropped=self._dropped)
 
     def free_segments(self) -> None:
         """Delete the segment files that hold nothing that is not stored."""
@@ -145,6 +148,14 @@ class ProcessTail:
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
+
+    def _read_exit(self) -> dict[str, Any] | None:
+        """Return the exit record; one that can't be read counts as a failure of unknown kind."""
+        try:
+            return self.files.exit_record()
+        except SpoolProblem as error:
+            self.problems.append(str(error))
+            return {}
 
     def _has_ended(self, now_ns: int) -> bool:
         """Return whether nothing more can come."""

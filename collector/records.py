@@ -129,8 +129,9 @@ def decode(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
     is_span = good & (records["type"] == RecordType.SPAN)
     is_step = good & (records["type"] == RecordType.STEP)
     is_microbatch = good & (records["type"] == RecordType.MICROBATCH)
+    spans, span_rows = (records, rows) if is_span.all() else (records[is_span], rows[is_span])
     return Decoded(
-        spans=_spans(records[is_span], rows[is_span], names=names, origin=origin),
+        spans=_spans(spans, span_rows, names=names, origin=origin),
         steps=_steps(records[is_step], rows[is_step], origin=origin),
         microbatches=_microbatches(records[is_microbatch], rows[is_microbatch], origin=origin),
         bad_rows=_bad_rows(records[~good], rows[~good], reason=reason[~good], origin=origin),

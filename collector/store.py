@@ -10,6 +10,7 @@ import json
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet
 
 from collector.errors import StoreClosedError, StoreError, StoreHeldError, StoreQueryError
 from collector.location import (
@@ -89,9 +90,10 @@ class Store:
         self._pid = os.getpid()
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._clients: list[Client] = []
+        # A thread's client ends with its thread; the first one stays, and with it the engine.
+        self._clients: WeakSet[Client] = WeakSet()
         self._is_closed = False
-        self._client()
+        self._first_client = self._client()
 
     @property
     def path(self) -> Path | None:
@@ -148,7 +150,7 @@ class Store:
         """Close every thread's client and give the embedded path free. Safe to repeat."""
         with self._lock:
             self._is_closed = True
-            clients, self._clients = self._clients, []
+            clients, self._clients = list(self._clients), WeakSet()
         if os.getpid() != self._pid:
             return  # the engine's threads don't exist in a forked child: closing would hang
         for client in clients:
@@ -183,7 +185,7 @@ class Store:
             client = _connect(self.location, url=self.url, read_only=self.read_only)
             self._local.client = client
             with self._lock:
-                self._clients.append(client)
+                self._clients.add(client)
         return client
 
 

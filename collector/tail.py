@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collector.describe import RUNNING, run_row, run_state
+from collector.describe import LOST, RUNNING, run_row, run_state
 from collector.host_clock import HostClocks
 from collector.process import ProcessFiles, SpoolProblem
 from collector.process_tail import ProcessTail
@@ -197,8 +197,12 @@ class SpoolTail:
     def _look(self, now_ns: int) -> None:
         groups: list[Row] = []
         events: list[Row] = []
-        for tail in self._active.values():
-            words = tail.look(now_ns=now_ns)
+        for tail in list(self._active.values()):
+            try:
+                words = tail.look(now_ns=now_ns)
+            except OSError as error:
+                self._let_go(tail, error)
+                continue
             groups += words.groups
             events += words.events
             self._problems += tail.problems
@@ -213,16 +217,37 @@ class SpoolTail:
             has_news = False
             batch: list[tuple[ProcessTail, Cut]] = []
             num_rows = 0
-            for tail in self._active.values():
-                for cut in tail.cuts(now_ns=now_ns):
-                    has_news = True
-                    batch.append((tail, cut))
-                    num_rows += cut.key.end_row - cut.key.first_row
-                    if num_rows >= BATCH_ROWS:
-                        yield batch
-                        batch, num_rows = [], 0
+            for tail, cut in self._cuts(now_ns):
+                has_news = True
+                batch.append((tail, cut))
+                num_rows += cut.key.end_row - cut.key.first_row
+                if num_rows >= BATCH_ROWS:
+                    yield batch
+                    batch, num_rows = [], 0
             if batch:
                 yield batch
+
+    def _cuts(self, now_ns: int) -> Iterator[tuple[ProcessTail, Cut]]:
+        """Yield at most one cut for each segment of each process."""
+        for tail in list(self._active.values()):
+            try:
+                for cut in tail.cuts(now_ns=now_ns):
+                    yield tail, cut
+            except OSError as error:
+                self._let_go(tail, error)
+
+    def _let_go(self, tail: ProcessTail, error: OSError) -> None:
+        """Follow a folder no longer that was taken away or can't be read."""
+        folder = tail.files.folder
+        self._problems.append(
+            f"{folder} can't be read any more ({error.strerror}): what was read of it is kept"
+        )
+        tail.close()
+        tail.state = LOST
+        row = tail.changed_row()
+        self._upsert("ranks", [row] if row is not None else [])
+        del self._active[folder]
+        self._settled.add(folder)
 
     def _send(self, totals: _Totals) -> None:
         if not self._pending:

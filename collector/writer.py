@@ -86,7 +86,7 @@ class StoreWriter:
             parts = [getattr(cut.rows, table) for cut in cuts]
             whole = pa.concat_tables([part for part in parts if part.num_rows] or parts[:1])
             if whole.num_rows:
-                self._store.insert_arrow(table, whole.unify_dictionaries().combine_chunks())
+                self._store.insert_arrow(table, whole.unify_dictionaries())
         self._note([cut for cut in cuts if cut.key not in again], state="stored", revision=2)
         self._note([cut for cut in cuts if cut.key in again], state="repeated", revision=3)
         self._sent.difference_update(cut.key for cut in cuts)

@@ -159,7 +159,7 @@ def _run_info(run_id: str, rows: RunRows) -> RunInfo:
 
 def _warnings(rows: RunRows) -> tuple[str, ...]:
     found = [f"{row['num_rows']} records were set aside: {row['reason']}" for row in rows.bad]
-    if not rows.epochs[-1]["layout"]:
+    if not rows.epochs[-1]["layout"] and rows.epochs[-1]["world_size"] > 1:
         found.append("the job did not tell its parallel layout")
     return tuple(found)
 

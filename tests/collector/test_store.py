@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import subprocess
 import sys
 import threading
@@ -134,20 +135,40 @@ def test_a_folder_that_cannot_be_made_is_refused_in_words(tmp_path: Path) -> Non
         open_store(url_of(tmp_path / "file" / "store"))
 
 
-def test_each_thread_has_a_client_of_its_own_and_sees_what_others_wrote(folder: Path) -> None:
+def test_each_thread_has_a_client_of_its_own_and_takes_it_along_when_it_ends(
+    folder: Path,
+) -> None:
     with open_store(url_of(folder)) as store:
+        together = threading.Barrier(4)
 
         def write(number: int) -> None:
             store.insert_rows("clock", [{"host": f"h{number}"}])
+            together.wait()  # all have a client ...
+            together.wait()  # ... until the count below is made
 
         threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
         for thread in threads:
             thread.start()
+        together.wait()
+        assert len(store._clients) == 4
+        together.wait()
         for thread in threads:
             thread.join()
+        gc.collect()
 
+        assert len(store._clients) == 1
         assert store.rows("SELECT count() AS n FROM clock") == [{"n": 3}]
-        assert len(store._clients) == 4
+
+
+def test_the_engine_outlives_the_thread_that_opened_it(folder: Path) -> None:
+    opened: list[Store] = []
+    thread = threading.Thread(target=lambda: opened.append(open_store(url_of(folder))))
+    thread.start()
+    thread.join()
+    gc.collect()
+
+    with opened[0] as store:
+        assert store.rows("SELECT count() AS n FROM clock") == [{"n": 0}]
 
 
 def test_a_closed_store_says_so(folder: Path) -> None:

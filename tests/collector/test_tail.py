@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -525,6 +526,61 @@ def test_a_manifest_of_strange_types_is_unknown_not_an_error(
     info = StoreSource(store).run_info(run_id)
     assert (info.model, info.flops_per_token, info.paced) == ("", None, False)
     assert info.warnings == ("the job did not tell its parallel layout",)
+
+
+def test_numbers_that_no_column_can_hold_stop_nothing(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    huge = {"local_rank": 2**40, "layout": {"dp": 2**40}, "started_ns": 2**70, "pid": -(2**80)}
+    spool = SpoolBuilder(tmp_path, run_id=run_id, manifest=huge)
+    spool.group(2**64 - 1, kind="dp-comm", name="g", members=[2**40])
+    spool.append_line("groups.jsonl", '{"group_id": 5, "members": "none"}')
+    spool.event("note", "x", at_ns=2**70, data={})
+    spool.span()
+    spool.end()
+    absurd = SpoolBuilder(tmp_path, run_id=run_id, rank=2**31)
+
+    progress = SpoolTail(tmp_path, store).poll()
+
+    assert (progress.num_spans, len(progress.problems)) == (1, 1)
+    assert str(absurd.folder) in progress.problems[0]
+    assert StoreSource(store).run_info(run_id).epochs[0].groups == ()
+
+
+def test_an_exit_record_that_is_no_json_counts_as_a_failure(
+    store: Store, run_id: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    spool.span()
+    (spool.folder / "exit.json").write_text("{")
+    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+
+    (problem,) = tail.poll().problems
+    clock.advance_s(3)  # of another host, so nobody can see whether it still runs
+    progress = tail.poll()
+
+    assert "exit.json" in problem
+    assert progress.num_running == 0
+    assert StoreSource(store).run_info(run_id).epochs[0].ranks[0].exit_state == "failed"
+
+
+def test_a_folder_taken_away_under_the_tail_is_named_and_others_go_on(
+    store: Store, run_id: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    gone = SpoolBuilder(tmp_path, run_id=run_id, rank=0, **this_host())
+    stays = SpoolBuilder(tmp_path, run_id=run_id, rank=1, **this_host())
+    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+    tail.poll()
+    shutil.rmtree(gone.folder)
+    stays.span("still here")
+    stays.end()
+
+    progress = tail.poll()
+
+    assert [str(gone.folder) in problem for problem in progress.problems] == [True]
+    assert names_of(store, run_id) == ["still here"]
+    ranks = StoreSource(store).run_info(run_id).epochs[0].ranks
+    assert [rank.exit_state for rank in ranks] == ["lost", "ended"]
 
 
 def test_a_half_written_line_waits_for_its_end(
