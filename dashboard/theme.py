@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1e9
 NS_PER_MS = 1e6
+_LEAST_S = 5
 
 CLEAR = "rgba(0,0,0,0)"
 INK = "#868e96"
@@ -81,6 +82,11 @@ def dressed(figure: go.Figure, *, height: int, keep: str) -> go.Figure:
     figure.update_xaxes(**_AXIS)
     figure.update_yaxes(**_AXIS)
     return figure
+
+
+def axis_unit(longest_ns: float) -> tuple[str, float]:
+    """Return the unit that suits an axis of times, s or ms, and how many ns it has."""
+    return ("s", NS_PER_S) if longest_ns >= _LEAST_S * NS_PER_S else ("ms", NS_PER_MS)
 
 
 def graph_config(*, wheel_zooms: bool) -> dict[str, Any]:

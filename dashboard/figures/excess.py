@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from analysis.raster import worst_in_blocks
-from dashboard.theme import DIVERGING, NS_PER_MS, dressed
+from dashboard.theme import DIVERGING, NS_PER_S, axis_unit, dressed
 
 if TYPE_CHECKING:
     from analysis.report import RankStepExcess, RunReport
@@ -23,7 +23,7 @@ _TALL_CELLS = 48
 
 
 def excess_figure(report: RunReport) -> go.Figure:
-    """Draw excess compute time in milliseconds: x step, y rank, neutral at 0.
+    """Draw excess compute time in ms or s: x step, y rank, neutral at 0.
 
     Past `MAX_ROWS` ranks or `MAX_COLUMNS` steps neighbours share a cell, which
     shows the worst of them, and the labels name the ranges. The colour ends at
@@ -31,22 +31,26 @@ def excess_figure(report: RunReport) -> go.Figure:
     step time, so that noise looks like noise.
     """
     shown = worst_in_blocks(report.excess, max_rows=MAX_ROWS, max_columns=MAX_COLUMNS)
-    excess_ms = shown.excess_ns / NS_PER_MS
-    limit = max(_LEAST_RANGE_RATIO * report.step_time_s.actual * 1e3, _high(excess_ms))
+    limit_ns = max(
+        _LEAST_RANGE_RATIO * report.step_time_s.actual * NS_PER_S, _high(shown.excess_ns)
+    )
+    unit, unit_ns = axis_unit(limit_ns)
     spaced = len(shown.rank_blocks) <= _TALL_CELLS and len(shown.step_blocks) <= _TALL_CELLS
     figure = go.Figure(
         go.Heatmap(
             x=[_range(block) for block in shown.step_blocks],
             y=[_range(block) for block in shown.rank_blocks],
-            z=excess_ms.astype(np.float32),
+            z=(shown.excess_ns / unit_ns).astype(np.float32),
             colorscale=DIVERGING,
-            zmin=-limit,
-            zmax=limit,
+            zmin=-limit_ns / unit_ns,
+            zmax=limit_ns / unit_ns,
             xgap=1 if spaced else 0,
             ygap=1 if spaced else 0,
             hoverongaps=False,
-            hovertemplate="rank %{y}, step %{x}<br>%{z:+,.2f} ms against its peers<extra></extra>",
-            colorbar={"title": {"text": "excess (ms)", "side": "right"}, "thickness": 10},
+            hovertemplate=(
+                "rank %{y}, step %{x}<br>%{z:+,.2f} " + unit + " against its peers<extra></extra>"
+            ),
+            colorbar={"title": {"text": f"excess ({unit})", "side": "right"}, "thickness": 10},
         )
     )
     height = _PIXELS_PER_ROW * len(shown.rank_blocks) + 80
@@ -74,8 +78,8 @@ def excess_note(excess: RankStepExcess) -> str:
     return f"Showing {' and '.join(parts)}; each cell is its worst member." if parts else ""
 
 
-def _high(excess_ms: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> float:
-    known = np.abs(excess_ms[np.isfinite(excess_ms)])
+def _high(excess_ns: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> float:
+    known = np.abs(excess_ns[np.isfinite(excess_ns)])
     return float(np.percentile(known, 99)) if known.size else 0.0
 
 

@@ -21,7 +21,8 @@ _MOST_MARKED = 150
 def step_time_figure(report: RunReport) -> go.Figure:
     """Draw actual and ideal step time in seconds over MFU in percent, on one axis of steps.
 
-    Lines break where step numbers are not adjacent. The steps of the top
+    Every step has the same width, and lines break where numbers are not
+    adjacent, at a place named for the steps that are not there. The steps of the top
     finding are shaded; start-up steps are hollow. Without MFU, step time has
     the figure to itself.
     """
@@ -36,26 +37,28 @@ def step_time_figure(report: RunReport) -> go.Figure:
     _add_step_time(figure, report)
     if report.mfu is not None:
         _add_mfu(figure, report.mfu.by_step, report.warmup_steps)
-    _shade(figure, report.top_finding.steps if report.top_finding.ranks else None)
+    _shade(figure, report)
     dressed(figure, height=340, keep=f"steps {report.run}")
     figure.update_layout(hovermode="x unified", margin={"l": 62, "r": 16, "t": 28, "b": 44})
+    figure.update_xaxes(type="category", nticks=10, tickangle=0)
     figure.update_xaxes(title_text="step", row=rows, col=1)
     figure.update_yaxes(title_text="step time (s)", rangemode="tozero", row=1, col=1)
     return figure
 
 
 def _add_step_time(figure: go.Figure, report: RunReport) -> None:
-    warmup = set(report.warmup_steps)
-    ideal, _ = _broken(report.ideal_s_by_step)
+    warmup = set(map(str, report.warmup_steps))
+    ideal, ideal_seconds = _broken(report.ideal_s_by_step)
     actual, seconds = _broken(report.actual_s_by_step)
     if report.ideal_s_by_step:
         figure.add_trace(
             go.Scatter(
                 name="ideal",
                 x=ideal,
-                y=_broken(report.ideal_s_by_step)[1],
-                mode="lines",
+                y=ideal_seconds,
+                mode="lines" if None not in ideal_seconds else "lines+markers",
                 line={"color": IDEAL, "width": 1.5, "dash": "dash"},
+                marker={"symbol": "line-ew-open", "size": 6, "color": IDEAL},
                 hovertemplate="%{y:.3f} s",
             ),
             row=1,
@@ -85,7 +88,7 @@ def _add_mfu(figure: go.Figure, by_step: Mapping[int, float], warmup: Sequence[i
             y=ratios,
             mode=_mode(steps),
             line={"color": MFU, "width": 2},
-            marker={"size": 5, "symbol": _symbols(steps, set(warmup)), "color": MFU},
+            marker={"size": 5, "symbol": _symbols(steps, set(map(str, warmup))), "color": MFU},
             hovertemplate="%{y:.1%}",
         ),
         row=2,
@@ -94,40 +97,53 @@ def _add_mfu(figure: go.Figure, by_step: Mapping[int, float], warmup: Sequence[i
     figure.update_yaxes(title_text="MFU (%)", tickformat=".3~%", rangemode="tozero", row=2, col=1)
 
 
-def _broken(by_step: Mapping[int, float]) -> tuple[list[int], list[float | None]]:
-    """Return the series in step order with a hole between steps that are not adjacent."""
-    steps: list[int] = []
+def _broken(by_step: Mapping[int, float]) -> tuple[list[str], list[float | None]]:
+    """Return the series in step order, with a hole that names the steps that are not there."""
+    labels: list[str] = []
     values: list[float | None] = []
-    ordered = sorted(by_step)
-    for step, following in pairwise([*ordered, None]):
+    for step, following in pairwise([*sorted(by_step), None]):
         if step is None:
             continue
-        steps.append(step)
+        labels.append(f"{step}")
         values.append(by_step[step])
         if following is not None and following != step + 1:
-            steps.append(step + 1)
+            labels.append(_missing(step + 1, following - 1))
             values.append(None)
-    return steps, values
+    return labels, values
 
 
-def _symbols(steps: Sequence[int], warmup: set[int]) -> list[str]:
+def _missing(first: int, last: int) -> str:
+    return f"({first})" if first == last else f"({first}-{last})"
+
+
+def _symbols(steps: Sequence[str], warmup: set[str]) -> list[str]:
     return ["circle-open" if step in warmup else "circle" for step in steps]
 
 
-def _mode(steps: Sequence[int]) -> str:
+def _mode(steps: Sequence[str]) -> str:
     return "lines+markers" if len(steps) <= _MOST_MARKED else "lines"
 
 
-def _shade(figure: go.Figure, steps: tuple[int, int] | None) -> None:
-    if steps is None:
+def _shade(figure: go.Figure, report: RunReport) -> None:
+    """Shade the steps of the top finding, where it has ranks at fault."""
+    finding = report.top_finding
+    if finding.steps is None or not finding.ranks:
         return
-    figure.add_vrect(
-        x0=steps[0] - 0.5,
-        x1=steps[1] + 0.5,
-        fillcolor=SLOW,
-        opacity=0.1,
-        line_width=0,
-        layer="below",
-        row="all",
-        col=1,
-    )
+    labels, _ = _broken(report.actual_s_by_step)
+    first, last = finding.steps
+    places = [place for place, label in enumerate(labels) if _within(label, first, last)]
+    if places:
+        figure.add_vrect(
+            x0=places[0] - 0.5,
+            x1=places[-1] + 0.5,
+            fillcolor=SLOW,
+            opacity=0.1,
+            line_width=0,
+            layer="below",
+            row="all",
+            col=1,
+        )
+
+
+def _within(label: str, first: int, last: int) -> bool:
+    return label.isdigit() and first <= int(label) <= last

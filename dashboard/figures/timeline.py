@@ -150,6 +150,7 @@ def _dressed(figure: go.Figure, timeline: StepTimeline, rows: Rows, group_by: Gr
     )
     figure.update_xaxes(
         title_text="time since the step's first span (ms)",
+        tickformat=",",
         range=[0, (timeline.end_ns - timeline.begin_ns) / NS_PER_MS],
         showspikes=True,
         spikemode="across",

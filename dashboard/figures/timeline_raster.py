@@ -67,7 +67,9 @@ def raster_figure(timeline: StepTimeline, group_by: GroupBy) -> go.Figure:
     _add_legend(figure, np.unique(np.concatenate([raster.compute.kind, raster.comm.kind])))
     dressed(figure, height=_HEIGHT, keep=f"{timeline.run} {timeline.epoch} {timeline.step}")
     figure.update_layout(margin={"l": 132, "r": 16, "t": 40, "b": 48}, dragmode="zoom")
-    figure.update_xaxes(title_text="time since the step's first span (ms)", showgrid=False)
+    figure.update_xaxes(
+        title_text="time since the step's first span (ms)", tickformat=",", showgrid=False
+    )
     figure.update_yaxes(type="category", range=[len(labels) - 0.5, -0.5], nticks=32, showgrid=False)
     return figure
 

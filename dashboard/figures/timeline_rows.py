@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.waits import is_communication
 from dashboard.address import GroupBy
+from tracer.span import KINDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _ROW_FILL = 0.86
 _COMPUTE_SHARE = 0.5
+_LANE_FILL = 0.94
 _MOST_TICKS = 64
 
 
@@ -71,8 +72,8 @@ def lay_rows(timeline: StepTimeline, group_by: GroupBy) -> Rows:
     top, height = _lanes(timeline)
     return Rows(
         ranks=ranks,
-        center=row - _ROW_FILL / 2 + top[spans.track] + height[spans.track] / 2,
-        height=height[spans.track],
+        center=row - _ROW_FILL / 2 + top + height / 2,
+        height=height,
         tick_rows=_ticks(len(ranks)),
         tick_texts=tuple(f"rank {ranks[row]}" for row in _ticks(len(ranks))),
         groups=group_starts(ranks, timeline.coords, group_by),
@@ -87,20 +88,22 @@ def group_label(coords: Coords | None, group_by: GroupBy) -> str:
 
 
 def _lanes(timeline: StepTimeline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return top and height of each track within a row, shape (tracks,) each."""
+    """Return top and height of each span's lane within its row, shape (spans,) each."""
     spans = timeline.spans
-    num_tracks = len(spans.tracks)
-    present = np.unique(spans.track)
-    comm = np.unique(spans.track[is_communication(spans) & (spans.depth == 0)])
-    lower = sorted(comm.tolist(), key=lambda track: spans.tracks[track])
-    upper = sorted(set(present.tolist()) - set(lower), key=lambda track: spans.tracks[track])
-    top, height = np.zeros(num_tracks), np.full(num_tracks, _ROW_FILL)
+    comm = timeline.communication & (spans.depth == 0)
+    # Importers without tracks have one for everything: its communication parts by kind.
+    mixed = np.isin(spans.track, np.intersect1d(spans.track[comm], spans.track[~comm]))
+    lane = spans.track.astype(np.int64) * (len(KINDS) + 1)
+    lane += np.where(comm & mixed, spans.kind.astype(np.int64) + 1, 0)
+    lower = np.unique(lane[comm]).tolist()
+    upper = sorted(set(lane.tolist()) - set(lower))
+    top, height = np.zeros(len(spans)), np.zeros(len(spans))
     share = _COMPUTE_SHARE if upper and lower else float(bool(upper))
-    for tracks, begin, size in ((upper, 0.0, share), (lower, share, 1 - share)):
-        for place, track in enumerate(tracks):
-            lane = size * _ROW_FILL / len(tracks)
-            top[track] = begin * _ROW_FILL + place * lane
-            height[track] = lane * 0.94
+    for lanes, begin, size in ((upper, 0.0, share), (lower, share, 1 - share)):
+        for place, one in enumerate(lanes):
+            thickness = size * _ROW_FILL / len(lanes)
+            top[lane == one] = begin * _ROW_FILL + place * thickness
+            height[lane == one] = thickness * _LANE_FILL
     return top, height
 
 

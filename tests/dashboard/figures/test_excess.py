@@ -41,6 +41,18 @@ def test_noise_stays_pale_beside_the_step_time() -> None:
     assert traces(excess_figure(made))[0].zmax == pytest.approx(100.0)
 
 
+def test_long_steps_are_told_in_seconds() -> None:
+    made = replace(
+        report(),
+        excess=RankStepExcess(ranks=(0,), steps=(0,), excess_ns=np.array([[26e9]])),
+    )
+
+    (cells,) = traces(excess_figure(made))
+
+    assert np.asarray(cells.z).tolist() == [[26.0]]
+    assert cells.colorbar.title.text == "excess (s)"
+
+
 def test_a_crowd_of_ranks_is_joined_and_the_page_says_so() -> None:
     made = report(layout=Layout(pp=8, dp=192, tp=8), slow_rank=777, num_steps=12)
 

@@ -11,7 +11,7 @@ def test_lines_break_where_step_numbers_are_not_adjacent() -> None:
 
     line = traces(step_time_figure(sampled))[0]
 
-    assert list(line.x) == [3, 4, 5, 9]
+    assert list(line.x) == ["3", "4", "(5-8)", "9"]
     assert list(line.y) == [0.4, 0.5, None, 0.6]
 
 
@@ -23,6 +23,17 @@ def test_start_up_steps_are_hollow_and_nothing_is_smoothed() -> None:
 
     assert list(line.marker.symbol) == ["circle-open", "circle", "circle"]
     assert list(line.y) == [9.0, 1.0, 3.0]
+
+
+def test_the_shade_stands_where_the_findings_steps_do_on_a_sampled_axis() -> None:
+    sampled = replace(
+        report(onset=10, num_steps=30), actual_s_by_step={3: 0.4, 12: 0.5, 13: 0.5, 29: 0.6}
+    )
+
+    shaded = step_time_figure(sampled).layout.shapes
+
+    # Places: 3 is 0, the hole 1, 12 is 2, 13 is 3, the hole 4, 29 is 5.
+    assert {(shape.x0, shape.x1) for shape in shaded} == {(1.5, 5.5)}
 
 
 def test_mfu_has_its_own_axis_on_the_same_steps_and_is_absent_where_unknown() -> None:

@@ -117,6 +117,19 @@ def test_communication_stands_below_compute_in_its_ranks_row() -> None:
     assert -0.5 < centers[0] < centers[1] < 0.5 < centers[2] < centers[3] < 1.5
 
 
+def test_an_importers_single_track_parts_communication_by_kind() -> None:
+    timeline = step(
+        replace(compute(0, 0, 9), track=""),
+        replace(comm(0, 5, 12), track=""),
+        replace(comm(0, 6, 12), track="", kind=SpanKind.DP_COMM, seq=1),
+    )
+
+    centers = lay_rows(timeline, GroupBy.PP).center
+
+    assert len(set(centers.tolist())) == 3
+    assert centers[0] == centers.min()
+
+
 def test_one_rank_with_one_track_fills_its_row() -> None:
     rows = lay_rows(step(compute(0, 0, 9)), GroupBy.PP)
 
