@@ -40,7 +40,7 @@ def step_time_figure(report: RunReport) -> go.Figure:
     _shade(figure, report)
     dressed(figure, height=340, keep=f"steps {report.run}")
     figure.update_layout(hovermode="x unified", margin={"l": 62, "r": 16, "t": 28, "b": 44})
-    figure.update_xaxes(type="category", nticks=10, tickangle=0)
+    figure.update_xaxes(type="category", nticks=8, tickangle=0)
     figure.update_xaxes(title_text="step", row=rows, col=1)
     figure.update_yaxes(title_text="step time (s)", rangemode="tozero", row=1, col=1)
     return figure
