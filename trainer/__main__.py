@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
 from tracer.topology import Layout
-from trainer.config import DEFAULT_PACE_MS, ModelConfig, TrainerConfig
+from trainer.config import ModelConfig, TrainerConfig, default_pace_ms
 from trainer.errors import ConfigError
 from trainer.fault import parse_faults
 
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _run(config, device, rank=rank, spool=args.trace, run=args.run)
     except KeyboardInterrupt:
+        # torchrun passes on the Ctrl-C that the terminal has sent already.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         return EXIT_INTERRUPTED
     return 0
 
@@ -126,23 +129,29 @@ def _print_pace(state: RankState, device: torch.device) -> None:
 
 def _config(args: argparse.Namespace, *, world_size: int) -> TrainerConfig:
     layout = Layout(pp=args.pp, dp=args.dp, tp=args.tp)
+    model = ModelConfig(
+        num_layers=args.layers,
+        hidden_size=args.hidden,
+        num_heads=args.heads,
+        ffn_size=args.ffn,
+        vocab_size=args.vocab,
+        seq_length=args.seq,
+    )
+    num_microbatches = 2 * layout.pp if args.microbatches is None else args.microbatches
+    pace_ms: float | None = None
+    if args.paced:
+        default_ms = default_pace_ms(model, layout, num_microbatches=num_microbatches)
+        pace_ms = default_ms if args.pace_ms is None else args.pace_ms
     return TrainerConfig(
         layout=layout,
         world_size=world_size,
-        model=ModelConfig(
-            num_layers=args.layers,
-            hidden_size=args.hidden,
-            num_heads=args.heads,
-            ffn_size=args.ffn,
-            vocab_size=args.vocab,
-            seq_length=args.seq,
-        ),
+        model=model,
         num_steps=args.steps,
-        num_microbatches=2 * layout.pp if args.microbatches is None else args.microbatches,
+        num_microbatches=num_microbatches,
         microbatch_size=args.microbatch_size,
         learning_rate=args.lr,
         seed=args.seed,
-        pace_ms=(args.pace_ms or DEFAULT_PACE_MS) if args.paced else None,
+        pace_ms=pace_ms,
         faults=parse_faults(args.fault),
     )
 
@@ -166,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--lr", type=float, default=run.learning_rate)
     add("--seed", type=int, default=run.seed, help="of weights and tokens")
     add("--paced", action="store_true", help="pad local compute to a set time (docs/trainer.md)")
-    add("--pace-ms", type=float, help=f"forward time of a segment; default {DEFAULT_PACE_MS:g}")
+    add("--pace-ms", type=float, help="forward time of a segment; default: by layout")
     add(
         "--fault",
         action="append",

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from tracer.topology import Layout
 from trainer.errors import ConfigError
+from trainer.pace import BACKWARD_PACES, FORWARD_PACES, OPTIMIZER_PACES, SEGMENTS_PER_LAYER
 
 if TYPE_CHECKING:
     from trainer.fault import Fault
 
-DEFAULT_PACE_MS = 25.0
-"""Paced forward time of one local segment. Source: `docs/trainer.md`, "How the pace was chosen"."""
+HEALTHY_STEP_MS = 1500.0
+"""Length of a healthy step that the default pace aims at.
+
+Source: `docs/trainer.md`, "How the pace was chosen".
+"""
+
+MIN_PACE_MS = 20.0
+"""Shortest default pace: below it, ranks that share a core begin to overrun. Source: likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +142,13 @@ class TrainerConfig:
                 f" --microbatches {self.layout.pp} or more"
             )
         for name in ("learning_rate", "max_gradient_norm"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(
-                    f"TrainerConfig.{name} must be above 0, got {getattr(self, name)}"
+                    f"TrainerConfig.{name} must be above 0 and finite, got {getattr(self, name)}"
                 )
-        if self.pace_ms is not None and not self.pace_ms > 0:
+        if self.pace_ms is not None and not 0 < self.pace_ms < math.inf:
             raise ConfigError(
-                f"TrainerConfig.pace_ms must be above 0, got {self.pace_ms}: leave out --paced to"
+                f"TrainerConfig.pace_ms must be above 0 and finite, got {self.pace_ms}: leave out --paced to"
                 " train unpaced"
             )
 
@@ -152,6 +160,20 @@ class TrainerConfig:
                     f"TrainerConfig.faults: {fault} begins after the last step"
                     f" {self.num_steps - 1}: give earlier steps, or more --steps"
                 )
+
+
+def default_pace_ms(model: ModelConfig, layout: Layout, *, num_microbatches: int) -> float:
+    """Return the pace at which a healthy step takes about `HEALTHY_STEP_MS`, in whole ms.
+
+    The longest chain of a 1F1B step holds ``num_microbatches + pp - 1`` forwards
+    and backwards of one stage, and the optimizer::
+
+        paces = (num_microbatches + pp - 1) * segments of a stage * 3 + 1
+    """
+    layers = layers_of_stage(0, num_layers=model.num_layers, num_stages=layout.pp)
+    paces_of_stage = len(layers) * SEGMENTS_PER_LAYER * (FORWARD_PACES + BACKWARD_PACES)
+    num_paces = (num_microbatches + layout.pp - 1) * paces_of_stage + OPTIMIZER_PACES
+    return max(MIN_PACE_MS, float(round(HEALTHY_STEP_MS / num_paces)))
 
 
 def layers_of_stage(stage: int, *, num_layers: int, num_stages: int) -> range:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer.config import layers_of_stage
-from trainer.pace import BACKWARD_PACES, FORWARD_PACES
+from trainer.pace import BACKWARD_PACES, FORWARD_PACES, SEGMENTS_PER_LAYER
 
 if TYPE_CHECKING:
     from trainer.config import ModelConfig, TrainerConfig
@@ -15,9 +15,6 @@ FLOPS_CONVENTION = (
     " recomputation not counted"
 )
 """How `flops_per_token` counts, in words."""
-
-SEGMENTS_PER_LAYER = 2
-"""Local segments of one block and direction: attention, MLP."""
 
 
 def matmul_parameters(model: ModelConfig) -> int:

@@ -18,6 +18,9 @@ Source: design.md, "Paced mode": more than 5 % overruns make a run insufficient 
 """
 
 
+SEGMENTS_PER_LAYER = 2
+"""Local segments of one block and direction: attention, MLP."""
+
 FORWARD_PACES = 1
 """Length of a forward segment, in paces."""
 
