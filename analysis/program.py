@@ -50,6 +50,8 @@ class Program:
 
     classes: tuple[StepClass, ...]
     num_steps: int
+    replicas: NDArray[np.int64]
+    """The data-parallel positions, ascending."""
 
     def step_times(
         self, duration_ns: NDArray[np.float64], gap_ns: NDArray[np.float64] | None = None
@@ -89,6 +91,7 @@ class Program:
 
         The ideal replicas of a step all look alike, so one of them stands for
         all: the cost is that of two replays, however many replicas there are.
+        Steps whose replicas differ in structure cost a whole replay for each.
 
         Args:
             recorded_ns: Shape (ops,): durations of the replica put back.
@@ -96,14 +99,20 @@ class Program:
             replica: Shape (ops,): the data-parallel position that the program was compiled by.
 
         Returns:
-            Shape (replicas, steps), replicas in ascending order, in ns.
+            Shape (replicas, steps), in the order of ``replicas``, in ns.
         """
-        replicas = np.unique(replica)
+        replicas = self.replicas
         times = np.empty((len(replicas), self.num_steps))
         recorded, ideal = np.append(recorded_ns, 0.0), np.append(ideal_ns, 0.0)
         for found in self.classes:
             if found.operation.shape[1] != len(replicas):
-                self._isolate_one_by_one(found, recorded, ideal, np.append(replica, -1), times)
+                of_node = np.append(replica, -1)[found.operation]
+                for index, value in enumerate(replicas):
+                    durations = np.where(
+                        of_node == value, recorded[found.operation], ideal[found.operation]
+                    )
+                    ends = replay(found.schedule, durations)
+                    times[index, found.step_index] = ends[found.closing].max(axis=(0, 1))
                 continue
             at_once = max(1, LANES_AT_ONCE // (2 * len(replicas)))
             for first in range(0, len(found.step_index), at_once):
@@ -116,23 +125,6 @@ class Program:
                 last = ends[found.closing].max(axis=(0, 1)).reshape(num_replicas, num_lanes)
                 times[:, found.step_index[first : first + at_once]] = last
         return times
-
-    @staticmethod
-    def _isolate_one_by_one(
-        found: StepClass,
-        recorded: NDArray[np.float64],
-        ideal: NDArray[np.float64],
-        replica: NDArray[np.int32],
-        times: NDArray[np.float64],
-    ) -> None:
-        """Do it with a whole replay a replica, for steps whose replicas differ in structure."""
-        of_node = replica[found.operation]
-        for index, value in enumerate(np.unique(replica[:-1])):
-            durations = np.where(
-                of_node == value, recorded[found.operation], ideal[found.operation]
-            )
-            ends = replay(found.schedule, durations)
-            times[index, found.step_index] = ends[found.closing].max(axis=(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +149,14 @@ def compile_program(operations: Operations, *, host_gaps: bool) -> Program:
     Raises:
         CycleError: Operations of a step wait for each other.
     """
-    replicas, replica = np.unique(operations.replica, return_inverse=True)
+    replicas = np.flatnonzero(np.bincount(operations.replica))
+    replica = np.searchsorted(replicas, operations.replica)
     num_steps = len(operations.steps)
     whole = operations
     left = np.ones(num_steps, dtype=np.bool_)
     classes: list[StepClass] = []
     if len(replicas) > 1:
-        frame = _frame(whole, replica.astype(np.int64), len(replicas))
+        frame = _frame(whole, replica, len(replicas))
         signature, alike = _signatures(whole, frame)
         by_step = signature.reshape(num_steps, len(replicas))
         alike &= (by_step == by_step[:, :1]).all(axis=1)
@@ -173,7 +166,7 @@ def compile_program(operations: Operations, *, host_gaps: bool) -> Program:
         frame = _frame(whole, np.zeros(len(whole), dtype=np.int64), 1)
         signature, _ = _signatures(whole, frame)
         classes += _compile(whole, frame, signature, np.flatnonzero(left), host_gaps)
-    return Program(classes=tuple(classes), num_steps=num_steps)
+    return Program(classes=tuple(classes), num_steps=num_steps, replicas=replicas)
 
 
 def _frame(operations: Operations, replica: NDArray[np.int64], num_replicas: int) -> _Frame:

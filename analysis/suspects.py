@@ -113,6 +113,8 @@ def _lasting(
     best: Suspect | None = None
     for level in PHASE_LEVELS:
         first, last = best_segment(excess - level / 2)
+        # Once more, at half of what was found: that is where it begins and ends.
+        first, last = best_segment(excess - np.nanmedian(excess[first : last + 1]) / 2)
         phase = excess[first : last + 1]
         num = int((~np.isnan(phase)).sum())
         if num < SHORT_STEPS:

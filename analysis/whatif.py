@@ -99,9 +99,8 @@ class Replayer:
         """
         put = np.ones(len(self._ideal_ns), dtype=np.bool_) if part is None else part
         recorded = np.where(put, self._recorded_ns, self._ideal_ns)
-        positions = np.unique(self.model.dp)
         times = self._device.isolated_step_times(recorded, self._ideal_ns, self.model.dp)
-        return {int(dp): times[index] for index, dp in enumerate(positions)}
+        return {int(dp): times[index] for index, dp in enumerate(self._device.replicas)}
 
     def full_recorded(self) -> NDArray[np.float64]:
         """Return T by step of the full replay: recorded durations and launch gaps."""
@@ -134,7 +133,7 @@ def what_if(replayer: Replayer) -> WhatIf:
         T, T_ideal, and T with each kind, dp position, stage and worker put back.
     """
     model = replayer.model
-    stages = np.unique(model.stage).tolist()
+    stages = np.flatnonzero(np.bincount(model.stage)).tolist()
     by_stage = {stage: replayer.put_back(model.stage == stage) for stage in stages}
     by_worker: dict[tuple[int, int], NDArray[np.float64]] = {}
     for stage in stages:
@@ -171,11 +170,11 @@ def recoverable(recorded: float, without: float, ideal: float) -> float | None:
 def _with_recoverable(result: WhatIf, replayer: Replayer) -> WhatIf:
     """Add M_W, the worst 3 % of workers made ideal, and M_S, the last stage made ideal."""
     model = replayer.model
+    num_stages = int(model.stage.max()) + 1
+    lowest = np.full((int(model.dp.max()) + 1) * num_stages, np.iinfo(np.int32).max)
+    np.minimum.at(lowest, model.dp * num_stages + model.stage, model.rank)
     lowest_rank = {
-        (int(dp), int(stage)): int(rank)
-        for dp, stage, rank in np.unique(
-            np.stack((model.dp, model.stage, model.rank), axis=1), axis=0
-        )[::-1]
+        (dp, stage): lowest[dp * num_stages + stage] for dp, stage in result.by_worker_ns
     }
     workers = sorted(
         lowest_rank,
