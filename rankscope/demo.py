@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
     from collector.store import Store
     from collector.tail import SpoolTail
 
-POLL_S = 0.5
+PROGRESS_S = 0.5
+POLL_S = 2.0
+"""Between two looks at the spool: the ranks need the cores more than the store does."""
+
 PROGRESS_EVERY = 5
 MAX_LAST_POLLS = 20
 
@@ -126,11 +130,14 @@ def _watch(training: Training, tail: SpoolTail, plan: DemoPlan) -> None:
     """Store spans and show progress until the training ends."""
     progress = Progress(sys.stderr, every=PROGRESS_EVERY)
     progress.show(f"starting {plan.layout.world_size} processes")
+    next_poll_s = 0.0
     while training.status is None:
-        step = training.next_step(POLL_S)
+        step = training.next_step(PROGRESS_S)
         if step is not None:
             progress.show(_progress_text(step, plan.num_steps))
-        tail.poll()
+        if time.monotonic() >= next_poll_s:
+            tail.poll()
+            next_poll_s = time.monotonic() + POLL_S
     progress.end()
 
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from rankscope.alerting import Alerting
     from rankscope.reports import Reports
 
-TAIL_PAUSE_S = 0.25
+TAIL_PAUSE_S = 1.0
+"""Many small inserts cost the engine more than few large ones: fsyncs now, merges later."""
+
 ANALYSIS_PAUSE_S = 1.0
 JOIN_S = 10.0
 
