@@ -246,5 +246,5 @@ def _excess(profile: Profile | None) -> RankStepExcess:
     return RankStepExcess(
         ranks=tuple(profile.ranks.tolist()),
         steps=tuple(profile.steps.tolist()),
-        excess_ns=profile.total_ns - profile.expected_ns,
+        excess_ns=profile.total_ns - np.nanmedian(profile.total_ns, axis=0),
     )

@@ -103,10 +103,10 @@ def _evidence(cause: str, suspect: Suspect, profile: Profile) -> str:
         Basis.EARLIER: "in its own earlier steps",
         Basis.NOBODY: "",
     }[suspect.basis]
-    steps = _count(suspect.last_step - suspect.first_step + 1, "step")
+    steps = _count(suspect.num_steps, "step")
     return (
         f"rank {suspect.ranks[0]}: {times} {against} ({above}),"
-        f" in steps {suspect.first_step} to {suspect.last_step} ({steps});"
+        f" in steps {suspect.first_step} to {suspect.last_step} ({steps} traced);"
         " its waits for others are cut out"
     )
 

@@ -109,7 +109,7 @@ class RankStepExcess:
     """Columns."""
 
     excess_ns: NDArray[np.float64]
-    """Shape (ranks, steps): own compute time above its peers' typical; NaN where unknown."""
+    """Shape (ranks, steps): own compute time above the step's median rank; NaN where unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

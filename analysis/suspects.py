@@ -45,6 +45,9 @@ class Suspect:
     ranks: tuple[int, ...]
     first_step: int
     last_step: int
+    num_steps: int
+    """Steps of the phase that are in the trace."""
+
     excess_ratio: float
     """Median over the phase's steps."""
 
@@ -140,6 +143,7 @@ def _suspect(
         ranks=(int(profile.ranks[row]),),
         first_step=int(profile.steps[first]),
         last_step=int(profile.steps[last]),
+        num_steps=last - first + 1,
         excess_ratio=float(np.nanmedian(profile.excess_ratio[row, columns])),
         deviation=deviation,
         threshold=threshold,
@@ -175,6 +179,7 @@ def slow_stages(profile: Profile) -> tuple[Suspect, ...]:
                     ranks=tuple(profile.ranks[rows].tolist()),
                     first_step=int(profile.steps[0]),
                     last_step=int(profile.steps[-1]),
+                    num_steps=len(profile.steps),
                     excess_ratio=excess,
                     deviation=noise,
                     threshold=threshold,

@@ -64,9 +64,9 @@ CORE = struct.Struct("<BBHIqqiiiIqB7xQ")
 depth, commit: the first 64 bytes of a record. ``commit`` is ``row + 1`` and is written last."""
 
 COMM_OFFSET = 64
-COMM = struct.Struct("<QqiiQq24x")
-"""group_id, seq, src_rank, dst_rank, num_bytes, interval_id: the second half of a span with
-`HAS_COMM`; without that flag the half is zero and means nothing."""
+COMM = struct.Struct("<Qqiiqq24x")
+"""group_id, seq, src_rank, dst_rank, num_bytes (-1: unknown), interval_id: the second half of a
+span with `HAS_COMM`; without that flag the half is zero and means nothing."""
 
 STEP = struct.Struct("<qdq40x")
 """num_tokens, loss, peak_memory_bytes: the second half of a `RecordType.STEP`.

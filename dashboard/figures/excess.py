@@ -1,4 +1,4 @@
-"""Draw who was slow when: each rank's compute time above its peers', step by step."""
+"""Draw who was slow when: each rank's compute time above the median rank's, step by step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def excess_figure(report: RunReport) -> go.Figure:
             ygap=1 if spaced else 0,
             hoverongaps=False,
             hovertemplate=(
-                "rank %{y}, step %{x}<br>%{z:+,.2f} " + unit + " against its peers<extra></extra>"
+                "rank %{y}, step %{x}<br>%{z:+,.2f} "
+                + unit
+                + " against the step's median rank<extra></extra>"
             ),
             colorbar={"title": {"text": f"excess ({unit})", "side": "right"}, "thickness": 10},
         )

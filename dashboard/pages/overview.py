@@ -201,7 +201,7 @@ def _report(shown: _Shown) -> list[Component]:
                     "overview-excess",
                     shown.excess,
                     title="Excess compute time by rank and step",
-                    about="Own compute above its peers' typical, waits left out."
+                    about="Own compute above the step's median rank, waits left out."
                     " Blank: unknown. Click a cell to open its step.",
                     note=shown.excess_note,
                 ),
