@@ -1,0 +1,124 @@
+"""Read a spool back, by the contract alone, as rows a test can speak about."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracer.span import KINDS, SpanFlag
+from tracer.spool import (
+    COMM,
+    COMM_OFFSET,
+    CORE,
+    HAS_COMM,
+    OPEN_CAPACITY,
+    OPEN_ENTRY,
+    OPEN_ENTRY_BYTES,
+    OPEN_TABLE_OFFSET,
+    PROCESS_FILE,
+    PROCESS_MAGIC,
+    SEGMENT_GLOB,
+    DropReason,
+    RecordType,
+    iter_committed,
+    read_dropped,
+    read_header,
+    read_names,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    record: RecordType
+    kind: str
+    name: str
+    flags: SpanFlag
+    start_ns: int
+    duration_ns: int
+    step: int
+    microbatch: int
+    chunk: int
+    track: str
+    depth: int
+    group_id: int = 0
+    seq: int = -1
+    src_rank: int = -1
+    dst_rank: int = -1
+    num_bytes: int = -1
+    interval_id: int = 0
+    second: bytes = b""
+
+    @property
+    def end_ns(self) -> int:
+        return self.start_ns + self.duration_ns
+
+
+def process_folders(spool: Path) -> dict[int, Path]:
+    """Return the folder of each rank below a run's folder or a spool with one run."""
+    folders = {}
+    for manifest in sorted(spool.rglob("manifest.json")):
+        folders[json.loads(manifest.read_text())["rank"]] = manifest.parent
+    return folders
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """Return all committed records of a process folder, by start."""
+    names = read_names((folder / PROCESS_FILE).read_bytes())
+    rows = [
+        _row(record, names)
+        for path in sorted(folder.glob(SEGMENT_GLOB))
+        for _, record in iter_committed(path.read_bytes())
+    ]
+    return sorted(rows, key=lambda row: (row.start_ns, -row.duration_ns))
+
+
+def read_spans(folder: Path) -> list[Row]:
+    return [row for row in read_rows(folder) if row.record == RecordType.SPAN]
+
+
+def dropped(folder: Path) -> dict[DropReason, int]:
+    data = (folder / PROCESS_FILE).read_bytes()
+    read_header(data, magic=PROCESS_MAGIC, path=folder)
+    return read_dropped(data)
+
+
+def open_names(folder: Path) -> list[str]:
+    """Return the names of what stands open in any segment."""
+    names = read_names((folder / PROCESS_FILE).read_bytes())
+    found = []
+    for path in sorted(folder.glob(SEGMENT_GLOB)):
+        data = path.read_bytes()
+        for slot in range(OPEN_CAPACITY):
+            entry = OPEN_ENTRY.unpack_from(data, OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES)
+            if entry[0] and entry[0] == entry[-1]:
+                found.append(names[entry[3]])
+    return found
+
+
+def _row(record: bytes, names: dict[int, str]) -> Row:
+    core = CORE.unpack_from(record)
+    comm = COMM.unpack_from(record, COMM_OFFSET) if core[2] & HAS_COMM else (0, -1, -1, -1, -1, 0)
+    return Row(
+        record=RecordType(core[0]),
+        kind=KINDS[core[1]],
+        flags=SpanFlag(core[2] & ~HAS_COMM),
+        name=names[core[3]],
+        start_ns=core[4],
+        duration_ns=core[5],
+        step=core[6],
+        microbatch=core[7],
+        chunk=core[8],
+        track=names[core[9]],
+        depth=core[11],
+        group_id=comm[0],
+        seq=comm[1],
+        src_rank=comm[2],
+        dst_rank=comm[3],
+        num_bytes=comm[4],
+        interval_id=comm[5],
+        second=record[COMM_OFFSET:],
+    )

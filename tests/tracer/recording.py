@@ -1,0 +1,41 @@
+"""Start a recorder in a test, in this process or in one that may die."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from tracer.clock import read_anchor
+from tracer.identity import read_identity
+from tracer.install import spool_identity
+from tracer.recorder import Recorder
+from tracer.spare import SpoolLimits
+
+ROOT = Path(__file__).parents[2]
+
+
+def recorder_in(
+    folder: Path, *, segment_bytes: int = 1 << 16, spool_bytes: int = 1 << 22
+) -> Recorder:
+    """Return a started recorder that writes small segments straight into ``folder``."""
+    identity = spool_identity(read_identity("test", {}), read_anchor())
+    limits = SpoolLimits(segment_bytes=segment_bytes, spool_bytes=spool_bytes)
+    recorder = Recorder(folder, identity, limits=limits)
+    recorder.start()
+    return recorder
+
+
+def run_script(script: str, spool: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run Python source in a process of its own with the tracer's folder set."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=ROOT,
+        env={**os.environ, "RANKSCOPE_TRACE": str(spool), "RANKSCOPE_RUN": "run", **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )

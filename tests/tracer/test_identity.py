@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracer.identity import RUN_ID, clean_run_id, read_identity
+
+
+@pytest.mark.parametrize("run_id", ["a", "run-7", "2026.01_x", "A" * 63])
+def test_a_good_run_id_is_left_alone(run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert clean_run_id(run_id) == run_id
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "run_id", ["../../etc", "a/b", ".hidden", "-x", "A" * 64, "run\n", "a\0b", "ünder", " "]
+)
+def test_a_bad_run_id_is_cleaned_and_the_job_is_told(
+    run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cleaned = clean_run_id(run_id)
+
+    assert RUN_ID.fullmatch(cleaned)
+    said = capsys.readouterr().err
+    assert repr(cleaned) in said
+    assert said.count("\n") == 1
+
+
+@given(st.text(), st.text())
+def test_cleaning_keeps_two_names_apart(one: str, other: str) -> None:
+    assert RUN_ID.fullmatch(clean_run_id(one))
+    assert (clean_run_id(one) == clean_run_id(other)) == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("environ", "run_id"),
+    [
+        ({"RANKSCOPE_RUN": "mine", "TORCHELASTIC_RUN_ID": "theirs"}, "mine"),
+        ({"TORCHELASTIC_RUN_ID": "elastic", "SLURM_JOB_ID": "77"}, "elastic"),
+        ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "77"}, "77"),
+    ],
+)
+def test_the_nearest_name_of_a_run_wins(environ: dict[str, str], run_id: str) -> None:
+    identity = read_identity(None, environ)
+
+    assert (identity.run_id, identity.made_up) == (run_id, False)
+
+
+def test_the_job_s_own_name_wins_over_the_environment() -> None:
+    assert read_identity("here", {"RANKSCOPE_RUN": "there"}).run_id == "here"
+
+
+@pytest.mark.parametrize(
+    ("environ", "epoch"),
+    [
+        ({}, 0),
+        ({"TORCHELASTIC_RESTART_COUNT": "2"}, 2),
+        ({"TORCHELASTIC_RESTART_COUNT": "2", "RANKSCOPE_EPOCH": "5"}, 5),
+        ({"RANKSCOPE_EPOCH": "nonsense"}, 0),
+    ],
+)
+def test_the_epoch_is_the_restart_count(environ: dict[str, str], epoch: int) -> None:
+    assert read_identity("run", environ).epoch == epoch
+
+
+def test_rank_and_world_come_from_the_launcher() -> None:
+    identity = read_identity("run", {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+
+    assert (identity.rank, identity.world_size, identity.local_rank) == (5, 8, 1)
+    assert identity.pid == os.getpid()
+
+
+def test_siblings_of_one_launcher_make_up_the_same_name() -> None:
+    names = {
+        read_identity(None, {"RANK": str(rank), "WORLD_SIZE": "4"}).run_id for rank in range(4)
+    }
+
+    (name,) = names
+    assert RUN_ID.fullmatch(name)
+    assert name.startswith("run-")

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+import tracer
+from tests.tracer.reading import process_folders, read_spans
+from tests.tracer.recording import run_script
+from tracer.topology import Coords, Layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANKSCOPE_TRACE", "RANKSCOPE_RUN", "RANKSCOPE_DISABLE", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_a_folder_nothing_is_recorded() -> None:
+    assert tracer.install() is tracer.NOOP_TRACER
+    with tracer.span("nobody looks"):
+        tracer.begin_steps()
+        tracer.microbatch(0)
+        tracer.event("note", "nobody reads")
+        tracer.step(tokens=1, loss=0.5)
+    tracer.shutdown()
+
+
+def test_the_kill_switch_wins_over_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKSCOPE_DISABLE", "1")
+
+    assert tracer.install(spool=tmp_path) is tracer.NOOP_TRACER
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_install_returns_the_first_tracer_and_a_new_life_gets_a_new_folder(
+    tmp_path: Path,
+) -> None:
+    first = tracer.install(spool=tmp_path, run="twice")
+    assert tracer.install(spool=tmp_path, run="other") is first
+    tracer.shutdown()
+    tracer.shutdown()
+    second = tracer.install(spool=tmp_path, run="twice")
+    with tracer.span("again"):
+        pass
+    tracer.shutdown()
+
+    assert second is not first
+    assert len(list((tmp_path / "twice").iterdir())) == 2
+
+
+def test_a_folder_that_cannot_be_written_leaves_the_job_untraced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+
+    assert tracer.install(spool=blocked, run="run") is tracer.NOOP_TRACER
+    said = capsys.readouterr().err
+    assert said.startswith("rankscope: not tracing this process: ")
+    assert said.count("\n") == 1
+
+
+def test_the_manifest_says_what_the_job_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv("SECRET_TOKEN", "hush")
+    endless: list[object] = []
+    endless.append(endless)
+    tracer.install(
+        spool=tmp_path,
+        run="told",
+        layout=Layout(pp=2, dp=2, tp=2),
+        coords=Coords(pp=0, dp=1, tp=1),
+        model_name="llama-toy",
+        flops_per_token=6e9,
+        flops_convention="6N",
+        device_name="cpu",
+        dtype="float32",
+        config={"lr": 1e-3, "endless": endless, "object": object()},
+        seeds={"weights": 7},
+    )
+    tracer.shutdown()
+
+    (folder,) = process_folders(tmp_path).values()
+    text = (folder / "manifest.json").read_text()
+    manifest = json.loads(text)
+    assert folder.name == f"e0-r00003-{manifest['process_uuid'][:12]}"
+    assert (manifest["version"], manifest["run_id"], manifest["epoch"]) == (1, "told", 0)
+    assert (manifest["rank"], manifest["world_size"]) == (3, 8)
+    assert manifest["layout"] == {"dp": 2, "tp": 2, "pp": 2, "cp": 1, "ep": 1, "dsp": 1, "vpp": 1}
+    assert manifest["coords"] == {"dp": 1, "tp": 1, "pp": 0, "cp": 0, "ep": 0}
+    assert manifest["device"] == {
+        "name": "cpu",
+        "uuid": None,
+        "dtype": "float32",
+        "peak_flops_per_s": None,
+    }
+    assert manifest["model"] == {
+        "name": "llama-toy",
+        "num_parameters": None,
+        "flops_per_token": 6e9,
+        "flops_convention": "6N",
+    }
+    assert manifest["paced"] is None
+    assert manifest["seeds"] == {"weights": 7}
+    assert manifest["config"]["lr"] == 1e-3
+    assert manifest["config"]["object"] == "<object>"
+    assert manifest["environment"]["NCCL_DEBUG"] == "WARN"
+    assert "hush" not in text
+
+
+def test_events_are_written_down_with_plain_data(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="events")
+    tracer.event("checkpoint", "saved", num_bytes=12, loss=float("nan"), thing={1, 2})
+    tracer.shutdown()
+
+    (folder,) = process_folders(tmp_path).values()
+    (line,) = (folder / "events.jsonl").read_text().splitlines()
+    event = json.loads(line)
+    assert (event["kind"], event["text"]) == ("checkpoint", "saved")
+    assert event["data"] == {"num_bytes": 12, "loss": "nan", "thing": [1, 2]}
+
+
+def test_traced_functions_keep_their_name_value_and_exception(tmp_path: Path) -> None:
+    @tracer.traced
+    def double(value: int) -> int:
+        return 2 * value
+
+    @tracer.traced("halving")
+    def half(value: int) -> float:
+        return 1 / value
+
+    tracer.install(spool=tmp_path, run="traced")
+    assert double(21) == 42
+    with pytest.raises(ZeroDivisionError):
+        half(0)
+    tracer.shutdown()
+
+    assert double.__name__ == "double"
+    (folder,) = process_folders(tmp_path).values()
+    names = [row.name for row in read_spans(folder)]
+    assert names[0].endswith("double")
+    assert names[1] == "halving"
+
+
+def test_importing_the_tracer_loads_neither_torch_nor_numpy(tmp_path: Path) -> None:
+    done = run_script(
+        """
+        import sys
+        import tracer
+        tracer.install()
+        tracer.begin_steps()
+        tracer.step(loss=1.0)
+        assert not {"torch", "numpy", "pyarrow"} & set(sys.modules)
+        """,
+        tmp_path,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_made_up_run_is_told_once(tmp_path: Path) -> None:
+    done = run_script("import tracer; print(tracer.install().run_id)", tmp_path, RANKSCOPE_RUN="")
+
+    assert done.stderr == f"rankscope: recording run {done.stdout}"
