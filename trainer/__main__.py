@@ -112,17 +112,20 @@ def _announce(config: TrainerConfig) -> None:
 
 
 def _print_pace(state: RankState, device: torch.device) -> None:
-    """Print the overruns of all ranks; a collective, so after the last step."""
+    """Print the overruns of all ranks and of the worst; collectives, so after the last step."""
     import torch
     import torch.distributed as dist
 
-    counts = torch.tensor([state.timer.num_segments, state.timer.num_overruns], device=device)
+    timer = state.timer
+    counts = torch.tensor([timer.num_segments, timer.num_overruns], device=device)
+    worst = torch.tensor(timer.num_overruns / timer.num_segments, device=device)
     dist.all_reduce(counts)
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     num_segments, num_overruns = counts.tolist()
     if state.rank == 0:
         print(
             f"pace num_segments {num_segments} num_overruns {num_overruns}"
-            f" overrun_ratio {num_overruns / num_segments:.4f}",
+            f" overrun_ratio {num_overruns / num_segments:.4f} worst_rank_ratio {worst.item():.4f}",
             flush=True,
         )
 

@@ -96,13 +96,15 @@ class TrainerConfig:
         return self.num_tokens_per_position * self.layout.dp
 
     def to_dict(self) -> dict[str, object]:
-        """Return the settings as plain values, the form that the manifest holds."""
-        plain = {item.name: getattr(self, item.name) for item in fields(self)}
-        return plain | {
-            "layout": self.layout.to_dict(),
-            "model": asdict(self.model),
-            "faults": [str(fault) for fault in self.faults],
+        """Return the settings as plain values, the form that the manifest holds.
+
+        Without the planted faults: what a run records must not give them away
+        to the diagnosis that is to find them.
+        """
+        plain = {
+            item.name: getattr(self, item.name) for item in fields(self) if item.name != "faults"
         }
+        return plain | {"layout": self.layout.to_dict(), "model": asdict(self.model)}
 
     def _check_layout(self) -> None:
         layout, model = self.layout, self.model
@@ -148,8 +150,8 @@ class TrainerConfig:
                 )
         if self.pace_ms is not None and not 0 < self.pace_ms < math.inf:
             raise ConfigError(
-                f"TrainerConfig.pace_ms must be above 0 and finite, got {self.pace_ms}: leave out --paced to"
-                " train unpaced"
+                f"TrainerConfig.pace_ms must be above 0 and finite, got {self.pace_ms}:"
+                " leave out --paced to train unpaced"
             )
 
     def _check_faults(self) -> None:

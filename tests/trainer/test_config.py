@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tracer.topology import Layout
+from trainer.__main__ import main
+from trainer.config import ModelConfig, TrainerConfig, default_pace_ms, layers_of_stage
+from trainer.errors import ConfigError
+from trainer.fault import parse_faults
+
+CUBE = Layout(pp=2, dp=2, tp=2)
+
+
+def make_config(**changes: Any) -> TrainerConfig:  # noqa: ANN401 - any field
+    settings: dict[str, Any] = {"layout": CUBE, "world_size": 8, "num_microbatches": 4}
+    return TrainerConfig(**(settings | changes))
+
+
+def test_a_step_has_the_tokens_of_all_data_positions() -> None:
+    config = make_config(microbatch_size=2, model=ModelConfig(seq_length=32))
+
+    assert config.num_tokens_per_position == 4 * 2 * 32
+    assert config.num_tokens == 2 * 4 * 2 * 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"world_size": 4},
+            "= 8 ranks, but 4 were started: run torchrun --nproc-per-node 8, or change --pp",
+        ),
+        (
+            {"layout": Layout(pp=8), "num_microbatches": 8},
+            "ModelConfig.num_layers 4 is less than the 8 pipeline stages",
+        ),
+        (
+            {"layout": Layout(dp=8, cp=2), "world_size": 16},
+            "TrainerConfig.layout.cp must be 1",
+        ),
+        (
+            {"layout": Layout(tp=3), "world_size": 3},
+            "ModelConfig.num_heads 8 is not divisible by tp 3",
+        ),
+        (
+            {"layout": Layout(tp=8), "model": ModelConfig(ffn_size=100)},
+            "ModelConfig.ffn_size 100 is not divisible by tp 8",
+        ),
+        ({"num_microbatches": 1}, "TrainerConfig.num_microbatches 1 is less than the 2 pipeline"),
+        ({"num_steps": 0}, "TrainerConfig.num_steps must be at least 1, got 0"),
+        ({"microbatch_size": 0}, "TrainerConfig.microbatch_size must be at least 1, got 0"),
+        ({"learning_rate": 0.0}, "TrainerConfig.learning_rate must be above 0 and finite"),
+        ({"max_gradient_norm": float("inf")}, "TrainerConfig.max_gradient_norm must be above 0"),
+        ({"pace_ms": 0.0}, "TrainerConfig.pace_ms must be above 0 and finite, got 0.0"),
+        ({"pace_ms": float("nan")}, "TrainerConfig.pace_ms must be above 0 and finite, got nan"),
+        (
+            {"faults": parse_faults(["slow-compute:rank=8,factor=2"])},
+            "rank 8 does not exist: the layout has ranks 0 to 7",
+        ),
+        (
+            {"faults": parse_faults(["slow-compute:rank=1,factor=2,steps=30-40"])},
+            "rank=1,factor=2,steps=30-40 begins after the last step 29",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_its_field(
+    changes: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config(**changes)
+
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "problem"),
+    [
+        ({"num_layers": 0}, "ModelConfig.num_layers must be at least 1, got 0"),
+        ({"hidden_size": 72}, "ModelConfig.hidden_size 72 must be an even multiple of"),
+    ],
+)
+def test_an_impossible_model_is_refused(sizes: dict[str, int], problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig(**sizes)
+
+    assert problem in str(caught.value)
+
+
+def test_the_first_stages_take_the_layers_that_do_not_divide() -> None:
+    stages = [layers_of_stage(stage, num_layers=7, num_stages=3) for stage in range(3)]
+
+    assert stages == [range(3), range(3, 5), range(5, 7)]
+
+
+def test_the_default_pace_makes_a_healthy_step_last_a_second_and_a_half() -> None:
+    # 4 micro-batches + 1, of 1 layer x 2 segments x (1 + 2) paces, + 1: 31 paces in 1500 ms.
+    assert default_pace_ms(ModelConfig(num_layers=2), CUBE, num_microbatches=4) == 48.0
+    # 61 paces.
+    assert default_pace_ms(ModelConfig(num_layers=4), CUBE, num_microbatches=4) == 25.0
+    # 3 x 16 x 6 + 1 = 289 paces would be 5 ms each.
+    assert default_pace_ms(ModelConfig(num_layers=16), Layout(), num_microbatches=3) == 20.0
+
+
+def test_the_manifest_gets_plain_values_and_no_hint_of_a_fault() -> None:
+    config = make_config(faults=parse_faults(["slow-compute:rank=5,factor=1.8"]), pace_ms=20.0)
+
+    plain = config.to_dict()
+
+    assert "faults" not in plain
+    assert "slow-compute" not in repr(plain)
+    assert plain["pace_ms"] == 20.0
+    assert isinstance(plain["layout"], dict)
+    assert plain["layout"]["pp"] == 2
+    assert isinstance(plain["model"], dict)
+    assert plain["model"]["num_layers"] == 4
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["--pp", "2"], "trainer: TrainerConfig.layout is pp 2 x dp 1 x tp 1 = 2 ranks"),
+        (["--tp", "0"], "trainer: Layout.tp must be at least 1, got 0"),
+        (["--fault", "slow-compute:rank=9,factor=2"], "trainer: fault 'slow-compute:rank=9"),
+        (["--paced", "--pace-ms", "0"], "trainer: TrainerConfig.pace_ms must be above 0"),
+    ],
+)
+def test_wrong_flags_end_with_one_plain_line_and_status_2(
+    argv: list[str],
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.delenv("RANK", raising=False)
+
+    status = main(argv)
+
+    printed = capsys.readouterr()
+    assert status == 2
+    assert printed.out == ""
+    assert printed.err.startswith(problem)
+    assert printed.err.count("\n") == 1

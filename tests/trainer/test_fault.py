@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracer.topology import Layout
+from trainer.errors import FaultSpecError
+from trainer.fault import Fault, FaultCause, parse_fault, parse_faults, slowdown_of
+
+CUBE = Layout(pp=2, dp=2, tp=2)
+
+
+def test_a_slow_rank_is_read_with_its_factor_and_steps() -> None:
+    assert parse_fault("slow-compute:rank=5,factor=1.8,steps=10-29") == Fault(
+        cause=FaultCause.SLOW_COMPUTE, factor=1.8, ranks=(5,), steps=(10, 29)
+    )
+
+
+def test_several_ranks_come_out_ascending_and_steps_default_to_all() -> None:
+    assert parse_fault("slow-compute:factor=2,rank=6+5") == Fault(
+        cause=FaultCause.SLOW_COMPUTE, factor=2.0, ranks=(5, 6)
+    )
+
+
+def test_a_slow_stage_is_read() -> None:
+    assert parse_fault(" stage-imbalance: stage = 1, factor = 1.5, steps=7 ") == Fault(
+        cause=FaultCause.STAGE_IMBALANCE, factor=1.5, stage=1, steps=(7, 7)
+    )
+
+
+def test_none_plants_nothing() -> None:
+    assert parse_fault("none") is None
+    assert parse_faults(["none", "slow-compute:rank=0,factor=3", "none"]) == (
+        Fault(cause=FaultCause.SLOW_COMPUTE, factor=3.0, ranks=(0,)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("", "unknown cause ''"),
+        ("slow:rank=1,factor=2", "unknown cause 'slow'"),
+        ("slow-compute", "expected slow-compute:key=value"),
+        ("slow-compute:", "expected key=value, got ''"),
+        ("slow-compute:rank", "expected key=value, got 'rank'"),
+        ("slow-compute:rank=,factor=2", "expected key=value, got 'rank='"),
+        ("slow-compute:ranks=1,factor=2", "unknown key 'ranks'"),
+        ("slow-compute:stage=1,factor=2", "unknown key 'stage'"),
+        ("slow-compute:rank=1,rank=2,factor=2", "'rank' is given twice"),
+        ("slow-compute:rank=1", "'factor' is missing"),
+        ("slow-compute:factor=2", "'rank' is missing"),
+        ("slow-compute:rank=-1,factor=2", "rank must be a whole number from 0 on, got '-1'"),
+        ("slow-compute:rank=1+1,factor=2", "rank names a rank twice"),
+        ("slow-compute:rank=1+,factor=2", "rank must be a whole number from 0 on, got ''"),
+        ("slow-compute:rank=1,factor=1", "factor must be a number above 1, got '1'"),
+        ("slow-compute:rank=1,factor=0.5", "factor must be a number above 1"),
+        ("slow-compute:rank=1,factor=nan", "factor must be a number above 1"),
+        ("slow-compute:rank=1,factor=inf", "factor must be a number above 1"),
+        ("slow-compute:rank=1,factor=two", "factor must be a number above 1"),
+        ("slow-compute:rank=1,factor=2,steps=9-5", "it ends before it starts"),
+        ("slow-compute:rank=1,factor=2,steps=5-", "steps must be a whole number"),
+        ("slow-compute:rank=1,factor=2,steps=a-b", "steps must be a whole number"),
+    ],
+)
+def test_a_wrong_spec_is_refused_with_what_is_wrong(spec: str, problem: str) -> None:
+    with pytest.raises(FaultSpecError) as caught:
+        parse_fault(spec)
+
+    assert problem in str(caught.value)
+    assert str(caught.value).startswith(f"fault {spec!r}: ")
+
+
+def test_the_culprits_of_a_stage_are_all_its_ranks() -> None:
+    fault = Fault(cause=FaultCause.STAGE_IMBALANCE, factor=1.5, stage=1)
+
+    assert fault.culprits(CUBE) == (4, 5, 6, 7)
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("slow-compute:rank=8,factor=2", "rank 8 does not exist: the layout has ranks 0 to 7"),
+        ("stage-imbalance:stage=2,factor=2", "stage 2 does not exist: --pp 2 has stages 0 to 1"),
+    ],
+)
+def test_a_place_outside_the_layout_is_refused(spec: str, problem: str) -> None:
+    fault = parse_fault(spec)
+    assert fault is not None
+
+    with pytest.raises(FaultSpecError, match=problem):
+        fault.culprits(CUBE)
+
+
+def test_a_fault_slows_its_rank_in_its_steps_only() -> None:
+    faults = parse_faults(["slow-compute:rank=5,factor=1.8,steps=10-29"])
+
+    def slowdowns(rank: int) -> list[float]:
+        return [slowdown_of(faults, CUBE, rank=rank, step=step) for step in (9, 10, 29, 30)]
+
+    assert slowdowns(5) == [1.0, 1.8, 1.8, 1.0]
+    assert slowdowns(4) == [1.0, 1.0, 1.0, 1.0]
+
+
+def test_faults_that_meet_on_a_rank_multiply() -> None:
+    faults = parse_faults(["slow-compute:rank=5,factor=2", "stage-imbalance:stage=1,factor=1.5"])
+
+    slowdowns = [slowdown_of(faults, CUBE, rank=rank, step=0) for rank in range(8)]
+
+    assert slowdowns == [1.0, 1.0, 1.0, 1.0, 1.5, 3.0, 1.5, 1.5]
+
+
+@given(
+    ranks=st.sets(st.integers(0, 10**6), min_size=1, max_size=4),
+    factor=st.integers(101, 9999).map(lambda hundredths: hundredths / 100),
+    first=st.none() | st.integers(0, 10**6),
+    length=st.integers(0, 1000),
+)
+def test_what_a_fault_prints_is_read_back(
+    ranks: set[int], factor: float, first: int | None, length: int
+) -> None:
+    fault = Fault(
+        cause=FaultCause.SLOW_COMPUTE,
+        factor=factor,
+        ranks=tuple(sorted(ranks)),
+        steps=None if first is None else (first, first + length),
+    )
+
+    assert parse_fault(str(fault)) == fault
+
+
+PIECES: tuple[str, ...] = (
+    "slow-compute",
+    "stage-imbalance",
+    "none",
+    ":",
+    "=",
+    ",",
+    "+",
+    "-",
+    "rank",
+    "stage",
+)
+PIECES += ("factor", "steps", "0", "1.5", "7", "²", "٣", "e", " ", "rank=1,", "factor=2,")
+
+
+@given(st.text() | st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_any_text_is_a_fault_or_refused_with_its_own_words(text: str) -> None:
+    try:
+        fault = parse_fault(text)
+    except FaultSpecError as problem:
+        refused = problem.spec
+    else:
+        refused = text
+        assert fault is None or (fault.factor > 1 and fault == parse_fault(str(fault)))
+
+    assert refused == text
+
+
+def test_faults_and_configuration_are_read_without_torch() -> None:
+    program = (
+        "import sys, trainer.fault, trainer.config, trainer.flops; print('torch' in sys.modules)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "False\n"

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from trainer.config import ModelConfig
+from trainer.model import Stage, initialize, rotary_table, rotate, token_loss
+
+MODEL = ModelConfig(num_layers=4, hidden_size=32, num_heads=4, ffn_size=48, vocab_size=20)
+
+
+def make_stage(*, stage: int = 0, num_stages: int = 1) -> Stage:
+    model = Stage(MODEL, stage=stage, num_stages=num_stages)
+    initialize(model, seed=7)
+    return model
+
+
+def make_tokens() -> torch.Tensor:
+    return torch.randint(20, (2, 32), generator=torch.Generator().manual_seed(0))
+
+
+def test_tokens_become_logits_of_the_same_length() -> None:
+    assert make_stage()(make_tokens()).shape == (2, 32, 20)
+
+
+def test_a_position_sees_nothing_of_its_future() -> None:
+    model, tokens = make_stage(), make_tokens()
+    changed = tokens.clone()
+    changed[:, 20] = (changed[:, 20] + 1) % 20
+
+    before, after = model(tokens), model(changed)
+
+    assert torch.equal(before[:, :20], after[:, :20])
+    assert not torch.allclose(before[:, 20], after[:, 20])
+    assert not torch.allclose(before[:, 31], after[:, 31])
+
+
+def test_an_untrained_model_guesses() -> None:
+    loss = token_loss(make_stage()(make_tokens()), make_tokens())
+
+    assert loss.item() == pytest.approx(math.log(20), rel=0.05)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_the_stages_of_a_pipeline_are_the_whole_model_cut(num_stages: int) -> None:
+    x = make_tokens()
+
+    for stage in range(num_stages):
+        x = make_stage(stage=stage, num_stages=num_stages)(x)
+
+    assert torch.equal(x, make_stage()(make_tokens()))
+
+
+def test_only_the_ends_embed_and_only_the_last_has_a_head() -> None:
+    stages = [make_stage(stage=stage, num_stages=3) for stage in range(3)]
+
+    assert [stage.embedding is not None for stage in stages] == [True, False, False]
+    assert [stage.head is not None for stage in stages] == [False, False, True]
+    assert [list(stage.blocks) for stage in stages] == [["0", "1"], ["2"], ["3"]]
+
+
+def test_rotation_by_position_leaves_scores_to_the_distance() -> None:
+    cos, sin = rotary_table(16, 8)
+    generator = torch.Generator().manual_seed(1)
+    query, key = torch.randn(8, generator=generator), torch.randn(8, generator=generator)
+
+    rotated_query = rotate(query.expand(16, 8), cos, sin)
+    rotated_key = rotate(key.expand(16, 8), cos, sin)
+    three_apart = [rotated_query[at + 3] @ rotated_key[at] for at in range(13)]
+
+    assert all(math.isclose(a, b, abs_tol=1e-5) for a, b in pairwise(map(float, three_apart)))
+    assert rotated_query[0].tolist() == query.tolist()
