@@ -77,6 +77,11 @@ class ProcessTail:
         """Whether the process has ended and all that it wrote is stored."""
         return self.state != RUNNING and not self._readers
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the process can't write any more."""
+        return self._is_over
+
     def look(self, *, now_ns: int) -> Words:
         """Find new segments, read new lines, and see whether the process has ended."""
         files = self.files

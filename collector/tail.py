@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 GRACE_NS = 2_000_000_000
 """How long a claimed row may stay uncommitted before it counts as torn."""
 
+FEW_ROWS = 4096
+"""Rows of one segment that are not worth another round of the same look."""
+
 BATCH_ROWS = 262_144
 """Rows of one insert: large enough to be quick, small enough to hold in memory."""
 
@@ -211,16 +214,21 @@ class SpoolTail:
         self._upsert("events", events)
 
     def _batches(self, now_ns: int) -> Iterator[list[tuple[ProcessTail, Cut]]]:
-        """Yield cuts, a bounded number of rows at a time, until there is no news."""
-        has_news = True
-        while has_news:
-            has_news = False
+        """Yield cuts, a bounded number of rows at a time, until there is little news.
+
+        Ranks write while we read: what came meanwhile, a few rows, would each
+        time be a small insert more. It waits for the next look.
+        """
+        has_more = True
+        while has_more:
+            has_more = False
             batch: list[tuple[ProcessTail, Cut]] = []
             num_rows = 0
             for tail, cut in self._cuts(now_ns):
-                has_news = True
                 batch.append((tail, cut))
-                num_rows += cut.key.end_row - cut.key.first_row
+                cut_rows = cut.key.end_row - cut.key.first_row
+                num_rows += cut_rows
+                has_more |= tail.is_over or cut_rows >= FEW_ROWS
                 if num_rows >= BATCH_ROWS:
                     yield batch
                     batch, num_rows = [], 0
