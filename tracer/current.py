@@ -6,7 +6,9 @@ import functools
 import os
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, overload
 
+from tracer.host_span import HostSpan
 from tracer.noop import NOOP_TRACER
+from tracer.recorder import Recorder, ThreadState
 from tracer.span import NONE, SpanKind
 
 if TYPE_CHECKING:
@@ -17,8 +19,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+HOST = SpanKind.HOST
+
 _tracer: Tracer = NOOP_TRACER
 _make_span = _tracer.span
+_heads: dict[str, int] = {}
+_threads = ThreadState()
 
 
 def current_tracer() -> Tracer:
@@ -28,9 +34,11 @@ def current_tracer() -> Tracer:
 
 def set_current(tracer: Tracer) -> None:
     """Make ``tracer`` the one that the functions of this module speak to."""
-    global _tracer, _make_span  # noqa: PLW0603 - one tracer a process is the point
-    _tracer = tracer
+    global _tracer, _make_span, _heads, _threads  # noqa: PLW0603 - one tracer a process
+    _heads = tracer.host_heads if isinstance(tracer, Recorder) else {}
+    _threads = tracer.threads if isinstance(tracer, Recorder) else ThreadState()
     _make_span = tracer.span
+    _tracer = tracer
 
 
 def span(
@@ -44,6 +52,19 @@ def span(
         microbatch: Index in the step; `NONE`: that of the enclosing captured span.
         chunk: Model chunk on this rank; `NONE` likewise.
     """
+    # What `Recorder.span` does, without its calls, for the common case: a name seen
+    # before, in a thread seen before. `is` because a foreign `==` may do anything.
+    if kind is HOST and microbatch is NONE and chunk is NONE and type(name) is str:
+        head = _heads.get(name)
+        if head is not None:
+            try:
+                lane = _threads.lane
+            except AttributeError:
+                return _make_span(name)
+            made = HostSpan()
+            made.lane = lane
+            made.head = head
+            return made
     return _make_span(name, kind=kind, microbatch=microbatch, chunk=chunk)
 
 
@@ -115,7 +136,7 @@ def shutdown() -> None:
 def _traced(name: str, function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _make_span(name):
+        with span(name):
             return function(*args, **kwargs)
 
     return call
@@ -124,9 +145,8 @@ def _traced(name: str, function: Callable[P, R]) -> Callable[P, R]:
 def _forget_in_child() -> None:
     tracer = _tracer
     set_current(NOOP_TRACER)
-    abandon = getattr(tracer, "abandon", None)
-    if abandon is not None:
-        abandon()
+    if isinstance(tracer, Recorder):
+        tracer.abandon()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

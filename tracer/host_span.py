@@ -1,61 +1,53 @@
-"""The span that ``with`` enters: the hottest code of the project."""
+"""The span that ``with`` enters: the hottest code of the project.
+
+Attributes instead of arguments, one class a case instead of conditions, and
+everything that a call would hide written out: `benchmarks/tracer_host_span.py`
+tells what each of these is worth.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from tracer.clock import monotonic_ns
-from tracer.lane import pair_word
-from tracer.span import NONE, SpanFlag
+from tracer.lane import HEAD, MAX_DEPTH
+from tracer.span import SpanFlag
+from tracer.spool import HEADER_BYTES, RECORD_BYTES
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from tracer.recorder import Recorder
+    from tracer.lane import Lane
+    from tracer.segment import OpenEntry
 
 ERROR_HEAD = int(SpanFlag.ERROR) << 16
-"""The flag in a `head_word`."""
+"""The flag in a `tracer.lane.head_word`."""
+
+_pack_into = HEAD.pack_into
 
 
 class HostSpan:
-    """A span of the calling thread, timed by the host clock."""
+    """A span of a thread, timed by the host clock. Whoever makes it sets ``lane`` and ``head``."""
 
-    __slots__ = (
-        "_chunk",
-        "_head",
-        "_lane",
-        "_microbatch",
-        "_open",
-        "_place",
-        "_recorder",
-        "_start_ns",
-        "_where",
-    )
+    __slots__ = ("head", "lane", "opened", "place", "start_ns")
 
-    def __init__(
-        self, recorder: Recorder, head: int, microbatch: int = NONE, chunk: int = NONE
-    ) -> None:
-        self._recorder = recorder
-        self._head = head
-        self._microbatch = microbatch
-        self._chunk = chunk
+    lane: Lane
+    head: int
+    place: bytes
+    opened: OpenEntry | None
+    start_ns: int
 
     def __enter__(self) -> HostSpan:
+        lane = self.lane
         try:
-            self._lane = lane = self._recorder.lane()
-            self._place = (
-                lane.place if self._microbatch == NONE else pair_word(lane.step, self._microbatch)
-            )
-            self._where = (
-                lane.where if self._chunk == NONE else pair_word(self._chunk, lane.track_id)
-            )
-            self._open = None
-            self._start_ns = start_ns = monotonic_ns()
-            if lane.depth == 0:
-                self._open = lane.open(start_ns, self._head)
+            self.opened = None
+            self.place = lane.place
+            self.start_ns = start_ns = monotonic_ns()
+            if not lane.depth:
+                self.opened = lane.open(start_ns, self.head)
             lane.depth += 1
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            self._recorder.swallow(problem)
+            lane.swallow(problem)
         return self
 
     def __exit__(
@@ -64,20 +56,80 @@ class HostSpan:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        lane = self.lane
         try:
-            start_ns = self._start_ns
+            start_ns = self.start_ns
             duration_ns = monotonic_ns() - start_ns
-            lane = self._lane
             lane.depth = depth = lane.depth - 1
-            head = self._head if exc_type is None else self._head | ERROR_HEAD
-            lane.append(head, start_ns, duration_ns, self._place, self._where, start_ns, depth)
-            if self._open is not None:
-                self._open.close()
+            segment = lane.segment
+            row = segment.claim()
+            if row >= segment.capacity or exc_type is not None or depth >= MAX_DEPTH:
+                head = self.head if exc_type is None else self.head | ERROR_HEAD
+                if row < segment.capacity:
+                    lane.write(
+                        segment, row, head, start_ns, duration_ns, self.place, start_ns, depth
+                    )
+                else:
+                    lane.append(head, start_ns, duration_ns, self.place, start_ns, depth)
+            else:
+                _pack_into(
+                    segment.buffer,
+                    HEADER_BYTES + row * RECORD_BYTES,
+                    self.head,
+                    start_ns,
+                    duration_ns,
+                    self.place,
+                    start_ns,
+                    depth,
+                    row + 1,  # the commit word, written last
+                )
+            if self.opened is not None:
+                self.opened.close()
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            self._recorder.swallow(problem)
+            lane.swallow(problem)
 
     def cancel(self) -> None:
         """Leave the span without recording it."""
-        self._lane.depth -= 1
-        if self._open is not None:
-            self._open.close()
+        self.lane.depth -= 1
+        if self.opened is not None:
+            self.opened.close()
+
+
+class PlacedSpan(HostSpan):
+    """A span that says itself which micro-batch and chunk it belongs to."""
+
+    __slots__ = ("chunk", "microbatch")
+
+    microbatch: int
+    chunk: int
+
+    def __enter__(self) -> PlacedSpan:
+        super().__enter__()
+        try:
+            self.place = self.lane.place_of(self.microbatch, self.chunk)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self.lane.swallow(problem)
+        return self
+
+
+def host_span(lane: Lane, head: int) -> HostSpan:
+    """Return a span that inherits its lane's place.
+
+    Args:
+        lane: The calling thread's.
+        head: `tracer.lane.head_word` of its record.
+    """
+    span = HostSpan()
+    span.lane = lane
+    span.head = head
+    return span
+
+
+def placed_span(lane: Lane, head: int, microbatch: int, chunk: int) -> PlacedSpan:
+    """Return a span of a micro-batch or chunk of its own; `NONE` inherits the lane's."""
+    span = PlacedSpan()
+    span.lane = lane
+    span.head = head
+    span.microbatch = microbatch
+    span.chunk = chunk
+    return span

@@ -6,9 +6,10 @@ import struct
 import threading
 from typing import TYPE_CHECKING
 
+from tracer.blame import is_ours
 from tracer.segment import NO_SEGMENT, Segment, open_entry
 from tracer.span import NONE
-from tracer.spool import COMM_OFFSET, HEADER_BYTES, RECORD_BYTES, RecordType
+from tracer.spool import COMM_OFFSET, HEADER_BYTES, RECORD_BYTES, DropReason, RecordType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,10 +18,13 @@ if TYPE_CHECKING:
     from tracer.segment import OpenEntry
     from tracer.spare import SegmentSource
 
-HEAD = struct.Struct("<QqqQQqQQ")
+HEAD = struct.Struct("<Qqq16sqQQ")
 """`tracer.spool.CORE` with neighbours packed together, because every field costs time:
-(type, kind, flags, name), start_ns, duration_ns, (step, microbatch), (chunk, track), launch_ns,
+(type, kind, flags, name), start_ns, duration_ns, (step, microbatch, chunk, track), launch_ns,
 depth, commit."""
+
+PLACE = struct.Struct("<iiiI")
+"""step, microbatch, chunk, track: what many records share."""
 
 MAX_DEPTH = 255
 
@@ -30,17 +34,11 @@ def head_word(record_type: RecordType, *, kind: int, flags: int, name_id: int) -
     return record_type | kind << 8 | flags << 16 | name_id << 32
 
 
-def pair_word(low: int, high: int) -> int:
-    """Return two 32-bit fields as one number; both may be negative."""
-    return (low & 0xFFFFFFFF) | (high & 0xFFFFFFFF) << 32
-
-
 class Lane:
     """One thread's rows, or those of several threads that share it: claims never collide."""
 
     __slots__ = (
         "_process",
-        "_segment",
         "_source",
         "_turning",
         "_wake",
@@ -49,9 +47,9 @@ class Lane:
         "microbatch",
         "number",
         "place",
+        "segment",
         "step",
         "track_id",
-        "where",
     )
 
     def __init__(
@@ -66,10 +64,10 @@ class Lane:
         self.number = number
         self.track_id = track_id
         self.depth = 0
+        self.segment: Segment = NO_SEGMENT
         self._source = source
         self._process = process
         self._wake = wake
-        self._segment: Segment = NO_SEGMENT
         self._turning = threading.Lock()
         self.set_place(NONE, NONE, NONE)
 
@@ -78,20 +76,27 @@ class Lane:
         self.step = step
         self.microbatch = microbatch
         self.chunk = chunk
-        self.place = pair_word(step, microbatch)
-        self.where = pair_word(chunk, self.track_id)
+        self.place = PLACE.pack(step, microbatch, chunk, self.track_id)
 
-    def where_on(self, track_id: int) -> int:
-        """Return `where` for a span on another track than the lane's own."""
-        return pair_word(self.chunk, track_id)
+    def place_of(self, microbatch: int, chunk: int) -> bytes:
+        """Return the place of a span that names either; `NONE` inherits the lane's."""
+        return PLACE.pack(
+            self.step,
+            self.microbatch if microbatch == NONE else microbatch,
+            self.chunk if chunk == NONE else chunk,
+            self.track_id,
+        )
 
-    def append(  # noqa: PLR0913 - positional: this is the hottest call of the project
+    def place_on(self, track_id: int) -> bytes:
+        """Return the lane's place for a span on another track than the lane's own."""
+        return PLACE.pack(self.step, self.microbatch, self.chunk, track_id)
+
+    def append(  # noqa: PLR0913 - positional: hot, and a record has this many fields
         self,
         head: int,
         start_ns: int,
         duration_ns: int,
-        place: int,
-        where: int,
+        place: bytes,
         launch_ns: int,
         depth: int,
         second: bytes | None = None,
@@ -102,13 +107,12 @@ class Lane:
             head: `head_word`.
             start_ns: Begin, monotonic.
             duration_ns: Length.
-            place: `pair_word` of step and micro-batch.
-            where: `pair_word` of chunk and track name.
+            place: `PLACE`.
             launch_ns: When the host issued the work, monotonic; `NONE` unknown.
             depth: Nesting on the track.
             second: The record's second half; None leaves it zero.
         """
-        segment = self._segment
+        segment = self.segment
         row = segment.claim()
         if row >= segment.capacity:
             segment = self._turn(segment)
@@ -116,6 +120,21 @@ class Lane:
             if row >= segment.capacity:
                 self._process.drop(self._source.shortage)
                 return
+        self.write(segment, row, head, start_ns, duration_ns, place, launch_ns, depth, second)
+
+    def write(  # noqa: PLR0913 - positional: hot
+        self,
+        segment: Segment,
+        row: int,
+        head: int,
+        start_ns: int,
+        duration_ns: int,
+        place: bytes,
+        launch_ns: int,
+        depth: int,
+        second: bytes | None = None,
+    ) -> None:
+        """Write one record into a row that was claimed; the arguments as in `append`."""
         offset = HEADER_BYTES + row * RECORD_BYTES
         if second is not None:
             segment.buffer[offset + COMM_OFFSET : offset + RECORD_BYTES] = second
@@ -126,9 +145,8 @@ class Lane:
             start_ns,
             duration_ns,
             place,
-            where,
             launch_ns,
-            depth if depth < MAX_DEPTH else MAX_DEPTH,  # noqa: FURB136 - min() is a call
+            min(depth, MAX_DEPTH),
             row + 1,  # the commit word, written last
         )
 
@@ -140,33 +158,44 @@ class Lane:
             head: `head_word` of the span.
             comm: Group id and seq.
         """
-        segment = self._segment
+        segment = self.segment
         if segment is NO_SEGMENT:
             segment = self._turn(segment)
         return open_entry(segment, start_ns, head >> 32, self.step, (head >> 8) & 0xFF, comm)
 
+    def swallow(self, problem: BaseException) -> None:
+        """Count an error of the tracer's own; hand on one that is the job's.
+
+        Raises:
+            BaseException: ``problem`` itself, where a signal handler of the job raised it.
+        """
+        if not is_ours(problem):
+            raise problem
+        out_of_memory = isinstance(problem, MemoryError)
+        self._process.drop(DropReason.OUT_OF_MEMORY if out_of_memory else DropReason.INTERNAL_ERROR)
+
     def seal(self) -> None:
         """Say that nothing more comes."""
-        segment, self._segment = self._segment, NO_SEGMENT
+        segment, self.segment = self.segment, NO_SEGMENT
         segment.seal()
 
     def detach(self) -> None:
         """Stop touching files: this process is a forked child."""
-        self._segment.detach()
-        self._segment = NO_SEGMENT
+        self.segment.detach()
+        self.segment = NO_SEGMENT
 
     def _turn(self, full: Segment) -> Segment:
         """Go on in a fresh segment; where there is none, stay in the full one."""
         # Never waits: whoever comes second (a thread that shares the lane, a signal
         # handler that interrupted this very line) loses its record rather than its time.
         if not self._turning.acquire(blocking=False):
-            return self._segment
+            return self.segment
         try:
-            if self._segment is full and (fresh := self._source.take()) is not None:
+            if self.segment is full and (fresh := self._source.take()) is not None:
                 fresh.give_to(self.number)
-                self._segment = fresh
+                self.segment = fresh
                 full.seal()
                 self._wake()
-            return self._segment
+            return self.segment
         finally:
             self._turning.release()

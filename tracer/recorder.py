@@ -13,11 +13,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from tracer.background import SpoolThread
-from tracer.blame import is_ours
 from tracer.clock import monotonic_ns
 from tracer.exit_record import ended, failed, write_exit
-from tracer.host_span import HostSpan
-from tracer.lane import Lane, head_word, pair_word
+from tracer.host_span import HostSpan, host_span, placed_span
+from tracer.lane import PLACE, Lane, head_word
 from tracer.plain import plain, plain_int, plain_text, type_name
 from tracer.process_file import ProcessFile
 from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
@@ -59,7 +58,9 @@ class _LaneHolder:
         self._free.append(self.lane)
 
 
-class _ThreadState(threading.local):
+class ThreadState(threading.local):
+    """A thread's lane, missing before its first span."""
+
     lane: Lane
     holder: _LaneHolder
 
@@ -81,11 +82,16 @@ class Recorder:
         self._background = SpoolThread(
             folder, work=self._work, on_error=lambda: self.drop(DropReason.INTERNAL_ERROR)
         )
-        self._local = _ThreadState()
+        self.threads = ThreadState()
+        """What each thread holds; `tracer.current.span` reads it without asking."""
+
         self._lanes: list[Lane] = []
         self._lane_numbers = itertools.count()
         self._free_lanes: deque[Lane] = deque()
-        self._host_heads: dict[str, int] = {}
+        self.host_heads: dict[str, int] = {}
+        """First words of plain host spans by name; likewise."""
+
+        self._heads: dict[tuple[str, SpanKind], int] = {}
         self._step_start_ns: int | None = None
         self._failure: dict[str, object] | None = None
         self._closers: list[Callable[[], None]] = []
@@ -110,16 +116,14 @@ class Recorder:
         chunk: int = NONE,
     ) -> SpanContext:
         """Return a span to be entered with ``with``."""
-        if kind is SpanKind.HOST and type(name) is str:
-            head = self._host_heads.get(name)
-            if head is not None and microbatch is NONE and chunk is NONE:
-                return HostSpan(self, head)
         head = self.head(name, kind)
-        return HostSpan(self, head, self.index(microbatch), self.index(chunk))
+        if microbatch is NONE and chunk is NONE:
+            return host_span(self.lane(), head)
+        return placed_span(self.lane(), head, self.index(microbatch), self.index(chunk))
 
     def host_span(self, name: str, kind: SpanKind) -> HostSpan:
         """Return a span of ours, to be entered and left by hand."""
-        return HostSpan(self, self.head(name, kind))
+        return host_span(self.lane(), self.head(name, kind))
 
     def append_span(self, name: str, kind: SpanKind, start_ns: int, end_ns: int) -> None:
         """Write a span of the calling thread that is already over."""
@@ -129,25 +133,27 @@ class Recorder:
             start_ns,
             end_ns - start_ns,
             lane.place,
-            lane.where,
             start_ns,
             lane.depth,
         )
 
-    def head(self, name: object, kind: object, flags: int = SpanFlag.HOST_CLOCK) -> int:
-        """Return the first word of a span's records: kind, flags and interned name."""
+    def head(self, name: object, kind: object) -> int:
+        """Return the first word of a host span's record: kind, flag and interned name."""
+        if type(name) is str and type(kind) is SpanKind:
+            known = self._heads.get((name, kind))
+            if known is not None:
+                return known
         if type(kind) is not SpanKind:
             self.drop(DropReason.BAD_ARGUMENT)
             kind = SpanKind.OTHER
-        text = self._name(name)
         head = head_word(
             RecordType.SPAN,
             kind=KIND_CODES[kind],
-            flags=int(flags),
-            name_id=self._process.name_id(text),
+            flags=int(SpanFlag.HOST_CLOCK),
+            name_id=self._process.name_id(self._name(name)),
         )
-        if kind is SpanKind.HOST and flags == SpanFlag.HOST_CLOCK and type(name) is str:
-            self._remember_head(name, head)
+        if type(name) is str and name:
+            self._remember_head(name, kind, head)
         return head
 
     def name_id(self, name: str) -> int:
@@ -157,23 +163,13 @@ class Recorder:
     def lane(self) -> Lane:
         """Return the calling thread's lane."""
         try:
-            return self._local.lane
+            return self.threads.lane
         except AttributeError:
             return self._join_lane()
 
     def drop(self, reason: DropReason) -> None:
         """Count a lost record."""
         self._process.drop(reason)
-
-    def swallow(self, problem: BaseException) -> None:
-        """Count an error of the tracer's own; hand on one that is the job's.
-
-        Raises:
-            BaseException: ``problem`` itself, where a signal handler of the job raised it.
-        """
-        if not is_ours(problem):
-            raise problem
-        self.drop(DropReason.INTERNAL_ERROR)
 
     # -- steps ---------------------------------------------------------------
 
@@ -198,8 +194,7 @@ class Recorder:
             head_word(RecordType.STEP, kind=0, flags=int(SpanFlag.HOST_CLOCK), name_id=0),
             start_ns,
             now_ns - start_ns,
-            pair_word(self.step_number, NONE),
-            pair_word(NONE, lane.track_id),
+            PLACE.pack(self.step_number, NONE, NONE, lane.track_id),
             start_ns,
             0,
             second,
@@ -216,8 +211,7 @@ class Recorder:
             head_word(RecordType.MICROBATCH, kind=0, flags=int(SpanFlag.HOST_CLOCK), name_id=0),
             now_ns,
             0,
-            pair_word(self.step_number, self.index(index)),
-            pair_word(lane.chunk, lane.track_id),
+            PLACE.pack(self.step_number, self.index(index), lane.chunk, lane.track_id),
             now_ns,
             0,
             MICROBATCH.pack(self._count(tokens), self._count(sum_squared_lengths)),
@@ -320,9 +314,9 @@ class Recorder:
             lane.track_id = self._process.name_id(self._name(track))
             lane.depth = 0
             lane.set_place(self.step_number, NONE, NONE)
-        self._local.lane = lane
+        self.threads.lane = lane
         if lane is not self._lanes[-1] or len(self._lanes) < MAX_LANES:
-            self._local.holder = _LaneHolder(lane, self._free_lanes)
+            self.threads.holder = _LaneHolder(lane, self._free_lanes)
         return lane
 
     def _new_lane(self, track: str) -> Lane:
@@ -344,10 +338,13 @@ class Recorder:
         self.drop(DropReason.BAD_ARGUMENT)
         return "<empty>" if text == "" else f"<{type_name(name)}>"
 
-    def _remember_head(self, name: str, head: int) -> None:
+    def _remember_head(self, name: str, kind: SpanKind, head: int) -> None:
         # Names of the caller's choosing: without a bound this would grow for ever.
-        if len(self._host_heads) < NAME_CAPACITY and len(name) < NAME_BYTES:
-            self._host_heads[name] = head
+        if len(self._heads) >= NAME_CAPACITY or len(name) >= NAME_BYTES:
+            return
+        self._heads[name, kind] = head
+        if kind is SpanKind.HOST:
+            self.host_heads[name] = head
 
     def index(self, value: object) -> int:
         """Return ``value`` where it can be a micro-batch or chunk, else `NONE`, counted."""

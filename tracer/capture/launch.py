@@ -41,7 +41,6 @@ class Launch:
         "_recorder",
         "_second",
         "_tickets",
-        "_where",
         "end_ns",
         "flags",
         "group_id",
@@ -75,8 +74,7 @@ class Launch:
         self.work: Any = None
         self.storages: tuple[int, ...] = ()
         self.thread_id = threading.get_ident()
-        self._place = lane.place
-        self._where = lane.where_on(group.track_id)
+        self._place = lane.place_on(group.track_id)
         self._second = COMM.pack(group.group_id, *instance)
         # Whoever takes the ticket writes the record: the completion callback and the
         # waiting thread may both come, and `list.pop` gives it to one of them.
@@ -109,7 +107,7 @@ class Launch:
             kind=self.kind,
             name=self.name,
             interval=(self.start_ns, end_ns),
-            where=self._where,
+            place=self._place,
             flags=self.flags | flags,
             launch_ns=self.start_ns,
             depth=0,
@@ -125,7 +123,7 @@ class Launch:
             kind=WAIT_CODE,
             name=f"wait {self.name}",
             interval=(start_ns, end_ns),
-            where=lane.where,
+            place=lane.place,
             flags=SpanFlag.HOST_CLOCK | flags,
             launch_ns=start_ns,
             depth=lane.depth,
@@ -143,7 +141,7 @@ class Launch:
         kind: int,
         name: str,
         interval: tuple[int, int],
-        where: int,
+        place: bytes,
         flags: SpanFlag,
         launch_ns: int,
         depth: int,
@@ -154,13 +152,11 @@ class Launch:
             flags=int(flags) | HAS_COMM,
             name_id=self._recorder.name_id(name),
         )
-        place = self._place if kind != WAIT_CODE else lane.place
         lane.append(
             head,
             interval[0],
             interval[1] - interval[0],
             place,
-            where,
             launch_ns,
             depth,
             self._second,
