@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) > /dev/null || { echo "rankscope needs Python 3.11 or newer, and there is no $(PYTHON): install it, or make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "rankscope needs Python 3.11 or newer, this is %d.%d: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" % sys.version_info[:2])'
 	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { echo "this Python has no venv module: install it (on Debian and Ubuntu the package python3-venv) and run again" >&2; exit 2; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "Installing rankscope and its pinned dependencies into $(VENV) (once; torch is large, so a few minutes)"
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --constraint constraints.txt --editable ".[server,trainer,notebook,dev]" | grep -E --line-buffered '^(Collecting|Downloading|Installing collected|Successfully)' | cut -c1-100; exit $${PIPESTATUS[0]}
 	@touch $@

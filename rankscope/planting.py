@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from trainer.config import ModelConfig, TrainerConfig
+from trainer.config import ModelConfig, TrainerConfig, default_pace_ms
 from trainer.fault import Fault, parse_fault
 
 if TYPE_CHECKING:
@@ -18,6 +18,10 @@ DEFAULT_FACTOR = 1.8
 HEALTHY = "healthy"
 MIN_LAYERS = 4
 
+PACE_FACTOR = 1.3
+"""How much slower than the trainer's own choice: the collector and the ranks share the cores here,
+and a rank that gets its core late by a tenth of its target has overrun it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
@@ -27,6 +31,9 @@ class DemoPlan:
     num_steps: int
     num_layers: int
     """A multiple of the stages, so that no stage is slow by nature."""
+
+    pace_ms: float
+    """Paced forward time of one local segment."""
 
     fault: Fault | None
 
@@ -50,19 +57,24 @@ def plan_demo(*, layout: Layout, num_steps: int, fault: str | None) -> DemoPlan:
             trainer cannot train this layout.
     """
     spec = default_fault(layout, num_steps) if fault is None else fault
+    model = ModelConfig(num_layers=layout.pp * -(-MIN_LAYERS // layout.pp))
+    num_microbatches = 2 * layout.pp
+    pace_ms = default_pace_ms(model, layout, num_microbatches=num_microbatches)
     plan = DemoPlan(
         layout=layout,
         num_steps=num_steps,
-        num_layers=layout.pp * -(-MIN_LAYERS // layout.pp),
+        num_layers=model.num_layers,
+        pace_ms=float(round(PACE_FACTOR * pace_ms)),
         fault=parse_fault(spec),
     )
     # The trainer's own check, made here so that it fails before processes start.
     TrainerConfig(
         layout=layout,
         world_size=layout.world_size,
-        model=ModelConfig(num_layers=plan.num_layers),
+        model=model,
         num_steps=num_steps,
-        num_microbatches=2 * layout.pp,
+        num_microbatches=num_microbatches,
+        pace_ms=plan.pace_ms,
         faults=() if plan.fault is None else (plan.fault,),
     )
     return plan

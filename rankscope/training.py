@@ -54,7 +54,8 @@ def training_command(plan: DemoPlan, *, spool: Path) -> list[str]:
     layout = plan.layout
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(layout.world_size), "-m", "trainer", "--paced"),
+        *("--nproc-per-node", str(layout.world_size), "-m", "trainer"),
+        *("--paced", "--pace-ms", f"{plan.pace_ms:g}"),
         *("--pp", str(layout.pp), "--dp", str(layout.dp), "--tp", str(layout.tp)),
         *("--steps", str(plan.num_steps), "--layers", str(plan.num_layers)),
         *("--fault", plan.spec, "--trace", str(spool)),

@@ -28,7 +28,10 @@ def test_the_command_trains_the_plan() -> None:
     command = " ".join(training_command(plan, spool=Path("spool")))
 
     assert command.startswith(f"{sys.executable} -m torch.distributed.run --standalone")
-    assert "--nproc-per-node 12 -m trainer --paced --pp 3 --dp 2 --tp 2 --steps 7" in command
+    assert (
+        "--nproc-per-node 12 -m trainer --paced --pace-ms 26 --pp 3 --dp 2 --tp 2 --steps 7"
+        in command
+    )
     assert command.endswith("--layers 6 --fault slow-compute:rank=3,factor=1.6 --trace spool")
 
 

@@ -1,0 +1,74 @@
+"""A rank that dies by `kill -9` in the middle of a training loses nothing that it had written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.store import open_store
+from collector.tail import SpoolTail
+from rankscope.planting import plan_demo
+from rankscope.training import Training, training_command
+from tracer.spool import MANIFEST_FILE, SEGMENT_GLOB, iter_committed
+from tracer.topology import Layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
+
+PATIENCE_S = 90.0
+VICTIM = 1
+STORED = """
+SELECT sum(num_spans + num_steps + num_microbatches) AS num_stored, sum(num_bad) AS num_bad
+FROM ledger FINAL WHERE rank = {rank:Int32} AND state = 'stored'
+"""
+SPANS = "SELECT count() AS num_spans FROM spans FINAL WHERE rank = {rank:Int32}"
+STATE = "SELECT exit_state FROM ranks FINAL WHERE rank = {rank:Int32}"
+FROM_LEDGER = "SELECT sum(num_spans) AS num_spans FROM ledger FINAL WHERE rank = {rank:Int32}"
+
+
+def process_folder(spool: Path, rank: int) -> Path:
+    (folder,) = spool.glob(f"*/e*-r{rank:05d}-*")
+    return folder
+
+
+def num_committed(folder: Path) -> int:
+    """Count the complete records by the contract's reader, which the collector does not use."""
+    segments = (path.read_bytes() for path in folder.glob(SEGMENT_GLOB))
+    return sum(1 for data in segments for _ in iter_committed(data))
+
+
+def test_all_its_complete_spans_are_in_the_store(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    plan = plan_demo(layout=Layout(dp=2), num_steps=500, fault="none")
+    command = training_command(plan, spool=spool)
+    with (
+        open_store(f"chdb://{tmp_path / 'store'}") as store,
+        Training(command, run_id="killed", log=tmp_path / "log") as training,
+    ):
+        tail = SpoolTail(spool, store)
+        while (step := training.next_step(PATIENCE_S)) is None or step.step < 2:
+            assert training.status is None, training.last_words()
+        tail.poll()  # so that the death falls between two looks
+        victim = process_folder(spool, VICTIM)
+        os.kill(json.loads((victim / MANIFEST_FILE).read_text())["pid"], signal.SIGKILL)
+        while training.status is None:
+            training.next_step(1.0)
+        while tail.poll().num_cuts:
+            pass
+
+        account = store.rows(STORED, {"rank": VICTIM})[0]
+        num_spans = store.rows(SPANS, {"rank": VICTIM})[0]["num_spans"]
+        from_ledger = store.rows(FROM_LEDGER, {"rank": VICTIM})[0]["num_spans"]
+        (state,) = store.rows(STATE, {"rank": VICTIM})
+        tail.close()
+
+    assert num_committed(victim) > 50
+    assert account == {"num_stored": num_committed(victim), "num_bad": 0}
+    assert num_spans == from_ledger
+    assert state["exit_state"] == "lost"
