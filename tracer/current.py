@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, overload
 
 from tracer.host_span import HostSpan
-from tracer.noop import NOOP_TRACER
+from tracer.noop import NOOP_SPAN, NOOP_TRACER
 from tracer.recorder import Recorder, ThreadState
 from tracer.span import NONE, SpanKind
 
@@ -23,7 +23,7 @@ HOST = SpanKind.HOST
 
 _tracer: Tracer = NOOP_TRACER
 _make_span = _tracer.span
-_heads: dict[str, int] = {}
+_heads: dict[str, int] | None = None
 _threads = ThreadState()
 
 
@@ -35,7 +35,7 @@ def current_tracer() -> Tracer:
 def set_current(tracer: Tracer) -> None:
     """Make ``tracer`` the one that the functions of this module speak to."""
     global _tracer, _make_span, _heads, _threads  # noqa: PLW0603 - one tracer a process
-    _heads = tracer.host_heads if isinstance(tracer, Recorder) else {}
+    _heads = tracer.host_heads if isinstance(tracer, Recorder) else None
     _threads = tracer.threads if isinstance(tracer, Recorder) else ThreadState()
     _make_span = tracer.span
     _tracer = tracer
@@ -54,17 +54,16 @@ def span(
     """
     # What `Recorder.span` does, without its calls, for the common case: a name seen
     # before, in a thread seen before. `is` because a foreign `==` may do anything.
+    if _heads is None:
+        return NOOP_SPAN
     if kind is HOST and microbatch is NONE and chunk is NONE and type(name) is str:
-        head = _heads.get(name)
-        if head is not None:
-            try:
-                lane = _threads.lane
-            except AttributeError:
-                return _make_span(name)
-            made = HostSpan()
-            made.lane = lane
-            made.head = head
-            return made
+        made = HostSpan()
+        try:
+            made.head = _heads[name]
+            made.lane = _threads.lane
+        except (KeyError, AttributeError):
+            return _make_span(name)
+        return made
     return _make_span(name, kind=kind, microbatch=microbatch, chunk=chunk)
 
 

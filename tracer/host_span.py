@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tracer.lane import Lane
-    from tracer.segment import OpenEntry
+    from tracer.segment import OpenEntry, Segment
 
 ERROR_HEAD = int(SpanFlag.ERROR) << 16
 """The flag in a `tracer.lane.head_word`."""
@@ -63,19 +63,12 @@ class HostSpan:
             lane.depth = depth = lane.depth - 1
             segment = lane.segment
             row = segment.claim()
-            if row >= segment.capacity or exc_type is not None or depth >= MAX_DEPTH:
-                head = self.head if exc_type is None else self.head | ERROR_HEAD
-                if row < segment.capacity:
-                    lane.write(
-                        segment, row, head, start_ns, duration_ns, self.place, start_ns, depth
-                    )
-                else:
-                    lane.append(head, start_ns, duration_ns, self.place, start_ns, depth)
-            else:
+            head = self.head if exc_type is None else self.head | ERROR_HEAD
+            if row < segment.capacity and depth < MAX_DEPTH:
                 _pack_into(
                     segment.buffer,
-                    HEADER_BYTES + row * RECORD_BYTES,
-                    self.head,
+                    row * RECORD_BYTES + HEADER_BYTES,
+                    head,
                     start_ns,
                     duration_ns,
                     self.place,
@@ -83,10 +76,22 @@ class HostSpan:
                     depth,
                     row + 1,  # the commit word, written last
                 )
+            else:
+                self._write_elsewhere(segment, row, head, duration_ns, depth)
             if self.opened is not None:
                 self.opened.close()
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             lane.swallow(problem)
+
+    def _write_elsewhere(
+        self, segment: Segment, row: int, head: int, duration_ns: int, depth: int
+    ) -> None:
+        """Write where the short way cannot: past the end of a segment, or very deep."""
+        about = (head, self.start_ns, duration_ns, self.place, self.start_ns, depth)
+        if row < segment.capacity:
+            self.lane.write(segment, row, *about)
+        else:
+            self.lane.append(*about)
 
     def cancel(self) -> None:
         """Leave the span without recording it."""

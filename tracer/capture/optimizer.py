@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from tracer.span import SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from tracer.host_span import HostSpan
     from tracer.recorder import Recorder
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 class _Running(threading.local):
     optimizer: Any = None
     span: HostSpan | None = None
+    caller: FrameType | None = None
+    """The call of ``step`` that the span is of."""
 
 
 def capture_optimizer(recorder: Recorder) -> Callable[[], None]:
@@ -30,18 +34,19 @@ def capture_optimizer(recorder: Recorder) -> Callable[[], None]:
     running = _Running()
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+        caller = sys._getframe(1)
         if running.span is not None:
-            if running.optimizer is not optimizer:
+            if _is_below(running.caller, caller):
                 return
             running.span.cancel()  # its step raised: torch calls no hook then
-        running.optimizer = optimizer
+        running.optimizer, running.caller = optimizer, caller
         running.span = recorder.host_span("optimizer", SpanKind.OPTIMIZER)
         running.span.__enter__()
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
         if running.optimizer is optimizer and running.span is not None:
             running.span.__exit__(None, None, None)
-            running.optimizer = running.span = None
+            running.optimizer = running.span = running.caller = None
 
     handles = [
         hooks.register_optimizer_step_pre_hook(before),
@@ -53,3 +58,12 @@ def capture_optimizer(recorder: Recorder) -> Callable[[], None]:
             handle.remove()
 
     return take_off
+
+
+def _is_below(outer: FrameType | None, frame: FrameType | None) -> bool:
+    """Return whether ``outer`` is still running and has led to ``frame``."""
+    while frame is not None:
+        if frame is outer:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,48 @@
+"""A rank may end, well or badly, while gloo still works for it: exactly as without us."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tracer.reading import process_folders
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+
+
+def exit_codes(folder: Path, case: str) -> list[int]:
+    environ = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "RANKSCOPE_TRACE": str(folder / "spool"),
+        "RANKSCOPE_RUN": "run",
+    }
+    command = [sys.executable, "-m", "tests.tracer.inflight_job"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(folder / "store"), case],
+            cwd=ROOT,
+            env=environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in range(2)
+    ]
+    return [process.wait(timeout=60) for process in ranks]
+
+
+@pytest.mark.parametrize(("case", "code"), [("raise", 1), ("exit", 3), ("destroy", 3)])
+def test_works_in_flight_change_no_exit_code(tmp_path: Path, case: str, code: int) -> None:
+    assert exit_codes(tmp_path, case) == [code, 0]
+
+    folder = process_folders(tmp_path / "spool")[0]
+    state = json.loads((folder / "exit.json").read_text())["state"]
+    assert state == ("failed" if case == "raise" else "ended")
