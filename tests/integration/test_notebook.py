@@ -15,7 +15,8 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "find_the_slow_rank.ipynb"
 
 
 def read_notebook() -> nbformat.NotebookNode:
-    return nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]  # it has no types
+    notebook: nbformat.NotebookNode = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
+    return notebook
 
 
 def test_it_is_committed_without_outputs() -> None:
