@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracer.span import KINDS, SpanFlag
+from tracer.span import KINDS, SpanFlag, SpanKind
 from tracer.spool import (
     COMM,
     COMM_OFFSET,
@@ -77,7 +77,9 @@ def read_rows(folder: Path) -> list[Row]:
 
 
 def read_spans(folder: Path) -> list[Row]:
-    return [row for row in read_rows(folder) if row.record == RecordType.SPAN]
+    """Return all spans but pauses of the garbage collector, which come as they please."""
+    rows = read_rows(folder)
+    return [row for row in rows if row.record == RecordType.SPAN and row.kind != SpanKind.GC]
 
 
 def dropped(folder: Path) -> dict[DropReason, int]:

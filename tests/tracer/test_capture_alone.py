@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 import tracer
-from tests.tracer.reading import Row, dropped, process_folders, read_spans
+from tests.tracer.reading import Row, dropped, process_folders, read_rows, read_spans
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
@@ -142,3 +143,16 @@ def test_forward_and_backward_of_the_root_module_are_spans(tmp_path: Path) -> No
         ("backward", 1, 0),
         ("forward", -1, 0),
     ]
+
+
+def test_a_long_collection_of_garbage_is_a_span(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="run")
+    kept = [[number] for number in range(400_000)]  # what a full collection must look at
+    gc.collect()
+    tracer.shutdown()
+    del kept
+    (folder,) = process_folders(tmp_path).values()
+    pauses = [row for row in read_rows(folder) if row.kind == "gc"]
+
+    assert "gc generation 2" in {row.name for row in pauses}
+    assert all(row.duration_ns >= 1_000_000 for row in pauses)
