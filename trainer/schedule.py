@@ -25,10 +25,12 @@ def build_schedule(
     """
     stage_number = mesh["pp"].get_local_rank()
     is_last = stage_number == config.layout.pp - 1
-    sequences = (config.microbatch_size, config.model.seq_length)
-    tokens = torch.empty(sequences, dtype=torch.int64, device=device)
-    hidden = torch.empty(*sequences, config.model.hidden_size, device=device, requires_grad=True)
-    logits = torch.empty(*sequences, config.model.vocab_size, device=device, requires_grad=True)
+    model = config.model
+    tokens = torch.empty(config.microbatch_size, model.seq_length, dtype=torch.int64, device=device)
+    hidden, logits = (
+        torch.empty(tokens.numel(), width, device=device, requires_grad=True)
+        for width in (model.hidden_size, model.vocab_size)
+    )
     pipeline_stage = PipelineStage(
         stage,
         stage_number,

@@ -22,20 +22,31 @@ def make_tokens() -> torch.Tensor:
     return torch.randint(20, (2, 32), generator=torch.Generator().manual_seed(0))
 
 
-def test_tokens_become_logits_of_the_same_length() -> None:
-    assert make_stage()(make_tokens()).shape == (2, 32, 20)
+def logits_of(tokens: torch.Tensor) -> torch.Tensor:
+    """Return an untrained model's logits, shape (batch, seq, vocab)."""
+    return make_stage()(tokens).unflatten(0, tokens.shape)  # type: ignore[no-any-return]
+
+
+def test_each_token_becomes_one_row_of_logits() -> None:
+    assert make_stage()(make_tokens()).shape == (2 * 32, 20)
 
 
 def test_a_position_sees_nothing_of_its_future() -> None:
-    model, tokens = make_stage(), make_tokens()
+    tokens = make_tokens()
     changed = tokens.clone()
     changed[:, 20] = (changed[:, 20] + 1) % 20
 
-    before, after = model(tokens), model(changed)
+    before, after = logits_of(tokens), logits_of(changed)
 
     assert torch.equal(before[:, :20], after[:, :20])
     assert not torch.allclose(before[:, 20], after[:, 20])
     assert not torch.allclose(before[:, 31], after[:, 31])
+
+
+def test_sequences_of_a_microbatch_do_not_see_each_other() -> None:
+    tokens = make_tokens()
+
+    assert torch.allclose(logits_of(tokens)[1], logits_of(tokens[1:])[0], atol=1e-6)
 
 
 def test_an_untrained_model_guesses() -> None:

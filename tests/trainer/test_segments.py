@@ -54,7 +54,7 @@ def test_a_middle_stage_is_timed_like_the_ends() -> None:
     log, model = TimerLog(), make_stage(stage=1, num_stages=2)
     time_segments(model, log)
 
-    output = model(torch.zeros(1, 4, 16, requires_grad=True))
+    output = model(torch.zeros(4, 16, requires_grad=True))
     output.backward(torch.ones_like(output))
 
     assert (
