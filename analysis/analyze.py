@@ -60,11 +60,14 @@ def analyze_run(
         raise EmptyRunError(
             f"run {run_id!r} has no spans in the steps asked for; see `rankscope runs`"
         )
+    return _report(run, spans, steps, read_run(run, spans, steps))
+
+
+def read_run(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
+    """Turn spans of any known format into operations with their dependencies."""
     if run.source_format == "bytedance":
-        reading = read_bytedance(run, spans)
-    else:
-        reading = read_traced(run, spans, steps, clock_error_ns=run.clock_error_ns or 0)
-    return _report(run, spans, steps, reading)
+        return read_bytedance(run, spans)
+    return read_traced(run, spans, steps, clock_error_ns=run.clock_error_ns or 0)
 
 
 def _report(run: RunInfo, spans: SpanTable, steps: StepTable, reading: Reading) -> RunReport:

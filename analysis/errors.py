@@ -30,3 +30,15 @@ class CycleError(AnalysisError):
             " their steps cannot be replayed"
         )
         self.num_nodes = num_nodes
+
+
+class GraphTooLargeError(AnalysisError):
+    """A step has more operations than fit a graph of Python objects."""
+
+    def __init__(self, step: int, num_nodes: int) -> None:
+        super().__init__(
+            f"step {step} has {num_nodes:,} operations, too many for a networkx graph:"
+            " use the arrays of analysis.model.ReplayModel"
+        )
+        self.step = step
+        self.num_nodes = num_nodes

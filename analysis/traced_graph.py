@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.intervals import NOWHERE
 from analysis.model import ReplayModel
-from analysis.operations import NO_GROUP, Operations
+from analysis.operations import NO_GROUP, Operations, latest_by_group
 from analysis.pieces import GAP, Pieces, Windows, own_compute
 from analysis.traced_ideal import ideal_durations, ideal_gaps
 from tracer.span import KIND_CODES, KINDS, NONE, SpanKind
@@ -160,13 +160,12 @@ def _grouped(joined: Joined) -> NDArray[np.int64]:
 
 def _is_buffered(joined: Joined) -> NDArray[np.bool_]:
     """Tell the sends that had ended before their receive began."""
-    spans, comm, split = joined.spans, joined.comm, joined.split
-    late = np.zeros(len(comm), dtype=np.bool_)
+    spans, comm = joined.spans, joined.comm
+    start = spans.start_ns[comm]
     sends = (spans.src_rank[comm] == spans.rank[comm]) & (spans.dst_rank[comm] != NONE)
-    late[sends] = (split.wait_ns[comm] == 0)[sends] & (split.last_rank[comm] != spans.rank[comm])[
-        sends
-    ]
-    return late
+    arrival = latest_by_group(joined.split.instance[comm], start)
+    buffered: NDArray[np.bool_] = sends & (start + spans.duration_ns[comm] < arrival)
+    return buffered
 
 
 def _buffered_edges(joined: Joined, num_pieces: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -15,6 +15,8 @@ from rankscope.source import StoreSource
 if TYPE_CHECKING:
     from types import TracebackType
 
+    import networkx as nx
+
     from analysis.report import RunReport
     from analysis.source import RunInfo, SpanTable, StepTable
     from analysis.timeline import StepTimeline
@@ -83,6 +85,22 @@ class Run:
         last = max(known.epoch for known in self.info.epochs)
         chosen = last if epoch is None else epoch
         return step_timeline(self._source, self.info.run_id, epoch=chosen, step=step)
+
+    def graph(self, step: int) -> nx.DiGraph[int]:
+        """Return who waits for whom in one step; see `analysis.graph.dependency_graph`.
+
+        Raises:
+            EmptyRunError: The step takes no part in the replay.
+            GraphTooLargeError: It is too large for a graph of Python objects.
+        """
+        from analysis.analyze import read_run
+        from analysis.graph import dependency_graph
+
+        reading = read_run(self.info, self.spans(step, step), self._steps_of(step))
+        return dependency_graph(reading.model, step)
+
+    def _steps_of(self, step: int) -> StepTable:
+        return self._source.steps(self.info.run_id, first=step, last=step)
 
     def close(self) -> None:
         """Free the store. Safe to repeat; results that were computed stay."""

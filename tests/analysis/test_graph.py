@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import networkx as nx
+import pytest
+
+from analysis.errors import EmptyRunError
+from analysis.graph import dependency_graph
+from analysis.traced import read_traced
+from tests.analysis.cluster import MS, gpt_cluster, source_of
+from tracer.topology import Layout
+
+
+@pytest.fixture(scope="module")
+def graph() -> nx.DiGraph[int]:
+    source = source_of(gpt_cluster(Layout(pp=2), num_steps=2, forward_ns=lambda *_: 10 * MS))
+    reading = read_traced(source.info, source.span_table, source.step_table, clock_error_ns=0)
+    return dependency_graph(reading.model, 1)
+
+
+def test_a_step_is_a_graph_without_circles(graph: nx.DiGraph[int]) -> None:
+    assert nx.is_directed_acyclic_graph(graph)
+    assert {node["rank"] for _, node in graph.nodes(data=True)} == {0, 1}
+
+
+def test_nothing_begins_before_what_it_waited_for_has_ended(graph: nx.DiGraph[int]) -> None:
+    late = [
+        (before, after)
+        for before, after in graph.edges
+        if graph.nodes[before]["end_ns"] > graph.nodes[after]["start_ns"]
+    ]
+
+    assert late == []
+
+
+def test_a_send_and_its_receive_are_one_instance(graph: nx.DiGraph[int]) -> None:
+    instances: dict[int, set[str]] = {}
+    for _, node in graph.nodes(data=True):
+        if node["kind"].startswith("pp-"):
+            instances.setdefault(node["instance"], set()).add(node["kind"])
+
+    # Four micro-batches, forward and backward.
+    assert list(instances.values()) == [{"pp-send", "pp-recv"}] * 8
+
+
+def test_a_step_that_is_not_there_says_so() -> None:
+    source = source_of(gpt_cluster(Layout(pp=2), num_steps=1, forward_ns=lambda *_: 10 * MS))
+    reading = read_traced(source.info, source.span_table, source.step_table, clock_error_ns=0)
+
+    with pytest.raises(EmptyRunError, match="step 7 takes no part"):
+        dependency_graph(reading.model, 7)
