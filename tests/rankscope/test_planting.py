@@ -35,7 +35,7 @@ def test_in_a_smaller_world_the_last_rank_is_slow() -> None:
     assert plan.spec == "slow-compute:rank=3,factor=1.8,steps=4-11"
 
 
-@pytest.mark.parametrize(("pp", "num_layers"), [(1, 4), (2, 4), (3, 6), (4, 4), (8, 8)])
+@pytest.mark.parametrize(("pp", "num_layers"), [(1, 2), (2, 2), (3, 3), (4, 4), (8, 8)])
 def test_all_stages_get_as_many_layers(pp: int, num_layers: int) -> None:
     plan = plan_demo(layout=Layout(pp=pp), num_steps=3, fault="none")
 
@@ -67,14 +67,15 @@ def test_a_layout_that_the_model_does_not_divide_by_is_refused() -> None:
         ([("slow-compute", (5,))], True),
         ([("slow-compute", (5,)), ("stage-imbalance", (4, 5, 6, 7))], True),
         ([("slow-compute", (4, 5))], False),  # a neighbour is accused too
-        ([("slow-compute", (5,)), ("slow-compute", (4,))], False),
+        ([("slow-compute", (5,)), ("slow-compute", (4,))], True),  # the host was busy, too
+        ([("slow-compute", (4,)), ("slow-compute", (5,))], False),
         ([("slow-compute", (4,))], False),
         ([("stage-imbalance", (4, 5, 6, 7)), ("slow-compute", (5,))], False),  # not first
         ([("healthy", ())], False),
         ([("insufficient-evidence", ())], False),
     ],
 )
-def test_found_is_the_planted_rank_first_and_nobody_else(
+def test_found_is_the_planted_rank_before_any_other(
     findings: list[tuple[str, tuple[int, ...]]],
     found: bool,  # noqa: FBT001  # the expectation
 ) -> None:

@@ -29,10 +29,10 @@ def test_the_command_trains_the_plan() -> None:
 
     assert command.startswith(f"{sys.executable} -m torch.distributed.run --standalone")
     assert (
-        "--nproc-per-node 12 -m trainer --paced --pace-ms 26 --pp 3 --dp 2 --tp 2 --steps 7"
+        "--nproc-per-node 12 -m trainer --paced --pace-ms 40 --pp 3 --dp 2 --tp 2 --steps 7"
         in command
     )
-    assert command.endswith("--layers 6 --fault slow-compute:rank=3,factor=1.6 --trace spool")
+    assert command.endswith("--layers 3 --fault slow-compute:rank=3,factor=1.6 --trace spool")
 
 
 def test_steps_are_handed_over_as_they_are_printed(tmp_path: Path) -> None:
