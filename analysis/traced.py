@@ -14,7 +14,7 @@ from analysis.source import rows_of_spans, rows_of_steps
 from analysis.starved import WaitIntervals, without_overlap
 from analysis.traced_graph import graph_of
 from analysis.traced_join import Joined, join_waits
-from analysis.waits import is_communication, split_waits
+from analysis.waits import is_communication, is_one_sided, split_waits
 from tracer.span import KIND_CODES, NONE, SpanKind
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit
     comm = is_communication(spans) & (spans.group_id != 0) & (spans.seq != NONE)
     for step in np.unique(spans.step[comm & (split.instance == NOWHERE)]).tolist():
         reasons[step] = "a communication lacks the record of a member"
-    for step in np.unique(spans.step[split.negative]).tolist():
+    for step in np.unique(spans.step[split.negative & ~is_one_sided(spans, split)]).tolist():
         reasons[step] = "a rank left a communication before the last one entered it"
     numbers, counts = np.unique(steps.step, return_counts=True)
     for step, count in zip(numbers.tolist(), counts.tolist(), strict=True):
@@ -142,7 +142,7 @@ def _wait_intervals(joined: Joined, number: NDArray[np.int64]) -> WaitIntervals:
     start = spans.start_ns[wait]
     arrival = spans.start_ns[comm] + split.wait_ns[comm]
     end = np.minimum(arrival, start + spans.duration_ns[wait])
-    real = end > start
+    real = (end > start) & ~is_one_sided(spans, split)[comm]
     # Threads of one rank may wait at the same time.
     return without_overlap(
         WaitIntervals(

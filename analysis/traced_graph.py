@@ -16,6 +16,7 @@ from analysis.model import ReplayModel
 from analysis.operations import NO_GROUP, Operations, latest_by_group
 from analysis.pieces import GAP, Pieces, Windows, own_compute
 from analysis.traced_ideal import ideal_durations, ideal_gaps
+from analysis.waits import is_one_sided
 from tracer.span import KIND_CODES, KINDS, NONE, SpanKind
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def graph_of(
     duration = np.concatenate(
         (
             pieces.end - pieces.start,
-            (spans.duration_ns - np.maximum(joined.split.wait_ns, 0))[comm],
+            spans.duration_ns[comm]
+            - np.where(_waits_for_nobody(joined), 0, joined.split.wait_ns[comm]),
         )
     ).astype(np.float64)
     gap = np.zeros(len(window))
@@ -152,10 +154,15 @@ def _late_starts(pieces: Pieces, windows: Windows) -> NDArray[np.float64]:
 
 
 def _grouped(joined: Joined) -> NDArray[np.int64]:
-    """Return each communication's group instance; a send that was buffered waits for nobody."""
+    """Return each communication's group instance, `NO_GROUP` where it waits for nobody."""
     group = joined.split.instance[joined.comm].copy()
-    group[_is_buffered(joined)] = NO_GROUP
+    group[_waits_for_nobody(joined)] = NO_GROUP
     return group
+
+
+def _waits_for_nobody(joined: Joined) -> NDArray[np.bool_]:
+    """Tell buffered sends, and members of rooted collectives that left before others entered."""
+    return _is_buffered(joined) | is_one_sided(joined.spans, joined.split)[joined.comm]
 
 
 def _is_buffered(joined: Joined) -> NDArray[np.bool_]:

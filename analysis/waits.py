@@ -20,6 +20,9 @@ _MAX_KEY = 2**62
 _MAX_RADIX = 2**30
 _NO_RANK = np.iinfo(np.int32).max
 _P2P_MEMBERS = 2
+ROOTED = frozenset({"broadcast", "scatter", "reduce", "gather"})
+"""Collectives with a root, by the operation's name."""
+
 _COMM_CODES = np.array(sorted(KIND_CODES[kind] for kind in COMM_KINDS), dtype=np.int8)
 
 
@@ -125,6 +128,26 @@ def split_waits(spans: SpanTable, groups: Sequence[GroupInfo], *, clock_error_ns
         instance=instance,
         negative=negative,
     )
+
+
+def is_one_sided(spans: SpanTable, split: WaitSplit) -> NDArray[np.bool_]:
+    """Tell the members of rooted collectives that did not wait for all of their members.
+
+    In a broadcast or scatter a member may leave as soon as the root has sent,
+    in a reduce or gather as soon as its own part is on its way: that the last
+    one had not entered by then is no error of a clock.
+
+    Args:
+        spans: The table.
+        split: Its split.
+
+    Returns:
+        Shape (spans,): all members of an instance in which one left before the last one entered.
+    """
+    rooted = np.array([name in ROOTED for name in spans.names], dtype=np.bool_)
+    of_span = rooted[spans.name] if len(spans) else np.zeros(0, dtype=np.bool_)
+    early = of_span & (split.instance >= 0) & (split.transfer_ns < 0)
+    return of_span & np.isin(split.instance, np.unique(split.instance[early]))
 
 
 def _instances(

@@ -20,6 +20,7 @@ from analysis.source import (
 from collector.columns import to_codes, to_numpy
 from collector.read import list_runs, read_run, read_spans, read_steps, run_names
 from tracer.span import KIND_CODES, SpanKind
+from tracer.spool import KEPT_REASONS
 from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collector.store import Row, Store
 
 OTHER_CODE = KIND_CODES[SpanKind.OTHER]
+KEPT = frozenset(reason.name.lower().replace("_", "-") for reason in KEPT_REASONS)
 
 
 class StoreSource:
@@ -150,7 +152,12 @@ def _run_info(run_id: str, rows: RunRows) -> RunInfo:
         flops_convention=newest["flops_convention"] if flops_per_token is not None else "",
         paced=any(row["paced"] for row in rows.epochs),
         pace_overrun_ratio=_overrun_ratio(rows.pace),
-        num_dropped=sum(sum(row["dropped"].values()) for row in rows.ranks),
+        num_dropped=sum(
+            count
+            for row in rows.ranks
+            for reason, count in row["dropped"].items()
+            if reason not in KEPT
+        ),
         num_torn=sum(row["num_torn"] for row in rows.account),
         clock_error_ns=_clock_error_ns(newest["source_format"], rows.ranks),
         warnings=_warnings(rows),

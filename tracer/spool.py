@@ -100,6 +100,10 @@ class DropReason(IntEnum):
     INTERNAL_ERROR = 4
 
 
+KEPT_REASONS = frozenset({DropReason.BAD_ARGUMENT})
+"""Reasons that lose no record: it was kept, with what it was given made harmless."""
+
+
 class SpoolError(Exception):
     """Base of what reading a spool raises on purpose."""
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from tracer.topology import Coords, Layout
 PAIR = 9
 
 Row = tuple[int, SpanKind, int, int, bool, int]
-"""(rank, kind, start, end, whether it is the pair's p2p, flags)."""
+"""(rank, kind, start, end, whether it is the pair's communication, flags)."""
 
 
 def spans_of(rows: list[Row], *, epoch: int = 0, step: int = 0) -> SpanTable:
@@ -21,6 +23,7 @@ def spans_of(rows: list[Row], *, epoch: int = 0, step: int = 0) -> SpanTable:
     num = len(rows)
     pair = pair.astype(bool)
     none = np.full(num, NONE)
+    p2p = np.isin(kind, [SpanKind.PP_SEND, SpanKind.PP_RECV])
     codes = np.array([KIND_CODES[SpanKind(k)] for k in kind], np.int8)
     return SpanTable(
         epoch=np.full(num, epoch, np.int32),
@@ -34,8 +37,8 @@ def spans_of(rows: list[Row], *, epoch: int = 0, step: int = 0) -> SpanTable:
         launch_ns=none.astype(np.int64),
         group_id=np.where(pair, PAIR, 0).astype(np.uint64),
         seq=np.where(pair, 0, NONE).astype(np.int64),
-        src_rank=np.where(pair, 0, NONE).astype(np.int32),
-        dst_rank=np.where(pair, 1, NONE).astype(np.int32),
+        src_rank=np.where(p2p, 0, NONE).astype(np.int32),
+        dst_rank=np.where(p2p, 1, NONE).astype(np.int32),
         microbatch=np.zeros(num, np.int32),
         chunk=np.zeros(num, np.int32),
         num_bytes=none.astype(np.int64),
@@ -157,3 +160,22 @@ def test_a_step_that_ran_again_after_a_restart_counts_once_the_last_time() -> No
 
     assert reading.items.self_ns.tolist() == [30, 30]
     assert reading.warnings == ("1 steps ran again in a later epoch; their last run counts",)
+
+
+def test_a_member_may_leave_a_broadcast_before_another_enters() -> None:
+    # Rank 0, the root, has sent and gone on before rank 1 comes.
+    rows: list[Row] = [
+        (0, SpanKind.DP_COMM, 10, 12, True, 0),
+        (1, SpanKind.DP_COMM, 20, 25, True, 0),
+        (1, SpanKind.FORWARD, 25, 45, False, 0),
+    ]
+    spans = spans_of(rows)
+    broadcast = replace(spans, names=("broadcast",) * len(spans.names))
+    steps = steps_of((0, 0, 0, 0, 30), (0, 0, 1, 0, 45))
+
+    reading = read_traced(TWO_STAGES, broadcast, steps, clock_error_ns=0)
+    all_reduce = read_traced(TWO_STAGES, spans, steps, clock_error_ns=0)
+
+    assert reading.left_out == {}
+    assert Replayer(reading.model).full_recorded().tolist() == [45]
+    assert all_reduce.left_out == {0: "a rank left a communication before the last one entered it"}
