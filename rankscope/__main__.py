@@ -42,7 +42,7 @@ def main() -> int:
             BAD_ENVIRONMENT,
         )
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has gone (`| head`); the exit must not flush into it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -71,6 +71,8 @@ def _run() -> int:
             raise
         return _fail(plain_line(error), code)
     sys.stdout.flush()
+    if status == INTERRUPTED:  # typer makes this of a KeyboardInterrupt
+        raise KeyboardInterrupt
     return status or 0
 
 

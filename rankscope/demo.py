@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -37,6 +37,7 @@ POLL_S = 2.0
 
 PROGRESS_EVERY = 5
 MAX_LAST_POLLS = 20
+TRAINING_LOG = "training.log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,25 +96,36 @@ def collect_training(store: Store, plan: DemoPlan, *, run_id: str, spool: Path |
     Raises:
         FailedError: The training failed; its output is kept, and the message says where.
     """
-    from collector.tail import SpoolTail
-
     folder = Path(tempfile.mkdtemp(prefix="rankscope-demo-"))
-    target = spool or folder / "spool"
-    target.mkdir(parents=True, exist_ok=True)
-    log = folder / "training.log"
     say(_opening(plan))
-    command = training_command(plan, spool=target)
-    tail = SpoolTail(target, store)
     try:
-        with Training(command, run_id=run_id, log=log) as training:
-            _watch(training, tail, plan)
-            status, words = training.status, training.last_words()
-        _drain(tail)
-    finally:
-        tail.close()
+        status, words = _train_and_store(store, plan, run_id=run_id, spool=spool, folder=folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     if status != 0:
+        log = folder / TRAINING_LOG
         raise FailedError(f"the training ended with status {status}: {words} (all of it: {log})")
     shutil.rmtree(folder)
+
+
+def _train_and_store(
+    store: Store, plan: DemoPlan, *, run_id: str, spool: Path | None, folder: Path
+) -> tuple[int | None, str]:
+    """Train, storing as it goes; return the training's exit status and its last words."""
+    from collector.tail import SpoolTail
+
+    target = spool or folder / "spool"
+    target.mkdir(parents=True, exist_ok=True)
+    command = training_command(plan, spool=target)
+    with (
+        closing(SpoolTail(target, store)) as tail,
+        Training(command, run_id=run_id, log=folder / TRAINING_LOG) as training,
+    ):
+        _watch(training, tail, plan)
+        status, words = training.status, training.last_words()
+        _drain(tail)
+    return status, words
 
 
 def _opening(plan: DemoPlan) -> str:
