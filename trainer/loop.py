@@ -12,6 +12,7 @@ import tracer
 from tracer.span import SpanKind
 from trainer.fault import slowdown_of
 from trainer.gradients import clip_gradients
+from trainer.tracing import note_microbatches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,6 +87,7 @@ def train_step(state: RankState, step: int, *, begin_s: float) -> StepReport:
 
     with tracer.span("next batch", kind=SpanKind.DATA):
         batch = next(state.batches)
+    note_microbatches(config)
 
     totals = _forward_backward_update(state, batch)
 

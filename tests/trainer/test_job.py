@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracer.spool import EVENTS_FILE, MANIFEST_FILE
+from tracer.spool import (
+    COMM_OFFSET,
+    CORE,
+    EVENTS_FILE,
+    MANIFEST_FILE,
+    MICROBATCH,
+    SEGMENT_GLOB,
+    RecordType,
+    iter_committed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -175,6 +184,21 @@ def test_the_tracer_is_told_of_overruns_as_they_add_up(paced_pipeline: TracedJob
         assert [event["data"]["num_segments"] for event in events] == [85, 102]
         assert 0 <= events[-1]["data"]["num_overruns"] <= 102
         assert events[-1]["data"]["pace_ms"] == 10.0
+
+
+def test_each_microbatch_is_told_with_its_tokens(paced_pipeline: TracedJob) -> None:
+    microbatches = [
+        (record_type, microbatch, *MICROBATCH.unpack_from(record, COMM_OFFSET)[:2])
+        for path in sorted(paced_pipeline.spool.rglob(SEGMENT_GLOB))
+        for _, record in iter_committed(path.read_bytes())
+        for record_type, *_, microbatch in [CORE.unpack_from(record)[:8]]
+        if record_type == RecordType.MICROBATCH
+    ]
+
+    # 2 ranks x 6 steps x 4, each of 2 sequences of 32 tokens.
+    assert sorted(microbatches) == sorted(
+        (RecordType.MICROBATCH, index, 64, 2 * 32 * 32) for index in [0, 1, 2, 3] * 12
+    )
 
 
 def test_when_one_rank_is_killed_the_job_ends_and_fails() -> None:
