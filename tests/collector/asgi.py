@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from collector.access import AsgiApp
 
+T = TypeVar("T")
+
 BASE = "http://127.0.0.1:8050"
+
+
+def in_a_loop(work: Coroutine[None, None, T]) -> T:
+    """Run ``work`` to its end in a thread: Playwright's loop may be running in this one."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 class Client:
@@ -21,7 +32,7 @@ class Client:
         self._cookies = httpx.Cookies()
 
     def request(self, method: str, url: str, **options: Any) -> httpx.Response:  # noqa: ANN401 -- httpx's own options, passed on
-        return asyncio.run(self._request(method, url, options))
+        return in_a_loop(self._request(method, url, options))
 
     def get(self, url: str, **options: Any) -> httpx.Response:  # noqa: ANN401 -- as above
         return self.request("GET", url, **options)

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 from starlette.responses import PlainTextResponse
 
 from collector.access import MAX_SESSIONS, Access, AccessGate, safe_next
-from tests.collector.asgi import BASE, Client
+from tests.collector.asgi import BASE, Client, in_a_loop
 
 if TYPE_CHECKING:
     from httpx import Response
@@ -204,7 +203,10 @@ def test_web_sockets_are_refused(access: Access) -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    asyncio.run(AccessGate(everything, access)({"type": "websocket"}, receive, send))
+    async def connect() -> None:
+        await AccessGate(everything, access)({"type": "websocket"}, receive, send)
+
+    in_a_loop(connect())
 
     assert [message["type"] for message in sent] == ["websocket.close"]
 
