@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 from collector.location import default_store_url
 from collector.store import open_store
 from rankscope.errors import FailedError
+from rankscope.interrupts import terminated_like_interrupted
 from rankscope.listening import listen
 from rankscope.planting import DemoPlan, is_found, outcome_line, plan_demo
 from rankscope.terminal import Progress, say, terminal_width
@@ -71,9 +71,9 @@ def run_demo(options: DemoOptions) -> int:
     layout = Layout(pp=options.pp, dp=options.dp, tp=options.tp)
     plan = plan_demo(layout=layout, num_steps=options.num_steps, fault=options.fault)
     require_torch()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     run_id = f"demo-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     with ExitStack() as stack:
+        stack.enter_context(terminated_like_interrupted())
         bound = stack.enter_context(listen("127.0.0.1", options.port)) if options.serve else None
         store = stack.enter_context(open_store(options.store_url or default_store_url()))
         collect_training(store, plan, run_id=run_id, spool=options.spool)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from collector.location import default_store_url, remove_server_file, write_server_file
 from collector.store import open_store
 from rankscope.errors import BadInputError
+from rankscope.interrupts import terminated_like_interrupted
 from rankscope.listening import listen, url_of
 from rankscope.loops import LiveAnalysis, analysis_loop, tail_loop
 from rankscope.source import StoreSource
@@ -53,9 +53,8 @@ def serve_store(options: ServeOptions) -> None:
         WebhookUrlError: The webhook's address cannot be posted to.
         StoreError: The store could not be opened.
     """
-    # Uvicorn ends by raising the signal again: SIGTERM would end us before we have tidied up.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
+        stack.enter_context(terminated_like_interrupted())
         bound = stack.enter_context(listen(options.host, options.port))
         webhook = _open_webhook(options.alert_webhook, stack)
         store = stack.enter_context(open_store(options.store_url or default_store_url()))

@@ -101,7 +101,8 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> Non
         _, err = server.process.communicate(timeout=PATIENCE_S)
 
     assert server.process.returncode == 0
-    assert err == "rankscope: stopping\n"
+    # Another server of this machine may hold the first port; nothing else may be said.
+    assert [line for line in err.splitlines() if "is taken" not in line] == ["rankscope: stopping"]
 
 
 def test_a_drop_of_mfu_is_posted_once_also_after_a_restart(
