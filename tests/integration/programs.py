@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -54,6 +55,8 @@ class Server:
 @contextmanager
 def serving(*arguments: str, store: Path, **more: str) -> Iterator[Server]:
     """Serve ``store`` until the block ends, then ask the server to end and wait for it."""
+    # A shell's background job ignores SIGINT, and so would every program that we start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [*COMMAND, "serve", *arguments],
         env=environment(store, **more),
