@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 POLL_S = 0.001
+UNWIND_S = 0.1
+"""What a thread may take, on a busy machine, from the end of a callback to the end of its C++."""
 
 
 class Completions:
@@ -29,8 +31,11 @@ class Completions:
 
         def done(_: Any) -> None:  # noqa: ANN401
             now_ns = monotonic_ns()
-            self._pending.pop(key, None)
-            note(now_ns)
+            try:
+                note(now_ns)
+            finally:
+                # Last: whoever drains must not end the interpreter under our feet.
+                self._pending.pop(key, None)
 
         future = work.get_future()
         self._pending[key] = work
@@ -43,5 +48,9 @@ class Completions:
         takes no longer than without us: gloo's process group waits for the same
         works when it is destroyed, which is what comes next.
         """
+        if not self._pending:
+            return
         while self._pending:
             time.sleep(POLL_S)
+        # The backend's thread still has to take our function apart, for which it needs the GIL.
+        time.sleep(UNWIND_S)
