@@ -38,6 +38,9 @@ class SegmentFate(Enum):
     FREE = "free"
     """Delete it, so that a long job never fills its spool."""
 
+    FREE_WHILE_RUNNING = "free while running"
+    """Delete it as long as its process runs; what an ended one left stays to be looked at."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailProgress:
@@ -297,7 +300,9 @@ class SpoolTail:
     def _settle(self) -> None:
         """Stop following what has ended and is stored; free segments if that is wanted."""
         for folder, tail in list(self._active.items()):
-            if self._segment_fate is SegmentFate.FREE:
+            if self._segment_fate is SegmentFate.FREE or (
+                self._segment_fate is SegmentFate.FREE_WHILE_RUNNING and not tail.is_over
+            ):
                 tail.free_segments()
             if tail.is_finished:
                 tail.close()

@@ -124,9 +124,10 @@ def _open_spool(folder: Path, store: Store, stack: ExitStack) -> SpoolTail:
     Raises:
         BadInputError: Something is there, and none of it can be read.
     """
-    from collector.tail import SpoolTail
+    from collector.tail import SegmentFate, SpoolTail
 
-    tail = SpoolTail(folder, store)
+    # A rank whose share of the spool is full would drop what comes next.
+    tail = SpoolTail(folder, store, segment_fate=SegmentFate.FREE_WHILE_RUNNING)
     stack.callback(tail.close)
     progress = tail.poll()
     if progress.problems and not progress.num_processes:

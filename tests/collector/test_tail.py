@@ -633,6 +633,28 @@ def test_finished_segments_are_freed_once_stored_and_live_ones_are_kept(
     assert names_of(store, run_id) == ["a", "b"]
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_while_a_process_runs_its_room_is_freed_and_then_its_remains_are_kept(
+    store: Store, run_id: str, tmp_path: Path, clock: FakeClock, *, ended: bool
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id, capacity=1, **this_host())
+    spool.span("a")
+    spool.seal()
+    finished = spool.segment
+    spool.new_segment()
+    if ended:
+        spool.end()
+    tail = SpoolTail(
+        tmp_path, store, segment_fate=SegmentFate.FREE_WHILE_RUNNING, monotonic_ns=clock
+    )
+
+    tail.poll()
+    tail.poll()
+
+    assert finished.exists() == ended
+    assert names_of(store, run_id) == ["a"]
+
+
 def test_a_finished_segment_with_an_open_span_is_kept_for_it(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:
