@@ -202,11 +202,6 @@ def _quality(run: RunInfo, steps: StepTable, reading: Reading) -> Quality:
     warnings = [*run.warnings, *reading.warnings]
     if reading.left_out:
         warnings.append(_left_out_sentence(reading.left_out))
-    if run.paced:
-        warnings.append(
-            "the trainer paced its compute (padded it to a set device time);"
-            " these are not the speeds of this machine"
-        )
     if run.num_torn:
         warnings.append(f"{run.num_torn} records were torn when a process died")
     return Quality(
