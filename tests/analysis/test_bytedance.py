@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,16 +15,12 @@ from analysis.source import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
 from analysis.whatif import Replayer, WhatIf, what_if
 from tests.analysis.bytedance_cluster import LATENCY, ByteDanceCluster
 from tests.analysis.cluster import MS, Source
+from tests.traces import TRACES
 from tracer.span import NONE
 from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from analysis.report import RunReport
-
-TRACES = Path(
-    os.environ.get("RANKSCOPE_TRACE_DIR")
-    or Path(__file__).parents[2] / ".." / "shared" / "data" / "bytedance"
-)
 
 
 def steady(dp: int, stage: int, step: int, mb: int, forward: bool) -> float:  # noqa: FBT001
