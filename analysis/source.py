@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from analysis.context import RunContext
     from tracer.topology import Coords, Layout
 
 
@@ -24,6 +25,14 @@ class RankInfo:
 
     coords: Coords
     host: str = ""
+    local_rank: int = -1
+    """Position among its host's ranks, -1 where unknown."""
+
+    switch: str = ""
+    """Network switch, rack and rail of its host and device, "" where no topology is known."""
+
+    rack: str = ""
+    rail: str = ""
     device_name: str = ""
     """As the driver names it, ``cpu`` on CPU, "" where unknown."""
 
@@ -203,4 +212,10 @@ class SpanSource(Protocol):
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
         """Return the spans of these steps; spans outside any step (`NONE`) are left out."""
+        ...
+
+    def context(
+        self, run_id: str, *, first: int | None = None, last: int | None = None
+    ) -> RunContext:
+        """Return what is known around the spans of these steps."""
         ...

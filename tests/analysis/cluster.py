@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from analysis.context import RunContext
 from analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, SpanTable, StepTable
 from tracer.span import KIND_CODES, NONE, SpanKind
 from tracer.topology import Coords, Layout
@@ -241,6 +242,7 @@ class Source:
     info: RunInfo
     span_table: SpanTable
     step_table: StepTable
+    around: RunContext = field(default_factory=RunContext)
 
     def runs(self) -> tuple[()]:
         return ()
@@ -253,6 +255,11 @@ class Source:
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
         return _between(self.span_table, first, last)
+
+    def context(
+        self, run_id: str, *, first: int | None = None, last: int | None = None
+    ) -> RunContext:
+        return self.around
 
 
 def _between(table: T, first: int | None, last: int | None) -> T:

@@ -1,0 +1,142 @@
+"""What is known around the spans: machine samples, events, manifests, lengths of micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicrobatchTable:
+    """One row per (epoch, step, rank, micro-batch) whose loader told its lengths."""
+
+    epoch: NDArray[np.int32]
+    step: NDArray[np.int32]
+    rank: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    num_tokens: NDArray[np.int64]
+    """-1: unknown."""
+
+    sum_squared_lengths: NDArray[np.int64]
+    """-1: unknown."""
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTable:
+    """Readings of hosts and devices, ordered by (name, host, device, at_ns)."""
+
+    host: NDArray[np.int32]
+    """Codes into ``hosts``."""
+
+    device: NDArray[np.int32]
+    """Local rank of the device, -1: of the host as a whole."""
+
+    at_ns: NDArray[np.int64]
+    """Unix time."""
+
+    name: NDArray[np.int32]
+    """Codes into ``names``; a name ends in its unit: ``gpu-clock-hz``, ``gpu-power-w``,
+    ``rdma-ecn-marked-packets`` (a counter that only grows)."""
+
+    value: NDArray[np.float64]
+    hosts: tuple[str, ...]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.at_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRecord:
+    """Something that happened and is no span."""
+
+    epoch: int
+    rank: int
+    at_ns: int
+    """Unix time."""
+
+    kind: str
+    text: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankManifest:
+    """What one rank told of its configuration when it began."""
+
+    epoch: int
+    rank: int
+    settings: Mapping[str, str]
+    """Flat: ``environment.NCCL_DEBUG`` -> value, ``versions.torch``, ``git.commit``, ..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExit:
+    """How one rank's process ended, earliest first in a `RunContext`."""
+
+    epoch: int
+    rank: int
+    state: str
+    """"ended", "failed", "lost", or "running"."""
+
+    at_ns: int | None
+    """Unix time; None where nobody noted it."""
+
+    exception: str = ""
+    """Type of the exception that ended it, "" where there was none."""
+
+    message: str = ""
+
+
+def no_microbatches() -> MicrobatchTable:
+    """Return a table without rows."""
+    none32, none64 = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
+    return MicrobatchTable(
+        epoch=none32,
+        step=none32,
+        rank=none32,
+        microbatch=none32,
+        num_tokens=none64,
+        sum_squared_lengths=none64,
+    )
+
+
+def no_samples() -> SampleTable:
+    """Return a table without rows."""
+    none32 = np.zeros(0, dtype=np.int32)
+    return SampleTable(
+        host=none32,
+        device=none32,
+        at_ns=none32.astype(np.int64),
+        name=none32,
+        value=none32.astype(np.float64),
+        hosts=(),
+        names=(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """All that is known of the analysed steps besides their spans; empty where nothing is."""
+
+    microbatches: MicrobatchTable = field(default_factory=no_microbatches)
+    samples: SampleTable = field(default_factory=no_samples)
+    """From the first to the last analysed step."""
+
+    events: tuple[EventRecord, ...] = ()
+    """Of the whole run, in order of time."""
+
+    manifests: tuple[RankManifest, ...] = ()
+    exits: tuple[RankExit, ...] = ()
+    previous_manifests: tuple[RankManifest, ...] = ()
+    """Those of the run of the same model and world size before this one; empty where none is."""
