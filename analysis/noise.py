@@ -60,27 +60,3 @@ def num_deviations(num_samples: int) -> float:
     The largest of n normal samples lies about ``sqrt(2 ln n)`` deviations out.
     """
     return max(4.0, 2.0 + float(np.sqrt(2.0 * np.log(max(num_samples, 1)))))
-
-
-def best_segment(values: NDArray[np.float64]) -> tuple[int, int]:
-    """Return (first, last) of the run of columns with the largest sum.
-
-    With values measured from a threshold this is where a slow phase begins
-    and ends: a lone dip inside does not split it, a lone spike far away does
-    not stretch it.
-
-    Args:
-        values: Shape (steps,), not empty; NaN counts as 0.
-
-    Source:
-        Kadane's algorithm for the maximum-sum subarray.
-    """
-    best, best_sum = (0, 0), -np.inf
-    first, running = 0, 0.0
-    for index, value in enumerate(np.nan_to_num(values).tolist()):
-        if running <= 0.0:
-            first, running = index, 0.0
-        running += value
-        if running > best_sum:
-            best, best_sum = (first, index), running
-    return best

@@ -7,32 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.noise import best_segment, num_deviations, robust_deviation, step_deviation
+from analysis.noise import num_deviations, robust_deviation
+from analysis.phases import DUE_RATIO, standing_out
 from analysis.profile import Basis, Profile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DUE_RATIO = 0.10
-"""An excess from which a finding is due in even one step. Source: design.md section 5."""
-
-PERSISTENT_RATIO = 0.05
-"""An excess below which not even a persistent one is told: healthy devices of one kind differ by
-a few percent. Source: arXiv 2402.15627 calls machines slow from about 10 % on."""
-
-NUM_PERSISTENT_STEPS = 5
-"""Steps that an excess below `DUE_RATIO` must last."""
-
-SHORT_STEPS = 3
-"""A slow phase shorter than this must also stand clear of what all other ranks ever showed."""
-
-CLEAR_FACTOR = 1.5
-
-PHASE_LEVELS = (0.06, 0.2, 0.6)
-"""Excesses at which a slow phase is looked for: half of one parts slow steps from usual ones."""
-
-MEDIAN_ERROR = 1.2533
-"""Standard error of a median over that of a mean, for normal noise."""
+    from analysis.phases import Phase
 
 STAGE_SHARE = 0.8
 """Share of a stage's ranks that must be longer than the other stages for a stage imbalance."""
@@ -73,80 +55,22 @@ class Suspect:
 
 
 def slow_ranks(profile: Profile) -> tuple[Suspect, ...]:
-    """Find the ranks whose compute is longer than their peers', persistently or in some steps.
-
-    Lasting slowness is looked for first. What remains of the other ranks
-    then tells how far a short phase must stand out.
-    """
-    excess = profile.excess_ratio
-    known = np.flatnonzero(~np.isnan(excess).all(axis=1))
-    deviation = step_deviation(excess[known])
-    if np.isnan(deviation):
-        return ()
-    clear = num_deviations(excess[known].size)
-    levels = np.nanmedian(excess[known], axis=1)
-    found: dict[int, Suspect] = {}
-    for place, row in enumerate(known.tolist()):
-        suspect = _lasting(profile, excess[row], row, np.delete(levels, place), (deviation, clear))
-        if suspect is not None:
-            found[row] = suspect
-    calm = [row for row in known.tolist() if row not in found]
-    for row in calm:
-        others = [other for other in calm if other != row]
-        tail = float(np.nanmax(excess[others], initial=0.0)) if others else 0.0
-        threshold = max(DUE_RATIO, clear * deviation, CLEAR_FACTOR * tail)
-        if (excess[row] >= threshold).any():
-            found[row] = _suspect(
-                profile, row, best_segment(excess[row] - threshold / 2), (threshold, deviation)
-            )
-    return tuple(found[row] for row in sorted(found))
+    """Find the ranks whose compute is longer than their peers', persistently or in some steps."""
+    few = np.array([basis not in (Basis.PEERS, Basis.MATES) for basis in profile.basis])
+    return tuple(_suspect(profile, phase) for phase in standing_out(profile.excess_ratio, few=few))
 
 
-def _lasting(
-    profile: Profile,
-    excess: NDArray[np.float64],
-    row: int,
-    levels_of_others: NDArray[np.float64],
-    noise: tuple[float, float],
-) -> Suspect | None:
-    """Test a rank for a slow phase of several steps; of several such phases take the surest."""
-    deviation, clear = noise
-    between = robust_deviation(levels_of_others) if len(levels_of_others) > 1 else 0.0
-    few = profile.basis[row] not in (Basis.PEERS, Basis.MATES)
-    best: Suspect | None = None
-    for level in PHASE_LEVELS:
-        first, last = best_segment(excess - level / 2)
-        # Once more, at half of what was found: that is where it begins and ends.
-        first, last = best_segment(excess - np.nanmedian(excess[first : last + 1]) / 2)
-        phase = excess[first : last + 1]
-        num = int((~np.isnan(phase)).sum())
-        if num < SHORT_STEPS:
-            continue
-        middle = float(np.nanmedian(phase))
-        error = MEDIAN_ERROR * max(robust_deviation(phase), deviation) / np.sqrt(num)
-        # Unlike stages, or one rank's few first steps, are too thin a ground for little.
-        least = PERSISTENT_RATIO if num >= NUM_PERSISTENT_STEPS and not few else DUE_RATIO
-        threshold = max(least, clear * error, clear * between)
-        if middle >= threshold and (best is None or middle / threshold > best.margin):
-            best = _suspect(profile, row, (first, last), (threshold, deviation))
-    return best
-
-
-def _suspect(
-    profile: Profile, row: int, phase: tuple[int, int], yardstick: tuple[float, float]
-) -> Suspect:
-    """Measure the slow phase, columns first to last, of one rank."""
-    first, last = phase
-    columns = slice(first, last + 1)
-    threshold, deviation = yardstick
+def _suspect(profile: Profile, phase: Phase) -> Suspect:
+    """Measure the slow phase of one rank."""
+    row, columns = phase.row, slice(phase.first, phase.last + 1)
     return Suspect(
         ranks=(int(profile.ranks[row]),),
-        first_step=int(profile.steps[first]),
-        last_step=int(profile.steps[last]),
-        num_steps=last - first + 1,
-        excess_ratio=float(np.nanmedian(profile.excess_ratio[row, columns])),
-        deviation=deviation,
-        threshold=threshold,
+        first_step=int(profile.steps[phase.first]),
+        last_step=int(profile.steps[phase.last]),
+        num_steps=phase.num_steps,
+        excess_ratio=phase.excess_ratio,
+        deviation=phase.deviation,
+        threshold=phase.threshold,
         typical_ns=float(np.nanmedian(profile.expected_ns[row, columns])),
         compute_ns=float(np.nanmedian(profile.total_ns[row, columns])),
         num_peers=int((profile.stage == profile.stage[row]).sum()) - 1,

@@ -1,0 +1,222 @@
+"""Rows of a matrix (ranks, links, ...) that stand out for a while, told from noise.
+
+Each row holds, step by step, how much longer something took than expected
+(0.1 for 10 %). What is looked for are *phases*: runs of steps in which a row
+lies clear of the noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.noise import ROBUST_SCALE, num_deviations, robust_deviation, step_deviation
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DUE_RATIO = 0.10
+"""An excess from which a finding is due in even one step. Source: design.md section 5."""
+
+PERSISTENT_RATIO = 0.05
+"""An excess below which not even a persistent one is told: healthy devices of one kind differ by
+a few percent. Source: arXiv 2402.15627 calls machines slow from about 10 % on."""
+
+NUM_PERSISTENT_STEPS = 5
+"""Steps that an excess below `DUE_RATIO` must last."""
+
+SHORT_STEPS = 3
+"""A phase shorter than this must also stand clear of what all other rows ever showed."""
+
+CLEAR_FACTOR = 1.5
+
+PHASE_LEVELS = (0.06, 0.2, 0.6)
+"""Excesses at which a phase is looked for: half of one parts slow steps from usual ones."""
+
+MEDIAN_ERROR = 1.2533
+"""Standard error of a median over that of a mean, for normal noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A row's steps, columns ``first`` to ``last``, that lie clear of the noise."""
+
+    row: int
+    first: int
+    last: int
+    excess_ratio: float
+    """Median over the phase."""
+
+    deviation: float
+    """One robust deviation of the excess when nothing is wrong."""
+
+    threshold: float
+    """What the excess had to exceed."""
+
+    @property
+    def num_steps(self) -> int:
+        """Columns of the phase."""
+        return self.last - self.first + 1
+
+    @property
+    def margin(self) -> float:
+        """How far the excess lies above its threshold, as a factor."""
+        return self.excess_ratio / self.threshold
+
+
+def standing_out(
+    excess: NDArray[np.float64],
+    *,
+    few: NDArray[np.bool_] | None = None,
+    shortest: int = 1,
+) -> tuple[Phase, ...]:
+    """Find the rows that stand out, lastingly or in some steps; one phase a row.
+
+    Lasting phases are looked for first. What remains of the other rows then
+    tells how far a short phase must stand out.
+
+    Args:
+        excess: Shape (rows, steps); NaN where unknown.
+        few: Shape (rows,): rows with so little to compare with that only `DUE_RATIO` counts.
+        shortest: Phases of fewer steps are not told.
+
+    Returns:
+        By row, ascending.
+    """
+    known = np.flatnonzero(~np.isnan(excess).all(axis=1))
+    deviation = step_deviation(excess[known])
+    if np.isnan(deviation):
+        return ()
+    is_few = np.zeros(len(excess), dtype=np.bool_) if few is None else few
+    clear = num_deviations(excess[known].size)
+    lasting = _lasting(excess[known], is_few[known], deviation, clear)
+    found = {int(known[place]): phase for place, phase in lasting.items()}
+    if shortest < SHORT_STEPS:
+        calm = np.array([row for row in known.tolist() if row not in found], dtype=np.int64)
+        found.update(_short(excess, calm, deviation, clear))
+    return tuple(
+        Phase(
+            row=row,
+            first=phase[0],
+            last=phase[1],
+            excess_ratio=phase[2],
+            deviation=deviation,
+            threshold=phase[3],
+        )
+        for row, phase in sorted(found.items())
+        if phase[1] - phase[0] + 1 >= shortest
+    )
+
+
+def _lasting(
+    excess: NDArray[np.float64], few: NDArray[np.bool_], deviation: float, clear: float
+) -> dict[int, tuple[int, int, float, float]]:
+    """Return (first, last, median, threshold) of each row's surest phase of several steps."""
+    between = _deviation_of_others(row_medians(excess))
+    best: dict[int, tuple[int, int, float, float]] = {}
+    for level in PHASE_LEVELS:
+        first, last = best_segments(excess - level / 2)
+        # Once more, at half of what was found: that is where it begins and ends.
+        middle = row_medians(_inside(excess, first, last))
+        first, last = best_segments(excess - middle[:, None] / 2)
+        phase = _inside(excess, first, last)
+        num = (~np.isnan(phase)).sum(axis=1)
+        middle = row_medians(phase)
+        spread = ROBUST_SCALE * row_medians(np.abs(phase - middle[:, None]))
+        error = MEDIAN_ERROR * np.maximum(spread, deviation) / np.sqrt(np.maximum(num, 1))
+        # Unlike stages, or one rank's few first steps, are too thin a ground for little.
+        small = (num >= NUM_PERSISTENT_STEPS) & ~few
+        threshold = np.maximum(np.where(small, PERSISTENT_RATIO, DUE_RATIO), clear * error)
+        threshold = np.maximum(threshold, clear * between)
+        for row in np.flatnonzero((num >= SHORT_STEPS) & (middle >= threshold)).tolist():
+            found = (int(first[row]), int(last[row]), float(middle[row]), float(threshold[row]))
+            if row not in best or found[2] / found[3] > best[row][2] / best[row][3]:
+                best[row] = found
+    return best
+
+
+def _short(
+    excess: NDArray[np.float64], calm: NDArray[np.int64], deviation: float, clear: float
+) -> dict[int, tuple[int, int, float, float]]:
+    """Return (first, last, median, threshold) of the calm rows' steps that stand out of all."""
+    if not len(calm):
+        return {}
+    peak = np.nanmax(excess[calm], axis=1)
+    order = np.argsort(peak)
+    highest = peak[order[-1]]
+    second = peak[order[-2]] if len(order) > 1 else 0.0
+    found = {}
+    for place in np.flatnonzero(peak >= max(DUE_RATIO, clear * deviation)).tolist():
+        others = max(second if peak[place] == highest else highest, 0.0)
+        threshold = max(DUE_RATIO, clear * deviation, CLEAR_FACTOR * float(others))
+        if peak[place] < threshold:
+            continue
+        row = excess[calm[place]]
+        (first,), (last,) = best_segments(row[None] - threshold / 2)
+        middle = float(np.nanmedian(row[first : last + 1]))
+        found[int(calm[place])] = (int(first), int(last), middle, threshold)
+    return found
+
+
+def best_segments(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return, for each row, the (first, last) columns of the run with the largest sum.
+
+    With values measured from a threshold this is where a slow phase begins
+    and ends: a lone dip inside does not split it, a lone spike far away does
+    not stretch it.
+
+    Args:
+        values: Shape (rows, steps), at least one step; NaN counts as 0.
+
+    Source:
+        Kadane's algorithm for the maximum-sum subarray, all rows at once.
+    """
+    num_rows, num_steps = values.shape
+    known = np.nan_to_num(values)
+    first = np.zeros(num_rows, dtype=np.int64)
+    best_first, best_last = first.copy(), first.copy()
+    running, best_sum = np.zeros(num_rows), np.full(num_rows, -np.inf)
+    for step in range(num_steps):
+        fresh = running <= 0.0
+        first[fresh] = step
+        running = np.where(fresh, 0.0, running) + known[:, step]
+        better = running > best_sum
+        best_first[better], best_last[better] = first[better], step
+        best_sum = np.maximum(best_sum, running)
+    return best_first, best_last
+
+
+def row_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the median of each row, NaNs passed over; NaN where a row has nothing else."""
+    num = (~np.isnan(values)).sum(axis=1)
+    ordered = np.sort(values, axis=1)
+    rows = np.arange(len(values))
+    last = np.maximum(num - 1, 0)
+    middle: NDArray[np.float64] = (ordered[rows, last // 2] + ordered[rows, (last + 1) // 2]) / 2
+    return middle
+
+
+def _inside(
+    values: NDArray[np.float64], first: NDArray[np.int64], last: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    column = np.arange(values.shape[1])
+    inside = (column >= first[:, None]) & (column <= last[:, None])
+    return np.where(inside, values, np.nan)
+
+
+def _deviation_of_others(levels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return, for each row, the robust deviation between the other rows' levels.
+
+    Among many rows one more or less changes neither median, so all rows share one.
+    """
+    few = 64
+    if len(levels) > few:
+        return np.full(len(levels), robust_deviation(levels))
+    return np.array(
+        [
+            robust_deviation(np.delete(levels, row)) if len(levels) > 2 else 0.0  # noqa: PLR2004
+            for row in range(len(levels))
+        ]
+    )
