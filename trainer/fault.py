@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from trainer.errors import FaultSpecError
+from trainer.fault_text import read_factor, read_number, read_pairs, read_ranks, read_steps
 from trainer.ranks import coords_of, ranks_of_stage
 
 if TYPE_CHECKING:
@@ -112,13 +113,13 @@ def parse_fault(spec: str) -> Fault | None:
     cause = FaultCause(name)
     if not colon:
         raise FaultSpecError(spec, f"expected {name}:key=value,... with {', '.join(KEYS[cause])}")
-    values = _read_pairs(spec, cause, rest)
+    values = read_pairs(spec, rest, cause=cause, keys=KEYS[cause], optional=("steps",))
     return Fault(
         cause=cause,
-        factor=_read_factor(spec, values["factor"]),
-        ranks=_read_ranks(spec, values["rank"]) if "rank" in values else (),
-        stage=_read_number(spec, "stage", values["stage"]) if "stage" in values else None,
-        steps=_read_steps(spec, values["steps"]) if "steps" in values else None,
+        factor=read_factor(spec, values["factor"]),
+        ranks=read_ranks(spec, values["rank"]) if "rank" in values else (),
+        stage=read_number(spec, "stage", values["stage"]) if "stage" in values else None,
+        steps=read_steps(spec, values["steps"]) if "steps" in values else None,
     )
 
 
@@ -143,55 +144,3 @@ def slowdown_of(faults: Iterable[Fault], layout: Layout, *, rank: int, step: int
         for fault in faults
         if fault.is_active(step) and (rank in fault.ranks or stage == fault.stage)
     )
-
-
-def _read_pairs(spec: str, cause: FaultCause, text: str) -> dict[str, str]:
-    known = KEYS[cause]
-    values: dict[str, str] = {}
-    for pair in text.split(","):
-        key, equals, value = (part.strip() for part in pair.partition("="))
-        if not equals or not value:
-            raise FaultSpecError(spec, f"expected key=value, got {pair!r}")
-        if key not in known:
-            raise FaultSpecError(spec, f"unknown key {key!r}: {cause} takes {', '.join(known)}")
-        if key in values:
-            raise FaultSpecError(spec, f"{key!r} is given twice")
-        values[key] = value
-    for key in known:
-        if key not in values and key != "steps":
-            raise FaultSpecError(spec, f"{key!r} is missing: {cause} takes {', '.join(known)}")
-    return values
-
-
-def _read_number(spec: str, key: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise FaultSpecError(spec, f"{key} must be a whole number from 0 on, got {text!r}")
-    return int(text)
-
-
-def _read_ranks(spec: str, text: str) -> tuple[int, ...]:
-    ranks = sorted(_read_number(spec, "rank", part) for part in text.split("+"))
-    if len(set(ranks)) < len(ranks):
-        raise FaultSpecError(spec, f"rank names a rank twice: {text!r}")
-    return tuple(ranks)
-
-
-def _read_factor(spec: str, text: str) -> float:
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = math.nan
-    if not (math.isfinite(factor) and factor > 1):
-        raise FaultSpecError(spec, f"factor must be a number above 1, got {text!r}")
-    return factor
-
-
-def _read_steps(spec: str, text: str) -> tuple[int, int]:
-    first_text, dash, last_text = text.partition("-")
-    first = _read_number(spec, "steps", first_text)
-    last = _read_number(spec, "steps", last_text) if dash else first
-    if last < first:
-        raise FaultSpecError(
-            spec, f"steps must be FIRST-LAST, got {text!r}: it ends before it starts"
-        )
-    return first, last
