@@ -96,6 +96,8 @@ class RankExit:
     """Type of the exception that ended it, "" where there was none."""
 
     message: str = ""
+    step: int | None = None
+    """Step in which it stood as it ended; None where nothing tells."""
 
 
 def no_microbatches() -> MicrobatchTable:

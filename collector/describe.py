@@ -6,10 +6,10 @@ is missing or of another type is stored as unknown, never as a guess.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from collector.manifests import settings_hash, settings_of
 from collector.names import storable_name
 from tracer.span import NONE
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 LAYOUT_AXES = ("dp", "tp", "pp", "cp", "ep", "dsp", "vpp")
 COORD_AXES = ("dp", "tp", "pp", "cp", "ep")
-
-SHARED_PARTS = ("layout", "model", "paced", "git", "config", "environment", "versions", "seeds")
-"""Parts of a manifest that all ranks of a healthy job agree on."""
 
 EXIT_LINE = -1
 LOST_LINE = -2
@@ -91,7 +88,7 @@ def rank_row(
         "peak_flops_per_s": _float(device.get("peak_flops_per_s")),
         **{axis: coords.get(axis, 0) for axis in COORD_AXES},
         "pid": identity.pid,
-        "manifest_hash": manifest_hash(manifest),
+        "manifest_hash": settings_hash(settings_of(manifest)),
         "started_ns": _int(manifest.get("started_ns")),
         "exit_state": state,
         "exit_ns": exit_ns,
@@ -182,13 +179,6 @@ def run_state(states: Iterable[str]) -> str:
         if state in found:
             return state
     return ENDED
-
-
-def manifest_hash(manifest: Mapping[str, Any]) -> str:
-    """Return a hash of the parts that all ranks of a healthy job share."""
-    shared = {part: manifest.get(part) for part in SHARED_PARTS}
-    text = json.dumps(shared, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _axes(value: object, names: tuple[str, ...], *, lowest: int) -> dict[str, int]:

@@ -122,6 +122,31 @@ WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32
 ORDER BY epoch, step, rank, microbatch
 """
 
+SELECT_STEP_BOUNDS = """
+SELECT min(start_ns) AS first_ns, max(end_ns) AS last_ns, count() AS num_rows FROM steps
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+"""
+
+SELECT_EXITS = """
+SELECT epoch, rank, exit_state, exit_ns, told.data AS data FROM (
+    SELECT epoch, rank, process, exit_state, exit_ns FROM ranks FINAL
+    WHERE run_id = {run_id:String} AND exit_state != ''
+) AS ended
+LEFT JOIN (
+    SELECT epoch, rank, process, argMax(data, at_ns) AS data FROM events
+    WHERE run_id = {run_id:String} AND kind IN ('exit', 'lost') GROUP BY epoch, rank, process
+) AS told USING (epoch, rank, process)
+ORDER BY epoch, rank, process
+"""
+
+SELECT_LAST_STEPS = """
+SELECT rank, max(step) AS newest FROM spans
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step >= 0 AND step + 8 >= (
+    SELECT max(step) FROM steps WHERE run_id = {run_id:String} AND epoch = {epoch:Int32}
+)
+GROUP BY rank
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRows:
@@ -200,6 +225,31 @@ def read_microbatches(
 def read_events(store: Store, run_id: str) -> list[Row]:
     """Return the run's events in order of time."""
     return store.rows(SELECT_EVENTS, {"run_id": run_id})
+
+
+def read_step_bounds(
+    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
+) -> tuple[int, int] | None:
+    """Return when these steps began and ended, Unix ns; None where there is none."""
+    (found,) = store.rows(SELECT_STEP_BOUNDS, _range(run_id, first, last))
+    return (found["first_ns"], found["last_ns"]) if found["num_rows"] else None
+
+
+def read_exits(store: Store, run_id: str) -> list[Row]:
+    """Return how each process of the run ended: ``epoch, rank, exit_state, exit_ns, data``.
+
+    ``data`` is the document of its exit or lost event, "" where it left none.
+    """
+    return store.rows(SELECT_EXITS, {"run_id": run_id})
+
+
+def read_last_steps(store: Store, run_id: str, epoch: int) -> dict[int, int]:
+    """Return the last step of an epoch in which each rank recorded anything.
+
+    A rank that was more than 8 steps behind the others by then is left out.
+    """
+    rows = store.rows(SELECT_LAST_STEPS, {"run_id": run_id, "epoch": epoch})
+    return {row["rank"]: row["newest"] for row in rows}
 
 
 def may_repeat(store: Store, run_id: str) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from collector.describe import LOST, RUNNING, run_row, run_state
 from collector.host_clock import HostClocks
+from collector.manifests import manifest_row
 from collector.process import ProcessFiles, SpoolProblem
 from collector.process_tail import ProcessTail
 from collector.store import Store
@@ -125,6 +126,7 @@ class SpoolTail:
         self._settled: set[Path] = set()
         self._pending: list[tuple[ProcessTail, Cut]] = []
         self._untold: list[tuple[str, list[Row]]] = []
+        self._manifests: set[tuple[str, str]] = set()
         self._num_processes = 0
         self._problems: list[str] = []
 
@@ -167,16 +169,28 @@ class SpoolTail:
 
     def _discover(self) -> None:
         """Start to follow process folders that are new."""
+        manifests: list[Row] = []
         for folder in _process_folders(self._spool_dir):
             if folder in self._active or folder in self._settled:
                 continue
             try:
-                self._follow(ProcessFiles(folder))
+                files = ProcessFiles(folder)
+                self._follow(files)
+                manifests.append(manifest_row(files.run_id, files.manifest))
             except FileNotFoundError:
                 continue  # not written yet
             except (SpoolProblem, OSError) as error:
                 self._problems.append(str(error))
                 self._settled.add(folder)
+        self._tell_manifests(manifests)
+
+    def _tell_manifests(self, rows: list[Row]) -> None:
+        """Store what is new of the configuration; most ranks share one."""
+        fresh = {(row["run_id"], row["manifest_hash"]): row for row in rows}
+        for key in self._manifests & fresh.keys():
+            del fresh[key]
+        self._manifests.update(fresh)
+        self._upsert("manifests", list(fresh.values()))
 
     def _follow(self, files: ProcessFiles) -> None:
         run_id = files.run_id

@@ -19,6 +19,7 @@ from analysis.source import (
 )
 from collector.columns import to_codes, to_numpy
 from collector.read import list_runs, read_run, read_spans, read_steps, run_names
+from rankscope.context import read_context
 from tracer.span import KIND_CODES, SpanKind
 from tracer.spool import KEPT_REASONS
 from tracer.topology import Coords, Layout
@@ -26,6 +27,7 @@ from tracer.topology import Coords, Layout
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from analysis.context import RunContext
     from collector.read import RunRows
     from collector.store import Row, Store
 
@@ -108,6 +110,12 @@ class StoreSource:
             names=names,
             tracks=tracks,
         )
+
+    def context(
+        self, run_id: str, *, first: int | None = None, last: int | None = None
+    ) -> RunContext:
+        """Return what is known around the spans of these steps; empty for an unknown run."""
+        return read_context(self._store, run_id, first=first, last=last)
 
     def _check_known(self, run_id: str) -> None:
         known = run_names(self._store)
@@ -194,6 +202,10 @@ def _rank_info(row: Row) -> RankInfo:
         rank=row["rank"],
         coords=Coords(dp=row["dp"], tp=row["tp"], pp=row["pp"], cp=row["cp"], ep=row["ep"]),
         host=row["host"],
+        local_rank=row["local_rank"],
+        switch=row["switch"],
+        rack=row["rack"],
+        rail=row["rail"],
         device_name=row["device_name"],
         dtype=row["dtype"],
         peak_flops_per_s=row["peak_flops_per_s"],

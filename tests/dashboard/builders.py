@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.context import RunContext
 from analysis.errors import UnknownRunError
 from analysis.report import (
     Finding,
@@ -135,6 +136,11 @@ class FakeProvider:
 
     def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
         raise NotImplementedError("the timeline reads no step rows")
+
+    def context(
+        self, run_id: str, *, first: int | None = None, last: int | None = None
+    ) -> RunContext:
+        return RunContext()
 
     def _check(self, run_id: str) -> None:
         if run_id not in self.reports:

@@ -15,6 +15,7 @@ from tests.analysis.cluster import Source, gpt_cluster
 from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
+    from analysis.context import RunContext
     from analysis.source import SpanTable
 
 MS = 1_000_000
@@ -56,6 +57,11 @@ class GrowingSource:
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
         self.num_reads += 1
         return self.whole.spans(run_id, first=first, last=self._last(last))
+
+    def context(
+        self, run_id: str, *, first: int | None = None, last: int | None = None
+    ) -> RunContext:
+        return self.whole.context(run_id, first=first, last=self._last(last))
 
     def _last(self, last: int | None) -> int:
         newest = self.num_steps - 1

@@ -1,0 +1,22 @@
+-- What is known around the spans. A sample's run_id is "" where a host told it for whatever runs
+-- there; its device is the local rank, -1 for the host as a whole. Manifests lie here once a
+-- distinct content: the ranks of a healthy job share one row, found by ranks.manifest_hash.
+
+CREATE TABLE IF NOT EXISTS samples (
+    run_id LowCardinality(String),
+    host LowCardinality(String),
+    device Int32,
+    at_ns Int64 CODEC(Delta, LZ4),
+    name LowCardinality(String),
+    value Float64
+) ENGINE = ReplacingMergeTree
+ORDER BY (run_id, name, host, device, at_ns)
+SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
+
+CREATE TABLE IF NOT EXISTS manifests (
+    run_id LowCardinality(String),
+    manifest_hash String,
+    settings Map(LowCardinality(String), String)
+) ENGINE = ReplacingMergeTree
+ORDER BY (run_id, manifest_hash)
+SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;

@@ -1,0 +1,124 @@
+"""Hand what the store knows around a run's spans to the analysis."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from analysis.context import (
+    EventRecord,
+    MicrobatchTable,
+    RankExit,
+    RankManifest,
+    RunContext,
+    SampleTable,
+    no_samples,
+)
+from collector.columns import to_codes, to_numpy
+from collector.manifests import previous_run, read_manifests
+from collector.read import (
+    read_events,
+    read_exits,
+    read_last_steps,
+    read_microbatches,
+    read_step_bounds,
+)
+from collector.samples import read_samples
+
+if TYPE_CHECKING:
+    from collector.store import Row, Store
+
+DIED = frozenset({"failed", "lost"})
+MAX_EPOCHS = 16
+"""Newest epochs with a crash whose last steps are looked up: each costs a query."""
+
+
+def read_context(store: Store, run_id: str, *, first: int | None, last: int | None) -> RunContext:
+    """Return what is known around the spans of steps ``first`` to ``last`` of a run."""
+    previous = previous_run(store, run_id)
+    return RunContext(
+        microbatches=_microbatches(store, run_id, first=first, last=last),
+        samples=_samples(store, run_id, first=first, last=last),
+        events=tuple(_event(row) for row in read_events(store, run_id)),
+        manifests=_manifests(store, run_id),
+        exits=_exits(store, run_id),
+        previous_manifests=() if previous is None else _manifests(store, previous),
+    )
+
+
+def _microbatches(
+    store: Store, run_id: str, *, first: int | None, last: int | None
+) -> MicrobatchTable:
+    table = read_microbatches(store, run_id, first=first, last=last)
+    return MicrobatchTable(
+        epoch=to_numpy(table["epoch"]),
+        step=to_numpy(table["step"]),
+        rank=to_numpy(table["rank"]),
+        microbatch=to_numpy(table["microbatch"]),
+        num_tokens=to_numpy(table["num_tokens"]),
+        sum_squared_lengths=to_numpy(table["sum_squared_lengths"]),
+    )
+
+
+def _samples(store: Store, run_id: str, *, first: int | None, last: int | None) -> SampleTable:
+    bounds = read_step_bounds(store, run_id, first=first, last=last)
+    if bounds is None:
+        return no_samples()
+    table = read_samples(store, run_id, first_ns=bounds[0], last_ns=bounds[1])
+    host, hosts = to_codes(table["host"])
+    name, names = to_codes(table["name"])
+    return SampleTable(
+        host=host,
+        device=to_numpy(table["device"]),
+        at_ns=to_numpy(table["at_ns"]),
+        name=name,
+        value=to_numpy(table["value"]),
+        hosts=hosts,
+        names=names,
+    )
+
+
+def _event(row: Row) -> EventRecord:
+    return EventRecord(
+        epoch=row["epoch"],
+        rank=row["rank"],
+        at_ns=row["at_ns"],
+        kind=row["kind"],
+        text=row["text"],
+        data=_document(row["data"]),
+    )
+
+
+def _manifests(store: Store, run_id: str) -> tuple[RankManifest, ...]:
+    return tuple(
+        RankManifest(epoch=epoch, rank=rank, settings=settings)
+        for epoch, rank, settings in read_manifests(store, run_id)
+    )
+
+
+def _exits(store: Store, run_id: str) -> tuple[RankExit, ...]:
+    rows = read_exits(store, run_id)
+    epochs = sorted({row["epoch"] for row in rows if row["exit_state"] in DIED})
+    steps = {epoch: read_last_steps(store, run_id, epoch) for epoch in epochs[-MAX_EPOCHS:]}
+    exits = [_exit(row, steps.get(row["epoch"], {}).get(row["rank"])) for row in rows]
+    return tuple(sorted(exits, key=lambda found: (found.at_ns is None, found.at_ns or 0)))
+
+
+def _exit(row: Row, last_step: int | None) -> RankExit:
+    data = _document(row["data"])
+    exception = data.get("exception") or {}
+    step = data.get("step", last_step) if row["exit_state"] in DIED else None
+    return RankExit(
+        epoch=row["epoch"],
+        rank=row["rank"],
+        state=row["exit_state"],
+        at_ns=row["exit_ns"],
+        exception=str(exception.get("type") or ""),
+        message=str(exception.get("message") or ""),
+        step=step if isinstance(step, int) and step >= 0 else None,
+    )
+
+
+def _document(text: str) -> dict[str, Any]:
+    found = json.loads(text or "{}")
+    return found if isinstance(found, dict) else {}
