@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.bytedance import model_of, read_trace
+from analysis.bytedance_evidence import gaps_of, transfers_of
 from analysis.bytedance_format import (
     BACKWARD_COMPUTE,
     CODE,
@@ -55,6 +56,8 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
         model=model_of(trace),
         items=_items(trace),
         waits=_waits(trace),
+        gaps=gaps_of(trace),
+        transfers=transfers_of(trace),
         steps=rows.steps,
         actual_ns=_recorded_times(rows.steps, spans),
         left_out=left_out,

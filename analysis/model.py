@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from analysis.evidence import GapItems, Transfers
     from analysis.operations import Operations
     from analysis.starved import WaitIntervals
 
@@ -68,6 +69,8 @@ class Reading:
     model: ReplayModel
     items: ComputeItems
     waits: WaitIntervals
+    gaps: GapItems
+    transfers: Transfers
     steps: tuple[int, ...]
     """Steps that take part, ascending."""
 

@@ -12,6 +12,7 @@ from analysis.operations import positions_in_runs
 from analysis.pieces import Pieces, cut, own_compute
 from analysis.source import rows_of_spans, rows_of_steps
 from analysis.starved import WaitIntervals, without_overlap
+from analysis.traced_evidence import gaps_of, transfers_of
 from analysis.traced_graph import graph_of
 from analysis.traced_join import Joined, join_waits
 from analysis.waits import is_communication, is_one_sided, split_waits
@@ -56,7 +57,8 @@ def read_traced(
     )
     if repeated:
         warnings.append(f"{repeated} steps ran again in a later epoch; their last run counts")
-    model, comm_number = graph_of(run, joined, pieces, tuple(numbers.tolist()))
+    model, number = graph_of(run, joined, pieces, tuple(numbers.tolist()))
+    piece_number, comm_number = number[: len(pieces.start)], number[len(pieces.start) :]
     index = np.searchsorted(numbers, steps.step)
     first = np.full(len(numbers), np.iinfo(np.int64).max)
     last = np.full(len(numbers), np.iinfo(np.int64).min)
@@ -69,6 +71,8 @@ def read_traced(
         actual_ns=last - first,
         left_out=left_out,
         waits=_wait_intervals(joined, comm_number),
+        gaps=gaps_of(joined, pieces, steps, numbers=numbers, piece_number=piece_number),
+        transfers=transfers_of(joined, numbers, run, number=number),
         warnings=tuple(warnings),
     )
 

@@ -40,7 +40,8 @@ def graph_of(
         numbers: Steps that take part, ascending.
 
     Returns:
-        The model, and the operation that each communication of ``joined`` became.
+        The model, and the operation that each piece, and after them each
+        communication of ``joined``, became.
     """
     spans, windows, comm = joined.spans, joined.windows, joined.comm
     num_pieces = len(pieces.start)
@@ -106,7 +107,7 @@ def graph_of(
         stage=stage[order],
         on_device=(is_comm | own_compute(pieces, len(window)))[order],
     )
-    return model, number[num_pieces:]
+    return model, number
 
 
 def _edges(
@@ -162,10 +163,10 @@ def _grouped(joined: Joined) -> NDArray[np.int64]:
 
 def _waits_for_nobody(joined: Joined) -> NDArray[np.bool_]:
     """Tell buffered sends, and members of rooted collectives that left before others entered."""
-    return _is_buffered(joined) | is_one_sided(joined.spans, joined.split)[joined.comm]
+    return is_buffered(joined) | is_one_sided(joined.spans, joined.split)[joined.comm]
 
 
-def _is_buffered(joined: Joined) -> NDArray[np.bool_]:
+def is_buffered(joined: Joined) -> NDArray[np.bool_]:
     """Tell the sends that had ended before their receive began."""
     spans, comm = joined.spans, joined.comm
     start = spans.start_ns[comm]
@@ -177,7 +178,7 @@ def _is_buffered(joined: Joined) -> NDArray[np.bool_]:
 
 def _buffered_edges(joined: Joined, num_pieces: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Let the receive of a buffered send wait for it."""
-    buffered = _is_buffered(joined)
+    buffered = is_buffered(joined)
     instance = joined.split.instance[joined.comm]
     sends = np.flatnonzero(buffered)
     receives = np.flatnonzero(np.isin(instance, instance[sends]) & ~buffered)
