@@ -1,4 +1,4 @@
-"""One step's dependency graph as a `networkx.DiGraph`, for a closer look than a verdict."""
+"""The dependency graph as a `networkx.DiGraph`, for a closer look than a verdict."""
 
 from __future__ import annotations
 
@@ -7,56 +7,82 @@ from typing import TYPE_CHECKING
 import networkx as nx
 import numpy as np
 
-from analysis.errors import EmptyRunError, GraphTooLargeError
+from analysis.errors import GraphTooLargeError
 from analysis.operations import NO_GROUP
+from analysis.step_graph import graph_of_steps, slack
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from numpy.typing import NDArray
+
     from analysis.model import ReplayModel
 
 MOST_NODES = 200_000
 """A larger graph takes gigabytes as Python objects; the replay's arrays hold any size."""
 
 
-def dependency_graph(model: ReplayModel, step: int) -> nx.DiGraph[int]:
-    """Return who waits for whom in one step.
+def dependency_graph(
+    model: ReplayModel,
+    step: int | Collection[int],
+    *,
+    ranks: Collection[int] | None = None,
+) -> nx.DiGraph[int]:
+    """Return who waits for whom in one step or several.
 
-    A node is an operation: ``rank``, ``kind``, ``start_ns`` and ``end_ns`` as
-    recorded, ``work_ns`` (a compute operation's duration, a communication's
-    transfer) and ``instance`` (equal for the members of one communication,
-    None for all else). An edge leads from what was waited for to what waited;
-    the members of an instance wait for all that any of them waits for.
+    A node is an operation: ``step``, ``rank``, ``kind``, ``start_ns`` and
+    ``end_ns`` as recorded, ``work_ns`` (a compute operation's duration, a
+    communication's transfer), ``instance`` (equal for the members of one
+    communication, None for all else), ``slack_ns`` (how much later it may end
+    in the full replay without moving the step's end, infinite where nothing
+    that closes the step follows) and ``critical`` (no slack). An edge leads
+    from what was waited for to what waited; the members of an instance wait
+    for all that any of them waits for.
 
     Args:
         model: A run's operations.
-        step: Its number.
+        step: Its number, or several.
+        ranks: Only the operations of these ranks, and the edges between them;
+            None: all. Slack is that of the whole step all the same.
 
     Raises:
-        EmptyRunError: The step takes no part in the replay.
-        GraphTooLargeError: It has more than `MOST_NODES` operations.
+        EmptyRunError: A step takes no part in the replay.
+        GraphTooLargeError: There are more than `MOST_NODES` operations.
     """
+    numbers = [step] if isinstance(step, int) else sorted(set(step))
+    steps = graph_of_steps(model, numbers)
     operations = model.operations
-    if step not in operations.steps:
-        raise EmptyRunError(
-            f"step {step} takes no part in the replay: it was not recorded, or left out"
-            " (see quality.warnings)"
-        )
-    rows = np.flatnonzero(operations.step == operations.steps.index(step))
+    slack_ns = slack(steps, operations.duration_ns, operations.gap_ns)
+    rows = steps.rows
+    if ranks is not None:
+        chosen = np.isin(model.rank[rows], list(ranks))
+        rows, slack_ns = rows[chosen], slack_ns[chosen]
     if len(rows) > MOST_NODES:
-        raise GraphTooLargeError(step, len(rows))
+        raise GraphTooLargeError(numbers[0], len(rows))
     graph: nx.DiGraph[int] = nx.DiGraph()
-    for row in rows.tolist():
-        instance = int(operations.group[row])
-        graph.add_node(
-            row,
-            rank=int(model.rank[row]),
-            kind=model.kinds[model.kind[row]],
-            start_ns=int(operations.start_ns[row]),
-            end_ns=int(operations.end_ns[row]),
-            work_ns=float(operations.duration_ns[row]),
-            instance=None if instance == NO_GROUP else instance,
-        )
-    inside = np.isin(operations.dst, rows)
-    graph.add_edges_from(
-        zip(operations.src[inside].tolist(), operations.dst[inside].tolist(), strict=True)
-    )
+    for row, free in zip(rows.tolist(), slack_ns.tolist(), strict=True):
+        graph.add_node(row, **_attributes(model, row), slack_ns=free, critical=free == 0)
+    graph.add_edges_from(_edges_between(model, rows))
     return graph
+
+
+def _attributes(model: ReplayModel, row: int) -> dict[str, object]:
+    operations = model.operations
+    instance = int(operations.group[row])
+    return {
+        "step": operations.steps[operations.step[row]],
+        "rank": int(model.rank[row]),
+        "kind": model.kinds[model.kind[row]],
+        "start_ns": int(operations.start_ns[row]),
+        "end_ns": int(operations.end_ns[row]),
+        "work_ns": float(operations.duration_ns[row]),
+        "instance": None if instance == NO_GROUP else instance,
+    }
+
+
+def _edges_between(model: ReplayModel, rows: NDArray[np.int64]) -> list[tuple[int, int]]:
+    operations = model.operations
+    chosen = np.zeros(len(operations), dtype=np.bool_)
+    chosen[rows] = True
+    inside = chosen[operations.src] & chosen[operations.dst]
+    return list(zip(operations.src[inside].tolist(), operations.dst[inside].tolist(), strict=True))

@@ -48,3 +48,33 @@ def test_a_step_that_is_not_there_says_so() -> None:
 
     with pytest.raises(EmptyRunError, match="step 7 takes no part"):
         dependency_graph(reading.model, 7)
+
+
+def test_the_slow_rank_is_critical_and_its_partner_has_slack() -> None:
+    # Rank 1's forwards take 30 ms, rank 0's 20; a send waits until rank 1 is ready to receive.
+    source = source_of(
+        gpt_cluster(Layout(pp=2), num_steps=1, forward_ns=lambda rank, *_: (10 + 5 * rank) * MS)
+    )
+    reading = read_traced(source.info, source.span_table, source.step_table, clock_error_ns=0)
+    graph = dependency_graph(reading.model, 0)
+
+    forwards: dict[int, list[float]] = {0: [], 1: []}
+    for _, node in graph.nodes(data=True):
+        if node["kind"] == "forward" and node["work_ns"] > 0:
+            forwards[node["rank"]].append(node["slack_ns"])
+        assert node["critical"] == (node["slack_ns"] == 0)
+
+    # The first of rank 0 fills the pipeline; each later one is done 10 ms before it is wanted.
+    assert forwards[1] == [0] * 4
+    assert forwards[0] == [0, 10 * MS, 10 * MS, 10 * MS]
+
+
+def test_a_graph_of_some_ranks_and_several_steps_holds_just_these() -> None:
+    source = source_of(gpt_cluster(Layout(dp=2, pp=2), num_steps=3, forward_ns=lambda *_: 10 * MS))
+    reading = read_traced(source.info, source.span_table, source.step_table, clock_error_ns=0)
+    whole = dependency_graph(reading.model, [0, 2])
+    some = dependency_graph(reading.model, [2, 0], ranks=[1, 3])
+
+    assert {node["step"] for _, node in some.nodes(data=True)} == {0, 2}
+    assert {node["rank"] for _, node in some.nodes(data=True)} == {1, 3}
+    assert nx.utils.graphs_equal(some, whole.subgraph(some.nodes))
