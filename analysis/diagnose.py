@@ -9,7 +9,7 @@ import numpy as np
 from analysis.profile import Basis
 from analysis.report import Finding
 from analysis.suspects import slow_ranks, slow_stages, unexplained
-from analysis.verdict import duration_text
+from analysis.words import duration_text
 from analysis.whatif import ratio, recoverable
 
 if TYPE_CHECKING:

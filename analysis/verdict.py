@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from analysis.words import NS_PER_S, duration_text, name_ranks
+
 if TYPE_CHECKING:
     from analysis.report import Finding, RunReport
-
-MOST_RANKS_NAMED = 8
-NS_PER_S = 1e9
 
 
 def verdict_sentence(report: RunReport) -> str:
@@ -21,16 +20,6 @@ def verdict_sentence(report: RunReport) -> str:
     others = len(report.findings) - 1
     more = f" {others} more finding{'s' * (others > 1)} below." if others else ""
     return f"{_subject(report, finding)}{_starved(report, finding)}{_gain(report, finding)}{more}"
-
-
-def name_ranks(ranks: tuple[int, ...]) -> str:
-    """Write out ranks: "rank 5", "ranks 4 and 5", "ranks 0, 4, 8 and 13 more"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = list(map(str, ranks[:MOST_RANKS_NAMED]))
-    if len(ranks) > MOST_RANKS_NAMED:
-        return f"ranks {', '.join(shown)} and {len(ranks) - MOST_RANKS_NAMED} more"
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _subject(report: RunReport, finding: Finding) -> str:
@@ -80,8 +69,3 @@ def _gain(report: RunReport, finding: Finding) -> str:
         won = share * (times.replayed - times.ideal)
         lost = f", {duration_text(won * NS_PER_S)} a step"
     return f" Mending it wins back {part} of the time lost to slowness{lost}."
-
-
-def duration_text(value_ns: float) -> str:
-    """Write out a duration in ns: "45.3 s", "137.0 ms"."""
-    return f"{value_ns / NS_PER_S:.1f} s" if value_ns >= NS_PER_S else f"{value_ns / 1e6:.1f} ms"
