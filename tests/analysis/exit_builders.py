@@ -1,0 +1,99 @@
+"""A run of ranks that end, each as a test says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.context import EventRecord, RankExit, RunContext
+from analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo
+from tracer.topology import Coords, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SECOND = 1_000_000_000
+RANKS_PER_HOST = 4
+
+
+def run_of(
+    num_ranks: int = 8,
+    *,
+    num_epochs: int = 1,
+    clock_error_ns: int | None = 1_000_000,
+    groups: Iterable[GroupInfo] = (),
+) -> RunInfo:
+    """Data-parallel ranks, four a host: h0 has 0 to 3, h1 has 4 to 7."""
+    ranks = tuple(
+        RankInfo(
+            rank=rank,
+            coords=Coords(dp=rank),
+            host=f"h{rank // RANKS_PER_HOST}",
+            local_rank=rank % RANKS_PER_HOST,
+        )
+        for rank in range(num_ranks)
+    )
+    return RunInfo(
+        run_id="r",
+        source_format="rankscope",
+        layout=Layout(dp=num_ranks),
+        world_size=num_ranks,
+        clock_error_ns=clock_error_ns,
+        epochs=tuple(
+            EpochInfo(epoch=epoch, ranks=ranks, groups=tuple(groups)) for epoch in range(num_epochs)
+        ),
+    )
+
+
+def failed(
+    rank: int, at_s: float | None, exception: str, message: str = "", *, step: int | None = 41
+) -> RankExit:
+    return RankExit(
+        epoch=0,
+        rank=rank,
+        state="failed",
+        at_ns=None if at_s is None else int(at_s * SECOND),
+        exception=exception,
+        message=message,
+        step=step,
+    )
+
+
+def lost(rank: int, at_s: float | None = 10.0, *, step: int | None = 41) -> RankExit:
+    return RankExit(
+        epoch=0,
+        rank=rank,
+        state="lost",
+        at_ns=None if at_s is None else int(at_s * SECOND),
+        step=step,
+    )
+
+
+def timed_out(rank: int, at_s: float = 600.0) -> RankExit:
+    """What NCCL's watchdog leaves behind."""
+    return failed(
+        rank,
+        at_s,
+        "torch.distributed.DistBackendError",
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7,"
+        " OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600010 milliseconds",
+    )
+
+
+def cut_off(rank: int, at_s: float = 11.0) -> RankExit:
+    """What gloo says when its peer is gone."""
+    return failed(
+        rank,
+        at_s,
+        "RuntimeError",
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+        " [127.0.0.1]:4242",
+    )
+
+
+def context_of(*exits: RankExit, events: Iterable[EventRecord] = ()) -> RunContext:
+    ordered = sorted(exits, key=lambda ended: (ended.at_ns is None, ended.at_ns or 0))
+    return RunContext(exits=tuple(ordered), events=tuple(events))
+
+
+def event(rank: int, kind: str, text: str = "", **data: object) -> EventRecord:
+    return EventRecord(epoch=0, rank=rank, at_ns=0, kind=kind, text=text, data=data)

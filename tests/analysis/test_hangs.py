@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from analysis.context import RunContext
+from analysis.hangs import hangs
+from analysis.source import EpochInfo, GroupInfo, SpanTable, StepTable
+from tests.analysis.exit_builders import (
+    SECOND,
+    context_of,
+    cut_off,
+    event,
+    failed,
+    lost,
+    run_of,
+    timed_out,
+)
+from tests.dashboard.builders import span_table
+from tracer.span import NONE, Span, SpanFlag, SpanKind, UnixNs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from analysis.context import EventRecord
+    from analysis.source import RunInfo
+
+DP, TP_LOW, TP_HIGH = 7, 8, 9
+GROUPS = (
+    GroupInfo(group_id=DP, kind="dp-comm", name="dp", members=tuple(range(8))),
+    GroupInfo(group_id=TP_LOW, kind="tp-comm", name="tp 0", members=(0, 1)),
+    GroupInfo(group_id=TP_HIGH, kind="tp-comm", name="tp 2", members=(4, 5)),
+)
+
+
+def job(*, num_dropped: int = 0) -> RunInfo:
+    return replace(run_of(groups=GROUPS), num_dropped=num_dropped)
+
+
+def comm(
+    rank: int,
+    group: int = DP,
+    *,
+    seq: int = 41,
+    flags: SpanFlag = SpanFlag.OPEN,
+    kind: SpanKind = SpanKind.DP_COMM,
+    src: int = NONE,
+    dst: int = NONE,
+) -> Span:
+    return Span(
+        rank=rank,
+        step=17,
+        kind=kind,
+        name="all_reduce",
+        start_ns=UnixNs(SECOND),
+        duration_ns=SECOND,
+        group_id=group,
+        seq=seq,
+        src_rank=src,
+        dst_rank=dst,
+        flags=flags,
+    )
+
+
+def finished(*rows: tuple[int, int]) -> StepTable:
+    """Rows of (step, rank), all of epoch 0."""
+    step, rank = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
+    none = np.zeros(len(rows), dtype=np.int64)
+    return StepTable(
+        epoch=np.zeros(len(rows), dtype=np.int32),
+        step=step,
+        rank=rank,
+        start_ns=none,
+        end_ns=none + 1,
+        num_tokens=none,
+        loss=none.astype(float),
+    )
+
+
+UP_TO_16 = finished(*((16, rank) for rank in range(8)))
+
+
+def table(spans: Iterable[Span]) -> SpanTable:
+    return span_table(list(spans))
+
+
+def test_the_rank_that_never_entered_is_the_silent_one() -> None:
+    spans = table(comm(rank) for rank in range(8) if rank != 5)
+
+    (finding,) = hangs(job(), spans, UP_TO_16, RunContext())
+
+    assert (finding.cause, finding.ranks, finding.steps) == ("hang", (5,), (17, 17))
+    assert finding.confidence == pytest.approx(0.95)
+    assert finding.evidence == (
+        "rank 5 never entered all_reduce 41 (dp-comm) of group dp with 8 ranks, in which ranks"
+        " 0, 1, 2, 3, 4, 6 and 7 stand; the last step that it finished is 16"
+    )
+
+
+def test_a_rank_that_waits_elsewhere_for_the_silent_one_is_not_accused() -> None:
+    # Rank 4 stands in its tensor-parallel group for rank 5; all others stand in dp for both.
+    spans = table([comm(4, TP_HIGH, seq=3), *(comm(rank) for rank in (0, 1, 2, 3, 6, 7))])
+
+    (finding,) = hangs(job(), spans, UP_TO_16, RunContext())
+
+    assert finding.ranks == (5,)
+    assert finding.confidence == pytest.approx(0.95 * 6 / 7)
+    assert finding.evidence.endswith("; 1 more communications lack a member")
+
+
+def test_a_member_that_has_left_the_collective_is_there() -> None:
+    spans = table([comm(0, TP_LOW), comm(1, TP_LOW, flags=SpanFlag.NOTHING)])
+
+    assert hangs(job(), spans, UP_TO_16, RunContext()) == ()
+
+
+def test_a_receive_whose_sender_is_silent_names_the_sender() -> None:
+    spans = table([comm(6, seq=3, kind=SpanKind.PP_RECV, src=2, dst=6)])
+
+    (finding,) = hangs(job(), spans, UP_TO_16, RunContext())
+
+    assert finding.ranks == (2,)
+    assert "(pp-recv) from rank 2 to rank 6, in which rank 6 stands" in finding.evidence
+    sent = comm(2, seq=3, kind=SpanKind.PP_SEND, src=2, dst=6, flags=SpanFlag.NOTHING)
+    both = table([comm(6, seq=3, kind=SpanKind.PP_RECV, src=2, dst=6), sent])
+    assert hangs(job(), both, UP_TO_16, RunContext()) == ()
+
+
+def test_collectives_in_different_orders_are_told_as_a_circle() -> None:
+    spans = table([comm(0, TP_LOW, seq=5), comm(1, TP_LOW, seq=6)])
+
+    (finding,) = hangs(job(), spans, UP_TO_16, RunContext())
+
+    assert finding.ranks == (0, 1)
+    assert finding.confidence == pytest.approx(0.5)
+    assert finding.evidence.startswith("no rank is silent: rank 0 stands in all_reduce 5")
+
+
+def stalled(rank: int, *, step: int = 17, kind: str = "stalled") -> EventRecord:
+    entry = {"name": "all_reduce", "kind": "dp-comm", "step": step, "seq": 41}
+    return event(rank, kind, open=[{**entry, "group_id": f"{DP:016x}"}], step=step)
+
+
+def test_open_spans_are_read_from_events_too_unless_the_rank_went_on() -> None:
+    nothing = table([])
+    told = RunContext(events=tuple(stalled(rank) for rank in range(8) if rank != 5))
+
+    (finding,) = hangs(job(), nothing, UP_TO_16, told)
+    assert finding.ranks == (5,)
+
+    gone_on = finished(*((17, rank) for rank in range(8)))
+    assert hangs(job(), nothing, gone_on, told) == ()
+
+
+def test_a_malformed_event_is_passed_over() -> None:
+    broken = event(0, "stalled", open=[{"group_id": "no number"}, {"seq": 1}, 4])
+
+    assert hangs(job(), table([]), UP_TO_16, RunContext(events=(broken,))) == ()
+
+
+def test_ranks_that_stand_because_another_one_crashed_are_no_hang() -> None:
+    spans = table(comm(rank, flags=SpanFlag.ERROR) for rank in range(8) if rank != 5)
+    crashed = context_of(failed(5, 10.0, "ValueError", "bad"), cut_off(0))
+
+    assert hangs(job(), spans, UP_TO_16, crashed) == ()
+
+
+def test_a_silent_rank_that_was_killed_in_the_end_is_named_with_less_confidence() -> None:
+    spans = table(comm(rank, flags=SpanFlag.ERROR) for rank in range(8) if rank != 5)
+    context = context_of(lost(5), *(timed_out(rank) for rank in range(8) if rank != 5))
+
+    (finding,) = hangs(job(), spans, UP_TO_16, context)
+
+    assert finding.ranks == (5,)
+    assert finding.confidence == pytest.approx(0.95 * 0.8)
+    (with_drops,) = hangs(job(num_dropped=3), spans, UP_TO_16, context)
+    assert with_drops.confidence == pytest.approx(0.95 * 0.8 * 0.8)
+
+
+def test_a_missing_rank_that_was_never_traced_leaves_the_question_open() -> None:
+    whole = job()
+    traced = EpochInfo(epoch=0, ranks=whole.epochs[0].ranks[:7], groups=GROUPS)
+    spans = table(comm(rank) for rank in range(7))
+
+    (finding,) = hangs(replace(whole, epochs=(traced,)), spans, UP_TO_16, RunContext())
+
+    assert finding.cause == "insufficient-evidence"
+    assert "rank 7 was not traced" in finding.evidence
+
+
+def test_a_run_in_which_nobody_stands_has_no_hang() -> None:
+    done = table(comm(rank, flags=SpanFlag.NOTHING) for rank in range(8))
+
+    assert hangs(job(), done, UP_TO_16, context_of(timed_out(0))) == ()
