@@ -1,0 +1,102 @@
+"""The simulated cluster: what stays the same from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainer.simulator.chance import Purpose, stream
+from trainer.simulator.effects import Effects
+from trainer.simulator.groups import Axis, Groups, make_groups
+from trainer.simulator.placement import Placement, place
+from trainer.simulator.scenario import Scenario, TpDetail
+from trainer.simulator.schedule import Slot, run_order
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NS_PER_MS = 1e6
+MAX_BIAS_SIGMAS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """One collective inside a compute span."""
+
+    axis: Axis
+    name: str
+    passes: int
+    """1 for reduce-scatter and all-gather, 2 for all-reduce."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Places, groups, schedule and speeds of one scenario."""
+
+    scenario: Scenario
+    placement: Placement
+    groups: Groups
+    order: tuple[Slot, ...]
+    """Slots of all stages in an order in which each can run."""
+
+    syncs: tuple[Sync, ...]
+    """Collectives inside each forward and backward."""
+
+    bias: NDArray[np.float64]
+    """Shape (pp, dp, cp, tp): how many times as long each rank computes, healthy."""
+
+    effects: Effects
+
+    def compute_ms(self, stage: int) -> tuple[float, float]:
+        """Return the forward and backward time of one chunk of a stage."""
+        scenario = self.scenario
+        weight = scenario.stage_weights[stage] if scenario.stage_weights else 1.0
+        share = weight / scenario.vpp
+        return scenario.forward_ms * share, scenario.backward_ms * share
+
+
+def make_cluster(scenario: Scenario) -> Cluster:
+    """Build the cluster of a scenario.
+
+    Raises:
+        ScenarioError: A fault is planted on a link that the job does not use.
+    """
+    placement = place(scenario)
+    rng = stream(scenario.seed, Purpose.RANKS)
+    deviation = np.clip(
+        rng.standard_normal(placement.rank.shape), -MAX_BIAS_SIGMAS, MAX_BIAS_SIGMAS
+    )
+    return Cluster(
+        scenario=scenario,
+        placement=placement,
+        groups=make_groups(placement),
+        order=run_order(
+            pp=scenario.pp, vpp=scenario.vpp, num_microbatches=scenario.num_microbatches
+        ),
+        syncs=syncs_of(scenario),
+        bias=1 + scenario.noise.rank_bias_ratio * deviation,
+        effects=Effects(scenario, placement),
+    )
+
+
+def syncs_of(scenario: Scenario) -> tuple[Sync, ...]:
+    """Return the collectives inside one forward or backward, in order."""
+    context = (Sync(Axis.CP, "all_gather_into_tensor", 1),) if scenario.cp > 1 else ()
+    all_reduce = Sync(Axis.TP, "all_reduce", 2)
+    sequence = (
+        Sync(Axis.TP, "all_gather_into_tensor", 1),
+        Sync(Axis.TP, "reduce_scatter_tensor", 1),
+    )
+    tensor: dict[TpDetail, tuple[Sync, ...]] = {
+        TpDetail.COLLAPSED: (),
+        TpDetail.COARSE: (all_reduce,),
+        TpDetail.FULL: (all_reduce,) * 2,
+        TpDetail.SEQUENCE: sequence * 2,
+    }
+    detail = scenario.tp_detail
+    if detail is TpDetail.COLLAPSED:
+        return ()
+    once = context + (tensor[detail] if scenario.tp > 1 else ())
+    return once if detail is TpDetail.COARSE else once * scenario.layers_per_chunk

@@ -1,0 +1,225 @@
+"""What the simulated processes tell of themselves: manifests, and rows of the store's tables."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tracer.span import NONE
+from trainer.simulator.fault import SimulatedCause
+from trainer.simulator.placement import host_name
+from trainer.simulator.tables import EPOCH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer.simulator.cluster import Cluster
+    from trainer.simulator.ending import Ending
+    from trainer.simulator.scenario import Scenario
+
+Row = dict[str, Any]
+
+SOURCE_FORMAT = "rankscope"
+MODEL_NAME = "simulated-gpt"
+DEVICE_NAME = "NVIDIA H100 80GB HBM3"
+DTYPE = "bfloat16"
+PEAK_FLOPS_PER_S = 989e12
+"""Dense bfloat16. Source: NVIDIA H100 SXM data sheet."""
+
+COMPUTE_EFFICIENCY_RATIO = 0.6
+"""Share of the peak that a simulated device reaches while it computes."""
+
+FLOPS_CONVENTION = "simulated: 60 % of the peak while a healthy device computes"
+ENVIRONMENT = {
+    "NCCL_ALGO": "Ring",
+    "NCCL_IB_DISABLE": "0",
+    "NCCL_IB_TIMEOUT": "22",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "OMP_NUM_THREADS": "8",
+}
+VERSIONS = {"python": "3.11", "torch": "2.13.0", "cuda": "13.0", "nccl": "2.28.3", "packages": {}}
+
+
+def flops_per_token(scenario: Scenario) -> float:
+    """Return the model's FLOPs a token, such that a healthy device computes at its efficiency.
+
+    ::
+
+        efficiency * peak * pp * tp * cp * (forward + backward) / tokens
+    """
+    seconds = (scenario.forward_ms + scenario.backward_ms) / 1e3
+    num_devices = scenario.pp * scenario.tp * scenario.cp
+    peak = PEAK_FLOPS_PER_S * COMPUTE_EFFICIENCY_RATIO
+    return peak * num_devices * seconds / scenario.tokens_per_microbatch
+
+
+def model_row(scenario: Scenario) -> dict[str, Any]:
+    """Return the manifest's ``model``."""
+    return {
+        "name": MODEL_NAME,
+        "num_parameters": None,
+        "flops_per_token": flops_per_token(scenario),
+        "flops_convention": FLOPS_CONVENTION,
+    }
+
+
+def manifest_of(cluster: Cluster, run_id: str, rank: int) -> dict[str, Any]:
+    """Return what one rank tells when it begins (docs/spool-format.md, manifest.json)."""
+    scenario, at = cluster.scenario, cluster.placement
+    return {
+        "version": 1,
+        "run_id": run_id,
+        "epoch": EPOCH,
+        "rank": rank,
+        "world_size": scenario.world_size,
+        "local_rank": int(at.local_rank[rank]),
+        "pid": NONE,
+        "host": host_name(int(at.host[rank])),
+        "pod": None,
+        "process_uuid": None,
+        "boot_id": None,
+        "started_ns": scenario.started_ns,
+        "layout": scenario.layout.to_dict(),
+        "coords": {
+            "dp": int(at.dp[rank]),
+            "tp": int(at.tp[rank]),
+            "pp": int(at.stage[rank]),
+            "cp": int(at.cp[rank]),
+            "ep": 0,
+        },
+        "device": {
+            "name": DEVICE_NAME,
+            "uuid": None,
+            "dtype": DTYPE,
+            "peak_flops_per_s": PEAK_FLOPS_PER_S,
+        },
+        "model": model_row(scenario),
+        "paced": None,
+        "git": None,
+        "config": scenario.to_dict(),
+        "seeds": {"simulation": scenario.seed},
+        "environment": environment_of(cluster, rank),
+        "versions": VERSIONS,
+        "hosts": None,
+    }
+
+
+def environment_of(cluster: Cluster, rank: int) -> dict[str, str]:
+    """Return the rank's environment: that of the job, but for what is misconfigured."""
+    differing = {
+        fault.variable: fault.value
+        for fault in cluster.scenario.faults
+        if fault.cause is SimulatedCause.MISCONFIGURATION and rank in fault.ranks
+    }
+    return ENVIRONMENT | differing
+
+
+def run_row(
+    cluster: Cluster, run_id: str, *, created_ns: int, ended_ns: int | None, state: str
+) -> Row:
+    """Return the row of table ``runs``.
+
+    Args:
+        cluster: The cluster.
+        run_id: Name of the run.
+        created_ns: When the store first heard of it, Unix ns.
+        ended_ns: When its last process ended; None while one stands.
+        state: "ended", "failed" or "running".
+    """
+    scenario = cluster.scenario
+    return {
+        "run_id": run_id,
+        "epoch": EPOCH,
+        "created_ns": created_ns,
+        "started_ns": scenario.started_ns,
+        "ended_ns": ended_ns,
+        "state": state,
+        "source_format": SOURCE_FORMAT,
+        "world_size": scenario.world_size,
+        "layout": scenario.layout.to_dict(),
+        "model": json.dumps(model_row(scenario)),
+        "flops_per_token": flops_per_token(scenario),
+        "flops_convention": FLOPS_CONVENTION,
+        "paced": "",
+        "manifest": json.dumps(manifest_of(cluster, run_id, 0)),
+        "revision": 1,
+    }
+
+
+def rank_rows(
+    cluster: Cluster, run_id: str, *, process: str, ending: Ending | None, ended_ns: int | None
+) -> Iterator[Row]:
+    """Yield the rows of table ``ranks``, but for the manifest's hash.
+
+    Args:
+        cluster: The cluster.
+        run_id: Name of the run.
+        process: Name under which the simulation writes.
+        ending: How the run ended early; None where it did not.
+        ended_ns: When it ended, Unix ns; None while it stands.
+    """
+    scenario, at = cluster.scenario, cluster.placement
+    for rank in range(scenario.world_size):
+        host, rack = int(at.host[rank]), int(at.rack[rank])
+        yield {
+            "run_id": run_id,
+            "epoch": EPOCH,
+            "rank": rank,
+            "process": process,
+            "host": host_name(host),
+            "boot_id": boot_id_of(host),
+            "local_rank": int(at.local_rank[rank]),
+            "pod": "",
+            "device_uuid": f"GPU-{rank:08x}",
+            "device_name": DEVICE_NAME,
+            "dtype": DTYPE,
+            "peak_flops_per_s": PEAK_FLOPS_PER_S,
+            "dp": int(at.dp[rank]),
+            "tp": int(at.tp[rank]),
+            "pp": int(at.stage[rank]),
+            "cp": int(at.cp[rank]),
+            "ep": 0,
+            "switch": f"leaf-{rack:04d}",
+            "rack": f"rack-{rack:04d}",
+            "rail": f"rail-{at.local_rank[rank]}",
+            "pid": NONE,
+            "started_ns": scenario.started_ns,
+            "exit_state": run_state(ending),
+            "exit_ns": _exit_ns(scenario, ending, rank, ended_ns),
+            "dropped": {},
+            "revision": 1,
+        }
+
+
+def clock_rows(cluster: Cluster) -> Iterator[Row]:
+    """Yield the rows of table ``clock``: aligned clocks, of which only the error bound is known."""
+    scenario = cluster.scenario
+    for host in range(scenario.num_hosts):
+        yield {
+            "host": host_name(host),
+            "boot_id": boot_id_of(host),
+            "at_ns": scenario.started_ns,
+            "offset_ns": 0,
+            "drift_ppb": 0,
+            "clock_error_ns": scenario.noise.clock_error_ns // 2,
+        }
+
+
+def boot_id_of(host: int) -> str:
+    """Return the boot id of a host by its number."""
+    return f"{host:032x}"
+
+
+def run_state(ending: Ending | None) -> str:
+    """Return the state of a run: a job that hangs still runs."""
+    if ending is None:
+        return "ended"
+    return "running" if ending.is_hang else "failed"
+
+
+def _exit_ns(
+    scenario: Scenario, ending: Ending | None, rank: int, ended_ns: int | None
+) -> int | None:
+    if ending is None:
+        return ended_ns
+    return None if ending.is_hang else scenario.started_ns + int(ending.last_seen[rank])

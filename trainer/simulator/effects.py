@@ -1,0 +1,232 @@
+"""What the planted faults do in one step, as numbers on the (pp, dp, cp, tp) grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainer.simulator.chance import Purpose, stream
+from trainer.simulator.errors import ScenarioError
+from trainer.simulator.fault import NetworkReason, SimulatedCause, SimulatedFault, Trace
+from trainer.simulator.groups import Axis
+from trainer.simulator.network import Links, ring_links
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from trainer.simulator.placement import Placement
+    from trainer.simulator.scenario import Scenario
+
+Grid = "NDArray[np.float64]"
+NETWORK_CAUSES = frozenset({SimulatedCause.SLOW_LINK, SimulatedCause.NETWORK_DEGRADATION})
+SLOWER = frozenset(
+    {SimulatedCause.SLOW_COMPUTE, SimulatedCause.CLOCK_THROTTLE, SimulatedCause.STAGE_IMBALANCE}
+)
+ENDINGS = frozenset({SimulatedCause.CRASH, SimulatedCause.HANG})
+
+SKEW_PERIOD_STEPS = 8.0
+"""Steps after which the same member of a skewed group is late again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEffects:
+    """One step's faults; arrays have the shape (pp, dp, cp, tp)."""
+
+    compute_factor: NDArray[np.float64]
+    """How many times as long compute takes."""
+
+    gap_ns: NDArray[np.int64]
+    """Extra gap before each compute span."""
+
+    data_span_ns: NDArray[np.int64]
+    data_gap_ns: NDArray[np.int64]
+    """Extra time before the first forward, inside and outside the data span."""
+
+    skew_ns: NDArray[np.int64]
+    """How late each member enters the gradients' reduction."""
+
+    checkpoint_ns: int
+    checkpoint_trace: Trace
+    sequence_spread: float
+    pauses: tuple[tuple[int, SimulatedFault], ...]
+    """(Number of the fault, fault) of garbage collection."""
+
+    links: Links
+    ending: SimulatedFault | None
+    """The crash or hang of this step."""
+
+
+class Effects:
+    """Turns a scenario's faults into each step's numbers."""
+
+    def __init__(self, scenario: Scenario, placement: Placement) -> None:
+        self._scenario = scenario
+        self._placement = placement
+        self._links: dict[tuple[int, ...], Links] = {}
+        self.slow_hosts = {
+            number: _slow_hosts(scenario, number, fault)
+            for number, fault in enumerate(scenario.faults)
+            if fault.cause is SimulatedCause.NETWORK_DEGRADATION
+        }
+        for fault in scenario.faults:
+            if fault.cause is SimulatedCause.SLOW_LINK:
+                _check_used(placement, fault)
+        self.baseline = Links(scenario, placement)
+
+    def ranks_of(self, number: int) -> tuple[int, ...]:
+        """Return the global ranks at which fault ``number`` is planted, ascending."""
+        fault, at = self._scenario.faults[number], self._placement
+        if fault.ranks:
+            return fault.ranks
+        if fault.src is not None and fault.dst is not None:
+            return tuple(sorted((fault.src, fault.dst)))
+        if fault.host is not None:
+            found = at.host == fault.host
+        elif fault.cause is SimulatedCause.LAUNCH_SKEW:
+            found = (at.stage == (fault.stage or 0)) & (at.tp == fault.tp)
+        elif fault.stage is not None:
+            found = at.stage == fault.stage
+        elif number in self.slow_hosts:
+            found = self.slow_hosts[number][at.host]
+        else:
+            found = np.ones(self._scenario.world_size, dtype=np.bool_)
+        return tuple(np.flatnonzero(found).tolist())
+
+    def of_step(self, step: int) -> StepEffects:
+        """Return what the faults do in ``step``."""
+        shape = self._placement.rank.shape
+        factor = np.ones(shape)
+        gap, data_span, data_gap, skew = (np.zeros(shape, dtype=np.int64) for _ in range(4))
+        spread = self._scenario.noise.sequence_spread
+        checkpoint_ns, checkpoint_trace = 0, Trace.SPANS
+        active = [
+            (number, fault)
+            for number, fault in enumerate(self._scenario.faults)
+            if fault.is_active(step)
+        ]
+        for number, fault in active:
+            here = self._mask(number)
+            match fault.cause:
+                case cause if cause in SLOWER:
+                    factor[here] *= fault.factor
+                case SimulatedCause.HOST_STALL:
+                    gap[here] += fault.extra_ns
+                case SimulatedCause.DATA_STALL:
+                    (data_span if fault.trace is Trace.SPANS else data_gap)[here] += fault.extra_ns
+                case SimulatedCause.LAUNCH_SKEW:
+                    skew += self._skew_ns(fault, step)
+                case SimulatedCause.SEQUENCE_IMBALANCE:
+                    spread = float(np.hypot(spread, fault.spread))
+                case SimulatedCause.CHECKPOINT if (step + 1) % fault.every == 0:
+                    checkpoint_ns += fault.extra_ns
+                    checkpoint_trace = fault.trace
+                case _:
+                    pass
+        return StepEffects(
+            compute_factor=factor,
+            gap_ns=gap,
+            data_span_ns=data_span,
+            data_gap_ns=data_gap,
+            skew_ns=skew,
+            checkpoint_ns=checkpoint_ns,
+            checkpoint_trace=checkpoint_trace,
+            sequence_spread=spread,
+            pauses=tuple(item for item in active if item[1].cause is SimulatedCause.GC_PAUSE),
+            links=self._links_of(step, active),
+            ending=self._ending(step),
+        )
+
+    def is_degraded(self, number: int, step: int) -> bool:
+        """Tell whether network fault ``number`` shows in ``step``: a flapping link comes and goes,
+        down in every other of its steps on average, but always in its first.
+        """
+        fault = self._scenario.faults[number]
+        if not fault.is_active(step):
+            return False
+        first = fault.steps[0] if fault.steps else 0
+        if fault.cause is not SimulatedCause.NETWORK_DEGRADATION or step == first:
+            return True
+        if fault.reason is not NetworkReason.FLAP:
+            return True
+        return bool(stream(self._scenario.seed, Purpose.NETWORK, number, step).random() < 1 / 2)
+
+    def _mask(self, number: int) -> NDArray[np.bool_]:
+        named = np.zeros(self._scenario.world_size, dtype=np.bool_)
+        named[list(self.ranks_of(number))] = True
+        return named[self._placement.rank]
+
+    def _skew_ns(self, fault: SimulatedFault, step: int) -> NDArray[np.int64]:
+        """Return a lag that wanders from member to member and grows over the fault's steps."""
+        shape = self._placement.rank.shape
+        first, last = fault.steps or (0, self._scenario.num_steps - 1)
+        grown = fault.extra_ns * (step - first + 1) / (last - first + 1)
+        num_members = shape[1] * shape[2]
+        turn = step / SKEW_PERIOD_STEPS + np.arange(num_members) / num_members
+        lag = np.rint(grown * (1 + np.sin(2 * np.pi * turn)) / 2).astype(np.int64)
+        skew = np.zeros(shape, dtype=np.int64)
+        skew[fault.stage or 0, :, :, fault.tp] = lag.reshape(shape[1], shape[2])
+        return skew
+
+    def _links_of(self, step: int, active: list[tuple[int, SimulatedFault]]) -> Links:
+        """Return the network of this step; a network is computed once for each set of faults."""
+        numbers = tuple(
+            number
+            for number, fault in active
+            if (fault.cause in NETWORK_CAUSES and self.is_degraded(number, step))
+        )
+        if not numbers:
+            return self.baseline
+        if numbers not in self._links:
+            slow = [self.slow_hosts[number] for number in numbers if number in self.slow_hosts]
+            self._links[numbers] = Links(
+                self._scenario,
+                self._placement,
+                [self._scenario.faults[number] for number in numbers],
+                np.logical_or.reduce(slow) if slow else None,
+            )
+        return self._links[numbers]
+
+    def _ending(self, step: int) -> SimulatedFault | None:
+        found = (
+            fault
+            for fault in self._scenario.faults
+            if fault.cause in ENDINGS and fault.step == step
+        )
+        return next(found, None)
+
+
+def _slow_hosts(scenario: Scenario, number: int, fault: SimulatedFault) -> NDArray[np.bool_]:
+    """Choose the hosts whose network is degraded: a share of them, at least one."""
+    slow = np.zeros(scenario.num_hosts, dtype=np.bool_)
+    size = max(1, round(fault.share * scenario.num_hosts))
+    rng = stream(scenario.seed, Purpose.NETWORK, number)
+    slow[rng.choice(scenario.num_hosts, size=size, replace=False)] = True
+    return slow
+
+
+def used_links(placement: Placement) -> set[tuple[int, int]]:
+    """Return every pair of ranks, the lower one first, between which the job sends anything."""
+    pairs: set[tuple[int, int]] = set()
+    ends = [ring_links(placement, axis) for axis in (Axis.TP, Axis.CP, Axis.DP, Axis.WORLD)]
+    grid = placement.rank
+    ends += [(grid, np.roll(grid, -1, axis=0))]
+    for src, dst in ends:
+        low, high = np.minimum(src, dst).ravel(), np.maximum(src, dst).ravel()
+        pairs.update(zip(low.tolist(), high.tolist(), strict=True))
+    return {(low, high) for low, high in pairs if low != high}
+
+
+def _check_used(placement: Placement, fault: SimulatedFault) -> None:
+    if fault.src is None or fault.dst is None:
+        return
+    pair = (min(fault.src, fault.dst), max(fault.src, fault.dst))
+    used = used_links(placement)
+    if pair not in used:
+        partners = sorted({rank for link in used if fault.src in link for rank in link})
+        partners.remove(fault.src)
+        raise ScenarioError(
+            f"fault {str(fault)!r}: nothing is sent between these ranks; rank {fault.src}"
+            f" sends to and receives from {', '.join(map(str, partners))}"
+        )

@@ -1,0 +1,91 @@
+"""The communication groups of a layout: names, ids, members."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracer.span import SpanKind, group_id_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from trainer.simulator.placement import Placement
+
+
+class Axis(IntEnum):
+    """What a group spans; the order is that of `Groups.ids`."""
+
+    NONE = 0
+    TP = 1
+    CP = 2
+    DP = 3
+    """Data-parallel positions and, with them, context-parallel ones: who shares gradients."""
+
+    PP = 4
+    WORLD = 5
+
+
+KIND_OF_AXIS: dict[Axis, SpanKind] = {
+    Axis.TP: SpanKind.TP_COMM,
+    Axis.CP: SpanKind.CP_COMM,
+    Axis.DP: SpanKind.DP_COMM,
+    Axis.PP: SpanKind.OTHER,
+    Axis.WORLD: SpanKind.OTHER,
+}
+"""Span kind of a group's collectives (of p2p: `PP_SEND` and `PP_RECV`)."""
+
+GRID_AXES: dict[Axis, tuple[int, ...]] = {
+    Axis.TP: (3,),
+    Axis.CP: (2,),
+    Axis.DP: (1, 2),
+    Axis.PP: (0,),
+    Axis.WORLD: (0, 1, 2, 3),
+}
+"""Axes of the (pp, dp, cp, tp) grid over which a group's members lie."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One communication group."""
+
+    group_id: int
+    kind: SpanKind
+    name: str
+    members: tuple[int, ...]
+    """Global ranks, ascending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """All groups of more than one member, and each rank's group on each axis."""
+
+    groups: tuple[Group, ...]
+    ids: NDArray[np.uint64]
+    """Shape (axes, pp, dp, cp, tp): group id, 0 where the position has no such group."""
+
+
+def make_groups(placement: Placement) -> Groups:
+    """Return the groups of a layout, as the job's mesh would make them."""
+    grid = placement.rank
+    ids = np.zeros((len(Axis), *grid.shape), dtype=np.uint64)
+    groups: list[Group] = []
+    for axis, spanned in GRID_AXES.items():
+        fixed = tuple(at for at in range(grid.ndim) if at not in spanned)
+        rows = grid.transpose(fixed + spanned).reshape(*(grid.shape[at] for at in fixed), -1)
+        if rows.shape[-1] == 1:
+            continue
+        found = np.empty(rows.shape[:-1], dtype=np.uint64)
+        for at in np.ndindex(found.shape):
+            members = tuple(sorted(rows[at].tolist()))
+            name = axis.name.lower() + "".join(f"-{part}" for part in at)
+            group_id = group_id_of(name, members)
+            groups.append(
+                Group(group_id=group_id, kind=KIND_OF_AXIS[axis], name=name, members=members)
+            )
+            found[at] = group_id
+        ids[axis] = np.expand_dims(found, spanned)
+    return Groups(groups=tuple(groups), ids=ids)

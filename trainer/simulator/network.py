@@ -1,0 +1,142 @@
+"""How long transfers take: the class of each link, rings, and what faults do to links."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainer.simulator.groups import GRID_AXES, Axis
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from trainer.simulator.fault import SimulatedFault
+    from trainer.simulator.placement import Placement
+    from trainer.simulator.scenario import Scenario
+
+NS_PER_S = 1e9
+
+
+class Links:
+    """The network in one state: with these faults on its links.
+
+    Args:
+        scenario: Sizes, latencies, bandwidths.
+        placement: Where each rank stands.
+        faults: Faults on links that hold now.
+        slow_hosts: Shape (hosts,): whether the host's network is degraded.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        placement: Placement,
+        faults: Sequence[SimulatedFault] = (),
+        slow_hosts: NDArray[np.bool_] | None = None,
+    ) -> None:
+        self._scenario = scenario
+        self._placement = placement
+        self._faults = faults
+        self._slow_hosts = slow_hosts
+        self._rings: dict[Axis, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+        self._pairs: dict[tuple[int, int, int], NDArray[np.float64]] = {}
+
+    def p2p_ns(self, src: int, dst: int) -> NDArray[np.float64]:
+        """Return how long an activation takes between two stages, shape (dp, cp, tp)."""
+        num_bytes = self._scenario.activation_bytes
+        key = (src, dst, num_bytes)
+        if key not in self._pairs:
+            grid = self._placement.rank
+            latency_ns, ns_per_byte = self._between(grid[src], grid[dst])
+            self._pairs[key] = latency_ns + num_bytes * ns_per_byte
+        return self._pairs[key]
+
+    def collective_ns(self, axis: Axis, *, num_bytes: int, passes: int) -> NDArray[np.float64]:
+        """Return how long a collective takes on each group, shape as the grid with size-1 axes.
+
+        A ring is as slow as its slowest link; small messages go along a tree::
+
+            passes * (ceil(log2 n) * latency + (n - 1) / n * bytes / bandwidth)
+
+        Args:
+            axis: What the groups span.
+            num_bytes: Of the larger side.
+            passes: 1 for reduce-scatter and all-gather, 2 for all-reduce.
+
+        Source:
+            Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication
+            Operations in MPICH" (2005): ring and tree costs.
+        """
+        latency_ns, ns_per_byte = self._ring(axis)
+        size = math.prod(self._placement.rank.shape[at] for at in GRID_AXES[axis])
+        rounds = math.ceil(math.log2(size)) if size > 1 else 0
+        total: NDArray[np.float64] = passes * (
+            rounds * latency_ns + (size - 1) / size * num_bytes * ns_per_byte
+        )
+        return total
+
+    def _ring(self, axis: Axis) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the worst latency and time a byte on each group's ring, in order of ranks."""
+        if axis not in self._rings:
+            src, dst = ring_links(self._placement, axis)
+            latency_ns, ns_per_byte = self._between(src, dst)
+            spanned = GRID_AXES[axis]
+            self._rings[axis] = (
+                np.expand_dims(latency_ns.max(axis=-1), spanned),
+                np.expand_dims(ns_per_byte.max(axis=-1), spanned),
+            )
+        return self._rings[axis]
+
+    def _between(
+        self, src: NDArray[np.int32], dst: NDArray[np.int32]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return latency and time a byte of each link."""
+        network, at = self._scenario.network, self._placement
+        crosses = at.host[src] != at.host[dst]
+        link_class = crosses.astype(np.int8) + (at.rack[src] != at.rack[dst])
+        latency_ns = np.array(
+            [network.host_latency_ns, network.rack_latency_ns, network.spine_latency_ns],
+            dtype=np.float64,
+        )[link_class]
+        bytes_per_s = np.array(
+            [network.host_bytes_per_s, network.rack_bytes_per_s, network.spine_bytes_per_s]
+        )[link_class]
+        return latency_ns, self._slowing(src, dst, crosses) * NS_PER_S / bytes_per_s
+
+    def _slowing(
+        self, src: NDArray[np.int32], dst: NDArray[np.int32], crosses: NDArray[np.bool_]
+    ) -> NDArray[np.float64]:
+        """Return how many times as long a byte takes on each link because of faults."""
+        slowing = np.ones(src.shape)
+        hosts, slow_hosts = self._placement.host, self._slow_hosts
+        for fault in self._faults:
+            if fault.src is not None:
+                hit = ((src == fault.src) & (dst == fault.dst)) | (
+                    (src == fault.dst) & (dst == fault.src)
+                )
+            elif fault.ranks:
+                hit = crosses & (np.isin(src, fault.ranks) | np.isin(dst, fault.ranks))
+            elif slow_hosts is not None:
+                hit = crosses & (slow_hosts[hosts[src]] | slow_hosts[hosts[dst]])
+            else:
+                continue
+            slowing[hit] *= fault.factor
+        return slowing
+
+
+def ring_links(placement: Placement, axis: Axis) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return the links of each group's ring, which runs through the ranks in ascending order.
+
+    Returns:
+        Source and destination, shape (groups..., members); the groups' axes are
+        those of the grid that the group does not span.
+    """
+    grid, spanned = placement.rank, GRID_AXES[axis]
+    fixed = tuple(at for at in range(grid.ndim) if at not in spanned)
+    members = grid.transpose(fixed + spanned).reshape(*(grid.shape[at] for at in fixed), -1)
+    src = np.sort(members, axis=-1)
+    return src, np.roll(src, -1, axis=-1)

@@ -1,0 +1,268 @@
+"""Keep what the ranks of a step do, a block of alike spans at a time, and lay it out in columns.
+
+All ranks of a stage do the same things in the same order, so one label and two
+arrays of times stand for one span on each of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
+from trainer.simulator.groups import Axis
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from trainer.simulator.groups import Groups
+    from trainer.simulator.placement import Placement
+
+NEVER = 1 << 60
+"""A time that is never reached: what depends on a rank that has stopped ends here."""
+
+ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+ON_HOST = SpanFlag.HOST_CLOCK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """What a block of spans has in common."""
+
+    kind: SpanKind
+    name: str
+    track: str
+    axis: Axis = Axis.NONE
+    """Whose group it belongs to."""
+
+    seq: int = NONE
+    src_stage: int = NONE
+    dst_stage: int = NONE
+    microbatch: int = NONE
+    chunk: int = NONE
+    num_bytes: int = NONE
+    flags: SpanFlag = ON_DEVICE
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    label: Label
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    launch: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Some:
+    """Spans on a few ranks."""
+
+    label: Label
+    rank: NDArray[np.int32]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanColumns:
+    """Spans of a step, ordered by (rank, start); times in ns from the run's start."""
+
+    rank: NDArray[np.int32]
+    kind: NDArray[np.int32]
+    """Code of the kind."""
+
+    name: NDArray[np.int32]
+    """Position in ``names``."""
+
+    track: NDArray[np.int32]
+    """Position in ``tracks``."""
+
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    launch: NDArray[np.int64]
+    group_id: NDArray[np.uint64]
+    seq: NDArray[np.int64]
+    src_rank: NDArray[np.int32]
+    dst_rank: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    chunk: NDArray[np.int32]
+    num_bytes: NDArray[np.int64]
+    flags: NDArray[np.uint16]
+    depth: NDArray[np.int16]
+    names: tuple[str, ...]
+    tracks: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    def rows(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> SpanColumns:
+        """Return the rows that ``index`` picks."""
+        columns = {name: getattr(self, name)[index] for name in COLUMN_NAMES}
+        return SpanColumns(**columns, names=self.names, tracks=self.tracks)
+
+
+COLUMN_NAMES = tuple(
+    name for name in SpanColumns.__dataclass_fields__ if name not in ("names", "tracks")
+)
+
+
+class Recorder:
+    """Takes the blocks of one step."""
+
+    def __init__(self, placement: Placement, groups: Groups) -> None:
+        self._placement = placement
+        self._groups = groups
+        self._blocks: list[list[_Block]] = [[] for _ in range(placement.rank.shape[0])]
+        self._some: list[_Some] = []
+
+    def add(
+        self,
+        stage: int,
+        label: Label,
+        start: NDArray[np.int64],
+        end: NDArray[np.int64],
+        *,
+        launch: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Record one span on each rank of a stage; arrays have the shape (dp, cp, tp).
+
+        The arrays are kept, not copied: whoever hands them over leaves them as they are.
+        """
+        launched = start if launch is None else launch
+        self._blocks[stage].append(_Block(label, start, end, launched))
+
+    def add_some(
+        self,
+        label: Label,
+        rank: NDArray[np.int32],
+        start: NDArray[np.int64],
+        end: NDArray[np.int64],
+    ) -> None:
+        """Record one span on each of a few ranks."""
+        self._some.append(_Some(label, rank, start, end))
+
+    def columns(self) -> SpanColumns:
+        """Return all spans, ordered by (rank, start)."""
+        parts = [self._stage(stage, blocks) for stage, blocks in enumerate(self._blocks)]
+        parts += [self._sparse(some) for some in self._some]
+        names, tracks = self._texts()
+        whole = SpanColumns(
+            **{
+                name: np.concatenate([getattr(part, name) for part in parts])
+                for name in COLUMN_NAMES
+            },
+            names=names,
+            tracks=tracks,
+        )
+        ascending = (np.diff(whole.rank) >= 0).all()
+        if ascending and not self._some:
+            return whole
+        return whole.rows(np.lexsort((whole.start, whole.rank)))
+
+    def _texts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        labels = [block.label for blocks in self._blocks for block in blocks]
+        labels += [some.label for some in self._some]
+        return (
+            tuple(dict.fromkeys(label.name for label in labels)),
+            tuple(dict.fromkeys(label.track for label in labels)),
+        )
+
+    def _stage(self, stage: int, blocks: Sequence[_Block]) -> SpanColumns:
+        """Lay a stage's blocks out, one row of them for each rank."""
+        grid = self._placement.rank
+        rank = grid[stage].ravel()
+        by_rank = np.argsort(rank, kind="stable")
+        start = np.stack([block.start.ravel() for block in blocks], axis=1)[by_rank]
+        end = np.stack([block.end.ravel() for block in blocks], axis=1)[by_rank]
+        launch = np.stack([block.launch.ravel() for block in blocks], axis=1)[by_rank]
+        order = np.argsort(start, axis=1, kind="stable")
+        row = np.arange(len(rank))[:, None]
+        label = _LabelTable.of([block.label for block in blocks], *self._texts())
+        group_of_axis = self._groups.ids[:, stage].reshape(len(Axis), -1)[:, by_rank]
+        no_rank = np.full((1, len(rank)), NONE, dtype=np.int32)
+        rank_of_stage = np.concatenate((grid.reshape(len(grid), -1)[:, by_rank], no_rank))
+        return SpanColumns(
+            rank=np.repeat(rank[by_rank], len(blocks)),
+            start=start[row, order].ravel(),
+            end=end[row, order].ravel(),
+            launch=launch[row, order].ravel(),
+            group_id=group_of_axis[label.axis[order], row].ravel(),
+            src_rank=rank_of_stage[label.src_stage[order], row].ravel(),
+            dst_rank=rank_of_stage[label.dst_stage[order], row].ravel(),
+            kind=label.kind[order].ravel(),
+            name=label.name[order].ravel(),
+            track=label.track[order].ravel(),
+            seq=label.seq[order].ravel(),
+            microbatch=label.microbatch[order].ravel(),
+            chunk=label.chunk[order].ravel(),
+            num_bytes=label.num_bytes[order].ravel(),
+            flags=label.flags[order].ravel(),
+            depth=label.depth[order].ravel(),
+            names=(),
+            tracks=(),
+        )
+
+    def _sparse(self, some: _Some) -> SpanColumns:
+        num = len(some.rank)
+        label = _LabelTable.of([some.label], *self._texts())
+        none = np.full(num, NONE, dtype=np.int32)
+        alike = {
+            name: np.repeat(getattr(label, name), num)
+            for name in ("kind", "name", "track", "seq", "microbatch", "chunk", "num_bytes",
+                         "flags", "depth")
+        }  # fmt: skip
+        return SpanColumns(
+            rank=some.rank,
+            start=some.start,
+            end=some.end,
+            launch=some.start,
+            group_id=np.zeros(num, dtype=np.uint64),
+            src_rank=none,
+            dst_rank=none,
+            names=(),
+            tracks=(),
+            **alike,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LabelTable:
+    """Labels as columns, one element a block."""
+
+    kind: NDArray[np.int32]
+    name: NDArray[np.int32]
+    track: NDArray[np.int32]
+    axis: NDArray[np.int32]
+    seq: NDArray[np.int64]
+    src_stage: NDArray[np.int32]
+    dst_stage: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    chunk: NDArray[np.int32]
+    num_bytes: NDArray[np.int64]
+    flags: NDArray[np.uint16]
+    depth: NDArray[np.int16]
+
+    @classmethod
+    def of(
+        cls, labels: Sequence[Label], names: tuple[str, ...], tracks: tuple[str, ...]
+    ) -> _LabelTable:
+        name_at = {name: at for at, name in enumerate(names)}
+        track_at = {track: at for at, track in enumerate(tracks)}
+        return cls(
+            kind=np.array([KIND_CODES[label.kind] for label in labels], dtype=np.int32),
+            name=np.array([name_at[label.name] for label in labels], dtype=np.int32),
+            track=np.array([track_at[label.track] for label in labels], dtype=np.int32),
+            axis=np.array([label.axis for label in labels], dtype=np.int32),
+            seq=np.array([label.seq for label in labels], dtype=np.int64),
+            src_stage=np.array([label.src_stage for label in labels], dtype=np.int32),
+            dst_stage=np.array([label.dst_stage for label in labels], dtype=np.int32),
+            microbatch=np.array([label.microbatch for label in labels], dtype=np.int32),
+            chunk=np.array([label.chunk for label in labels], dtype=np.int32),
+            num_bytes=np.array([label.num_bytes for label in labels], dtype=np.int64),
+            flags=np.array([int(label.flags) for label in labels], dtype=np.uint16),
+            depth=np.array([label.depth for label in labels], dtype=np.int16),
+        )

@@ -1,0 +1,276 @@
+"""What is simulated: layout, schedule, times, network, noise and faults. Checked as it is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from tracer.topology import Layout
+from trainer.simulator.errors import ScenarioError
+from trainer.simulator.fault import SimulatedCause, SimulatedFault
+
+MAX_WORLD_SIZE = 1 << 20
+
+
+class TpDetail(StrEnum):
+    """How much of the communication inside a compute span is recorded."""
+
+    COLLAPSED = "collapsed"
+    """None: partners wait for each other inside the span, and look alike from outside."""
+
+    COARSE = "coarse"
+    """One collective at the end of each forward and backward."""
+
+    FULL = "full"
+    """Two all-reduces a layer."""
+
+    SEQUENCE = "sequence"
+    """An all-gather and a reduce-scatter in place of each all-reduce (sequence parallelism)."""
+
+
+class RankOrder(StrEnum):
+    """Which axis changes fastest with the rank."""
+
+    TP_FIRST = "tp-first"
+    DP_FIRST = "dp-first"
+    """Data-parallel neighbours share a host, tensor-parallel partners do not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """What differs between healthy ranks, items and messages; all 0 makes an exact machine."""
+
+    rank_bias_ratio: float = 0.005
+    """Standard deviation of a rank's own speed, lasting; cut at 3 of it."""
+
+    compute_jitter_ratio: float = 0.01
+    """Standard deviation of one forward, backward or optimizer step."""
+
+    transfer_jitter_ratio: float = 0.03
+    """Standard deviation of the logarithm of one transfer."""
+
+    end_jitter_ns: int = 2_000
+    """Mean of the exponential delay with which a member leaves a collective."""
+
+    launch_gap_ns: int = 20_000
+    """Mean of the exponential gap before a compute span."""
+
+    drift_ratio: float = 0.0
+    """Amplitude of a slow change of all compute, as by the temperature of a day."""
+
+    drift_period_steps: int = 1_000
+    sequence_spread: float = 0.0
+    """Standard deviation of the logarithm of a micro-batch's compute: sequence lengths vary."""
+
+    clock_error_ns: int = 20_000
+    """Most by which the clocks of two hosts differ; each stays within half of it."""
+
+
+EXACT = Noise(
+    rank_bias_ratio=0.0,
+    compute_jitter_ratio=0.0,
+    transfer_jitter_ratio=0.0,
+    end_jitter_ns=0,
+    launch_gap_ns=0,
+    clock_error_ns=0,
+)
+"""No noise at all: times can be computed by hand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Latency and bandwidth of each class of link.
+
+    A transfer takes ``latency + bytes / bandwidth``. The numbers are of the
+    order of a cluster with NVLink and one 400 Gbit/s adapter a device.
+    """
+
+    host_bytes_per_s: float = 300e9
+    """Between two devices of one host."""
+
+    rack_bytes_per_s: float = 45e9
+    """Between hosts of one rack."""
+
+    spine_bytes_per_s: float = 40e9
+    """Between racks."""
+
+    host_latency_ns: int = 3_000
+    rack_latency_ns: int = 8_000
+    spine_latency_ns: int = 12_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One simulated run."""
+
+    dp: int = 2
+    pp: int = 2
+    tp: int = 1
+    cp: int = 1
+    vpp: int = 1
+    """Model chunks a stage; above 1 the schedule is interleaved."""
+
+    num_steps: int = 20
+    num_microbatches: int = 8
+    num_layers: int | None = None
+    """Over all stages; None: 4 a stage."""
+
+    tp_detail: TpDetail = TpDetail.COLLAPSED
+    overlap: bool = False
+    """Whether gradients are reduced while the last micro-batch's backward still runs."""
+
+    num_buckets: int = 4
+    """Pieces in which overlapped gradients of one chunk are reduced."""
+
+    ranks_per_host: int = 8
+    hosts_per_rack: int = 4
+    rank_order: RankOrder = RankOrder.TP_FIRST
+
+    forward_ms: float = 10.0
+    """One micro-batch through one stage, all chunks of it, without communication."""
+
+    backward_ms: float = 20.0
+    optimizer_ms: float = 5.0
+    data_ms: float = 0.5
+    """Reading the step's data; 0 leaves the span out."""
+
+    stage_weights: tuple[float, ...] = ()
+    """Share of each stage in the compute, 1.0 the plain one; empty: all alike."""
+
+    activation_bytes: int = 8 << 20
+    """Of one micro-batch between two stages, on one rank."""
+
+    tp_bytes: int = 16 << 20
+    """Of one tensor-parallel collective."""
+
+    gradient_bytes: int = 1 << 30
+    """Of one rank's part of the model."""
+
+    tokens_per_microbatch: int = 8_192
+    record_lengths: bool = True
+    """Whether the loader tells the tracer each micro-batch's tokens and squared lengths."""
+
+    record_samples: bool = True
+    """Whether clock and power of each device are sampled, once a step."""
+
+    noise: Noise = field(default_factory=Noise)
+    network: Network = field(default_factory=Network)
+    faults: tuple[SimulatedFault, ...] = ()
+    seed: int = 0
+    started_ns: int = 1_767_225_600_000_000_000
+    """Unix time of the first step."""
+
+    def __post_init__(self) -> None:
+        self._check_layout()
+        self._check_numbers()
+        self._check_parts()
+        for fault in self.faults:
+            self._check_fault(fault)
+
+    @property
+    def layout(self) -> Layout:
+        """Sizes of the parallel axes."""
+        return Layout(dp=self.dp, pp=self.pp, tp=self.tp, cp=self.cp, vpp=self.vpp)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.dp * self.pp * self.tp * self.cp
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of hosts, the last of which may not be full."""
+        return -(-self.world_size // self.ranks_per_host)
+
+    @property
+    def layers_per_chunk(self) -> int:
+        """Layers of one model chunk, at least one."""
+        layers = 4 * self.pp if self.num_layers is None else self.num_layers
+        return max(1, layers // (self.pp * self.vpp))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values, the form that the manifest holds.
+
+        Without the faults: what a run records must not give them away.
+        """
+        plain = {
+            item.name: getattr(self, item.name) for item in fields(self) if item.name != "faults"
+        }
+        return plain | {"noise": asdict(self.noise), "network": asdict(self.network)}
+
+    def _check_layout(self) -> None:
+        for name in ("dp", "pp", "tp", "cp", "vpp", "num_steps", "num_microbatches", "num_buckets",
+                     "ranks_per_host", "hosts_per_rack", "tokens_per_microbatch"):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ScenarioError(f"Scenario.{name} must be at least 1: {getattr(self, name)}")
+        if self.world_size > MAX_WORLD_SIZE:
+            raise ScenarioError(
+                f"Scenario has {self.world_size} ranks, at most {MAX_WORLD_SIZE}: make dp smaller"
+            )
+        if self.vpp > 1 and (self.num_microbatches % self.pp or self.pp == 1):
+            raise ScenarioError(
+                f"Scenario.num_microbatches {self.num_microbatches} must be a multiple of"
+                f" pp {self.pp}, and pp at least 2, for an interleaved schedule (vpp {self.vpp})"
+            )
+        least = self.pp * self.vpp
+        if self.num_layers is not None and (self.num_layers < least or self.num_layers % least):
+            raise ScenarioError(
+                f"Scenario.num_layers {self.num_layers} must be a multiple of pp x vpp = {least}"
+            )
+
+    def _check_numbers(self) -> None:
+        for name in ("forward_ms", "backward_ms", "optimizer_ms"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ScenarioError(f"Scenario.{name} must be above 0: {getattr(self, name)}")
+        for name in ("data_ms", "activation_bytes", "tp_bytes", "gradient_bytes", "seed"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ScenarioError(f"Scenario.{name} must not be negative: {getattr(self, name)}")
+        weights = self.stage_weights
+        if weights and (len(weights) != self.pp or min(weights) <= 0):
+            raise ScenarioError(
+                f"Scenario.stage_weights must be {self.pp} numbers above 0, one a stage: {weights}"
+            )
+
+    def _check_parts(self) -> None:
+        for name, value in asdict(self.noise).items():
+            if not 0 <= value < math.inf:
+                raise ScenarioError(f"Scenario.noise.{name} must not be negative: {value}")
+        for name in ("rank_bias_ratio", "compute_jitter_ratio", "drift_ratio"):
+            if getattr(self.noise, name) > MAX_JITTER_RATIO:
+                raise ScenarioError(
+                    f"Scenario.noise.{name} must be at most {MAX_JITTER_RATIO}:"
+                    f" {getattr(self.noise, name)}"
+                )
+        for name, value in asdict(self.network).items():
+            if not 0 < value < math.inf and not name.endswith("latency_ns"):
+                raise ScenarioError(f"Scenario.network.{name} must be above 0: {value}")
+
+    def _check_fault(self, fault: SimulatedFault) -> None:
+        places = [
+            *(("rank", rank, self.world_size) for rank in fault.ranks),
+            ("src", fault.src, self.world_size),
+            ("dst", fault.dst, self.world_size),
+            ("host", fault.host, self.num_hosts),
+            ("stage", fault.stage, self.pp),
+            ("tp", fault.tp, self.tp),
+        ]
+        for name, value, size in places:
+            if value is not None and value >= size:
+                raise ScenarioError(
+                    f"fault {str(fault)!r}: {name} {value} does not exist: the scenario has"
+                    f" {name} 0 to {size - 1}"
+                )
+        first = fault.step if fault.step is not None else fault.steps[0] if fault.steps else 0
+        if first >= self.num_steps:
+            raise ScenarioError(
+                f"fault {str(fault)!r} begins after the last step {self.num_steps - 1}:"
+                " give earlier steps, or more --steps"
+            )
+        if fault.cause is SimulatedCause.LAUNCH_SKEW and self.dp * self.cp == 1:
+            raise ScenarioError(f"fault {str(fault)!r} needs dp or cp above 1: nobody to be late")
+
+
+MAX_JITTER_RATIO = 0.2
+"""Normal noise beyond it could make a duration negative."""

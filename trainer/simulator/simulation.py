@@ -1,0 +1,237 @@
+"""Run a scenario, step by step."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.simulator.clocks import make_clocks
+from trainer.simulator.cluster import Cluster, make_cluster
+from trainer.simulator.describe import clock_rows, manifest_of, rank_rows, run_row, run_state
+from trainer.simulator.ending import Ending, cut_off, ending_of, exit_events
+from trainer.simulator.lengths import Lengths, draw_lengths
+from trainer.simulator.samples import Monitors
+from trainer.simulator.sequence import SequenceNumbers
+from trainer.simulator.step import StepRun
+from trainer.simulator.tables import (
+    SEGMENT_BITS,
+    Event,
+    RowName,
+    StepRows,
+    StepTables,
+    event_table,
+    microbatch_table,
+    sample_table,
+    span_table,
+    step_table,
+)
+from trainer.simulator.truth import truth_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from trainer.simulator.describe import Row
+    from trainer.simulator.groups import Group
+    from trainer.simulator.recorder import SpanColumns
+    from trainer.simulator.scenario import Scenario
+    from trainer.simulator.truth import Truth
+
+DEFAULT_RUN_ID = "simulated"
+FIRST_LOSS, LAST_LOSS, LOSS_STEPS = 10.5, 2.2, 400.0
+PARAMETER_COPIES = 9
+"""Bytes of parameters, gradients and optimizer state over bytes of bfloat16 gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    """One step that ran; times are true ns from the run's start."""
+
+    step: int
+    start: NDArray[np.int64]
+    """Shape (pp, dp, cp, tp), as ``end``."""
+
+    end: NDArray[np.int64]
+    spans: SpanColumns
+    lengths: Lengths
+    ending: Ending | None
+
+    @property
+    def last_ns(self) -> int:
+        """When the last rank ended the step, or was last seen in it."""
+        seen = self.end if self.ending is None else self.ending.last_seen
+        return int(seen.max())
+
+
+class Simulation:
+    """A run of a scenario. Equal scenarios and names give equal bytes."""
+
+    def __init__(self, scenario: Scenario, *, run_id: str) -> None:
+        self.scenario = scenario
+        self.run_id = run_id
+        self.cluster: Cluster = make_cluster(scenario)
+        self.truth: tuple[Truth, ...] = truth_of(self.cluster)
+        self._clocks = make_clocks(scenario)
+        self.process = hashlib.blake2b(
+            repr((run_id, scenario)).encode(), digest_size=16
+        ).hexdigest()
+        """Name under which the rows are written, 32 hex digits, as of one process."""
+
+        self.ending: Ending | None = None
+        """How the run ended early: known once `tables` came to it."""
+
+        self.ended_ns: int | None = None
+        """When the run ended, Unix ns: known once `tables` is exhausted; None in a hang."""
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Communication groups."""
+        return self.cluster.groups.groups
+
+    @property
+    def process_hash(self) -> int:
+        """Upper bits of the rows' segment numbers."""
+        digest = hashlib.blake2b(self.process.encode(), digest_size=5).digest()
+        return int.from_bytes(digest, "big")
+
+    def segment_of(self, step: int) -> int:
+        """Return the segment number of a step's rows."""
+        return self.process_hash << SEGMENT_BITS | step
+
+    def manifest(self, rank: int) -> dict[str, Any]:
+        """Return what a rank tells when it begins."""
+        return manifest_of(self.cluster, self.run_id, rank)
+
+    def run_row(self, *, created_ns: int) -> Row:
+        """Return the row of table ``runs``; complete once `tables` is exhausted."""
+        return run_row(
+            self.cluster,
+            self.run_id,
+            created_ns=created_ns,
+            ended_ns=self.ended_ns,
+            state=run_state(self.ending),
+        )
+
+    def rank_rows(self) -> Iterator[Row]:
+        """Yield the rows of table ``ranks``; complete once `tables` is exhausted."""
+        return rank_rows(
+            self.cluster,
+            self.run_id,
+            process=self.process,
+            ending=self.ending,
+            ended_ns=self.ended_ns,
+        )
+
+    def clock_rows(self) -> Iterator[Row]:
+        """Yield the rows of table ``clock``."""
+        return clock_rows(self.cluster)
+
+    def tables(self) -> Iterator[StepTables]:
+        """Run the steps and yield what each recorded; from the first step on at every call."""
+        seqs, monitors = SequenceNumbers(), Monitors(self.cluster)
+        now = np.zeros(self.cluster.placement.rank.shape, dtype=np.int64)
+        self.ending, self.ended_ns = None, None
+        for step in range(self.scenario.num_steps):
+            done = self._run(step, now, seqs)
+            now, self.ending = done.end, done.ending
+            self.ended_ns = self._ended_ns(now)
+            yield self._tables(done, monitors)
+            if self.ending is not None:
+                return
+
+    def _run(self, step: int, start: NDArray[np.int64], seqs: SequenceNumbers) -> _Done:
+        effects = self.cluster.effects.of_step(step)
+        lengths = draw_lengths(self.scenario, step, spread=effects.sequence_spread)
+        run = StepRun(self.cluster, step, start=start, effects=effects, lengths=lengths, seqs=seqs)
+        end = run.run()
+        spans, ending = run.recorder.columns(), None
+        if effects.ending is not None:
+            ending = ending_of(self.cluster, effects.ending, stopped_at=run.stopped_at)
+            spans = cut_off(spans, ending)
+        return _Done(step=step, start=start, end=end, spans=spans, lengths=lengths, ending=ending)
+
+    def _ended_ns(self, end: NDArray[np.int64]) -> int | None:
+        if self.ending is None:
+            return self.scenario.started_ns + int(end.max())
+        if self.ending.is_hang:
+            return None
+        return self.scenario.started_ns + int(self.ending.last_seen.max())
+
+    def _tables(self, done: _Done, monitors: Monitors) -> StepTables:
+        name = RowName(run_id=self.run_id, process_hash=self.process_hash, step=done.step)
+        spans = span_table(self._read_spans(done.spans), name)
+        rows = self._step_rows(done)
+        steps = step_table(rows, name, first_row=spans.num_rows)
+        told = done.lengths if self.scenario.record_lengths and done.ending is None else None
+        microbatches = microbatch_table(
+            told,
+            self.cluster.placement,
+            name,
+            num_tokens=self.scenario.tokens_per_microbatch,
+            first_row=spans.num_rows + steps.num_rows,
+        )
+        middle_ns = self.scenario.started_ns + (int(done.start.min()) + done.last_ns) // 2
+        return StepTables(
+            step=done.step,
+            segment=name.segment,
+            spans=spans,
+            steps=steps,
+            microbatches=microbatches,
+            samples=sample_table(monitors.read(done.step, at_ns=middle_ns), self.run_id),
+            events=event_table(self._events(done), self.run_id, process=self.process),
+        )
+
+    def _read_spans(self, spans: SpanColumns) -> SpanColumns:
+        """Return the spans at the times that their hosts' clocks read; durations stay."""
+        host = self.cluster.placement.host[spans.rank]
+        start = self._unix_ns(spans.start, host)
+        return replace(
+            spans,
+            start=start,
+            end=start + (spans.end - spans.start),
+            launch=start - (spans.start - spans.launch),
+        )
+
+    def _step_rows(self, done: _Done) -> StepRows:
+        """Return the step's record of each rank; of none where the step did not end."""
+        place = self.cluster.placement
+        by_rank = np.argsort(place.rank.ravel())
+        by_rank = by_rank if done.ending is None else by_rank[:0]
+        rank = place.rank.ravel()[by_rank]
+        loss = LAST_LOSS + (FIRST_LOSS - LAST_LOSS) * math.exp(-done.step / LOSS_STEPS)
+        memory = (
+            PARAMETER_COPIES * self.scenario.gradient_bytes
+            + self.scenario.activation_bytes
+            * (self.scenario.pp - place.stage[rank].astype(np.int64))
+        )
+        return StepRows(
+            rank=rank,
+            start_ns=self._unix_ns(done.start.ravel()[by_rank], place.host[rank]),
+            end_ns=self._unix_ns(done.end.ravel()[by_rank], place.host[rank]),
+            num_tokens=self.scenario.num_microbatches * self.scenario.tokens_per_microbatch,
+            loss=loss,
+            peak_memory_bytes=memory,
+        )
+
+    def _events(self, done: _Done) -> tuple[Event, ...]:
+        if done.ending is None:
+            return ()
+        host = self.cluster.placement.host
+        return exit_events(done.ending, self._unix_ns(done.ending.last_seen, host))
+
+    def _unix_ns(self, true_ns: NDArray[np.int64], host: NDArray[np.int32]) -> NDArray[np.int64]:
+        return self.scenario.started_ns + self._clocks.read_ns(true_ns, host)
+
+
+def simulate(scenario: Scenario, *, run_id: str = DEFAULT_RUN_ID) -> Simulation:
+    """Return the run of a scenario; its steps run as `Simulation.tables` is read.
+
+    Raises:
+        ScenarioError: A fault is planted on a link that the job does not use.
+    """
+    return Simulation(scenario, run_id=run_id)

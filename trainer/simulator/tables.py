@@ -1,0 +1,222 @@
+"""One step as Arrow tables, with exactly the columns of the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracer.span import KINDS
+from trainer.simulator.arrow import (
+    coded_column,
+    null_column,
+    number_column,
+    same_column,
+    same_number,
+    table,
+    text_column,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from trainer.simulator.arrow import Column
+    from trainer.simulator.lengths import Lengths
+    from trainer.simulator.placement import Placement
+    from trainer.simulator.recorder import SpanColumns
+    from trainer.simulator.samples import SampleColumns
+
+EPOCH = 0
+SEGMENT_BITS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTables:
+    """What the cluster recorded in one step."""
+
+    step: int
+    segment: int
+    """Number that the step's rows share; with ``row`` it tells them apart from all others."""
+
+    spans: pa.Table
+    """By (rank, start)."""
+
+    steps: pa.Table
+    microbatches: pa.Table
+    samples: pa.Table
+    events: pa.Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowName:
+    """What every row of a step is called."""
+
+    run_id: str
+    process_hash: int
+    """Of 40 bits."""
+
+    step: int
+
+    @property
+    def segment(self) -> int:
+        """Number of the step's segment: as if one process had recorded the whole cluster."""
+        return self.process_hash << SEGMENT_BITS | self.step
+
+    def columns(self, num_rows: int) -> dict[str, Column]:
+        """Return the first columns of a table."""
+        return {
+            "run_id": same_column(self.run_id, num_rows),
+            "epoch": same_number(EPOCH, num_rows, np.int32),
+            "step": same_number(self.step, num_rows, np.int32),
+        }
+
+    def row_columns(self, num_rows: int, *, first_row: int = 0) -> dict[str, Column]:
+        """Return the last columns of a table."""
+        row = np.arange(first_row, first_row + num_rows, dtype=np.uint32)
+        return {
+            "segment": same_number(self.segment, num_rows, np.uint64),
+            "row": number_column(row),
+        }
+
+
+def span_table(spans: SpanColumns, name: RowName) -> pa.Table:
+    """Return table ``spans``; start and launch are Unix ns already."""
+    num_rows = len(spans)
+    return table(
+        {
+            **name.columns(num_rows),
+            "rank": number_column(spans.rank, np.int32),
+            "start_ns": number_column(spans.start),
+            "kind": coded_column(spans.kind, [kind.value for kind in KINDS]),
+            "name": coded_column(spans.name, spans.names),
+            "track": coded_column(spans.track, spans.tracks),
+            "group_id": number_column(spans.group_id),
+            "seq": number_column(spans.seq),
+            "src_rank": number_column(spans.src_rank, np.int32),
+            "dst_rank": number_column(spans.dst_rank, np.int32),
+            "microbatch": number_column(spans.microbatch, np.int32),
+            "chunk": number_column(spans.chunk, np.int32),
+            "duration_ns": number_column(spans.end - spans.start),
+            "launch_ns": number_column(spans.launch),
+            "num_bytes": number_column(spans.num_bytes),
+            "interval_id": same_number(0, num_rows, np.int64),
+            "parent_row": null_column(num_rows),
+            "flags": number_column(spans.flags),
+            "depth": number_column(spans.depth),
+            **name.row_columns(num_rows),
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRows:
+    """The step's record of each rank that ended it; ranks ascending."""
+
+    rank: NDArray[np.int32]
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    num_tokens: int
+    loss: float
+    peak_memory_bytes: NDArray[np.int64]
+
+
+def step_table(rows: StepRows, name: RowName, *, first_row: int) -> pa.Table:
+    """Return table ``steps``."""
+    num_rows = len(rows.rank)
+    return table(
+        {
+            **name.columns(num_rows),
+            "rank": number_column(rows.rank, np.int32),
+            "start_ns": number_column(rows.start_ns),
+            "end_ns": number_column(rows.end_ns),
+            "num_tokens": same_number(rows.num_tokens, num_rows, np.int64),
+            "loss": number_column(np.full(num_rows, rows.loss)),
+            "peak_memory_bytes": number_column(rows.peak_memory_bytes),
+            **name.row_columns(num_rows, first_row=first_row),
+        }
+    )
+
+
+def microbatch_table(
+    lengths: Lengths | None,
+    placement: Placement,
+    name: RowName,
+    *,
+    num_tokens: int,
+    first_row: int,
+) -> pa.Table:
+    """Return table ``microbatches``, without rows where the lengths are not told."""
+    ranks = np.arange(len(placement.dp) if lengths else 0, dtype=np.int32)
+    squares = (
+        lengths.sum_squared_lengths[:, placement.dp].T
+        if lengths
+        else np.zeros((0, 0), dtype=np.int64)
+    )
+    num_microbatches, num_rows = squares.shape[1], squares.size
+    return table(
+        {
+            **name.columns(num_rows),
+            "rank": number_column(np.repeat(ranks, num_microbatches)),
+            "microbatch": number_column(
+                np.tile(np.arange(num_microbatches, dtype=np.int32), len(ranks))
+            ),
+            "num_tokens": same_number(num_tokens, num_rows, np.int64),
+            "sum_squared_lengths": number_column(squares.ravel()),
+            **name.row_columns(num_rows, first_row=first_row),
+        }
+    )
+
+
+def sample_table(samples: SampleColumns, run_id: str) -> pa.Table:
+    """Return table ``samples``."""
+    num_rows = len(samples.at_ns)
+    return table(
+        {
+            "run_id": same_column(run_id, num_rows),
+            "host": coded_column(samples.host, samples.hosts),
+            "device": number_column(samples.device, np.int32),
+            "at_ns": number_column(samples.at_ns),
+            "name": coded_column(samples.name, samples.names),
+            "value": number_column(samples.value),
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to a rank and is no span."""
+
+    rank: int
+    at_ns: int
+    """Unix time on the rank's clock."""
+
+    kind: str
+    text: str
+    data: str
+    """One JSON object."""
+
+
+EXIT_LINE = -1
+"""Line of an event that stands in no file of events: how the process ended."""
+
+
+def event_table(events: Sequence[Event], run_id: str, *, process: str) -> pa.Table:
+    """Return table ``events``."""
+    num_rows = len(events)
+    return table(
+        {
+            "run_id": same_column(run_id, num_rows),
+            "epoch": same_number(EPOCH, num_rows, np.int32),
+            "rank": number_column(np.array([event.rank for event in events], dtype=np.int32)),
+            "at_ns": number_column(np.array([event.at_ns for event in events], dtype=np.int64)),
+            "kind": text_column([event.kind for event in events]),
+            "text": text_column([event.text for event in events]),
+            "data": text_column([event.data for event in events]),
+            "process": same_column(process, num_rows),
+            "line": same_number(EXIT_LINE, num_rows, np.int64),
+        }
+    )

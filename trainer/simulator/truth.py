@@ -1,0 +1,145 @@
+"""What was planted, as a diagnosis should find it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainer.simulator.fault import SimulatedCause
+from trainer.simulator.placement import tp_crosses_hosts
+from trainer.simulator.scenario import TpDetail
+
+if TYPE_CHECKING:
+    from trainer.simulator.cluster import Cluster
+    from trainer.simulator.fault import SimulatedFault
+
+LAYOUT = "layout"
+LARGE_BUBBLE_RATIO = 0.5
+"""Bubble over ideal time from which a scenario has too few micro-batches for its stages."""
+
+OF_COMPUTE = frozenset({SimulatedCause.SLOW_COMPUTE, SimulatedCause.CLOCK_THROTTLE})
+EVERYWHERE = frozenset(
+    {SimulatedCause.GC_PAUSE, SimulatedCause.CHECKPOINT, SimulatedCause.SEQUENCE_IMBALANCE}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """One planted fault, or one property of the layout that costs time."""
+
+    cause: str
+    """In the words of the findings."""
+
+    ranks: tuple[int, ...]
+    """Global ranks at which it is planted, ascending; empty: on all of them."""
+
+    visible_ranks: tuple[int, ...]
+    """Ranks among which the trace cannot tell: with TP collapsed, the culprits' partners too."""
+
+    steps: tuple[int, int]
+    """First and last step in which it holds."""
+
+    factor: float | None = None
+    """How many times as long; None where it adds a time instead."""
+
+    extra_ns: int | None = None
+    detail: str = ""
+    """What else there is to tell: the reason, the kind of crash, the variable, ..."""
+
+    spec: str = ""
+    """The fault as it was spelled; "" for a property of the layout."""
+
+
+def truth_of(cluster: Cluster) -> tuple[Truth, ...]:
+    """Return what is planted in a cluster: its faults in their order, then its layout's costs."""
+    faults = cluster.scenario.faults
+    return (
+        *(_fault_truth(cluster, number, fault) for number, fault in enumerate(faults)),
+        *_layout_truths(cluster),
+    )
+
+
+def bubble_ratio(cluster: Cluster) -> float:
+    """Return the pipeline bubble over the ideal time.
+
+    ::
+
+        (pp - 1) / (vpp * num_microbatches)
+
+    Source:
+        Narayanan et al., arXiv 2104.04473, section 2.2.
+    """
+    scenario = cluster.scenario
+    return (scenario.pp - 1) / (scenario.vpp * scenario.num_microbatches)
+
+
+def _fault_truth(cluster: Cluster, number: int, fault: SimulatedFault) -> Truth:
+    ranks = () if fault.cause in EVERYWHERE else cluster.effects.ranks_of(number)
+    last_step = cluster.scenario.num_steps - 1
+    if fault.step is not None:
+        steps = (fault.step, fault.step)
+    else:
+        first, last = fault.steps or (0, last_step)
+        steps = (first, min(last, last_step))
+    return Truth(
+        cause=fault.cause.value,
+        ranks=ranks,
+        visible_ranks=_with_partners(cluster, fault, ranks),
+        steps=steps,
+        factor=fault.factor if fault.factor > 1 else None,
+        extra_ns=fault.extra_ns or None,
+        detail=_detail(fault),
+        spec=str(fault),
+    )
+
+
+def _with_partners(
+    cluster: Cluster, fault: SimulatedFault, ranks: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the ranks that look like the culprits from outside."""
+    scenario, at = cluster.scenario, cluster.placement
+    hidden = fault.cause in OF_COMPUTE and scenario.tp_detail is TpDetail.COLLAPSED
+    if not ranks or not hidden or scenario.tp * scenario.cp == 1:
+        return ranks
+    partners = {
+        rank
+        for culprit in ranks
+        for rank in at.rank[at.stage[culprit], at.dp[culprit]].ravel().tolist()
+    }
+    return tuple(sorted(partners))
+
+
+def _detail(fault: SimulatedFault) -> str:
+    match fault.cause:
+        case SimulatedCause.NETWORK_DEGRADATION:
+            return fault.reason.value
+        case SimulatedCause.CRASH:
+            return fault.crash.value
+        case SimulatedCause.MISCONFIGURATION:
+            return f"{fault.variable}={fault.value}"
+        case SimulatedCause.GC_PAUSE | SimulatedCause.DATA_STALL | SimulatedCause.CHECKPOINT:
+            return f"as {fault.trace.value}"
+        case _:
+            return ""
+
+
+def _layout_truths(cluster: Cluster) -> tuple[Truth, ...]:
+    found = []
+    steps = (0, cluster.scenario.num_steps - 1)
+    if cluster.scenario.tp > 1 and tp_crosses_hosts(cluster.placement):
+        hosts = cluster.placement.host[cluster.placement.rank]
+        across = (hosts != hosts[..., :1]).any(axis=-1)
+        ranks = tuple(np.sort(cluster.placement.rank[across].ravel()).tolist())
+        found.append(
+            Truth(cause=LAYOUT, ranks=ranks, visible_ranks=ranks, steps=steps,
+                  detail="tensor parallel across hosts")
+        )  # fmt: skip
+    ratio = bubble_ratio(cluster)
+    if ratio >= LARGE_BUBBLE_RATIO:
+        found.append(
+            Truth(cause=LAYOUT, ranks=(), visible_ranks=(), steps=steps, factor=1 + ratio,
+                  detail="too few micro-batches for the stages")
+        )  # fmt: skip
+    return tuple(found)
