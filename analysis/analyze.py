@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from analysis.bytedance_reading import read_bytedance
-from analysis.diagnose import diagnose, insufficient
+from analysis.diagnose import Case, diagnose, insufficient
 from analysis.errors import EmptyRunError
 from analysis.mfu import compute_mfu
 from analysis.profile import profile_of
@@ -18,10 +18,11 @@ from analysis.traced import read_traced
 from analysis.whatif import Replayer, ratio, what_if
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
+    from analysis.context import RunContext
     from analysis.model import Reading
     from analysis.profile import Profile
     from analysis.report import Finding
@@ -60,7 +61,8 @@ def analyze_run(
         raise EmptyRunError(
             f"run {run_id!r} has no spans in the steps asked for; see `rankscope runs`"
         )
-    return _report(run, spans, steps, read_run(run, spans, steps))
+    context = source.context(run_id, first=first, last=last)
+    return report_of(run, spans, steps, read_run(run, spans, steps), context=context)
 
 
 def read_run(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
@@ -70,7 +72,18 @@ def read_run(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
     return read_traced(run, spans, steps, clock_error_ns=run.clock_error_ns or 0)
 
 
-def _report(run: RunInfo, spans: SpanTable, steps: StepTable, reading: Reading) -> RunReport:
+def report_of(
+    run: RunInfo, spans: SpanTable, steps: StepTable, reading: Reading, *, context: RunContext
+) -> RunReport:
+    """Replay, compare and diagnose what was read.
+
+    Args:
+        run: Layout, ranks and groups.
+        spans: The spans that were read.
+        steps: The steps' rows.
+        reading: The same as operations.
+        context: What is known around them.
+    """
     coords = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
     if not reading.steps:
         return _nothing_to_replay(run, spans, steps, reading, coords)
@@ -78,6 +91,18 @@ def _report(run: RunInfo, spans: SpanTable, steps: StepTable, reading: Reading) 
     result = what_if(replayer)
     slowdown = result.slowdown(result.replayed_ns)
     profile = profile_of(reading.items, coords) if len(reading.items) else None
+
+    def case(compared: Profile) -> Case:
+        return Case(
+            reading=reading,
+            profile=compared,
+            replayer=replayer,
+            ranks={info.rank: info for epoch in run.epochs for info in epoch.ranks},
+            context=context,
+            step_ns=_step_bounds(steps, reading.steps),
+            slowdown=slowdown,
+        )
+
     actual = float(reading.actual_ns.mean())
     replayed, ideal = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
     full = float(replayer.full_recorded().mean())
@@ -111,7 +136,7 @@ def _report(run: RunInfo, spans: SpanTable, steps: StepTable, reading: Reading) 
         ideal_s_by_step=_seconds_by_step(reading.steps, result.ideal_ns),
         m_w=result.m_w,
         m_s=result.m_s,
-        findings=_findings(run, profile, replayer, slowdown),
+        findings=_findings(run, profile, case),
         starved=starved_ranks(reading.model, reading.waits, rank_times),
         mfu=compute_mfu(run, steps),
         quality=_quality(run, steps, reading),
@@ -121,7 +146,9 @@ def _report(run: RunInfo, spans: SpanTable, steps: StepTable, reading: Reading) 
 
 
 def _findings(
-    run: RunInfo, profile: Profile | None, replayer: Replayer, slowdown: float | None
+    run: RunInfo,
+    profile: Profile | None,
+    case: Callable[[Profile], Case],
 ) -> tuple[Finding, ...]:
     overruns = run.pace_overrun_ratio
     if run.paced and overruns is not None and overruns > MOST_OVERRUNS_RATIO:
@@ -134,7 +161,19 @@ def _findings(
         )
     if profile is None:
         return (insufficient("the run holds no forward or backward compute to compare"),)
-    return diagnose(profile, replayer, slowdown)
+    return diagnose(case(profile))
+
+
+def _step_bounds(steps: StepTable, numbers: tuple[int, ...]) -> dict[int, tuple[int, int]]:
+    """Return (begin, end) of each step over all ranks, Unix time."""
+    rows = np.flatnonzero(np.isin(steps.step, numbers))
+    index = np.searchsorted(numbers, steps.step[rows])
+    first = np.full(len(numbers), np.iinfo(np.int64).max)
+    last = np.full(len(numbers), np.iinfo(np.int64).min)
+    np.minimum.at(first, index, steps.start_ns[rows])
+    np.maximum.at(last, index, steps.end_ns[rows])
+    pairs = zip(first.tolist(), last.tolist(), strict=True)
+    return dict(zip(numbers, pairs, strict=True))
 
 
 def _nothing_to_replay(

@@ -10,6 +10,7 @@ from analysis.bytedance_format import (
     BACKWARD_COMPUTE,
     BACKWARD_SEND,
     CODE,
+    DP_ONLY,
     FORWARD_COMPUTE,
     FORWARD_SEND,
     GC,
@@ -64,14 +65,17 @@ def _first_computes(trace: Trace) -> NDArray[np.int64]:
 
 
 def transfers_of(trace: Trace) -> Transfers:
-    """Return the transfers of a ByteDance trace.
+    """Return the transfers of a ByteDance trace: between stages, and of parameters and gradients.
 
     It records no sizes: sends and receives of one direction are alike over all
-    pairs, but a collective is only like itself in other steps. Instances
-    that a member left before the last one entered are left out.
+    pairs, but a collective is only like itself in other steps. The small
+    collectives at a step's end prove nothing there: in the published traces
+    they take many times longer in the first steps than later. Instances that
+    a member left before the last one entered are left out.
     """
     rows, operations = trace.rows, trace.operations
-    members = np.flatnonzero(operations.group != NO_GROUP)
+    bulky = np.isin(rows.type, [CODE[name] for name in PEER_TO_PEER | DP_ONLY])
+    members = np.flatnonzero((operations.group != NO_GROUP) & bulky)
     group, kind = operations.group[members], rows.type[members]
     arrival = latest_by_group(operations.group, rows.start)[members]
     pair = np.isin(kind, [CODE[name] for name in PEER_TO_PEER])

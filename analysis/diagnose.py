@@ -1,51 +1,168 @@
-"""From slow ranks and stages to findings: what each costs, and the evidence in a sentence."""
+"""From the evidence to findings: every cause looked for, each priced by replay."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.profile import Basis
+from analysis.network import profile_links
 from analysis.report import Finding
-from analysis.suspects import slow_ranks, slow_stages, unexplained
-from analysis.words import duration_text
+from analysis.slow_compute import compute_candidates, sequence_candidate
+from analysis.slow_network import slow_network
+from analysis.stalls import (
+    common_dips,
+    data_stalls,
+    gc_pauses,
+    host_stalls,
+    launch_skews,
+    stalls_of,
+    without_dips,
+)
+from analysis.suspects import unexplained
 from analysis.whatif import ratio, recoverable
+from analysis.words import count_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from numpy.typing import NDArray
 
+    from analysis.candidate import Candidate
+    from analysis.context import RunContext
+    from analysis.model import Reading
     from analysis.profile import Profile
-    from analysis.suspects import Suspect
+    from analysis.source import RankInfo
     from analysis.whatif import Replayer
+    from tracer.topology import Coords
 
 
-def diagnose(profile: Profile, replayer: Replayer, slowdown: float | None) -> tuple[Finding, ...]:
-    """Return the findings of a run, the most recoverable first; never none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """All that a diagnosis goes by."""
 
-    Args:
-        profile: Compute of each rank against its peers.
-        replayer: Prices each finding.
-        slowdown: S of the run.
-    """
-    stages = slow_stages(profile)
-    in_slow_stage = {rank for stage in stages for rank in stage.ranks}
-    ranks = tuple(
-        rank
-        for rank in slow_ranks(profile)
-        if rank.basis is not Basis.STAGES or not in_slow_stage.issuperset(rank.ranks)
+    reading: Reading
+    profile: Profile
+    replayer: Replayer
+    ranks: Mapping[int, RankInfo]
+    context: RunContext
+    step_ns: Mapping[int, tuple[int, int]]
+    """(begin, end) of each step, Unix time."""
+
+    slowdown: float | None
+    """S of the run."""
+
+
+def diagnose(case: Case) -> tuple[Finding, ...]:
+    """Return the findings of a run, the most recoverable first; never none."""
+    candidates = _candidates(case)
+    findings = [_finding(each, case.replayer) for each in candidates]
+    findings += _of_sequences(case)
+    findings.sort(key=lambda finding: (-(finding.recoverable_ratio or 0.0), finding.ranks))
+    alarms = {each.cause for each in candidates if each.is_alarm} | {
+        finding.cause for finding in findings if finding.cause == "sequence-imbalance"
+    }
+    if alarms:
+        return tuple(findings)
+    unclear = set(unexplained(case.profile))
+    if unclear:
+        return (_too_few_peers(tuple(sorted(unclear)), case.profile), *findings)
+    return (_no_slow_rank(case.profile, case.slowdown), *findings)
+
+
+def _candidates(case: Case) -> tuple[Candidate, ...]:
+    reading, profile = case.reading, case.profile
+    compute = compute_candidates(
+        profile,
+        reading.model,
+        case.ranks,
+        samples=case.context.samples,
+        step_ns=case.step_ns,
     )
-    findings = [_finding("slow-compute", rank, profile, replayer) for rank in ranks]
-    findings += [_finding("stage-imbalance", stage, profile, replayer) for stage in stages]
-    unclear = set(unexplained(profile)) - in_slow_stage
-    unclear -= {rank for suspect in ranks for rank in suspect.ranks}
-    if unclear and not ranks:
-        findings.append(_too_few_peers(tuple(sorted(unclear)), profile))
-    if not findings:
-        return (_no_slow_rank(profile, slowdown),)
-    return tuple(
-        sorted(findings, key=lambda finding: (-(finding.recoverable_ratio or 0.0), finding.ranks))
+    blamed = {
+        rank: each.steps
+        for each in compute
+        if each.cause != "stage-imbalance"
+        for rank in each.ranks
+    }
+    network = slow_network(
+        profile_links(reading.transfers, reading.steps, _coords(case)),
+        case.ranks,
+        blamed=blamed,
+        step_ns=float(np.median(reading.actual_ns)),
+        step_start_ns={step: begin for step, (begin, _) in case.step_ns.items()},
+        samples=case.context.samples,
     )
+    return (*compute, *network, *_host_candidates(case))
+
+
+def _coords(case: Case) -> dict[int, Coords]:
+    return {rank: info.coords for rank, info in case.ranks.items()}
+
+
+def _host_candidates(case: Case) -> tuple[Candidate, ...]:
+    reading = case.reading
+    stalls = stalls_of(case.profile, reading.gaps, len(reading.model.operations))
+    dips = common_dips(stalls)
+    usual = without_dips(stalls, dips)
+    late = (*host_stalls(stalls, usual), *data_stalls(stalls, usual))
+    blamed = frozenset(rank for each in late if each.cause == "host-stall" for rank in each.ranks)
+    pauses = gc_pauses(stalls, usual, blamed)
+    groups = tuple(link.members for link in reading.transfers.links if not link.is_pair)
+    skews = launch_skews(stalls, groups, usual, blamed)
+    return (*dips, *late, *pauses, *skews)
+
+
+def _finding(candidate: Candidate, replayer: Replayer) -> Finding:
+    slowdown, share = None, None
+    if candidate.part is not None:
+        slowdown, share = _price(candidate.part, replayer, on_host=candidate.on_host)
+    return Finding(
+        cause=candidate.cause,
+        ranks=candidate.ranks,
+        steps=candidate.steps,
+        slowdown=slowdown,
+        recoverable_ratio=share,
+        confidence=confidence(candidate.excess_ratio, candidate.threshold),
+        evidence=candidate.evidence,
+    )
+
+
+def _price(
+    part: NDArray[np.bool_], replayer: Replayer, *, on_host: bool
+) -> tuple[float | None, float | None]:
+    """Return S of a part, and the share of the lost time that goes with it."""
+    recorded, ideal = replayer.full_recorded().mean(), replayer.full_ideal().mean()
+    share = recoverable(float(recorded), float(replayer.full_without(part).mean()), float(ideal))
+    # The device replay knows no launch gaps.
+    if on_host:
+        return ratio(float(replayer.full_put_back(part).mean()), float(ideal)), share
+    return ratio(float(replayer.put_back(part).mean()), float(replayer.ideal().mean())), share
+
+
+def _of_sequences(case: Case) -> list[Finding]:
+    found = sequence_candidate(case.reading.items, case.context.microbatches, case.replayer)
+    if found is None:
+        return []
+    candidate, without = found
+    recorded, ideal = case.replayer.full_recorded().mean(), case.replayer.full_ideal().mean()
+    return [
+        Finding(
+            cause=candidate.cause,
+            ranks=candidate.ranks,
+            steps=candidate.steps,
+            slowdown=ratio(float(recorded), float(without.mean())),
+            recoverable_ratio=recoverable(float(recorded), float(without.mean()), float(ideal)),
+            confidence=confidence(candidate.excess_ratio, candidate.threshold),
+            evidence=candidate.evidence,
+        )
+    ]
+
+
+def confidence(excess_ratio: float, threshold: float) -> float:
+    """Return how sure a finding is: 0.5 at its threshold, and halving the doubt with each more."""
+    return float(1.0 - 0.5 ** (excess_ratio / threshold))
 
 
 def insufficient(evidence: str) -> Finding:
@@ -61,63 +178,14 @@ def insufficient(evidence: str) -> Finding:
     )
 
 
-def _finding(cause: str, suspect: Suspect, profile: Profile, replayer: Replayer) -> Finding:
-    part = np.isin(replayer.model.rank, suspect.ranks)
-    recorded, ideal = replayer.full_recorded().mean(), replayer.full_ideal().mean()
-    return Finding(
-        cause=cause,
-        ranks=suspect.ranks,
-        steps=(suspect.first_step, suspect.last_step),
-        slowdown=ratio(float(replayer.put_back(part).mean()), float(replayer.ideal().mean())),
-        recoverable_ratio=recoverable(
-            float(recorded), float(replayer.full_without(part).mean()), float(ideal)
-        ),
-        confidence=confidence(suspect.excess_ratio, suspect.threshold),
-        evidence=_evidence(cause, suspect, profile),
-    )
-
-
-def confidence(excess_ratio: float, threshold: float) -> float:
-    """Return how sure a finding is: 0.5 at its threshold, and halving the doubt with each more."""
-    return float(1.0 - 0.5 ** (excess_ratio / threshold))
-
-
-def _evidence(cause: str, suspect: Suspect, profile: Profile) -> str:
-    times = (
-        f"{duration_text(suspect.compute_ns)} of its own compute a step"
-        f" against {duration_text(suspect.typical_ns)}"
-    )
-    above = f"+{suspect.excess_ratio:.0%}"
-    if suspect.deviation > 0:
-        above += f", {suspect.excess_ratio / suspect.deviation:.0f} robust deviations"
-    if cause == "stage-imbalance":
-        stage = int(profile.stage[np.flatnonzero(profile.ranks == suspect.ranks[0])[0]])
-        return (
-            f"all {len(suspect.ranks)} traced ranks of stage {stage} compute longer than the other"
-            f" stages: {times} ({above})"
-        )
-    against = {
-        Basis.PEERS: f"for the {suspect.num_peers} other ranks of its stage",
-        Basis.MATES: "for the others of its stage, which agree with stages of equal work",
-        Basis.STAGES: "for the ranks of stages of equal work",
-        Basis.EARLIER: "in its own earlier steps",
-        Basis.NOBODY: "",
-    }[suspect.basis]
-    steps = _count(suspect.num_steps, "step")
-    return (
-        f"rank {suspect.ranks[0]}: {times} {against} ({above}),"
-        f" in steps {suspect.first_step} to {suspect.last_step} ({steps} traced);"
-        " its waits for others are cut out"
-    )
-
-
 def _no_slow_rank(profile: Profile, slowdown: float | None) -> Finding:
     """Return `healthy`, or that nobody could be compared."""
     excess: NDArray[np.float64] = profile.excess_ratio
     compared = ~np.isnan(excess).all(axis=1)
     if not compared.any() or len(profile.ranks) == 1:
         return insufficient(
-            f"{_count(len(profile.ranks), 'rank')} over {_count(len(profile.steps), 'step')}:"
+            f"{count_text(len(profile.ranks), 'rank')} over"
+            f" {count_text(len(profile.steps), 'step')}:"
             " there is nobody to compare with, and nothing changed from step to step"
         )
     levels = np.nanmedian(excess[compared], axis=1)
@@ -139,13 +207,9 @@ def _no_slow_rank(profile: Profile, slowdown: float | None) -> Finding:
     )
 
 
-def _too_few_peers(ranks: tuple[int, ...], profile: Profile) -> Finding:
+def _too_few_peers(ranks: Sequence[int], profile: Profile) -> Finding:
     listed = ", ".join(map(str, ranks))
     return insufficient(
         f"rank {listed} computes more than 10 % longer than the one or two ranks of its stage;"
         f" with fewer than 3 peers among {len(profile.ranks)} ranks nobody can say which is slow"
     )
-
-
-def _count(num: int, word: str) -> str:
-    return f"{num} {word}" if num == 1 else f"{num} {word}s"

@@ -120,6 +120,18 @@ class Replayer:
             np.where(part, model.ideal_gap_ns, operations.gap_ns),
         )
 
+    def full_put_back(self, part: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return T by step of the full ideal replay with a part put back as recorded."""
+        operations, model = self.model.operations, self.model
+        return self._full_program().step_times(
+            np.where(part, operations.duration_ns, model.ideal_ns),
+            np.where(part, operations.gap_ns, model.ideal_gap_ns),
+        )
+
+    def full_with(self, duration_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return T by step of the full replay with other durations, shape (ops,), in ns."""
+        return self._full_program().step_times(duration_ns, self.model.operations.gap_ns)
+
     def _full_program(self) -> Program:
         if self._full is None:
             self._full = compile_program(self.model.operations, host_gaps=True)

@@ -1,0 +1,242 @@
+"""Links that carry their transfers slower than alike ones do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.cells import MATES_ENOUGH, median_by_kind
+from analysis.phases import row_medians, standing_out
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from analysis.evidence import Transfers
+    from analysis.phases import Phase
+    from tracer.topology import Coords
+
+LEAST_ALIKE = 8
+"""Alike instances that a verdict on a link needs. Source: design.md section 5."""
+
+LONE_STEPS = 3
+"""Steps of a slow phase where a step has fewer than `LEAST_ALIKE` instances of a link."""
+
+EARLIER_QUANTILE = 0.25
+"""A link without alike ones is held against the quarter of its own steps in which it was
+fastest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkProfile:
+    """Transfer times by link and step, against those of alike links."""
+
+    transfers: Transfers
+    steps: NDArray[np.int32]
+    """Ascending, the columns."""
+
+    total_ns: NDArray[np.float64]
+    """Shape (links, steps): median instance of each kind times their number; NaN without any."""
+
+    expected_ns: NDArray[np.float64]
+    """Shape (links, steps): the same of alike links in that step; NaN where nothing is alike."""
+
+    usual_ns: NDArray[np.float64]
+    """Shape (links, steps): the same of the link itself in its faster steps."""
+
+    num: NDArray[np.float64]
+    """Shape (links, steps): instances."""
+
+    few: NDArray[np.bool_]
+    """Shape (links,): links with so few alike ones that only large differences count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowLink:
+    """A link with a slow phase."""
+
+    link: int
+    """Index into the transfers' links."""
+
+    phase: Phase
+    expected_ns: float
+    """Expected time of one transfer in the phase, median."""
+
+    transfer_ns: float
+
+
+def profile_links(
+    transfers: Transfers, steps: tuple[int, ...], coords: Mapping[int, Coords]
+) -> LinkProfile:
+    """Compare each link with alike ones, step by step.
+
+    Alike are links that carry operations of one kind and size among equally
+    many ranks. Of these, the ones between the same stages come first: other
+    stages may share their network with more traffic.
+
+    Args:
+        transfers: One row an instance.
+        steps: Step numbers, ascending.
+        coords: Position of each rank.
+    """
+    numbers = np.array(steps, dtype=np.int32)
+    shape = (len(transfers.links), len(numbers))
+    total, expected, usual, num = (np.zeros(shape) for _ in range(4))
+    few = np.zeros(shape[0], dtype=np.bool_)
+    place = np.array(
+        [_stages_of(link.members, coords) for link in transfers.links], dtype=np.int64
+    ).reshape(-1, 2)
+    column = np.searchsorted(numbers, transfers.step)
+    for kind in range(int(transfers.alike.max(initial=-1)) + 1):
+        rows = np.flatnonzero(transfers.alike == kind)
+        links, row = np.unique(transfers.link[rows], return_inverse=True)
+        value, count = _cell_medians(
+            (len(links), shape[1]), row, column[rows], transfers.transfer_ns[rows]
+        )
+        against, is_few = _expected(value, place[links])
+        total[links] += np.where(count > 0, np.nan_to_num(value) * count, 0.0)
+        expected[links] += np.where(count > 0, against * count, 0.0)
+        usual[links] += np.nan_to_num(_earlier(value)) * count
+        num[links] += count
+        few[links] |= is_few
+    absent = num == 0
+    for matrix in (total, expected, usual):
+        matrix[absent] = np.nan
+    return LinkProfile(
+        transfers=transfers,
+        steps=numbers,
+        total_ns=total,
+        expected_ns=expected,
+        usual_ns=usual,
+        num=num,
+        few=few,
+    )
+
+
+def _stages_of(members: tuple[int, ...], coords: Mapping[int, Coords]) -> tuple[int, int]:
+    return coords[members[0]].pp, coords[members[-1]].pp
+
+
+def _cell_medians(
+    shape: tuple[int, int],
+    row: NDArray[np.int64],
+    column: NDArray[np.int64],
+    value: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the median of each cell's values (NaN where there is none) and their number."""
+    cell = row * shape[1] + column
+    order = np.lexsort((value, cell))
+    ordered = value[order].astype(np.float64)
+    first = np.flatnonzero(np.diff(cell[order], prepend=-1))
+    num = np.diff(np.append(first, len(order)))
+    median = np.full(shape[0] * shape[1], np.nan)
+    count = np.zeros(shape[0] * shape[1])
+    at = cell[order[first]]
+    median[at] = (ordered[first + (num - 1) // 2] + ordered[first + num // 2]) / 2
+    count[at] = num
+    return median.reshape(shape), count.reshape(shape)
+
+
+def _expected(
+    value: NDArray[np.float64], place: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return what each link of one kind is held against, and which have few mates.
+
+    With few links between the same two stages a link must be slower than its
+    mates there and than those elsewhere.
+    """
+    _, position = np.unique(place, axis=0, return_inverse=True)
+    mates, enough = median_by_kind(value, position.reshape(-1))
+    if enough.all() or len(value) < MATES_ENOUGH:
+        # Too few links of a kind: their own earlier steps are all there is.
+        few = ~enough
+        return np.where(few[:, None], _earlier(value), mates), few
+    everywhere = np.broadcast_to(row_medians(value.T), value.shape)
+    slower_mate = np.full_like(value, -np.inf)
+    for number in np.unique(position[~enough]).tolist():
+        rows = np.flatnonzero(position.reshape(-1) == number)
+        for row in rows.tolist():
+            others = rows[rows != row]
+            if len(others):
+                slower_mate[row] = np.nanmin(np.nan_to_num(value[others], nan=np.inf), axis=0)
+    slower_mate[~np.isfinite(slower_mate)] = -np.inf
+    return np.where(enough[:, None], mates, np.maximum(everywhere, slower_mate)), ~enough
+
+
+def _earlier(value: NDArray[np.float64]) -> NDArray[np.float64]:
+    known = ~np.isnan(value).all(axis=1)
+    usual = np.full(len(value), np.nan)
+    if known.any():
+        usual[known] = np.nanquantile(value[known], EARLIER_QUANTILE, axis=1)
+    return np.broadcast_to(usual[:, None], value.shape)
+
+
+def slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
+    """Find the links that stand out from alike ones.
+
+    Args:
+        profile: Transfers by link and step.
+        least_ns: Time a step that a link must lose to matter at all.
+    """
+    excess = profile.total_ns / profile.expected_ns - 1.0
+    found = []
+    kinds = np.array([link.kind for link in profile.transfers.links])
+    for kind in np.unique(kinds).tolist():
+        rows = np.flatnonzero(kinds == kind)
+        often = float(np.nanmedian(profile.num[rows])) >= LEAST_ALIKE
+        phases = standing_out(
+            excess[rows], few=profile.few[rows], shortest=1 if often else LONE_STEPS
+        )
+        found += [(int(rows[phase.row]), phase) for phase in phases]
+    links = (_slow_link(profile, link, phase) for link, phase in found)
+    return tuple(
+        slow
+        for slow in links
+        if _num_instances(profile, slow) >= LEAST_ALIKE and _lost(profile, slow) >= least_ns
+    )
+
+
+def _slow_link(profile: LinkProfile, link: int, phase: Phase) -> SlowLink:
+    columns = slice(phase.first, phase.last + 1)
+    num = profile.num[link, columns]
+    return SlowLink(
+        link=link,
+        phase=phase,
+        expected_ns=float(np.nanmedian(profile.expected_ns[link, columns] / num)),
+        transfer_ns=float(np.nanmedian(profile.total_ns[link, columns] / num)),
+    )
+
+
+def _num_instances(profile: LinkProfile, slow: SlowLink) -> float:
+    """Count the instances that the slow ones are held against."""
+    columns = slice(slow.phase.first, slow.phase.last + 1)
+    if profile.few[slow.link]:
+        return float(profile.num[slow.link].sum())
+    return float(profile.num[:, columns].sum() - profile.num[slow.link, columns].sum())
+
+
+def _lost(profile: LinkProfile, slow: SlowLink) -> float:
+    columns = slice(slow.phase.first, slow.phase.last + 1)
+    lost = profile.total_ns[slow.link, columns] - profile.expected_ns[slow.link, columns]
+    return float(np.nanmedian(lost))
+
+
+def common_slowness(profile: LinkProfile) -> tuple[Phase, NDArray[np.bool_]] | None:
+    """Find steps in which most links are slower than in others.
+
+    Returns:
+        The phase, and which links take part, shape (links,); None where there is none.
+    """
+    ratio = profile.total_ns / profile.usual_ns - 1.0
+    if not ratio.size or np.isnan(ratio).all():
+        return None
+    level = row_medians(ratio.T)[None]
+    phases = standing_out(level, few=np.ones(1, dtype=np.bool_), shortest=LONE_STEPS)
+    if not phases:
+        return None
+    (phase,) = phases
+    inside = row_medians(ratio[:, phase.first : phase.last + 1])
+    return phase, inside >= phase.excess_ratio / 2

@@ -1,0 +1,130 @@
+"""Micro-batches of unequal length: compute that varies together in forward and backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracer.span import KIND_CODES, SpanKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from analysis.context import MicrobatchTable
+    from analysis.model import ComputeItems
+
+LEAST_CORRELATION = 0.9
+"""Source: arXiv 2505.05713, section 5.3: forward and backward of one micro-batch."""
+
+LEAST_ITEMS = 16
+"""Micro-batches that a correlation needs."""
+
+FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceEffect:
+    """How far micro-batches' compute varies together."""
+
+    correlation: float
+    """Between forward and backward of one micro-batch, or between compute and lengths."""
+
+    by_lengths: bool
+    """Whether known sums of squared lengths explain it."""
+
+    spread_ratio: float
+    """Standard deviation of a micro-batch's compute over its mean."""
+
+
+def sequence_effect(items: ComputeItems, lengths: MicrobatchTable) -> SequenceEffect | None:
+    """Measure how far compute varies from micro-batch to micro-batch, and why.
+
+    Each item is held against the median of its rank, kind and chunk, so that
+    neither slow ranks nor long stages count.
+
+    Args:
+        items: Compute by micro-batch.
+        lengths: Lengths of the micro-batches, where the loader told them.
+
+    Returns:
+        None where there are too few micro-batches, or nothing varies together.
+    """
+    ratio = _against_own_median(items)
+    forward, backward = _pairs(items)
+    if len(forward) < LEAST_ITEMS:
+        return None
+    spread = float(np.std(ratio[forward]))
+    together = _correlation(ratio[forward], ratio[backward])
+    by_length = _length_correlation(items, ratio, forward, lengths)
+    if by_length is not None and by_length >= LEAST_CORRELATION:
+        return SequenceEffect(correlation=by_length, by_lengths=True, spread_ratio=spread)
+    if together is not None and together >= LEAST_CORRELATION:
+        return SequenceEffect(correlation=together, by_lengths=False, spread_ratio=spread)
+    return None
+
+
+def _against_own_median(items: ComputeItems) -> NDArray[np.float64]:
+    order = np.lexsort((items.self_ns, items.chunk, items.kind, items.rank))
+    key = np.stack((items.rank, items.kind, items.chunk))[:, order]
+    first = np.flatnonzero(np.append(True, (np.diff(key, axis=1) != 0).any(axis=0)))
+    num = np.diff(np.append(first, len(order)))
+    value = items.self_ns[order].astype(np.float64)
+    median = (value[first + (num - 1) // 2] + value[first + num // 2]) / 2
+    ratio = np.empty(len(order))
+    ratio[order] = value / np.maximum(np.repeat(median, num), 1.0)
+    return ratio
+
+
+def _pairs(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of each micro-batch's forward and of its backward."""
+    found = []
+    for kind in (FORWARD, BACKWARD):
+        rows = np.flatnonzero(items.kind == kind)
+        order = np.lexsort(
+            (items.microbatch[rows], items.chunk[rows], items.rank[rows], items.step[rows])
+        )
+        found.append(rows[order])
+    forward, backward = found
+    if len(forward) != len(backward):
+        return forward[:0], backward[:0]
+    same = np.ones(len(forward), dtype=np.bool_)
+    for column in (items.step, items.rank, items.chunk, items.microbatch):
+        same &= column[forward] == column[backward]
+    return forward[same], backward[same]
+
+
+def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
+    """Return Pearson's correlation once the outermost 1 % (pauses) are left out."""
+    low, high = np.quantile(x, (0.005, 0.995)), np.quantile(y, (0.005, 0.995))
+    keep = (x >= low[0]) & (x <= low[1]) & (y >= high[0]) & (y <= high[1])
+    x, y = x[keep], y[keep]
+    if len(x) < LEAST_ITEMS or x.std() == 0 or y.std() == 0:
+        return None
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def _length_correlation(
+    items: ComputeItems,
+    ratio: NDArray[np.float64],
+    forward: NDArray[np.int64],
+    lengths: MicrobatchTable,
+) -> float | None:
+    """Return how compute follows the sum of squared lengths; None where these are unknown."""
+    known = lengths.sum_squared_lengths >= 0
+    if not known.any():
+        return None
+    size = int(max(items.microbatch.max(), lengths.microbatch.max())) + 1
+    ranks = int(max(items.rank.max(), lengths.rank.max())) + 1
+
+    def keys(table: ComputeItems | MicrobatchTable) -> NDArray[np.int64]:
+        return (table.step.astype(np.int64) * ranks + table.rank) * size + table.microbatch
+
+    told = keys(lengths)[known]
+    order = np.argsort(told)
+    wanted = keys(items)[forward]
+    at = np.minimum(np.searchsorted(told[order], wanted), len(told) - 1)
+    same = told[order][at] == wanted
+    squares = lengths.sum_squared_lengths[known][order][at][same].astype(np.float64)
+    return _correlation(ratio[forward][same], squares) if same.sum() >= LEAST_ITEMS else None

@@ -1,0 +1,234 @@
+"""Compute causes: slow ranks, throttled devices, long stages, micro-batches of unequal length."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.candidate import Candidate
+from analysis.counters import clock_drop
+from analysis.phases import DUE_RATIO
+from analysis.profile import Basis
+from analysis.sequence import sequence_effect
+from analysis.suspects import slow_ranks, slow_stages
+from analysis.words import count_text, duration_text, name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from analysis.context import MicrobatchTable, SampleTable
+    from analysis.model import ComputeItems, ReplayModel
+    from analysis.profile import Profile
+    from analysis.source import RankInfo
+    from analysis.suspects import Suspect
+    from analysis.whatif import Replayer
+
+WHOLE_HOST_SHARE = 0.8
+"""Share of a host's ranks that must be slow for the host to be the common place."""
+
+LEAST_WHOLE_HOST = 2
+
+
+def compute_candidates(
+    profile: Profile,
+    model: ReplayModel,
+    ranks: Mapping[int, RankInfo],
+    *,
+    samples: SampleTable,
+    step_ns: Mapping[int, tuple[int, int]],
+) -> tuple[Candidate, ...]:
+    """Find slow ranks and long stages.
+
+    A slow rank whose clock is lower meanwhile than it was, or than its peers',
+    is throttled. Slow ranks that make up a host are told as one.
+
+    Args:
+        profile: Compute of each rank against its peers.
+        model: The operations.
+        ranks: Where each rank runs.
+        samples: Readings of the devices, if any.
+        step_ns: (begin, end) of each step, Unix time.
+    """
+    stages = slow_stages(profile)
+    in_slow_stage = {rank for stage in stages for rank in stage.ranks}
+    slow = [
+        suspect
+        for suspect in slow_ranks(profile)
+        if suspect.basis is not Basis.STAGES or not in_slow_stage.issuperset(suspect.ranks)
+    ]
+    found = [_of_rank(suspect, model, ranks, samples, step_ns) for suspect in slow]
+    found = _merged_by_host(found, profile, ranks)
+    found += [_of_stage(suspect, profile, model) for suspect in stages]
+    return tuple(found)
+
+
+def _of_rank(
+    suspect: Suspect,
+    model: ReplayModel,
+    ranks: Mapping[int, RankInfo],
+    samples: SampleTable,
+    step_ns: Mapping[int, tuple[int, int]],
+) -> Candidate:
+    info = ranks[suspect.ranks[0]]
+    phase = (step_ns[suspect.first_step][0], step_ns[suspect.last_step][1])
+    drop = clock_drop(samples, info.host, info.local_rank, phase)
+    evidence = _rank_evidence(suspect)
+    if drop is not None:
+        evidence += f"; {drop.name} reads {drop.inside:.4g} meanwhile against {drop.usual:.4g}"
+    return Candidate(
+        cause="slow-compute" if drop is None else "clock-throttle",
+        ranks=suspect.ranks,
+        steps=(suspect.first_step, suspect.last_step),
+        part=np.isin(model.rank, suspect.ranks),
+        excess_ratio=suspect.excess_ratio,
+        threshold=suspect.threshold,
+        evidence=evidence,
+    )
+
+
+def _rank_evidence(suspect: Suspect) -> str:
+    against = {
+        Basis.PEERS: f"for the {suspect.num_peers} other ranks of its stage",
+        Basis.MATES: "for the others of its stage, which agree with stages of equal work",
+        Basis.STAGES: "for the ranks of stages of equal work",
+        Basis.EARLIER: "in its own earlier steps",
+        Basis.NOBODY: "",
+    }[suspect.basis]
+    return (
+        f"rank {suspect.ranks[0]}: {_times(suspect)} {against} ({_above(suspect)}),"
+        f" in steps {suspect.first_step} to {suspect.last_step}"
+        f" ({count_text(suspect.num_steps, 'step')} traced); its waits for others are cut out"
+    )
+
+
+def _times(suspect: Suspect) -> str:
+    return (
+        f"{duration_text(suspect.compute_ns)} of its own compute a step"
+        f" against {duration_text(suspect.typical_ns)}"
+    )
+
+
+def _above(suspect: Suspect) -> str:
+    above = f"+{suspect.excess_ratio:.0%}"
+    if suspect.deviation > 0:
+        above += f", {suspect.excess_ratio / suspect.deviation:.0f} robust deviations"
+    return above
+
+
+def _of_stage(suspect: Suspect, profile: Profile, model: ReplayModel) -> Candidate:
+    stage = int(profile.stage[np.flatnonzero(profile.ranks == suspect.ranks[0])[0]])
+    return Candidate(
+        cause="stage-imbalance",
+        ranks=suspect.ranks,
+        steps=(suspect.first_step, suspect.last_step),
+        part=np.isin(model.rank, suspect.ranks),
+        excess_ratio=suspect.excess_ratio,
+        threshold=suspect.threshold,
+        evidence=(
+            f"all {len(suspect.ranks)} traced ranks of stage {stage} compute longer than the"
+            f" other stages: {_times(suspect)} ({_above(suspect)})"
+        ),
+    )
+
+
+def _merged_by_host(
+    found: Sequence[Candidate], profile: Profile, ranks: Mapping[int, RankInfo]
+) -> list[Candidate]:
+    """Tell slow ranks as one where they are (nearly) all of a host's ranks."""
+    hosts = {rank: ranks[rank].host for rank in profile.ranks.tolist()}
+    size = Counter(hosts.values())
+    slow = Counter(hosts[each.ranks[0]] for each in found)
+    whole = {
+        host
+        for host, num in slow.items()
+        if host and len(size) > 1 and num >= max(LEAST_WHOLE_HOST, WHOLE_HOST_SHARE * size[host])
+    }
+    kept = [each for each in found if hosts[each.ranks[0]] not in whole]
+    kept.extend(
+        _as_host(host, [each for each in found if hosts[each.ranks[0]] == host])
+        for host in sorted(whole)
+    )
+    return kept
+
+
+def _as_host(host: str, found: Sequence[Candidate]) -> Candidate:
+    causes = Counter(each.cause for each in found)
+    worst = max(found, key=lambda each: each.excess_ratio)
+    ranks = tuple(sorted(rank for each in found for rank in each.ranks))
+    parts = [each.part for each in found if each.part is not None]
+    return replace(
+        worst,
+        cause=causes.most_common(1)[0][0],
+        ranks=ranks,
+        steps=(min(each.steps[0] for each in found), max(each.steps[1] for each in found)),
+        part=np.logical_or.reduce(parts),
+        excess_ratio=float(np.median([each.excess_ratio for each in found])),
+        evidence=f"host {host}, {name_ranks(ranks)}, all of it slow; the worst, {worst.evidence}",
+    )
+
+
+def sequence_candidate(
+    items: ComputeItems, lengths: MicrobatchTable, replayer: Replayer
+) -> tuple[Candidate, NDArray[np.float64]] | None:
+    """Find out whether micro-batches of unequal length cost the job much.
+
+    Args:
+        items: Compute by micro-batch.
+        lengths: What the loader told of them, if anything.
+        replayer: Prices it: each piece of compute takes its rank's median.
+
+    Returns:
+        The candidate and T by step without the spread, shape (steps,), ns; None where the
+        spread costs less than `DUE_RATIO` of a step or something else makes it.
+    """
+    effect = sequence_effect(items, lengths)
+    if effect is None:
+        return None
+    without = replayer.full_with(_evened(replayer.model))
+    recorded = replayer.full_recorded()
+    lost = float(recorded.mean() / without.mean() - 1.0) if without.mean() > 0 else 0.0
+    if lost < DUE_RATIO:
+        return None
+    steps = replayer.model.operations.steps
+    what = (
+        f"compute follows the sum of squared lengths (correlation {effect.correlation:.2f})"
+        if effect.by_lengths
+        else f"forward and backward vary together (correlation {effect.correlation:.2f})"
+    )
+    candidate = Candidate(
+        cause="sequence-imbalance",
+        ranks=(),
+        steps=(steps[0], steps[-1]),
+        part=None,
+        excess_ratio=lost,
+        threshold=DUE_RATIO,
+        evidence=(
+            f"micro-batches differ by {effect.spread_ratio:.0%} in compute on all ranks alike, and"
+            f" {what}: with equal ones a step would be {1 - 1 / (1 + lost):.0%} shorter"
+        ),
+    )
+    return candidate, without
+
+
+def _evened(model: ReplayModel) -> NDArray[np.float64]:
+    """Return the durations with every forward and backward piece at its rank's median."""
+    operations = model.operations
+    names = ("forward", "backward", "forward-compute", "backward-compute")
+    codes = [code for code, kind in enumerate(model.kinds) if kind in names]
+    rows = np.flatnonzero(np.isin(model.kind, codes) & model.on_device)
+    duration = operations.duration_ns.copy()
+    order = rows[np.lexsort((duration[rows], operations.label[rows], model.rank[rows]))]
+    first = np.ones(len(order), dtype=np.bool_)
+    for column in (operations.label, model.rank):
+        first[1:] &= column[order][1:] == column[order][:-1]
+    begins = np.flatnonzero(np.append(True, ~first[1:]))[: len(order)]
+    num = np.diff(np.append(begins, len(order)))
+    value = operations.duration_ns[order]
+    median = (value[begins + (num - 1) // 2] + value[begins + num // 2]) / 2
+    duration[order] = np.repeat(median, num)
+    return duration

@@ -1,0 +1,161 @@
+"""Network causes: a slow link, or a network that is slow in many places."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.candidate import Candidate
+from analysis.counters import network_trouble
+from analysis.culprits import culprits_of, merged_by_place
+from analysis.network import common_slowness, slow_links
+from analysis.words import count_text, duration_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from analysis.context import SampleTable
+    from analysis.culprits import Culprit
+    from analysis.network import LinkProfile, SlowLink
+    from analysis.source import RankInfo
+
+MANY_CULPRITS = 4
+"""Places without a rank in common that make it the network's trouble, not a link's."""
+
+MANY_SHARE = 0.1
+"""Share of the links that must be slow for that."""
+
+LEAST_LOST_RATIO = 0.001
+"""Share of a step that a slow link must lose to be told: below, the clock's own noise rules."""
+
+
+def slow_network(
+    profile: LinkProfile,
+    ranks: Mapping[int, RankInfo],
+    *,
+    blamed: Mapping[int, tuple[int, int]],
+    step_ns: float,
+    step_start_ns: Mapping[int, int],
+    samples: SampleTable,
+) -> tuple[Candidate, ...]:
+    """Find slow links, and tell one bad link from a network that is slow in many places.
+
+    Args:
+        profile: Transfers by link and step.
+        ranks: Where each rank runs.
+        blamed: Steps (first, last) in which ranks compute slowly: what a slow device sends and
+            receives is slow as well, so their links prove nothing.
+        step_ns: Usual time of a step.
+        step_start_ns: When each step began, Unix time.
+        samples: Counters of the hosts' network, if any.
+    """
+    slow = [
+        each
+        for each in slow_links(profile, LEAST_LOST_RATIO * step_ns)
+        if not _explained(profile, each, blamed)
+    ]
+    links = profile.transfers.links
+    culprits = merged_by_place(culprits_of(slow, links), ranks)
+    everywhere = _everywhere(profile)
+    if (
+        everywhere is None
+        and len(culprits) >= MANY_CULPRITS
+        and len(slow) >= MANY_SHARE * len(links)
+    ):
+        everywhere = _many(profile, slow)
+    if everywhere is not None:
+        first, last = everywhere.steps
+        why = network_trouble(samples, (step_start_ns[first], step_start_ns[last] + int(step_ns)))
+        return (_with_cause(everywhere, why),)
+    return tuple(_of_culprit(profile, culprit) for culprit in culprits)
+
+
+def _explained(profile: LinkProfile, slow: SlowLink, blamed: Mapping[int, tuple[int, int]]) -> bool:
+    first, last = profile.steps[slow.phase.first], profile.steps[slow.phase.last]
+    spans = [blamed[rank] for rank in profile.transfers.links[slow.link].members if rank in blamed]
+    return any(begin <= last and end >= first for begin, end in spans)
+
+
+def _part(profile: LinkProfile, links: Sequence[int]) -> NDArray[np.bool_]:
+    return np.isin(profile.transfers.link_of_operation, links)
+
+
+def _of_culprit(profile: LinkProfile, culprit: Culprit) -> Candidate:
+    worst = max(culprit.links, key=lambda each: each.phase.margin)
+    first = int(profile.steps[min(each.phase.first for each in culprit.links)])
+    last = int(profile.steps[max(each.phase.last for each in culprit.links)])
+    excess = float(np.median([each.phase.excess_ratio for each in culprit.links]))
+    return Candidate(
+        cause="slow-link",
+        ranks=culprit.ranks,
+        steps=(first, last),
+        part=_part(profile, [each.link for each in culprit.links]),
+        excess_ratio=excess,
+        threshold=worst.phase.threshold,
+        evidence=(
+            f"transfers over {culprit.place} take {duration_text(worst.transfer_ns)} against"
+            f" {duration_text(worst.expected_ns)} of alike ones (+{excess:.0%}) once all members"
+            f" have entered, in steps {first} to {last}, while both ends compute as usual"
+        ),
+    )
+
+
+def _everywhere(profile: LinkProfile) -> Candidate | None:
+    common = common_slowness(profile)
+    if common is None:
+        return None
+    phase, chosen = common
+    links = np.flatnonzero(chosen)
+    first, last = int(profile.steps[phase.first]), int(profile.steps[phase.last])
+    return Candidate(
+        cause="network-degradation",
+        ranks=_members(profile, links.tolist()),
+        steps=(first, last),
+        part=_part(profile, links.tolist()),
+        excess_ratio=phase.excess_ratio,
+        threshold=phase.threshold,
+        evidence=(
+            f"{len(links)} of {count_text(len(chosen), 'link')} take {phase.excess_ratio:.0%}"
+            f" longer for the same transfers in steps {first} to {last} than in the others"
+        ),
+    )
+
+
+def _many(profile: LinkProfile, slow: Sequence[SlowLink]) -> Candidate:
+    links = [each.link for each in slow]
+    first = int(profile.steps[int(np.median([each.phase.first for each in slow]))])
+    last = int(profile.steps[int(np.median([each.phase.last for each in slow]))])
+    excess = float(np.median([each.phase.excess_ratio for each in slow]))
+    return Candidate(
+        cause="network-degradation",
+        ranks=_members(profile, links),
+        steps=(first, last),
+        part=_part(profile, links),
+        excess_ratio=excess,
+        threshold=float(np.median([each.phase.threshold for each in slow])),
+        evidence=(
+            f"{len(links)} of {count_text(len(profile.transfers.links), 'link')} take"
+            f" {excess:.0%} longer than alike ones in steps {first} to {last}, and no rank, host"
+            " or switch is common to them"
+        ),
+    )
+
+
+def _with_cause(candidate: Candidate, why: str) -> Candidate:
+    return Candidate(
+        cause=candidate.cause,
+        ranks=candidate.ranks,
+        steps=candidate.steps,
+        part=candidate.part,
+        excess_ratio=candidate.excess_ratio,
+        threshold=candidate.threshold,
+        evidence=f"{candidate.evidence}; {why}",
+    )
+
+
+def _members(profile: LinkProfile, links: Sequence[int]) -> tuple[int, ...]:
+    chosen = (profile.transfers.links[link] for link in links)
+    return tuple(sorted({rank for link in chosen for rank in link.members}))
