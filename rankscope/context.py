@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.context import (
     EventRecord,
-    MicrobatchTable,
     RankExit,
     RankManifest,
     RunContext,
-    SampleTable,
     no_samples,
 )
-from collector.columns import to_codes, to_numpy
 from collector.manifests import previous_run, read_manifests
 from collector.read import (
     read_events,
@@ -24,8 +21,10 @@ from collector.read import (
     read_step_bounds,
 )
 from collector.samples import read_samples
+from rankscope.tables import microbatch_table, sample_table
 
 if TYPE_CHECKING:
+    from analysis.context import MicrobatchTable, SampleTable
     from collector.store import Row, Store
 
 DIED = frozenset({"failed", "lost"})
@@ -50,14 +49,7 @@ def _microbatches(
     store: Store, run_id: str, *, first: int | None, last: int | None
 ) -> MicrobatchTable:
     table = read_microbatches(store, run_id, first=first, last=last)
-    return MicrobatchTable(
-        epoch=to_numpy(table["epoch"]),
-        step=to_numpy(table["step"]),
-        rank=to_numpy(table["rank"]),
-        microbatch=to_numpy(table["microbatch"]),
-        num_tokens=to_numpy(table["num_tokens"]),
-        sum_squared_lengths=to_numpy(table["sum_squared_lengths"]),
-    )
+    return microbatch_table(table)
 
 
 def _samples(store: Store, run_id: str, *, first: int | None, last: int | None) -> SampleTable:
@@ -65,17 +57,7 @@ def _samples(store: Store, run_id: str, *, first: int | None, last: int | None) 
     if bounds is None:
         return no_samples()
     table = read_samples(store, run_id, first_ns=bounds[0], last_ns=bounds[1])
-    host, hosts = to_codes(table["host"])
-    name, names = to_codes(table["name"])
-    return SampleTable(
-        host=host,
-        device=to_numpy(table["device"]),
-        at_ns=to_numpy(table["at_ns"]),
-        name=name,
-        value=to_numpy(table["value"]),
-        hosts=hosts,
-        names=names,
-    )
+    return sample_table(table)
 
 
 def _event(row: Row) -> EventRecord:

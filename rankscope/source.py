@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from analysis.errors import UnknownRunError
 from analysis.source import (
     EpochInfo,
@@ -14,24 +12,19 @@ from analysis.source import (
     RankInfo,
     RunInfo,
     RunSummary,
-    SpanTable,
-    StepTable,
 )
-from collector.columns import to_codes, to_numpy
 from collector.read import list_runs, read_run, read_spans, read_steps, run_names
 from rankscope.context import read_context
-from tracer.span import KIND_CODES, SpanKind
+from rankscope.tables import span_table, step_table
 from tracer.spool import KEPT_REASONS
 from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from analysis.context import RunContext
+    from analysis.source import SpanTable, StepTable
     from collector.read import RunRows
     from collector.store import Row, Store
 
-OTHER_CODE = KIND_CODES[SpanKind.OTHER]
 KEPT = frozenset(reason.name.lower().replace("_", "-") for reason in KEPT_REASONS)
 
 
@@ -65,15 +58,7 @@ class StoreSource:
         table = read_steps(self._store, run_id, first=first, last=last)
         if not table.num_rows:
             self._check_known(run_id)
-        return StepTable(
-            epoch=to_numpy(table["epoch"]),
-            step=to_numpy(table["step"]),
-            rank=to_numpy(table["rank"]),
-            start_ns=to_numpy(table["start_ns"]),
-            end_ns=to_numpy(table["end_ns"]),
-            num_tokens=to_numpy(table["num_tokens"]),
-            loss=to_numpy(table["loss"]),
-        )
+        return step_table(table)
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
         """Return the spans of these steps; spans outside any step are left out.
@@ -84,32 +69,7 @@ class StoreSource:
         table = read_spans(self._store, run_id, first=first, last=last)
         if not table.num_rows:
             self._check_known(run_id)
-        kind, kinds = to_codes(table["kind"])
-        name, names = to_codes(table["name"])
-        track, tracks = to_codes(table["track"])
-        return SpanTable(
-            epoch=to_numpy(table["epoch"]),
-            step=to_numpy(table["step"]),
-            rank=to_numpy(table["rank"]),
-            kind=_kind_codes(kind, kinds),
-            name=name,
-            track=track,
-            start_ns=to_numpy(table["start_ns"]),
-            duration_ns=to_numpy(table["duration_ns"]),
-            launch_ns=to_numpy(table["launch_ns"]),
-            group_id=to_numpy(table["group_id"]),
-            seq=to_numpy(table["seq"]),
-            src_rank=to_numpy(table["src_rank"]),
-            dst_rank=to_numpy(table["dst_rank"]),
-            microbatch=to_numpy(table["microbatch"]),
-            chunk=to_numpy(table["chunk"]),
-            num_bytes=to_numpy(table["num_bytes"]),
-            interval_id=to_numpy(table["interval_id"]),
-            flags=to_numpy(table["flags"]),
-            depth=to_numpy(table["depth"]),
-            names=names,
-            tracks=tracks,
-        )
+        return span_table(table)
 
     def context(
         self, run_id: str, *, first: int | None = None, last: int | None = None
@@ -121,16 +81,6 @@ class StoreSource:
         known = run_names(self._store)
         if run_id not in known:
             raise UnknownRunError(run_id, known)
-
-
-def _kind_codes(codes: NDArray[np.int32], kinds: tuple[str, ...]) -> NDArray[np.int8]:
-    """Renumber kinds from the order of the result to that of `tracer.span.KINDS`.
-
-    A kind that a newer collector stored and this code does not know is ``other``.
-    """
-    known = set(SpanKind)
-    lookup = [KIND_CODES[SpanKind(kind)] if kind in known else OTHER_CODE for kind in kinds]
-    return np.array([*lookup, OTHER_CODE], dtype=np.int8)[codes]
 
 
 def _summary(row: Row) -> RunSummary:
