@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,9 +28,14 @@ if TYPE_CHECKING:
 
     from collector.importers.bytedance_meta import TraceMeta
 
+    Integers = np.integer[Any]
+    Floats = np.floating[Any]
+
 NS_PER_S = 1e9
 MAX_SECONDS = 1e7
 """Four months: beyond it a time is not a step's but garbage."""
+
+ROWS_AT_ONCE = 1 << 15
 
 KIND_OF_OPTYPE = {
     "forward-compute": "forward",
@@ -59,8 +64,8 @@ MAX_INT32 = (1 << 31) - 1
 class TraceRows:
     """A checked trace, one element a row of the file, in the file's order."""
 
-    columns: dict[str, NDArray[np.int64]]
-    """The integer columns."""
+    columns: dict[str, NDArray[Integers]]
+    """The integer columns, as wide as the file has them."""
 
     optype: NDArray[np.int32]
     """Codes into ``optypes``."""
@@ -95,7 +100,7 @@ class TraceRows:
             "name": coded_strings(self.optype[rows], names),
             "track": repeated_string("", num_rows),
             "group_id": numbers(zero, np.uint64),
-            "seq": numbers(held["seq_id"]),
+            "seq": numbers(held["seq_id"], np.int64),
             "src_rank": numbers(unknown, np.int32),
             "dst_rank": numbers(unknown, np.int32),
             "microbatch": numbers(held["mb_id"], np.int32),
@@ -114,7 +119,7 @@ class TraceRows:
 
     def step_table(self, run_id: str, *, epoch: int, segment: int) -> pa.Table:
         """Return table ``steps``: from the first start to the last end of each (step, rank)."""
-        keys = self.columns["step"] << 32 | self.columns["rank"]
+        keys = self.columns["step"].astype(np.int64) << 32 | self.columns["rank"]
         order = np.argsort(keys, kind="stable")
         firsts = np.flatnonzero(np.diff(keys[order], prepend=keys[order[0]] - 1))
         start_ns = np.minimum.reduceat(self.start_ns[order], firsts)
@@ -152,9 +157,8 @@ def read_trace(path: Path, *, meta: TraceMeta) -> TraceRows:
     optype, optypes = _texts(table, path=path)
     workers = _workers(columns, path=path)
     _check_sizes(columns, meta=meta)
-    starts = np.rint(start_s * NS_PER_S).astype(np.int64)
-    duration_ns = np.rint(duration_s * NS_PER_S).astype(np.int64)
-    steps, start_ns = _laid_end_to_end(columns["step"], starts, duration_ns)
+    start_ns, duration_ns = _nanoseconds(start_s), _nanoseconds(duration_s)
+    steps = _lay_end_to_end(columns["step"], start_ns, duration_ns)
     return TraceRows(
         columns=columns,
         optype=optype,
@@ -184,12 +188,12 @@ def _read_parquet(path: Path) -> pa.Table:
     return table
 
 
-def _integers(table: pa.Table, name: str, *, path: Path) -> NDArray[np.int64]:
+def _integers(table: pa.Table, name: str, *, path: Path) -> NDArray[Integers]:
     column = table[name]
     if not pa.types.is_integer(column.type):
         raise TraceError(path, f"column {name} is {column.type}, expected whole numbers")
     _refuse_nulls(table, name, path=path)
-    values = to_numpy(column).astype(np.int64)
+    values = to_numpy(column)
     lowest = NONE if name in {"seq_id", "mc", "mb_id"} else 0
     if values.min() < lowest or values.max() > MAX_INT32:
         raise TraceError(
@@ -200,21 +204,43 @@ def _integers(table: pa.Table, name: str, *, path: Path) -> NDArray[np.int64]:
     return values
 
 
-def _seconds(table: pa.Table, name: str, *, path: Path) -> NDArray[np.float64]:
+def _seconds(table: pa.Table, name: str, *, path: Path) -> NDArray[Floats]:
     column = table[name]
     if not pa.types.is_floating(column.type):
         raise TraceError(path, f"column {name} is {column.type}, expected seconds as floats")
     _refuse_nulls(table, name, path=path)
-    values = to_numpy(column).astype(np.float64)
-    bad = ~((values >= 0) & (values <= MAX_SECONDS))  # NaN is neither
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        raise TraceError(
-            path,
-            f"{name} is {values[row]} s in row {row} ({int(bad.sum())} such rows),"
-            f" expected 0 to {MAX_SECONDS:.0f}",
-        )
-    return values
+    values = to_numpy(column)
+    if values.min() >= 0 and values.max() <= MAX_SECONDS:  # of a NaN neither is true
+        return values
+    bad = ~((values >= 0) & (values <= MAX_SECONDS))
+    row = int(np.flatnonzero(bad)[0])
+    raise TraceError(
+        path,
+        f"{name} is {float(values[row])} s in row {row} ({int(bad.sum())} such rows),"
+        f" expected 0 to {MAX_SECONDS:.0f}",
+    )
+
+
+def _nanoseconds(seconds: NDArray[Floats]) -> NDArray[np.int64]:
+    """Round to whole ns, a piece at a time so that the steps between stay in the cache."""
+    whole = np.empty(len(seconds), dtype=np.int64)
+    scratch = np.empty(ROWS_AT_ONCE)
+    for first in range(0, len(seconds), ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        here = scratch[: len(seconds[rows])]
+        np.multiply(seconds[rows], NS_PER_S, out=here, dtype=np.float64)
+        np.rint(here, out=here)
+        whole[rows] = here
+    return whole
+
+
+def _run_begins(*columns: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where runs of rows begin in which no column changes."""
+    changes = np.ones(len(columns[0]), dtype=np.bool_)
+    np.not_equal(columns[0][1:], columns[0][:-1], out=changes[1:])
+    for column in columns[1:]:
+        changes[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(changes)
 
 
 def _texts(table: pa.Table, *, path: Path) -> tuple[NDArray[np.int32], tuple[str, ...]]:
@@ -237,20 +263,22 @@ def _refuse_nulls(table: pa.Table, name: str, *, path: Path) -> None:
 
 
 def _workers(
-    columns: dict[str, NDArray[np.int64]], *, path: Path
+    columns: dict[str, NDArray[Integers]], *, path: Path
 ) -> tuple[tuple[int, int, int], ...]:
     """Return (rank, dp, pp) of each rank, of which there is one for each (dp, pp)."""
-    rank, first = np.unique(columns["rank"], return_index=True)
-    dp, pp = columns["dp_rank"][first], columns["stage"][first]
-    place = np.searchsorted(rank, columns["rank"])
-    if (dp[place] != columns["dp_rank"]).any() or (pp[place] != columns["stage"]).any():
+    names = ("rank", "dp_rank", "stage")
+    begins = _run_begins(*(columns[name] for name in names))
+    ranks, dps, stages = (columns[name][begins].astype(np.int64) for name in names)
+    rank, first, place = np.unique(ranks, return_index=True, return_inverse=True)
+    dp, pp = dps[first], stages[first]
+    if (dp[place] != dps).any() or (pp[place] != stages).any():
         raise TraceError(path, "a rank stands at two (dp_rank, stage) positions")
     if len(np.unique(dp << 32 | pp)) != len(rank):
         raise TraceError(path, "two ranks stand at one (dp_rank, stage) position")
     return tuple(zip(rank.tolist(), dp.tolist(), pp.tolist(), strict=True))
 
 
-def _check_sizes(columns: dict[str, NDArray[np.int64]], *, meta: TraceMeta) -> None:
+def _check_sizes(columns: dict[str, NDArray[Integers]], *, meta: TraceMeta) -> None:
     layout = meta.layout
     for column, name, size in (("dp_rank", "dp_size", layout.dp), ("stage", "pp_size", layout.pp)):
         found = int(columns[column].max()) + 1
@@ -267,15 +295,20 @@ def _check_sizes(columns: dict[str, NDArray[np.int64]], *, meta: TraceMeta) -> N
         )
 
 
-def _laid_end_to_end(
-    step: NDArray[np.int64], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Shift each step to begin where the one before ends; the format has no common clock."""
-    steps, place = np.unique(step, return_inverse=True)
+def _lay_end_to_end(
+    step: NDArray[Integers], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Shift ``start_ns`` so that each step begins where the one before ends; return the steps.
+
+    The format has no common clock: each step's times begin at 0.
+    """
+    runs = _run_begins(step)
+    steps, place = np.unique(step[runs].astype(np.int64), return_inverse=True)
     begin = np.full(len(steps), np.iinfo(np.int64).max)
     end = np.zeros(len(steps), dtype=np.int64)
-    np.minimum.at(begin, place, start_ns)
-    np.maximum.at(end, place, start_ns + duration_ns)
+    np.minimum.at(begin, place, np.minimum.reduceat(start_ns, runs))
+    np.maximum.at(end, place, np.maximum.reduceat(start_ns + duration_ns, runs))
     lengths = end - begin
     shift = np.cumsum(lengths) - lengths - begin
-    return steps, start_ns + shift[place]
+    start_ns += np.repeat(shift[place], np.diff(runs, append=len(step)))
+    return steps
