@@ -13,9 +13,10 @@ from analysis.bytedance_format import (
     COMMUNICATION,
     FOLDED,
     OPTIMIZER,
+    SEPARATE_GRADS,
     TYPES,
 )
-from analysis.bytedance_graph import infer
+from analysis.bytedance_graph import infer, unpaired_warnings
 from analysis.bytedance_rows import Rows, sorted_rows
 from analysis.model import ReplayModel
 from analysis.operations import Operations, latest_by_group
@@ -53,8 +54,9 @@ def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
         The operations, sorted by (step, dp, stage, type, seq).
     """
     rows, warnings = sorted_rows(run, spans)
-    edges, group, more = infer(rows, run.layout)
-    warnings += more
+    overlapped = bool((rows.type == CODE[SEPARATE_GRADS]).any())
+    edges, group, unpaired = infer(rows, run.layout, overlapped=overlapped)
+    warnings += unpaired_warnings(unpaired)
     is_comm = np.isin(rows.type, [CODE[name] for name in COMMUNICATION])
     transfer = rows.end - latest_by_group(group, rows.start)
     duration = np.where(is_comm, transfer, rows.end - rows.start)

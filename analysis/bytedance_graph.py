@@ -5,6 +5,7 @@ Source: arXiv 2505.05713, sections 3 and 4.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,27 +42,40 @@ WARM_UP_COMPUTES = 2
 """The first backward transfers wait for the compute that many before the first backward one."""
 
 
-def infer(rows: Rows, layout: Layout) -> tuple[Edges, NDArray[np.int64], list[str]]:
+def infer(
+    rows: Rows, layout: Layout, *, overlapped: bool
+) -> tuple[Edges, NDArray[np.int64], Counter[str]]:
     """Infer what each operation waits for.
 
     Args:
-        rows: The trace.
+        rows: The trace, or some replicas of it.
         layout: Number of stages and of model chunks on each.
+        overlapped: Whether the trace has overlapped DP communication.
 
     Returns:
         Dependencies; the communication instance of each operation, shape
-        (ops,), or `NO_GROUP`; what a reader should know.
+        (ops,), or `NO_GROUP`; sends and receives without a partner, by direction.
     """
     edges, group = Edges(), np.full(len(rows.row), NO_GROUP, dtype=np.int64)
-    warnings: list[str] = []
+    unpaired: Counter[str] = Counter()
     for direction in DIRECTIONS:
-        warnings += link_pipeline(rows, edges, group, direction, layout.pp, layout.vpp)
+        num = link_pipeline(rows, edges, group, direction, layout.pp, layout.vpp)
+        unpaired[direction.send.removesuffix("-send")] = num
     _streams(rows, edges)
     _first_backward_transfers(rows, edges)
     _parameters(rows, edges)
-    _step_end(rows, edges)
+    _step_end(rows, edges, overlapped=overlapped)
     _collectives(rows, group, layout.pp)
-    return edges, group, warnings
+    return edges, group, unpaired
+
+
+def unpaired_warnings(unpaired: Counter[str]) -> list[str]:
+    """Say how many sends and receives have no partner."""
+    return [
+        f"{num} {name} sends and receives have no partner and wait for nobody"
+        for name, num in unpaired.items()
+        if num
+    ]
 
 
 def _streams(rows: Rows, edges: Edges) -> None:
@@ -123,9 +137,8 @@ def _matching(
     return src[0][of_src], dst[0][of_dst]
 
 
-def _step_end(rows: Rows, edges: Edges) -> None:
+def _step_end(rows: Rows, edges: Edges, *, overlapped: bool) -> None:
     """Chain what follows a worker's last compute, with or without overlapped DP communication."""
-    overlapped = bool((rows.type == CODE[SEPARATE_GRADS]).any())
     chain = [GC, LAYERNORM_GRADS, EMBEDDING_GRADS]
     chain += [SEPARATE_GRADS] if overlapped else [GRADS_REDUCE_SCATTER]
     chain += [GRAD_CLIP, OPTIMIZER]

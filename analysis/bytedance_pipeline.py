@@ -46,6 +46,20 @@ DIRECTIONS = (
 )
 
 
+def is_real_recv(
+    start_ns: NDArray[np.int64], last_compute_start_ns: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Tell receives from no-ops, which start after their direction's last compute has started."""
+    return start_ns <= last_compute_start_ns + NO_OP_SLACK_NS
+
+
+def is_real_send(
+    end_ns: NDArray[np.int64], first_compute_end_ns: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Tell sends from no-ops, which end before their direction's first compute has ended."""
+    return end_ns >= first_compute_end_ns - NO_OP_SLACK_NS
+
+
 def link_pipeline(
     rows: Rows,
     edges: Edges,
@@ -53,7 +67,7 @@ def link_pipeline(
     direction: Direction,
     num_stages: int,
     num_chunks: int,
-) -> list[str]:
+) -> int:
     """Link one direction's receives, computes and sends, and pair sends with receives.
 
     The i-th receive belongs to the i-th compute, which waits for it; the
@@ -69,7 +83,7 @@ def link_pipeline(
         num_chunks: Model chunks on each stage.
 
     Returns:
-        What a reader should know.
+        How many sends and receives have no partner.
     """
     compute = CODE[direction.compute]
     forwards = direction.towards > 0
@@ -82,8 +96,8 @@ def link_pipeline(
     last_start[busy] = rows.start[first[busy] + num_computes[busy] - 1]
     first_end[busy] = rows.end[first[busy]]
 
-    recvs = recvs[rows.start[recvs] <= last_start[rows.worker[recvs]] + NO_OP_SLACK_NS]
-    sends = sends[rows.end[sends] >= first_end[rows.worker[sends]] - NO_OP_SLACK_NS]
+    recvs = recvs[is_real_recv(rows.start[recvs], last_start[rows.worker[recvs]])]
+    sends = sends[is_real_send(rows.end[sends], first_end[rows.worker[sends]])]
     recv_chunk, send_chunk = (0, num_chunks - 1) if forwards else (num_chunks - 1, 0)
     edge_stage = (0, num_stages - 1) if forwards else (num_stages - 1, 0)
 
@@ -149,7 +163,7 @@ def _pair(
     recvs: NDArray[np.int64],
     direction: Direction,
     num_stages: int,
-) -> list[str]:
+) -> int:
     """Make groups of the n-th send of a stage and the n-th receive of the next."""
     target = (rows.stage[sends] + direction.towards) % num_stages
     send_key = rows.worker_dp[rows.worker[sends]] * num_stages + target
@@ -166,8 +180,4 @@ def _pair(
     base = int(group.max(initial=-1)) + 1
     group[sends[of_send]] = base + np.arange(len(of_send))
     group[recvs[of_recv]] = base + np.arange(len(of_recv))
-    unpaired = len(sends) + len(recvs) - 2 * len(of_send)
-    if not unpaired:
-        return []
-    name = direction.send.removesuffix("-send")
-    return [f"{unpaired} {name} sends and receives have no partner and wait for nobody"]
+    return len(sends) + len(recvs) - 2 * len(of_send)
