@@ -79,6 +79,60 @@ def analyze(
 
 
 @app.command()
+def simulate(  # noqa: PLR0913  # one parameter a flag
+    scenario: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCENARIO",
+            help="healthy, a cause (slow-compute, slow-link, ...), or a .toml or .json file.",
+            show_default=False,
+        ),
+    ],
+    *,
+    run: Annotated[str, typer.Option("--run", metavar="NAME", help="Name of the run.")],
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Number of ranks, reached by --dp.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of all randomness.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps.")] = None,
+    dp: Annotated[int | None, typer.Option(min=1, help="Data-parallel positions.")] = None,
+    pp: Annotated[int | None, typer.Option(min=1, help="Pipeline stages.")] = None,
+    tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel positions.")] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SPEC", help="A further fault, as in the demo; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write parquet files there and nothing to the store."),
+    ] = None,
+    as_json: AsJson = False,
+    store: Store = None,
+) -> None:
+    """Make up a run of a cluster of any size, with faults that are told afterwards."""
+    from rankscope.simulating import SimulateOptions, simulate_run
+
+    typer.echo(
+        simulate_run(
+            SimulateOptions(
+                scenario=scenario,
+                run_id=run,
+                num_ranks=ranks,
+                seed=seed,
+                num_steps=steps,
+                dp=dp,
+                pp=pp,
+                tp=tp,
+                faults=tuple(fault or ()),
+                out=out,
+                store_url=store,
+                as_json=as_json,
+            )
+        )
+    )
+
+
+@app.command()
 def runs(*, as_json: AsJson = False, store: Store = None) -> None:
     """List the runs of the store, the newest first."""
     from rankscope.listing import list_runs

@@ -1,0 +1,165 @@
+"""Scenarios by name: a healthy cluster, and one for each cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.simulator.errors import ScenarioError
+from trainer.simulator.fault import SimulatedCause, SimulatedFault, parse_simulated_faults
+from trainer.simulator.placement import place
+from trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+HEALTHY = "healthy"
+BASE: dict[str, Any] = {
+    "dp": 4,
+    "pp": 2,
+    "tp": 2,
+    "tp_detail": TpDetail.COARSE,
+    "num_steps": 24,
+    "ranks_per_host": 4,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A named scenario."""
+
+    title: str
+    """What it shows, in a few words."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What differs from the base."""
+
+    faults: Callable[[Scenario], tuple[str, ...]] = lambda _: ()
+    """The faults' texts for a scenario of any size."""
+
+
+def preset_scenario(name: str, **settings: Any) -> Scenario:  # noqa: ANN401  # fields of Scenario
+    """Return a named scenario.
+
+    Args:
+        name: One of `PRESETS`.
+        **settings: Fields of `Scenario` that replace the preset's, but for ``faults``.
+
+    Raises:
+        ScenarioError: No such name, or the settings don't go together.
+        FaultSpecError: The scenario is too small for the preset's fault.
+    """
+    scenario = Scenario(**(preset_settings(name) | settings))
+    return replace(scenario, faults=preset_faults(name, scenario))
+
+
+def preset_settings(name: str) -> dict[str, Any]:
+    """Return the fields of `Scenario` that a named scenario sets.
+
+    Raises:
+        ScenarioError: No such name.
+    """
+    if name not in PRESETS:
+        raise ScenarioError(
+            f"no scenario {name!r}: use a .toml or .json file, or one of {', '.join(PRESETS)}"
+        )
+    return BASE | dict(PRESETS[name].settings)
+
+
+def preset_faults(name: str, scenario: Scenario) -> tuple[SimulatedFault, ...]:
+    """Return the faults of a named scenario, placed in one of any size.
+
+    Raises:
+        FaultSpecError: The scenario is too small for the fault.
+    """
+    return parse_simulated_faults(PRESETS[name].faults(scenario))
+
+
+def _culprit(scenario: Scenario) -> int:
+    """Return a rank in the midst of the job."""
+    return min(scenario.world_size // 2 + 1, scenario.world_size - 1)
+
+
+def _steps(scenario: Scenario) -> str:
+    return f"steps={scenario.num_steps // 3}-{scenario.num_steps - 1}"
+
+
+def _neighbours(scenario: Scenario) -> tuple[int, int]:
+    """Return two ranks of one data-parallel ring; of one pipeline where there is no such ring."""
+    grid = place(scenario).rank
+    if scenario.dp > 1:
+        ring = np.sort(grid[0, :, :, 0].ravel())
+        middle = len(ring) // 2
+        return int(ring[middle - 1]), int(ring[middle])
+    return int(grid[0, 0, 0, 0]), int(grid[-1, 0, 0, 0])
+
+
+def _at(text: str) -> Callable[[Scenario], tuple[str, ...]]:
+    """Return what makes a fault's text: capitals stand for the scenario's."""
+
+    def faults(scenario: Scenario) -> tuple[str, ...]:
+        src, dst = _neighbours(scenario)
+        words = {
+            "RANK": str(_culprit(scenario)),
+            "STEPS": _steps(scenario),
+            "MIDDLE": str(scenario.num_steps // 2),
+            "LINK": f"src={src},dst={dst}",
+            "LAST": str(scenario.pp - 1),
+        }
+        filled = text
+        for word, value in words.items():
+            filled = filled.replace(word, value)
+        return (filled,)
+
+    return faults
+
+
+PRESETS: dict[str, Preset] = {
+    HEALTHY: Preset(title="nothing wrong"),
+    "noisy": Preset(
+        title="nothing wrong: sequence lengths vary, links are noisy, the day is warm",
+        settings={"noise": Noise(sequence_spread=0.1, transfer_jitter_ratio=0.1, drift_ratio=0.02)},
+    ),
+    **{
+        cause.value: Preset(title=title, faults=_at(f"{cause.value}:{text}"))
+        for cause, title, text in (
+            (SimulatedCause.SLOW_COMPUTE, "one slow rank", "rank=RANK,factor=1.5,STEPS"),
+            (
+                SimulatedCause.CLOCK_THROTTLE,
+                "one device runs hot",
+                "rank=RANK,factor=1.3,STEPS",
+            ),
+            (SimulatedCause.SLOW_LINK, "one slow link", "LINK,factor=10,STEPS"),
+            (
+                SimulatedCause.NETWORK_DEGRADATION,
+                "a congested network",
+                "factor=3,reason=congestion,STEPS",
+            ),
+            (SimulatedCause.GC_PAUSE, "collections of garbage", "ms=250,probability=0.02"),
+            (SimulatedCause.HOST_STALL, "one rank launches late", "rank=RANK,ms=5,STEPS"),
+            (SimulatedCause.DATA_STALL, "data comes late to one rank", "rank=RANK,ms=200,STEPS"),
+            (SimulatedCause.LAUNCH_SKEW, "late in turn to a collective", "ms=200,stage=0"),
+            (SimulatedCause.CHECKPOINT, "a checkpoint now and then", "every=8,ms=2000"),
+            (SimulatedCause.STAGE_IMBALANCE, "a heavy last stage", "stage=LAST,factor=1.4"),
+            (SimulatedCause.SEQUENCE_IMBALANCE, "lengths that vary much", "spread=0.3"),
+            (SimulatedCause.MISCONFIGURATION, "one variable differs", "rank=RANK"),
+            (
+                SimulatedCause.CRASH,
+                "one rank runs out of memory",
+                "rank=RANK,step=MIDDLE,kind=cuda-oom",
+            ),
+            (SimulatedCause.HANG, "one rank falls silent", "rank=RANK,step=MIDDLE"),
+        )
+    },
+    "tp-across-hosts": Preset(
+        title="tensor parallelism across hosts",
+        settings={"rank_order": RankOrder.DP_FIRST},
+    ),
+    "few-microbatches": Preset(
+        title="too few micro-batches for the stages",
+        settings={"pp": 4, "num_microbatches": 4},
+    ),
+}
+"""Every scenario that has a name."""

@@ -1,0 +1,106 @@
+"""Read a scenario from a TOML or JSON file, or from plain values."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainer.simulator.errors import ScenarioError
+from trainer.simulator.fault import parse_simulated_faults
+from trainer.simulator.scenario import Network, Noise, RankOrder, Scenario, TpDetail
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from enum import StrEnum
+    from pathlib import Path
+
+PARTS: dict[str, type[Noise] | type[Network]] = {"noise": Noise, "network": Network}
+CHOICES: dict[str, type[StrEnum]] = {"tp_detail": TpDetail, "rank_order": RankOrder}
+
+
+def read_scenario_file(path: Path) -> dict[str, Any]:
+    """Return the settings that a file holds, ready for `Scenario`.
+
+    Raises:
+        ScenarioError: Not readable, neither TOML nor JSON, or a setting is unknown or of a wrong
+            type.
+        FaultSpecError: A fault's text is wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ScenarioError(f"cannot read {path} ({error.strerror}): check the path") from error
+    except ValueError as error:
+        raise ScenarioError(
+            f"{path} is not the {path.suffix or '.toml'} it is named: {error}"
+        ) from error
+    if not isinstance(document, dict):
+        raise ScenarioError(
+            f"{path} must hold one table of settings, not a {type(document).__name__}"
+        )
+    return scenario_settings(document)
+
+
+def scenario_settings(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values as the fields of `Scenario`.
+
+    Raises:
+        ScenarioError: A setting is unknown or of a wrong type.
+        FaultSpecError: A fault's text is wrong.
+    """
+    settings = dict(_checked(document, Scenario, place=""))
+    for name, part in PARTS.items():
+        if name in settings:
+            settings[name] = part(**_checked(settings[name], part, place=f"{name}."))
+    for name, choice in CHOICES.items():
+        if name in settings:
+            settings[name] = _choice(name, settings[name], choice)
+    if "stage_weights" in settings:
+        settings["stage_weights"] = tuple(settings["stage_weights"])
+    if "faults" in settings:
+        settings["faults"] = parse_simulated_faults(settings["faults"])
+    return settings
+
+
+def _checked(document: object, owner: Any, *, place: str) -> Mapping[str, Any]:  # noqa: ANN401
+    """Return the settings of one dataclass, each known and of its default's type."""
+    if not isinstance(document, dict):
+        raise ScenarioError(f"scenario: {place.rstrip('.')} must be a table of settings")
+    known = {item.name: item for item in fields(owner)}
+    for name, value in document.items():
+        if name not in known:
+            raise ScenarioError(
+                f"scenario: unknown setting {place}{name}: known are {', '.join(known)}"
+            )
+        if not _fits(known[name].type, value):
+            raise ScenarioError(
+                f"scenario: {place}{name} must be {known[name].type}, got {value!r}"
+            )
+    return document
+
+
+def _fits(annotation: object, value: object) -> bool:
+    """Tell whether a plain value can stand in a field of this type."""
+    kinds: dict[str, tuple[type, ...]] = {
+        "int": (int,),
+        "int | None": (int, type(None)),
+        "float": (int, float),
+        "bool": (bool,),
+    }
+    text = str(annotation)
+    if text in kinds:
+        return isinstance(value, kinds[text]) and (text == "bool" or not isinstance(value, bool))
+    if text.startswith("tuple"):
+        wanted = str if "Fault" in text else (int, float)
+        return isinstance(value, list | tuple) and all(isinstance(part, wanted) for part in value)
+    return isinstance(value, str | dict) and not is_dataclass(value)
+
+
+def _choice(name: str, value: object, choice: type[StrEnum]) -> StrEnum:
+    known = tuple(choice)
+    if value not in known:
+        raise ScenarioError(f"scenario: {name} must be one of {', '.join(known)}, got {value!r}")
+    return choice(str(value))
