@@ -102,6 +102,8 @@ class Program:
             Shape (replicas, steps), in the order of ``replicas``, in ns.
         """
         replicas = self.replicas
+        if len(replicas) == 1:  # there are no others
+            return self.step_times(recorded_ns)[None]
         times = np.empty((len(replicas), self.num_steps))
         recorded, ideal = np.append(recorded_ns, 0.0), np.append(ideal_ns, 0.0)
         for found in self.classes:

@@ -71,3 +71,15 @@ def test_an_isolated_replica_costs_two_replays_and_is_exact(uneven: bool) -> Non
     for dp in range(4):
         put_back = np.where(model.dp == dp, operations.duration_ns, model.ideal_ns)
         assert found[dp] == pytest.approx(program.step_times(put_back), rel=1e-12)
+
+
+def test_of_a_run_without_replicas_the_only_one_is_put_back_whole() -> None:
+    model = noisy_model(dp=1, pp=2)
+    operations = model.operations
+    program = compile_program(operations, host_gaps=False)
+
+    found = program.isolated_step_times(operations.duration_ns, model.ideal_ns, model.dp)
+
+    # One of the three steps is faster than ideal, which an ideal replica beside it would hide.
+    assert (found[0] < program.step_times(model.ideal_ns)).any()
+    assert found[0].tolist() == program.step_times(operations.duration_ns).tolist()
