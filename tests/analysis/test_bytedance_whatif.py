@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.bytedance import model_of, read_trace
+from analysis.bytedance_reading import read_bytedance
+from analysis.bytedance_whatif import what_if_trace
+from analysis.errors import EmptyRunError
+from analysis.source import rows_of_spans
+from analysis.whatif import Replayer, what_if
+from tests.analysis.bytedance_cluster import LATENCY, ByteDanceCluster
+from tests.analysis.cluster import MS
+from tests.analysis.test_bytedance import published
+
+if TYPE_CHECKING:
+    from analysis.source import SpanTable
+    from analysis.whatif import WhatIf
+    from tests.analysis.cluster import Source
+
+
+def noisy(dp: int, pp: int, *, steps: list[int] | None = None, seed: int = 7) -> ByteDanceCluster:
+    rng = np.random.default_rng(seed)
+
+    def compute_ns(dp: int, stage: int, step: int, mb: int, forward: bool) -> float:  # noqa: FBT001
+        return MS * (10 if forward else 20) * float(rng.uniform(0.8, 1.2))
+
+    return ByteDanceCluster(dp, pp, 4, compute_ns).run([3, 5, 6] if steps is None else steps)
+
+
+def shuffled(spans: SpanTable, seed: int) -> SpanTable:
+    order = np.random.default_rng(seed).permutation(len(spans))
+    columns = {
+        name: getattr(spans, name)[order]
+        for name in spans.__dataclass_fields__
+        if name not in ("names", "tracks")
+    }
+    return type(spans)(**columns, names=spans.names, tracks=spans.tracks)
+
+
+def by_general_replay(source: Source) -> WhatIf:
+    """The same by compiling every operation, and a whole replay for each part."""
+    return what_if(Replayer(model_of(read_trace(source.info, source.span_table))))
+
+
+def assert_same(found: WhatIf, expected: WhatIf) -> None:
+    assert found.steps == expected.steps
+    assert found.replayed_ns == pytest.approx(expected.replayed_ns, rel=1e-12)
+    assert found.ideal_ns == pytest.approx(expected.ideal_ns, rel=1e-12)
+    for name in ("by_kind_ns", "by_dp_ns", "by_stage_ns", "by_worker_ns"):
+        parts, others = getattr(found, name), getattr(expected, name)
+        assert list(parts) == list(others)
+        for key, times in parts.items():
+            assert times == pytest.approx(others[key], rel=1e-12), (name, key)
+    assert found.m_w == pytest.approx(expected.m_w, abs=1e-9)
+    assert found.m_s == pytest.approx(expected.m_s, abs=1e-9)
+
+
+def test_one_slow_worker_alone_costs_what_it_adds_to_the_pipeline() -> None:
+    # A pipeline of one stage: a step is its four micro-batches one after the other.
+    def compute_ns(dp: int, stage: int, step: int, mb: int, forward: bool) -> float:  # noqa: FBT001
+        slow = 2 if dp == 1 else 1
+        return MS * (10 if forward else 20) * slow
+
+    source = ByteDanceCluster(4, 1, 4, compute_ns).run([0]).source()
+
+    found = what_if_trace(source.info, source.span_table).result
+
+    # params-all-gather, gc 1 us, layernorm, scatter and clip a latency each, optimizer 1 ms.
+    around = 4 * LATENCY + 1000 + MS
+    mean_ideal = 4 * (10 + 20) * MS * (1 + 2 + 1 + 1) / 4
+    assert found.replayed_ns[0] == pytest.approx(4 * 60 * MS + around)
+    assert found.ideal_ns[0] == pytest.approx(mean_ideal + around)
+    assert found.by_dp_ns[1][0] == pytest.approx(4 * 60 * MS + around)
+    # The others are faster than ideal, and still wait for three ideal ones.
+    assert found.by_dp_ns[0][0] == pytest.approx(mean_ideal + around)
+    assert found.m_w == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("dp", "pp"), [(1, 1), (1, 4), (2, 1), (4, 3)])
+def test_it_is_the_general_replay_only_faster(dp: int, pp: int) -> None:
+    source = noisy(dp, pp).source()
+
+    found = what_if_trace(source.info, source.span_table)
+
+    assert found.num_shapes == 1
+    assert_same(found.result, by_general_replay(source))
+
+
+@given(
+    dp=st.integers(2, 4),
+    pp=st.integers(1, 3),
+    missing=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 2), st.sampled_from([3, 5, 6]),
+                  st.sampled_from(["gc", "params-all-gather", "layernorm-grads-all-reduce",
+                                   "grads-reduce-scatter", "forward-send"])),
+        max_size=4,
+    ),
+    seed=st.integers(0, 9),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_replicas_of_different_shapes_meet_in_one_step(
+    dp: int, pp: int, missing: list[tuple[int, int, int, str]], seed: int
+) -> None:
+    cluster = noisy(dp, pp, seed=seed)
+    for place in missing:
+        row = next((row for row in cluster.rows if row[:4] == place), None)
+        if row is not None:
+            cluster.rows.remove(row)
+    source = cluster.source()
+
+    found = what_if_trace(source.info, source.span_table)
+
+    assert_same(found.result, by_general_replay(source))
+    trace = read_trace(source.info, source.span_table)
+    assert found.warnings == trace.warnings
+    assert found.num_clock_errors == trace.num_clock_errors
+
+
+def test_chunks_and_overlapped_reductions_belong_to_the_shape() -> None:
+    cluster = noisy(3, 2)
+    for dp, stage, step, name, start, duration, seq, mb in list(cluster.rows):
+        if name == "grads-reduce-scatter":
+            row = (dp, stage, step, "separate-grads-all-reduce", start, duration, seq, mb)
+            cluster.rows.append(row)
+        if name == "params-all-gather":
+            cluster.rows.append((dp, stage, step, name, start + MS, duration, seq + 1, mb + 1))
+        if name == "forward-compute" and (dp, stage, step, seq) == (1, 1, 5, 3):
+            after = start + duration + MS  # a receive that nobody sends
+            cluster.rows.append((dp, stage, step, "forward-recv", after, 1000, 4, mb))
+    source = cluster.source()
+    spans, info = source.span_table, source.info
+    chunked = replace(info, layout=replace(info.layout, vpp=2))
+    # Micro-batches take turns on two chunks, and one replica has the last two the other way.
+    spans.chunk[:] = spans.microbatch % 2
+    turned = (spans.rank == 2) & (spans.step == 6) & (spans.microbatch >= 2)
+    spans.chunk[turned] = 1 - spans.chunk[turned]
+
+    found = what_if_trace(chunked, spans)
+
+    assert found.num_shapes == 3
+    assert_same(found.result, what_if(Replayer(model_of(read_trace(chunked, spans)))))
+
+
+@given(seed=st.integers(0, 99))
+@settings(max_examples=10, deadline=None)
+def test_the_order_of_the_rows_changes_nothing(seed: int) -> None:
+    source = noisy(3, 2).source()
+
+    found = what_if_trace(source.info, shuffled(source.span_table, seed))
+
+    assert_same(found.result, what_if_trace(source.info, source.span_table).result)
+
+
+def test_operations_numbered_with_gaps_are_sorted() -> None:
+    source = noisy(2, 3).source()
+    spans = source.span_table
+    expected = what_if_trace(source.info, spans).result
+    spans.seq[:] = spans.seq * 2 + 1
+
+    assert_same(what_if_trace(source.info, shuffled(spans, 1)).result, expected)
+
+
+def test_a_step_without_its_optimizer_is_left_out_and_named() -> None:
+    cluster = noisy(2, 2, steps=[4, 5])
+    cluster.rows.remove(next(r for r in cluster.rows if r[:4] == (1, 1, 5, "optimizer")))
+    source = cluster.source()
+
+    found = what_if_trace(source.info, source.span_table)
+
+    assert found.result.steps == (4,)
+    assert found.left_out == {5: "1 of 4 workers have no optimizer"}
+    reading = read_bytedance(source.info, source.span_table)
+    assert found.actual_ns.tolist() == reading.actual_ns.tolist()
+    assert_same(found.result, what_if(Replayer(reading.model)))
+
+
+def test_a_run_without_a_whole_step_is_refused() -> None:
+    source = noisy(2, 1, steps=[4]).source()
+    spans = source.span_table
+    no_optimizer = rows_of_spans(spans, spans.name != spans.names.index("optimizer"))
+
+    with pytest.raises(EmptyRunError, match="2 of 2 workers have no optimizer"):
+        what_if_trace(source.info, no_optimizer)
+
+
+def test_operations_of_unknown_type_are_named_and_left_out() -> None:
+    cluster = noisy(2, 1)
+    expected = what_if_trace(cluster.source().info, cluster.source().span_table).result
+    cluster.rows.append((0, 0, 3, "something new", 0, MS, 0, 0))
+    source = cluster.source()
+
+    found = what_if_trace(source.info, source.span_table)
+
+    assert found.warnings == (
+        "1 operations of unknown type are left out of the replay: something new",
+    )
+    assert_same(found.result, expected)
+
+
+def test_clock_errors_are_counted() -> None:
+    source = noisy(2, 1, steps=[0]).source()
+    spans = source.span_table
+    clip = spans.name == spans.names.index("optimizer-clip-main-grad")
+    # One rank's clock runs 90 ms ahead: it leaves the collective before the other one enters.
+    spans.start_ns[clip & (spans.rank == 0)] -= 90 * MS
+
+    found = what_if_trace(source.info, spans)
+
+    assert found.num_clock_errors == 1
+    assert_same(found.result, by_general_replay(source))
+
+
+@pytest.mark.parametrize("name", ["AR", "ST"])
+def test_real_jobs_give_the_same_as_the_general_replay(name: str) -> None:
+    source, result, m_w, m_s = published(name)
+
+    found = what_if_trace(source.info, source.span_table).result
+
+    assert found.slowdown(found.replayed_ns) == pytest.approx(result["blocking_slowdown"], rel=1e-6)
+    assert found.m_w == pytest.approx(m_w, abs=2e-5)
+    assert found.m_s == pytest.approx(m_s, abs=2e-5)
+    assert_same(found, by_general_replay(source))
