@@ -38,7 +38,7 @@ def read_context(store: Store, run_id: str, *, first: int | None, last: int | No
     return RunContext(
         microbatches=_microbatches(store, run_id, first=first, last=last),
         samples=_samples(store, run_id, first=first, last=last),
-        events=tuple(_event(row) for row in read_events(store, run_id)),
+        events=tuple(event_of(row) for row in read_events(store, run_id)),
         manifests=_manifests(store, run_id),
         exits=_exits(store, run_id),
         previous_manifests=() if previous is None else _manifests(store, previous),
@@ -60,7 +60,8 @@ def _samples(store: Store, run_id: str, *, first: int | None, last: int | None) 
     return sample_table(table)
 
 
-def _event(row: Row) -> EventRecord:
+def event_of(row: Row) -> EventRecord:
+    """Return a row of ``events``."""
     return EventRecord(
         epoch=row["epoch"],
         rank=row["rank"],
@@ -82,11 +83,12 @@ def _exits(store: Store, run_id: str) -> tuple[RankExit, ...]:
     rows = read_exits(store, run_id)
     epochs = sorted({row["epoch"] for row in rows if row["exit_state"] in DIED})
     steps = {epoch: read_last_steps(store, run_id, epoch) for epoch in epochs[-MAX_EPOCHS:]}
-    exits = [_exit(row, steps.get(row["epoch"], {}).get(row["rank"])) for row in rows]
+    exits = [exit_of(row, steps.get(row["epoch"], {}).get(row["rank"])) for row in rows]
     return tuple(sorted(exits, key=lambda found: (found.at_ns is None, found.at_ns or 0)))
 
 
-def _exit(row: Row, last_step: int | None) -> RankExit:
+def exit_of(row: Row, last_step: int | None) -> RankExit:
+    """Return how a process ended: its row of ``ranks``, with its exit event's data."""
     data = _document(row["data"])
     exception = data.get("exception") or {}
     step = data.get("step", last_step) if row["exit_state"] in DIED else None

@@ -47,7 +47,7 @@ class StoreSource:
         rows = read_run(self._store, run_id)
         if not rows.epochs:
             raise UnknownRunError(run_id, run_names(self._store))
-        return _run_info(run_id, rows)
+        return run_info_of(run_id, rows)
 
     def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
         """Return the step rows with ``first <= step <= last`` (either end open when None).
@@ -96,7 +96,8 @@ def _summary(row: Row) -> RunSummary:
     )
 
 
-def _run_info(run_id: str, rows: RunRows) -> RunInfo:
+def run_info_of(run_id: str, rows: RunRows) -> RunInfo:
+    """Return what rows of the small tables tell of a run."""
     newest = rows.epochs[-1]
     flops_per_token = newest["flops_per_token"]
     return RunInfo(
