@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from analysis.context import MicrobatchTable, RankExit, RunContext, SampleTable
+from analysis.errors import EmptyRunError, UnknownRunError
+from analysis.joining import join_samples, join_spans
+from analysis.source import EpochInfo, RankInfo, RunInfo, StepTable
+from analysis.window import SETTLING_STEPS, RunWindow, last_whole_step
+from tests.analysis.cluster import MS, Source, gpt_cluster
+from tests.analysis.training import Training
+from tracer.topology import Coords, Layout
+
+if TYPE_CHECKING:
+    from analysis.source import SpanTable
+
+NUM_STEPS = 10
+
+
+@pytest.fixture(scope="module")
+def whole() -> Source:
+    cluster = gpt_cluster(
+        Layout(dp=2), num_steps=NUM_STEPS, forward_ns=lambda rank, _step, _mb: (10 + rank) * MS
+    )
+    return Source(cluster.run_info(), cluster.span_table(), cluster.step_table())
+
+
+def names_of(spans: SpanTable) -> list[str]:
+    return [spans.names[code] for code in spans.name]
+
+
+def same_spans(found: SpanTable, expected: SpanTable) -> bool:
+    columns = found.__dataclass_fields__.keys() - {"name", "names", "track", "tracks"}
+    alike = all(np.array_equal(getattr(found, c), getattr(expected, c)) for c in columns)
+    return alike and names_of(found) == names_of(expected)
+
+
+def test_steps_read_one_by_one_are_those_read_at_once(whole: Source) -> None:
+    source = Training(whole)
+    window = RunWindow(source, "tiny", max_spans=10**6)
+    for step in range(NUM_STEPS):
+        source.newest = step
+        window.advance()
+
+    assert same_spans(window.spans("tiny"), whole.span_table)
+    assert window.steps("tiny").start_ns.tolist() == whole.step_table.start_ns.tolist()
+    assert window.last == NUM_STEPS - 1
+
+
+def test_a_turn_reads_the_new_steps_and_the_few_that_may_not_have_settled(whole: Source) -> None:
+    source = Training(whole, newest=5)
+    window = RunWindow(source, "tiny", max_spans=10**6)
+    window.advance()
+    source.reads.clear()
+
+    source.newest = 7
+    assert window.advance() == 2
+    assert source.reads == [(6 - SETTLING_STEPS, 7)]
+    assert window.advance() == 0
+    assert len(source.reads) == 1
+
+
+def test_a_span_that_came_late_is_read_with_the_next_step(whole: Source) -> None:
+    late = whole.span_table
+    last_of_3 = int(np.flatnonzero(late.step == 3)[-1])
+    keep = np.arange(len(late)) != last_of_3
+    without = replace(whole, span_table=type(late)(
+        **{n: getattr(late, n) if n in ("names", "tracks") else getattr(late, n)[keep]
+           for n in late.__dataclass_fields__}
+    ))  # fmt: skip
+    source = Training(without, newest=3)
+    window = RunWindow(source, "tiny", max_spans=10**6)
+    window.advance()
+
+    source.whole, source.newest = whole, 4
+    window.advance()
+
+    assert len(window.spans("tiny")) == int((late.step <= 4).sum())
+
+
+def test_the_window_keeps_its_limits_and_its_newest_step(whole: Source) -> None:
+    per_step = len(whole.span_table) // NUM_STEPS
+    source = Training(whole, newest=5)
+    by_spans = RunWindow(source, "tiny", max_spans=3 * per_step)
+    by_steps = RunWindow(source, "tiny", max_spans=10**6, max_steps=2)
+    tiny = RunWindow(source, "tiny", max_spans=1)
+    for newest in (5, 8):
+        source.newest = newest
+        for window in (by_spans, by_steps, tiny):
+            window.advance()
+
+    found = [sorted(set(w.spans("tiny").step.tolist())) for w in (by_spans, by_steps, tiny)]
+    assert found == [[6, 7, 8], [7, 8], [8]]
+    assert sorted(set(by_steps.steps("tiny").step.tolist())) == [7, 8]
+
+
+def test_mfu_is_that_of_all_steps_although_few_stay(whole: Source) -> None:
+    ranks = tuple(replace(rank, peak_flops_per_s=1e9) for rank in whole.info.epochs[0].ranks)
+    info = replace(
+        whole.info, flops_per_token=1.0, epochs=(replace(whole.info.epochs[0], ranks=ranks),)
+    )
+    source = Training(replace(whole, info=info), newest=4)
+    window = RunWindow(source, "tiny", max_spans=10**6, max_steps=2)
+    for newest in (4, 5, 8):
+        source.newest = newest
+        window.advance()
+
+    assert window.mfu is not None
+    assert list(window.mfu.by_step) == list(range(9))
+    assert window.mfu.mean == pytest.approx(np.mean(list(window.mfu.by_step.values())))
+
+
+def restarted(whole: Source, *, at: int, steps: int) -> Source:
+    """The run, which was restarted at step ``at`` and has come ``steps`` far since."""
+    again_spans, again_steps = whole.spans("", first=at), whole.steps("", first=at)
+    keep = again_spans.step < at + steps
+    again_spans = type(again_spans)(
+        **{
+            name: getattr(again_spans, name)
+            if name in ("names", "tracks")
+            else getattr(again_spans, name)[keep]
+            for name in again_spans.__dataclass_fields__
+        }
+    )
+    chosen = again_steps.step < at + steps
+    again_steps = type(again_steps)(
+        **{n: getattr(again_steps, n)[chosen] for n in again_steps.__dataclass_fields__}
+    )
+    second = replace(
+        again_spans, epoch=again_spans.epoch + 1, start_ns=again_spans.start_ns + 10**12
+    )
+    third = replace(
+        again_steps,
+        epoch=again_steps.epoch + 1,
+        start_ns=again_steps.start_ns + 10**12,
+        end_ns=again_steps.end_ns + 10**12,
+    )
+    steps_of_both = StepTable(
+        **{
+            name: np.concatenate((getattr(whole.step_table, name), getattr(third, name)))
+            for name in third.__dataclass_fields__
+        }
+    )
+    epochs = (whole.info.epochs[0], replace(whole.info.epochs[0], epoch=1))
+    return Source(
+        replace(whole.info, epochs=epochs), join_spans(whole.span_table, second), steps_of_both
+    )
+
+
+def test_after_a_restart_the_new_epoch_counts_from_where_it_began(whole: Source) -> None:
+    source = Training(whole, newest=NUM_STEPS)
+    window = RunWindow(source, "tiny", max_spans=10**6)
+    window.advance()
+
+    source.whole = restarted(whole, at=6, steps=0)  # it has begun and has no step yet
+    assert window.advance() == 0
+    assert window.last == NUM_STEPS - 1
+    source.whole = restarted(whole, at=6, steps=2)
+    window.advance()
+    source.whole = restarted(whole, at=6, steps=3)
+    window.advance()
+
+    steps = window.steps("tiny")
+    pairs = sorted(set(zip(steps.epoch.tolist(), steps.step.tolist(), strict=True)))
+    assert pairs == [(0, step) for step in range(6)] + [(1, 6), (1, 7), (1, 8)]
+    spans = window.spans("tiny")
+    assert sorted(set(zip(spans.epoch.tolist(), spans.step.tolist(), strict=True))) == pairs
+
+
+def test_a_rank_that_ended_is_news_without_a_new_step(whole: Source) -> None:
+    source = Training(whole, newest=4)
+    window = RunWindow(source, "tiny", max_spans=10**6)
+    window.advance()
+
+    ended = RankExit(epoch=0, rank=1, state="failed", at_ns=5, exception="ValueError")
+    source.whole = replace(whole, around=RunContext(exits=(ended,)))
+
+    assert window.advance() == 1
+    assert window.context("tiny").exits == (ended,)
+    assert window.advance() == 0
+
+
+def test_a_window_without_a_whole_step_says_so(whole: Source) -> None:
+    window = RunWindow(Training(whole), "tiny", max_spans=10)
+
+    assert window.advance() == 0
+    with pytest.raises(EmptyRunError):
+        window.spans("tiny")
+    with pytest.raises(UnknownRunError):
+        window.spans("other")
+
+
+def around(step: int) -> RunContext:
+    """One micro-batch and one sample a step, each step's sample under a name of its own."""
+    one = np.array([step], dtype=np.int32)
+    none = np.zeros(1, dtype=np.int32)
+    return RunContext(
+        microbatches=MicrobatchTable(
+            epoch=none,
+            step=one,
+            rank=none,
+            microbatch=none,
+            num_tokens=one.astype(np.int64),
+            sum_squared_lengths=one.astype(np.int64),
+        ),
+        samples=SampleTable(
+            host=none,
+            device=none,
+            at_ns=np.array([100 - step], dtype=np.int64),
+            name=none,
+            value=one.astype(np.float64),
+            hosts=(f"h{step % 2}",),
+            names=(f"n{step % 2}",),
+        ),
+    )
+
+
+def test_samples_joined_are_ordered_by_name_host_device_and_time() -> None:
+    joined = join_samples(join_samples(around(0).samples, around(1).samples), around(2).samples)
+
+    assert [joined.names[code] for code in joined.name] == ["n0", "n0", "n1"]
+    assert [joined.hosts[code] for code in joined.host] == ["h0", "h0", "h1"]
+    assert (joined.at_ns.tolist(), joined.value.tolist()) == ([98, 100, 99], [2.0, 0.0, 1.0])
+
+
+def steps_of(*rows: tuple[int, int, int]) -> StepTable:
+    """Rows of (epoch, step, rank); each ended."""
+    epoch, step, rank = zip(*rows, strict=True)
+    num = len(rows)
+    return StepTable(
+        epoch=np.array(epoch, dtype=np.int32),
+        step=np.array(step, dtype=np.int32),
+        rank=np.array(rank, dtype=np.int32),
+        start_ns=np.zeros(num, dtype=np.int64),
+        end_ns=np.ones(num, dtype=np.int64),
+        num_tokens=np.ones(num, dtype=np.int64),
+        loss=np.zeros(num),
+    )
+
+
+def test_a_step_is_whole_when_every_rank_of_its_epoch_has_ended_it() -> None:
+    ranks = tuple(RankInfo(rank=rank, coords=Coords(dp=rank)) for rank in range(2))
+    info = RunInfo(
+        run_id="r",
+        source_format="rankscope",
+        layout=Layout(dp=2),
+        world_size=2,
+        epochs=(EpochInfo(epoch=0, ranks=ranks), EpochInfo(epoch=1, ranks=ranks)),
+    )
+
+    assert last_whole_step(info, steps_of((0, 4, 0), (0, 4, 1), (0, 5, 0))) == 4
+    # Step 5 was ended by one rank in each of two epochs: whole in neither.
+    assert last_whole_step(info, steps_of((0, 5, 0), (1, 5, 1))) is None
