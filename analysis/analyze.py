@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from analysis.bytedance_reading import read_bytedance
+from analysis.configuration import misconfigurations
 from analysis.diagnose import Case, diagnose, insufficient
 from analysis.errors import EmptyRunError
+from analysis.exits import crashes
+from analysis.hangs import hangs
+from analysis.layout import layout_findings
 from analysis.mfu import compute_mfu
 from analysis.profile import profile_of
 from analysis.report import Quality, RankStepExcess, RunReport, StepTimes
@@ -28,7 +32,6 @@ if TYPE_CHECKING:
     from analysis.report import Finding
     from analysis.source import RunInfo, SpanSource, SpanTable, StepTable
     from analysis.whatif import WhatIf
-    from tracer.topology import Coords
 
 K = TypeVar("K")
 NS_PER_S = 1e9
@@ -37,6 +40,7 @@ MOST_OVERRUNS_RATIO = 0.05
 """Overrun paced segments beyond which a paced run proves nothing. Source: design.md section 6."""
 
 MOST_STEPS_NAMED = 5
+ENDINGS = frozenset({"hang", "crash"})
 
 
 def analyze_run(
@@ -85,8 +89,11 @@ def report_of(
         context: What is known around them.
     """
     coords = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
+    told = (*hangs(run, spans, steps, context), *crashes(run, context))
     if not reading.steps:
-        return _nothing_to_replay(run, spans, steps, reading, coords)
+        return _nothing_to_replay(run, spans, steps, reading, told)
+    ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
+    told += (*misconfigurations(run, context), *layout_findings(run, reading, ranks))
     replayer = Replayer(reading.model)
     result = what_if(replayer)
     slowdown = result.slowdown(result.replayed_ns)
@@ -97,7 +104,7 @@ def report_of(
             reading=reading,
             profile=compared,
             replayer=replayer,
-            ranks={info.rank: info for epoch in run.epochs for info in epoch.ranks},
+            ranks=ranks,
             context=context,
             step_ns=_step_bounds(steps, reading.steps),
             slowdown=slowdown,
@@ -136,7 +143,7 @@ def report_of(
         ideal_s_by_step=_seconds_by_step(reading.steps, result.ideal_ns),
         m_w=result.m_w,
         m_s=result.m_s,
-        findings=_findings(run, profile, case),
+        findings=_with_told(_findings(run, profile, case), told),
         starved=starved_ranks(reading.model, reading.waits, rank_times),
         mfu=compute_mfu(run, steps),
         quality=_quality(run, steps, reading),
@@ -164,6 +171,18 @@ def _findings(
     return diagnose(case(profile))
 
 
+def _with_told(found: tuple[Finding, ...], told: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Add what is known without a replay: ended jobs first, then the rest after the priced ones.
+
+    A run with such a finding is not healthy.
+    """
+    if not told:
+        return found
+    rest = tuple(finding for finding in found if finding.cause != "healthy")
+    ended = tuple(finding for finding in told if finding.cause in ENDINGS)
+    return (*ended, *rest, *(finding for finding in told if finding.cause not in ENDINGS))
+
+
 def _step_bounds(steps: StepTable, numbers: tuple[int, ...]) -> dict[int, tuple[int, int]]:
     """Return (begin, end) of each step over all ranks, Unix time."""
     rows = np.flatnonzero(np.isin(steps.step, numbers))
@@ -181,7 +200,7 @@ def _nothing_to_replay(
     spans: SpanTable,
     steps: StepTable,
     reading: Reading,
-    coords: Mapping[int, Coords],
+    told: tuple[Finding, ...],
 ) -> RunReport:
     """Report a run of which no step can be replayed: what was recorded, and why no more."""
     numbers = np.unique(spans.step)
@@ -190,13 +209,14 @@ def _nothing_to_replay(
         for rows in (_step_of(spans, int(step)) for step in numbers)
     ]
     why = _left_out_sentence(reading.left_out)
+    coords = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
     return RunReport(
         run=run.run_id,
         source_format=run.source_format,
         epochs=tuple(epoch.epoch for epoch in run.epochs),
         world_size=run.world_size,
         layout=run.layout,
-        coords=dict(coords),
+        coords=coords,
         steps=tuple(numbers.tolist()),
         num_spans=len(spans),
         step_time_s=StepTimes(actual=float(np.mean(actual)) / NS_PER_S, replayed=None, ideal=None),
@@ -214,7 +234,7 @@ def _nothing_to_replay(
         ideal_s_by_step={},
         m_w=None,
         m_s=None,
-        findings=(insufficient(f"no step can be replayed: {why}"),),
+        findings=told or (insufficient(f"no step can be replayed: {why}"),),
         starved=(),
         mfu=compute_mfu(run, steps),
         quality=_quality(run, steps, reading),

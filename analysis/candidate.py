@@ -37,5 +37,9 @@ class Candidate:
     on_host: bool = False
     """Whether it lies in launch gaps, which only the full replay knows."""
 
+    vanishes: bool = False
+    """Whether mending it leaves nothing of its part, rather than what is usual: where everybody
+    has it always, the usual is no ideal."""
+
     is_alarm: bool = True
     """False for what is only told beside the verdict (a checkpoint)."""

@@ -7,22 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.dips import common_dips, without_dips
+from analysis.late_hosts import data_stalls, host_stalls
+from analysis.merging import merged_hosts, merged_workers, without_partners, workers_of
 from analysis.network import profile_links
+from analysis.pauses import gc_pauses
 from analysis.report import Finding
+from analysis.skews import launch_skews
 from analysis.slow_compute import compute_candidates, sequence_candidate
 from analysis.slow_network import slow_network
-from analysis.stalls import (
-    common_dips,
-    data_stalls,
-    gc_pauses,
-    host_stalls,
-    launch_skews,
-    stalls_of,
-    without_dips,
-)
+from analysis.stalls import stalls_of
 from analysis.suspects import unexplained
 from analysis.whatif import ratio, recoverable
 from analysis.words import count_text
+from tracer.span import SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +34,10 @@ if TYPE_CHECKING:
     from analysis.source import RankInfo
     from analysis.whatif import Replayer
     from tracer.topology import Coords
+
+
+LAUNCHED_AFTER_COMPUTE = frozenset({SpanKind.DP_COMM.value, SpanKind.OTHER.value})
+"""Span kinds of collectives outside the layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,29 +74,37 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
 
 
 def _candidates(case: Case) -> tuple[Candidate, ...]:
-    reading, profile = case.reading, case.profile
+    links = case.reading.transfers.links
+    workers = workers_of(case.ranks, (link.kind for link in links))
+    host = _host_candidates(case)
     compute = compute_candidates(
-        profile,
-        reading.model,
+        case.profile,
+        case.reading.model,
         case.ranks,
         samples=case.context.samples,
         step_ns=case.step_ns,
     )
+    stalled = [each for each in host if each.cause in ("host-stall", "data-stall")]
+    compute = without_partners(compute, stalled, workers)
+    compute = merged_hosts(merged_workers(compute, workers), case.ranks)
+    return (*compute, *_network_candidates(case, compute), *host)
+
+
+def _network_candidates(case: Case, compute: Sequence[Candidate]) -> tuple[Candidate, ...]:
     blamed = {
         rank: each.steps
         for each in compute
         if each.cause != "stage-imbalance"
         for rank in each.ranks
     }
-    network = slow_network(
-        profile_links(reading.transfers, reading.steps, _coords(case)),
+    return slow_network(
+        profile_links(case.reading.transfers, case.reading.steps, _coords(case)),
         case.ranks,
         blamed=blamed,
-        step_ns=float(np.median(reading.actual_ns)),
+        step_ns=float(np.median(case.reading.actual_ns)),
         step_start_ns={step: begin for step, (begin, _) in case.step_ns.items()},
         samples=case.context.samples,
     )
-    return (*compute, *network, *_host_candidates(case))
 
 
 def _coords(case: Case) -> dict[int, Coords]:
@@ -106,18 +116,21 @@ def _host_candidates(case: Case) -> tuple[Candidate, ...]:
     stalls = stalls_of(case.profile, reading.gaps, len(reading.model.operations))
     dips = common_dips(stalls)
     usual = without_dips(stalls, dips)
-    late = (*host_stalls(stalls, usual), *data_stalls(stalls, usual))
-    blamed = frozenset(rank for each in late if each.cause == "host-stall" for rank in each.ranks)
-    pauses = gc_pauses(stalls, usual, blamed)
-    groups = tuple(link.members for link in reading.transfers.links if not link.is_pair)
+    stalled = merged_hosts(host_stalls(stalls, usual), case.ranks)
+    blamed = frozenset(rank for each in stalled for rank in each.ranks)
+    pauses, explained = gc_pauses(stalls, usual, blamed)
+    late = data_stalls(stalls, usual, explained)
+    groups = tuple(
+        link.members for link in reading.transfers.links if link.kind in LAUNCHED_AFTER_COMPUTE
+    )
     skews = launch_skews(stalls, groups, usual, blamed)
-    return (*dips, *late, *pauses, *skews)
+    return (*dips, *stalled, *late, *pauses, *skews)
 
 
 def _finding(candidate: Candidate, replayer: Replayer) -> Finding:
     slowdown, share = None, None
     if candidate.part is not None:
-        slowdown, share = _price(candidate.part, replayer, on_host=candidate.on_host)
+        slowdown, share = _price(candidate, candidate.part, replayer)
     return Finding(
         cause=candidate.cause,
         ranks=candidate.ranks,
@@ -130,13 +143,19 @@ def _finding(candidate: Candidate, replayer: Replayer) -> Finding:
 
 
 def _price(
-    part: NDArray[np.bool_], replayer: Replayer, *, on_host: bool
+    candidate: Candidate, part: NDArray[np.bool_], replayer: Replayer
 ) -> tuple[float | None, float | None]:
     """Return S of a part, and the share of the lost time that goes with it."""
     recorded, ideal = replayer.full_recorded().mean(), replayer.full_ideal().mean()
+    if candidate.vanishes:
+        model = replayer.model
+        less = replayer.full_with(np.where(part, 0.0, model.operations.duration_ns)).mean()
+        least = replayer.full_with(np.where(part, 0.0, model.ideal_ns), model.ideal_gap_ns).mean()
+        share = recoverable(float(recorded), float(less), float(least))
+        return ratio(float(recorded), float(less)), share
     share = recoverable(float(recorded), float(replayer.full_without(part).mean()), float(ideal))
     # The device replay knows no launch gaps.
-    if on_host:
+    if candidate.on_host:
         return ratio(float(replayer.full_put_back(part).mean()), float(ideal)), share
     return ratio(float(replayer.put_back(part).mean()), float(replayer.ideal().mean())), share
 

@@ -18,7 +18,7 @@ class Place(IntEnum):
     """Where in a rank's step it did nothing of its own though nobody held it up."""
 
     INPUT = 0
-    """Before the step's first compute, or in a ``data`` span."""
+    """Before the step's first compute."""
 
     FORWARD = 1
     """Before a forward compute that is not the step's first compute."""
@@ -35,6 +35,9 @@ class Place(IntEnum):
 
     CHECKPOINT = 6
     """In a ``checkpoint`` span."""
+
+    DATA = 7
+    """In a ``data`` span."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

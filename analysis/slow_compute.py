@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,10 +12,10 @@ from analysis.phases import DUE_RATIO
 from analysis.profile import Basis
 from analysis.sequence import sequence_effect
 from analysis.suspects import slow_ranks, slow_stages
-from analysis.words import count_text, duration_text, name_ranks
+from analysis.words import count_text, duration_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -27,11 +25,6 @@ if TYPE_CHECKING:
     from analysis.source import RankInfo
     from analysis.suspects import Suspect
     from analysis.whatif import Replayer
-
-WHOLE_HOST_SHARE = 0.8
-"""Share of a host's ranks that must be slow for the host to be the common place."""
-
-LEAST_WHOLE_HOST = 2
 
 
 def compute_candidates(
@@ -45,7 +38,7 @@ def compute_candidates(
     """Find slow ranks and long stages.
 
     A slow rank whose clock is lower meanwhile than it was, or than its peers',
-    is throttled. Slow ranks that make up a host are told as one.
+    is throttled.
 
     Args:
         profile: Compute of each rank against its peers.
@@ -62,8 +55,7 @@ def compute_candidates(
         if suspect.basis is not Basis.STAGES or not in_slow_stage.issuperset(suspect.ranks)
     ]
     found = [_of_rank(suspect, model, ranks, samples, step_ns) for suspect in slow]
-    found = _merged_by_host(found, profile, ranks)
-    found += [_of_stage(suspect, profile, model) for suspect in stages]
+    found += [_of_stage(suspect, profile, model, ranks) for suspect in stages]
     return tuple(found)
 
 
@@ -120,55 +112,34 @@ def _above(suspect: Suspect) -> str:
     return above
 
 
-def _of_stage(suspect: Suspect, profile: Profile, model: ReplayModel) -> Candidate:
+def _of_stage(
+    suspect: Suspect, profile: Profile, model: ReplayModel, ranks: Mapping[int, RankInfo]
+) -> Candidate:
+    """Tell a stage with more work from one whose ranks have all become slow.
+
+    Work does not change hands in mid-run: a stage on one host of several that
+    is slow for a while, or of which some ranks are not, has slow ranks.
+    """
     stage = int(profile.stage[np.flatnonzero(profile.ranks == suspect.ranks[0])[0]])
+    whole = (int(profile.steps[0]), int(profile.steps[-1]))
+    mine = {ranks[rank].host for rank in suspect.ranks}
+    one_host = len(mine) == 1 and len({info.host for info in ranks.values()}) > 1
+    partial = len(suspect.ranks) < int((profile.stage == stage).sum())
+    passing = (suspect.first_step, suspect.last_step) != whole
+    is_slow = partial or (one_host and passing)
+    subject = f"{'' if partial else 'all '}{len(suspect.ranks)} traced ranks of stage {stage}"
+    where = f" on host {min(mine)}" if is_slow and one_host else ""
     return Candidate(
-        cause="stage-imbalance",
+        cause="slow-compute" if is_slow else "stage-imbalance",
         ranks=suspect.ranks,
         steps=(suspect.first_step, suspect.last_step),
         part=np.isin(model.rank, suspect.ranks),
         excess_ratio=suspect.excess_ratio,
         threshold=suspect.threshold,
         evidence=(
-            f"all {len(suspect.ranks)} traced ranks of stage {stage} compute longer than the"
-            f" other stages: {_times(suspect)} ({_above(suspect)})"
+            f"{subject}{where} compute longer than the other stages: {_times(suspect)}"
+            f" ({_above(suspect)}), in steps {suspect.first_step} to {suspect.last_step}"
         ),
-    )
-
-
-def _merged_by_host(
-    found: Sequence[Candidate], profile: Profile, ranks: Mapping[int, RankInfo]
-) -> list[Candidate]:
-    """Tell slow ranks as one where they are (nearly) all of a host's ranks."""
-    hosts = {rank: ranks[rank].host for rank in profile.ranks.tolist()}
-    size = Counter(hosts.values())
-    slow = Counter(hosts[each.ranks[0]] for each in found)
-    whole = {
-        host
-        for host, num in slow.items()
-        if host and len(size) > 1 and num >= max(LEAST_WHOLE_HOST, WHOLE_HOST_SHARE * size[host])
-    }
-    kept = [each for each in found if hosts[each.ranks[0]] not in whole]
-    kept.extend(
-        _as_host(host, [each for each in found if hosts[each.ranks[0]] == host])
-        for host in sorted(whole)
-    )
-    return kept
-
-
-def _as_host(host: str, found: Sequence[Candidate]) -> Candidate:
-    causes = Counter(each.cause for each in found)
-    worst = max(found, key=lambda each: each.excess_ratio)
-    ranks = tuple(sorted(rank for each in found for rank in each.ranks))
-    parts = [each.part for each in found if each.part is not None]
-    return replace(
-        worst,
-        cause=causes.most_common(1)[0][0],
-        ranks=ranks,
-        steps=(min(each.steps[0] for each in found), max(each.steps[1] for each in found)),
-        part=np.logical_or.reduce(parts),
-        excess_ratio=float(np.median([each.excess_ratio for each in found])),
-        evidence=f"host {host}, {name_ranks(ranks)}, all of it slow; the worst, {worst.evidence}",
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.noise import num_deviations, robust_deviation
-from analysis.phases import DUE_RATIO, standing_out
+from analysis.phases import DUE_RATIO, row_medians, standing_out
 from analysis.profile import Basis, Profile
 
 if TYPE_CHECKING:
@@ -79,41 +79,64 @@ def _suspect(profile: Profile, phase: Phase) -> Suspect:
 
 
 def slow_stages(profile: Profile) -> tuple[Suspect, ...]:
-    """Find stages whose ranks all compute longer than those of the other stages."""
+    """Find stages most of whose ranks compute longer than the other stages, for a while or always.
+
+    A rank alone in its stage counts in the last stage only.
+
+    Returns:
+        One suspect a stage, with the ranks that are longer: all of them where `STAGE_SHARE` are.
+    """
     stages = np.unique(profile.stage)
     if len(stages) == 1:
         return ()
-    level = np.nanmedian(profile.total_ns, axis=1)
-    rows_of = {int(stage): np.flatnonzero(profile.stage == stage) for stage in stages}
-    by_stage = {stage: _lower_median(level[rows]) for stage, rows in rows_of.items()}
-    found = []
-    for stage, rows in rows_of.items():
-        if len(rows) == 1 and stage != stages.max():
-            continue
-        others = [by_stage[other] for other in by_stage if other != stage]
-        typical = float(np.median(others))
-        excess = by_stage[stage] / typical - 1.0
-        noise = robust_deviation(profile.total_ns[rows] / level[rows, None])
-        clear = num_deviations(profile.total_ns[rows].size)
-        threshold = max(DUE_RATIO, clear * noise / np.sqrt(profile.total_ns.shape[1]))
-        longer = float((level[rows] > typical * (1.0 + threshold / 2)).mean())
-        if excess >= threshold and longer >= STAGE_SHARE:
-            found.append(
-                Suspect(
-                    ranks=tuple(profile.ranks[rows].tolist()),
-                    first_step=int(profile.steps[0]),
-                    last_step=int(profile.steps[-1]),
-                    num_steps=len(profile.steps),
-                    excess_ratio=excess,
-                    deviation=noise,
-                    threshold=threshold,
-                    typical_ns=typical,
-                    compute_ns=by_stage[stage],
-                    num_peers=int(len(profile.ranks) - len(rows)),
-                    basis=Basis.STAGES,
-                )
-            )
-    return tuple(found)
+    rows_of = [np.flatnonzero(profile.stage == stage) for stage in stages]
+    level = np.array([_middle(profile.total_ns[rows]) for rows in rows_of])
+    typical = np.array([_middle(np.delete(level, place, axis=0)) for place in range(len(level))])
+    excess = level / typical - 1.0
+    alone = [len(rows) == 1 for rows in rows_of[:-1]]
+    excess[np.flatnonzero(alone)] = np.nan
+    phases = standing_out(excess, few=np.ones(len(excess), dtype=np.bool_), shortest=1)
+    found = (
+        _slow_stage(profile, rows_of[phase.row], phase, typical[phase.row]) for phase in phases
+    )
+    return tuple(suspect for suspect in found if suspect is not None)
+
+
+def _middle(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the lower median of each column, NaNs passed over."""
+    ordered = np.sort(values, axis=0)
+    known = np.maximum((~np.isnan(values)).sum(axis=0) - 1, 0)
+    middle: NDArray[np.float64] = np.take_along_axis(ordered, known[None] // 2, axis=0)[0]
+    return middle
+
+
+def _slow_stage(
+    profile: Profile, rows: NDArray[np.int64], phase: Phase, typical: NDArray[np.float64]
+) -> Suspect | None:
+    columns = slice(phase.first, phase.last + 1)
+    ratio = row_medians(profile.total_ns[rows, columns] / typical[columns]) - 1.0
+    noise = robust_deviation(
+        profile.total_ns[rows, columns] / row_medians(profile.total_ns[rows, columns])[:, None]
+    )
+    clear = num_deviations(profile.total_ns[rows].size) * noise / np.sqrt(phase.num_steps)
+    threshold = max(phase.threshold, clear)
+    if phase.excess_ratio < threshold:
+        return None
+    longer = ratio > threshold / 2
+    slow = rows if longer.mean() >= STAGE_SHARE else rows[longer]
+    return Suspect(
+        ranks=tuple(profile.ranks[slow].tolist()),
+        first_step=int(profile.steps[phase.first]),
+        last_step=int(profile.steps[phase.last]),
+        num_steps=phase.num_steps,
+        excess_ratio=phase.excess_ratio,
+        deviation=noise,
+        threshold=threshold,
+        typical_ns=float(np.nanmedian(typical[columns])),
+        compute_ns=float(np.nanmedian(profile.total_ns[slow, columns])),
+        num_peers=int(len(profile.ranks) - len(rows)),
+        basis=Basis.STAGES,
+    )
 
 
 def unexplained(profile: Profile) -> tuple[int, ...]:
@@ -131,7 +154,3 @@ def unexplained(profile: Profile) -> tuple[int, ...]:
         if level[row] > fastest * (1.0 + DUE_RATIO):
             found.append(int(profile.ranks[row]))
     return tuple(found)
-
-
-def _lower_median(values: NDArray[np.float64]) -> float:
-    return float(np.sort(values)[(len(values) - 1) // 2])

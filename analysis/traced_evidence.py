@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _PLACE_OF_HOST_KIND = {
     KIND_CODES[SpanKind.GC]: Place.GC,
-    KIND_CODES[SpanKind.DATA]: Place.INPUT,
+    KIND_CODES[SpanKind.DATA]: Place.DATA,
     KIND_CODES[SpanKind.CHECKPOINT]: Place.CHECKPOINT,
 }
 _PLACE_BEFORE_KIND = {

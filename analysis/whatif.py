@@ -128,9 +128,17 @@ class Replayer:
             np.where(part, operations.gap_ns, model.ideal_gap_ns),
         )
 
-    def full_with(self, duration_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return T by step of the full replay with other durations, shape (ops,), in ns."""
-        return self._full_program().step_times(duration_ns, self.model.operations.gap_ns)
+    def full_with(
+        self, duration_ns: NDArray[np.float64], gap_ns: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """Return T by step of the full replay with other durations and launch gaps.
+
+        Args:
+            duration_ns: Shape (ops,).
+            gap_ns: Shape (ops,); None: as recorded.
+        """
+        gaps = self.model.operations.gap_ns if gap_ns is None else gap_ns
+        return self._full_program().step_times(duration_ns, gaps)
 
     def _full_program(self) -> Program:
         if self._full is None:

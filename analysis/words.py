@@ -17,8 +17,9 @@ def name_ranks(ranks: tuple[int, ...]) -> str:
 
 
 def count_text(num: int, word: str) -> str:
-    """Write out a count: "1 step", "3 steps"."""
-    return f"{num} {word}" if num == 1 else f"{num} {word}s"
+    """Write out a count: "1 step", "3 steps", "2 micro-batches"."""
+    plural = "es" if word.endswith("ch") else "s"
+    return f"{num} {word}" if num == 1 else f"{num} {word}{plural}"
 
 
 def duration_text(value_ns: float) -> str:

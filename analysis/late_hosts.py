@@ -1,0 +1,172 @@
+"""Ranks that neither compute nor wait for anybody: missing input, and hosts that launch late."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.candidate import Candidate
+from analysis.cells import median_by_kind
+from analysis.evidence import Place
+from analysis.network import EARLIER_QUANTILE
+from analysis.phases import DUE_RATIO, row_medians, standing_out
+from analysis.stalls import HOST_STALL_STEPS, INPUT_PLACES, ONE_RANK_SHARE
+from analysis.words import duration_text, name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from analysis.phases import Phase
+    from analysis.stalls import Stalls
+
+STALL_PLACES = (Place.FORWARD, Place.BACKWARD, Place.OTHER)
+"""Where a host that launches late loses time; before collectives see `analysis.skews`."""
+
+
+def data_stalls(
+    stalls: Stalls, usual: NDArray[np.bool_], explained: NDArray[np.bool_]
+) -> tuple[Candidate, ...]:
+    """Find ranks that wait for their input: alone, or all those of a stage.
+
+    Args:
+        stalls: The run's gaps.
+        usual: Shape (steps,): steps that take part.
+        explained: Shape (gaps,): gaps that something else explains.
+    """
+    gap = stalls.total(*INPUT_PLACES, but=explained)
+    expected, enough = median_by_kind(gap, stalls.profile.stage)
+    expected[~enough] = row_medians(gap)[~enough, None]
+    excess = (gap - expected) / stalls.compute_ns[:, None]
+    excess[:, ~usual] = np.nan
+    where = "before its first compute or in data"
+    found = [
+        _stall("data-stall", stalls, phase, [phase.row], (INPUT_PLACES, where))
+        for phase in standing_out(excess, few=~enough)
+    ]
+    named = {rank for candidate in found for rank in candidate.ranks}
+    for phase in _late_stages(stalls, gap, usual, always=True):
+        rows = _late_rows(stalls, gap, phase)
+        rows = [row for row in rows if int(stalls.profile.ranks[row]) not in named]
+        if rows:
+            found.append(_stall("data-stall", stalls, phase, rows, (INPUT_PLACES, where)))
+    return _joined_stages(found)
+
+
+def host_stalls(stalls: Stalls, usual: NDArray[np.bool_]) -> tuple[Candidate, ...]:
+    """Find ranks whose host launches late throughout, in at least `HOST_STALL_STEPS` steps."""
+    gap = stalls.total(*STALL_PLACES)
+    expected, enough = median_by_kind(gap, stalls.profile.stage)
+    others = np.median(gap, axis=0)
+    expected[~enough] = np.minimum(others, row_medians(gap)[:, None])[~enough]
+    excess = (gap - expected) / stalls.compute_ns[:, None]
+    excess[:, ~usual] = np.nan
+    where = "between its launches"
+    found = [
+        _stall("host-stall", stalls, phase, [phase.row], (STALL_PLACES, where))
+        for phase in standing_out(excess, few=~enough, shortest=HOST_STALL_STEPS)
+        if _is_steady(excess[phase.row, phase.first : phase.last + 1])
+    ]
+    for phase in _late_stages(stalls, gap, usual, always=False):
+        rows = _late_rows(stalls, gap, phase)
+        found.append(_stall("host-stall", stalls, phase, rows, (STALL_PLACES, where)))
+    return tuple(found)
+
+
+def _late_stages(
+    stalls: Stalls, gap: NDArray[np.float64], usual: NDArray[np.bool_], *, always: bool
+) -> tuple[Phase, ...]:
+    """Find stages most of whose ranks lose time; the phases' rows are stages.
+
+    Args:
+        stalls: The run's gaps.
+        gap: Shape (ranks, steps), in ns.
+        usual: Shape (steps,): steps that take part.
+        always: Whether time that all stages always lose counts too. Where it does not, the last
+            stage is held against its own faster steps: it may compute a loss outside its spans.
+    """
+    ratio = gap / stalls.compute_ns[:, None]
+    stages = np.unique(stalls.profile.stage)
+    level = np.array([np.median(ratio[stalls.profile.stage == stage], axis=0) for stage in stages])
+    excess = level.copy()
+    if not always:
+        own = np.quantile(level, EARLIER_QUANTILE, axis=1)[:, None]
+        for place in range(len(stages)):
+            others = np.delete(level, place, axis=0)
+            is_last = place == len(stages) - 1
+            excess[place] -= own[place] if is_last else np.median(others, axis=0)
+    excess[:, ~usual] = np.nan
+    if not usual.any():
+        return ()
+    return standing_out(excess, few=np.ones(len(stages), dtype=np.bool_), shortest=HOST_STALL_STEPS)
+
+
+def _late_rows(stalls: Stalls, gap: NDArray[np.float64], phase: Phase) -> list[int]:
+    """Return the rows of the phase's stage that lose at least half of what it does."""
+    stages = np.unique(stalls.profile.stage)
+    inside = row_medians(gap[:, phase.first : phase.last + 1]) / stalls.compute_ns
+    late = (stalls.profile.stage == stages[phase.row]) & (inside >= phase.excess_ratio / 2)
+    rows: list[int] = np.flatnonzero(late).tolist()
+    return rows
+
+
+def _joined_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Tell stages that miss their input in the same steps as one: they share what is slow."""
+    several = [each for each in found if len(each.ranks) > 1]
+    alone = [each for each in found if len(each.ranks) == 1]
+    if len(several) <= 1:
+        return tuple(found)
+    worst = max(several, key=lambda each: each.excess_ratio)
+    parts = [each.part for each in several if each.part is not None]
+    ranks = tuple(sorted(rank for each in several for rank in each.ranks))
+    whole = Candidate(
+        cause=worst.cause,
+        ranks=ranks,
+        steps=(min(each.steps[0] for each in several), max(each.steps[1] for each in several)),
+        part=np.logical_or.reduce(parts) if parts else None,
+        excess_ratio=worst.excess_ratio,
+        threshold=worst.threshold,
+        evidence=f"{name_ranks(ranks)} miss their input together; {worst.evidence}",
+        on_host=True,
+        vanishes=True,
+    )
+    return (whole, *alone)
+
+
+def _is_steady(phase: NDArray[np.float64]) -> bool:
+    """Tell a stall that is there all the time from pauses now and then."""
+    level = float(np.nanmedian(phase))
+    return float(np.nanmean(phase >= level / 2)) >= ONE_RANK_SHARE
+
+
+def _stall(
+    cause: str,
+    stalls: Stalls,
+    phase: Phase,
+    rows: Sequence[int],
+    places: tuple[tuple[Place, ...], str],
+) -> Candidate:
+    profile = stalls.profile
+    chosen = stalls.among(*places[0]) & np.isin(stalls.row, rows)
+    chosen &= (stalls.column >= phase.first) & (stalls.column <= phase.last)
+    extra = phase.excess_ratio * float(np.median(stalls.compute_ns[rows]))
+    ranks = tuple(sorted(profile.ranks[rows].tolist()))
+    first, last = int(profile.steps[phase.first]), int(profile.steps[phase.last])
+    several = len(rows) > 1
+    return Candidate(
+        cause=cause,
+        ranks=ranks,
+        steps=(first, last),
+        part=stalls.part(chosen),
+        excess_ratio=phase.excess_ratio,
+        threshold=max(phase.threshold, DUE_RATIO if several else 0.0),
+        evidence=(
+            f"{name_ranks(ranks)}: {duration_text(extra)} a step {places[1]}"
+            f"{'' if several else ' that its peers do not lose'}, {phase.excess_ratio:.0%} of its"
+            f" compute, in steps {first} to {last}; nobody held it up"
+        ),
+        on_host=True,
+        vanishes=several,
+    )

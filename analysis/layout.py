@@ -1,0 +1,111 @@
+"""What the parallel layout itself costs: tensor parallelism across hosts, too few micro-batches."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.report import Finding
+from analysis.words import count_text
+from tracer.span import KIND_CODES, SpanKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from analysis.model import ComputeItems, Reading
+    from analysis.source import RankInfo, RunInfo
+
+CERTAIN = 1.0
+"""A layout is known, not inferred."""
+
+
+def layout_findings(
+    run: RunInfo, reading: Reading, ranks: Mapping[int, RankInfo]
+) -> tuple[Finding, ...]:
+    """Name what costs time in the layout, however healthy the ranks.
+
+    Args:
+        run: Its layout.
+        reading: Its steps.
+        ranks: Where each rank runs.
+    """
+    steps = (reading.steps[0], reading.steps[-1])
+    found = (
+        _tensor_parallel_across_hosts(run, ranks, steps),
+        _too_few_microbatches(run, reading.items, steps),
+    )
+    return tuple(finding for finding in found if finding is not None)
+
+
+def _finding(steps: tuple[int, int], ranks: tuple[int, ...], evidence: str) -> Finding:
+    return Finding(
+        cause="layout",
+        ranks=ranks,
+        steps=steps,
+        slowdown=None,
+        recoverable_ratio=None,
+        confidence=CERTAIN,
+        evidence=evidence,
+    )
+
+
+def _tensor_parallel_across_hosts(
+    run: RunInfo, ranks: Mapping[int, RankInfo], steps: tuple[int, int]
+) -> Finding | None:
+    """Tell tensor-parallel groups that lie on several hosts though a host could hold them.
+
+    What it would win is not told: no such group was traced inside one host.
+    """
+    if run.layout.tp == 1 or not all(info.host for info in ranks.values()):
+        return None
+    hosts: dict[tuple[int, int, int], set[str]] = defaultdict(set)
+    members: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    on_host: dict[str, int] = defaultdict(int)
+    for rank, info in ranks.items():
+        key = (info.coords.dp, info.coords.pp, info.coords.cp)
+        hosts[key].add(info.host)
+        members[key].append(rank)
+        on_host[info.host] += 1
+    across = [key for key, names in hosts.items() if len(names) > 1]
+    if not across or max(on_host.values()) < run.layout.tp:
+        return None
+    listed = tuple(sorted(rank for key in across for rank in members[key]))
+    return _finding(
+        steps,
+        listed,
+        f"{len(across)} of {count_text(len(hosts), 'tensor-parallel group')} of"
+        f" {run.layout.tp} ranks lie on several hosts, though one host has"
+        f" {max(on_host.values())} ranks: each all-reduce inside a layer crosses the network",
+    )
+
+
+def _too_few_microbatches(
+    run: RunInfo, items: ComputeItems, steps: tuple[int, int]
+) -> Finding | None:
+    """Tell a pipeline that its micro-batches can't even fill once.
+
+    The bubble over the ideal time is ``(p - 1) / (v m)``; twice the micro-batches of
+    equal size halve it.
+
+    Source: Narayanan et al., arXiv 2104.04473, section 2.2.
+    """
+    stages, chunks = run.layout.pp, run.layout.vpp
+    forward = items.kind == KIND_CODES[SpanKind.FORWARD]
+    if stages == 1 or not forward.any():
+        return None
+    cell = np.stack((items.step, items.rank, items.chunk))[:, forward]
+    _, counts = np.unique(cell, axis=1, return_counts=True)
+    num = int(np.median(counts))
+    if num * chunks >= stages:
+        return None
+    bubble = (stages - 1) / (chunks * num)
+    gain = 1.0 - (1.0 + bubble / 2) / (1.0 + bubble)
+    return _finding(
+        steps,
+        (),
+        f"{count_text(num, 'micro-batch')} for {stages}"
+        f" stages: the pipeline stands empty for {bubble:.0%} of the ideal time; twice as many of"
+        f" the same size would take {gain:.0%} less time each",
+    )

@@ -1,0 +1,130 @@
+"""Tell as one what is one: ranks of a host, and partners that the trace cannot tell apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.words import name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from analysis.candidate import Candidate
+    from analysis.source import RankInfo
+
+WHOLE_HOST_SHARE = 0.8
+"""Share of a host's ranks that must show a cause for the host to be the common place."""
+
+LEAST_WHOLE_HOST = 2
+
+INSIDE_COMPUTE = (("tp", "tp-comm"), ("cp", "cp-comm"), ("ep", "ep-comm"))
+"""Axes whose communication lies inside compute, and its span kind: where it is not traced, a
+rank's wait for its partner cannot be cut out."""
+
+
+def workers_of(
+    ranks: Mapping[int, RankInfo], traced_kinds: Iterable[str]
+) -> dict[int, tuple[int, ...]]:
+    """Return, for each rank, what it shares with the partners that look just like it.
+
+    Args:
+        ranks: Where each rank stands.
+        traced_kinds: Span kinds of communication that the trace holds.
+    """
+    kinds = set(traced_kinds)
+    axes = ["dp", "pp", *(axis for axis, kind in INSIDE_COMPUTE if kind in kinds)]
+    return {
+        rank: tuple(getattr(info.coords, axis) for axis in axes) for rank, info in ranks.items()
+    }
+
+
+def merged_workers(
+    found: Sequence[Candidate], workers: Mapping[int, tuple[int, ...]]
+) -> tuple[Candidate, ...]:
+    """Tell partners that are slow at the same time as one worker."""
+    kept: list[Candidate] = []
+    for each in found:
+        for place, other in enumerate(kept):
+            if _same_worker(each, other, workers) and overlap(each, other):
+                kept[place] = _one_worker(other, each)
+                break
+        else:
+            kept.append(each)
+    return tuple(kept)
+
+
+def _one_worker(one: Candidate, other: Candidate) -> Candidate:
+    """Tell two partners as one, or the one of which the samples say why it is slow."""
+    told = [each for each in (one, other) if each.cause == "clock-throttle"]
+    if len(told) == 1:
+        return told[0]
+    return _joined([one, other], "one worker, whose inner communication is not traced")
+
+
+def without_partners(
+    found: Sequence[Candidate],
+    stalled: Sequence[Candidate],
+    workers: Mapping[int, tuple[int, ...]],
+) -> tuple[Candidate, ...]:
+    """Drop slow compute that is only the wait for a stalled partner."""
+    return tuple(
+        each
+        for each in found
+        if not any(_same_worker(each, other, workers) and overlap(each, other) for other in stalled)
+    )
+
+
+def _same_worker(one: Candidate, other: Candidate, workers: Mapping[int, tuple[int, ...]]) -> bool:
+    mine = {workers[rank] for rank in one.ranks}
+    return len(mine) == 1 and bool(mine & {workers[rank] for rank in other.ranks})
+
+
+def overlap(one: Candidate, other: Candidate) -> bool:
+    """Tell whether two candidates show in steps in common."""
+    return one.steps[0] <= other.steps[1] and other.steps[0] <= one.steps[1]
+
+
+def merged_hosts(
+    found: Sequence[Candidate], ranks: Mapping[int, RankInfo]
+) -> tuple[Candidate, ...]:
+    """Tell candidates of one cause as one where they are (nearly) all of a host's ranks."""
+    size = Counter(info.host for info in ranks.values())
+    if len(size) == 1:
+        return tuple(found)
+    kept = list(found)
+    for cause in sorted({each.cause for each in found}):
+        slow: Counter[str] = Counter()
+        for each in found:
+            if each.cause == cause:
+                slow.update(ranks[rank].host for rank in each.ranks)
+        for host, num in sorted(slow.items()):
+            if not host or num < max(LEAST_WHOLE_HOST, WHOLE_HOST_SHARE * size[host]):
+                continue
+            mine = [
+                each
+                for each in kept
+                if each.cause == cause and {ranks[rank].host for rank in each.ranks} == {host}
+            ]
+            if len(mine) > 1:
+                kept = [each for each in kept if each not in mine]
+                kept.append(_joined(mine, f"all of host {host}"))
+    return tuple(kept)
+
+
+def _joined(found: Sequence[Candidate], why: str) -> Candidate:
+    worst = max(found, key=lambda each: each.excess_ratio)
+    ranks = tuple(sorted({rank for each in found for rank in each.ranks}))
+    parts = [each.part for each in found if each.part is not None]
+    text = worst.evidence.removeprefix("the worst, ").split(": the worst, ")[-1]
+    return replace(
+        worst,
+        ranks=ranks,
+        steps=(min(each.steps[0] for each in found), max(each.steps[1] for each in found)),
+        part=np.logical_or.reduce(parts) if parts else None,
+        excess_ratio=float(np.median([each.excess_ratio for each in found])),
+        evidence=f"{name_ranks(ranks)}, {why}: the worst, {text}",
+    )

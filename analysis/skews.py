@@ -1,0 +1,122 @@
+"""Groups that enter a collective late, now one member and now another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.candidate import Candidate
+from analysis.evidence import Place
+from analysis.noise import num_deviations
+from analysis.phases import standing_out
+from analysis.stalls import HOST_STALL_STEPS, ONE_RANK_SHARE
+from analysis.words import count_text, duration_text, name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from analysis.phases import Phase
+    from analysis.stalls import Stalls
+
+
+def launch_skews(
+    stalls: Stalls,
+    groups: tuple[tuple[int, ...], ...],
+    usual: NDArray[np.bool_],
+    blamed: frozenset[int],
+) -> tuple[Candidate, ...]:
+    """Find groups that enter a collective late, now one member and now another.
+
+    Args:
+        stalls: The run's gaps.
+        groups: Members of each group of collectives that are launched after compute.
+        usual: Shape (steps,): steps that take part.
+        blamed: Ranks whose gaps are explained already.
+    """
+    profile = stalls.profile
+    lag = stalls.total(Place.LAUNCH) / stalls.compute_ns[:, None]
+    lag[np.isin(profile.ranks, list(blamed))] = np.nan
+    lag[:, ~usual] = np.nan
+    members = [np.flatnonzero(np.isin(profile.ranks, group)) for group in _smallest(groups)]
+    members = [rows for rows in members if len(rows) > 1]
+    if not members:
+        return ()
+    late = np.array([_lateness(lag[rows]) for rows in members])
+    found = []
+    for phase in standing_out(late, few=np.ones(len(late), np.bool_), shortest=HOST_STALL_STEPS):
+        rows, grown = members[phase.row], _from_its_beginning(phase, late[phase.row])
+        columns = np.arange(grown.first, grown.last + 1)
+        columns = columns[late[phase.row, columns] >= phase.excess_ratio / 2]
+        last = rows[np.nan_to_num(lag[rows][:, columns], nan=-1.0).argmax(axis=0)]
+        found.append(_skew(stalls, grown, np.unique(last, return_counts=True), len(rows)))
+    return tuple(found)
+
+
+def _smallest(groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Leave out the groups that hold a smaller one: who is late there is late in it too."""
+    kept: list[tuple[int, ...]] = []
+    taken: set[int] = set()
+    for group in sorted(groups, key=len):
+        if not taken.intersection(group):
+            kept.append(group)
+            taken.update(group)
+    return kept
+
+
+def _from_its_beginning(phase: Phase, late: NDArray[np.float64]) -> Phase:
+    """Take in the steps right before a phase in which the lag had begun to grow."""
+    clear = num_deviations(len(late)) * phase.deviation
+    first = phase.first
+    while first > 0 and late[first - 1] > clear:
+        first -= 1
+    return replace(phase, first=first)
+
+
+def _lateness(lag: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return by how much the last member of a group lags behind the middle one, in each step."""
+    known = (~np.isnan(lag)).sum(axis=0)
+    ordered = np.sort(lag, axis=0)
+    columns = np.arange(lag.shape[1])
+    last = np.maximum(known - 1, 0)
+    late: NDArray[np.float64] = ordered[last, columns] - ordered[last // 2, columns]
+    return late
+
+
+def _skew(
+    stalls: Stalls,
+    phase: Phase,
+    last: tuple[NDArray[np.int64], NDArray[np.int64]],
+    num_members: int,
+) -> Candidate:
+    profile = stalls.profile
+    rows, counts = last
+    alone = counts.max() > ONE_RANK_SHARE * counts.sum()
+    if alone:
+        rows = rows[[int(counts.argmax())]]
+    ranks = tuple(profile.ranks[rows].tolist())
+    chosen = stalls.among(Place.LAUNCH) & np.isin(stalls.row, rows)
+    steps = (int(profile.steps[phase.first]), int(profile.steps[phase.last]))
+    lag = phase.excess_ratio * float(np.median(stalls.compute_ns[rows]))
+    who = (
+        f"{name_ranks(ranks)} launches"
+        if alone
+        else f"now one and now another of {count_text(len(ranks), 'rank')} launches"
+    )
+    return Candidate(
+        cause="host-stall" if alone else "launch-skew",
+        ranks=ranks,
+        steps=steps,
+        part=stalls.part(chosen),
+        excess_ratio=phase.excess_ratio,
+        threshold=phase.threshold,
+        evidence=(
+            f"{who} a collective of {num_members} members {duration_text(lag)} after the middle"
+            f" one ({phase.excess_ratio:.0%} of the compute) in steps {steps[0]} to {steps[1]},"
+            " while compute is as usual"
+        ),
+        on_host=True,
+    )
