@@ -1,0 +1,148 @@
+"""How long the schedule alone makes each wait, and in which phase of the step it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.intervals import Line
+from analysis.occupancy import P2P_KINDS, of_kinds
+from analysis.step_graph import graph_of_steps, replayed_times
+from analysis.whatif import ratio
+from tracer.span import KIND_CODES, SpanKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from analysis.model import Reading, ReplayModel
+    from analysis.starved import WaitIntervals
+    from tracer.topology import Layout
+
+FORWARD_KINDS = frozenset({"forward", "forward-compute"})
+BACKWARD_KINDS = frozenset({"backward", "backward-compute"})
+
+
+class Phase(IntEnum):
+    """Where in a rank's step a wait lies."""
+
+    WARM_UP = 0
+    """It ended before the rank's first backward began."""
+
+    STEADY = 1
+    COOL_DOWN = 2
+    """It began after the rank's last forward had ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What the pipeline's shape says of its bubble, relative to the ideal compute time."""
+
+    num_stages: int
+    num_chunks: int
+    """Model chunks on each stage."""
+
+    num_microbatches: int
+    formula_ratio: float
+    """``(p - 1) / (v m)``, what a 1F1B schedule, interleaved or not, costs by itself.
+
+    Source: Narayanan et al., arXiv 2104.04473, section 2.2. A zero-bubble schedule stays below.
+    """
+
+    measured_ratio: float | None
+    """Bubble over useful forward and backward compute; None without such compute."""
+
+
+def ideal_wait_ns(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int64]:
+    """Return how long the rank would wait at the same place if nothing in the run were slow.
+
+    That is, in the ideal full replay, from when the rank had ended what it did
+    last before the wait (and had entered the communication) to the arrival of
+    the communication's last member.
+
+    Args:
+        model: A run's operations.
+        waits: Its waits.
+
+    Returns:
+        Shape (waits,).
+    """
+    ideal = replayed_times(graph_of_steps(model), model.ideal_ns, model.ideal_gap_ns)
+    before = _done_before(model, waits)
+    free = np.where(before >= 0, ideal.end_ns[before], 0.0)
+    free = np.maximum(free, ideal.start_ns[waits.operation])
+    waited = np.maximum(ideal.gate_ns[waits.operation] - free, 0.0)
+    whole: NDArray[np.int64] = np.rint(waited).astype(np.int64)
+    return whole
+
+
+def phases_of(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int8]:
+    """Return each wait's `Phase`; steady on a rank without both forward and backward.
+
+    Args:
+        model: A run's operations.
+        waits: Its waits.
+    """
+    operations = model.operations
+    num_ranks = int(model.rank.max(initial=0)) + 1
+    cell = operations.step.astype(np.int64) * num_ranks + model.rank
+    num_cells = len(operations.steps) * num_ranks
+    latest, earliest = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+    first_backward = np.full(num_cells, latest)
+    last_forward = np.full(num_cells, earliest)
+    backward = np.flatnonzero(of_kinds(model, BACKWARD_KINDS))
+    forward = np.flatnonzero(of_kinds(model, FORWARD_KINDS))
+    np.minimum.at(first_backward, cell[backward], operations.start_ns[backward])
+    np.maximum.at(last_forward, cell[forward], operations.end_ns[forward])
+    both = (first_backward < latest) & (last_forward > earliest)
+    of_wait = cell[waits.operation]
+    phase = np.full(len(of_wait), Phase.STEADY, dtype=np.int8)
+    phase[both[of_wait] & (waits.start_ns >= last_forward[of_wait])] = Phase.COOL_DOWN
+    phase[both[of_wait] & (waits.end_ns <= first_backward[of_wait])] = Phase.WARM_UP
+    return phase
+
+
+def schedule_of(
+    reading: Reading, layout: Layout, *, bubble_ns: int, compute_ns: int
+) -> Schedule | None:
+    """Return what the pipeline's shape says of its bubble; None without a pipeline.
+
+    Args:
+        reading: A run with its compute by micro-batch.
+        layout: Its number of stages.
+        bubble_ns: Bubble of all ranks and steps.
+        compute_ns: Their useful forward and backward compute.
+    """
+    items = reading.items
+    forward = items.kind == KIND_CODES[SpanKind.FORWARD]
+    if layout.pp == 1 or not forward.any():
+        return None
+    num_microbatches = int(items.microbatch[forward].max()) + 1
+    held = np.unique(np.stack((items.rank[forward], items.chunk[forward])), axis=1)
+    num_chunks = int(np.unique(held[0], return_counts=True)[1].max())
+    return Schedule(
+        num_stages=layout.pp,
+        num_chunks=num_chunks,
+        num_microbatches=num_microbatches,
+        formula_ratio=(layout.pp - 1) / (num_chunks * num_microbatches),
+        measured_ratio=ratio(bubble_ns, compute_ns),
+    )
+
+
+def _done_before(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int64]:
+    """Return what each waiting rank had ended last in that step before its wait, -1 if nothing.
+
+    Sends and receives do not count: they run beside the rank's own line.
+    """
+    operations = model.operations
+    rows = np.flatnonzero(~of_kinds(model, P2P_KINDS))
+    line = Line.over(model.rank, operations.start_ns, operations.end_ns)
+    end = line.place(model.rank[rows], operations.end_ns[rows])
+    order = np.argsort(end, kind="stable")
+    index = np.searchsorted(end[order], line.place(waits.rank, waits.start_ns), side="right") - 1
+    found = rows[order[np.maximum(index, 0)]] if len(rows) else np.zeros(len(index), np.int64)
+    known = (index >= 0) & (model.rank[found] == waits.rank)
+    known &= operations.step[found] == operations.step[waits.operation]
+    return np.where(known, found, -1)
