@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from collector.describe import RUNNING
 from rankscope import terminal
 from rankscope.errors import exit_code_of, plain_line
 
@@ -15,11 +18,16 @@ if TYPE_CHECKING:
     from collector.tail import SpoolTail
     from rankscope.alerting import Alerting
     from rankscope.reports import Reports
+    from rankscope.tracking import Tracking
 
 TAIL_PAUSE_S = 1.0
 """Many small inserts cost the engine more than few large ones: fsyncs now, merges later."""
 
 ANALYSIS_PAUSE_S = 1.0
+MIN_PAUSE_NS = 2_000_000_000
+MAX_PAUSE_NS = 30_000_000_000
+"""Between two looks at one run that trains; the longer one is reached while it stands still."""
+
 JOIN_S = 10.0
 
 
@@ -86,17 +94,31 @@ class Loop:
         self.trouble = line
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """The last look at a run that trains."""
+
+    ended_ns: int
+    took_ns: int
+    pause_ns: int
+    """Until the next one, unless a step comes."""
+
+
 class LiveAnalysis:
     """One turn of analysis: runs that grew since the last turn are analysed and alerted on.
 
     Runs that stand still are left to the pages, which analyse them when
-    somebody looks; their old drops raise no alert.
+    somebody looks; their old drops raise no alert. A run that trains is looked
+    at every `MIN_PAUSE_NS` at most and never for more than half of the time; less and
+    less often while nothing new comes of it.
 
     Args:
         source: The store's runs.
         reports: Where the pages find the results.
         alerting: Evaluates each result.
+        tracking: Follows the findings of each result.
         before: The runs as the store had them when the server started.
+        monotonic_ns: Clock for the pauses.
     """
 
     def __init__(
@@ -104,24 +126,56 @@ class LiveAnalysis:
         source: SpanSource,
         reports: Reports,
         alerting: Alerting,
+        tracking: Tracking,
         *,
         before: Iterable[RunSummary],
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._source = source
         self._reports = reports
         self._alerting = alerting
+        self._tracking = tracking
+        self._monotonic_ns = monotonic_ns
         self._seen = {run.run_id: (run.num_steps, run.state) for run in before}
+        self._looks: dict[str, _Look] = {}
 
     def turn(self) -> None:
         """Analyse what grew."""
         for run in self._source.runs():
             size = (run.num_steps, run.state)
-            if self._seen.get(run.run_id) == size:
-                continue
-            report = self._reports.refresh(run)
-            if report is not None:
-                self._alerting.evaluate(report)
-            self._seen[run.run_id] = size
+            has_grown = self._seen.get(run.run_id) != size
+            if self._is_due(run, has_grown=has_grown):
+                self._look(run, has_grown=has_grown)
+                self._seen[run.run_id] = size
+
+    def _is_due(self, run: RunSummary, *, has_grown: bool) -> bool:
+        if run.state != RUNNING:
+            return has_grown
+        look = self._looks.get(run.run_id)
+        if look is None:
+            return has_grown
+        # A rank may end or stall without a step, so one that stands still is looked at too.
+        pause_ns = MIN_PAUSE_NS if has_grown else look.pause_ns
+        return self._monotonic_ns() - look.ended_ns >= max(pause_ns, look.took_ns)
+
+    def _look(self, run: RunSummary, *, has_grown: bool) -> None:
+        begun_ns = self._monotonic_ns()
+        revision = self._reports.revision(run.run_id)
+        report = self._reports.refresh(run)
+        is_new = self._reports.revision(run.run_id) != revision
+        if report is not None and is_new:
+            cost = self._reports.cost(run.run_id)
+            self._tracking.update(report, is_over=run.state != RUNNING, cost=cost)
+        if report is not None and has_grown:
+            self._alerting.evaluate(report)
+        last = self._looks.get(run.run_id)
+        pause_ns = MIN_PAUSE_NS if is_new or last is None else 2 * last.pause_ns
+        ended_ns = self._monotonic_ns()
+        self._looks[run.run_id] = _Look(
+            ended_ns=ended_ns,
+            took_ns=ended_ns - begun_ns,
+            pause_ns=min(pause_ns, MAX_PAUSE_NS),
+        )
 
 
 def tail_loop(tail: SpoolTail) -> Loop:

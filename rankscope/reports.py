@@ -1,8 +1,13 @@
-"""Finished diagnoses of a store's runs, each kept until new data of its run comes."""
+"""Finished diagnoses of a store's runs, each kept until new data of its run comes.
+
+A run that trains is followed by a window of its newest steps (`analysis.window`), each read
+once; a run that has ended is analysed as a whole, as far as `MAX_SPANS` goes.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -11,13 +16,38 @@ import numpy as np
 from analysis.analyze import analyze_run
 from analysis.errors import EmptyRunError, UnknownRunError
 from analysis.mfu import compute_mfu
+from analysis.window import RunWindow
+from collector.describe import RUNNING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from analysis.report import RunReport
-    from analysis.source import RunInfo, RunSummary, SpanSource, StepTable
+    from analysis.source import RunSummary, SpanSource, StepTable
 
 MAX_SPANS = 4_000_000
 """Bounds the time and the memory of one analysis; a window of the last steps beyond."""
+
+NS_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCost:
+    """What the last analysis of a run took, reading included."""
+
+    num_new_steps: int
+    """Steps that it told of first; for a rank that ended without a new step, 1."""
+
+    num_steps: int
+    """Steps that it analysed: the window."""
+
+    num_spans: int
+    seconds: float
+
+    @property
+    def s_per_new_step(self) -> float:
+        """Seconds that each new step cost: what must stay below the run's step time."""
+        return self.seconds / max(self.num_new_steps, 1)
 
 
 @dataclass(slots=True)
@@ -30,6 +60,10 @@ class _Entry:
 
     report: RunReport | None = None
     revision: int = 0
+    window: RunWindow | None = None
+    """While the run trains."""
+
+    cost: TurnCost | None = None
 
 
 class Reports:
@@ -38,11 +72,19 @@ class Reports:
     Args:
         source: The runs.
         max_spans: Spans that one analysis reads at most; of a longer run, its last steps.
+        monotonic_ns: Clock for what an analysis takes.
     """
 
-    def __init__(self, source: SpanSource, *, max_spans: int = MAX_SPANS) -> None:
+    def __init__(
+        self,
+        source: SpanSource,
+        *,
+        max_spans: int = MAX_SPANS,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._source = source
         self._max_spans = max_spans
+        self._monotonic_ns = monotonic_ns
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
 
@@ -67,11 +109,25 @@ class Reports:
         with self._lock:
             entry = self._entries.setdefault(summary.run_id, _Entry())
         with entry.lock:
-            if entry.size != size:
-                entry.report = self._analyze(summary)
-                entry.size = size
-                entry.revision += 1
+            begun_ns = self._monotonic_ns()
+            if summary.state == RUNNING:
+                num_new = self._follow(entry, summary.run_id)
+            else:
+                num_new = self._finish(entry, summary) if entry.size != size else 0
+            entry.size = size
+            if num_new and entry.report is not None:
+                entry.cost = TurnCost(
+                    num_new_steps=num_new,
+                    num_steps=len(entry.report.steps),
+                    num_spans=entry.report.num_spans,
+                    seconds=(self._monotonic_ns() - begun_ns) / NS_PER_S,
+                )
             return entry.report
+
+    def cost(self, run_id: str) -> TurnCost | None:
+        """Return what the run's last analysis took; None before the first."""
+        entry = self._entry(run_id)
+        return entry.cost if entry is not None else None
 
     def revision(self, run_id: str) -> int:
         """Return how often the run was analysed since the start."""
@@ -89,32 +145,37 @@ class Reports:
                 return summary
         raise UnknownRunError(run_id, tuple(summary.run_id for summary in found))
 
+    def _follow(self, entry: _Entry, run_id: str) -> int:
+        """Analyse the window if it moved; return how many steps are new."""
+        if entry.window is None:
+            entry.window = RunWindow(self._source, run_id, max_spans=self._max_spans)
+        num_new = entry.window.advance()
+        if num_new:
+            report = analyze_run(entry.window, run_id)
+            # The window bounds the replay; an alert needs the MFU of the run's whole past.
+            entry.report = replace(report, mfu=entry.window.mfu)
+            entry.revision += 1
+        return num_new
+
+    def _finish(self, entry: _Entry, summary: RunSummary) -> int:
+        """Analyse a run that trains no more as a whole; return how many steps it had."""
+        entry.window = None
+        entry.report = self._analyze(summary)
+        entry.revision += 1
+        return len(entry.report.steps) if entry.report is not None else 0
+
     def _analyze(self, summary: RunSummary) -> RunReport | None:
-        info = self._source.run_info(summary.run_id)
         steps = self._source.steps(summary.run_id)
-        last = last_whole_step(info, steps) if summary.state == "running" else None
-        if not len(steps) or (summary.state == "running" and last is None):
+        if not len(steps):
             return None
         first = _first_within(self._max_spans, summary, steps)
         try:
-            report = analyze_run(self._source, summary.run_id, first=first, last=last)
+            report = analyze_run(self._source, summary.run_id, first=first)
         except EmptyRunError:
             return None
-        # The window bounds the replay; MFU is cheap, and an alert needs the run's whole past.
-        return report if first is None else replace(report, mfu=compute_mfu(info, steps))
-
-
-def last_whole_step(info: RunInfo, steps: StepTable) -> int | None:
-    """Return the last step that every traced rank of its epoch has ended; None before the first."""
-    num_ranks = {epoch.epoch: len(epoch.ranks) for epoch in info.epochs}
-    pairs = np.stack([steps.epoch, steps.step], axis=1)[steps.end_ns > 0]
-    found, counts = np.unique(pairs, axis=0, return_counts=True)
-    whole = [
-        step
-        for (epoch, step), count in zip(found.tolist(), counts.tolist(), strict=True)
-        if count >= num_ranks.get(epoch, 1)
-    ]
-    return max(whole, default=None)
+        if first is None:
+            return report
+        return replace(report, mfu=compute_mfu(self._source.run_info(summary.run_id), steps))
 
 
 def _first_within(max_spans: int, summary: RunSummary, steps: StepTable) -> int | None:

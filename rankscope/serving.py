@@ -83,13 +83,14 @@ def serve_opened(
     """
     from collector.access import Access
     from rankscope.reports import Reports
+    from rankscope.tracking import Tracking
 
     url = url_of(bound)
     access = Access(port=bound.getsockname()[1])
     source = StoreSource(store)
     reports = Reports(source)
     alerting = _alerting(store, webhook=webhook, url=url)
-    analysis = LiveAnalysis(source, reports, alerting, before=before)
+    analysis = LiveAnalysis(source, reports, alerting, Tracking(store), before=before)
     loops = (
         [analysis_loop(analysis)] if tail is None else [tail_loop(tail), analysis_loop(analysis)]
     )

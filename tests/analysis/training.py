@@ -17,12 +17,14 @@ class Training:
 
     whole: Source
     newest: int = -1
+    num_looks: int = 0
     reads: list[tuple[int | None, int | None]] = field(default_factory=list)
 
     def runs(self) -> tuple[()]:
         return ()
 
     def run_info(self, run_id: str) -> RunInfo:
+        self.num_looks += 1
         return self.whole.run_info(run_id)
 
     def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:

@@ -21,7 +21,6 @@ from collector.errors import (
     StoreQueryError,
     StoreVersionError,
 )
-from collector.findings import read_findings, write_findings
 from collector.location import write_server_file
 from collector.migrate import known_migrations, migrate
 from collector.store import Store, open_store
@@ -261,22 +260,6 @@ def test_columns_pass_through_the_store_unchanged(folder: Path) -> None:
     assert [texts[code] for code in codes] == ["alpha", "beta", "beta", "alpha"]
     assert to_numpy(found["start_ns"]).tolist() == [-1, 0, 5, 2**62]
     assert found["parent_row"].to_pylist() == [9, None, None, 7]
-
-
-def test_the_latest_findings_replace_the_ones_before(folder: Path) -> None:
-    finding = {
-        "cause": "slow-compute", "ranks": [5], "steps": (10, 29), "slowdown": 1.8,
-        "recoverable_ratio": 0.9, "confidence": 0.95, "evidence": "rank 5 takes 1.8 times",
-    }  # fmt: skip
-    healthy: dict[str, object] = {
-        "cause": "healthy", "ranks": [], "steps": None, "slowdown": None,
-        "recoverable_ratio": None, "confidence": 1.0, "evidence": "nothing",
-    }  # fmt: skip
-    with open_store(url_of(folder)) as store:
-        write_findings(store, "r", [healthy], analysed_ns=1)
-        write_findings(store, "r", [finding, healthy], analysed_ns=2)
-        assert read_findings(store, "r") == [finding, healthy]
-        assert read_findings(store, "another") == []
 
 
 def test_no_statement_is_put_together_from_strings() -> None:

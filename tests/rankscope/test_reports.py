@@ -3,16 +3,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from analysis.errors import EmptyRunError, UnknownRunError
-from analysis.source import EpochInfo, RankInfo, RunInfo, RunSummary, StepTable
+from analysis.source import RunInfo, RunSummary, StepTable
 from analysis.verdict import verdict_sentence
 from rankscope.provider import StoreProvider
-from rankscope.reports import Reports, last_whole_step
+from rankscope.reports import Reports
 from tests.analysis.cluster import Source, gpt_cluster
-from tracer.topology import Coords, Layout
+from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from analysis.context import RunContext
@@ -157,31 +156,29 @@ def test_of_a_long_run_the_last_steps_are_replayed_and_all_count_for_mfu(
     assert list(report.mfu.by_step) == list(range(NUM_STEPS))
 
 
-def steps_of(*rows: tuple[int, int, int]) -> StepTable:
-    """Rows of (epoch, step, rank); each ended."""
-    epoch, step, rank = zip(*rows, strict=True)
-    num = len(rows)
-    return StepTable(
-        epoch=np.array(epoch, dtype=np.int32),
-        step=np.array(step, dtype=np.int32),
-        rank=np.array(rank, dtype=np.int32),
-        start_ns=np.zeros(num, dtype=np.int64),
-        end_ns=np.ones(num, dtype=np.int64),
-        num_tokens=np.ones(num, dtype=np.int64),
-        loss=np.zeros(num),
-    )
+def test_a_run_that_trains_is_read_once_and_analysed_again_as_a_whole_when_it_ends(
+    whole: Source,
+) -> None:
+    source = GrowingSource(whole, num_steps=4)
+    ticks = iter(range(0, 10**12, 250_000_000))
+    reports = Reports(source, monotonic_ns=lambda: next(ticks))
+    reports.get("tiny")
+    num_reads = source.num_reads
 
+    source.num_steps = 7
+    followed = reports.refresh(source.runs()[0])
+    assert source.num_reads == num_reads + 1
+    cost = reports.cost("tiny")
+    assert cost is not None
+    assert (cost.num_new_steps, cost.num_steps, cost.seconds) == (3, 7, 0.25)
+    assert cost.s_per_new_step == pytest.approx(0.25 / 3)
+    assert reports.refresh(source.runs()[0]) is followed
+    assert reports.revision("tiny") == 2
 
-def test_a_step_is_whole_when_every_rank_of_its_epoch_has_ended_it() -> None:
-    ranks = tuple(RankInfo(rank=rank, coords=Coords(dp=rank)) for rank in range(2))
-    info = RunInfo(
-        run_id="r",
-        source_format="rankscope",
-        layout=Layout(dp=2),
-        world_size=2,
-        epochs=(EpochInfo(epoch=0, ranks=ranks), EpochInfo(epoch=1, ranks=ranks)),
-    )
+    source.num_steps, source.state = NUM_STEPS, "ended"
+    ended = reports.refresh(source.runs()[0])
 
-    assert last_whole_step(info, steps_of((0, 4, 0), (0, 4, 1), (0, 5, 0))) == 4
-    # Step 5 was ended by one rank in each of two epochs: whole in neither.
-    assert last_whole_step(info, steps_of((0, 5, 0), (1, 5, 1))) is None
+    assert followed is not None
+    assert ended is not None
+    assert (len(followed.steps), len(ended.steps)) == (7, NUM_STEPS)
+    assert ended.top_finding.ranks == followed.top_finding.ranks == (3,)

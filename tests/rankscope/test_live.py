@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from analysis.source import RunSummary
+from collector.alerts import read_alerts
+from collector.findings import read_findings
+from collector.store import open_store
+from rankscope.alerting import Alerting
+from rankscope.loops import MAX_PAUSE_NS, MIN_PAUSE_NS, LiveAnalysis
+from rankscope.reports import Reports
+from rankscope.tracking import Tracking
+from tests.analysis.cluster import MS, Source, gpt_cluster
+from tests.analysis.training import Training
+from tracer.topology import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from collector.store import Store
+
+ONSET = 6
+
+
+@dataclass
+class Job(Training):
+    """The job "tiny", of which the store has seen the steps up to ``newest``."""
+
+    state: str = "running"
+
+    def runs(self) -> tuple[RunSummary, ...]:  # type: ignore[override]
+        return (
+            RunSummary(
+                run_id="tiny",
+                source_format="rankscope",
+                state=self.state,
+                world_size=4,
+                layout=self.whole.info.layout,
+                num_spans=1,
+                num_steps=self.newest + 1,
+                started_ns=None,
+            ),
+        )
+
+
+class Clock:
+    """Stands still but for what a test adds."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+@pytest.fixture(scope="module")
+def whole() -> Source:
+    """Rank 3 of four computes 1.8 times as long from step 6 to step 11."""
+    cluster = gpt_cluster(
+        Layout(dp=4),
+        num_steps=18,
+        forward_ns=lambda rank, step, _mb: (18 if rank == 3 and 6 <= step < 12 else 10) * MS,
+    )
+    return Source(cluster.run_info(), cluster.span_table(), cluster.step_table())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(f"chdb://{tmp_path}") as opened:
+        yield opened
+
+
+@dataclass
+class Server:
+    """The live analysis of one store, with what it said."""
+
+    job: Job
+    reports: Reports
+    analysis: LiveAnalysis
+    clock: Clock
+    said: list[str]
+
+    def train(self, newest: int) -> None:
+        self.job.newest = newest
+        self.clock.now_ns += MIN_PAUSE_NS
+        self.analysis.turn()
+
+
+def serve(store: Store, job: Job, *, before: tuple[RunSummary, ...] = ()) -> Server:
+    clock, said = Clock(), list[str]()
+    reports = Reports(job, monotonic_ns=clock)
+    alerting = Alerting(store, webhook=None, page_url=lambda run: run)
+    tracking = Tracking(store, say=said.append, unix_ns=lambda: 1_000 + job.newest)
+    analysis = LiveAnalysis(job, reports, alerting, tracking, before=before, monotonic_ns=clock)
+    return Server(job, reports, analysis, clock, said)
+
+
+def slow_rank_3(store: Store) -> list[tuple[int | None, int | None, int, int | None]]:
+    return [
+        (found.onset_step, found.last_step, found.opened_ns, found.closed_ns)
+        for found in read_findings(store, "tiny")
+        if (found.cause, found.ranks) == ("slow-compute", (3,))
+    ]
+
+
+def test_a_finding_is_stored_with_its_onset_and_closed_when_it_has_gone(
+    store: Store, whole: Source
+) -> None:
+    server = serve(store, Job(whole))
+    for newest in range(18):
+        server.train(newest)
+
+    ((onset, last, opened_ns, closed_ns),) = slow_rank_3(store)
+    assert (onset, last) == (ONSET, 11)
+    assert 1_000 + ONSET <= opened_ns <= 1_000 + ONSET + 3
+    assert closed_ns is not None
+    told = [line for line in server.said if "slow-compute on rank 3" in line]
+    assert len(told) == 2
+    assert told[0].startswith(f"tiny: slow-compute on rank 3 since step {ONSET} (1 new step,")
+    assert told[1].startswith("tiny: slow-compute on rank 3 ended with step 11 (1 new step,")
+
+
+def test_after_a_restart_of_the_server_the_same_finding_goes_on(
+    store: Store, whole: Source
+) -> None:
+    job = Job(whole)
+    first = serve(store, job)
+    for newest in range(9):
+        first.train(newest)
+    ((onset, _, opened_ns, _),) = slow_rank_3(store)
+
+    second = serve(store, job, before=job.runs())
+    second.train(10)
+
+    assert slow_rank_3(store) == [(onset, 10, opened_ns, None)]
+    assert not [line for line in second.said if "rank 3" in line]
+
+
+def test_a_run_is_looked_at_every_few_seconds_and_less_while_it_stands_still(
+    store: Store, whole: Source
+) -> None:
+    server = serve(store, Job(whole))
+    server.train(3)
+    server.job.newest = 4
+    server.analysis.turn()
+    assert server.reports.revision("tiny") == 1  # not yet due
+
+    server.train(4)
+    assert server.reports.revision("tiny") == 2
+    num_reads = []
+    for _ in range(40):
+        server.train(4)
+        num_reads.append(server.job.num_looks)
+    looks = len(set(num_reads))
+    assert 3 <= looks <= 3 + 40 * MIN_PAUSE_NS // MAX_PAUSE_NS + 3
+
+    server.train(5)
+    assert server.reports.revision("tiny") == 3
+
+
+def test_an_old_run_that_stands_still_is_left_to_the_pages(store: Store, whole: Source) -> None:
+    job = Job(whole, newest=10)
+    server = serve(store, job, before=job.runs())
+
+    server.train(10)
+
+    assert server.reports.revision("tiny") == 0
+    assert read_alerts(store) == ()
