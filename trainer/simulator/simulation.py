@@ -187,15 +187,16 @@ class Simulation:
         )
 
     def _read_spans(self, spans: SpanColumns) -> SpanColumns:
-        """Return the spans at the times that their hosts' clocks read; durations stay."""
+        """Return the spans as their hosts' clocks read them.
+
+        Both ends are read, so durations carry the clock's drift (below a millionth), not its
+        offset, and what touches on one host still touches.
+        """
         host = self.cluster.placement.host[spans.rank]
-        start = self._unix_ns(spans.start, host)
-        return replace(
-            spans,
-            start=start,
-            end=start + (spans.end - spans.start),
-            launch=start - (spans.start - spans.launch),
-        )
+        start, end = self._unix_ns(spans.start, host), self._unix_ns(spans.end, host)
+        launched = (spans.launch != spans.start).any()
+        launch = self._unix_ns(spans.launch, host) if launched else start
+        return replace(spans, start=start, end=end, launch=launch)
 
     def _step_rows(self, done: _Done) -> StepRows:
         """Return the step's record of each rank; of none where the step did not end."""

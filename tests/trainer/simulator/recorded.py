@@ -1,0 +1,94 @@
+"""Builders of small scenarios, and what they recorded as numpy columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.simulator.fault import parse_simulated_faults
+from trainer.simulator.scenario import EXACT, Network, Scenario
+from trainer.simulator.simulation import Simulation, simulate
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+MS = 1_000_000
+FREE = Network(host_latency_ns=0, rack_latency_ns=0, spine_latency_ns=0)
+"""A network on which nothing takes time but bytes."""
+
+NO_BYTES: dict[str, Any] = {"activation_bytes": 0, "tp_bytes": 0, "gradient_bytes": 0}
+
+
+def exact(*faults: str, **settings: Any) -> Scenario:  # noqa: ANN401
+    """Return a scenario without noise, latency, bytes or data, so that only compute takes time."""
+    plain = {"noise": EXACT, "network": FREE, "data_ms": 0.0, **NO_BYTES}
+    return Scenario(**(plain | settings), faults=parse_simulated_faults(faults))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One table, all steps together; a condition picks rows."""
+
+    values: dict[str, NDArray[Any]]
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.values[name]
+
+    def __len__(self) -> int:
+        return len(self.values["run_id"])
+
+    def where(self, **wanted: object) -> Columns:
+        keep = np.ones(len(self), dtype=np.bool_)
+        for name, value in wanted.items():
+            keep &= self.values[name] == value
+        return self.rows(keep)
+
+    def rows(self, keep: NDArray[np.bool_]) -> Columns:
+        return Columns({name: values[keep] for name, values in self.values.items()})
+
+    @property
+    def end_ns(self) -> NDArray[np.int64]:
+        ends: NDArray[np.int64] = self["start_ns"] + self["duration_ns"]
+        return ends
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Everything that a simulation recorded."""
+
+    simulation: Simulation
+    spans: Columns
+    steps: Columns
+    microbatches: Columns
+    samples: Columns
+    events: Columns
+
+    def step_ms(self, step: int) -> float:
+        """Return how long a step took, from the first rank's start to the last one's end."""
+        rows = self.steps.where(step=step)
+        return float(rows["end_ns"].max() - rows["start_ns"].min()) / MS
+
+
+def record(scenario: Scenario) -> Recorded:
+    simulation = simulate(scenario)
+    tables = list(simulation.tables())
+    names = ("spans", "steps", "microbatches", "samples", "events")
+    return Recorded(
+        simulation, **{name: _columns([getattr(one, name) for one in tables]) for name in names}
+    )
+
+
+def _columns(tables: list[pa.Table]) -> Columns:
+    lists = [table.to_pydict() for table in tables]
+    return Columns(
+        {
+            name: np.array(
+                [value for columns in lists for value in columns[name]],
+                dtype=np.uint64 if name == "group_id" else None,  # else numpy makes floats of them
+            )
+            for name in lists[0]
+        }
+    )
