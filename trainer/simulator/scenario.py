@@ -228,7 +228,8 @@ class Scenario:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ScenarioError(f"Scenario.{name} must not be negative: {getattr(self, name)}")
         weights = self.stage_weights
-        if weights and (len(weights) != self.pp or min(weights) <= 0):
+        are_good = all(0 < weight < math.inf for weight in weights)
+        if weights and (len(weights) != self.pp or not are_good):
             raise ScenarioError(
                 f"Scenario.stage_weights must be {self.pp} numbers above 0, one a stage: {weights}"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from trainer.simulator.errors import ScenarioError
@@ -75,28 +75,44 @@ def _checked(document: object, owner: Any, *, place: str) -> Mapping[str, Any]: 
             raise ScenarioError(
                 f"scenario: unknown setting {place}{name}: known are {', '.join(known)}"
             )
-        if not _fits(known[name].type, value):
-            raise ScenarioError(
-                f"scenario: {place}{name} must be {known[name].type}, got {value!r}"
-            )
+        wanted = _wanted(known[name].type)
+        if not wanted.fits(value):
+            raise ScenarioError(f"scenario: {place}{name} must be {wanted.text}, got {value!r}")
     return document
 
 
-def _fits(annotation: object, value: object) -> bool:
-    """Tell whether a plain value can stand in a field of this type."""
-    kinds: dict[str, tuple[type, ...]] = {
-        "int": (int,),
-        "int | None": (int, type(None)),
-        "float": (int, float),
-        "bool": (bool,),
-    }
-    text = str(annotation)
-    if text in kinds:
-        return isinstance(value, kinds[text]) and (text == "bool" or not isinstance(value, bool))
-    if text.startswith("tuple"):
-        wanted = str if "Fault" in text else (int, float)
-        return isinstance(value, list | tuple) and all(isinstance(part, wanted) for part in value)
-    return isinstance(value, str | dict) and not is_dataclass(value)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """What a file may hold in a field of some type."""
+
+    text: str
+    types: tuple[type, ...]
+    parts: tuple[type, ...] = ()
+    """Of a list: what its elements may be."""
+
+    def fits(self, value: object) -> bool:
+        if isinstance(value, bool) and bool not in self.types:
+            return False
+        if isinstance(value, list) and not all(isinstance(part, self.parts) for part in value):
+            return False
+        return isinstance(value, self.types)
+
+
+WANTED: dict[str, _Wanted] = {
+    "int": _Wanted(text="a whole number", types=(int,)),
+    "int | None": _Wanted(text="a whole number", types=(int, type(None))),
+    "float": _Wanted(text="a number", types=(int, float)),
+    "bool": _Wanted(text="true or false", types=(bool,)),
+    "tuple[float, ...]": _Wanted(text="a list of numbers", types=(list,), parts=(int, float)),
+    "tuple[SimulatedFault, ...]": _Wanted(text="a list of texts", types=(list,), parts=(str,)),
+}
+"""By a field's annotation; a field of another type is checked on its own."""
+
+ANYTHING = _Wanted(text="anything", types=(object,))
+
+
+def _wanted(annotation: object) -> _Wanted:
+    return WANTED.get(str(annotation), ANYTHING)
 
 
 def _choice(name: str, value: object, choice: type[StrEnum]) -> StrEnum:

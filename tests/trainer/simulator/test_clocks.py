@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.simulator.recorded import record
+from trainer.simulator.clocks import make_clocks
+from trainer.simulator.scenario import Noise, Scenario
+
+HOUR_NS = 3_600_000_000_000
+
+
+@given(
+    seed=st.integers(0, 10_000), bound_ns=st.integers(0, 10**6), at_ns=st.integers(0, 100 * HOUR_NS)
+)
+def test_two_clocks_never_differ_by_more_than_the_bound(
+    seed: int, bound_ns: int, at_ns: int
+) -> None:
+    scenario = Scenario(dp=8, ranks_per_host=2, seed=seed, noise=Noise(clock_error_ns=bound_ns))
+    hosts = np.arange(scenario.num_hosts, dtype=np.int32)
+
+    read = make_clocks(scenario).read_ns(np.full(len(hosts), at_ns), hosts)
+
+    assert np.ptp(read) <= bound_ns + 1
+
+
+def test_a_clock_never_runs_backwards_and_its_drift_is_below_a_millionth() -> None:
+    scenario = Scenario(dp=8, ranks_per_host=2)
+    times = np.arange(0, HOUR_NS // 10, 1_000_000_007)
+    for host in range(scenario.num_hosts):
+        read = make_clocks(scenario).read_ns(times, np.full(len(times), host, dtype=np.int32))
+        drift = np.abs(np.diff(read) / np.diff(times) - 1)
+        assert drift.max() < 1e-6
+        assert np.ptp(read - times) > 1_000
+
+
+def test_clocks_move_what_is_recorded_and_not_what_happens() -> None:
+    true = Scenario(num_steps=2, ranks_per_host=1, noise=Noise(clock_error_ns=0))
+    exact_clocks = record(true)
+    wrong_clocks = record(replace(true, noise=Noise(clock_error_ns=200_000)))
+    moved = wrong_clocks.spans["start_ns"] - exact_clocks.spans["start_ns"]
+
+    assert 50_000 < np.abs(moved).max() <= 100_000
+    lasted = wrong_clocks.spans["duration_ns"] - exact_clocks.spans["duration_ns"]
+    assert np.abs(lasted).max() <= 1_000

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from trainer.simulator.errors import ScenarioError
+from trainer.simulator.fault import SimulatedCause, parse_simulated_faults
+from trainer.simulator.groups import Axis, make_groups
+from trainer.simulator.placement import place
+from trainer.simulator.presets import PRESETS, preset_scenario
+from trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
+from trainer.simulator.scenario_file import read_scenario_file
+from trainer.simulator.simulation import simulate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"dp": 0}, "Scenario.dp must be at least 1"),
+        ({"dp": 2**21}, "at most 1048576: make dp smaller"),
+        ({"pp": 3, "vpp": 2, "num_microbatches": 8}, "must be a multiple of pp 3"),
+        ({"pp": 2, "num_layers": 3}, "must be a multiple of pp x vpp = 2"),
+        ({"forward_ms": 0.0}, "Scenario.forward_ms must be above 0"),
+        ({"stage_weights": (1.0,)}, "Scenario.stage_weights must be 2 numbers"),
+        ({"noise": Noise(compute_jitter_ratio=0.5)}, "compute_jitter_ratio must be at most 0.2"),
+        ({"noise": Noise(end_jitter_ns=-1)}, "Scenario.noise.end_jitter_ns must not be negative"),
+    ],
+)
+def test_a_scenario_that_cannot_be_is_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ScenarioError, match=problem):
+        Scenario(**settings)
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("slow-compute:rank=4,factor=2", "rank 4 does not exist: the scenario has rank 0 to 3"),
+        ("slow-compute:host=1,factor=2", "host 1 does not exist"),
+        ("stage-imbalance:stage=2,factor=2", "stage 2 does not exist"),
+        ("launch-skew:ms=5,tp=1", "tp 1 does not exist"),
+        ("slow-compute:rank=0,factor=2,steps=20-30", "begins after the last step 19"),
+        ("hang:rank=0,step=20", "begins after the last step 19"),
+    ],
+)
+def test_a_fault_outside_the_scenario_is_refused(spec: str, problem: str) -> None:
+    with pytest.raises(ScenarioError, match=problem):
+        Scenario(dp=2, pp=2, faults=parse_simulated_faults([spec]))
+
+
+def test_ranks_fill_hosts_and_racks_in_order() -> None:
+    at = place(Scenario(dp=2, pp=2, tp=2, cp=2, ranks_per_host=4, hosts_per_rack=2))
+
+    assert at.rank[1, 0, 1, 0] == 8 + 2
+    assert (at.stage[10], at.dp[10], at.cp[10], at.tp[10]) == (1, 0, 1, 0)
+    assert at.host.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    assert at.rack.tolist() == [0] * 8 + [1] * 8
+    assert at.local_rank.tolist() == [0, 1, 2, 3] * 4
+
+
+def test_with_dp_first_data_parallel_neighbours_share_a_host() -> None:
+    at = place(Scenario(dp=4, pp=1, tp=2, ranks_per_host=4, rank_order=RankOrder.DP_FIRST))
+
+    assert at.rank[0, :, 0, 0].tolist() == [0, 1, 2, 3]
+    assert at.rank[0, 0, 0, :].tolist() == [0, 4]
+    assert np.array_equal(np.sort(at.rank.ravel()), np.arange(8))
+
+
+def test_groups_of_one_member_are_left_out() -> None:
+    groups = make_groups(place(Scenario(dp=2, pp=1, tp=2)))
+
+    assert [(group.name, group.members) for group in groups.groups] == [
+        ("tp-0-0-0", (0, 1)),
+        ("tp-0-1-0", (2, 3)),
+        ("dp-0-0", (0, 2)),
+        ("dp-0-1", (1, 3)),
+        ("world", (0, 1, 2, 3)),
+    ]
+    assert not groups.ids[Axis.PP].any()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("settings", [{}, {"dp": 16, "pp": 4, "num_steps": 6}])
+def test_every_preset_fits_any_size_and_is_labelled(name: str, settings: dict[str, Any]) -> None:
+    simulation = simulate(preset_scenario(name, **settings))
+    causes = {truth.cause for truth in simulation.truth}
+
+    if name in tuple(SimulatedCause):
+        assert causes >= {name}
+    elif name in ("healthy", "noisy"):
+        assert not causes
+    else:
+        assert causes == {"layout"}
+    assert next(simulation.tables()).spans.num_rows > 0
+
+
+def test_a_scenario_is_read_from_toml_and_from_json_alike(tmp_path: Path) -> None:
+    toml, as_json = tmp_path / "s.toml", tmp_path / "s.json"
+    toml.write_text(
+        'dp = 4\ntp = 2\ntp_detail = "full"\nforward_ms = 12\n'
+        'faults = ["slow-compute:rank=1,factor=1.2"]\n'
+        "[noise]\ncompute_jitter_ratio = 0.02\n"
+    )
+    as_json.write_text(
+        json.dumps(
+            {
+                "dp": 4,
+                "tp": 2,
+                "tp_detail": "full",
+                "forward_ms": 12,
+                "faults": ["slow-compute:rank=1,factor=1.2"],
+                "noise": {"compute_jitter_ratio": 0.02},
+            }
+        )
+    )
+
+    scenario = Scenario(**read_scenario_file(toml))
+
+    assert scenario == Scenario(**read_scenario_file(as_json))
+    assert scenario == Scenario(
+        dp=4,
+        tp=2,
+        tp_detail=TpDetail.FULL,
+        forward_ms=12,
+        faults=parse_simulated_faults(["slow-compute:rank=1,factor=1.2"]),
+        noise=Noise(compute_jitter_ratio=0.02),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("dpp = 2", "unknown setting dpp: known are dp, "),
+        ("dp = 2.5", "dp must be a whole number, got 2.5"),
+        ("overlap = 1", "overlap must be true or false, got 1"),
+        ('forward_ms = "fast"', "forward_ms must be a number, got 'fast'"),
+        ('tp_detail = "most"', "tp_detail must be one of collapsed, coarse, full, sequence"),
+        ("dp = true", "dp must be a whole number, got True"),
+        ("forward_ms = nan", "Scenario.forward_ms must be above 0: nan"),
+        ("stage_weights = [1, nan]", "Scenario.stage_weights must be 2 numbers above 0"),
+        ("noise = 3", "noise must be a table of settings"),
+        ("[noise]\njitter = 3", "unknown setting noise.jitter"),
+        ("faults = [3]", "faults must be a list of texts, got [3]"),
+        ("dp = ", "is not the .toml it is named"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_what_is_wrong(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(text)
+
+    with pytest.raises(ScenarioError) as caught:
+        Scenario(**read_scenario_file(path))
+
+    assert problem in str(caught.value)
+
+
+def test_a_missing_file_is_told_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"cannot read .*gone\.toml \(No such file"):
+        read_scenario_file(tmp_path / "gone.toml")
