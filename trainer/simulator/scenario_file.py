@@ -108,7 +108,7 @@ WANTED: dict[str, _Wanted] = {
 }
 """By a field's annotation; a field of another type is checked on its own."""
 
-ANYTHING = _Wanted(text="anything", types=(object,))
+ANYTHING = _Wanted(text="a name or a table of settings", types=(object,))
 
 
 def _wanted(annotation: object) -> _Wanted:

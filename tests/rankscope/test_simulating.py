@@ -1,0 +1,230 @@
+"""`rankscope simulate`, from the flags to what the store and the files hold."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from collector.columns import to_numpy
+from collector.errors import RunExistsError
+from collector.read import (
+    read_events,
+    read_microbatches,
+    read_run,
+    read_spans,
+    read_steps,
+    run_names,
+)
+from collector.samples import read_samples
+from collector.store import Store, open_store
+from rankscope.__main__ import main
+from rankscope.errors import BadInputError
+from rankscope.simulated_files import write_files
+from rankscope.simulated_store import store_simulation
+from rankscope.simulating import SimulateOptions, scenario_of, truth_line
+from trainer.simulator.errors import ScenarioError
+from trainer.simulator.presets import preset_scenario
+from trainer.simulator.simulation import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from trainer.simulator.simulation import Simulation
+    from trainer.simulator.tables import StepTables
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
+        yield opened
+
+
+def small(run_id: str, name: str = "slow-compute") -> Simulation:
+    return simulate(preset_scenario(name, num_steps=3, num_microbatches=4), run_id=run_id)
+
+
+def test_a_stored_run_holds_all_that_was_recorded(store: Store) -> None:
+    simulation = small("whole")
+
+    done = store_simulation(store, simulation, simulation.tables())
+
+    recorded = list(simulation.tables())
+    spans = read_spans(store, "whole")
+    assert spans.num_rows == done.num_spans == sum(one.spans.num_rows for one in recorded)
+    for column in ("start_ns", "duration_ns", "group_id", "seq", "src_rank", "flags"):
+        expected = np.concatenate([to_numpy(one.spans[column]) for one in recorded])
+        assert np.array_equal(np.sort(to_numpy(spans[column])), np.sort(expected))
+    assert read_steps(store, "whole").num_rows == 3 * 16
+    assert read_microbatches(store, "whole").num_rows == 3 * 16 * 4
+    samples = read_samples(store, "whole", first_ns=0, last_ns=2**62)
+    assert samples.num_rows == 3 * 16 * 6
+
+
+def test_a_stored_run_is_described_like_a_traced_one(store: Store) -> None:
+    simulation = small("described", "misconfiguration")
+    store_simulation(store, simulation, simulation.tables())
+
+    rows = read_run(store, "described")
+    hashes = [row["manifest_hash"] for row in rows.ranks]
+
+    assert (rows.epochs[0]["state"], rows.epochs[0]["world_size"]) == ("ended", 16)
+    assert [row["rank"] for row in rows.ranks] == list(range(16))
+    assert (rows.ranks[5]["host"], rows.ranks[5]["rack"], rows.ranks[5]["rail"]) == (
+        "sim-00001", "rack-0000", "rail-1",
+    )  # fmt: skip
+    assert len(rows.groups) == len(simulation.groups)
+    assert rows.account[0]["num_spans"] == sum(one.spans.num_rows for one in simulation.tables())
+    assert rows.account[0]["num_doubtful"] == 0
+    assert [rank for rank in range(16) if hashes[rank] != hashes[0]] == [9]
+
+
+def test_how_a_run_ended_is_stored(store: Store) -> None:
+    simulation = simulate(preset_scenario("crash", num_steps=4), run_id="crashed")
+    store_simulation(store, simulation, simulation.tables())
+
+    rows, events = read_run(store, "crashed"), read_events(store, "crashed")
+
+    assert rows.epochs[0]["state"] == "failed"
+    assert {row["exit_state"] for row in rows.ranks} == {"failed"}
+    assert len(events) == 16
+    assert events[0]["rank"] == 9
+    assert json.loads(events[0]["data"])["exception"]["type"] == "torch.OutOfMemoryError"
+
+
+def test_a_name_that_is_taken_is_refused(store: Store) -> None:
+    simulation = small("taken")
+    store_simulation(store, simulation, simulation.tables())
+
+    with pytest.raises(RunExistsError, match="choose another --run name"):
+        store_simulation(store, small("taken", "healthy"), ())
+
+
+def test_a_run_that_was_cut_short_is_not_seen_and_is_written_anew(store: Store) -> None:
+    simulation = small("short")
+
+    def interrupted() -> Iterator[StepTables]:
+        yield next(simulation.tables())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store_simulation(store, simulation, interrupted())
+    assert "short" not in run_names(store)
+
+    done = store_simulation(store, simulation, simulation.tables())
+
+    assert read_spans(store, "short").num_rows == done.num_spans
+
+
+def test_files_hold_the_stores_columns_and_the_truth(tmp_path: Path) -> None:
+    simulation = small("filed")
+
+    done = write_files(simulation, simulation.tables(), folder=tmp_path / "out")
+
+    spans = pq.read_table(tmp_path / "out" / "spans.parquet")
+    first = next(simulation.tables()).spans
+    assert spans.num_rows == done.num_spans
+    assert spans.column_names == first.column_names
+    assert to_numpy(spans["start_ns"])[: first.num_rows].tolist() == (
+        to_numpy(first["start_ns"]).tolist()
+    )
+    (truth,) = (tmp_path / "out" / "truth.jsonl").read_text().splitlines()
+    assert json.loads(truth)["ranks"] == [9]
+    assert len((tmp_path / "out" / "ranks.jsonl").read_text().splitlines()) == 16
+    with pytest.raises(BadInputError, match="is not an empty folder"):
+        write_files(simulation, (), folder=tmp_path / "out")
+
+
+def test_flags_replace_what_the_scenario_says_and_add_faults() -> None:
+    scenario = scenario_of(
+        SimulateOptions(
+            scenario="slow-compute",
+            run_id="r",
+            num_ranks=64,
+            seed=7,
+            num_steps=9,
+            pp=4,
+            faults=("host-stall:rank=63,ms=2", "none"),
+        )
+    )
+
+    assert (scenario.world_size, scenario.dp, scenario.pp, scenario.tp) == (64, 8, 4, 2)
+    assert (scenario.seed, scenario.num_steps) == (7, 9)
+    assert [str(fault) for fault in scenario.faults] == [
+        "slow-compute:factor=1.5,rank=33,steps=3-8",
+        "host-stall:ms=2,rank=63",
+    ]
+
+
+def test_the_faults_of_a_file_are_placed_in_the_size_that_the_flags_make(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('dp = 2\npp = 1\nfaults = ["slow-compute:rank=5,factor=2"]\n')
+
+    grown = scenario_of(SimulateOptions(scenario=str(path), run_id="r", num_ranks=8))
+
+    assert (grown.dp, str(grown.faults[0])) == (8, "slow-compute:factor=2,rank=5")
+    with pytest.raises(ScenarioError, match="rank 5 does not exist"):
+        scenario_of(SimulateOptions(scenario=str(path), run_id="r"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ("slow-comput --run r", "no scenario 'slow-comput': use a .toml or .json file"),
+        ("healthy --run r --ranks 7", "--ranks 7 must be a multiple of pp x tp x cp = 4"),
+        ("healthy --run r --ranks 16 --dp 2", "--ranks 16 needs --dp 4, got --dp 2"),
+        ("healthy --run r --fault slow-compute:rank=99,factor=2", "rank 99 does not exist"),
+        ("healthy --run r --fault slow-compute:rank=1", "'factor' is missing"),
+        ("healthy --run -r-", "run name '-r-'"),
+        ("gone.toml --run r", "cannot read gone.toml"),
+        ("healthy", "Missing option '--run'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    flags: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rankscope", "simulate", *flags.split()])
+
+    status = main()
+
+    said = capsys.readouterr()
+    assert (status, said.out) == (2, "")
+    assert line in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_the_command_prints_the_truth_and_keeps_stdout_for_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["rankscope", "simulate", "slow-link", "--run", "r", "--steps", "3"]
+    monkeypatch.setattr(sys, "argv", [*command, "--out", str(tmp_path / "text")])
+    assert main() == 0
+    text = capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", [*command, "--out", str(tmp_path / "json"), "--json"])
+    assert main() == 0
+    document = json.loads(capsys.readouterr().out)
+
+    assert text.out.splitlines()[1] == "planted: slow-link on ranks 2, 4, steps 1 to 2, x 10"
+    assert "simulated step 1 of 3" in text.err
+    assert (document["world_size"], document["num_steps"]) == (16, 3)
+    assert document["truth"][0]["cause"] == "slow-link"
+    assert document["truth"][0]["ranks"] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("gc-pause", "planted: gc-pause, steps 0 to 23, + 250 ms, as spans"),
+        ("misconfiguration", "planted: misconfiguration on rank 9, steps 0 to 23, NCCL_IB_DISABLE=1"),
+        ("hang", "planted: hang on rank 9, steps 12 to 12"),
+    ],
+)  # fmt: skip
+def test_what_is_planted_is_told_on_one_line(name: str, line: str) -> None:
+    (truth,) = simulate(preset_scenario(name)).truth
+
+    assert truth_line(truth) == line
