@@ -165,13 +165,27 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    topology: Annotated[
+        Path | None,
+        typer.Option(
+            "--topology",
+            metavar="FILE",
+            help="TOML or JSON that says which switch, rack and rail each host and device has.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Collect from a spool, analyse while runs train, alert, and serve the dashboard."""
     from rankscope.serving import ServeOptions, serve_store
 
     serve_store(
         ServeOptions(
-            store_url=store, spool=spool, host=host, port=port, alert_webhook=alert_webhook
+            store_url=store,
+            spool=spool,
+            host=host,
+            port=port,
+            alert_webhook=alert_webhook,
+            topology=topology,
         )
     )
 

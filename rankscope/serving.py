@@ -15,6 +15,7 @@ from rankscope.listening import listen, url_of
 from rankscope.loops import LiveAnalysis, analysis_loop, tail_loop
 from rankscope.source import StoreSource
 from rankscope.terminal import say
+from rankscope.topology import PlacedSink, Topology, place_ranks, read_topology
 
 if TYPE_CHECKING:
     import socket
@@ -42,25 +43,28 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int | None = None
     alert_webhook: str | None = None
+    topology: Path | None = None
 
 
 def serve_store(options: ServeOptions) -> None:
     """Serve until SIGINT or SIGTERM, then end cleanly.
 
     Raises:
-        BadInputError: The host is no loopback address, the port is taken, or nothing of the
-            spool can be read.
+        BadInputError: The host is no loopback address, the port is taken, nothing of the
+            spool can be read, or the topology file is not of its form.
         WebhookUrlError: The webhook's address cannot be posted to.
         StoreError: The store could not be opened.
     """
     with ExitStack() as stack:
         stack.enter_context(terminated_like_interrupted())
+        topology = _read_topology(options.topology)
         bound = stack.enter_context(listen(options.host, options.port))
         webhook = _open_webhook(options.alert_webhook, stack)
         store = stack.enter_context(open_store(options.store_url or default_store_url()))
+        place_ranks(store, topology)
         # Noted before the first look at the spool: what it brings is news to alert on.
         before = StoreSource(store).runs()
-        tail = None if options.spool is None else _open_spool(options.spool, store, stack)
+        tail = None if options.spool is None else _open_spool(options.spool, store, topology, stack)
         serve_opened(store, bound, tail=tail, webhook=webhook, before=before)
 
 
@@ -119,16 +123,22 @@ def _open_webhook(url: str | None, stack: ExitStack) -> Webhook | None:
     return webhook
 
 
-def _open_spool(folder: Path, store: Store, stack: ExitStack) -> SpoolTail:
+def _read_topology(path: Path | None) -> Topology:
+    return Topology() if path is None else read_topology(path)
+
+
+def _open_spool(folder: Path, store: Store, topology: Topology, stack: ExitStack) -> SpoolTail:
     """Return a tail that has looked once, so that a spool that can't be read fails at once.
 
     Raises:
         BadInputError: Something is there, and none of it can be read.
     """
     from collector.tail import SegmentFate, SpoolTail
+    from collector.writer import StoreWriter
 
     # A rank whose share of the spool is full would drop what comes next.
-    tail = SpoolTail(folder, store, segment_fate=SegmentFate.FREE_WHILE_RUNNING)
+    sink = PlacedSink(StoreWriter(store), topology)
+    tail = SpoolTail(folder, sink, segment_fate=SegmentFate.FREE_WHILE_RUNNING)
     stack.callback(tail.close)
     progress = tail.poll()
     if progress.problems and not progress.num_processes:
