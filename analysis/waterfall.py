@@ -195,7 +195,7 @@ def waiting_on(model: ReplayModel, waterfall: Waterfall) -> WaitingOn:
     pair = rank.astype(np.int64) * (int(model.rank.max(initial=0)) + 1) + found.on_rank
     pairs, first, index = np.unique(pair, return_index=True, return_inverse=True)
     weights = share * waterfall.waiting_ns[counted[found.rank]]
-    sums: NDArray[np.float64] = np.bincount(index, weights=weights, minlength=len(pairs))
+    sums = np.bincount(index, weights=weights, minlength=len(pairs))
     return WaitingOn(
         rank=rank[first],
         on_rank=found.on_rank[first],
