@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from collector.columns import (
     coded_strings,
     numbers,
     optional_numbers,
     repeated_string,
-    to_codes,
-    to_numpy,
 )
 from collector.errors import MetaError, TraceError
+from collector.importers.bytedance_file import TIME_COLUMNS, read_columns
 from collector.names import storable_name
 from tracer.span import NONE
 
@@ -31,11 +30,9 @@ if TYPE_CHECKING:
     Integers = np.integer[Any]
     Floats = np.floating[Any]
 
-NS_PER_S = 1e9
-MAX_SECONDS = 1e7
-"""Four months: beyond it a time is not a step's but garbage."""
-
-ROWS_AT_ONCE = 1 << 15
+MAX_INT64 = (1 << 63) - 1
+ROWS_AT_ONCE = 1 << 18
+"""Rows of one piece: what is made in between is small."""
 
 KIND_OF_OPTYPE = {
     "forward-compute": "forward",
@@ -52,12 +49,6 @@ KIND_OF_OPTYPE = {
     "optimizer": "optimizer",
 }
 """Span kind of each operation type; any other type is ``other``."""
-
-INTEGER_COLUMNS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
-TIME_COLUMNS = ("start_ts", "duration")
-TEXT_COLUMN = "optype"
-COLUMNS = (*INTEGER_COLUMNS, *TIME_COLUMNS, TEXT_COLUMN)
-MAX_INT32 = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,87 +142,20 @@ def read_trace(path: Path, *, meta: TraceMeta) -> TraceRows:
             null, or a time that is negative or not finite.
         MetaError: The sizes in ``meta`` contradict the trace.
     """
-    table = _read_parquet(path)
-    columns = {name: _integers(table, name, path=path) for name in INTEGER_COLUMNS}
-    start_s, duration_s = (_seconds(table, name, path=path) for name in TIME_COLUMNS)
-    optype, optypes = _texts(table, path=path)
-    workers = _workers(columns, path=path)
-    _check_sizes(columns, meta=meta)
-    start_ns, duration_ns = _nanoseconds(start_s), _nanoseconds(duration_s)
-    steps = _lay_end_to_end(columns["step"], start_ns, duration_ns)
+    file = read_columns(path)
+    workers = _workers(file.integers, path=path)
+    _check_sizes(file.integers, meta=meta)
+    start_ns, duration_ns = (file.times_ns[name] for name in TIME_COLUMNS)
+    steps = _lay_end_to_end(file.integers["step"], start_ns, duration_ns)
     return TraceRows(
-        columns=columns,
-        optype=optype,
-        optypes=optypes,
+        columns=file.integers,
+        optype=file.optype,
+        optypes=tuple(file.optypes),
         start_ns=start_ns,
         duration_ns=duration_ns,
         steps=tuple(steps.tolist()),
         workers=workers,
     )
-
-
-def _read_parquet(path: Path) -> pa.Table:
-    try:
-        file = pq.ParquetFile(path, memory_map=False)
-        missing = [name for name in COLUMNS if name not in file.schema_arrow.names]
-        if missing:
-            raise TraceError(
-                path, f"no column {', '.join(missing)}: expected a trace of the bytedance format"
-            )
-        table = file.read(columns=list(COLUMNS))
-    except (OSError, pa.ArrowException) as error:
-        raise TraceError(
-            path, "not a parquet file, or a damaged one: expected a trace of the bytedance format"
-        ) from error
-    if not table.num_rows:
-        raise TraceError(path, "holds no operation: nothing to import")
-    return table
-
-
-def _integers(table: pa.Table, name: str, *, path: Path) -> NDArray[Integers]:
-    column = table[name]
-    if not pa.types.is_integer(column.type):
-        raise TraceError(path, f"column {name} is {column.type}, expected whole numbers")
-    _refuse_nulls(table, name, path=path)
-    values = to_numpy(column)
-    lowest = NONE if name in {"seq_id", "mc", "mb_id"} else 0
-    if values.min() < lowest or values.max() > MAX_INT32:
-        raise TraceError(
-            path,
-            f"column {name} goes from {values.min()} to {values.max()},"
-            f" expected {lowest} to {MAX_INT32}",
-        )
-    return values
-
-
-def _seconds(table: pa.Table, name: str, *, path: Path) -> NDArray[Floats]:
-    column = table[name]
-    if not pa.types.is_floating(column.type):
-        raise TraceError(path, f"column {name} is {column.type}, expected seconds as floats")
-    _refuse_nulls(table, name, path=path)
-    values = to_numpy(column)
-    if values.min() >= 0 and values.max() <= MAX_SECONDS:  # of a NaN neither is true
-        return values
-    bad = ~((values >= 0) & (values <= MAX_SECONDS))
-    row = int(np.flatnonzero(bad)[0])
-    raise TraceError(
-        path,
-        f"{name} is {float(values[row])} s in row {row} ({int(bad.sum())} such rows),"
-        f" expected 0 to {MAX_SECONDS:.0f}",
-    )
-
-
-def _nanoseconds(seconds: NDArray[Floats]) -> NDArray[np.int64]:
-    """Round to whole ns, a piece at a time so that the steps between stay in the cache."""
-    whole = np.empty(len(seconds), dtype=np.int64)
-    scratch = np.empty(ROWS_AT_ONCE)
-    for first in range(0, len(seconds), ROWS_AT_ONCE):
-        rows = slice(first, first + ROWS_AT_ONCE)
-        here = scratch[: len(seconds[rows])]
-        np.multiply(seconds[rows], NS_PER_S, out=here, dtype=np.float64)
-        np.rint(here, out=here)
-        whole[rows] = here
-    return whole
 
 
 def _run_begins(*columns: NDArray[Any]) -> NDArray[np.int64]:
@@ -243,39 +167,25 @@ def _run_begins(*columns: NDArray[Any]) -> NDArray[np.int64]:
     return np.flatnonzero(changes)
 
 
-def _texts(table: pa.Table, *, path: Path) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    column = table[TEXT_COLUMN]
-    _refuse_nulls(table, TEXT_COLUMN, path=path)
-    value_type = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not (pa.types.is_string(value_type) or pa.types.is_large_string(value_type)):
-        raise TraceError(path, f"column {TEXT_COLUMN} is {column.type}, expected text")
-    if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    codes, texts = to_codes(column)
-    if None in texts:
-        raise TraceError(path, f"column {TEXT_COLUMN} has empty values")
-    return codes, texts
-
-
-def _refuse_nulls(table: pa.Table, name: str, *, path: Path) -> None:
-    if table[name].null_count:
-        raise TraceError(path, f"column {name} has {table[name].null_count} empty rows")
-
-
 def _workers(
     columns: dict[str, NDArray[Integers]], *, path: Path
 ) -> tuple[tuple[int, int, int], ...]:
     """Return (rank, dp, pp) of each rank, of which there is one for each (dp, pp)."""
-    names = ("rank", "dp_rank", "stage")
-    begins = _run_begins(*(columns[name] for name in names))
-    ranks, dps, stages = (columns[name][begins].astype(np.int64) for name in names)
-    rank, first, place = np.unique(ranks, return_index=True, return_inverse=True)
-    dp, pp = dps[first], stages[first]
-    if (dp[place] != dps).any() or (pp[place] != stages).any():
+    places = [columns[name] for name in ("rank", "dp_rank", "stage")]
+    sizes = [int(values.max()) + 1 for values in places]
+    if math.prod(sizes) > MAX_INT64:
+        raise TraceError(path, f"rank, dp_rank and stage go up to {sizes}: no job is that large")
+    seen: set[int] = set()
+    for at in range(0, len(places[0]), ROWS_AT_ONCE):
+        here = [values[at : at + ROWS_AT_ONCE] for values in places]
+        begins = _run_begins(*here)
+        seen.update(np.unique(np.ravel_multi_index([v[begins] for v in here], sizes)).tolist())
+    ranks, dps, stages = np.unravel_index(np.array(sorted(seen)), sizes)
+    if len(np.unique(ranks)) != len(ranks):
         raise TraceError(path, "a rank stands at two (dp_rank, stage) positions")
-    if len(np.unique(dp << 32 | pp)) != len(rank):
+    if len(np.unique(dps * sizes[2] + stages)) != len(ranks):
         raise TraceError(path, "two ranks stand at one (dp_rank, stage) position")
-    return tuple(zip(rank.tolist(), dp.tolist(), pp.tolist(), strict=True))
+    return tuple(zip(ranks.tolist(), dps.tolist(), stages.tolist(), strict=True))
 
 
 def _check_sizes(columns: dict[str, NDArray[Integers]], *, meta: TraceMeta) -> None:
@@ -302,13 +212,19 @@ def _lay_end_to_end(
 
     The format has no common clock: each step's times begin at 0.
     """
-    runs = _run_begins(step)
-    steps, place = np.unique(step[runs].astype(np.int64), return_inverse=True)
+    steps = np.unique(step[_run_begins(step)]).astype(np.int64)
     begin = np.full(len(steps), np.iinfo(np.int64).max)
     end = np.zeros(len(steps), dtype=np.int64)
-    np.minimum.at(begin, place, np.minimum.reduceat(start_ns, runs))
-    np.maximum.at(end, place, np.maximum.reduceat(start_ns + duration_ns, runs))
+    pieces = [slice(at, at + ROWS_AT_ONCE) for at in range(0, len(step), ROWS_AT_ONCE)]
+    for rows in pieces:
+        runs = _run_begins(step[rows])
+        place = np.searchsorted(steps, step[rows][runs])
+        np.minimum.at(begin, place, np.minimum.reduceat(start_ns[rows], runs))
+        np.maximum.at(end, place, np.maximum.reduceat(start_ns[rows] + duration_ns[rows], runs))
     lengths = end - begin
     shift = np.cumsum(lengths) - lengths - begin
-    start_ns += np.repeat(shift[place], np.diff(runs, append=len(step)))
+    for rows in pieces:
+        runs = _run_begins(step[rows])
+        shifts = shift[np.searchsorted(steps, step[rows][runs])]
+        start_ns[rows] += np.repeat(shifts, np.diff(runs, append=len(step[rows])))
     return steps
