@@ -9,30 +9,40 @@ numbers have gaps or repeats is sorted.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.bytedance_columns import rows_of_columns
 from analysis.bytedance_format import CODE, DP_ONLY, OPTIMIZER, TYPES
 from analysis.errors import EmptyRunError
-from analysis.source import rows_of_spans
+from analysis.parallel import ROWS_AT_ONCE, in_pieces
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
-    from analysis.source import RunInfo, SpanTable
+    from analysis.bytedance_columns import Columns, Whole
+    from analysis.source import RunInfo
 
 NUM_TYPES = len(TYPES)
 UNKNOWN, NO_PARTNERS = -1, -2
 """In place of a type's code: nobody knows it; or it joins replicas, and there is but one."""
+
+LARGEST_TABLE = 1 << 22
+"""Step numbers that span more than this are searched instead of looked up."""
+
+MAX_INT32 = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
     """The rows of a trace in order of (step, dp, stage, type, seq)."""
 
-    spans: SpanTable
-    """The operations that take part."""
+    columns: Columns
+    """The operations that take part, in any order."""
 
     steps: NDArray[np.int64]
     """Shape (steps,): step numbers, ascending."""
@@ -41,8 +51,8 @@ class Blocks:
     """Shape (replicas,): dp positions, ascending."""
 
     num_stages: int
-    order: NDArray[np.int64]
-    """Shape (ops,): rows of ``spans``."""
+    order: Whole
+    """Shape (ops,): rows of ``columns``."""
 
     count: NDArray[np.int64]
     """Shape (steps, replicas, stages x types): operations of each block."""
@@ -68,40 +78,48 @@ class Blocks:
         }
 
 
-def place_blocks(run: RunInfo, spans: SpanTable) -> Blocks:
+def place_blocks(run: RunInfo, columns: Columns) -> Blocks:
     """Find each operation's place.
 
     Args:
         run: Its layout and the (dp, stage) of each rank.
-        spans: Its operations, in any order.
+        columns: Its operations, in any order.
 
     Raises:
         EmptyRunError: No operation takes part.
         KeyError: An operation's rank is not in ``run``.
     """
-    type_of_name = np.array([_type_code(run, name) for name in spans.names], dtype=np.int32)
-    spans, warnings = _known(spans, type_of_name)
-    if not len(spans):
+    type_of_name = np.array([_type_code(run, name) for name in columns.names], dtype=np.int32)
+    columns, warnings = _known(columns, type_of_name)
+    if not len(columns.name):
         raise EmptyRunError(f"run {run.run_id} holds no operation of a known type")
-    steps, step = _numbered(spans.step)
+    steps, index_of_step = _lookup(columns.step)
     replicas, worker_of_rank, lowest_rank = _workers(run)
+    _check_ranks(run, columns.rank, worker_of_rank)
     num_workers = len(replicas) * run.layout.pp
-    block = worker_of_rank[spans.rank]
-    if int(block.min()) < 0:
-        strange = int(spans.rank[int(block.argmin())])
-        raise KeyError(f"run {run.run_id} has operations of rank {strange}, which it does not list")
-    block += step * np.int32(num_workers)
-    block *= np.int32(NUM_TYPES)
-    block += type_of_name[spans.name]
-    num_per_block = np.bincount(block, minlength=len(steps) * num_workers * NUM_TYPES)
+    num_blocks = len(steps) * num_workers * NUM_TYPES
+    block = np.empty(len(columns.name), dtype=np.int32)
+    num_per_block = np.zeros(num_blocks, dtype=np.int64)
+    one_at_a_time = Lock()
+
+    def number(rows: slice) -> None:
+        step = index_of_step(columns.step[rows])
+        found = (step * num_workers + worker_of_rank[columns.rank[rows]]) * NUM_TYPES
+        found += type_of_name[columns.name[rows]]
+        block[rows] = found
+        counts = np.bincount(found, minlength=num_blocks)
+        with one_at_a_time:
+            np.add(num_per_block, counts, out=num_per_block)
+
+    in_pieces(number, len(block), rows_at_once=max(ROWS_AT_ONCE, num_blocks))
     count = num_per_block.reshape(len(steps), len(replicas), -1)
     per_replica = count.sum(axis=2)
     return Blocks(
-        spans=spans,
+        columns=columns,
         steps=steps,
         replicas=replicas,
         num_stages=run.layout.pp,
-        order=_order(spans, block, num_per_block),
+        order=_order(columns, block, num_per_block),
         count=count,
         first=(np.cumsum(per_replica) - per_replica.ravel()).reshape(per_replica.shape),
         lowest_rank=lowest_rank,
@@ -116,34 +134,45 @@ def _type_code(run: RunInfo, name: str) -> int:
     return CODE.get(name, UNKNOWN)
 
 
-def _known(spans: SpanTable, type_of_name: NDArray[np.int32]) -> tuple[SpanTable, tuple[str, ...]]:
+def _known(columns: Columns, type_of_name: NDArray[np.int32]) -> tuple[Columns, tuple[str, ...]]:
     """Leave out what takes no part, and say what nobody knows."""
     if (type_of_name >= 0).all():
-        return spans, ()
-    per_name = np.bincount(spans.name, minlength=len(spans.names))
+        return columns, ()
+    per_name = np.bincount(columns.name, minlength=len(columns.names))
     if not per_name[type_of_name < 0].any():
-        return spans, ()
-    known = rows_of_spans(spans, type_of_name[spans.name] >= 0)
+        return columns, ()
+    known = rows_of_columns(columns, type_of_name[columns.name] >= 0)
     strange = np.flatnonzero((type_of_name == UNKNOWN) & (per_name > 0))
     if not len(strange):
         return known, ()
-    names = ", ".join(sorted(spans.names[code] for code in strange))
+    names = ", ".join(sorted(columns.names[code] for code in strange))
     num = int(per_name[strange].sum())
     return known, (f"{num} operations of unknown type are left out of the replay: {names}",)
 
 
-def _numbered(values: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the distinct values, ascending, and each row's index into them.
+def _lookup(step: Whole) -> tuple[NDArray[np.int64], Callable[[Whole], NDArray[np.int64]]]:
+    """Return the step numbers, ascending, and a function from them to their index."""
+    lowest, highest = int(step.min()), int(step.max())
+    if highest - lowest > LARGEST_TABLE:
+        steps = np.unique(step).astype(np.int64)
+        return steps, lambda numbers: np.searchsorted(steps, numbers)
+    seen = _seen(step, lowest, highest)
+    index = np.cumsum(seen) - 1
+    return np.flatnonzero(seen) + lowest, lambda numbers: index[numbers.astype(np.int64) - lowest]
 
-    Rows mostly come in long runs of equal values, so only each run's first is looked up.
-    """
-    begins = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
-    distinct, index = np.unique(values[begins], return_inverse=True)
-    lengths = np.diff(np.append(begins, len(values)))
-    return distinct.astype(np.int64), np.repeat(index.astype(np.int32), lengths)
+
+def _seen(values: Whole, lowest: int, highest: int) -> NDArray[np.bool_]:
+    """Tell which of the numbers from ``lowest`` to ``highest`` occur."""
+    seen = np.zeros(highest - lowest + 1, dtype=np.bool_)
+
+    def mark(rows: slice) -> None:
+        seen[values[rows].astype(np.int64) - lowest] = True
+
+    in_pieces(mark, len(values))
+    return seen
 
 
-def _workers(run: RunInfo) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
+def _workers(run: RunInfo) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return the dp positions, each rank's worker as a number, and each worker's lowest rank.
 
     The number is -1 of a rank that the run does not know.
@@ -152,7 +181,7 @@ def _workers(run: RunInfo) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArra
     rank = np.array([info.rank for info in infos], dtype=np.int64)
     replicas, replica = np.unique([info.coords.dp for info in infos], return_inverse=True)
     worker = replica * run.layout.pp + np.array([info.coords.pp for info in infos])
-    worker_of_rank = np.full(int(rank.max()) + 1, -1, dtype=np.int32)
+    worker_of_rank = np.full(int(rank.max()) + 1, -1)
     worker_of_rank[rank] = worker
     lowest = np.full(len(replicas) * run.layout.pp, np.iinfo(np.int64).max)
     np.minimum.at(lowest, worker, rank)
@@ -160,19 +189,34 @@ def _workers(run: RunInfo) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArra
     return replicas.astype(np.int64), worker_of_rank, lowest.reshape(len(replicas), run.layout.pp)
 
 
+def _check_ranks(run: RunInfo, rank: Whole, worker_of_rank: NDArray[np.int64]) -> None:
+    seen = _seen(rank, 0, max(int(rank.max()), len(worker_of_rank) - 1))
+    seen[: len(worker_of_rank)] &= worker_of_rank < 0
+    if seen.any():
+        strange = int(np.flatnonzero(seen)[0])
+        raise KeyError(f"run {run.run_id} has operations of rank {strange}, which it does not list")
+
+
 def _order(
-    spans: SpanTable, block: NDArray[np.int32], num_per_block: NDArray[np.int64]
-) -> NDArray[np.int64]:
+    columns: Columns, block: NDArray[np.int32], num_per_block: NDArray[np.int64]
+) -> Whole:
     """Sort rows by block, then seq."""
     begins = np.cumsum(num_per_block) - num_per_block
-    place = begins[block]
-    place += spans.seq
-    num = len(spans)
-    if int(spans.seq.min()) >= 0 and int(place.max()) < num:
-        order = np.full(num, -1, dtype=np.int64)
-        order[place] = np.arange(num)
-        # Rows of the first block can only lie in it, so if every place is taken it
-        # holds just its own; then the same is true of the second, and so on.
-        if int(order.min()) >= 0:
-            return order
-    return np.lexsort((spans.start_ns, spans.seq, block))
+    num = len(columns.name)
+    order: Whole = np.full(num, -1, dtype=np.int32 if num < MAX_INT32 else np.int64)
+
+    def place(rows: slice) -> bool:
+        seq = columns.seq[rows]
+        at = begins[block[rows]]
+        at += seq
+        fits = int(seq.min()) >= 0 and int(at.max()) < num
+        if fits:
+            order[at] = np.arange(rows.start, rows.start + len(at), dtype=order.dtype)
+        return fits
+
+    # Rows of the first block can only lie in it, so if every place is taken it
+    # holds just its own; then the same is true of the second, and so on.
+    if all(in_pieces(place, num)) and int(order.min()) >= 0:
+        return order
+    sorted_rows: NDArray[np.int64] = np.lexsort((columns.start_ns, columns.seq, block))
+    return sorted_rows

@@ -38,17 +38,18 @@ def recorded_durations(
     over = _meetings_begin(sheets, num_steps)
     durations, num_clock_errors = [], 0
     for sheet in sheets:
-        taken = sheet.end_ns - sheet.start_ns
+        taken = np.empty(sheet.start_ns.shape)
         for gate, members in enumerate(sheet.shape.members()):
             key = sheet.shape.meeting.get(gate)
             arrival = sheet.start_ns[members].max(axis=0) if key is None else over[key][sheet.step]
             for row in members:
-                taken[row] = sheet.end_ns[row] - arrival
-        for row in np.flatnonzero(sheet.shape.gate >= 0).tolist():
-            wrong = taken[row] <= CLOCK_ERROR_TRANSFER_NS
-            num_clock_errors += int(np.count_nonzero(wrong))
-            taken[row][wrong] = 0
-        durations.append(taken.astype(np.float64))
+                transfer = sheet.end_ns[row] - arrival
+                wrong = transfer <= CLOCK_ERROR_TRANSFER_NS
+                num_clock_errors += int(np.count_nonzero(wrong))
+                taken[row] = np.where(wrong, 0, transfer)
+        for row in np.flatnonzero(sheet.shape.gate < 0).tolist():
+            np.subtract(sheet.end_ns[row], sheet.start_ns[row], out=taken[row])
+        durations.append(taken)
     return durations, num_clock_errors
 
 

@@ -9,7 +9,6 @@ computes began, and which transfers are no-ops.
 from __future__ import annotations
 
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,7 @@ from analysis.bytedance_graph import infer
 from analysis.bytedance_pipeline import DIRECTIONS, is_real_recv, is_real_send
 from analysis.bytedance_rows import Rows
 from analysis.lane_program import Shape
+from analysis.parallel import in_pieces
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.bytedance_blocks import Blocks
+    from analysis.bytedance_columns import Whole
     from analysis.lane_program import Meeting
     from tracer.topology import Layout
 
@@ -49,8 +50,6 @@ STREAMS = ((FORWARD_COMPUTE, BACKWARD_COMPUTE), (PARAMS_ALL_GATHER, GRADS_REDUCE
 
 LANES_AT_ONCE = 256
 """Replicas whose columns are turned together: both sides stay in a core's cache."""
-
-NUM_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ def sheets_of(blocks: Blocks, layout: Layout, keep: NDArray[np.bool_]) -> list[S
     return sheets
 
 
-def _alike(tables: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+def _alike(tables: list[Whole]) -> list[NDArray[np.int64]]:
     """Return the columns in classes of equal content; the tables stand below each other."""
     same = np.ones(tables[0].shape[1], dtype=np.bool_)
     for table in tables:
@@ -132,25 +131,23 @@ def _alike(tables: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
 
 def _columns(
     blocks: Blocks, instances: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Whole]:
     """Return start, end and chunk of some replicas' operations, each of shape (ops, lanes)."""
-    spans, first = blocks.spans, blocks.first.ravel()[instances]
+    columns, first = blocks.columns, blocks.first.ravel()[instances]
     num_ops = int(blocks.count.reshape(-1, blocks.count.shape[2])[instances[0]].sum())
     start = np.empty((num_ops, len(instances)), dtype=np.int64)
     end = np.empty_like(start)
-    chunk = np.empty(start.shape, dtype=np.int32)
+    chunk = np.empty(start.shape, dtype=columns.chunk.dtype)
 
-    def fill(begin: int) -> None:
-        lanes = slice(begin, begin + LANES_AT_ONCE)
+    def fill(lanes: slice) -> None:
         rows = blocks.order[first[lanes, None] + np.arange(num_ops)]
-        starts = spans.start_ns[rows]
+        starts = columns.start_ns[rows]
         start[:, lanes] = starts.T
-        starts += spans.duration_ns[rows]
+        starts += columns.duration_ns[rows]
         end[:, lanes] = starts.T
-        chunk[:, lanes] = spans.chunk[rows].T
+        chunk[:, lanes] = columns.chunk[rows].T
 
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
-        list(pool.map(fill, range(0, len(instances), LANES_AT_ONCE)))
+    in_pieces(fill, len(instances), rows_at_once=LANES_AT_ONCE)
     return start, end, chunk
 
 
@@ -158,8 +155,8 @@ def _features(
     counts: NDArray[np.int64],
     start: NDArray[np.int64],
     end: NDArray[np.int64],
-    chunk: NDArray[np.int32],
-) -> Iterator[NDArray[np.int64]]:
+    chunk: Whole,
+) -> Iterator[Whole]:
     """Yield what tells shapes of equal counts apart, each of shape (features, lanes)."""
     last = np.cumsum(counts)
     first = last - counts
@@ -168,14 +165,14 @@ def _features(
         for names in STREAMS:
             members = np.concatenate([np.arange(rows[n].start, rows[n].stop) for n in names])
             yield _start_order(start[members], end[members])
-            yield chunk[members].astype(np.int64)
+            yield chunk[members]
         for direction in DIRECTIONS:
             compute = rows[direction.compute]
             if compute.start == compute.stop:
                 continue
             recvs, sends = start[rows[direction.recv]], end[rows[direction.send]]
-            yield is_real_recv(recvs, start[compute.stop - 1]).astype(np.int64)
-            yield is_real_send(sends, end[compute.start]).astype(np.int64)
+            yield is_real_recv(recvs, start[compute.stop - 1]).astype(np.int8)
+            yield is_real_send(sends, end[compute.start]).astype(np.int8)
 
 
 def _start_order(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -198,7 +195,7 @@ def _rows(
     counts: NDArray[np.int64],
     start: NDArray[np.int64],
     end: NDArray[np.int64],
-    chunk: NDArray[np.int32],
+    chunk: Whole,
 ) -> Rows:
     """Return one replica in one step as a trace of its own."""
     num_stages = len(counts) // NUM_TYPES
@@ -215,7 +212,7 @@ def _rows(
         type=(block % NUM_TYPES).astype(np.int8),
         start=start,
         end=end,
-        chunk=chunk,
+        chunk=chunk.astype(np.int32),
         worker=stage,
         worker_dp=np.zeros(num_stages, dtype=np.int64),
         worker_stage=np.arange(num_stages, dtype=np.int32),

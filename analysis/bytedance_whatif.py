@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.bytedance_blocks import Blocks
+    from analysis.bytedance_columns import Columns
     from analysis.bytedance_shapes import Sheet
     from analysis.lane_replay import Row
-    from analysis.source import RunInfo, SpanTable
+    from analysis.source import RunInfo
 
 LANES_AT_ONCE = 1024
 """Lanes replayed together: their rows stay in a core's cache."""
@@ -59,18 +60,18 @@ class TraceWhatIf:
     warnings: tuple[str, ...]
 
 
-def what_if_trace(run: RunInfo, spans: SpanTable) -> TraceWhatIf:
+def what_if_trace(run: RunInfo, columns: Columns) -> TraceWhatIf:
     """Replay a ByteDance trace in every way that the paper names.
 
     Args:
         run: Its layout and the (dp, stage) of each rank.
-        spans: Its operations, in any order.
+        columns: Its operations, in any order; a `analysis.source.SpanTable` will do.
 
     Raises:
         EmptyRunError: No whole step is left.
         CycleError: Operations wait for each other.
     """
-    blocks = place_blocks(run, spans)
+    blocks = place_blocks(run, columns)
     left_out = blocks.incomplete()
     keep = ~np.isin(blocks.steps, list(left_out))
     if not keep.any():

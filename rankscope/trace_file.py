@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from analysis.source import EpochInfo, RankInfo, RunInfo, SpanTable
+from analysis.bytedance_columns import TraceColumns
+from analysis.source import EpochInfo, RankInfo, RunInfo
 from collector.importers.bytedance import EPOCH, SOURCE_FORMAT
 from collector.importers.bytedance_meta import read_meta
-from collector.importers.bytedance_rows import KIND_OF_OPTYPE, read_trace
-from tracer.span import KIND_CODES, NONE, SpanKind
+from collector.importers.bytedance_rows import read_trace
 from tracer.topology import Coords
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from collector.importers.bytedance_rows import TraceRows
 
-T = TypeVar("T", bound=np.generic)
 
-
-def read_trace_file(path: Path, meta: Path) -> tuple[RunInfo, SpanTable]:
-    """Read a trace as `analysis.source.SpanSource` would hand it over after an import.
-
-    The spans are in the file's order.
+def read_trace_file(path: Path, meta: Path) -> tuple[RunInfo, TraceColumns]:
+    """Read a trace for `analysis.bytedance_whatif.what_if_trace`.
 
     Args:
         path: The parquet file.
@@ -46,39 +38,18 @@ def read_trace_file(path: Path, meta: Path) -> tuple[RunInfo, SpanTable]:
         world_size=sizes.layout.world_size,
         epochs=(EpochInfo(epoch=EPOCH, ranks=ranks),),
     )
-    return run, _span_table(rows)
+    return run, _columns(rows)
 
 
-def _span_table(rows: TraceRows) -> SpanTable:
-    """Return the rows as spans. Columns that the format lacks take no memory."""
-    num = len(rows.start_ns)
+def _columns(rows: TraceRows) -> TraceColumns:
     held = rows.columns
-    kinds = [SpanKind(KIND_OF_OPTYPE.get(optype, "other")) for optype in rows.optypes]
-    codes = np.array([KIND_CODES[kind] for kind in kinds], dtype=np.int8)
-
-    def all_rows(value: T) -> NDArray[T]:
-        return np.broadcast_to(np.asarray(value), num)
-
-    return SpanTable(
-        epoch=all_rows(np.int32(EPOCH)),
-        step=held["step"].astype(np.int32, copy=False),
-        rank=held["rank"].astype(np.int32, copy=False),
-        kind=codes[rows.optype],
+    return TraceColumns(
+        step=held["step"],
+        rank=held["rank"],
         name=rows.optype,
-        track=all_rows(np.int32(0)),
         start_ns=rows.start_ns,
         duration_ns=rows.duration_ns,
-        launch_ns=all_rows(np.int64(NONE)),
-        group_id=all_rows(np.uint64(0)),
-        seq=held["seq_id"].astype(np.int64, copy=False),
-        src_rank=all_rows(np.int32(NONE)),
-        dst_rank=all_rows(np.int32(NONE)),
-        microbatch=held["mb_id"].astype(np.int32, copy=False),
-        chunk=held["mc"].astype(np.int32, copy=False),
-        num_bytes=all_rows(np.int64(NONE)),
-        interval_id=all_rows(np.int64(0)),
-        flags=all_rows(np.uint16(0)),
-        depth=all_rows(np.int16(0)),
+        seq=held["seq_id"],
+        chunk=held["mc"],
         names=rows.optypes,
-        tracks=("",),
     )
