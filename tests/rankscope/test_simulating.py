@@ -220,11 +220,11 @@ def test_the_command_prints_the_truth_and_keeps_stdout_for_json(
     ("name", "line"),
     [
         ("gc-pause", "planted: gc-pause, steps 0 to 23, + 250 ms, as spans"),
-        ("misconfiguration", "planted: misconfiguration on rank 9, steps 0 to 23, NCCL_IB_DISABLE=1"),
-        ("hang", "planted: hang on rank 9, steps 12 to 12"),
+        ("stage-imbalance", "planted: stage-imbalance on ranks 4, 5, 6, 7, steps 0 to 23, x 1.4"),
+        ("hang", "planted: hang on rank 5, steps 12 to 12"),
     ],
-)  # fmt: skip
+)
 def test_what_is_planted_is_told_on_one_line(name: str, line: str) -> None:
-    (truth,) = simulate(preset_scenario(name)).truth
+    (truth,) = simulate(preset_scenario(name, dp=2)).truth
 
     assert truth_line(truth) == line
