@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from analysis.lane_replay import Row
     from analysis.source import RunInfo
 
-LANES_AT_ONCE = 1024
+LANES_AT_ONCE = 4096
 """Lanes replayed together: their rows stay in a core's cache."""
 
 
