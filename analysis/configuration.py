@@ -134,11 +134,14 @@ def _disagreements(
 def _alike(
     told: Mapping[int, Mapping[str, str]],
 ) -> list[tuple[Mapping[str, str], list[int]]]:
-    """Return each distinct manifest with its ranks; most ranks share one object."""
+    """Return each distinct manifest with its ranks; often ranks share one object, too."""
     by_object: dict[int, tuple[Mapping[str, str], list[int]]] = {}
     for rank, settings in told.items():
         by_object.setdefault(id(settings), (settings, []))[1].append(rank)
-    return list(by_object.values()) or [({}, [])]
+    by_content: dict[frozenset[tuple[str, str]], tuple[Mapping[str, str], list[int]]] = {}
+    for settings, ranks in by_object.values():
+        by_content.setdefault(frozenset(settings.items()), (settings, []))[1].extend(ranks)
+    return list(by_content.values()) or [({}, [])]
 
 
 def _goes_with_place(

@@ -52,7 +52,8 @@ def hangs(
 
     On a communication timeout the healthy ranks tell the operation that they
     stand in, so the silent one is the culprit. A rank that is missing in one
-    collective because it stands in another waits itself, and is not accused;
+    collective because it stands in another waits itself, and is not accused, nor
+    is a silent tensor-parallel mate that came further in its step;
     where that leaves nobody, the ranks entered their collectives in different
     orders, and those that are missing are named as such. What a rank stands in
     is told by spans flagged open or error, and by the open spans in the events
@@ -98,10 +99,31 @@ def _epoch_hang(
     if silent and not silent & traced:
         return _untraced(stuck[0], tuple(sorted(silent)))
     lost = {death.ended.rank for death in deaths if death.reason is ExitClass.LOST}
-    culprits = tuple(sorted(silent & traced or missing & traced))
+    behind = _behind_their_mates(epoch, silent & traced, spans)
+    culprits = tuple(sorted(behind or missing & traced))
     if not culprits:
         return None
     return _finding(run, stuck, culprits, is_circle=not silent, lost=lost, steps=steps)
+
+
+def _behind_their_mates(
+    epoch: EpochInfo, silent: frozenset[int] | set[int], spans: SpanTable
+) -> set[int]:
+    """Leave out silent ranks that came further in their last step than a silent mate.
+
+    Tensor-parallel mates do the same work; where their own communication is not
+    traced, those that wait for a mate inside a forward or backward are silent, too.
+    """
+    places = {info.rank: (info.coords.pp, info.coords.dp, info.coords.cp) for info in epoch.ranks}
+    rows = np.isin(spans.rank, list(silent)) & (spans.epoch == epoch.epoch)
+    progress = dict.fromkeys(silent, (NONE, 0))
+    for step in np.unique(spans.step[rows])[-2:].tolist():
+        ranks, counts = np.unique(spans.rank[rows & (spans.step == step)], return_counts=True)
+        progress.update(zip(ranks.tolist(), ((step, num) for num in counts.tolist()), strict=True))
+    least: dict[tuple[int, int, int], tuple[int, int]] = {}
+    for rank, came in progress.items():
+        least[places[rank]] = min(came, least.get(places[rank], came))
+    return {rank for rank, came in progress.items() if came == least[places[rank]]}
 
 
 def _stuck(

@@ -21,6 +21,7 @@ from tests.analysis.exit_builders import (
 )
 from tests.dashboard.builders import span_table
 from tracer.span import NONE, Span, SpanFlag, SpanKind, UnixNs
+from tracer.topology import Coords
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,6 +110,24 @@ def test_a_rank_that_waits_elsewhere_for_the_silent_one_is_not_accused() -> None
     assert finding.ranks == (5,)
     assert finding.confidence == pytest.approx(0.95 * 6 / 7)
     assert finding.evidence.endswith("; 1 more communications lack a member")
+
+
+def test_of_silent_tensor_parallel_mates_the_one_that_is_behind_is_named() -> None:
+    whole = job()
+    mates = tuple(
+        replace(info, coords=Coords(dp=info.rank // 2, tp=info.rank % 2))
+        for info in whole.epochs[0].ranks
+    )
+    run = replace(whole, epochs=(replace(whole.epochs[0], ranks=mates),))
+    forward = replace(comm(4, 0, seq=NONE, kind=SpanKind.FORWARD), name="forward")
+    others = [comm(rank) for rank in (0, 1, 2, 3, 6, 7)]
+
+    (one_is_behind,) = hangs(run, table([*others, forward]), UP_TO_16, RunContext())
+    both_stand = [forward, replace(forward, rank=5)]
+    (nobody_is,) = hangs(run, table([*others, *both_stand]), UP_TO_16, RunContext())
+
+    assert one_is_behind.ranks == (5,)
+    assert nobody_is.ranks == (4, 5)
 
 
 def test_a_member_that_has_left_the_collective_is_there() -> None:
