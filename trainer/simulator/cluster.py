@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NS_PER_MS = 1e6
 MAX_BIAS_SIGMAS = 3.0
+BLOCKS_PER_LAYER = 2
+"""Attention and feed-forward: each ends with a reduction over its tensor-parallel partners."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Sync:
     name: str
     passes: int
     """1 for reduce-scatter and all-gather, 2 for all-reduce."""
+
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,7 @@ class Cluster:
     """Slots of all stages in an order in which each can run."""
 
     syncs: tuple[Sync, ...]
-    """Collectives inside each forward and backward."""
+    """Collectives inside each forward and backward, recorded unless TP is collapsed."""
 
     bias: NDArray[np.float64]
     """Shape (pp, dp, cp, tp): how many times as long each rank computes, healthy."""
@@ -82,21 +86,21 @@ def make_cluster(scenario: Scenario) -> Cluster:
 
 
 def syncs_of(scenario: Scenario) -> tuple[Sync, ...]:
-    """Return the collectives inside one forward or backward, in order."""
-    context = (Sync(Axis.CP, "all_gather_into_tensor", 1),) if scenario.cp > 1 else ()
-    all_reduce = Sync(Axis.TP, "all_reduce", 2)
-    sequence = (
-        Sync(Axis.TP, "all_gather_into_tensor", 1),
-        Sync(Axis.TP, "reduce_scatter_tensor", 1),
-    )
-    tensor: dict[TpDetail, tuple[Sync, ...]] = {
-        TpDetail.COLLAPSED: (),
-        TpDetail.COARSE: (all_reduce,),
-        TpDetail.FULL: (all_reduce,) * 2,
-        TpDetail.SEQUENCE: sequence * 2,
-    }
-    detail = scenario.tp_detail
-    if detail is TpDetail.COLLAPSED:
-        return ()
-    once = context + (tensor[detail] if scenario.tp > 1 else ())
-    return once if detail is TpDetail.COARSE else once * scenario.layers_per_chunk
+    """Return the collectives inside one forward or backward, in order.
+
+    Where not every layer's are recorded, one stands for all of them, with their
+    bytes: equal bandwidth takes equal time at every detail.
+    """
+    num_layers, num_bytes = scenario.layers_per_chunk, scenario.tp_bytes
+    gather, scatter, reduce = "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"
+    joined = scenario.tp_detail in (TpDetail.COLLAPSED, TpDetail.COARSE)
+    times = num_layers if joined else 1
+    of_layer = [Sync(Axis.CP, gather, 1, num_bytes * times)] if scenario.cp > 1 else []
+    if scenario.tp > 1 and joined:
+        of_layer.append(Sync(Axis.TP, reduce, 2, num_bytes * BLOCKS_PER_LAYER * times))
+    elif scenario.tp > 1:
+        sequence = [Sync(Axis.TP, gather, 1, num_bytes), Sync(Axis.TP, scatter, 1, num_bytes)]
+        whole = [Sync(Axis.TP, reduce, 2, num_bytes)]
+        block = sequence if scenario.tp_detail is TpDetail.SEQUENCE else whole
+        of_layer += block * BLOCKS_PER_LAYER
+    return tuple(of_layer * (1 if joined else num_layers))

@@ -18,6 +18,7 @@ from trainer.simulator.cluster import NS_PER_MS
 from trainer.simulator.fault import SimulatedCause, Trace
 from trainer.simulator.groups import KIND_OF_AXIS, Axis
 from trainer.simulator.recorder import NEVER, ON_DEVICE, ON_HOST, Label, Recorder
+from trainer.simulator.scenario import TpDetail
 from trainer.simulator.schedule import receiver_of, sender_of
 
 if TYPE_CHECKING:
@@ -217,20 +218,19 @@ class StepRun:
         )
         now = begin if stall is None else begin + stall
         syncs = self._cluster.syncs
-        if syncs:
+        if self._scenario.tp_detail is not TpDetail.COLLAPSED:
             for number, sync in enumerate(syncs):
                 piece = own * (number + 1) // len(syncs) - own * number // len(syncs)
                 now = self._sync(slot, sync, now + piece)
-            end = now
+            end = now if syncs else now + own
         else:
-            end = np.broadcast_to((now + own).max(axis=(1, 2), keepdims=True), self._shape)
+            end = self._meet_unseen(stage, now + own)
         self.recorder.add(stage, label, begin, end)
         self._now[stage] = end
         return begin, end
 
     def _sync(self, slot: Slot, sync: Sync, start: Times) -> Times:
         """Meet in one collective inside a compute span; return when each member leaves."""
-        num_bytes = self._scenario.tp_bytes
         label = Label(
             kind=KIND_OF_AXIS[sync.axis],
             name=sync.name,
@@ -239,14 +239,26 @@ class StepRun:
             seq=self._seqs.of_group(sync.axis, slot.stage),
             microbatch=slot.microbatch,
             chunk=slot.chunk,
-            num_bytes=num_bytes,
+            num_bytes=sync.num_bytes,
             depth=1,
         )
         mean_ns = self._effects.links.collective_ns(
-            sync.axis, num_bytes=num_bytes, passes=sync.passes
+            sync.axis, num_bytes=sync.num_bytes, passes=sync.passes
         )[slot.stage]
         end = self._meet(sync.axis, start, mean_ns)
         self._blocked(slot.stage, label, start, end)
+        return end
+
+    def _meet_unseen(self, stage: int, start: Times) -> Times:
+        """Return when partners leave a compute span whose collectives are not recorded."""
+        end = start
+        for sync in self._cluster.syncs:
+            mean_ns = self._effects.links.collective_ns(
+                sync.axis, num_bytes=sync.num_bytes, passes=sync.passes
+            )
+            arrival = end.max(axis=SPAN_AXES[sync.axis], keepdims=True)
+            left = arrival + self._noise.transfer_ns(mean_ns[stage])
+            end = np.broadcast_to(left, self._shape)
         return end
 
     def _meet(self, axis: Axis, start: Times, mean_ns: NDArray[np.float64]) -> Times:

@@ -100,7 +100,10 @@ def _with_partners(
 ) -> tuple[int, ...]:
     """Return the ranks that look like the culprits from outside."""
     scenario, at = cluster.scenario, cluster.placement
-    hidden = fault.cause in OF_COMPUTE and scenario.tp_detail is TpDetail.COLLAPSED
+    is_inside = fault.cause in OF_COMPUTE or (
+        fault.cause is SimulatedCause.SLOW_LINK and _are_partners(cluster, ranks)
+    )
+    hidden = is_inside and scenario.tp_detail is TpDetail.COLLAPSED
     if not ranks or not hidden or scenario.tp * scenario.cp == 1:
         return ranks
     partners = {
@@ -109,6 +112,13 @@ def _with_partners(
         for rank in at.rank[at.stage[culprit], at.dp[culprit]].ravel().tolist()
     }
     return tuple(sorted(partners))
+
+
+def _are_partners(cluster: Cluster, ranks: tuple[int, ...]) -> bool:
+    """Tell whether ranks are two or more of one worker: what they send stays in its compute."""
+    at = cluster.placement
+    places = {(int(at.stage[rank]), int(at.dp[rank])) for rank in ranks}
+    return len(ranks) > 1 and len(places) == 1
 
 
 def _detail(fault: SimulatedFault) -> str:

@@ -121,3 +121,19 @@ def test_a_ring_is_as_slow_as_its_slowest_link() -> None:
     # 3/4 of 8 MB at 1 GB/s, twice a step.
     assert healthy.step_ms(0) == pytest.approx(30 + 6 + 5 + 6, abs=0.001)
     assert slow.step_ms(0) == pytest.approx(30 + 18 + 5 + 18, abs=0.001)
+
+
+@pytest.mark.parametrize("detail", TpDetail)
+def test_equal_bandwidth_takes_equal_time_at_every_detail(detail: TpDetail) -> None:
+    network = Network(
+        host_bytes_per_s=1e9, host_latency_ns=0, rack_latency_ns=0, spine_latency_ns=0
+    )
+    recorded = record(
+        exact(
+            pp=1, dp=1, tp=2, num_microbatches=2, num_layers=3, num_steps=1,
+            tp_detail=detail, tp_bytes=MS, network=network,
+        )
+    )  # fmt: skip
+
+    # An all-reduce of 1 MB between two ranks takes 1 ms; a layer has two, each way.
+    assert recorded.step_ms(0) == pytest.approx(2 * (30 + 2 * 3 * 2 * 1) + 5, abs=0.001)
