@@ -46,7 +46,9 @@ def common_dips(stalls: Stalls) -> tuple[Candidate, ...]:
     )
     chosen = stalls.among(*Place) & np.isin(stalls.column, dips)
     steps = stalls.profile.steps[dips]
-    each = f"every {int(spaced[0])} steps" if len(spaced) == 1 else count_text(len(dips), "step")
+    each = count_text(len(dips), "time")
+    if len(spaced) == 1 and spaced[0] > 1:
+        each = f"every {int(spaced[0])} steps"
     what = "in checkpoint spans" if in_spans.all() else "outside any compute"
     lost = float(np.median((inside + np.maximum(unusual, 0))[:, dips]))
     return (

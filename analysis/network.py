@@ -25,6 +25,10 @@ LEAST_ALIKE = 8
 LONE_STEPS = 3
 """Steps of a slow phase where a step has fewer than `LEAST_ALIKE` instances of a link."""
 
+SEVERAL_LINKS = 3
+"""Links that must be slower together for the network to be at fault.
+Source: design.md section 5, several groups."""
+
 EARLIER_QUANTILE = 0.25
 """A link without alike ones is held against the quarter of its own steps in which it was
 fastest."""
@@ -167,10 +171,9 @@ def _expected(
 
 
 def _earlier(value: NDArray[np.float64]) -> NDArray[np.float64]:
-    known = ~np.isnan(value).all(axis=1)
-    usual = np.full(len(value), np.nan)
-    if known.any():
-        usual[known] = np.nanquantile(value[known], EARLIER_QUANTILE, axis=1)
+    num = (~np.isnan(value)).sum(axis=1)
+    place = (np.maximum(num - 1, 0) * EARLIER_QUANTILE).astype(np.int64)
+    usual = np.sort(value, axis=1)[np.arange(len(value)), place]
     return np.broadcast_to(usual[:, None], value.shape)
 
 
@@ -239,4 +242,5 @@ def common_slowness(profile: LinkProfile) -> tuple[Phase, NDArray[np.bool_]] | N
         return None
     (phase,) = phases
     inside = row_medians(ratio[:, phase.first : phase.last + 1])
-    return phase, inside >= phase.excess_ratio / 2
+    slower = inside >= phase.excess_ratio / 2
+    return (phase, slower) if slower.sum() >= SEVERAL_LINKS else None

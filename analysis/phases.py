@@ -32,6 +32,9 @@ SHORT_STEPS = 3
 
 CLEAR_FACTOR = 1.5
 
+FAULTY_SHARE = 0.005
+"""Share of many rows that may be at fault at once: arXiv 2402.15627 saw as many slow machines."""
+
 PHASE_LEVELS = (0.06, 0.2, 0.6)
 """Excesses at which a phase is looked for: half of one parts slow steps from usual ones."""
 
@@ -144,15 +147,16 @@ def _short(
     if not len(calm):
         return {}
     peak = np.nanmax(excess[calm], axis=1)
-    order = np.argsort(peak)
-    highest = peak[order[-1]]
-    second = peak[order[-2]] if len(order) > 1 else 0.0
+    # The highest of the others, passing over as many as may be at fault themselves.
+    highest = np.sort(peak)[::-1]
+    allowed = min(int(FAULTY_SHARE * len(calm)), len(calm) - 1)
+    others = np.where(
+        peak >= highest[allowed], np.append(highest, 0.0)[allowed + 1], highest[allowed]
+    )
+    threshold_of = np.maximum(max(DUE_RATIO, clear * deviation), CLEAR_FACTOR * others)
     found = {}
-    for place in np.flatnonzero(peak >= max(DUE_RATIO, clear * deviation)).tolist():
-        others = max(second if peak[place] == highest else highest, 0.0)
-        threshold = max(DUE_RATIO, clear * deviation, CLEAR_FACTOR * float(others))
-        if peak[place] < threshold:
-            continue
+    for place in np.flatnonzero(peak >= threshold_of).tolist():
+        threshold = float(threshold_of[place])
         row = excess[calm[place]]
         (first,), (last,) = best_segments(row[None] - threshold / 2)
         middle = float(np.nanmedian(row[first : last + 1]))

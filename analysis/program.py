@@ -334,8 +334,8 @@ def _step_class(
     dst.insert(0, arrival[graph.dst])
     across = np.zeros(num_nodes, dtype=np.bool_)
     across[gate] = graph.across[members]
-    edges = np.unique(np.stack((np.concatenate(src), np.concatenate(dst)), axis=1), axis=0)
-    schedule = order_by_level(num_nodes, edges[:, 0], edges[:, 1], across=across)
+    # Several members of a group may wait for one operation: twice the same edge does no harm.
+    schedule = order_by_level(num_nodes, np.concatenate(src), np.concatenate(dst), across=across)
 
     instances = steps[None, :] * frame.num_replicas + np.arange(frame.num_replicas)[:, None]
     rows = frame.operations[

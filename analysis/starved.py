@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.distinct import number_rows
 from analysis.intervals import Line
 from analysis.operations import NO_GROUP
 from analysis.report import Starved, WaitsOn
@@ -193,9 +194,10 @@ def _summed(
         return Blame(rank=nobody, on_rank=nobody, waited_ns=nobody.astype(np.int64))
     rank, on = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
     waited = np.concatenate([part[2] for part in parts])
-    pairs, index = np.unique(
-        np.stack((rank, on), axis=1).reshape(-1, 2), axis=0, return_inverse=True
-    )
-    sums = np.zeros(len(pairs), dtype=np.int64)
-    np.add.at(sums, index.reshape(-1), waited)
-    return Blame(rank=pairs[sums > 0, 0], on_rank=pairs[sums > 0, 1], waited_ns=sums[sums > 0])
+    index, num = number_rows(rank, on)
+    row = np.zeros(num, dtype=np.int64)
+    row[index] = np.arange(len(index))
+    sums = np.zeros(num, dtype=np.int64)
+    np.add.at(sums, index, waited)
+    real = sums > 0
+    return Blame(rank=rank[row[real]], on_rank=on[row[real]], waited_ns=sums[real])

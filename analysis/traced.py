@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.distinct import number_rows
 from analysis.intervals import NOWHERE
 from analysis.model import ComputeItems, Reading
 from analysis.operations import positions_in_runs
@@ -79,6 +80,8 @@ def read_traced(
 
 def _latest_epochs(steps: StepTable, spans: SpanTable) -> tuple[StepTable, SpanTable, int]:
     """Keep each step's last epoch only; count the steps that had more than one."""
+    if not len(steps) or (steps.epoch == steps.epoch[0]).all():
+        return steps, spans, 0
     pairs = np.unique(np.stack((steps.step, steps.epoch), axis=1), axis=0)
     is_last = np.append(pairs[1:, 0] != pairs[:-1, 0], True) if len(pairs) else np.ones(0, bool)
     if is_last.all():
@@ -125,14 +128,13 @@ def _items(joined: Joined, pieces: Pieces, numbers: NDArray[np.int32]) -> Comput
     step = windows.step_index[window]
     rank, kind, chunk = spans.rank[span], spans.kind[span], spans.chunk[span]
     order = np.lexsort((spans.start_ns[span], chunk, kind, rank, step))
-    key = np.stack((step, rank, kind, chunk))[:, order]
-    _, run = np.unique(key, axis=1, return_inverse=True)
+    run, _ = number_rows(step[order], rank[order], kind[order], chunk[order])
     return ComputeItems(
         step=numbers[step[order]],
         rank=rank[order],
         kind=kind[order],
         chunk=chunk[order],
-        microbatch=positions_in_runs(run.reshape(-1)).astype(np.int32),
+        microbatch=positions_in_runs(run).astype(np.int32),
         self_ns=np.rint(self_ns[order]).astype(np.int64),
     )
 

@@ -7,10 +7,11 @@ after a `wait` record follows the communication waited for.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.distinct import number_rows
 from analysis.intervals import NOWHERE
 from analysis.model import ReplayModel
 from analysis.operations import NO_GROUP, Operations, latest_by_group
@@ -199,28 +200,22 @@ def _labels(joined: Joined, pieces: Pieces, stage: NDArray[np.int32]) -> NDArray
     kind = np.where(pieces.compute == GAP, GAP, spans.kind[span]).astype(np.int64)
     before = np.append(GAP, kind[:-1])
     after = np.append(kind[1:], GAP)
-    of_pieces = np.stack(
-        (
-            np.where(is_gap, 1, 0),
-            np.where(is_gap, pieces.host_kind, kind),
-            np.where(is_gap, before, np.where(pieces.compute == GAP, 0, spans.chunk[span])),
-            np.where(is_gap, after, pieces.num_ordinals),
-            np.where(is_gap, 0, pieces.ordinal),
-            stage[: len(span)],
-        ),
-        axis=1,
+    of_pieces: tuple[NDArray[Any], ...] = (
+        np.where(is_gap, 1, 0),
+        np.where(is_gap, pieces.host_kind, kind),
+        np.where(is_gap, before, np.where(pieces.compute == GAP, 0, spans.chunk[span])),
+        np.where(is_gap, after, pieces.num_ordinals),
+        np.where(is_gap, 0, pieces.ordinal),
+        stage[: len(span)],
     )
-    of_comm = np.stack(
-        (
-            np.full(len(comm), 2),
-            spans.kind[comm].astype(np.int64),
-            spans.name[comm].astype(np.int64),
-            spans.num_bytes[comm],
-            np.zeros(len(comm), dtype=np.int64),
-            np.zeros(len(comm), dtype=np.int64),
-        ),
-        axis=1,
+    nothing = np.zeros(len(comm), dtype=np.int64)
+    of_comm: tuple[NDArray[Any], ...] = (
+        nothing + 2,
+        spans.kind[comm],
+        spans.name[comm],
+        spans.num_bytes[comm],
+        nothing,
+        nothing,
     )
-    table = np.concatenate((of_pieces.astype(np.int64), of_comm))
-    _, label = np.unique(table, axis=0, return_inverse=True)
-    return label.reshape(-1).astype(np.int64)
+    columns = (np.concatenate(pair) for pair in zip(of_pieces, of_comm, strict=True))
+    return number_rows(*columns)[0]

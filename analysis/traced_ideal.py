@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.distinct import number_rows
 from analysis.intervals import NOWHERE
 from analysis.pieces import Pieces, own_compute
 from tracer.span import KIND_CODES, SpanKind
@@ -77,23 +78,25 @@ def _mean_span(
     of_kind: NDArray[np.int64], span: NDArray[np.int64], duration: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return, for each piece, the mean self time of the spans of its kind."""
-    _, index = np.unique(of_kind, return_inverse=True)
-    _, a_piece = np.unique(span, return_index=True)
-    mean = np.bincount(index, weights=duration) / np.bincount(index[a_piece])
+    index, num = number_rows(of_kind)
+    a_piece = np.full(int(span.max()) + 1, NOWHERE)
+    a_piece[span] = np.arange(len(span))
+    spans_of_kind = np.bincount(index[a_piece[a_piece != NOWHERE]], minlength=num)
+    mean = np.bincount(index, weights=duration) / spans_of_kind
     of_piece: NDArray[np.float64] = mean[index]
     return of_piece
 
 
 def _mean_by(label: NDArray[np.int64], value: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the mean of each row's label."""
-    _, index = np.unique(label, return_inverse=True)
+    index, _ = number_rows(label)
     mean: NDArray[np.float64] = (np.bincount(index, weights=value) / np.bincount(index))[index]
     return mean
 
 
 def _median_by(label: NDArray[np.int64], value: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the median of each row's label."""
-    _, index = np.unique(label, return_inverse=True)
+    index, _ = number_rows(label)
     ordered = value[np.lexsort((value, index))]
     last = np.cumsum(np.bincount(index))
     first = np.append(0, last[:-1])

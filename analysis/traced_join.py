@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.distinct import number_rows
 from analysis.intervals import NOWHERE, Line, covering
 from analysis.pieces import Windows, windows_of
 from analysis.waits import instance_keys
@@ -82,8 +83,8 @@ def join_waits(
     recorded = np.flatnonzero((spans.kind == WAIT) & usable)
     both = np.concatenate((comm, recorded))
     key = instance_keys(spans, both) if len(both) else np.zeros(0, dtype=np.int64)
-    _, member = np.unique(np.stack((key, spans.rank[both])), axis=1, return_inverse=True)
-    of_member = np.full(int(member.max(initial=-1)) + 1, NOWHERE)
+    member, num_members = number_rows(key, spans.rank[both])
+    of_member = np.full(num_members, NOWHERE)
     of_member[member[: len(comm)]] = np.arange(len(comm))
     recorded_comm = of_member[member[len(comm) :]]
 

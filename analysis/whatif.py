@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.device_graph import without_host
 from analysis.program import Program, compile_program
 
 if TYPE_CHECKING:
@@ -57,11 +58,11 @@ class Replayer:
 
     def __init__(self, model: ReplayModel) -> None:
         self.model = model
-        self._device = compile_program(model.operations, host_gaps=False)
+        operations, self._at = without_host(model.operations, model.on_device)
+        self._device = compile_program(operations, host_gaps=False)
         self._full: Program | None = None
-        host = ~model.on_device
-        self._recorded_ns = np.where(host, 0.0, model.operations.duration_ns)
-        self._ideal_ns = np.where(host, 0.0, model.ideal_ns)
+        self._recorded_ns = operations.duration_ns
+        self._ideal_ns = model.ideal_ns[self._at]
 
     def recorded(self) -> NDArray[np.float64]:
         """Return T by step: recorded durations, launch gaps removed. Shape (steps,), ns."""
@@ -80,11 +81,13 @@ class Replayer:
         Returns:
             Shape (steps,), ns.
         """
-        return self._device.step_times(np.where(part, self._recorded_ns, self._ideal_ns))
+        put = part[self._at]
+        return self._device.step_times(np.where(put, self._recorded_ns, self._ideal_ns))
 
     def made_ideal(self, part: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return T by step of the recorded run with a part made ideal. Shape (steps,), ns."""
-        return self._device.step_times(np.where(part, self._ideal_ns, self._recorded_ns))
+        mended = part[self._at]
+        return self._device.step_times(np.where(mended, self._ideal_ns, self._recorded_ns))
 
     def put_back_by_dp(
         self, part: NDArray[np.bool_] | None = None
@@ -97,9 +100,11 @@ class Replayer:
         Returns:
             By dp position, shape (steps,), ns.
         """
-        put = np.ones(len(self._ideal_ns), dtype=np.bool_) if part is None else part
-        recorded = np.where(put, self._recorded_ns, self._ideal_ns)
-        times = self._device.isolated_step_times(recorded, self._ideal_ns, self.model.dp)
+        recorded = self._recorded_ns
+        if part is not None:
+            recorded = np.where(part[self._at], recorded, self._ideal_ns)
+        dp = self.model.dp[self._at]
+        times = self._device.isolated_step_times(recorded, self._ideal_ns, dp)
         return {int(dp): times[index] for index, dp in enumerate(self._device.replicas)}
 
     def full_recorded(self) -> NDArray[np.float64]:

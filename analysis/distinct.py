@@ -1,0 +1,54 @@
+"""Number rows of several columns by what they hold, faster than sorting rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MAX_KEY = 2**62
+_DENSE = 4
+"""A table of keys this many times as large as the number of rows is still cheaper than a sort."""
+
+
+def number_rows(*columns: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], int]:
+    """Return a number for each row, equal exactly where all columns are, and how many there are.
+
+    Numbers rise with the columns, the first counting most.
+
+    Args:
+        columns: Each of shape (rows,).
+    """
+    key, size = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for column in columns:
+        codes, radix = _codes(column)
+        if size * radix > _MAX_KEY:
+            key, size = _compact(key, size)
+        key = key * radix + codes
+        size *= radix
+    return _compact(key, size)
+
+
+def _compact(key: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], int]:
+    """Renumber keys below ``size`` without holes, their order kept."""
+    if size <= _DENSE * len(key) + 1024:
+        seen = np.zeros(size, dtype=np.bool_)
+        seen[key] = True
+        number = np.cumsum(seen) - 1
+        return number[key], int(number[-1]) + 1 if size else 0
+    distinct, found = np.unique(key, return_inverse=True)
+    return found.astype(np.int64), len(distinct)
+
+
+def _codes(column: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], int]:
+    """Return the column as small non-negative integers in its order, and a bound above them."""
+    if not len(column):
+        return column.astype(np.int64), 1
+    lowest, highest = int(column.min()), int(column.max())
+    if highest - lowest < _DENSE * len(column) + 1024:
+        return (column - column.dtype.type(lowest)).astype(np.int64), highest - lowest + 1
+    distinct, found = np.unique(column, return_inverse=True)
+    return found.astype(np.int64), len(distinct)
