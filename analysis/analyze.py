@@ -19,6 +19,7 @@ from analysis.report import Quality, RankStepExcess, RunReport, StepTimes
 from analysis.source import rows_of_spans
 from analysis.starved import starved_ranks
 from analysis.traced import read_traced
+from analysis.waterfall import summary_of, waterfall_of
 from analysis.whatif import Replayer, ratio, what_if
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def report_of(
         quality=_quality(run, steps, reading),
         excess=_excess(profile),
         paced=run.paced,
+        waterfall=summary_of(reading.model, waterfall_of(run, reading, spans, steps)),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from analysis.intervals import Line
 from analysis.occupancy import P2P_KINDS, of_kinds
+from analysis.report import BubbleShape
 from analysis.step_graph import graph_of_steps, replayed_times
 from analysis.whatif import ratio
 from tracer.span import KIND_CODES, SpanKind
@@ -34,25 +34,6 @@ class Phase(IntEnum):
     STEADY = 1
     COOL_DOWN = 2
     """It began after the rank's last forward had ended."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """What the pipeline's shape says of its bubble, relative to the ideal compute time."""
-
-    num_stages: int
-    num_chunks: int
-    """Model chunks on each stage."""
-
-    num_microbatches: int
-    formula_ratio: float
-    """``(p - 1) / (v m)``, what a 1F1B schedule, interleaved or not, costs by itself.
-
-    Source: Narayanan et al., arXiv 2104.04473, section 2.2. A zero-bubble schedule stays below.
-    """
-
-    measured_ratio: float | None
-    """Bubble over useful forward and backward compute; None without such compute."""
 
 
 def ideal_wait_ns(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int64]:
@@ -106,7 +87,7 @@ def phases_of(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int8]:
 
 def schedule_of(
     reading: Reading, layout: Layout, *, bubble_ns: int, compute_ns: int
-) -> Schedule | None:
+) -> BubbleShape | None:
     """Return what the pipeline's shape says of its bubble; None without a pipeline.
 
     Args:
@@ -114,6 +95,10 @@ def schedule_of(
         layout: Its number of stages.
         bubble_ns: Bubble of all ranks and steps.
         compute_ns: Their useful forward and backward compute.
+
+    Source:
+        Narayanan et al., arXiv 2104.04473, section 2.2: ``(p - 1) / (v m)`` of the ideal time
+        is what a 1F1B schedule costs by itself. A zero-bubble schedule stays below.
     """
     items = reading.items
     forward = items.kind == KIND_CODES[SpanKind.FORWARD]
@@ -122,7 +107,7 @@ def schedule_of(
     num_microbatches = int(items.microbatch[forward].max()) + 1
     held = np.unique(np.stack((items.rank[forward], items.chunk[forward])), axis=1)
     num_chunks = int(np.unique(held[0], return_counts=True)[1].max())
-    return Schedule(
+    return BubbleShape(
         num_stages=layout.pp,
         num_chunks=num_chunks,
         num_microbatches=num_microbatches,

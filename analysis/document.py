@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from analysis.report import RunReport
+    from analysis.report import RunReport, WaterfallSummary
 
 SCHEMA = 1
 
@@ -44,6 +44,16 @@ def to_document(report: RunReport) -> dict[str, Any]:
         else {**asdict(report.mfu), "by_step": _text_keys(report.mfu.by_step)},
         "quality": asdict(report.quality),
         "paced": report.paced,
+        "waterfall": None if report.waterfall is None else _waterfall(report.waterfall),
+    }
+
+
+def _waterfall(waterfall: WaterfallSummary) -> dict[str, Any]:
+    """Leave the matrices out: they are for drawing."""
+    return {
+        "mean_ratio": dict(waterfall.mean_ratio),
+        "waiting_on": [asdict(entry) for entry in waterfall.waiting_on],
+        "bubble": None if waterfall.bubble is None else asdict(waterfall.bubble),
     }
 
 

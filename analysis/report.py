@@ -113,6 +113,48 @@ class RankStepExcess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BubbleShape:
+    """The pipeline's bubble by its schedule's formula, and as measured."""
+
+    num_stages: int
+    num_chunks: int
+    """Model chunks on each stage."""
+
+    num_microbatches: int
+    formula_ratio: float
+    """``(p - 1) / (v m)`` of the useful forward and backward compute: 1F1B, interleaved or not."""
+
+    measured_ratio: float | None
+    """Of the same; None where there is no such compute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaterfallSummary:
+    """Where the time went, over all steps; `analysis.waterfall.Part` says what each part is."""
+
+    parts: tuple[str, ...]
+    """In the order in which they are drawn."""
+
+    mean_ratio: dict[str, float | None]
+    """Each part's share of all ranks' time."""
+
+    waiting_on: tuple[WaitsOn, ...]
+    """For whom the ranks waited beyond the bubble, the largest first, as a share of all ranks'
+    time."""
+
+    bubble: BubbleShape | None
+    """None without a pipeline."""
+
+    ranks: tuple[int, ...]
+    by_rank_ns: NDArray[np.int64]
+    """Shape (ranks, parts): over all steps."""
+
+    steps: tuple[int, ...]
+    by_step_ns: NDArray[np.int64]
+    """Shape (steps, parts): over all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
     """Everything known of a run once analysed."""
 
@@ -153,6 +195,9 @@ class RunReport:
     paced: bool
     warmup_steps: tuple[int, ...] = ()
     """Steps shown but left out of the replay and the findings (start-up)."""
+
+    waterfall: WaterfallSummary | None = None
+    """None where nothing could be replayed."""
 
     @property
     def top_finding(self) -> Finding:

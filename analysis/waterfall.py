@@ -16,19 +16,20 @@ from analysis.bubble import (
     BACKWARD_KINDS,
     FORWARD_KINDS,
     Phase,
-    Schedule,
     ideal_wait_ns,
     phases_of,
     schedule_of,
 )
 from analysis.intervals import NOWHERE
 from analysis.occupancy import COMPUTE_KINDS, Occupancy, occupancy_of, of_kinds, rank_steps_of
+from analysis.report import WaitsOn, WaterfallSummary
 from analysis.starved import WaitIntervals, blame
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.model import Reading, ReplayModel
+    from analysis.report import BubbleShape
     from analysis.source import RunInfo, SpanTable, StepTable
 
 
@@ -81,6 +82,9 @@ BUBBLES = {
 }
 PARTS: tuple[Part, ...] = tuple(Part)
 CODE = {part: code for code, part in enumerate(PARTS)}
+MOST_CULPRITS = 8
+"""Ranks named in a summary's ``waiting_on``."""
+
 _PART_OF_KIND = {"gc": Part.GC, "checkpoint": Part.CHECKPOINT, "data": Part.INPUT}
 
 
@@ -100,7 +104,7 @@ class Waterfall:
     time_ns: NDArray[np.int64]
     """Shape (ranks, steps, parts), in the order of `PARTS`; sums to ``total_ns`` exactly."""
 
-    schedule: Schedule | None
+    schedule: BubbleShape | None
     """The pipeline's bubble by formula, beside the measured one; None without a pipeline."""
 
     waits: WaitIntervals
@@ -200,6 +204,33 @@ def waiting_on(model: ReplayModel, waterfall: Waterfall) -> WaitingOn:
         rank=rank[first],
         on_rank=found.on_rank[first],
         waiting_ns=sums.astype(np.float64),
+    )
+
+
+def summary_of(model: ReplayModel, waterfall: Waterfall) -> WaterfallSummary:
+    """Sum a waterfall over ranks and over steps, for a report.
+
+    Args:
+        model: The run's operations.
+        waterfall: Its parts.
+    """
+    found = waiting_on(model, waterfall)
+    by_culprit = np.bincount(found.on_rank, weights=found.waiting_ns)
+    whole = float(waterfall.total_ns.sum())
+    largest = np.argsort(-by_culprit, kind="stable")[:MOST_CULPRITS].tolist()
+    return WaterfallSummary(
+        parts=tuple(part.value for part in PARTS),
+        mean_ratio={part.value: ratio for part, ratio in waterfall.mean_ratio().items()},
+        waiting_on=tuple(
+            WaitsOn(rank=rank, ratio=float(by_culprit[rank]) / whole)
+            for rank in largest
+            if by_culprit[rank] > 0
+        ),
+        bubble=waterfall.schedule,
+        ranks=tuple(waterfall.ranks.tolist()),
+        by_rank_ns=waterfall.time_ns.sum(axis=1),
+        steps=waterfall.steps,
+        by_step_ns=waterfall.time_ns.sum(axis=0),
     )
 
 

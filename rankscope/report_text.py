@@ -10,12 +10,14 @@ from rankscope.columns import aligned, ranges
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from analysis.report import Finding, RunReport, Starved
+    from analysis.report import Finding, RunReport, Starved, WaterfallSummary
 
 UNKNOWN = "n/a"
 INDENT = "  "
 MAX_STARVED = 10
 MAX_WAITS_ON = 3
+LEAST_SHARE = 0.0005
+"""A part of the waterfall that would print as 0.0 % is left out."""
 
 
 def report_text(report: RunReport, *, verdict: str, width: int) -> str:
@@ -32,6 +34,7 @@ def report_text(report: RunReport, *, verdict: str, width: int) -> str:
         _times(report, width),
         _findings(report.findings, width),
         _starved(report.starved),
+        _waterfall(report.waterfall, width),
         _quality(report, width),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -123,6 +126,39 @@ def _starved(starved: tuple[Starved, ...]) -> list[str]:
     if len(starved) > MAX_STARVED:
         lines.append(f"{INDENT}and {len(starved) - MAX_STARVED} more")
     return lines
+
+
+def _waterfall(waterfall: WaterfallSummary | None, width: int) -> list[str]:
+    if waterfall is None:
+        return []
+    rows = [
+        (_part_name(part), _percent(ratio), _about_part(part, waterfall))
+        for part, ratio in waterfall.mean_ratio.items()
+        if ratio is None or ratio >= LEAST_SHARE
+    ]
+    lines = aligned(("where the time goes", "of it", ""), rows, right="lr")
+    bubble = waterfall.bubble
+    if bubble is None:
+        return lines
+    told = (
+        f"bubble: {_percent(bubble.measured_ratio)} of the useful compute;"
+        f" (p - 1) / (v m) is {_percent(bubble.formula_ratio)} for p = {bubble.num_stages} stages,"
+        f" v = {bubble.num_chunks}, m = {bubble.num_microbatches}"
+    )
+    return [*lines, *_paragraph(told, width)]
+
+
+def _part_name(part: str) -> str:
+    if part.startswith("bubble_"):
+        return f"bubble, {part.removeprefix('bubble_').replace('_', '-')}"
+    return part.replace("_", " ")
+
+
+def _about_part(part: str, waterfall: WaterfallSummary) -> str:
+    if part != "waiting":
+        return ""
+    shown = [entry for entry in waterfall.waiting_on if entry.ratio >= LEAST_SHARE][:MAX_WAITS_ON]
+    return ", ".join(f"on rank {entry.rank} {_percent(entry.ratio)}" for entry in shown)
 
 
 def _quality(report: RunReport, width: int) -> list[str]:

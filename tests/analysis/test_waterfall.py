@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.analyze import read_run
-from analysis.waterfall import PARTS, Part, Waterfall, waiting_on, waterfall_of
+from analysis.waterfall import PARTS, Part, Waterfall, summary_of, waiting_on, waterfall_of
 from tests.analysis.bytedance_cluster import LATENCY, ByteDanceCluster
 from tests.analysis.cluster import MS, gpt_cluster, source_of
 from tests.analysis.test_traced import Row, spans_of, steps_of
@@ -197,19 +197,19 @@ def traced_sources(draw: st.DrawFn) -> Source:
 
 
 @st.composite
-def bytedance_sources(draw: st.DrawFn, *, late: bool = True) -> Source:
+def bytedance_sources(draw: st.DrawFn) -> Source:
     dp, pp = draw(st.sampled_from([(1, 2), (2, 3), (3, 1), (2, 2)]))
     times = draw(st.lists(st.integers(1, 40 * MS), min_size=7, max_size=7))
     cluster = ByteDanceCluster(
         dp, pp, 4, lambda d, s, step, mb, forward: times[(d * 5 + s * 2 + step * 3 + mb) % 7]
     )
     source = cluster.run([0, 1, 5]).source()
-    if not late:
-        return source
-    # Operations that begin after all that they waited for, and end after what waited for them.
+    # Hosts that launch late: some operations begin after all that they waited for.
     spans = source.span_table
-    by = draw(st.integers(0, 3)) * (np.arange(len(spans)) % 5 == 0) * (MS // 10)
-    return replace(source, span_table=replace(spans, start_ns=spans.start_ns + by))
+    by = np.minimum(spans.duration_ns // 2, draw(st.integers(0, 3)) * (MS // 10))
+    by *= np.arange(len(spans)) % 5 == 0
+    late = replace(spans, start_ns=spans.start_ns + by, duration_ns=spans.duration_ns - by)
+    return replace(source, span_table=late)
 
 
 @given(st.one_of(traced_sources(), bytedance_sources()))
@@ -225,7 +225,7 @@ def test_the_parts_sum_to_the_step_on_every_rank(source: Source) -> None:
     assert sum(ratios) == pytest.approx(1.0)
 
 
-@given(st.one_of(traced_sources(), bytedance_sources(late=False)))
+@given(st.one_of(traced_sources(), bytedance_sources()))
 @settings(max_examples=25, deadline=None)
 def test_all_waiting_is_for_somebody(source: Source) -> None:
     reading = read_run(source.info, source.span_table, source.step_table)
@@ -267,3 +267,17 @@ def test_in_which_order_the_spans_come_changes_nothing(source: Source, random: R
     )
 
     assert (split(replace(source, span_table=mixed)).time_ns == split(source).time_ns).all()
+
+
+def test_a_summary_says_who_was_waited_for_as_a_share_of_all_ranks_time() -> None:
+    source = slow_pair()
+    reading = read_run(source.info, source.span_table, source.step_table)
+
+    found = summary_of(reading.model, split(source))
+
+    # Both ranks' 182 ms.
+    assert found.mean_ratio["waiting"] == 120 / 364
+    assert [(entry.rank, entry.ratio) for entry in found.waiting_on] == [(1, 120 / 364)]
+    assert found.by_rank_ns.sum(axis=1).tolist() == [182 * MS, 182 * MS]
+    assert found.by_step_ns.sum() == 364 * MS
+    assert (found.ranks, found.steps, found.bubble) == ((0, 1), (0,), None)

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from analysis.report import Finding
+from analysis.report import BubbleShape, Finding, WaitsOn, WaterfallSummary
 from rankscope.report_text import report_text
 from tests.dashboard.builders import report
 
@@ -76,3 +77,37 @@ def test_many_waiting_ranks_are_cut_and_counted() -> None:
     text = report_text(replace(report(), starved=starved), verdict=VERDICT, width=100)
 
     assert "and 15 more" in text
+
+
+def test_the_waterfall_is_a_table_without_its_empty_parts() -> None:
+    waterfall = WaterfallSummary(
+        parts=("useful_compute", "waiting", "bubble_warm_up", "gc"),
+        mean_ratio={"useful_compute": 0.61, "waiting": 0.3, "bubble_warm_up": 0.09, "gc": 0.0},
+        waiting_on=(WaitsOn(rank=5, ratio=0.28), WaitsOn(rank=1, ratio=0.02)),
+        bubble=BubbleShape(
+            num_stages=2,
+            num_chunks=1,
+            num_microbatches=4,
+            formula_ratio=0.25,
+            measured_ratio=0.1475,
+        ),
+        ranks=(0,),
+        by_rank_ns=np.array([[61, 30, 9, 0]]),
+        steps=(0,),
+        by_step_ns=np.array([[61, 30, 9, 0]]),
+    )
+
+    lines = report_text(
+        replace(report(), waterfall=waterfall), verdict=VERDICT, width=120
+    ).splitlines()
+
+    first = lines.index("where the time goes   of it")
+    assert lines[first + 1 : first + 5] == [
+        "useful compute       61.0 %",
+        "waiting              30.0 %  on rank 5 28.0 %, on rank 1 2.0 %",
+        "bubble, warm-up       9.0 %",
+        (
+            "  bubble: 14.8 % of the useful compute;"
+            " (p - 1) / (v m) is 25.0 % for p = 2 stages, v = 1, m = 4"
+        ),
+    ]
