@@ -103,10 +103,14 @@ def scenario_of(options: SimulateOptions) -> Scenario:
 
     path = Path(options.scenario)
     is_file = path.suffix in SCENARIO_SUFFIXES
-    settings = read_scenario_file(path) if is_file else preset_settings(options.scenario)
+    replaced = _replaced(options)
+    if is_file:
+        settings = read_scenario_file(path) | replaced
+    else:
+        settings = preset_settings(options.scenario, **replaced)
     planted = settings.pop("faults", ())
     # Faults are checked last: against the sizes that the flags made, not the scenario's own.
-    bare = _resized(Scenario(**(settings | _replaced(options))), options)
+    bare = _resized(Scenario(**settings), options)
     if not is_file:
         planted = preset_faults(options.scenario, bare)
     return replace(bare, faults=(*planted, *parse_simulated_faults(options.faults)))

@@ -84,6 +84,8 @@ class Effects:
             return tuple(sorted((fault.src, fault.dst)))
         if fault.host is not None:
             found = at.host == fault.host
+        elif fault.rack is not None:
+            found = at.rack == fault.rack
         elif fault.cause is SimulatedCause.LAUNCH_SKEW:
             found = (at.stage == (fault.stage or 0)) & (at.tp == fault.tp)
         elif fault.stage is not None:

@@ -93,7 +93,7 @@ REQUIRED: dict[SimulatedCause, tuple[str, ...]] = {
 OPTIONAL: dict[SimulatedCause, tuple[str, ...]] = {
     SimulatedCause.SLOW_COMPUTE: ("rank", "host", "steps"),
     SimulatedCause.CLOCK_THROTTLE: ("rank", "host", "steps"),
-    SimulatedCause.SLOW_LINK: ("src", "dst", "rank", "steps"),
+    SimulatedCause.SLOW_LINK: ("src", "dst", "rank", "rack", "steps"),
     SimulatedCause.NETWORK_DEGRADATION: ("share", "reason", "steps"),
     SimulatedCause.GC_PAUSE: ("ms", "probability", "spans", "steps"),
     SimulatedCause.HOST_STALL: ("rank", "host", "steps"),
@@ -129,6 +129,9 @@ class SimulatedFault:
     stage: int | None = None
     tp: int = 0
     """Position of the data-parallel group whose members are skewed."""
+
+    rack: int | None = None
+    """Number of a rack, whose uplink is meant: all that leaves or enters it."""
 
     src: int | None = None
     dst: int | None = None
@@ -252,6 +255,7 @@ def _read(spec: str, cause: SimulatedCause, values: dict[str, str]) -> Simulated
         cause=cause,
         ranks=read_ranks(spec, values["rank"]) if "rank" in values else (),
         host=number("host"),
+        rack=number("rack"),
         stage=number("stage"),
         tp=number("tp") or 0,
         src=number("src"),
@@ -293,9 +297,9 @@ def _check(spec: str, fault: SimulatedFault, values: dict[str, str]) -> None:
     if "rank" in values and "host" in values:
         raise FaultSpecError(spec, "give either rank=... or host=..., not both")
     if fault.cause is SimulatedCause.SLOW_LINK:
-        pair = ("src" in values, "dst" in values)
-        if any(pair) == ("rank" in values) or any(pair) != all(pair):
-            raise FaultSpecError(spec, "give src=RANK,dst=RANK or rank=RANK")
+        given = [key for key in ("src", "dst", "rank", "rack") if key in values]
+        if given not in (["src", "dst"], ["rank"], ["rack"]):
+            raise FaultSpecError(spec, "give src=RANK,dst=RANK or rank=RANK or rack=RACK")
         if fault.src is not None and fault.src == fault.dst:
             raise FaultSpecError(spec, "src and dst must differ")
     if "every" in values and fault.every < 1:

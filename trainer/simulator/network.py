@@ -118,6 +118,10 @@ class Links:
                 hit = ((src == fault.src) & (dst == fault.dst)) | (
                     (src == fault.dst) & (dst == fault.src)
                 )
+            elif fault.rack is not None:
+                racks = self._placement.rack
+                leaves = racks[src] != racks[dst]
+                hit = leaves & ((racks[src] == fault.rack) | (racks[dst] == fault.rack))
             elif fault.ranks:
                 hit = crosses & (np.isin(src, fault.ranks) | np.isin(dst, fault.ranks))
             elif slow_hosts is not None:

@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 HEALTHY = "healthy"
-BASE: dict[str, Any] = {
-    "dp": 4,
-    "pp": 2,
-    "tp": 2,
-    "tp_detail": TpDetail.COARSE,
-    "num_steps": 24,
-    "ranks_per_host": 4,
-}
+BASE: dict[str, Any] = {"dp": 4, "pp": 2, "tp": 2, "tp_detail": TpDetail.COARSE, "num_steps": 24}
+MICROBATCHES_PER_STAGE = 4
+"""Enough to keep the pipeline's bubble below a quarter."""
+
+SMALL_HOST, FULL_HOST = 4, 8
+"""Ranks of a host: few, so that a small job has several hosts, unless TP partners need more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +49,12 @@ def preset_scenario(name: str, **settings: Any) -> Scenario:  # noqa: ANN401  # 
         ScenarioError: No such name, or the settings don't go together.
         FaultSpecError: The scenario is too small for the preset's fault.
     """
-    scenario = Scenario(**(preset_settings(name) | settings))
+    scenario = Scenario(**preset_settings(name, **settings))
     return replace(scenario, faults=preset_faults(name, scenario))
 
 
-def preset_settings(name: str) -> dict[str, Any]:
-    """Return the fields of `Scenario` that a named scenario sets.
+def preset_settings(name: str, **settings: Any) -> dict[str, Any]:  # noqa: ANN401  # likewise
+    """Return the fields of `Scenario` that make a named scenario of these sizes.
 
     Raises:
         ScenarioError: No such name.
@@ -65,7 +63,12 @@ def preset_settings(name: str) -> dict[str, Any]:
         raise ScenarioError(
             f"no scenario {name!r}: use a .toml or .json file, or one of {', '.join(PRESETS)}"
         )
-    return BASE | dict(PRESETS[name].settings)
+    chosen = BASE | dict(PRESETS[name].settings) | settings
+    fitting = {
+        "num_microbatches": MICROBATCHES_PER_STAGE * chosen["pp"],
+        "ranks_per_host": SMALL_HOST if chosen["tp"] <= SMALL_HOST else FULL_HOST,
+    }
+    return fitting | chosen
 
 
 def preset_faults(name: str, scenario: Scenario) -> tuple[SimulatedFault, ...]:

@@ -185,6 +185,11 @@ class Scenario:
         return -(-self.world_size // self.ranks_per_host)
 
     @property
+    def num_racks(self) -> int:
+        """Number of racks, the last of which may not be full."""
+        return -(-self.num_hosts // self.hosts_per_rack)
+
+    @property
     def layers_per_chunk(self) -> int:
         """Layers of one model chunk, at least one."""
         layers = 4 * self.pp if self.num_layers is None else self.num_layers
@@ -254,6 +259,7 @@ class Scenario:
             ("src", fault.src, self.world_size),
             ("dst", fault.dst, self.world_size),
             ("host", fault.host, self.num_hosts),
+            ("rack", fault.rack, self.num_racks),
             ("stage", fault.stage, self.pp),
             ("tp", fault.tp, self.tp),
         ]

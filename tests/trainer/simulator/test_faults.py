@@ -89,6 +89,22 @@ def test_a_slow_adapter_slows_every_transfer_that_leaves_its_host() -> None:
     assert sorted(receives.end_ns) == sorted(sends.end_ns)
 
 
+def test_a_slow_uplink_slows_all_that_crosses_it() -> None:
+    settings = {
+        "dp": 1, "pp": 4, "num_microbatches": 1, "num_steps": 1, "network": LINKS,
+        "activation_bytes": MS, "ranks_per_host": 1, "hosts_per_rack": 2,
+    }  # fmt: skip
+    recorded = record(exact("slow-link:rack=0,factor=3", **settings))
+    receives = recorded.spans.where(kind="pp-recv")
+    transfer_ms = (receives.end_ns - np.maximum(receives["start_ns"], _sent_ns(recorded))) / MS
+    pairs = zip(receives["src_rank"].tolist(), receives["dst_rank"].tolist(), strict=True)
+
+    assert dict(zip(pairs, transfer_ms.tolist(), strict=True)) == {
+        (0, 1): 1.0, (1, 2): 3.0, (2, 3): 1.0, (3, 2): 1.0, (2, 1): 3.0, (1, 0): 1.0,
+    }  # fmt: skip
+    assert recorded.simulation.truth[0].ranks == (0, 1)
+
+
 def test_a_link_that_nothing_uses_is_refused_and_the_used_ones_are_named() -> None:
     with pytest.raises(ScenarioError, match=r"rank 0 sends to and receives from 1, 3$"):
         simulate(exact("slow-link:src=0,dst=2,factor=2", dp=4, pp=1))
