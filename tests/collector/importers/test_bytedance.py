@@ -12,6 +12,9 @@ import yaml
 
 from collector.errors import CollectorError, MetaError, RunExistsError, RunNameError, TraceError
 from collector.importers.bytedance import import_bytedance
+from collector.importers.bytedance_file import ROWS_AT_ONCE
+from collector.importers.bytedance_meta import read_meta
+from collector.importers.bytedance_rows import read_trace
 from collector.read import read_spans, run_names
 from rankscope.source import StoreSource
 from tracer.span import KIND_CODES, SpanKind
@@ -256,6 +259,33 @@ def test_what_an_import_cut_short_left_behind_never_shows(
     assert StoreSource(store).spans(run_id).names == ("optimizer",)
     summary = {run.run_id: run for run in StoreSource(store).runs()}[run_id]
     assert (summary.num_spans, summary.num_steps) == (1, 1)
+
+
+def test_a_trace_longer_than_a_batch_is_read_whole(tmp_path: Path) -> None:
+    num = ROWS_AT_ONCE + 5
+    path = write_trace(tmp_path / "t.parquet", [operation(), operation("gc", step=3)])
+    first, last = (pq.read_table(path).slice(at, 1) for at in (0, 1))
+    table = pa.concat_tables([first] * (num - 1) + [last]).combine_chunks()
+    pq.write_table(table.set_column(6, "seq_id", pa.array(np.arange(num, dtype=np.int32))), path)
+
+    trace = read_trace(path, meta=read_meta(write_meta(tmp_path / "m.yaml"), trace=path))
+
+    assert trace.columns["seq_id"].tolist() == list(range(num))
+    assert trace.optypes == ("forward-compute", "gc")
+    assert np.flatnonzero(trace.optype == 1).tolist() == [num - 1]
+    assert trace.start_ns.tolist() == [0] * (num - 1) + [10**9]
+
+
+def test_a_bad_time_behind_the_first_batch_is_named_by_its_row(tmp_path: Path) -> None:
+    num = ROWS_AT_ONCE + 5
+    path = write_trace(tmp_path / "t.parquet", [operation()])
+    table = pa.concat_tables([pq.read_table(path)] * num).combine_chunks()
+    times = np.ones(num, dtype=np.float32)
+    times[num - 2] = -1
+    pq.write_table(table.set_column(5, "duration", pa.array(times)), path)
+
+    with pytest.raises(TraceError, match=rf"duration is -1.0 s in row {num - 2} \(1 such rows"):
+        read_trace(path, meta=read_meta(write_meta(tmp_path / "m.yaml"), trace=path))
 
 
 FLOAT = pa.float32()
