@@ -1,11 +1,13 @@
 """How fast the what-if analysis is: ms per million operations, and against a plain numpy pass.
 
-    python benchmarks/replay.py TRACE.parquet META.yaml [--widen N ...]
+    python -m benchmarks.replay TRACE.parquet META.yaml [--widen N ...] [--from-parquet]
 
 Reads a trace in the ByteDance format, repeats its dp ranks, and times the
-whole what-if in process (S, S_t, S_dp, S_stage, S_w, M_W, M_S), from columns
+whole what-if (S, S_t, S_dp, S_stage, S_w, M_W, M_S) in process, from columns
 in memory to results. The yardstick is one ``np.maximum.reduceat`` over the
-same rows, timed in turn with it (A B B A). Prints one JSON document.
+same rows, timed in turn with it (A B B A). With ``--from-parquet`` the
+repeated trace is written to a file, and fresh processes take it to the result:
+wall clock and peak memory of the whole process. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -15,19 +17,23 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
 
-from analysis.bytedance import model_of, read_trace
-from analysis.source import EpochInfo, RankInfo, SpanTable
-from analysis.whatif import Replayer, what_if
-from collector.importers.bytedance import import_bytedance
-from collector.store import open_store
-from rankscope.source import StoreSource
+from analysis.bytedance_columns import TraceColumns
+from analysis.bytedance_whatif import what_if_trace
+from analysis.source import EpochInfo, RankInfo
+from rankscope.trace_file import read_trace_file
 from tracer.topology import Coords
 
 if TYPE_CHECKING:
@@ -36,9 +42,21 @@ if TYPE_CHECKING:
     from analysis.source import RunInfo
 
 ROUNDS = 5
+FRESH = """
+import json, resource, sys
+from pathlib import Path
+from analysis.bytedance_whatif import what_if_trace
+from rankscope.trace_file import read_trace_file
+found = what_if_trace(*read_trace_file(Path(sys.argv[1]), Path(sys.argv[2])))
+print(json.dumps({
+    "slowdown": found.result.slowdown(found.result.replayed_ns),
+    "operations": found.num_operations,
+    "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+}))
+"""
 
 
-def widened(run: RunInfo, spans: SpanTable, times: int) -> tuple[RunInfo, SpanTable]:
+def widened(run: RunInfo, columns: TraceColumns, times: int) -> tuple[RunInfo, TraceColumns]:
     """Repeat every dp position ``times`` times, each copy with ranks of its own."""
     layout, ranks = run.layout, run.epochs[0].ranks
     span = max(info.rank for info in ranks) + 1
@@ -50,16 +68,34 @@ def widened(run: RunInfo, spans: SpanTable, times: int) -> tuple[RunInfo, SpanTa
         for copy in range(times)
         for info in ranks
     )
-    columns = {
-        name: np.tile(getattr(spans, name), times)
-        for name in spans.__dataclass_fields__
-        if name not in ("names", "tracks")
+    held = {
+        name: np.tile(getattr(columns, name), times)
+        for name in columns.__dataclass_fields__
+        if name != "names"
     }
-    columns["rank"] += np.repeat(np.arange(times, dtype=np.int32) * span, len(spans))
+    copies = np.repeat(np.arange(times, dtype=np.int32), len(columns.rank))
+    held["rank"] = held["rank"].astype(np.int32) + copies * span
     wide = replace(layout, dp=layout.dp * times)
     epoch = EpochInfo(epoch=0, ranks=infos)
     run = replace(run, layout=wide, world_size=wide.world_size, epochs=(epoch,))
-    return run, SpanTable(**columns, names=spans.names, tracks=spans.tracks)
+    return run, TraceColumns(**held, names=columns.names)
+
+
+def write_widened(trace: Path, meta: Path, times: int, folder: Path) -> tuple[Path, Path]:
+    """Write the trace with every dp position repeated, copy after copy, and its meta file."""
+    table, sizes = pq.read_table(trace), yaml.safe_load(meta.read_text())
+    span = int(table["rank"].to_numpy().max()) + 1
+    copies = []
+    for copy in range(times):
+        wide = table
+        for name, shift in (("dp_rank", sizes["dp_size"] * copy), ("rank", span * copy)):
+            shifted = pa.array(table[name].to_numpy().astype(np.int32) + np.int32(shift))
+            wide = wide.set_column(wide.schema.get_field_index(name), name, shifted)
+        copies.append(wide)
+    sizes |= {"dp_size": sizes["dp_size"] * times, "world_size": sizes["world_size"] * times}
+    pq.write_table(pa.concat_tables(copies), folder / "wide.parquet")
+    (folder / "wide.yaml").write_text(yaml.safe_dump(sizes))
+    return folder / "wide.parquet", folder / "wide.yaml"
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -69,13 +105,23 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def measure(run: RunInfo, spans: SpanTable) -> dict[str, float | list[float]]:
+def spread(seconds: list[float], operations: int) -> dict[str, float]:
+    """Return median and range, and the median for a million operations."""
+    return {
+        "seconds_median": statistics.median(seconds),
+        "seconds_min": min(seconds),
+        "seconds_max": max(seconds),
+        "ms_per_million_operations": statistics.median(seconds) * 1e9 / operations,
+    }
+
+
+def measure(run: RunInfo, columns: TraceColumns) -> dict[str, Any]:
     """Time the what-if and the yardstick in turn."""
-    values = spans.duration_ns.astype(np.float64)
+    values = columns.duration_ns.astype(np.float64)
     begins = np.arange(0, len(values), 4)
 
     def whole() -> None:
-        what_if(Replayer(model_of(read_trace(run, spans))))
+        what_if_trace(run, columns)
 
     def yardstick() -> None:
         np.maximum.reduceat(values, begins)
@@ -86,15 +132,31 @@ def measure(run: RunInfo, spans: SpanTable) -> dict[str, float | list[float]]:
         ours.append(timed(whole))
         plain += [timed(yardstick), timed(yardstick)]
         ours.append(timed(whole))
-    ratios = [a / statistics.median(plain) for a in ours]
+    ratios = [seconds / statistics.median(plain) for seconds in ours]
     return {
-        "operations": len(spans),
-        "seconds_median": statistics.median(ours),
-        "seconds_min": min(ours),
-        "seconds_max": max(ours),
-        "ms_per_million_operations": statistics.median(ours) * 1e9 / len(spans),
+        "operations": len(values),
+        **spread(ours, len(values)),
         "multiple_of_reduceat_median": statistics.median(ratios),
         "multiple_of_reduceat_range": [min(ratios), max(ratios)],
+    }
+
+
+def measure_fresh(trace: Path, meta: Path, times: int) -> dict[str, Any]:
+    """Time fresh processes from a parquet file to the result, the interpreter's start included."""
+    seconds, said = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        files = write_widened(trace, meta, times, Path(folder))
+        command = [sys.executable, "-c", FRESH, *map(str, files)]
+        for _ in range(ROUNDS):
+            begin = time.perf_counter()
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            seconds.append(time.perf_counter() - begin)
+            said.append(json.loads(done.stdout))
+    return {
+        "operations": said[0]["operations"],
+        "slowdown": said[0]["slowdown"],
+        **spread(seconds, said[0]["operations"]),
+        "peak_bytes_max": max(each["peak_bytes"] for each in said),
     }
 
 
@@ -104,16 +166,17 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("meta", type=Path)
     parser.add_argument("--widen", type=int, nargs="*", default=[1, 4, 16])
-    parser.add_argument("--store", default="chdb:///tmp/rankscope-benchmark")
+    parser.add_argument("--from-parquet", action="store_true")
     args = parser.parse_args()
-    store = open_store(args.store)
-    import_bytedance(store, args.trace, run_id="benchmark", meta=args.meta)
-    source = StoreSource(store)
-    run, spans = source.run_info("benchmark"), source.spans("benchmark")
+    run, columns = read_trace_file(args.trace, args.meta)
     results = []
     for times in args.widen:
-        wide = widened(run, spans, times)
-        results.append({"gpus": wide[0].world_size, **measure(*wide)})
+        found: dict[str, Any] = {"gpus": run.world_size * times}
+        if args.from_parquet:
+            found["from_parquet"] = measure_fresh(args.trace, args.meta, times)
+        else:
+            found["in_process"] = measure(*widened(run, columns, times))
+        results.append(found)
     machine = {
         "cores": os.cpu_count(),
         "machine": platform.machine(),
