@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,9 +11,9 @@ import numpy as np
 from analysis.exit_words import ExitClass
 from analysis.exits import deaths_of, is_silence
 from analysis.report import Finding
-from analysis.standing import P2P, entered_ranks, standing_ranks
+from analysis.standing import P2P, entered_ranks, open_work, standing_ranks
 from analysis.words import name_ranks
-from tracer.span import NONE
+from tracer.span import NONE, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -53,7 +53,8 @@ def hangs(
     On a communication timeout the healthy ranks tell the operation that they
     stand in, so the silent one is the culprit. A rank that is missing in one
     collective because it stands in another waits itself, and is not accused, nor
-    is a silent tensor-parallel mate that came further in its step;
+    is a silent tensor-parallel mate that came further in its step; while a
+    silent rank writes a checkpoint the others wait for it, and nothing hangs;
     where that leaves nobody, the ranks entered their collectives in different
     orders, and those that are missing are named as such. What a rank stands in
     is told by spans flagged open or error, and by the open spans in the events
@@ -83,8 +84,6 @@ def _epoch_hang(
     if any(not death.follows for death in deaths) and not is_silence(deaths):
         return None  # a crash: the ranks that stand still do so because of it
     standing = standing_ranks(epoch.epoch, spans, steps, context)
-    if not standing:
-        return None
     stuck = _stuck(epoch, standing, entered_ranks(epoch.epoch, spans, standing))
     missing = frozenset[int]().union(*(one.missing for one in stuck))
     if not missing:
@@ -99,11 +98,15 @@ def _epoch_hang(
     if silent and not silent & traced:
         return _untraced(stuck[0], tuple(sorted(silent)))
     lost = {death.ended.rank for death in deaths if death.reason is ExitClass.LOST}
+    work = open_work(epoch.epoch, context)
+    if any(SpanKind.CHECKPOINT in work.get(rank, ()) for rank in silent):
+        return None
     behind = _behind_their_mates(epoch, silent & traced, spans)
     culprits = tuple(sorted(behind or missing & traced))
     if not culprits:
         return None
-    return _finding(run, stuck, culprits, is_circle=not silent, lost=lost, steps=steps)
+    finding = _finding(run, stuck, culprits, is_circle=not silent, lost=lost, steps=steps)
+    return replace(finding, evidence=finding.evidence + _own_work(culprits, work))
 
 
 def _behind_their_mates(
@@ -228,6 +231,11 @@ def _collective(shown: _Stuck) -> str:
         f"{one.name} {one.seq} ({one.kind}) of group {shown.group_name or f'{one.group_id:016x}'}"
         f" with {len(shown.members)} ranks"
     )
+
+
+def _own_work(culprits: tuple[int, ...], work: Mapping[int, tuple[str, ...]]) -> str:
+    told = sorted({kind for rank in culprits for kind in work.get(rank, ()) if kind})
+    return f"; it was inside {', '.join(told)}" if told else ""
 
 
 def _last_done(culprits: tuple[int, ...], steps: StepTable) -> str:

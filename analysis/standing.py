@@ -53,15 +53,28 @@ def standing_ranks(
     found = {(one.rank, one.instance): one for one in _of_spans(epoch, spans)}
     rows = steps.epoch == epoch
     done = dict(zip(steps.rank[rows].tolist(), steps.step[rows].tolist(), strict=True))
-    latest: dict[int, EventRecord] = {}
-    for event in context.events:
-        if event.epoch == epoch and event.kind in ("stalled", "lost"):
-            latest[event.rank] = event
-    for event in latest.values():
+    for event in _latest_events(epoch, context).values():
         for one in _of_event(event):
             if one.step > done.get(one.rank, NONE):
                 found.setdefault((one.rank, one.instance), one)
     return tuple(found.values())
+
+
+def open_work(epoch: int, context: RunContext) -> Mapping[int, tuple[str, ...]]:
+    """Return the kinds of what each rank that told had begun and not ended."""
+    return {
+        rank: tuple(sorted({str(entry.get("kind", "")) for entry in _open_entries(event)}))
+        for rank, event in _latest_events(epoch, context).items()
+    }
+
+
+def _latest_events(epoch: int, context: RunContext) -> Mapping[int, EventRecord]:
+    """Return the last event of each rank that tells what it stood in."""
+    return {
+        event.rank: event
+        for event in context.events
+        if event.epoch == epoch and event.kind in ("stalled", "lost")
+    }
 
 
 def _of_spans(epoch: int, spans: SpanTable) -> Iterable[Standing]:
@@ -97,8 +110,7 @@ def _instances(spans: SpanTable, rows: NDArray[np.int64]) -> list[Instance]:
 
 def _of_event(event: EventRecord) -> Iterable[Standing]:
     """Yield the open communications that an event tells; what is malformed is passed over."""
-    told: Any = event.data.get("open")
-    for entry in told if isinstance(told, list) else ():
+    for entry in _open_entries(event):
         try:
             group_id, seq, step = int(entry["group_id"], 16), int(entry["seq"]), int(entry["step"])
         except (KeyError, TypeError, ValueError):
@@ -112,6 +124,11 @@ def _of_event(event: EventRecord) -> Iterable[Standing]:
                 name=str(entry.get("name", "")),
                 step=step,
             )
+
+
+def _open_entries(event: EventRecord) -> list[dict[str, Any]]:
+    told: Any = event.data.get("open")
+    return [entry for entry in told if isinstance(entry, dict)] if isinstance(told, list) else []
 
 
 def entered_ranks(

@@ -13,6 +13,7 @@ from collector.describe import (
     LOST,
     LOST_LINE,
     RUNNING,
+    STALLED_LINE,
     event_row,
     event_rows,
     exit_event,
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
     from collector.process import ProcessFiles
     from collector.segment import Reading
     from collector.store import Row
+
+
+STALL_NS = 60_000_000_000
+"""How long a process may record nothing before it is said what it stands in: longer than any
+step, shorter than the ten minutes after which NCCL gives up by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,8 @@ class ProcessTail:
         self._is_over = False
         self._dropped: dict[str, int] = {}
         self._told: tuple[str, Mapping[str, int]] | None = None
+        self._moved_ns: int | None = None
+        self._stalled_in: list[dict[str, Any]] = []
 
     @property
     def is_finished(self) -> bool:
@@ -93,7 +101,7 @@ class ProcessTail:
         self._find_segments()
         return Words(
             groups=group_rows(files, files.groups.read()),
-            events=event_rows(files, files.events.read()),
+            events=event_rows(files, files.events.read()) + self._stalled_event(now_ns),
         )
 
     def cuts(self, *, now_ns: int) -> Iterator[Cut]:
@@ -119,6 +127,7 @@ class ProcessTail:
         reader = self._reader_of(cut.key.segment)
         if reader is not None:
             reader.advance(cut.key.end_row)
+        self._moved_ns = None
         self._note_progress(cut)
 
     def conclude(self) -> list[Row]:
@@ -181,10 +190,40 @@ class ProcessTail:
             end_ns = to_numpy(spans["start_ns"]) + to_numpy(spans["duration_ns"])
             self.last_end_ns = max(self.last_end_ns, int(end_ns.max()))
 
+    def _stalled_event(self, now_ns: int) -> list[Row]:
+        """Return the event of a process that stands still, told once for each place."""
+        if self._moved_ns is None:
+            self._moved_ns, self._stalled_in = now_ns, []
+        if self._is_over or now_ns - self._moved_ns < STALL_NS:
+            return []
+        found = self._open_now()
+        if not found or found == self._stalled_in:
+            return []
+        self._stalled_in = found
+        at_ns = max(self.last_end_ns, *(span["start_ns"] for span in found))
+        return [self._standing_event("stalled", STALLED_LINE, found, at_ns)]
+
     def _lost_event(self) -> Row:
         """Return the event of a process that went without goodbye, with what it was doing."""
+        at_ns = self.last_end_ns or self.files.identity.anchor_unix_ns
+        return self._standing_event("lost", LOST_LINE, self._open_now(), at_ns)
+
+    def _standing_event(self, kind: str, line: int, found: list[dict[str, Any]], at_ns: int) -> Row:
+        step = max([self.last_step, *(span["step"] for span in found)])
+        doing = ", ".join(span["name"] for span in found) or "none"
+        return event_row(
+            self.files,
+            line=line,
+            at_ns=at_ns,
+            kind=kind,
+            text=f"{kind} at step {step}, open span = {doing}",
+            data={"step": step, "open": found},
+        )
+
+    def _open_now(self) -> list[dict[str, Any]]:
+        """Return what the process has begun and not ended."""
         files = self.files
-        found: list[dict[str, Any]] = [
+        return [
             {
                 "name": storable_name(files.texts([span.name_id])[0]),
                 "kind": str(KINDS[span.kind]) if span.kind < len(KINDS) else "other",
@@ -196,17 +235,6 @@ class ProcessTail:
             for path in sorted(files.folder.glob(SEGMENT_GLOB))
             for span in open_spans(path)
         ]
-        step = max([self.last_step, *(span["step"] for span in found)])
-        doing = ", ".join(span["name"] for span in found) or "none"
-        at_ns = self.last_end_ns or files.identity.anchor_unix_ns
-        return event_row(
-            files,
-            line=LOST_LINE,
-            at_ns=at_ns,
-            kind="lost",
-            text=f"lost at step {step}, open span = {doing}",
-            data={"step": step, "open": found},
-        )
 
     def _find_segments(self) -> None:
         known = self._readers.keys() | self._finished | self._refused

@@ -174,6 +174,24 @@ def test_open_spans_are_read_from_events_too_unless_the_rank_went_on() -> None:
     assert hangs(job(), nothing, gone_on, told) == ()
 
 
+def inside(rank: int, kind: str) -> EventRecord:
+    """A rank that stands still inside something that is no communication."""
+    entry = {"name": kind, "kind": kind, "step": 17, "seq": -1, "group_id": "0" * 16}
+    return event(rank, "stalled", open=[entry], step=17)
+
+
+def test_what_the_silent_rank_is_inside_is_told_and_a_checkpoint_is_no_hang() -> None:
+    spans = table(comm(rank) for rank in range(8) if rank != 5)
+    computing = RunContext(events=(inside(5, "forward"),))
+    saving = RunContext(events=(inside(5, "checkpoint"),))
+
+    (finding,) = hangs(job(), spans, UP_TO_16, computing)
+
+    assert finding.ranks == (5,)
+    assert finding.evidence.endswith("; it was inside forward")
+    assert hangs(job(), spans, UP_TO_16, saving) == ()
+
+
 def test_a_malformed_event_is_passed_over() -> None:
     broken = event(0, "stalled", open=[{"group_id": "no number"}, {"seq": 1}, 4])
 

@@ -197,9 +197,18 @@ class SpoolBuilder:
             self._write(PROCESS_FILE, name_slot_offset(name_id), slot)
         return self._names[text]
 
-    def open_span(self, slot: int, name: str, *, start_ns: int, step: int) -> None:
+    def open_span(
+        self, slot: int, name: str, *, start_ns: int, step: int, group_id: int = 0, seq: int = NONE
+    ) -> None:
         entry = OPEN_ENTRY.pack(
-            start_ns, 0, NONE, self.name(name), step, KIND_CODES[SpanKind.DP_COMM], 0, start_ns
+            start_ns,
+            group_id,
+            seq,
+            self.name(name),
+            step,
+            KIND_CODES[SpanKind.DP_COMM],
+            0,
+            start_ns,
         )
         self._write(self.segment.name, OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES, entry)
 
