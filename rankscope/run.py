@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
-from analysis.analyze import analyze_run
+from analysis.analyze import analyze_run, read_run
 from analysis.timeline import step_timeline
 from analysis.verdict import verdict_sentence
 from collector.location import default_store_url
@@ -13,13 +13,23 @@ from collector.store import open_store
 from rankscope.source import StoreSource
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from types import TracebackType
 
     import networkx as nx
+    import numpy as np
+    from numpy.typing import NDArray
 
+    from analysis.critical_path import CriticalPath, Slack
+    from analysis.ideal_timeline import IdealTimeline
+    from analysis.model import Reading
+    from analysis.part_price import PartPrice
+    from analysis.parts import Part
     from analysis.report import RunReport
     from analysis.source import RunInfo, SpanTable, StepTable
     from analysis.timeline import StepTimeline
+    from analysis.waterfall import Waterfall
+    from analysis.whatif import Replayer
     from collector.store import Store
 
 
@@ -86,21 +96,89 @@ class Run:
         chosen = last if epoch is None else epoch
         return step_timeline(self._source, self.info.run_id, epoch=chosen, step=step)
 
-    def graph(self, step: int) -> nx.DiGraph[int]:
-        """Return who waits for whom in one step; see `analysis.graph.dependency_graph`.
+    @cached_property
+    def reading(self) -> Reading:
+        """All steps as operations; what the results below number their operations by."""
+        return read_run(self.info, self.spans(), self.steps())
+
+    @cached_property
+    def waterfall(self) -> Waterfall:
+        """Where each rank's time went in each step; see `analysis.waterfall.Part`."""
+        from analysis.waterfall import waterfall_of
+
+        return waterfall_of(self.info, self.reading, self.spans(), self.steps())
+
+    def critical_path(self, step: int) -> CriticalPath:
+        """Return the chain of operations that decides a step's end.
 
         Raises:
             EmptyRunError: The step takes no part in the replay.
+        """
+        from analysis.critical_path import critical_path
+
+        return critical_path(self.reading.model, [step])
+
+    def slack(self, step: int) -> Slack:
+        """Return how much later each operation may end without moving the step's end.
+
+        Raises:
+            EmptyRunError: The step takes no part in the replay.
+        """
+        from analysis.critical_path import slack_of
+
+        return slack_of(self.reading.model, [step])
+
+    def ideal_timeline(self, step: int) -> IdealTimeline:
+        """Return a step's operations as they were and as they would be were nothing slow.
+
+        Raises:
+            EmptyRunError: The step takes no part in the replay.
+        """
+        from analysis.ideal_timeline import ideal_timeline
+
+        return ideal_timeline(self.reading.model, step)
+
+    def what_if(self, part: Part | NDArray[np.bool_]) -> PartPrice:
+        """Return what a set of operations costs: what if it were healthy.
+
+        Args:
+            part: The set, as conditions (`analysis.parts.Part`) or as a mask over the
+                operations of ``reading``.
+
+        Raises:
+            EmptyPartError: No operation meets the conditions.
+        """
+        from analysis.part_price import price_of
+        from analysis.parts import Part, mask_of
+
+        if isinstance(part, Part):
+            by_span = part.group is not None or part.name is not None
+            part = mask_of(part, self.info, self.reading, spans=self.spans() if by_span else None)
+        return price_of(self.replayer, part)
+
+    @cached_property
+    def replayer(self) -> Replayer:
+        """The replay of all steps, for the other questions of `analysis.part_price`."""
+        from analysis.whatif import Replayer
+
+        return Replayer(self.reading.model)
+
+    def graph(
+        self, step: int | Collection[int], *, ranks: Collection[int] | None = None
+    ) -> nx.DiGraph[int]:
+        """Return who waits for whom in some steps; see `analysis.graph.dependency_graph`.
+
+        Args:
+            step: Its number, or several.
+            ranks: Only these ranks; None: all.
+
+        Raises:
+            EmptyRunError: A step takes no part in the replay.
             GraphTooLargeError: It is too large for a graph of Python objects.
         """
-        from analysis.analyze import read_run
         from analysis.graph import dependency_graph
 
-        reading = read_run(self.info, self.spans(step, step), self._steps_of(step))
-        return dependency_graph(reading.model, step)
-
-    def _steps_of(self, step: int) -> StepTable:
-        return self._source.steps(self.info.run_id, first=step, last=step)
+        return dependency_graph(self.reading.model, step, ranks=ranks)
 
     def close(self) -> None:
         """Free the store. Safe to repeat; results that were computed stay."""

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from analysis.parts import Part
+from analysis.waterfall import Part as TimePart
+from collector.store import open_store
+from collector.tail import SpoolTail
+from rankscope.run import Run, open_run
+from tests.collector.spool_builder import SpoolBuilder
+from tracer.span import NONE, SpanKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MS = 1_000_000
+GROUP = 7
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Two ranks that compute 60 and 100 ms and meet for 10 more, in each of two steps."""
+    spool_dir, folder = tmp_path_factory.mktemp("spool"), tmp_path_factory.mktemp("store")
+    for rank, compute in ((0, 60 * MS), (1, 100 * MS)):
+        write_rank(spool_dir, rank, compute)
+    with open_store(f"chdb://{folder}") as store:
+        tail = SpoolTail(spool_dir, store, grace_ns=0)
+        tail.poll()
+        tail.poll()
+    with open_run("r", store=f"chdb://{folder}") as opened:
+        yield opened
+
+
+def write_rank(spool_dir: Path, rank: int, compute: int) -> None:
+    spool = SpoolBuilder(spool_dir, run_id="r", rank=rank)
+    for step in (0, 1):
+        begin = step * 200 * MS
+        spool.span("forward", step=step, start_ns=begin, duration_ns=compute, chunk=0)
+        spool.span(
+            "all_reduce",
+            step=step,
+            kind=SpanKind.DP_COMM,
+            start_ns=begin + compute,
+            duration_ns=110 * MS - compute,
+            comm=(GROUP, step, NONE, NONE, 1024, 0),
+        )
+        spool.step(step, start_ns=begin, duration_ns=110 * MS, num_tokens=8, loss=1.0)
+    spool.group(GROUP, kind="dp-comm", name="dp", members=[0, 1])
+    spool.end(at_ns=500 * MS)
+
+
+def test_the_critical_path_runs_over_the_slow_rank(run: Run) -> None:
+    path = run.critical_path(1)
+
+    assert (path.step.tolist(), path.rank[0], path.end_ns.tolist()) == ([1, 1], 1, [1e8, 1.1e8])
+
+
+def test_the_fast_rank_may_be_as_much_later_as_it_waits(run: Run) -> None:
+    found = run.slack(0)
+
+    forward = found.kinds.index("forward")
+    of_rank = {
+        rank: found.slack_ns[(found.rank == rank) & (found.kind == forward)].tolist()
+        for rank in (0, 1)
+    }
+    assert of_rank == {0: [40 * MS], 1: [0]}
+
+
+def test_the_waterfall_is_that_of_the_report(run: Run) -> None:
+    assert (run.waterfall.of(TimePart.WAITING) / MS).tolist() == [[40, 40], [0, 0]]
+    assert run.report.waterfall is not None
+    assert run.report.waterfall.mean_ratio["waiting"] == 80 / 440
+
+
+def test_a_healthy_rank_would_win_back_what_was_lost(run: Run) -> None:
+    picked = run.what_if(Part(rank=1))
+    masked = run.what_if(run.reading.model.rank == 1)
+
+    # Its forward would take the mean, 80 ms.
+    assert picked.step_ns.tolist() == [90 * MS, 90 * MS]
+    assert picked.recoverable_ratio == masked.recoverable_ratio == 1.0
+    assert run.what_if(Part(group=GROUP)).recoverable_ratio == 0.0
+
+
+def test_the_ideal_step_stands_beside_the_real_one(run: Run) -> None:
+    found = run.ideal_timeline(1)
+
+    assert (found.actual_ns, found.ideal_ns) == (110 * MS, 90 * MS)
+    forward = found.kind == found.kinds.index("forward")
+    assert found.end_ns[forward].tolist() == [60 * MS, 100 * MS]
+    assert found.ideal_end_ns[forward].tolist() == [80 * MS, 80 * MS]
+
+
+def test_a_graph_is_of_the_steps_and_ranks_asked_for(run: Run) -> None:
+    graph = run.graph([0, 1], ranks=[1])
+
+    nodes = [node for _, node in graph.nodes(data=True)]
+    assert {node["rank"] for node in nodes} == {1}
+    assert np.unique([node["step"] for node in nodes]).tolist() == [0, 1]
