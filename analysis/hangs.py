@@ -83,18 +83,15 @@ def _epoch_hang(
     deaths = deaths_of(epoch, context)
     if any(not death.follows for death in deaths) and not is_silence(deaths):
         return None  # a crash: the ranks that stand still do so because of it
-    standing = standing_ranks(epoch.epoch, spans, steps, context)
+    ended = {one.rank for one in context.exits if one.epoch == epoch.epoch and one.state == "ended"}
+    told = standing_ranks(epoch.epoch, spans, steps, context)
+    standing = [one for one in told if one.rank not in ended]
     stuck = _stuck(epoch, standing, entered_ranks(epoch.epoch, spans, standing))
     missing = frozenset[int]().union(*(one.missing for one in stuck))
     if not missing:
         return None
     traced = {info.rank for info in epoch.ranks}
-    said_goodbye = {
-        ended.rank
-        for ended in context.exits
-        if ended.epoch == epoch.epoch and ended.state == "ended"
-    }
-    silent = missing - {one.rank for one in standing} - said_goodbye
+    silent = missing - {one.rank for one in standing}
     if silent and not silent & traced:
         return _untraced(stuck[0], tuple(sorted(silent)))
     lost = {death.ended.rank for death in deaths if death.reason is ExitClass.LOST}
@@ -106,7 +103,8 @@ def _epoch_hang(
     if not culprits:
         return None
     finding = _finding(run, stuck, culprits, is_circle=not silent, lost=lost, steps=steps)
-    return replace(finding, evidence=finding.evidence + _own_work(culprits, work))
+    early = "; it had ended well by then" if ended & set(culprits) else ""
+    return replace(finding, evidence=finding.evidence + _own_work(culprits, work) + early)
 
 
 def _behind_their_mates(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.context import RunContext
+from analysis.context import RankExit, RunContext
 from analysis.hangs import hangs
 from analysis.source import EpochInfo, GroupInfo, SpanTable, StepTable
 from tests.analysis.exit_builders import (
@@ -172,6 +172,17 @@ def test_open_spans_are_read_from_events_too_unless_the_rank_went_on() -> None:
 
     gone_on = finished(*((17, rank) for rank in range(8)))
     assert hangs(job(), nothing, gone_on, told) == ()
+
+
+def test_a_rank_that_ended_early_is_missing_and_ranks_that_ended_do_not_stand() -> None:
+    spans = table(comm(rank) for rank in range(8) if rank != 5)
+    gone = [RankExit(epoch=0, rank=rank, state="ended", at_ns=9) for rank in range(8)]
+
+    (finding,) = hangs(job(), spans, UP_TO_16, context_of(gone[5]))
+
+    assert finding.ranks == (5,)
+    assert finding.evidence.endswith("; it had ended well by then")
+    assert hangs(job(), spans, UP_TO_16, context_of(*gone)) == ()
 
 
 def inside(rank: int, kind: str) -> EventRecord:
