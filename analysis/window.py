@@ -30,6 +30,10 @@ MAX_STEPS = 256
 """Steps of a window: enough for what comes every hundred steps, and a replay of a second or so
 for a small job."""
 
+MIN_STEPS = 8
+"""Steps that a window keeps however long its analysis takes: three that are slow, and as many
+before them to stand out from."""
+
 MAX_STEP = (1 << 31) - 1
 
 SETTLING_STEPS = 2
@@ -74,6 +78,21 @@ class RunWindow:
 
         self.mfu: Mfu | None = None
         """Of all steps read so far, also of those that have left the window."""
+
+    def fit(self, seconds: float, budget_s: float) -> None:
+        """Set how many steps to keep so that an analysis takes about what it may.
+
+        Args:
+            seconds: What the analysis of the window, as it is, took.
+            budget_s: What it may take.
+        """
+        if self._held is None:
+            return
+        num_steps = len(np.unique(self._held.steps.step))
+        affordable = int(num_steps * budget_s / max(seconds, 1e-9))
+        if num_steps < self._max_steps and affordable >= self._max_steps:
+            return  # never filled yet: nothing is known of a larger one
+        self._max_steps = min(max(affordable, MIN_STEPS), MAX_STEPS)
 
     def advance(self) -> int:
         """Read what came since the last call; return how many steps of it are new.

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 MAX_SPANS = 4_000_000
 """Bounds the time and the memory of one analysis; a window of the last steps beyond."""
 
+TURN_BUDGET_S = 5.0
+"""What one analysis of a run that trains may take; its window keeps as many steps as that allows,
+at least `analysis.window.MIN_STEPS`."""
+
 NS_PER_S = 1e9
 
 
@@ -122,6 +126,8 @@ class Reports:
                     num_spans=entry.report.num_spans,
                     seconds=(self._monotonic_ns() - begun_ns) / NS_PER_S,
                 )
+                if entry.window is not None:
+                    entry.window.fit(entry.cost.seconds, TURN_BUDGET_S)
             return entry.report
 
     def cost(self, run_id: str) -> TurnCost | None:

@@ -98,6 +98,23 @@ def test_the_window_keeps_its_limits_and_its_newest_step(whole: Source) -> None:
     assert sorted(set(by_steps.steps("tiny").step.tolist())) == [7, 8]
 
 
+def test_a_window_keeps_what_its_analysis_may_cost_and_never_less_than_eight_steps() -> None:
+    cluster = gpt_cluster(Layout(dp=2), num_steps=32, forward_ns=lambda _rank, _step, _mb: MS)
+    long = Source(cluster.run_info(), cluster.span_table(), cluster.step_table())
+    source = Training(long, newest=29)
+    window = RunWindow(source, "tiny", max_spans=10**6)
+    window.advance()
+
+    kept = []
+    for seconds, newest in ((10.0, 30), (10.0, 31)):
+        window.fit(seconds, 5.0)
+        source.newest = newest
+        window.advance()
+        kept.append(len(set(window.steps("tiny").step.tolist())))
+
+    assert kept == [15, 8]
+
+
 def test_mfu_is_that_of_all_steps_although_few_stay(whole: Source) -> None:
     ranks = tuple(replace(rank, peak_flops_per_s=1e9) for rank in whole.info.epochs[0].ranks)
     info = replace(
