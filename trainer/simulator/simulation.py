@@ -16,7 +16,8 @@ from trainer.simulator.ending import Ending, cut_off, ending_of, exit_events
 from trainer.simulator.lengths import Lengths, draw_lengths
 from trainer.simulator.samples import Monitors
 from trainer.simulator.sequence import SequenceNumbers
-from trainer.simulator.step import StepRun
+from trainer.simulator.state import StepState
+from trainer.simulator.step import run_step
 from trainer.simulator.tables import (
     SEGMENT_BITS,
     Event,
@@ -147,13 +148,15 @@ class Simulation:
     def _run(self, step: int, start: NDArray[np.int64], seqs: SequenceNumbers) -> _Done:
         effects = self.cluster.effects.of_step(step)
         lengths = draw_lengths(self.scenario, step, spread=effects.sequence_spread)
-        run = StepRun(self.cluster, step, start=start, effects=effects, lengths=lengths, seqs=seqs)
-        end = run.run()
-        spans, ending = run.recorder.columns(), None
+        state = StepState(self.cluster, step, start=start, effects=effects, seqs=seqs)
+        result = run_step(state, lengths)
+        spans, ending = result.spans, None
         if effects.ending is not None:
-            ending = ending_of(self.cluster, effects.ending, stopped_at=run.stopped_at)
+            ending = ending_of(self.cluster, effects.ending, stopped_at=result.stopped_at)
             spans = cut_off(spans, ending)
-        return _Done(step=step, start=start, end=end, spans=spans, lengths=lengths, ending=ending)
+        return _Done(
+            step=step, start=start, end=result.end, spans=spans, lengths=lengths, ending=ending
+        )
 
     def _ended_ns(self, end: NDArray[np.int64]) -> int | None:
         if self.ending is None:

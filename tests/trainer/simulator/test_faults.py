@@ -300,3 +300,15 @@ def _lags_ms(recorded: Recorded, *, stage_ranks: list[int]) -> NDArray[np.float6
     start = np.stack([rows.where(rank=rank)["start_ns"] for rank in stage_ranks], axis=1)
     lag: NDArray[np.float64] = (start - start.min(axis=1, keepdims=True)) / MS
     return lag
+
+
+def test_with_overlap_a_skewed_rank_launches_late_and_waits_afterwards() -> None:
+    recorded = record(exact("launch-skew:ms=40,stage=0", dp=4, pp=1, num_steps=4, overlap=True))
+    reductions = recorded.spans.where(name="reduce_scatter_tensor")
+    waits = recorded.spans.where(name="wait reduce_scatter_tensor")
+
+    for rank in range(4):
+        launch = reductions.where(rank=rank)["launch_ns"]
+        assert (waits.where(rank=rank)["start_ns"] >= launch).all()
+    launches = [reductions.where(rank=rank)["launch_ns"][-1] for rank in range(4)]
+    assert max(launches) - min(launches) > 20 * MS

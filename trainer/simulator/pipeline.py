@@ -1,0 +1,205 @@
+"""Run the forwards and backwards of a step, each stage's ranks at once, and what they send.
+
+A receive ends a transfer after both sides are there; sends go out in the
+background; what meets inside a compute span ends for its members together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracer.span import SpanFlag, SpanKind
+from trainer.simulator.chance import Purpose, stream
+from trainer.simulator.cluster import NS_PER_MS
+from trainer.simulator.fault import SimulatedCause, Trace
+from trainer.simulator.groups import KIND_OF_AXIS, Axis
+from trainer.simulator.recorder import NEVER, ON_DEVICE, ON_HOST, Label
+from trainer.simulator.scenario import TpDetail
+from trainer.simulator.schedule import receiver_of, sender_of
+from trainer.simulator.state import MAIN, SPAN_AXES, TRACKS
+
+if TYPE_CHECKING:
+    from trainer.simulator.cluster import Sync
+    from trainer.simulator.lengths import Lengths
+    from trainer.simulator.schedule import Slot
+    from trainer.simulator.state import StepState, Times
+
+PAUSE_JITTER = 0.2
+"""Standard deviation of the logarithm of a pause of garbage collection."""
+
+
+class Pipeline:
+    """The forwards and backwards of one step.
+
+    Args:
+        state: How far the ranks are.
+        lengths: What the micro-batches hold.
+    """
+
+    def __init__(self, state: StepState, lengths: Lengths) -> None:
+        self._state = state
+        self._lengths = lengths
+        self._pauses = [
+            (fault, stream(state.scenario.seed, Purpose.PAUSES, number, state.step))
+            for number, fault in state.effects.pauses
+        ]
+        self._sent: dict[Slot, Times] = {}
+        """When the output of each slot was sent that has not been received."""
+
+        self.stopped_at = NEVER
+        """When the rank of a crash or hang stopped."""
+
+    def run(self, slot: Slot) -> tuple[Times, Times]:
+        """Run one slot, all it depends on having run; return when it began and ended."""
+        self._receive(slot)
+        begin, end = self._compute(slot)
+        self._send(slot)
+        return begin, end
+
+    def _receive(self, slot: Slot) -> None:
+        scenario = self._state.scenario
+        sender = sender_of(slot, pp=scenario.pp, vpp=scenario.vpp)
+        if sender is None or sender.stage == slot.stage:
+            return
+        sent, start = self._sent.pop(sender), self._state.now[slot.stage]
+        mean_ns = self._state.effects.links.p2p_ns(sender.stage, slot.stage)
+        done = np.maximum(sent, start) + self._state.noise.transfer_ns(mean_ns)
+        seq = self._state.seqs.of_pair(sender.stage, slot.stage)
+        label = _message_label(sender, slot, seq=seq, num_bytes=scenario.activation_bytes)
+        left = done + self._state.noise.end_ns(self._state.shape)
+        self._state.recorder.add(sender.stage, label, sent, left)
+        end = done + self._state.noise.end_ns(self._state.shape)
+        received = replace(
+            label,
+            kind=SpanKind.PP_RECV,
+            name="recv",
+            microbatch=slot.microbatch,
+            chunk=slot.chunk,
+            flags=ON_DEVICE,
+        )
+        self._state.blocked(slot.stage, received, start, end)
+        self._state.now[slot.stage] = end
+
+    def _send(self, slot: Slot) -> None:
+        scenario = self._state.scenario
+        receiver = receiver_of(slot, pp=scenario.pp, vpp=scenario.vpp)
+        if receiver is not None and receiver.stage != slot.stage:
+            self._sent[slot] = self._state.now[slot.stage]
+
+    def _compute(self, slot: Slot) -> tuple[Times, Times]:
+        """Run one forward or backward; return when it began and ended."""
+        stage = slot.stage
+        ready = self._state.ready(stage)
+        if slot.is_forward:
+            ready = self._pause(stage, ready)
+        begin, stall = self._stop(slot, ready)
+        forward_ms, backward_ms = self._state.cluster.compute_ms(stage)
+        mean_ms = forward_ms if slot.is_forward else backward_ms
+        length = self._lengths.factor[slot.microbatch][:, None, None]
+        own = self._state.noise.compute_ns(mean_ms * NS_PER_MS * self._state.scale[stage] * length)
+        kind = SpanKind.FORWARD if slot.is_forward else SpanKind.BACKWARD
+        label = Label(
+            kind=kind, name=kind.value, track=MAIN, microbatch=slot.microbatch, chunk=slot.chunk
+        )
+        now = begin if stall is None else begin + stall
+        syncs = self._state.cluster.syncs
+        if self._state.scenario.tp_detail is not TpDetail.COLLAPSED:
+            for number, sync in enumerate(syncs):
+                piece = own * (number + 1) // len(syncs) - own * number // len(syncs)
+                now = self._sync(slot, sync, now + piece)
+            end = now if syncs else now + own
+        else:
+            end = self._meet_unseen(stage, now + own)
+        self._state.recorder.add(stage, label, begin, end)
+        self._state.now[stage] = end
+        return begin, end
+
+    def _sync(self, slot: Slot, sync: Sync, start: Times) -> Times:
+        """Meet in one collective inside a compute span; return when each member leaves."""
+        label = Label(
+            kind=KIND_OF_AXIS[sync.axis],
+            name=sync.name,
+            track=TRACKS[sync.axis],
+            axis=sync.axis,
+            seq=self._state.seqs.of_group(sync.axis, slot.stage),
+            microbatch=slot.microbatch,
+            chunk=slot.chunk,
+            num_bytes=sync.num_bytes,
+            depth=1,
+        )
+        mean_ns = self._state.collective_ns(
+            slot.stage, sync.axis, num_bytes=sync.num_bytes, passes=sync.passes
+        )
+        end = self._state.meet(sync.axis, start, mean_ns)
+        self._state.blocked(slot.stage, label, start, end)
+        return end
+
+    def _meet_unseen(self, stage: int, start: Times) -> Times:
+        """Return when partners leave a compute span whose collectives are not recorded."""
+        end = start
+        for sync in self._state.cluster.syncs:
+            mean_ns = self._state.collective_ns(
+                stage, sync.axis, num_bytes=sync.num_bytes, passes=sync.passes
+            )
+            arrival = end.max(axis=SPAN_AXES[sync.axis], keepdims=True)
+            left = arrival + self._state.noise.transfer_ns(mean_ns)
+            end = np.broadcast_to(left, self._state.shape)
+        return end
+
+    def _pause(self, stage: int, ready: Times) -> Times:
+        """Stop random ranks for a collection of garbage."""
+        for fault, rng in self._pauses:
+            hit = rng.random(self._state.shape) < fault.probability
+            pause = fault.extra_ns * np.exp(PAUSE_JITTER * rng.standard_normal(self._state.shape))
+            after = ready + np.where(hit, pause, 0).astype(np.int64)
+            if hit.any() and fault.trace is Trace.SPANS:
+                label = Label(kind=SpanKind.GC, name="gc generation 2", track=MAIN, flags=ON_HOST)
+                rank = self._state.cluster.placement.rank[stage][hit]
+                self._state.recorder.add_some(label, rank, ready[hit], after[hit])
+            ready = after
+        return ready
+
+    def _stop(self, slot: Slot, ready: Times) -> tuple[Times, Times | None]:
+        """Let the rank of a crash or hang go no further.
+
+        Returns:
+            When the slot begins, and how much longer it takes: a rank that hangs
+            never begins it, one that dies never ends it.
+        """
+        ending = self._state.effects.ending
+        if ending is None or not self._is_stopping_place(slot):
+            return ready, None
+        here = self._state.cluster.placement.rank[slot.stage] == ending.ranks[0]
+        if not here.any():
+            return ready, None
+        stall = np.where(here, NEVER, 0)
+        at = int(ready[here][0])
+        if ending.cause is SimulatedCause.HANG:
+            self.stopped_at = at
+            return ready + stall, None
+        self.stopped_at = at + round(self._state.scenario.forward_ms * NS_PER_MS / 2)
+        return ready, stall
+
+    def _is_stopping_place(self, slot: Slot) -> bool:
+        middle = self._state.scenario.num_microbatches // 2
+        return slot.is_forward and slot.chunk == 0 and slot.microbatch == middle
+
+
+def _message_label(sender: Slot, receiver: Slot, *, seq: int, num_bytes: int) -> Label:
+    """Return the label of a send from one slot to another."""
+    return Label(
+        kind=SpanKind.PP_SEND,
+        name="send",
+        track=TRACKS[Axis.PP],
+        axis=Axis.PP,
+        seq=seq,
+        src_stage=sender.stage,
+        dst_stage=receiver.stage,
+        microbatch=sender.microbatch,
+        chunk=sender.chunk,
+        num_bytes=num_bytes,
+        flags=ON_DEVICE | SpanFlag.ASYNC,
+    )

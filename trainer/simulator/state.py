@@ -1,0 +1,118 @@
+"""How far each rank is in a step, and what all parts of a step do with it.
+
+Times are ns from the run's start, on the true clock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracer.span import SpanKind
+from trainer.simulator.chance import ItemNoise, Purpose, stream
+from trainer.simulator.groups import Axis
+from trainer.simulator.recorder import ON_HOST, Label, Recorder
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from trainer.simulator.cluster import Cluster
+    from trainer.simulator.effects import StepEffects
+    from trainer.simulator.sequence import SequenceNumbers
+
+    Times = NDArray[np.int64]
+
+MAIN = "main"
+TRACKS = {axis: f"comm {axis.name.lower()}" for axis in Axis}
+SPAN_AXES = {Axis.TP: (2,), Axis.CP: (1,), Axis.DP: (0, 1)}
+"""Axes of a stage's (dp, cp, tp) times over which a group's members lie."""
+
+
+class StepState:
+    """One step under way.
+
+    Args:
+        cluster: What stays the same.
+        step: Its number.
+        start: Shape (pp, dp, cp, tp): when each rank begins it.
+        effects: What the faults do in it.
+        seqs: Sequence numbers, counted on over the steps.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        step: int,
+        *,
+        start: Times,
+        effects: StepEffects,
+        seqs: SequenceNumbers,
+    ) -> None:
+        self.cluster = cluster
+        self.scenario = cluster.scenario
+        self.step = step
+        self.effects = effects
+        self.seqs = seqs
+        self.noise = ItemNoise(
+            cluster.scenario.noise, stream(cluster.scenario.seed, Purpose.ITEMS, step)
+        )
+        self.recorder = Recorder(cluster.placement, cluster.groups)
+        self.now: list[Times] = list(start)
+        """One array of shape (dp, cp, tp) a stage; replaced, never written into."""
+
+        self.shape = start.shape[1:]
+        self.scale = cluster.bias * effects.compute_factor * self._drift()
+        """Shape (pp, dp, cp, tp): how many times as long compute takes."""
+
+    def ready(self, stage: int) -> Times:
+        """Return when each rank can begin a compute span: a launch gap after what came before."""
+        after = self.now[stage] + self.effects.gap_ns[stage]
+        begin: Times = after + self.noise.launch_gap_ns(self.shape)
+        return begin
+
+    def meet(self, axis: Axis, start: Times, mean_ns: NDArray[np.float64]) -> Times:
+        """Return when each member leaves a collective that all of its group enter."""
+        arrival = start.max(axis=SPAN_AXES[axis], keepdims=True)
+        transfer = self.noise.transfer_ns(mean_ns)
+        left: Times = arrival + transfer + self.noise.end_ns(self.shape)
+        return left
+
+    def collective_ns(
+        self, stage: int, axis: Axis, *, num_bytes: int, passes: int
+    ) -> NDArray[np.float64]:
+        """Return how long a collective of a stage's groups takes in the mean."""
+        on_grid = self.effects.links.collective_ns(axis, num_bytes=num_bytes, passes=passes)
+        of_stage: NDArray[np.float64] = on_grid[stage]
+        return of_stage
+
+    def blocked(self, stage: int, label: Label, start: Times, end: Times) -> None:
+        """Record a communication that its rank waited for, and the wait."""
+        self.recorder.add(stage, label, start, end)
+        self.recorder.add(stage, wait_label(label), start, end)
+
+    def filled(self, value: float) -> NDArray[np.float64]:
+        """Return the same mean for all ranks of a stage."""
+        return np.full(self.shape, value)
+
+    def _drift(self) -> float:
+        noise = self.scenario.noise
+        turn = 2 * np.pi * self.step / max(1, noise.drift_period_steps)
+        return float(1 + noise.drift_ratio * np.sin(turn))
+
+
+def wait_label(label: Label) -> Label:
+    """Return the label of a thread's wait for the communication that ``label`` names."""
+    return Label(
+        kind=SpanKind.WAIT,
+        name=f"wait {label.name}",
+        track=MAIN,
+        axis=label.axis,
+        seq=label.seq,
+        src_stage=label.src_stage,
+        dst_stage=label.dst_stage,
+        microbatch=label.microbatch,
+        chunk=label.chunk,
+        flags=ON_HOST,
+        depth=label.depth + 1,
+    )
