@@ -9,8 +9,9 @@ import numpy as np
 
 from analysis.intervals import Line
 from analysis.occupancy import P2P_KINDS, of_kinds
+from analysis.operation_times import operation_times
+from analysis.program import compile_program
 from analysis.report import BubbleShape
-from analysis.step_graph import graph_of_steps, replayed_times
 from analysis.whatif import ratio
 from tracer.span import KIND_CODES, SpanKind
 
@@ -50,7 +51,8 @@ def ideal_wait_ns(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int64]
     Returns:
         Shape (waits,).
     """
-    ideal = replayed_times(graph_of_steps(model), model.ideal_ns, model.ideal_gap_ns)
+    program = compile_program(model.operations, host_gaps=True)
+    ideal = operation_times(program, model.operations, model.ideal_ns, model.ideal_gap_ns)
     before = _done_before(model, waits)
     free = np.where(before >= 0, ideal.end_ns[before], 0.0)
     free = np.maximum(free, ideal.start_ns[waits.operation])

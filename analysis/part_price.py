@@ -13,7 +13,6 @@ import numpy as np
 from analysis.bubble import BACKWARD_KINDS, FORWARD_KINDS
 from analysis.occupancy import of_kinds
 from analysis.parts import EmptyPartError
-from analysis.program import compile_program
 from analysis.whatif import ratio, recoverable
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def rebalanced(replayer: Replayer, stage: int) -> PartPrice:
         raise EmptyPartError(f"stage {stage} cannot be rebalanced: it or all others do not compute")
     mean = whole / int((num_ranks > 0).sum())
     scale = np.where(model.stage == stage, mean / own, (whole - mean) / (whole - own))
-    return _price(replayer, _full_with(replayer, np.where(compute, duration * scale, duration)))
+    return _price(replayer, replayer.full_with(np.where(compute, duration * scale, duration)))
 
 
 def planned_pauses(replayer: Replayer) -> PartPrice:
@@ -144,7 +143,7 @@ def planned_pauses(replayer: Replayer) -> PartPrice:
     if not duration[pauses].any():
         raise EmptyPartError("the run has no gc or checkpoint pause to plan")
     by_rank = np.bincount(model.rank[pauses], weights=duration[pauses])
-    step_ns = _full_with(replayer, np.where(pauses, 0.0, duration))
+    step_ns = replayer.full_with(np.where(pauses, 0.0, duration))
     step_ns[0] += by_rank.max()
     return _price(replayer, step_ns)
 
@@ -213,11 +212,6 @@ def _slowdowns_by(replayer: Replayer, of_rank: Mapping[int, K]) -> dict[K, float
 
 def _coords(run: RunInfo) -> Mapping[int, Coords]:
     return {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
-
-
-def _full_with(replayer: Replayer, duration_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    operations = replayer.model.operations
-    return compile_program(operations, host_gaps=True).step_times(duration_ns, operations.gap_ns)
 
 
 def _price(
