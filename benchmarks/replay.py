@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -98,19 +99,27 @@ def write_widened(trace: Path, meta: Path, times: int, folder: Path) -> tuple[Pa
     return folder / "wide.parquet", folder / "wide.yaml"
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Return the seconds that ``work`` took."""
-    begin = time.perf_counter()
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of the children that it waited for."""
+    usages = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds that ``work`` took, and its CPU time, which tells a busy machine."""
+    begin, cpu_begin = time.perf_counter(), cpu_seconds()
     work()
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin, cpu_seconds() - cpu_begin
 
 
-def spread(seconds: list[float], operations: int) -> dict[str, float]:
+def spread(taken: list[tuple[float, float]], operations: int) -> dict[str, float]:
     """Return median and range, and the median for a million operations."""
+    seconds = [wall for wall, _ in taken]
     return {
         "seconds_median": statistics.median(seconds),
         "seconds_min": min(seconds),
         "seconds_max": max(seconds),
+        "cpu_seconds_median": statistics.median(cpu for _, cpu in taken),
         "ms_per_million_operations": statistics.median(seconds) * 1e9 / operations,
     }
 
@@ -132,7 +141,8 @@ def measure(run: RunInfo, columns: TraceColumns) -> dict[str, Any]:
         ours.append(timed(whole))
         plain += [timed(yardstick), timed(yardstick)]
         ours.append(timed(whole))
-    ratios = [seconds / statistics.median(plain) for seconds in ours]
+    yardstick_seconds = statistics.median(wall for wall, _ in plain)
+    ratios = [wall / yardstick_seconds for wall, _ in ours]
     return {
         "operations": len(values),
         **spread(ours, len(values)),
@@ -143,19 +153,20 @@ def measure(run: RunInfo, columns: TraceColumns) -> dict[str, Any]:
 
 def measure_fresh(trace: Path, meta: Path, times: int) -> dict[str, Any]:
     """Time fresh processes from a parquet file to the result, the interpreter's start included."""
-    seconds, said = [], []
+    said: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         files = write_widened(trace, meta, times, Path(folder))
         command = [sys.executable, "-c", FRESH, *map(str, files)]
-        for _ in range(ROUNDS):
-            begin = time.perf_counter()
+
+        def fresh() -> None:
             done = subprocess.run(command, check=True, capture_output=True, text=True)
-            seconds.append(time.perf_counter() - begin)
             said.append(json.loads(done.stdout))
+
+        taken = [timed(fresh) for _ in range(ROUNDS)]
     return {
         "operations": said[0]["operations"],
         "slowdown": said[0]["slowdown"],
-        **spread(seconds, said[0]["operations"]),
+        **spread(taken, said[0]["operations"]),
         "peak_bytes_max": max(each["peak_bytes"] for each in said),
     }
 
