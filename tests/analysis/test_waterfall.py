@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.analyze import read_run
+from analysis.source import GroupInfo
 from analysis.waterfall import PARTS, Part, Waterfall, summary_of, waiting_on, waterfall_of
 from tests.analysis.bytedance_cluster import LATENCY, ByteDanceCluster
 from tests.analysis.cluster import MS, gpt_cluster, source_of
-from tests.analysis.test_traced import Row, spans_of, steps_of
-from tracer.span import SpanKind
+from tests.analysis.test_traced import PAIR, Row, spans_of, steps_of
+from tracer.span import SpanFlag, SpanKind
 from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
@@ -281,3 +282,38 @@ def test_a_summary_says_who_was_waited_for_as_a_share_of_all_ranks_time() -> Non
     assert found.by_rank_ns.sum(axis=1).tolist() == [182 * MS, 182 * MS]
     assert found.by_step_ns.sum() == 364 * MS
     assert (found.ranks, found.steps, found.bubble) == ((0, 1), (0,), None)
+
+
+def test_only_what_compute_does_not_cover_of_a_transfer_is_exposed() -> None:
+    # Rank 0 launches at 50 and computes on until 80; rank 1 enters at 85; both leave at 90.
+    source = slow_pair()
+    epoch = source.info.epochs[0]
+    group = GroupInfo(group_id=PAIR, kind="dp-comm", name="dp", members=(0, 1))
+    waterfall = split(
+        replace(
+            source,
+            info=replace(source.info, epochs=(replace(epoch, groups=(group,)),)),
+            span_table=spans_of(
+                [
+                    (0, SpanKind.BACKWARD, 0, 80, False, 0),
+                    (0, SpanKind.DP_COMM, 50, 90, True, SpanFlag.ASYNC),
+                    (0, SpanKind.WAIT, 80, 90, True, 0),
+                    (1, SpanKind.BACKWARD, 0, 85, False, 0),
+                    (1, SpanKind.DP_COMM, 85, 90, True, 0),
+                ]
+            ),
+            step_table=steps_of((0, 0, 0, 0, 90), (0, 0, 1, 0, 91)),
+        )
+    )
+
+    found = [
+        {part: round(time * MS) for part, time in shares(waterfall, k).items()} for k in (0, 1)
+    ]
+    assert found[0] == {Part.USEFUL_COMPUTE: 80, Part.WAITING: 5, Part.EXPOSED_TRANSFER: 5}
+    # The ideal is 82.5, in whole ns 82; what its last ns went to is a host gap.
+    assert found[1] == {
+        Part.USEFUL_COMPUTE: 82,
+        Part.SLOW_COMPUTE: 3,
+        Part.EXPOSED_TRANSFER: 5,
+        Part.HOST_GAP: 1,
+    }
