@@ -149,6 +149,19 @@ def alerts(*, as_json: AsJson = False, store: Store = None) -> None:
 
 
 @app.command()
+def findings(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", show_default=False)] = None,
+    *,
+    as_json: AsJson = False,
+    store: Store = None,
+) -> None:
+    """List what was found in live runs, each from its onset to its end."""
+    from rankscope.listing import list_findings
+
+    typer.echo(list_findings(run, as_json=as_json, store_url=store))
+
+
+@app.command()
 def serve(
     *,
     store: Store = None,

@@ -1,4 +1,4 @@
-"""`rankscope runs` and `rankscope alerts`: what the store holds, in a list."""
+"""`rankscope runs`, `alerts` and `findings`: what the store holds, in a list."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from collector.location import default_store_url
 from collector.store import open_store
-from rankscope.columns import aligned
+from rankscope.columns import aligned, ranges
 
 if TYPE_CHECKING:
     from analysis.source import RunSummary
     from collector.alerts import StoredAlert
+    from collector.findings import StoredFinding
 
 NS_PER_S = 1_000_000_000
 NO_RUNS = "no runs yet: `rankscope demo` makes one, `rankscope import` stores a recorded one"
 NO_ALERTS = "no alerts"
+NO_FINDINGS = "no findings: `rankscope serve` notes them while runs train"
 
 
 def list_runs(*, as_json: bool, store_url: str | None) -> str:
@@ -60,6 +62,36 @@ def list_alerts(*, as_json: bool, store_url: str | None) -> str:
     return "\n".join(aligned(header, rows)) if rows else NO_ALERTS
 
 
+def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -> str:
+    """Return what was found in live runs, from onset to end, ready to print.
+
+    Args:
+        run_id: The run; None: of all runs, the newest first.
+        as_json: Whether as one JSON document.
+        store_url: URL of the store; None: the default one.
+    """
+    from collector.findings import read_findings
+
+    with open_store(store_url or default_store_url()) as store:
+        found = read_findings(store, run_id)
+    if as_json:
+        return json.dumps({"findings": [asdict(finding) for finding in found]})
+    rows = [
+        (
+            finding.run_id,
+            finding.cause,
+            ranges(finding.ranks) or "-",
+            _finding_steps(finding),
+            _when(finding.opened_ns),
+            "stands" if finding.closed_ns is None else _when(finding.closed_ns),
+            f"{finding.confidence:.2f}",
+        )
+        for finding in found
+    ]
+    header = ("run", "cause", "ranks", "steps", "opened (UTC)", "closed (UTC)", "confidence")
+    return "\n".join(aligned(header, rows, right="llllllr")) if rows else NO_FINDINGS
+
+
 def _run_document(run: RunSummary) -> dict[str, Any]:
     return {
         "run": run.run_id,
@@ -75,6 +107,11 @@ def _run_document(run: RunSummary) -> dict[str, Any]:
 
 def _steps(alert: StoredAlert) -> str:
     return f"{alert.first_step}-{alert.last_step}"
+
+
+def _finding_steps(finding: StoredFinding) -> str:
+    known = finding.onset_step is not None and finding.last_step is not None
+    return f"{finding.onset_step}-{finding.last_step}" if known else "-"
 
 
 def _when(at_ns: int | None) -> str:
