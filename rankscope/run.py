@@ -157,6 +157,27 @@ class Run:
         return price_of(self.replayer, part)
 
     @cached_property
+    def slowdown_by_tp(self) -> dict[int, float | None]:
+        """S of each tp position."""
+        from analysis.part_price import slowdown_by_tp
+
+        return slowdown_by_tp(self.info, self.replayer)
+
+    @cached_property
+    def slowdown_by_host(self) -> dict[str, float | None]:
+        """S of each host that has a name."""
+        from analysis.part_price import slowdown_by_host
+
+        return slowdown_by_host(self.info, self.replayer)
+
+    @cached_property
+    def slowdown_by_rank(self) -> dict[int, float | None]:
+        """S of each rank."""
+        from analysis.part_price import slowdown_by_rank
+
+        return slowdown_by_rank(self.info, self.replayer)
+
+    @cached_property
     def replayer(self) -> Replayer:
         """The replay of all steps, for the other questions of `analysis.part_price`."""
         from analysis.whatif import Replayer

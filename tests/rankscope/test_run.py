@@ -101,3 +101,10 @@ def test_a_graph_is_of_the_steps_and_ranks_asked_for(run: Run) -> None:
     nodes = [node for _, node in graph.nodes(data=True)]
     assert {node["rank"] for node in nodes} == {1}
     assert np.unique([node["step"] for node in nodes]).tolist() == [0, 1]
+
+
+def test_the_slow_rank_has_the_largest_s(run: Run) -> None:
+    # Ideal 80 + 10 ms; with rank 1 as it was 100 + 10; rank 0 alone changes nothing.
+    assert run.slowdown_by_rank == {0: 1.0, 1: 110 / 90}
+    assert list(run.slowdown_by_tp) == [0]
+    assert set(run.slowdown_by_host.values()) == {110 / 90}
