@@ -11,8 +11,8 @@ from trainer.simulator.chance import Purpose, stream
 from trainer.simulator.effects import Effects
 from trainer.simulator.groups import Axis, Groups, make_groups
 from trainer.simulator.placement import Placement, place
-from trainer.simulator.scenario import Scenario, TpDetail
-from trainer.simulator.schedule import Slot, run_order
+from trainer.simulator.scenario import Scenario, Sends, TpDetail
+from trainer.simulator.schedule import Action, exchange_order, run_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,8 +42,8 @@ class Cluster:
     scenario: Scenario
     placement: Placement
     groups: Groups
-    order: tuple[Slot, ...]
-    """Slots of all stages in an order in which each can run."""
+    order: tuple[Action, ...]
+    """What all stages do, in an order in which each can be done."""
 
     syncs: tuple[Sync, ...]
     """Collectives inside each forward and backward, recorded unless TP is collapsed."""
@@ -76,13 +76,18 @@ def make_cluster(scenario: Scenario) -> Cluster:
         scenario=scenario,
         placement=placement,
         groups=make_groups(placement),
-        order=run_order(
-            pp=scenario.pp, vpp=scenario.vpp, num_microbatches=scenario.num_microbatches
-        ),
+        order=_order(scenario),
         syncs=syncs_of(scenario),
         bias=1 + scenario.noise.rank_bias_ratio * deviation,
         effects=Effects(scenario, placement),
     )
+
+
+def _order(scenario: Scenario) -> tuple[Action, ...]:
+    pp, num_microbatches = scenario.pp, scenario.num_microbatches
+    if scenario.sends is Sends.BLOCKING:
+        return exchange_order(pp=pp, num_microbatches=num_microbatches)
+    return run_order(pp=pp, vpp=scenario.vpp, num_microbatches=num_microbatches)
 
 
 def syncs_of(scenario: Scenario) -> tuple[Sync, ...]:

@@ -17,14 +17,14 @@ from trainer.simulator.cluster import NS_PER_MS
 from trainer.simulator.fault import SimulatedCause, Trace
 from trainer.simulator.groups import KIND_OF_AXIS, Axis
 from trainer.simulator.recorder import NEVER, ON_DEVICE, ON_HOST, Label
-from trainer.simulator.scenario import TpDetail
+from trainer.simulator.scenario import Sends, TpDetail
 from trainer.simulator.schedule import receiver_of, sender_of
-from trainer.simulator.state import MAIN, SPAN_AXES, TRACKS
+from trainer.simulator.state import MAIN, SPAN_AXES, TRACKS, wait_label
 
 if TYPE_CHECKING:
     from trainer.simulator.cluster import Sync
     from trainer.simulator.lengths import Lengths
-    from trainer.simulator.schedule import Slot
+    from trainer.simulator.schedule import Exchange, Slot
     from trainer.simulator.state import StepState, Times
 
 PAUSE_JITTER = 0.2
@@ -49,15 +49,63 @@ class Pipeline:
         self._sent: dict[Slot, Times] = {}
         """When the output of each slot was sent that has not been received."""
 
+        self._awaited: dict[Slot, Times] = {}
+        """When the receiver of each slot's output came to wait for it."""
+
+        self._arrived: dict[Slot, Times] = {}
+        self._seqs: dict[Slot, int] = {}
+
         self.stopped_at = NEVER
         """When the rank of a crash or hang stopped."""
 
     def run(self, slot: Slot) -> tuple[Times, Times]:
         """Run one slot, all it depends on having run; return when it began and ended."""
+        if self._state.scenario.sends is Sends.BLOCKING:
+            return self._compute(slot)
         self._receive(slot)
         begin, end = self._compute(slot)
         self._send(slot)
         return begin, end
+
+    def post(self, exchange: Exchange) -> None:
+        """Come to an exchange."""
+        now = self._state.now[exchange.stage]
+        for sender, receiver in self._messages(exchange):
+            (self._sent if sender in exchange.sends else self._awaited)[sender] = now
+            if sender in self._sent and sender in self._awaited:
+                posted = np.maximum(self._sent[sender], self._awaited[sender])
+                self._arrived[sender] = posted + self._transfer_ns(sender, receiver)
+
+    def finish(self, exchange: Exchange) -> None:
+        """End an exchange to which all partners have come."""
+        state, stage = self._state, exchange.stage
+        start = now = state.now[stage]
+        messages = self._messages(exchange)
+        interval = state.seqs.of_call() if len(messages) > 1 else 0
+        flags = ON_DEVICE | SpanFlag.ASYNC
+        flags |= SpanFlag.COALESCED if interval else SpanFlag.NOTHING
+        for sender, receiver in messages:
+            label = self._message_label(sender, receiver)
+            if receiver.stage == stage:
+                label = _received(label, receiver)
+            label = replace(label, interval=interval, flags=flags)
+            end = self._arrived[sender] + state.noise.end_ns(state.shape)
+            state.recorder.add(stage, label, start, end)
+            waited = np.maximum(now, end)
+            state.recorder.add(stage, wait_label(label), now, waited)
+            now = waited
+        state.now[stage] = now
+
+    def _messages(self, exchange: Exchange) -> list[tuple[Slot, Slot]]:
+        """Return the (sending, receiving) slots of an exchange."""
+        pp = self._state.scenario.pp
+        out = [(slot, receiver_of(slot, pp=pp, vpp=1)) for slot in exchange.sends]
+        into = [(sender_of(slot, pp=pp, vpp=1), slot) for slot in exchange.receives]
+        return [(sender, receiver) for sender, receiver in out + into if sender and receiver]
+
+    def _transfer_ns(self, sender: Slot, receiver: Slot) -> Times:
+        mean_ns = self._state.effects.links.p2p_ns(sender.stage, receiver.stage)
+        return self._state.noise.transfer_ns(mean_ns)
 
     def _receive(self, slot: Slot) -> None:
         scenario = self._state.scenario
@@ -65,22 +113,12 @@ class Pipeline:
         if sender is None or sender.stage == slot.stage:
             return
         sent, start = self._sent.pop(sender), self._state.now[slot.stage]
-        mean_ns = self._state.effects.links.p2p_ns(sender.stage, slot.stage)
-        done = np.maximum(sent, start) + self._state.noise.transfer_ns(mean_ns)
-        seq = self._state.seqs.of_pair(sender.stage, slot.stage)
-        label = _message_label(sender, slot, seq=seq, num_bytes=scenario.activation_bytes)
+        done = np.maximum(sent, start) + self._transfer_ns(sender, slot)
+        label = self._message_label(sender, slot)
         left = done + self._state.noise.end_ns(self._state.shape)
         self._state.recorder.add(sender.stage, label, sent, left)
         end = done + self._state.noise.end_ns(self._state.shape)
-        received = replace(
-            label,
-            kind=SpanKind.PP_RECV,
-            name="recv",
-            microbatch=slot.microbatch,
-            chunk=slot.chunk,
-            flags=ON_DEVICE,
-        )
-        self._state.blocked(slot.stage, received, start, end)
+        self._state.blocked(slot.stage, _received(label, slot), start, end)
         self._state.now[slot.stage] = end
 
     def _send(self, slot: Slot) -> None:
@@ -88,6 +126,24 @@ class Pipeline:
         receiver = receiver_of(slot, pp=scenario.pp, vpp=scenario.vpp)
         if receiver is not None and receiver.stage != slot.stage:
             self._sent[slot] = self._state.now[slot.stage]
+
+    def _message_label(self, sender: Slot, receiver: Slot) -> Label:
+        """Return the label of a send; its number is given when it is first asked for."""
+        if sender not in self._seqs:
+            self._seqs[sender] = self._state.seqs.of_pair(sender.stage, receiver.stage)
+        return Label(
+            kind=SpanKind.PP_SEND,
+            name="send",
+            track=TRACKS[Axis.PP],
+            axis=Axis.PP,
+            seq=self._seqs[sender],
+            src_stage=sender.stage,
+            dst_stage=receiver.stage,
+            microbatch=sender.microbatch,
+            chunk=sender.chunk,
+            num_bytes=self._state.scenario.activation_bytes,
+            flags=ON_DEVICE | SpanFlag.ASYNC,
+        )
 
     def _compute(self, slot: Slot) -> tuple[Times, Times]:
         """Run one forward or backward; return when it began and ended."""
@@ -188,18 +244,13 @@ class Pipeline:
         return slot.is_forward and slot.chunk == 0 and slot.microbatch == middle
 
 
-def _message_label(sender: Slot, receiver: Slot, *, seq: int, num_bytes: int) -> Label:
-    """Return the label of a send from one slot to another."""
-    return Label(
-        kind=SpanKind.PP_SEND,
-        name="send",
-        track=TRACKS[Axis.PP],
-        axis=Axis.PP,
-        seq=seq,
-        src_stage=sender.stage,
-        dst_stage=receiver.stage,
-        microbatch=sender.microbatch,
-        chunk=sender.chunk,
-        num_bytes=num_bytes,
-        flags=ON_DEVICE | SpanFlag.ASYNC,
+def _received(label: Label, receiver: Slot) -> Label:
+    """Return the label of the other end of a send."""
+    return replace(
+        label,
+        kind=SpanKind.PP_RECV,
+        name="recv",
+        microbatch=receiver.microbatch,
+        chunk=receiver.chunk,
+        flags=ON_DEVICE,
     )

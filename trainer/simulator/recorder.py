@@ -45,6 +45,9 @@ class Label:
     microbatch: int = NONE
     chunk: int = NONE
     num_bytes: int = NONE
+    interval: int = 0
+    """Shared by operations that one call issued."""
+
     flags: SpanFlag = ON_DEVICE
     depth: int = 0
 
@@ -91,6 +94,7 @@ class SpanColumns:
     microbatch: NDArray[np.int32]
     chunk: NDArray[np.int32]
     num_bytes: NDArray[np.int64]
+    interval: NDArray[np.int64]
     flags: NDArray[np.uint16]
     depth: NDArray[np.int16]
     names: tuple[str, ...]
@@ -200,6 +204,7 @@ class Recorder:
             microbatch=label.microbatch[order].ravel(),
             chunk=label.chunk[order].ravel(),
             num_bytes=label.num_bytes[order].ravel(),
+            interval=label.interval[order].ravel(),
             flags=label.flags[order].ravel(),
             depth=label.depth[order].ravel(),
             names=(),
@@ -213,7 +218,7 @@ class Recorder:
         alike = {
             name: np.repeat(getattr(label, name), num)
             for name in ("kind", "name", "track", "seq", "microbatch", "chunk", "num_bytes",
-                         "flags", "depth")
+                         "interval", "flags", "depth")
         }  # fmt: skip
         return SpanColumns(
             rank=some.rank,
@@ -243,6 +248,7 @@ class _LabelTable:
     microbatch: NDArray[np.int32]
     chunk: NDArray[np.int32]
     num_bytes: NDArray[np.int64]
+    interval: NDArray[np.int64]
     flags: NDArray[np.uint16]
     depth: NDArray[np.int16]
 
@@ -263,6 +269,7 @@ class _LabelTable:
             microbatch=np.array([label.microbatch for label in labels], dtype=np.int32),
             chunk=np.array([label.chunk for label in labels], dtype=np.int32),
             num_bytes=np.array([label.num_bytes for label in labels], dtype=np.int64),
+            interval=np.array([label.interval for label in labels], dtype=np.int64),
             flags=np.array([int(label.flags) for label in labels], dtype=np.uint16),
             depth=np.array([label.depth for label in labels], dtype=np.int16),
         )

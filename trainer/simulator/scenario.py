@@ -38,6 +38,16 @@ class RankOrder(StrEnum):
     """Data-parallel neighbours share a host, tensor-parallel partners do not."""
 
 
+class Sends(StrEnum):
+    """Whether a stage waits for what it sends."""
+
+    BACKGROUND = "background"
+    """It goes on; the message waits for its receiver."""
+
+    BLOCKING = "blocking"
+    """It waits; in the steady state one call sends and receives."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
     """What differs between healthy ranks, items and messages; all 0 makes an exact machine."""
@@ -118,6 +128,7 @@ class Scenario:
     """Over all stages; None: 4 a stage."""
 
     tp_detail: TpDetail = TpDetail.COLLAPSED
+    sends: Sends = Sends.BACKGROUND
     overlap: bool = False
     """Whether gradients are reduced while the last micro-batch's backward still runs."""
 
@@ -218,6 +229,10 @@ class Scenario:
             raise ScenarioError(
                 f"Scenario.num_microbatches {self.num_microbatches} must be a multiple of"
                 f" pp {self.pp}, and pp at least 2, for an interleaved schedule (vpp {self.vpp})"
+            )
+        if self.vpp > 1 and self.sends is Sends.BLOCKING:
+            raise ScenarioError(
+                f"Scenario.sends must be background for an interleaved schedule (vpp {self.vpp})"
             )
         least = self.pp * self.vpp
         if self.num_layers is not None and (self.num_layers < least or self.num_layers % least):

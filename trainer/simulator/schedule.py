@@ -101,3 +101,96 @@ def _slot(stage: int, k: int, *, pp: int, vpp: int, is_forward: bool) -> Slot:
     chunk = k % (pp * vpp) // pp
     microbatch = k // (pp * vpp) * pp + k % pp
     return Slot(stage, is_forward, microbatch, chunk if is_forward else vpp - 1 - chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Messages that one stage sends and receives in one call, and waits for together."""
+
+    stage: int
+    sends: tuple[Slot, ...] = ()
+    """Slots of this stage whose output goes out."""
+
+    receives: tuple[Slot, ...] = ()
+    """Slots of this stage whose input comes in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A stage comes to an exchange."""
+
+    exchange: Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All partners of an exchange have come to theirs: it can end."""
+
+    exchange: Exchange
+
+
+Action = Slot | Posted | Finished
+
+
+def stage_exchanges(stage: int, *, pp: int, num_microbatches: int) -> list[Slot | Exchange]:
+    """Return what a stage does when it waits for what it sends as well.
+
+    In the steady state each forward's output goes out in one call with the
+    backward's input, and the other way round: apart, two neighbours that both
+    send first would wait for each other for ever.
+
+    Source:
+        Narayanan et al., arXiv 2104.04473: 1F1B without interleaving.
+    """
+    slots = stage_slots(stage, pp=pp, vpp=1, num_microbatches=num_microbatches)
+    actions: list[Slot | Exchange] = []
+    for before, slot in zip([None, *slots], [*slots, None], strict=True):
+        sends = (before,) if before and receiver_of(before, pp=pp, vpp=1) else ()
+        receives = (slot,) if slot and sender_of(slot, pp=pp, vpp=1) else ()
+        if before and slot and before.is_forward == slot.is_forward:
+            # Warming up and cooling down: out first, then in.
+            actions += [Exchange(stage, sends=sends)] if sends else []
+            actions += [Exchange(stage, receives=receives)] if receives else []
+        elif sends or receives:
+            actions.append(Exchange(stage, sends=sends, receives=receives))
+        actions += [slot] if slot else []
+    return actions
+
+
+def exchange_order(*, pp: int, num_microbatches: int) -> tuple[Action, ...]:
+    """Return the actions of all stages, each after the ones it depends on."""
+    waiting = [
+        stage_exchanges(stage, pp=pp, num_microbatches=num_microbatches) for stage in range(pp)
+    ]
+    at = [0] * pp
+    posted: set[tuple[Slot, bool]] = set()
+    order: list[Action] = []
+    while any(place < len(actions) for place, actions in zip(at, waiting, strict=True)):
+        before = len(order)
+        for stage, actions in enumerate(waiting):
+            while at[stage] < len(actions):
+                action = actions[at[stage]]
+                if isinstance(action, Slot):
+                    order.append(action)
+                elif not _exchange(action, posted, order, pp=pp):
+                    break
+                at[stage] += 1
+        if len(order) == before:
+            raise AssertionError(f"the exchanges of pp {pp} m {num_microbatches} deadlock")
+    return tuple(order)
+
+
+def _exchange(
+    exchange: Exchange, posted: set[tuple[Slot, bool]], order: list[Action], *, pp: int
+) -> bool:
+    """Post an exchange once; return whether it could be finished."""
+    producers = [sender_of(slot, pp=pp, vpp=1) for slot in exchange.receives]
+    mine = {(slot, True) for slot in exchange.sends}
+    mine |= {(slot, False) for slot in producers if slot}
+    if not mine <= posted:
+        posted |= mine
+        order.append(Posted(exchange))
+    if not {(slot, not is_send) for slot, is_send in mine} <= posted:
+        return False
+    order.append(Finished(exchange))
+    return True

@@ -15,6 +15,7 @@ class SequenceNumbers:
     def __init__(self) -> None:
         self._groups: Counter[tuple[Axis, int]] = Counter()
         self._pairs: Counter[tuple[int, int]] = Counter()
+        self._num_calls = 0
 
     def of_group(self, axis: Axis, stage: int) -> int:
         """Return the number of the next collective of a stage's groups on an axis, from 0."""
@@ -27,3 +28,8 @@ class SequenceNumbers:
         number = self._pairs[src_stage, dst_stage]
         self._pairs[src_stage, dst_stage] += 1
         return number
+
+    def of_call(self) -> int:
+        """Return the number of the next call that issues several operations, from 1."""
+        self._num_calls += 1
+        return self._num_calls

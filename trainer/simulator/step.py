@@ -11,13 +11,13 @@ from tracer.span import SpanKind
 from trainer.simulator.cluster import NS_PER_MS
 from trainer.simulator.pipeline import Pipeline
 from trainer.simulator.recorder import ON_HOST, Label
+from trainer.simulator.schedule import Finished, Posted, Slot
 from trainer.simulator.state import MAIN
 from trainer.simulator.update import Update
 
 if TYPE_CHECKING:
     from trainer.simulator.lengths import Lengths
     from trainer.simulator.recorder import SpanColumns
-    from trainer.simulator.schedule import Slot
     from trainer.simulator.state import StepState, Times
 
 
@@ -44,10 +44,16 @@ def run_step(state: StepState, lengths: Lengths) -> StepResult:
     for stage in range(len(state.now)):
         _read_data(state, stage)
     launching = _last_backwards(state) if state.scenario.overlap else frozenset()
-    for slot in state.cluster.order:
-        begin, end = pipeline.run(slot)
-        if slot in launching:
-            update.launch(slot, begin, end)
+    for action in state.cluster.order:
+        match action:
+            case Posted(exchange):
+                pipeline.post(exchange)
+            case Finished(exchange):
+                pipeline.finish(exchange)
+            case Slot() as slot:
+                begin, end = pipeline.run(slot)
+                if slot in launching:
+                    update.launch(slot, begin, end)
     update.finish()
     return StepResult(
         end=np.stack(state.now),
@@ -68,5 +74,6 @@ def _read_data(state: StepState, stage: int) -> None:
 
 def _last_backwards(state: StepState) -> frozenset[Slot]:
     """Return the last backward of each chunk, after which its gradients are complete."""
-    last = {(slot.stage, slot.chunk): slot for slot in state.cluster.order if not slot.is_forward}
+    slots = (action for action in state.cluster.order if isinstance(action, Slot))
+    last = {(slot.stage, slot.chunk): slot for slot in slots if not slot.is_forward}
     return frozenset(last.values())

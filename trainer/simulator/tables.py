@@ -103,7 +103,7 @@ def span_table(spans: SpanColumns, name: RowName) -> pa.Table:
             "duration_ns": number_column(spans.end - spans.start),
             "launch_ns": number_column(spans.launch),
             "num_bytes": number_column(spans.num_bytes),
-            "interval_id": same_number(0, num_rows, np.int64),
+            "interval_id": number_column(spans.interval),
             "parent_row": null_column(num_rows),
             "flags": number_column(spans.flags),
             "depth": number_column(spans.depth),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.trainer.simulator.recorded import record
 from tracer.span import group_id_of
 from trainer.simulator.fault import parse_simulated_faults
-from trainer.simulator.scenario import RankOrder, Scenario, TpDetail
+from trainer.simulator.scenario import RankOrder, Scenario, Sends, TpDetail
 from trainer.simulator.simulation import simulate
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         num_steps=2,
         tp_detail=draw(st.sampled_from(TpDetail)),
         overlap=draw(st.booleans()),
+        sends=draw(st.sampled_from(Sends)) if vpp == 1 else Sends.BACKGROUND,
         rank_order=draw(st.sampled_from(RankOrder)),
         ranks_per_host=draw(st.integers(1, 4)),
         faults=parse_simulated_faults(draw(st.sets(st.sampled_from(FAULTS), max_size=3))),

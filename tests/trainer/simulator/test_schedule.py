@@ -3,7 +3,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.simulator.schedule import receiver_of, run_order, sender_of, stage_slots
+from trainer.simulator.schedule import (
+    Exchange,
+    Posted,
+    Slot,
+    exchange_order,
+    receiver_of,
+    run_order,
+    sender_of,
+    stage_exchanges,
+    stage_slots,
+)
 
 
 def written(stage: int, *, pp: int, vpp: int, num_microbatches: int) -> str:
@@ -13,6 +23,46 @@ def written(stage: int, *, pp: int, vpp: int, num_microbatches: int) -> str:
         f"{'F' if slot.is_forward else 'B'}{slot.microbatch}{'b' if slot.chunk else ''}"
         for slot in slots
     )
+
+
+def exchanged(stage: int, *, pp: int, num_microbatches: int) -> str:
+    """Spell what a stage does: ``>F0`` sends an output, ``<B1`` receives an input."""
+    words = []
+    for action in stage_exchanges(stage, pp=pp, num_microbatches=num_microbatches):
+        if isinstance(action, Slot):
+            words.append(_name(action))
+        else:
+            out = [f">{_name(slot)}" for slot in action.sends]
+            words.append("".join(out + [f"<{_name(slot)}" for slot in action.receives]))
+    return " ".join(words)
+
+
+def _name(slot: Slot) -> str:
+    return f"{'F' if slot.is_forward else 'B'}{slot.microbatch}"
+
+
+def test_in_the_steady_state_one_call_sends_and_receives() -> None:
+    assert exchanged(0, pp=3, num_microbatches=3) == ("F0 >F0 F1 >F1 F2 >F2<B0 B0 <B1 B1 <B2 B2")
+    assert exchanged(1, pp=3, num_microbatches=3) == (
+        "<F0 F0 >F0 <F1 F1 >F1<B0 B0 >B0<F2 F2 >F2<B1 B1 >B1 <B2 B2 >B2"
+    )
+    assert exchanged(2, pp=3, num_microbatches=3) == ("<F0 F0 B0 >B0<F1 F1 B1 >B1<F2 F2 B2 >B2")
+
+
+@given(pp=st.integers(1, 8), num_microbatches=st.integers(1, 20))
+def test_exchanges_never_deadlock_and_are_posted_once(pp: int, num_microbatches: int) -> None:
+    order = exchange_order(pp=pp, num_microbatches=num_microbatches)
+    posted = [action.exchange for action in order if isinstance(action, Posted)]
+    wanted = [
+        action
+        for stage in range(pp)
+        for action in stage_exchanges(stage, pp=pp, num_microbatches=num_microbatches)
+        if isinstance(action, Exchange)
+    ]
+
+    assert sum(isinstance(action, Slot) for action in order) == 2 * pp * num_microbatches
+    assert len(posted) == len(wanted) == len(set(wanted))
+    assert set(posted) == set(wanted)
 
 
 def test_one_forward_and_one_backward_alternate_after_the_warm_up() -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import pytest
 
 from tests.trainer.simulator.recorded import MS, exact, record
-from trainer.simulator.scenario import Network, TpDetail
+from tracer.span import SpanFlag
+from trainer.simulator.scenario import Network, Sends, TpDetail
 
 
 @pytest.mark.parametrize(
     ("pp", "num_microbatches", "expected_ms"),
     [(1, 4, 4 * 30 + 5), (2, 4, 5 * 30 + 5), (2, 8, 9 * 30 + 5), (4, 8, 11 * 30 + 5)],
 )
+@pytest.mark.parametrize("sends", Sends)
 def test_a_pipeline_takes_its_micro_batches_and_its_bubble(
-    pp: int, num_microbatches: int, expected_ms: float
+    pp: int, num_microbatches: int, expected_ms: float, sends: Sends
 ) -> None:
-    recorded = record(exact(pp=pp, dp=2, num_microbatches=num_microbatches, num_steps=2))
+    recorded = record(
+        exact(pp=pp, dp=2, num_microbatches=num_microbatches, num_steps=2, sends=sends)
+    )
 
     assert recorded.step_ms(0) == expected_ms
     assert recorded.step_ms(1) == expected_ms
@@ -67,6 +71,23 @@ def test_a_receive_ends_a_transfer_after_the_send() -> None:
     assert (back - begin, receive - begin) == (43 * MS, 11.5 * MS)
     # The norm's all-reduce crosses the link twice: 1 ms of latency and 4 bytes.
     assert recorded.step_ms(0) == pytest.approx(63 + 1 + 5, abs=0.001)
+
+
+def test_a_blocking_send_waits_for_its_receiver() -> None:
+    heavy = exact(
+        "stage-imbalance:stage=1,factor=3",
+        pp=2, dp=1, num_microbatches=3, num_steps=1, sends=Sends.BLOCKING,
+    )  # fmt: skip
+
+    spans = record(heavy).spans.where(rank=0)
+    sends, receives = spans.where(kind="pp-send"), spans.where(kind="pp-recv")
+
+    # Stage 1 computes 30 ms forward and 60 backward, from 10 ms on. The second forward's output
+    # is taken at 100 ms, when the first gradient is sent; the third's 90 ms later.
+    assert (sends["duration_ns"] / MS).tolist() == [0.0, 80.0, 60.0]
+    assert sends["interval_id"].tolist() == [0, *receives["interval_id"].tolist()[:2]]
+    assert len(set(sends["interval_id"].tolist())) == 3
+    assert (sends["flags"] & int(SpanFlag.COALESCED) > 0).tolist() == [False, True, True]
 
 
 def test_partners_leave_a_collapsed_forward_together() -> None:
