@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from analysis.context import EventRecord, RunContext
 from analysis.source import RunSummary
 from collector.alerts import read_alerts
 from collector.findings import read_findings
@@ -13,9 +14,9 @@ from rankscope.alerting import Alerting
 from rankscope.loops import MAX_PAUSE_NS, MIN_PAUSE_NS, LiveAnalysis
 from rankscope.reports import Reports
 from rankscope.tracking import Tracking
-from tests.analysis.cluster import MS, Source, gpt_cluster
+from tests.analysis.cluster import MS, Source, dp_group, gpt_cluster
 from tests.analysis.training import Training
-from tracer.topology import Layout
+from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,6 +161,38 @@ def test_a_run_is_looked_at_every_few_seconds_and_less_while_it_stands_still(
 
     server.train(5)
     assert server.reports.revision("tiny") == 3
+
+
+def test_a_rank_that_falls_silent_is_told_although_no_step_comes(
+    store: Store, whole: Source
+) -> None:
+    server = serve(store, Job(whole))
+    server.train(3)
+    group = dp_group(Layout(dp=4), Coords())
+    entry = {"name": "all_reduce", "kind": "dp-comm", "step": 4, "group_id": f"{group:016x}"}
+    standing = tuple(
+        EventRecord(
+            epoch=0,
+            rank=rank,
+            at_ns=1,
+            kind="stalled",
+            text="",
+            data={"open": [{**entry, "seq": 99}]},
+        )
+        for rank in (0, 1, 3)
+    )
+
+    server.job.whole = replace(whole, around=RunContext(events=standing))
+    for _ in range(3):
+        server.train(3)
+
+    hangs = [found for found in read_findings(store, "tiny") if found.cause == "hang"]
+    assert [(found.ranks, found.onset_step, found.closed_ns) for found in hangs] == [
+        ((2,), 4, None)
+    ]
+    assert [line for line in server.said if "hang on rank 2" in line] == [
+        "tiny: hang on rank 2 since step 4 (1 new step, window of 4, analysed in 0.00 s)"
+    ]
 
 
 def test_an_old_run_that_stands_still_is_left_to_the_pages(store: Store, whole: Source) -> None:
