@@ -16,7 +16,6 @@ import numpy as np
 
 from analysis.bytedance_columns import rows_of_columns
 from analysis.bytedance_format import CODE, DP_ONLY, OPTIMIZER, TYPES
-from analysis.errors import EmptyRunError
 from analysis.parallel import ROWS_AT_ONCE, in_pieces
 
 if TYPE_CHECKING:
@@ -43,6 +42,9 @@ class Blocks:
 
     columns: Columns
     """The operations that take part, in any order."""
+
+    taken: NDArray[np.int64] | None
+    """Which rows of the columns that were given these are; None: all."""
 
     steps: NDArray[np.int64]
     """Shape (steps,): step numbers, ascending."""
@@ -86,13 +88,11 @@ def place_blocks(run: RunInfo, columns: Columns) -> Blocks:
         columns: Its operations, in any order.
 
     Raises:
-        EmptyRunError: No operation takes part.
         KeyError: An operation's rank is not in ``run``.
     """
     type_of_name = np.array([_type_code(run, name) for name in columns.names], dtype=np.int32)
-    columns, warnings = _known(columns, type_of_name)
-    if not len(columns.name):
-        raise EmptyRunError(f"run {run.run_id} holds no operation of a known type")
+    taken, warnings = _known(columns, type_of_name)
+    columns = columns if taken is None else rows_of_columns(columns, taken)
     steps, index_of_step = _lookup(columns.step)
     replicas, worker_of_rank, lowest_rank = _workers(run)
     _check_ranks(run, columns.rank, worker_of_rank)
@@ -116,6 +116,7 @@ def place_blocks(run: RunInfo, columns: Columns) -> Blocks:
     per_replica = count.sum(axis=2)
     return Blocks(
         columns=columns,
+        taken=taken,
         steps=steps,
         replicas=replicas,
         num_stages=run.layout.pp,
@@ -134,25 +135,27 @@ def _type_code(run: RunInfo, name: str) -> int:
     return CODE.get(name, UNKNOWN)
 
 
-def _known(columns: Columns, type_of_name: NDArray[np.int32]) -> tuple[Columns, tuple[str, ...]]:
-    """Leave out what takes no part, and say what nobody knows."""
+def _known(
+    columns: Columns, type_of_name: NDArray[np.int32]
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """Return the rows that take part, None if all do; and say what nobody knows."""
     if (type_of_name >= 0).all():
-        return columns, ()
+        return None, ()
     per_name = np.bincount(columns.name, minlength=len(columns.names))
     if not per_name[type_of_name < 0].any():
-        return columns, ()
-    known = rows_of_columns(columns, type_of_name[columns.name] >= 0)
+        return None, ()
+    taken = np.flatnonzero(type_of_name[columns.name] >= 0)
     strange = np.flatnonzero((type_of_name == UNKNOWN) & (per_name > 0))
     if not len(strange):
-        return known, ()
+        return taken, ()
     names = ", ".join(sorted(columns.names[code] for code in strange))
     num = int(per_name[strange].sum())
-    return known, (f"{num} operations of unknown type are left out of the replay: {names}",)
+    return taken, (f"{num} operations of unknown type are left out of the replay: {names}",)
 
 
 def _lookup(step: Whole) -> tuple[NDArray[np.int64], Callable[[Whole], NDArray[np.int64]]]:
     """Return the step numbers, ascending, and a function from them to their index."""
-    lowest, highest = int(step.min()), int(step.max())
+    lowest, highest = (int(step.min()), int(step.max())) if len(step) else (0, -1)
     if highest - lowest > LARGEST_TABLE:
         steps = np.unique(step).astype(np.int64)
         return steps, lambda numbers: np.searchsorted(steps, numbers)
@@ -190,16 +193,14 @@ def _workers(run: RunInfo) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArra
 
 
 def _check_ranks(run: RunInfo, rank: Whole, worker_of_rank: NDArray[np.int64]) -> None:
-    seen = _seen(rank, 0, max(int(rank.max()), len(worker_of_rank) - 1))
+    seen = _seen(rank, 0, max(int(rank.max(initial=0)), len(worker_of_rank) - 1))
     seen[: len(worker_of_rank)] &= worker_of_rank < 0
     if seen.any():
         strange = int(np.flatnonzero(seen)[0])
         raise KeyError(f"run {run.run_id} has operations of rank {strange}, which it does not list")
 
 
-def _order(
-    columns: Columns, block: NDArray[np.int32], num_per_block: NDArray[np.int64]
-) -> Whole:
+def _order(columns: Columns, block: NDArray[np.int32], num_per_block: NDArray[np.int64]) -> Whole:
     """Sort rows by block, then seq."""
     begins = np.cumsum(num_per_block) - num_per_block
     num = len(columns.name)
@@ -216,7 +217,7 @@ def _order(
 
     # Rows of the first block can only lie in it, so if every place is taken it
     # holds just its own; then the same is true of the second, and so on.
-    if all(in_pieces(place, num)) and int(order.min()) >= 0:
+    if all(in_pieces(place, num)) and int(order.min(initial=0)) >= 0:
         return order
     sorted_rows: NDArray[np.int64] = np.lexsort((columns.start_ns, columns.seq, block))
     return sorted_rows

@@ -62,15 +62,15 @@ class TraceColumns:
     names: tuple[str, ...]
 
 
-def rows_of_columns(columns: Columns, keep: NDArray[np.bool_]) -> TraceColumns:
-    """Return the rows that ``keep``, shape (ops,), says."""
+def rows_of_columns(columns: Columns, rows: NDArray[np.int64]) -> TraceColumns:
+    """Return some of the rows."""
     return TraceColumns(
-        step=columns.step[keep],
-        rank=columns.rank[keep],
-        name=columns.name[keep],
-        start_ns=columns.start_ns[keep],
-        duration_ns=columns.duration_ns[keep],
-        seq=columns.seq[keep],
-        chunk=columns.chunk[keep],
+        step=columns.step[rows],
+        rank=columns.rank[rows],
+        name=columns.name[rows],
+        start_ns=columns.start_ns[rows],
+        duration_ns=columns.duration_ns[rows],
+        seq=columns.seq[rows],
+        chunk=columns.chunk[rows],
         names=columns.names,
     )

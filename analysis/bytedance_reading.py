@@ -43,7 +43,8 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
         spans: Its operations.
     """
     left_out = _incomplete_steps(spans)
-    spans = rows_of_spans(spans, ~np.isin(spans.step, list(left_out)))
+    if left_out:
+        spans = rows_of_spans(spans, ~np.isin(spans.step, list(left_out)))
     trace = read_trace(run, spans)
     rows = trace.rows
     warnings = list(trace.warnings)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance_format import CODE, DP_ONLY, TYPES
-from analysis.operations import positions_in_runs
+from analysis.bytedance_blocks import NUM_TYPES, place_blocks
+from analysis.bytedance_format import CODE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,56 +55,40 @@ class Rows:
 
 
 def sorted_rows(run: RunInfo, spans: SpanTable) -> tuple[Rows, list[str]]:
-    """Sort a trace's operations; return them and what a reader should know."""
-    warnings: list[str] = []
-    of_rank = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
-    ranks, rank_index = np.unique(spans.rank, return_inverse=True)
-    dp = np.array([of_rank[int(rank)].dp for rank in ranks], dtype=np.int32)[rank_index]
-    stage = np.array([of_rank[int(rank)].pp for rank in ranks], dtype=np.int32)[rank_index]
-    code_of_name = np.array([CODE.get(name, -1) for name in spans.names], dtype=np.int8)
-    types = code_of_name[spans.name]
-    taken = types >= 0
-    if not taken.all():
-        strange = sorted({spans.names[code] for code in np.unique(spans.name[~taken])})
-        warnings.append(
-            f"{int((~taken).sum())} operations of unknown type are left out of the replay:"
-            f" {', '.join(strange)}"
-        )
-    if run.layout.dp * run.layout.dsp == 1:
-        taken &= ~np.isin(types, [CODE[name] for name in DP_ONLY])
-    order = np.flatnonzero(taken)
-    order = order[
-        np.lexsort(
-            (spans.start_ns[order], spans.seq[order], types[order], stage[order], dp[order],
-             spans.step[order])
-        )
-    ]  # fmt: skip
-    numbers, step = np.unique(spans.step[order], return_inverse=True)
-    dp, stage, types = dp[order], stage[order], types[order]
-    by_dp = step.astype(np.int64) * (int(dp.max(initial=0)) + 1) + dp
-    workers, worker = np.unique(by_dp * run.layout.pp + stage, return_inverse=True)
-    block = worker * len(TYPES) + types
-    size = len(workers) * len(TYPES)
-    return (
-        Rows(
-            steps=tuple(numbers.tolist()),
-            row=order,
-            step=step.astype(np.int32),
-            dp=dp,
-            stage=stage,
-            type=types,
-            start=spans.start_ns[order],
-            end=spans.start_ns[order] + spans.duration_ns[order],
-            chunk=spans.chunk[order],
-            worker=worker.astype(np.int64),
-            worker_dp=workers // run.layout.pp,
-            worker_stage=(workers % run.layout.pp).astype(np.int32),
-            nth=positions_in_runs(block),
-            first=np.searchsorted(block, np.arange(size)).reshape(-1, len(TYPES)),
-            count=np.bincount(block, minlength=size).reshape(-1, len(TYPES)),
-        ),
-        warnings,
+    """Sort a trace's operations; return them and what a reader should know.
+
+    Raises:
+        KeyError: An operation's rank is not in ``run``.
+    """
+    blocks = place_blocks(run, spans)
+    num_stages, num_replicas = blocks.num_stages, len(blocks.replicas)
+    count = blocks.count.reshape(-1, NUM_TYPES)
+    place = np.flatnonzero(count.any(axis=1))
+    count = count[place]
+    by_dp, stage = place // num_stages, place % num_stages
+    num = count.sum(axis=1)
+    per_block = count.ravel()
+    first = np.cumsum(per_block) - per_block
+    columns, order = blocks.columns, blocks.order
+    start = columns.start_ns[order]
+    rows = Rows(
+        steps=tuple(blocks.steps.tolist()),
+        row=(order if blocks.taken is None else blocks.taken[order]).astype(np.int64, copy=False),
+        step=np.repeat((by_dp // num_replicas).astype(np.int32), num),
+        dp=np.repeat(blocks.replicas[by_dp % num_replicas].astype(np.int32), num),
+        stage=np.repeat(stage.astype(np.int32), num),
+        type=np.repeat(np.tile(np.arange(NUM_TYPES, dtype=np.int8), len(place)), per_block),
+        start=start,
+        end=start + columns.duration_ns[order],
+        chunk=columns.chunk[order].astype(np.int32, copy=False),
+        worker=np.repeat(np.arange(len(place)), num),
+        worker_dp=by_dp,
+        worker_stage=stage.astype(np.int32),
+        nth=np.arange(len(order)) - np.repeat(first, per_block),
+        first=first.reshape(count.shape),
+        count=count,
     )
+    return rows, list(blocks.warnings)
 
 
 def in_start_order(rows: Rows, names: tuple[str, ...]) -> NDArray[np.int64]:

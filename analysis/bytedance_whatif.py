@@ -75,7 +75,8 @@ def what_if_trace(run: RunInfo, columns: Columns) -> TraceWhatIf:
     left_out = blocks.incomplete()
     keep = ~np.isin(blocks.steps, list(left_out))
     if not keep.any():
-        raise EmptyRunError(f"run {run.run_id} has no whole step: {next(iter(left_out.values()))}")
+        reason = next(iter(left_out.values()), "it holds no operation of a known type")
+        raise EmptyRunError(f"run {run.run_id} has no whole step: {reason}")
     sheets = sheets_of(blocks, run.layout, keep)
     unpaired: Counter[str] = Counter()
     for sheet in sheets:

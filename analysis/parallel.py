@@ -24,7 +24,7 @@ def in_pieces(
         slice(first, min(first + rows_at_once, num_rows))
         for first in range(0, num_rows, rows_at_once)
     ]
-    if len(pieces) == 1:
-        return [work(pieces[0])]
+    if len(pieces) <= 1:
+        return [work(piece) for piece in pieces]
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         return list(pool.map(work, pieces))
