@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -167,7 +168,7 @@ def rank_rows(
             "rank": rank,
             "process": process,
             "host": host_name(host),
-            "boot_id": boot_id_of(host),
+            "boot_id": boot_id_of(host, process),
             "local_rank": int(at.local_rank[rank]),
             "pod": "",
             "device_uuid": f"GPU-{rank:08x}",
@@ -191,13 +192,18 @@ def rank_rows(
         }
 
 
-def clock_rows(cluster: Cluster) -> Iterator[Row]:
-    """Yield the rows of table ``clock``: aligned clocks, of which only the error bound is known."""
+def clock_rows(cluster: Cluster, *, process: str) -> Iterator[Row]:
+    """Yield the rows of table ``clock``: aligned clocks, of which only the error bound is known.
+
+    Args:
+        cluster: The cluster.
+        process: Name under which the simulation writes.
+    """
     scenario = cluster.scenario
     for host in range(scenario.num_hosts):
         yield {
             "host": host_name(host),
-            "boot_id": boot_id_of(host),
+            "boot_id": boot_id_of(host, process),
             "at_ns": scenario.started_ns,
             "offset_ns": 0,
             "drift_ppb": 0,
@@ -205,9 +211,9 @@ def clock_rows(cluster: Cluster) -> Iterator[Row]:
         }
 
 
-def boot_id_of(host: int) -> str:
-    """Return the boot id of a host by its number."""
-    return f"{host:032x}"
+def boot_id_of(host: int, process: str) -> str:
+    """Return the boot id of a host: another in each simulation, as their clocks are others."""
+    return hashlib.blake2b(f"{process} {host}".encode(), digest_size=16).hexdigest()
 
 
 def run_state(ending: Ending | None) -> str:

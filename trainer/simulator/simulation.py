@@ -130,7 +130,7 @@ class Simulation:
 
     def clock_rows(self) -> Iterator[Row]:
         """Yield the rows of table ``clock``."""
-        return clock_rows(self.cluster)
+        return clock_rows(self.cluster, process=self.process)
 
     def tables(self) -> Iterator[StepTables]:
         """Run the steps and yield what each recorded; from the first step on at every call."""

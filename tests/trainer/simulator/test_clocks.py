@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.trainer.simulator.recorded import record
 from trainer.simulator.clocks import make_clocks
 from trainer.simulator.scenario import Noise, Scenario
+from trainer.simulator.simulation import simulate
 
 HOUR_NS = 3_600_000_000_000
 
@@ -46,3 +47,20 @@ def test_clocks_move_what_is_recorded_and_not_what_happens() -> None:
     assert 50_000 < np.abs(moved).max() <= 100_000
     lasted = wrong_clocks.spans["duration_ns"] - exact_clocks.spans["duration_ns"]
     assert np.abs(lasted).max() <= 1_000
+
+
+def test_each_simulation_has_clocks_of_its_own_and_tells_their_bound() -> None:
+    first, other = (
+        simulate(Scenario(ranks_per_host=2)),
+        simulate(Scenario(ranks_per_host=2, seed=1)),
+    )
+    rows = list(first.clock_rows())
+
+    # Two clocks that are each off by 10 us at most differ by 20 us at most.
+    assert [(row["host"], row["clock_error_ns"]) for row in rows] == [
+        ("sim-00000", 10_000),
+        ("sim-00001", 10_000),
+    ]
+    boots = {(row["host"], row["boot_id"]) for row in first.rank_rows()}
+    assert boots == {(row["host"], row["boot_id"]) for row in rows}
+    assert not boots & {(row["host"], row["boot_id"]) for row in other.rank_rows()}
