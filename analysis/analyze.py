@@ -9,6 +9,7 @@ import numpy as np
 from analysis.bytedance_reading import read_bytedance
 from analysis.configuration import misconfigurations
 from analysis.diagnose import Case, diagnose, insufficient
+from analysis.distinct import distinct
 from analysis.errors import EmptyRunError
 from analysis.exits import crashes
 from analysis.hangs import hangs
@@ -205,7 +206,7 @@ def _nothing_to_replay(
     told: tuple[Finding, ...],
 ) -> RunReport:
     """Report a run of which no step can be replayed: what was recorded, and why no more."""
-    numbers = np.unique(spans.step)
+    numbers = distinct(spans.step)
     actual = [
         int((rows.start_ns + rows.duration_ns).max() - rows.start_ns.min())
         for rows in (_step_of(spans, int(step)) for step in numbers)

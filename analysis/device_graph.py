@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.distinct import distinct
 from analysis.operations import positions_in_runs
 
 if TYPE_CHECKING:
@@ -72,5 +73,5 @@ def _paths(
 def _distinct(
     src: NDArray[np.int64], dst: NDArray[np.int64], num: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    key = np.unique(src * num + dst)
+    key = distinct(src * num + dst)
     return key // num, key % num

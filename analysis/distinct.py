@@ -52,3 +52,24 @@ def _codes(column: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], int]:
         return (column - column.dtype.type(lowest)).astype(np.int64), highest - lowest + 1
     distinct, found = np.unique(column, return_inverse=True)
     return found.astype(np.int64), len(distinct)
+
+
+def distinct(column: NDArray[np.integer[Any]]) -> NDArray[Any]:
+    """Return the distinct values, ascending; many times as fast as np.unique, which hashes.
+
+    Args:
+        column: Shape (rows,).
+
+    Returns:
+        Values of the same type.
+    """
+    if not len(column):
+        return column
+    lowest, highest = int(column.min()), int(column.max())
+    if highest - lowest < _DENSE * len(column) + 1024:
+        seen = np.zeros(highest - lowest + 1, dtype=np.bool_)
+        seen[column - column.dtype.type(lowest)] = True
+        return (np.flatnonzero(seen) + lowest).astype(column.dtype)
+    ordered = np.sort(column)
+    found: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])]
+    return found

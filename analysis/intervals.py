@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.distinct import distinct
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -33,10 +35,10 @@ class Line:
     ) -> Line:
         """Make a line that holds all these intervals."""
         if not len(rank):
-            return cls(ranks=np.unique(rank), origin_ns=0, stride_ns=1)
+            return cls(ranks=distinct(rank), origin_ns=0, stride_ns=1)
         origin = int(start_ns.min())
         stride = int(end_ns.max()) - origin + 2
-        return cls(ranks=np.unique(rank), origin_ns=origin, stride_ns=stride)
+        return cls(ranks=distinct(rank), origin_ns=origin, stride_ns=stride)
 
     def place(self, rank: NDArray[np.int32], time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where a rank's time lies on the line."""

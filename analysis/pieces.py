@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.distinct import distinct
 from analysis.intervals import NOWHERE, Line, covering, outermost, union
 from tracer.span import KIND_CODES, SpanKind
 
@@ -112,7 +113,7 @@ def cut(
     host = _rows_of(spans, HOST_KINDS)
     host = host[outermost(start[host], end[host])]
     idle_start, idle_end = union(*blocked)
-    borders = np.unique(
+    borders = distinct(
         np.concatenate(
             (
                 windows.start, windows.end, idle_start, idle_end, launches,
@@ -148,7 +149,9 @@ def _with_anchors(
     windows: Windows,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Add an empty piece where a wait ends and no piece begins, for what follows to hang on."""
-    anchors = np.setdiff1d(wait_end, first)
+    ends = distinct(wait_end)
+    at = np.minimum(np.searchsorted(first, ends), len(first) - 1)
+    anchors = ends[first[at] != ends] if len(first) else ends
     # A wait may end with the step itself, which is half-open.
     anchors = anchors[covering(windows.start, windows.end, anchors - 1) != NOWHERE]
     first, last = np.concatenate((first, anchors)), np.concatenate((last, anchors))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.distinct import distinct
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -76,7 +78,7 @@ def profile_of(items: ComputeItems, coords: Mapping[int, Coords]) -> Profile:
         items: Compute of each rank by micro-batch, waits cut out.
         coords: Position of each rank; its stage is ``coords[rank].pp``.
     """
-    ranks, steps = np.unique(items.rank), np.unique(items.step)
+    ranks, steps = distinct(items.rank), distinct(items.step)
     total = _totals(items, ranks, steps)
     stage = np.array([coords[int(rank)].pp for rank in ranks], dtype=np.int32)
     expected = np.full_like(total, np.nan)
@@ -106,7 +108,7 @@ def _totals(
     value = items.self_ns[order]
     median = (value[first + (num - 1) // 2] + value[first + num // 2]) / 2
     total = np.full(len(ranks) * len(steps), np.nan)
-    seen = np.unique(cell)
+    seen = distinct(cell)
     total[seen] = 0.0
     np.add.at(total, cell[order[first]], median * num)
     return total.reshape(len(ranks), len(steps))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.distinct import number_rows
 from analysis.operations import NO_GROUP
 from analysis.schedule import Schedule, order_by_level, replay
 
@@ -316,10 +317,10 @@ def _step_class(
     waits for the gate alone. With gaps, each member waits in a node of its own
     before the gate, so that a late launch delays the group.
     """
-    leads, gate_of_lead = np.unique(graph.lead[graph.lead >= 0], return_inverse=True)
     members = np.flatnonzero(graph.lead >= 0)
+    gate_of_lead, num_leads = number_rows(graph.lead[members])
     gate = graph.num_ops + gate_of_lead
-    num_nodes = graph.num_ops + len(leads)
+    num_nodes = graph.num_ops + num_leads
     arrival = np.arange(graph.num_ops)
     src, dst = [graph.src], []
     if host_gaps:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.distinct import distinct
 from analysis.errors import CycleError
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _levels(num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]) -> N
         depth += 1
         reached = targets[_ranges(first[frontier], first[frontier + 1])]
         np.subtract.at(missing, reached, 1)
-        frontier = np.unique(reached[missing[reached] == 0])
+        frontier = distinct(reached[missing[reached] == 0])
     if num_done < num_nodes:
         raise CycleError(num_nodes - num_done)
     return level

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import number_rows
+from analysis.distinct import distinct, number_rows
 from analysis.intervals import NOWHERE
 from analysis.model import ComputeItems, Reading
 from analysis.operations import positions_in_runs
@@ -46,7 +46,7 @@ def read_traced(
     groups = [group for epoch in run.epochs for group in epoch.groups]
     split = split_waits(spans, groups, clock_error_ns=clock_error_ns)
     left_out = _unusable(run, spans, steps, split)
-    numbers = np.array(sorted(set(np.unique(steps.step).tolist()) - set(left_out)), dtype=np.int32)
+    numbers = np.array(sorted(set(distinct(steps.step).tolist()) - set(left_out)), dtype=np.int32)
     steps = rows_of_steps(steps, np.isin(steps.step, numbers))
     joined, warnings = join_waits(spans, steps, numbers, split)
     pieces = cut(
@@ -103,9 +103,9 @@ def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit
     """Name the steps that cannot be replayed: nothing is patched over."""
     reasons: dict[int, str] = {}
     comm = is_communication(spans) & (spans.group_id != 0) & (spans.seq != NONE)
-    for step in np.unique(spans.step[comm & (split.instance == NOWHERE)]).tolist():
+    for step in distinct(spans.step[comm & (split.instance == NOWHERE)]).tolist():
         reasons[step] = "a communication lacks the record of a member"
-    for step in np.unique(spans.step[split.negative & ~is_one_sided(spans, split)]).tolist():
+    for step in distinct(spans.step[split.negative & ~is_one_sided(spans, split)]).tolist():
         reasons[step] = "a rank left a communication before the last one entered it"
     numbers, counts = np.unique(steps.step, return_counts=True)
     for step, count in zip(numbers.tolist(), counts.tolist(), strict=True):
@@ -122,7 +122,10 @@ def _items(joined: Joined, pieces: Pieces, numbers: NDArray[np.int32]) -> Comput
     kinds = (KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
     own = np.flatnonzero(own_compute(pieces, len(pieces.start)))
     own = own[np.isin(spans.kind[pieces.compute[own]], kinds)]
-    span, first, index = np.unique(pieces.compute[own], return_index=True, return_inverse=True)
+    index, num = number_rows(pieces.compute[own])
+    first = np.zeros(num, dtype=np.int64)
+    first[index] = np.arange(len(index))
+    span = pieces.compute[own[first]]
     self_ns = np.bincount(index, weights=(pieces.end - pieces.start)[own], minlength=len(span))
     window = pieces.window[own[first]]
     step = windows.step_index[window]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.distinct import distinct
 from analysis.evidence import GapItems, Link, Place, Transfers
 from analysis.intervals import NOWHERE
 from analysis.pieces import GAP, Pieces, own_compute
@@ -81,7 +82,7 @@ def _places(joined: Joined, pieces: Pieces) -> NDArray[np.int8]:
         place[np.flatnonzero(known)[kind == code]] = before
 
     collective = joined.comm[~is_p2p(joined.spans)[joined.comm]]
-    launched = np.unique(joined.launch()[np.isin(joined.comm, collective, assume_unique=True)])
+    launched = distinct(joined.launch()[np.isin(joined.comm, collective, assume_unique=True)])
     place[np.isin(pieces.end, launched)] = Place.LAUNCH
 
     earlier = np.maximum.accumulate(np.where(own, index, NOWHERE))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.distinct import distinct
 from tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def is_one_sided(spans: SpanTable, split: WaitSplit) -> NDArray[np.bool_]:
     rooted = np.array([name in ROOTED for name in spans.names], dtype=np.bool_)
     of_span = rooted[spans.name] if len(spans) else np.zeros(0, dtype=np.bool_)
     early = of_span & (split.instance >= 0) & (split.transfer_ns < 0)
-    return of_span & np.isin(split.instance, np.unique(split.instance[early]))
+    return of_span & np.isin(split.instance, distinct(split.instance[early]))
 
 
 def _instances(
