@@ -70,9 +70,9 @@ class Effects:
             for number, fault in enumerate(scenario.faults)
             if fault.cause is SimulatedCause.NETWORK_DEGRADATION
         }
-        for fault in scenario.faults:
-            if fault.cause is SimulatedCause.SLOW_LINK:
-                _check_used(placement, fault)
+        for number, fault in enumerate(scenario.faults):
+            if fault.cause in NETWORK_CAUSES:
+                _check_used(scenario, placement, fault, self.slow_hosts.get(number))
         self.baseline = Links(scenario, placement)
 
     def ranks_of(self, number: int) -> tuple[int, ...]:
@@ -208,27 +208,43 @@ def _slow_hosts(scenario: Scenario, number: int, fault: SimulatedFault) -> NDArr
     return slow
 
 
-def used_links(placement: Placement) -> set[tuple[int, int]]:
-    """Return every pair of ranks, the lower one first, between which the job sends anything."""
-    pairs: set[tuple[int, int]] = set()
-    ends = [ring_links(placement, axis) for axis in (Axis.TP, Axis.CP, Axis.DP, Axis.WORLD)]
+def used_links(scenario: Scenario, placement: Placement) -> NDArray[np.int32]:
+    """Return every pair of ranks, the lower one first, between which bytes travel.
+
+    The sum of the gradients' norm is left out: four bytes show no slow link.
+
+    Returns:
+        Shape (links, 2), each once.
+    """
     grid = placement.rank
-    ends += [(grid, np.roll(grid, -1, axis=0))]
-    for src, dst in ends:
-        low, high = np.minimum(src, dst).ravel(), np.maximum(src, dst).ravel()
-        pairs.update(zip(low.tolist(), high.tolist(), strict=True))
-    return {(low, high) for low, high in pairs if low != high}
+    ends = [ring_links(placement, axis) for axis in (Axis.TP, Axis.CP, Axis.DP)]
+    ends.append((grid[:-1], grid[1:]))
+    if scenario.vpp > 1:
+        ends.append((grid[-1], grid[0]))
+    pairs = np.concatenate([np.stack((src.ravel(), dst.ravel()), axis=1) for src, dst in ends])
+    pairs = np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1)
+    found: NDArray[np.int32] = np.unique(pairs, axis=0)
+    return found
 
 
-def _check_used(placement: Placement, fault: SimulatedFault) -> None:
-    if fault.src is None or fault.dst is None:
+def _check_used(
+    scenario: Scenario,
+    placement: Placement,
+    fault: SimulatedFault,
+    slow_hosts: NDArray[np.bool_] | None,
+) -> None:
+    """Refuse a fault on links that the job does not use: its label would be of no effect."""
+    links = used_links(scenario, placement)
+    state = Links(scenario, placement, [fault], slow_hosts)
+    if (state.slowing(links[:, 0], links[:, 1]) > 1).any():
         return
-    pair = (min(fault.src, fault.dst), max(fault.src, fault.dst))
-    used = used_links(placement)
-    if pair not in used:
-        partners = sorted({rank for link in used if fault.src in link for rank in link})
-        partners.remove(fault.src)
+    if fault.src is None:
         raise ScenarioError(
-            f"fault {str(fault)!r}: nothing is sent between these ranks; rank {fault.src}"
-            f" sends to and receives from {', '.join(map(str, partners))}"
+            f"fault {str(fault)!r}: nothing is sent over these links; spread the job over more"
+            " hosts (ranks_per_host) or racks (hosts_per_rack), or choose another place"
         )
+    partners = np.setdiff1d(links[(links == fault.src).any(axis=1)], [fault.src])
+    raise ScenarioError(
+        f"fault {str(fault)!r}: nothing is sent between these ranks; rank {fault.src}"
+        f" sends to and receives from {', '.join(map(str, partners.tolist())) or 'nobody'}"
+    )

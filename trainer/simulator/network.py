@@ -105,14 +105,13 @@ class Links:
         bytes_per_s = np.array(
             [network.host_bytes_per_s, network.rack_bytes_per_s, network.spine_bytes_per_s]
         )[link_class]
-        return latency_ns, self._slowing(src, dst, crosses) * NS_PER_S / bytes_per_s
+        return latency_ns, self.slowing(src, dst) * NS_PER_S / bytes_per_s
 
-    def _slowing(
-        self, src: NDArray[np.int32], dst: NDArray[np.int32], crosses: NDArray[np.bool_]
-    ) -> NDArray[np.float64]:
+    def slowing(self, src: NDArray[np.int32], dst: NDArray[np.int32]) -> NDArray[np.float64]:
         """Return how many times as long a byte takes on each link because of faults."""
         slowing = np.ones(src.shape)
         hosts, slow_hosts = self._placement.host, self._slow_hosts
+        crosses = hosts[src] != hosts[dst]
         for fault in self._faults:
             if fault.src is not None:
                 hit = ((src == fault.src) & (dst == fault.dst)) | (

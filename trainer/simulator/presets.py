@@ -90,13 +90,13 @@ def _steps(scenario: Scenario) -> str:
 
 
 def _neighbours(scenario: Scenario) -> tuple[int, int]:
-    """Return two ranks of one data-parallel ring; of one pipeline where there is no such ring."""
+    """Return two ranks of one data-parallel ring; neighbours in a pipeline where there is none."""
     grid = place(scenario).rank
     if scenario.dp > 1:
         ring = np.sort(grid[0, :, :, 0].ravel())
         middle = len(ring) // 2
         return int(ring[middle - 1]), int(ring[middle])
-    return int(grid[0, 0, 0, 0]), int(grid[-1, 0, 0, 0])
+    return int(grid[0, 0, 0, 0]), int(grid[min(1, scenario.pp - 1), 0, 0, 0])
 
 
 def _at(text: str) -> Callable[[Scenario], tuple[str, ...]]:

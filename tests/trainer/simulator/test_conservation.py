@@ -30,7 +30,6 @@ FAULTS = (
     "data-stall:ms=30,spans=no",
     "checkpoint:every=2,ms=50",
     "sequence-imbalance:spread=0.4",
-    "network-degradation:factor=4,share=0.5,reason=flap",
 )
 
 

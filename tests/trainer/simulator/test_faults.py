@@ -110,6 +110,23 @@ def test_a_link_that_nothing_uses_is_refused_and_the_used_ones_are_named() -> No
         simulate(exact("slow-link:src=0,dst=2,factor=2", dp=4, pp=1))
 
 
+@pytest.mark.parametrize(
+    ("fault", "settings"),
+    [
+        # Neighbours in the ring of the whole job, which carries four bytes a step.
+        ("slow-link:src=1,dst=2,factor=9", {"dp": 2, "pp": 1, "tp": 2}),
+        # The last stage sends nothing to the first one without interleaving.
+        ("slow-link:src=0,dst=2,factor=9", {"dp": 1, "pp": 3}),
+        ("slow-link:rank=0,factor=9", {"dp": 2, "pp": 1}),
+        ("slow-link:rack=0,factor=9", {"dp": 4, "pp": 1, "ranks_per_host": 1}),
+        ("network-degradation:factor=9", {"dp": 2, "pp": 2}),
+    ],
+)
+def test_a_fault_without_effect_is_refused(fault: str, settings: dict[str, int]) -> None:
+    with pytest.raises(ScenarioError, match="nothing is sent"):
+        simulate(exact(fault, **settings))
+
+
 def test_a_degraded_network_slows_the_share_of_hosts_that_its_label_names() -> None:
     settings = {"dp": 2, "pp": 4, "ranks_per_host": 2, "num_steps": 1, "network": LINKS,
                 "activation_bytes": MS}  # fmt: skip
@@ -135,9 +152,12 @@ def test_a_degraded_network_slows_the_share_of_hosts_that_its_label_names() -> N
 )
 def test_the_counter_of_the_reason_grows(reason: str, counter: str) -> None:
     recorded = record(
-        exact(f"network-degradation:factor=2,reason={reason}", dp=2, pp=2, num_steps=6)
-    )
-    healthy = record(exact(dp=2, pp=2, num_steps=6))
+        exact(
+            f"network-degradation:factor=2,reason={reason}",
+            dp=2, pp=2, num_steps=6, ranks_per_host=1,
+        )
+    )  # fmt: skip
+    healthy = record(exact(dp=2, pp=2, num_steps=6, ranks_per_host=1))
 
     grown = recorded.samples.where(name=counter)["value"].max()
 

@@ -99,6 +99,21 @@ def test_every_preset_fits_any_size_and_is_labelled(name: str, settings: dict[st
     assert next(simulation.tables()).spans.num_rows > 0
 
 
+def test_one_rank_alone_talks_to_nobody() -> None:
+    simulation = simulate(Scenario(dp=1, pp=1, num_steps=1, num_microbatches=2))
+    spans = next(simulation.tables()).spans.to_pydict()
+
+    assert simulation.groups == ()
+    assert spans["kind"] == ["data", *["forward", "backward"] * 2, "optimizer"]
+    assert set(spans["group_id"]) == {0}
+
+
+def test_a_pipeline_without_data_parallelism_has_its_slow_link_between_stages() -> None:
+    (truth,) = simulate(preset_scenario("slow-link", dp=1, pp=4, tp=1)).truth
+
+    assert truth.ranks == (0, 1)
+
+
 def test_a_scenario_is_read_from_toml_and_from_json_alike(tmp_path: Path) -> None:
     toml, as_json = tmp_path / "s.toml", tmp_path / "s.json"
     toml.write_text(
