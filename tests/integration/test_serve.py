@@ -34,6 +34,7 @@ class Job:
         for rank in self.ranks:
             rank.group(GROUP, kind="dp-comm", name="dp", members=list(RANKS))
         self.num_steps = 0
+        self.now_ns = 0
 
     def train(self, num_steps: int, *, slow_ms: int = 100) -> None:
         for _ in range(num_steps):
@@ -41,7 +42,7 @@ class Job:
 
     def _step(self, *, slow_ms: int) -> None:
         step = self.num_steps
-        begin = step * 1000 * MS
+        begin = self.now_ns  # no pause between steps: that would be a data stall
         done = begin + max(100, slow_ms) * MS + 10 * MS
         for rank, builder in enumerate(self.ranks):
             own_ns = (slow_ms if rank else 100) * MS
@@ -58,6 +59,7 @@ class Job:
             )
             builder.step(step, start_ns=begin, duration_ns=done - begin, num_tokens=64, loss=1.0)
         self.num_steps += 1
+        self.now_ns = done
 
     def end(self) -> None:
         for builder in self.ranks:
@@ -137,3 +139,6 @@ def test_a_drop_of_mfu_is_posted_once_also_after_a_restart(
         (18, "delivered"),
         (8, "delivered"),
     ]
+    findings = json.loads(rankscope("findings", "job", "--json", store=store).stdout)["findings"]
+    first = next(found for found in findings if found["cause"] == "slow-compute")
+    assert (first["ranks"], first["onset_step"]) == ([1], 8)
