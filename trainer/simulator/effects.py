@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from trainer.simulator.placement import Placement
     from trainer.simulator.scenario import Scenario
 
-Grid = "NDArray[np.float64]"
 NETWORK_CAUSES = frozenset({SimulatedCause.SLOW_LINK, SimulatedCause.NETWORK_DEGRADATION})
 SLOWER = frozenset(
     {SimulatedCause.SLOW_COMPUTE, SimulatedCause.CLOCK_THROTTLE, SimulatedCause.STAGE_IMBALANCE}

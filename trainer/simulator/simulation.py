@@ -19,7 +19,6 @@ from trainer.simulator.sequence import SequenceNumbers
 from trainer.simulator.state import StepState
 from trainer.simulator.step import run_step
 from trainer.simulator.tables import (
-    SEGMENT_BITS,
     Event,
     RowName,
     StepRows,
@@ -99,10 +98,6 @@ class Simulation:
         """Upper bits of the rows' segment numbers."""
         digest = hashlib.blake2b(self.process.encode(), digest_size=5).digest()
         return int.from_bytes(digest, "big")
-
-    def segment_of(self, step: int) -> int:
-        """Return the segment number of a step's rows."""
-        return self.process_hash << SEGMENT_BITS | step
 
     def manifest(self, rank: int) -> dict[str, Any]:
         """Return what a rank tells when it begins."""
