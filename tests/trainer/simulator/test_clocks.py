@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.simulator.recorded import record
@@ -14,6 +14,7 @@ from trainer.simulator.simulation import simulate
 HOUR_NS = 3_600_000_000_000
 
 
+@settings(deadline=None)  # cores are shared
 @given(
     seed=st.integers(0, 10_000), bound_ns=st.integers(0, 10**6), at_ns=st.integers(0, 100 * HOUR_NS)
 )

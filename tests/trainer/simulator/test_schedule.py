@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.simulator.schedule import (
@@ -49,6 +49,7 @@ def test_in_the_steady_state_one_call_sends_and_receives() -> None:
     assert exchanged(2, pp=3, num_microbatches=3) == ("<F0 F0 B0 >B0<F1 F1 B1 >B1<F2 F2 B2 >B2")
 
 
+@settings(deadline=None)  # cores are shared
 @given(pp=st.integers(1, 8), num_microbatches=st.integers(1, 20))
 def test_exchanges_never_deadlock_and_are_posted_once(pp: int, num_microbatches: int) -> None:
     order = exchange_order(pp=pp, num_microbatches=num_microbatches)
@@ -84,6 +85,7 @@ def test_interleaved_chunks_take_turns_of_as_many_micro_batches_as_stages() -> N
     )
 
 
+@settings(deadline=None)  # cores are shared
 @given(
     pp=st.integers(1, 8), rounds=st.integers(1, 4), vpp=st.integers(1, 4), rest=st.integers(0, 7)
 )
