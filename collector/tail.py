@@ -127,6 +127,7 @@ class SpoolTail:
         self._pending: list[tuple[ProcessTail, Cut]] = []
         self._untold: list[tuple[str, list[Row]]] = []
         self._manifests: set[tuple[str, str]] = set()
+        self._new_manifests: list[Row] = []
         self._num_processes = 0
         self._problems: list[str] = []
 
@@ -169,23 +170,23 @@ class SpoolTail:
 
     def _discover(self) -> None:
         """Start to follow process folders that are new."""
-        manifests: list[Row] = []
         for folder in _process_folders(self._spool_dir):
             if folder in self._active or folder in self._settled:
                 continue
             try:
                 files = ProcessFiles(folder)
                 self._follow(files)
-                manifests.append(manifest_row(files.run_id, files.manifest))
+                self._new_manifests.append(manifest_row(files.run_id, files.manifest))
             except FileNotFoundError:
                 continue  # not written yet
             except (SpoolProblem, OSError) as error:
                 self._problems.append(str(error))
                 self._settled.add(folder)
-        self._tell_manifests(manifests)
+        self._tell_manifests()
 
-    def _tell_manifests(self, rows: list[Row]) -> None:
+    def _tell_manifests(self) -> None:
         """Store what is new of the configuration; most ranks share one."""
+        rows, self._new_manifests = self._new_manifests, []
         fresh = {(row["run_id"], row["manifest_hash"]): row for row in rows}
         for key in self._manifests & fresh.keys():
             del fresh[key]
