@@ -90,7 +90,7 @@ def sheets_of(blocks: Blocks, layout: Layout, keep: NDArray[np.bool_]) -> list[S
     num_replicas = len(blocks.replicas)
     count = blocks.count.reshape(-1, blocks.count.shape[2])
     taken = np.flatnonzero(np.repeat(keep, num_replicas) & count.any(axis=1))
-    overlapped = bool(blocks.count[..., CODE[SEPARATE_GRADS] :: NUM_TYPES].any())
+    overlapped = bool(blocks.count[keep][..., CODE[SEPARATE_GRADS] :: NUM_TYPES].any())
     sheets = []
     for equal_count in _alike([count[taken].T]):
         instances = taken[equal_count]
