@@ -9,17 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.bytedance import model_of, read_trace
+from analysis.bytedance_columns import TraceColumns
 from analysis.bytedance_reading import read_bytedance
 from analysis.bytedance_whatif import what_if_trace
 from analysis.errors import EmptyRunError
+from analysis.parallel import ROWS_AT_ONCE
 from analysis.source import rows_of_spans
 from analysis.whatif import Replayer, what_if
 from tests.analysis.bytedance_cluster import LATENCY, ByteDanceCluster
 from tests.analysis.cluster import MS
 from tests.analysis.test_bytedance import published
+from tracer.topology import Coords
 
 if TYPE_CHECKING:
-    from analysis.source import SpanTable
+    from analysis.source import RunInfo, SpanTable
     from analysis.whatif import WhatIf
     from tests.analysis.cluster import Source
 
@@ -155,6 +158,51 @@ def test_the_order_of_the_rows_changes_nothing(seed: int) -> None:
     found = what_if_trace(source.info, shuffled(source.span_table, seed))
 
     assert_same(found.result, what_if_trace(source.info, source.span_table).result)
+
+
+def repeated(source: Source, times: int) -> tuple[RunInfo, TraceColumns]:
+    """Repeat the replicas, each copy with ranks of its own."""
+    info, spans = source.info, source.span_table
+    ranks = info.epochs[0].ranks
+    many = tuple(
+        replace(
+            rank,
+            rank=rank.rank + 100 * copy,
+            coords=Coords(dp=rank.coords.dp + info.layout.dp * copy, pp=rank.coords.pp),
+        )
+        for copy in range(times)
+        for rank in ranks
+    )
+    copy = np.repeat(np.arange(times, dtype=np.int32), len(spans))
+    columns = TraceColumns(
+        step=np.tile(spans.step, times),
+        rank=np.tile(spans.rank, times) + 100 * copy,
+        name=np.tile(spans.name, times),
+        start_ns=np.tile(spans.start_ns, times),
+        duration_ns=np.tile(spans.duration_ns, times),
+        seq=np.tile(spans.seq, times).astype(np.int8),
+        chunk=np.tile(spans.chunk, times).astype(np.int8),
+        names=spans.names,
+    )
+    layout = replace(info.layout, dp=info.layout.dp * times)
+    epochs = (replace(info.epochs[0], ranks=many),)
+    return replace(info, layout=layout, epochs=epochs), columns
+
+
+def test_repeating_the_replicas_of_a_run_changes_no_step_time() -> None:
+    source = noisy(4, 3).source()
+    times = ROWS_AT_ONCE // len(source.span_table) + 1  # more rows than one piece
+
+    few = what_if_trace(source.info, source.span_table).result
+    many = what_if_trace(*repeated(source, times)).result
+
+    assert many.replayed_ns.tolist() == few.replayed_ns.tolist()
+    assert many.ideal_ns == pytest.approx(few.ideal_ns, rel=1e-9)
+    assert len(many.by_dp_ns) == 4 * times
+    for dp, step_times in many.by_dp_ns.items():
+        assert step_times == pytest.approx(few.by_dp_ns[dp % 4], rel=1e-9)
+    for stage, step_times in many.by_stage_ns.items():
+        assert step_times == pytest.approx(few.by_stage_ns[stage], rel=1e-9)
 
 
 def test_operations_numbered_with_gaps_are_sorted() -> None:

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.parallel import in_pieces
+
+
+def test_pieces_cover_all_rows_once_and_answer_in_order() -> None:
+    values = np.arange(10)
+
+    assert in_pieces(lambda rows: values[rows].tolist(), 10, rows_at_once=4) == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
+
+
+def test_no_rows_are_no_pieces() -> None:
+    assert in_pieces(lambda rows: rows, 0) == []
