@@ -6,6 +6,7 @@ the columns themselves, as narrow as their content allows.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from tracer.span import NONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -61,8 +63,14 @@ class TraceFile:
         """Check some more rows, and keep them.
 
         Raises:
-            TraceError: A number is out of range, or a time negative or not finite.
+            TraceError: A null, a number out of range, or a time that is negative
+                or not finite.
         """
+        for name in COLUMNS:
+            if batch[name].null_count:
+                raise TraceError(
+                    self.path, f"column {name} has {batch[name].null_count} empty rows"
+                )
         rows = slice(self._num_read, self._num_read + batch.num_rows)
         for name, whole in self.integers.items():
             whole[rows] = self._checked(name, to_numpy(batch[name]))
@@ -76,6 +84,20 @@ class TraceFile:
         joint = [self.optypes.setdefault(text, len(self.optypes)) for text in texts]
         self.optype[rows] = np.array(joint, dtype=np.int32)[codes]
         self._num_read = rows.stop
+
+    def check_whole(self) -> None:
+        """Check that all rows came.
+
+        Raises:
+            TraceError: The file has no row, or fewer than it says.
+        """
+        num_rows = len(self.optype)
+        if not num_rows:
+            raise TraceError(self.path, "holds no operation: nothing to import")
+        if self._num_read < num_rows:
+            raise TraceError(
+                self.path, f"holds {self._num_read} rows where it says {num_rows}: copy it again"
+            )
 
     def _checked(self, name: str, values: NDArray[Integers]) -> NDArray[Integers]:
         lowest = NONE if name in {"seq_id", "mc", "mb_id"} else 0
@@ -109,14 +131,15 @@ def read_columns(path: Path) -> TraceFile:
         file = pq.ParquetFile(path, memory_map=False)
         _check_schema(path, file.schema_arrow)
         found = TraceFile(path, file.schema_arrow, file.metadata.num_rows)
-        for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=list(COLUMNS)):
-            table = pa.Table.from_batches([batch])
-            for name in COLUMNS:
-                if table[name].null_count:
-                    raise TraceError(path, f"column {name} has {table[name].null_count} empty rows")
-            found.take(table)
-    if not len(found.optype):
-        raise TraceError(path, "holds no operation: nothing to import")
+        with ThreadPoolExecutor(1) as beside:  # one batch is kept while the next is decoded
+            kept: Future[None] | None = None
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=list(COLUMNS)):
+                if kept:
+                    kept.result()
+                kept = beside.submit(found.take, pa.Table.from_batches([batch]))
+            if kept:
+                kept.result()
+    found.check_whole()
     return found
 
 
