@@ -42,6 +42,7 @@ MOST_OVERRUNS_RATIO = 0.05
 """Overrun paced segments beyond which a paced run proves nothing. Source: design.md section 6."""
 
 MOST_STEPS_NAMED = 5
+LEAST_SURE = 0.5
 ENDINGS = frozenset({"hang", "crash"})
 
 
@@ -177,11 +178,12 @@ def _findings(
 def _with_told(found: tuple[Finding, ...], told: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Add what is known without a replay: ended jobs first, then the rest after the priced ones.
 
-    A run with such a finding is not healthy.
+    A run with such a finding is not healthy, unless it is a mere change since the run before.
     """
     if not told:
         return found
-    rest = tuple(finding for finding in found if finding.cause != "healthy")
+    sure = any(finding.confidence >= LEAST_SURE for finding in told)
+    rest = tuple(finding for finding in found if not (sure and finding.cause == "healthy"))
     ended = tuple(finding for finding in told if finding.cause in ENDINGS)
     return (*ended, *rest, *(finding for finding in told if finding.cause not in ENDINGS))
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.words import count_text
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -41,46 +43,75 @@ class Drop:
     usual: float
 
 
-def network_trouble(samples: SampleTable, phase_ns: tuple[int, int]) -> str:
-    """Say in words which counters grew in a phase: congestion, retransmits or flapping links."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """What the network's counters tell of a phase."""
+
+    word: str
+    """"congestion", "retransmits", "flapping links"; "" where they are quiet."""
+
+    hosts: tuple[str, ...]
+    """Hosts whose counters grew."""
+
+    is_known: bool
+    """Whether there are such counters at all."""
+
+    def __str__(self) -> str:
+        if not self.is_known:
+            return "there are no counters to tell why"
+        if not self.word:
+            return "the network's counters are quiet"
+        return f"counters of {count_text(len(self.hosts), 'host')} tell of {self.word}"
+
+
+def network_trouble(samples: SampleTable, phase_ns: tuple[int, int]) -> Trouble:
+    """Say which counters grew in a phase, and on which hosts.
+
+    Args:
+        samples: Readings.
+        phase_ns: (begin, end) of the phase, Unix time.
+    """
     known = False
     for word, parts in TROUBLES:
-        growth = [
-            _growth(samples, code, phase_ns)
-            for code, name in enumerate(samples.names)
-            if any(part in name for part in parts)
-        ]
-        told = [(inside, outside) for inside, outside in growth if inside is not None]
-        known |= bool(told)
-        for inside, outside in told:
-            if inside > 0 and (outside is None or inside > GROWTH_FACTOR * outside):
-                return f"counters tell of {word} ({inside:.3g} a second against {outside or 0:.3g})"
-    return "counters are quiet" if known else "there are no counters to tell why"
+        for code, name in enumerate(samples.names):
+            if not any(part in name for part in parts):
+                continue
+            grown = _growth(samples, code, phase_ns)
+            known |= bool(grown)
+            usual = float(np.median([rate for _, _, rate in grown])) if grown else 0.0
+            hosts = {
+                host
+                for host, inside, outside in grown
+                if inside > GROWTH_FACTOR * max(outside, usual) and inside > 0
+            }
+            if hosts:
+                named = tuple(sorted(samples.hosts[host] for host in hosts))
+                return Trouble(word=word, hosts=named, is_known=True)
+    return Trouble(word="", hosts=(), is_known=known)
 
 
 def _growth(
     samples: SampleTable, code: int, phase_ns: tuple[int, int]
-) -> tuple[float | None, float | None]:
-    """Return a counter's growth a second, all hosts, inside and outside a phase."""
-    rows = samples.name == code
-    inside, outside = 0.0, 0.0
-    time_in, time_out = 0, 0
-    keys = np.stack((samples.host[rows], samples.device[rows]))
-    for host, device in np.unique(keys, axis=1).T.tolist():
-        one = rows & (samples.host == host) & (samples.device == device)
-        at, value = samples.at_ns[one], samples.value[one]
-        if len(at) < 2:  # noqa: PLR2004
-            continue
-        grown, lasted = np.maximum(np.diff(value), 0.0), np.diff(at)
-        within = (at[1:] > phase_ns[0]) & (at[:-1] < phase_ns[1])
-        inside += float(grown[within].sum())
-        outside += float(grown[~within].sum())
-        time_in += int(lasted[within].sum())
-        time_out += int(lasted[~within].sum())
-    return (
-        inside / (time_in / 1e9) if time_in else None,
-        outside / (time_out / 1e9) if time_out else None,
-    )
+) -> list[tuple[int, float, float]]:
+    """Return (host, growth a second inside a phase, outside it) of each counter of one name."""
+    rows = np.flatnonzero(samples.name == code)
+    rows = rows[np.lexsort((samples.at_ns[rows], samples.device[rows], samples.host[rows]))]
+    host, device, at = samples.host[rows], samples.device[rows], samples.at_ns[rows]
+    same = (host[1:] == host[:-1]) & (device[1:] == device[:-1])
+    grown = np.maximum(np.diff(samples.value[rows]), 0.0)
+    lasted = np.diff(at)
+    within = (at[1:] > phase_ns[0]) & (at[:-1] < phase_ns[1])
+    size = len(samples.hosts)
+    found = []
+    sums = [
+        np.bincount(host[1:][chosen], weights=values[chosen].astype(np.float64), minlength=size)
+        for chosen in (same & within, same & ~within)
+        for values in (grown, lasted)
+    ]
+    for each in np.flatnonzero(sums[1] > 0).tolist():
+        outside = sums[2][each] / sums[3][each] if sums[3][each] > 0 else 0.0
+        found.append((each, float(sums[0][each] / sums[1][each]), float(outside)))
+    return found
 
 
 def clock_drop(

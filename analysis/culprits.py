@@ -6,6 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from analysis.noise import num_deviations, robust_deviation
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -15,6 +19,10 @@ if TYPE_CHECKING:
 
 MOST_OF_ITS_LINKS = 0.6
 """Share of a rank's links that must be slow for the rank's own connection to be at fault."""
+
+LEAST_PAIR_EXCESS = 0.03
+"""Excess of a member's pairs that narrows its slow group down to it: less than would be told of
+itself, but the group's slowness is sure already."""
 
 LEAST_LINKS = 3
 """Slow links that must meet in a rank for that: a pair slow both ways has two."""
@@ -32,7 +40,9 @@ class Culprit:
     """In words: "the pair 3 - 11", "all links of rank 3"."""
 
 
-def culprits_of(slow: Sequence[SlowLink], links: Sequence[Link]) -> tuple[Culprit, ...]:
+def culprits_of(
+    slow: Sequence[SlowLink], links: Sequence[Link], pair_excess: Mapping[int, float]
+) -> tuple[Culprit, ...]:
     """Explain slow links by as few ranks and pairs as possible.
 
     Ranks in which most links are slow come first, then pairs, then groups of
@@ -41,6 +51,7 @@ def culprits_of(slow: Sequence[SlowLink], links: Sequence[Link]) -> tuple[Culpri
     Args:
         slow: The slow links.
         links: All links.
+        pair_excess: Of each rank with pairs, how much slower these are than alike ones, median.
     """
     left = list(slow)
     found: list[Culprit] = []
@@ -52,7 +63,7 @@ def culprits_of(slow: Sequence[SlowLink], links: Sequence[Link]) -> tuple[Culpri
         culprit = (
             _worst_rank(left, links, touching)
             or _worst_pair(left, links)
-            or _common_members(left, links)
+            or _common_members(left, links, pair_excess)
         )
         found.append(culprit)
         explained = {each.link for each in culprit.links}
@@ -110,19 +121,42 @@ def _worst_pair(slow: Sequence[SlowLink], links: Sequence[Link]) -> Culprit | No
     return Culprit(ranks=(low, high), links=mine, place=f"the pair {low} - {high}")
 
 
-def _common_members(slow: Sequence[SlowLink], links: Sequence[Link]) -> Culprit:
-    """Take the slowest group, and narrow it down by others that share some of its members."""
+def _common_members(
+    slow: Sequence[SlowLink], links: Sequence[Link], pair_excess: Mapping[int, float]
+) -> Culprit:
+    """Take the slowest group, and narrow it down by others that share some of its members.
+
+    Of the members, one whose pairs are slower too, if less clearly, is the one.
+    """
     worst = max(slow, key=lambda each: each.phase.excess_ratio)
     common, mine = set(links[worst.link].members), [worst]
     for each in sorted(slow, key=lambda each: len(links[each.link].members)):
         shared = common & set(links[each.link].members)
         if each is not worst and shared:
             common, mine = shared, [*mine, each]
-    ranks = tuple(sorted(common))
     kind = links[worst.link].kind
-    whole = len(common) == len(links[worst.link].members)
-    place = f"one {kind} group of {len(ranks)} ranks" if whole else "what its slow groups share"
-    return Culprit(ranks=ranks, links=tuple(mine), place=place)
+    place = f"one {kind} group of {len(common)} ranks"
+    if len(common) < len(links[worst.link].members):
+        place = "what its slow groups share"
+    slower = _whose_pairs_stand_out(common, pair_excess)
+    if slower is not None:
+        size = len(links[worst.link].members)
+        place = f"one {kind} group of {size} ranks, of which only rank {slower} is slower to others"
+        common = {slower}
+    return Culprit(ranks=tuple(sorted(common)), links=tuple(mine), place=place)
+
+
+def _whose_pairs_stand_out(members: set[int], pair_excess: Mapping[int, float]) -> int | None:
+    """Return the member whose pairs stand clear of all other ranks' pairs, if one does."""
+    inside = {rank: pair_excess[rank] for rank in members if rank in pair_excess}
+    if not inside:
+        return None
+    worst = max(inside, key=lambda rank: inside[rank])
+    others = np.array([excess for rank, excess in pair_excess.items() if rank != worst])
+    if len(others) < LEAST_LINKS:
+        return None
+    clear = max(num_deviations(len(others)) * robust_deviation(others), LEAST_PAIR_EXCESS)
+    return worst if inside[worst] >= clear else None
 
 
 def merged_by_place(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.dips import common_dips, without_dips
+from analysis.evidence import Place
 from analysis.late_hosts import data_stalls, host_stalls
 from analysis.merging import merged_hosts, merged_workers, without_partners, workers_of
 from analysis.network import profile_links
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from tracer.topology import Coords
 
 
+OF_COMPUTE = frozenset({"slow-compute", "clock-throttle"})
+HOLDS_PARTNERS_UP = frozenset({"host-stall", "data-stall", "gc-pause"})
 LAUNCHED_AFTER_COMPUTE = frozenset({SpanKind.DP_COMM.value, SpanKind.OTHER.value})
 """Span kinds of collectives outside the layers."""
 
@@ -60,7 +63,7 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
     """Return the findings of a run, the most recoverable first; never none."""
     candidates = _candidates(case)
     findings = [_finding(each, case.replayer) for each in candidates]
-    findings += _of_sequences(case)
+    findings += _of_sequences(case, candidates)
     findings.sort(key=lambda finding: (-(finding.recoverable_ratio or 0.0), finding.ranks))
     alarms = {each.cause for each in candidates if each.is_alarm} | {
         finding.cause for finding in findings if finding.cause == "sequence-imbalance"
@@ -81,10 +84,11 @@ def _candidates(case: Case) -> tuple[Candidate, ...]:
         case.profile,
         case.reading.model,
         case.ranks,
+        workers=workers,
         samples=case.context.samples,
         step_ns=case.step_ns,
     )
-    stalled = [each for each in host if each.cause in ("host-stall", "data-stall")]
+    stalled = [each for each in host if each.cause in HOLDS_PARTNERS_UP]
     compute = without_partners(compute, stalled, workers)
     compute = merged_hosts(merged_workers(compute, workers), case.ranks)
     return (*compute, *_network_candidates(case, compute), *host)
@@ -119,7 +123,10 @@ def _host_candidates(case: Case) -> tuple[Candidate, ...]:
     stalled = merged_hosts(host_stalls(stalls, usual), case.ranks)
     blamed = frozenset(rank for each in stalled for rank in each.ranks)
     pauses, explained = gc_pauses(stalls, usual, blamed)
-    late = data_stalls(stalls, usual, explained)
+    # A host that launches late does so before the step's first compute as well.
+    first_of_stalled = np.isin(reading.gaps.rank, list(blamed))
+    first_of_stalled &= reading.gaps.place == Place.INPUT
+    late = data_stalls(stalls, usual, explained | first_of_stalled)
     groups = tuple(
         link.members for link in reading.transfers.links if link.kind in LAUNCHED_AFTER_COMPUTE
     )
@@ -160,8 +167,9 @@ def _price(
     return ratio(float(replayer.put_back(part).mean()), float(replayer.ideal().mean())), share
 
 
-def _of_sequences(case: Case) -> list[Finding]:
-    found = sequence_candidate(case.reading.items, case.context.microbatches, case.replayer)
+def _of_sequences(case: Case, candidates: Sequence[Candidate]) -> list[Finding]:
+    blamed = {rank for each in candidates if each.cause in OF_COMPUTE for rank in each.ranks}
+    found = sequence_candidate(case.reading.items, case.context.microbatches, case.replayer, blamed)
     if found is None:
         return []
     candidate, without = found

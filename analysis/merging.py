@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.phases import SHORT_STEPS
 from analysis.words import name_ranks
 
 if TYPE_CHECKING:
@@ -45,24 +46,16 @@ def workers_of(
 def merged_workers(
     found: Sequence[Candidate], workers: Mapping[int, tuple[int, ...]]
 ) -> tuple[Candidate, ...]:
-    """Tell partners that are slow at the same time as one worker."""
+    """Tell partners that are slow at the same time once: each names them all already."""
     kept: list[Candidate] = []
     for each in found:
         for place, other in enumerate(kept):
             if _same_worker(each, other, workers) and overlap(each, other):
-                kept[place] = _one_worker(other, each)
+                kept[place] = max(other, each, key=lambda one: one.excess_ratio / one.threshold)
                 break
         else:
             kept.append(each)
     return tuple(kept)
-
-
-def _one_worker(one: Candidate, other: Candidate) -> Candidate:
-    """Tell two partners as one, or the one of which the samples say why it is slow."""
-    told = [each for each in (one, other) if each.cause == "clock-throttle"]
-    if len(told) == 1:
-        return told[0]
-    return _joined([one, other], "one worker, whose inner communication is not traced")
 
 
 def without_partners(
@@ -70,11 +63,19 @@ def without_partners(
     stalled: Sequence[Candidate],
     workers: Mapping[int, tuple[int, ...]],
 ) -> tuple[Candidate, ...]:
-    """Drop slow compute that is only the wait for a stalled partner."""
+    """Drop slow compute that is only the wait for a stalled or pausing partner.
+
+    A pause explains no more than a few steps.
+    """
     return tuple(
         each
         for each in found
-        if not any(_same_worker(each, other, workers) and overlap(each, other) for other in stalled)
+        if not any(
+            _same_worker(each, other, workers)
+            and overlap(each, other)
+            and (other.cause != "gc-pause" or each.steps[1] - each.steps[0] < SHORT_STEPS)
+            for other in stalled
+        )
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.cells import MATES_ENOUGH, median_by_kind
+from analysis.noise import flapping_deviation
 from analysis.phases import row_medians, standing_out
 
 if TYPE_CHECKING:
@@ -48,9 +49,6 @@ class LinkProfile:
     expected_ns: NDArray[np.float64]
     """Shape (links, steps): the same of alike links in that step; NaN where nothing is alike."""
 
-    usual_ns: NDArray[np.float64]
-    """Shape (links, steps): the same of the link itself in its faster steps."""
-
     num: NDArray[np.float64]
     """Shape (links, steps): instances."""
 
@@ -88,7 +86,7 @@ def profile_links(
     """
     numbers = np.array(steps, dtype=np.int32)
     shape = (len(transfers.links), len(numbers))
-    total, expected, usual, num = (np.zeros(shape) for _ in range(4))
+    total, expected, num = (np.zeros(shape) for _ in range(3))
     few = np.zeros(shape[0], dtype=np.bool_)
     place = np.array(
         [_stages_of(link.members, coords) for link in transfers.links], dtype=np.int64
@@ -103,18 +101,16 @@ def profile_links(
         against, is_few = _expected(value, place[links])
         total[links] += np.where(count > 0, np.nan_to_num(value) * count, 0.0)
         expected[links] += np.where(count > 0, against * count, 0.0)
-        usual[links] += np.nan_to_num(_earlier(value)) * count
         num[links] += count
         few[links] |= is_few
     absent = num == 0
-    for matrix in (total, expected, usual):
+    for matrix in (total, expected):
         matrix[absent] = np.nan
     return LinkProfile(
         transfers=transfers,
         steps=numbers,
         total_ns=total,
         expected_ns=expected,
-        usual_ns=usual,
         num=num,
         few=few,
     )
@@ -227,20 +223,44 @@ def _lost(profile: LinkProfile, slow: SlowLink) -> float:
     return float(np.nanmedian(lost))
 
 
-def common_slowness(profile: LinkProfile) -> tuple[Phase, NDArray[np.bool_]] | None:
-    """Find steps in which most links are slower than in others.
+def common_slowness(
+    profile: LinkProfile, hosts: Mapping[int, str]
+) -> tuple[Phase, NDArray[np.bool_]] | None:
+    """Find steps in which most links between hosts are slower than in others.
+
+    Args:
+        profile: Transfers by link and step.
+        hosts: Host of each rank. Where none is known, or all ranks share one, all links count.
 
     Returns:
         The phase, and which links take part, shape (links,); None where there is none.
     """
-    ratio = profile.total_ns / profile.usual_ns - 1.0
-    if not ratio.size or np.isnan(ratio).all():
+    if not profile.total_ns.size:
         return None
+    crosses = np.array(
+        [
+            len({hosts.get(rank, "") for rank in link.members}) > 1
+            for link in profile.transfers.links
+        ]
+    )
+    ratio = profile.total_ns / row_medians(profile.total_ns)[:, None]
+    if crosses.any():
+        ratio[~crosses] = np.nan
+    # All links together: the faster steps of one link alone may be mere luck.
     level = row_medians(ratio.T)[None]
-    phases = standing_out(level, few=np.ones(1, dtype=np.bool_), shortest=LONE_STEPS)
+    excess = level / _earlier(level) - 1.0
+    phases = standing_out(
+        excess,
+        few=np.ones(1, dtype=np.bool_),
+        shortest=LONE_STEPS,
+        deviation=flapping_deviation(excess[0]),
+    )
     if not phases:
         return None
     (phase,) = phases
-    inside = row_medians(ratio[:, phase.first : phase.last + 1])
-    slower = inside >= phase.excess_ratio / 2
+    columns = np.arange(len(profile.steps))
+    within = (columns >= phase.first) & (columns <= phase.last)
+    outside = ratio[:, ~within]
+    usual = row_medians(outside) if outside.shape[1] else _earlier(ratio)[:, 0]
+    slower = np.nan_to_num(row_medians(ratio[:, within]) / usual - 1.0) >= phase.excess_ratio / 2
     return (phase, slower) if slower.sum() >= SEVERAL_LINKS else None

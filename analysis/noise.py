@@ -60,3 +60,16 @@ def num_deviations(num_samples: int) -> float:
     The largest of n normal samples lies about ``sqrt(2 ln n)`` deviations out.
     """
     return max(4.0, 2.0 + float(np.sqrt(2.0 * np.log(max(num_samples, 1)))))
+
+
+def flapping_deviation(values: NDArray[np.float64]) -> float:
+    """Return the noise of one row that may jump up and down many times: its median change only.
+
+    Args:
+        values: Shape (steps,).
+    """
+    changes = np.abs(np.diff(values))
+    known = changes[~np.isnan(changes)]
+    if len(known) < MIN_CHANGES:
+        return robust_deviation(values)
+    return float(np.median(known) / NORMAL_MEDIAN / np.sqrt(2.0))

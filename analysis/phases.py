@@ -74,6 +74,7 @@ def standing_out(
     *,
     few: NDArray[np.bool_] | None = None,
     shortest: int = 1,
+    deviation: float | None = None,
 ) -> tuple[Phase, ...]:
     """Find the rows that stand out, lastingly or in some steps; one phase a row.
 
@@ -84,12 +85,14 @@ def standing_out(
         excess: Shape (rows, steps); NaN where unknown.
         few: Shape (rows,): rows with so little to compare with that only `DUE_RATIO` counts.
         shortest: Phases of fewer steps are not told.
+        deviation: Of the noise, where it is known; None: from the changes between steps.
 
     Returns:
         By row, ascending.
     """
     known = np.flatnonzero(~np.isnan(excess).all(axis=1))
-    deviation = step_deviation(excess[known])
+    if deviation is None:
+        deviation = step_deviation(excess[known])
     if np.isnan(deviation):
         return ()
     is_few = np.zeros(len(excess), dtype=np.bool_) if few is None else few

@@ -81,8 +81,9 @@ def order_by_level(
     sources = position[src][by_node]
     first_edge = np.concatenate(([0], np.cumsum(fan_in[order])))
     borders = np.searchsorted(level[order], np.arange(int(level.max(initial=-1)) + 2))
+    across = across[order]
     levels = tuple(
-        _level(first, last, first_edge, sources, across[order])
+        _level(first, last, first_edge, sources, across)
         for first, last in pairwise(borders.tolist())
     )
     return Schedule(num_nodes=num_nodes, levels=levels, position=position)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.distinct import number_rows
 from tracer.span import KIND_CODES, SpanKind
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from numpy.typing import NDArray
 
     from analysis.context import MicrobatchTable
@@ -38,7 +41,9 @@ class SequenceEffect:
     """Standard deviation of a micro-batch's compute over its mean."""
 
 
-def sequence_effect(items: ComputeItems, lengths: MicrobatchTable) -> SequenceEffect | None:
+def sequence_effect(
+    items: ComputeItems, lengths: MicrobatchTable, blamed: Collection[int]
+) -> SequenceEffect | None:
     """Measure how far compute varies from micro-batch to micro-batch, and why.
 
     Each item is held against the median of its rank, kind and chunk, so that
@@ -47,12 +52,15 @@ def sequence_effect(items: ComputeItems, lengths: MicrobatchTable) -> SequenceEf
     Args:
         items: Compute by micro-batch.
         lengths: Lengths of the micro-batches, where the loader told them.
+        blamed: Ranks whose compute varies for another reason.
 
     Returns:
         None where there are too few micro-batches, or nothing varies together.
     """
     ratio = _against_own_median(items)
     forward, backward = _pairs(items)
+    free = ~np.isin(items.rank[forward], list(blamed))
+    forward, backward = forward[free], backward[free]
     if len(forward) < LEAST_ITEMS:
         return None
     spread = float(np.std(ratio[forward]))
@@ -66,15 +74,20 @@ def sequence_effect(items: ComputeItems, lengths: MicrobatchTable) -> SequenceEf
 
 
 def _against_own_median(items: ComputeItems) -> NDArray[np.float64]:
-    order = np.lexsort((items.self_ns, items.chunk, items.kind, items.rank))
-    key = np.stack((items.rank, items.kind, items.chunk))[:, order]
-    first = np.flatnonzero(np.append(True, (np.diff(key, axis=1) != 0).any(axis=0)))
-    num = np.diff(np.append(first, len(order)))
-    value = items.self_ns[order].astype(np.float64)
-    median = (value[first + (num - 1) // 2] + value[first + num // 2]) / 2
-    ratio = np.empty(len(order))
-    ratio[order] = value / np.maximum(np.repeat(median, num), 1.0)
+    """Return each item over the median of its rank, kind and chunk."""
+    median = own_medians(items.self_ns, items.rank, items.kind, items.chunk)
+    ratio: NDArray[np.float64] = items.self_ns / np.maximum(median, 1.0)
     return ratio
+
+
+def own_medians(value: NDArray[Any], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """Return for each row the median over the rows with its key. Shape (rows,)."""
+    group, num_groups = number_rows(*key)
+    num = np.bincount(group, minlength=num_groups)
+    ordered = value[np.lexsort((value, group))].astype(np.float64)
+    first = np.cumsum(num) - num
+    median: NDArray[np.float64] = (ordered[first + (num - 1) // 2] + ordered[first + num // 2]) / 2
+    return median[group]
 
 
 def _pairs(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.candidate import Candidate
+from analysis.cells import MATES_ENOUGH
 from analysis.evidence import Place
 from analysis.noise import num_deviations
 from analysis.phases import standing_out
@@ -47,7 +48,8 @@ def launch_skews(
         return ()
     late = np.array([_lateness(lag[rows]) for rows in members])
     found = []
-    for phase in standing_out(late, few=np.ones(len(late), np.bool_), shortest=HOST_STALL_STEPS):
+    few = np.array([len(rows) < MATES_ENOUGH for rows in members])
+    for phase in standing_out(late, few=few, shortest=HOST_STALL_STEPS):
         rows, grown = members[phase.row], _from_its_beginning(phase, late[phase.row])
         columns = np.arange(grown.first, grown.last + 1)
         columns = columns[late[phase.row, columns] >= phase.excess_ratio / 2]

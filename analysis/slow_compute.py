@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,16 +12,17 @@ from analysis.candidate import Candidate
 from analysis.counters import clock_drop
 from analysis.phases import DUE_RATIO
 from analysis.profile import Basis
-from analysis.sequence import sequence_effect
+from analysis.sequence import own_medians, sequence_effect
 from analysis.suspects import slow_ranks, slow_stages
-from analysis.words import count_text, duration_text
+from analysis.words import count_text, duration_text, name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from numpy.typing import NDArray
 
     from analysis.context import MicrobatchTable, SampleTable
+    from analysis.counters import Drop
     from analysis.model import ComputeItems, ReplayModel
     from analysis.profile import Profile
     from analysis.source import RankInfo
@@ -32,6 +35,7 @@ def compute_candidates(
     model: ReplayModel,
     ranks: Mapping[int, RankInfo],
     *,
+    workers: Mapping[int, tuple[int, ...]],
     samples: SampleTable,
     step_ns: Mapping[int, tuple[int, int]],
 ) -> tuple[Candidate, ...]:
@@ -44,6 +48,7 @@ def compute_candidates(
         profile: Compute of each rank against its peers.
         model: The operations.
         ranks: Where each rank runs.
+        workers: What each rank shares with the partners that look just like it.
         samples: Readings of the devices, if any.
         step_ns: (begin, end) of each step, Unix time.
     """
@@ -54,29 +59,60 @@ def compute_candidates(
         for suspect in slow_ranks(profile)
         if suspect.basis is not Basis.STAGES or not in_slow_stage.issuperset(suspect.ranks)
     ]
-    found = [_of_rank(suspect, model, ranks, samples, step_ns) for suspect in slow]
+    partners: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for rank in profile.ranks.tolist():
+        partners[workers[rank]].append(rank)
+    told = Told(ranks=ranks, samples=samples, step_ns=step_ns)
+    found = [
+        _of_rank(suspect, model, told, tuple(partners[workers[suspect.ranks[0]]]))
+        for suspect in slow
+    ]
     found += [_of_stage(suspect, profile, model, ranks) for suspect in stages]
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What is known of ranks besides their spans."""
+
+    ranks: Mapping[int, RankInfo]
+    samples: SampleTable
+    step_ns: Mapping[int, tuple[int, int]]
+
+    def drop_of(self, rank: int, suspect: Suspect) -> Drop | None:
+        """Return how far a rank's clock fell in a suspect's phase, if it did."""
+        info = self.ranks[rank]
+        phase = (self.step_ns[suspect.first_step][0], self.step_ns[suspect.last_step][1])
+        return clock_drop(self.samples, info.host, info.local_rank, phase)
+
+
 def _of_rank(
-    suspect: Suspect,
-    model: ReplayModel,
-    ranks: Mapping[int, RankInfo],
-    samples: SampleTable,
-    step_ns: Mapping[int, tuple[int, int]],
+    suspect: Suspect, model: ReplayModel, told: Told, partners: tuple[int, ...]
 ) -> Candidate:
-    info = ranks[suspect.ranks[0]]
-    phase = (step_ns[suspect.first_step][0], step_ns[suspect.last_step][1])
-    drop = clock_drop(samples, info.host, info.local_rank, phase)
-    evidence = _rank_evidence(suspect)
+    """Turn a slow rank into a candidate: it, or all partners that look like it, or the throttled.
+
+    Args:
+        suspect: The rank and its phase.
+        model: The operations.
+        told: What is known besides the spans.
+        partners: The ranks, itself included, among which the trace cannot tell.
+    """
+    drops = {rank: told.drop_of(rank, suspect) for rank in partners}
+    throttled = tuple(rank for rank, drop in drops.items() if drop is not None)
+    ranks, evidence = throttled or partners, _rank_evidence(suspect)
+    if len(partners) > 1 and not throttled:
+        evidence = (
+            f"{name_ranks(partners)}, one worker, whose inner communication is not traced:"
+            f" {evidence}"
+        )
+    drop = drops[throttled[0]] if throttled else None
     if drop is not None:
         evidence += f"; {drop.name} reads {drop.inside:.4g} meanwhile against {drop.usual:.4g}"
     return Candidate(
         cause="slow-compute" if drop is None else "clock-throttle",
-        ranks=suspect.ranks,
+        ranks=ranks,
         steps=(suspect.first_step, suspect.last_step),
-        part=np.isin(model.rank, suspect.ranks),
+        part=np.isin(model.rank, partners),
         excess_ratio=suspect.excess_ratio,
         threshold=suspect.threshold,
         evidence=evidence,
@@ -144,7 +180,7 @@ def _of_stage(
 
 
 def sequence_candidate(
-    items: ComputeItems, lengths: MicrobatchTable, replayer: Replayer
+    items: ComputeItems, lengths: MicrobatchTable, replayer: Replayer, blamed: Collection[int]
 ) -> tuple[Candidate, NDArray[np.float64]] | None:
     """Find out whether micro-batches of unequal length cost the job much.
 
@@ -152,15 +188,16 @@ def sequence_candidate(
         items: Compute by micro-batch.
         lengths: What the loader told of them, if anything.
         replayer: Prices it: each piece of compute takes its rank's median.
+        blamed: Ranks that are slow for a while, whose compute varies with that.
 
     Returns:
         The candidate and T by step without the spread, shape (steps,), ns; None where the
         spread costs less than `DUE_RATIO` of a step or something else makes it.
     """
-    effect = sequence_effect(items, lengths)
+    effect = sequence_effect(items, lengths, blamed)
     if effect is None:
         return None
-    without = replayer.full_with(_evened(replayer.model))
+    without = replayer.full_with(_evened(replayer.model, blamed))
     recorded = replayer.full_recorded()
     lost = float(recorded.mean() / without.mean() - 1.0) if without.mean() > 0 else 0.0
     if lost < DUE_RATIO:
@@ -186,20 +223,13 @@ def sequence_candidate(
     return candidate, without
 
 
-def _evened(model: ReplayModel) -> NDArray[np.float64]:
+def _evened(model: ReplayModel, blamed: Collection[int]) -> NDArray[np.float64]:
     """Return the durations with every forward and backward piece at its rank's median."""
     operations = model.operations
     names = ("forward", "backward", "forward-compute", "backward-compute")
     codes = [code for code, kind in enumerate(model.kinds) if kind in names]
-    rows = np.flatnonzero(np.isin(model.kind, codes) & model.on_device)
+    chosen = np.isin(model.kind, codes) & model.on_device & ~np.isin(model.rank, list(blamed))
+    rows = np.flatnonzero(chosen)
     duration = operations.duration_ns.copy()
-    order = rows[np.lexsort((duration[rows], operations.label[rows], model.rank[rows]))]
-    first = np.ones(len(order), dtype=np.bool_)
-    for column in (operations.label, model.rank):
-        first[1:] &= column[order][1:] == column[order][:-1]
-    begins = np.flatnonzero(np.append(True, ~first[1:]))[: len(order)]
-    num = np.diff(np.append(begins, len(order)))
-    value = operations.duration_ns[order]
-    median = (value[begins + (num - 1) // 2] + value[begins + num // 2]) / 2
-    duration[order] = np.repeat(median, num)
+    duration[rows] = own_medians(duration[rows], model.rank[rows], operations.label[rows])
     return duration

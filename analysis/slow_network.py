@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +12,7 @@ from analysis.candidate import Candidate
 from analysis.counters import network_trouble
 from analysis.culprits import culprits_of, merged_by_place
 from analysis.network import common_slowness, slow_links
+from analysis.phases import row_medians
 from analysis.words import count_text, duration_text
 
 if TYPE_CHECKING:
@@ -28,7 +31,11 @@ MANY_CULPRITS = 4
 MANY_SHARE = 0.1
 """Share of the links that must be slow for that."""
 
-LEAST_LOST_RATIO = 0.001
+PAIR = 2
+ALL_RANKS_SHARE = 0.8
+"""Share of the ranks that slow groups must hold together for the network to be at fault."""
+
+LEAST_LOST_RATIO = 0.0001
 """Share of a step that a slow link must lose to be told: below, the clock's own noise rules."""
 
 
@@ -58,19 +65,45 @@ def slow_network(
         if not _explained(profile, each, blamed)
     ]
     links = profile.transfers.links
-    culprits = merged_by_place(culprits_of(slow, links), ranks)
-    everywhere = _everywhere(profile)
-    if (
-        everywhere is None
-        and len(culprits) >= MANY_CULPRITS
-        and len(slow) >= MANY_SHARE * len(links)
-    ):
-        everywhere = _many(profile, slow)
-    if everywhere is not None:
-        first, last = everywhere.steps
-        why = network_trouble(samples, (step_start_ns[first], step_start_ns[last] + int(step_ns)))
-        return (_with_cause(everywhere, why),)
-    return tuple(_of_culprit(profile, culprit) for culprit in culprits)
+    hosts = {rank: info.host for rank, info in ranks.items()}
+    culprits = merged_by_place(culprits_of(slow, links, _pair_excess(profile, slow)), ranks)
+    everywhere = _everywhere(profile, hosts)
+    many = len(culprits) >= MANY_CULPRITS and len(slow) >= MANY_SHARE * len(links)
+    if everywhere is None and (many or _all_groups(culprits, ranks)):
+        everywhere, culprits = _many(profile, slow), ()
+    found = tuple(_of_culprit(profile, culprit) for culprit in culprits)
+    if everywhere is None:
+        return found
+    first, last = everywhere.steps
+    why = network_trouble(samples, (step_start_ns[first], step_start_ns[last] + int(step_ns)))
+    # What stands out from links that are slow together is slower still.
+    found = tuple(each for each in found if len(each.ranks) <= PAIR)
+    return (replace(everywhere, evidence=f"{everywhere.evidence}; {why}"), *found)
+
+
+def _pair_excess(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, float]:
+    """Return the median excess of each rank's pairs over the steps in which links are slow."""
+    if not slow:
+        return {}
+    first = min(each.phase.first for each in slow)
+    last = max(each.phase.last for each in slow)
+    columns = slice(first, last + 1)
+    excess = row_medians(profile.total_ns[:, columns] / profile.expected_ns[:, columns]) - 1.0
+    by_rank: dict[int, list[float]] = defaultdict(list)
+    for link, value in zip(profile.transfers.links, excess.tolist(), strict=True):
+        if link.is_pair and not np.isnan(value):
+            for rank in link.members:
+                by_rank[rank].append(value)
+    return {rank: float(np.median(values)) for rank, values in by_rank.items()}
+
+
+def _all_groups(culprits: Sequence[Culprit], ranks: Mapping[int, RankInfo]) -> bool:
+    """Tell whether several groups without a rank in common, which make up the job, are slow."""
+    if len(culprits) < PAIR or any(len(each.ranks) <= PAIR for each in culprits):
+        return False
+    members = [set(each.ranks) for each in culprits]
+    covered = set[int]().union(*members)
+    return sum(map(len, members)) == len(covered) and len(covered) >= ALL_RANKS_SHARE * len(ranks)
 
 
 def _explained(profile: LinkProfile, slow: SlowLink, blamed: Mapping[int, tuple[int, int]]) -> bool:
@@ -103,8 +136,8 @@ def _of_culprit(profile: LinkProfile, culprit: Culprit) -> Candidate:
     )
 
 
-def _everywhere(profile: LinkProfile) -> Candidate | None:
-    common = common_slowness(profile)
+def _everywhere(profile: LinkProfile, hosts: Mapping[int, str]) -> Candidate | None:
+    common = common_slowness(profile, hosts)
     if common is None:
         return None
     phase, chosen = common
@@ -141,18 +174,6 @@ def _many(profile: LinkProfile, slow: Sequence[SlowLink]) -> Candidate:
             f" {excess:.0%} longer than alike ones in steps {first} to {last}, and no rank, host"
             " or switch is common to them"
         ),
-    )
-
-
-def _with_cause(candidate: Candidate, why: str) -> Candidate:
-    return Candidate(
-        cause=candidate.cause,
-        ranks=candidate.ranks,
-        steps=candidate.steps,
-        part=candidate.part,
-        excess_ratio=candidate.excess_ratio,
-        threshold=candidate.threshold,
-        evidence=f"{candidate.evidence}; {why}",
     )
 
 

@@ -10,6 +10,36 @@ if TYPE_CHECKING:
     from analysis.report import Finding, RunReport
 
 
+LEAST_GAIN = 0.005
+"""Share of the lost time below which nothing is said of a gain."""
+
+VERBS = {
+    "slow-compute": ("is truly slow", "are truly slow"),
+    "clock-throttle": ("is slow: its clock is throttled", "are slow: their clocks are throttled"),
+    "slow-link": ("has a slow connection", "are joined by a slow link"),
+    "host-stall": ("launches late: its host stalls", "launch late: their host stalls"),
+    "data-stall": ("waits for its input", "wait for their input"),
+    "launch-skew": ("enters collectives late", "enter collectives late, now one and now another"),
+    "misconfiguration": ("is configured unlike the others", "are configured unlike the others"),
+    "crash": ("failed first", "failed first"),
+    "hang": ("hangs, and all others wait for it", "hang, and all others wait for them"),
+}
+"""What is wrong with one rank, and with several."""
+
+WHAT = {
+    "gc-pause": "Garbage collection stops ranks in turn, and all wait for each of them",
+    "network-degradation": "The network is slow in many places",
+    "sequence-imbalance": "Micro-batches of unequal length make ranks wait for each other",
+    "layout": "The parallel layout itself costs time",
+    "launch-skew": "Ranks enter collectives late, now one and now another",
+    "data-stall": "The job waits for its input",
+    "checkpoint": "Checkpoints take time",
+    "misconfiguration": "The job is configured unlike before",
+}
+NOT_OF_RANKS = frozenset({"gc-pause", "network-degradation", "sequence-imbalance", "layout"})
+"""Causes that are no matter of the ranks they show on."""
+
+
 def verdict_sentence(report: RunReport) -> str:
     """Say which rank is truly slow, which only wait for it, and what mending it would win."""
     finding = report.top_finding
@@ -26,18 +56,31 @@ def _subject(report: RunReport, finding: Finding) -> str:
     when = ""
     if finding.steps is not None and finding.steps != (report.steps[0], report.steps[-1]):
         when = f" in steps {finding.steps[0]} to {finding.steps[1]}"
-    name = name_ranks(finding.ranks)
     if finding.cause == "stage-imbalance":
         stage = report.coords[finding.ranks[0]].pp
-        return f"Stage {stage} has more work than the others ({name}){when}."
-    coords = report.coords[finding.ranks[0]]
-    place = f"dp {coords.dp}, stage {coords.pp}"
-    if report.layout.tp > 1 and report.source_format == "rankscope":
-        place += f", tp {coords.tp}"
-    if report.source_format == "bytedance":
-        name = f"the worker at {place} ({name})"
-        return f"{name[0].upper()}{name[1:]} is truly slow{when} ({finding.cause})."
-    return f"{name[0].upper()}{name[1:]} ({place}) is truly slow{when} ({finding.cause})."
+        return f"Stage {stage} has more work than the others ({name_ranks(finding.ranks)}){when}."
+    if finding.cause in NOT_OF_RANKS or not finding.ranks:
+        return f"{WHAT[finding.cause]} ({finding.cause}){when}."
+    return f"{_culprit(report, finding)} {_verb(finding)}{when} ({finding.cause})."
+
+
+def _culprit(report: RunReport, finding: Finding) -> str:
+    """Name who is at fault, a single one with its place in the layout."""
+    name = name_ranks(finding.ranks)
+    coords = report.coords.get(finding.ranks[0])
+    if coords is not None and len(finding.ranks) == 1:
+        place = f"dp {coords.dp}, stage {coords.pp}"
+        if report.layout.tp > 1 and report.source_format == "rankscope":
+            place += f", tp {coords.tp}"
+        if report.source_format == "bytedance":
+            return f"The worker at {place} ({name})"
+        name = f"{name} ({place})"
+    return f"{name[0].upper()}{name[1:]}"
+
+
+def _verb(finding: Finding) -> str:
+    one, several = VERBS.get(finding.cause, VERBS["slow-compute"])
+    return one if len(finding.ranks) == 1 else several
 
 
 def _starved(report: RunReport, finding: Finding) -> str:
@@ -62,6 +105,8 @@ def _gain(report: RunReport, finding: Finding) -> str:
     if finding.recoverable_ratio is None or finding.slowdown is None:
         return ""
     share = finding.recoverable_ratio
+    if share < LEAST_GAIN:
+        return ""
     part = "all" if share >= 1.0 else f"{share:.0%}"
     lost = ""
     times = report.step_time_s

@@ -1,0 +1,299 @@
+"""Score the results of the labelled benchmark and write them as Markdown tables.
+
+A fault of 10 % or more has to be found; one below may be. A fault is *located*
+when a finding names only ranks among which the trace cannot tell the culprits
+(with TP collapsed, their partners too), and a culprit among them. Top-1: the
+first finding does so. The exact set: each finding with ranks locates a fault, and
+each fault is located. Causes are scored as sets, one F1 a cause.
+Intervals are Wilson's at 95 % for shares, bootstrapped for the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+Result = dict[str, Any]
+
+DUE_STRENGTH = 1.1
+NO_ALARM = frozenset({"healthy", "insufficient-evidence", "checkpoint"})
+LOCATED = frozenset(
+    {"slow-compute", "clock-throttle", "slow-link", "host-stall", "data-stall", "stage-imbalance",
+     "launch-skew", "misconfiguration", "crash", "hang"}
+)  # fmt: skip
+"""Causes with a place."""
+
+ALWAYS_DUE = frozenset(
+    {"gc-pause", "launch-skew", "sequence-imbalance", "misconfiguration", "crash", "hang", "layout"}
+)
+"""Causes whose strength the scenario's does not say."""
+
+SIZES = ("small", "2048", "12288")
+ONSET_STEPS = 3
+PAIR = 2
+"""A slow adapter of a rank with one inter-host link cannot be told from that link: naming both
+ends of it is right."""
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Return all tables."""
+    parts = [
+        _overview(results),
+        _by_strength(results),
+        _by_cause(results),
+        _confusion(results),
+    ]
+    return "\n\n".join(parts)
+
+
+def _due(result: Result, truth: Result, place: int) -> bool:
+    strength = result["strength"] if place == 0 else max(result["strength"], 1.2)
+    return truth["cause"] in ALWAYS_DUE or strength >= DUE_STRENGTH
+
+
+def _alarms(result: Result) -> list[Result]:
+    return [finding for finding in result["findings"] if finding["cause"] not in NO_ALARM]
+
+
+def _names(finding: Result, truth: Result) -> bool:
+    """Tell whether a finding names the place of a fault."""
+    named, visible = set(finding["ranks"]), set(truth["visible_ranks"])
+    if truth["cause"] == "slow-link" and len(named) == PAIR:
+        return bool(named & set(truth["ranks"]))
+    return bool(named & set(truth["ranks"])) and named <= visible
+
+
+def _located_due(result: Result) -> list[Result]:
+    return [
+        truth
+        for place, truth in enumerate(result["truth"])
+        if truth["cause"] in LOCATED and truth["ranks"] and _due(result, truth, place)
+    ]
+
+
+def _top1(result: Result) -> bool | None:
+    """Tell whether the first finding names a planted place; None where none is due."""
+    due = _located_due(result)
+    if not due or len(due) < len(result["truth"]):
+        return None
+    alarms = _alarms(result)
+    return bool(alarms) and any(_names(alarms[0], truth) for truth in due)
+
+
+def _exact(result: Result) -> bool | None:
+    if _top1(result) is None:
+        return None
+    alarms = [finding for finding in _alarms(result) if finding["ranks"]]
+    return all(
+        any(_names(finding, truth) for truth in result["truth"]) for finding in alarms
+    ) and all(any(_names(finding, truth) for finding in alarms) for truth in result["truth"])
+
+
+def _false_alarm(result: Result) -> bool:
+    return bool(_alarms(result))
+
+
+def _matched(result: Result) -> list[tuple[Result, Result]]:
+    """Return (truth, finding) of equal cause and place."""
+    pairs = []
+    for place, truth in enumerate(result["truth"]):
+        if not _due(result, truth, place):
+            continue
+        for finding in _alarms(result):
+            same = finding["cause"] == truth["cause"]
+            if same and (not truth["ranks"] or _names(finding, truth)):
+                pairs.append((truth, finding))
+                break
+    return pairs
+
+
+def _onset_errors(results: Iterable[Result]) -> list[int]:
+    return [
+        abs(finding["steps"][0] - truth["steps"][0])
+        for result in results
+        for truth, finding in _matched(result)
+        if finding["steps"] is not None and truth["cause"] not in ("gc-pause", "misconfiguration")
+    ]
+
+
+def _slowdown_errors(results: Iterable[Result]) -> list[float]:
+    errors = []
+    for result in results:
+        matched = _matched(result)
+        if "true_slowdown" in result and matched and matched[0][1]["slowdown"] is not None:
+            errors.append(abs(matched[0][1]["slowdown"] / result["true_slowdown"] - 1.0))
+    return errors
+
+
+def _early(result: Result) -> bool | None:
+    """Tell whether the verdict stood within three steps of the onset; None where not asked."""
+    if "early_findings" not in result or not _due(result, result["truth"][0], 0):
+        return None
+    truth = result["truth"][0]
+    return any(
+        finding["cause"] == truth["cause"] and _names(finding, truth)
+        for finding in result["early_findings"]
+    )
+
+
+def _f1_by_cause(results: Sequence[Result]) -> dict[str, tuple[float, int]]:
+    """Return (F1, number planted) of each cause; faults below 10 % count neither way."""
+    right: Counter[str] = Counter()
+    wrong: Counter[str] = Counter()
+    missed: Counter[str] = Counter()
+    for result in results:
+        due = {t["cause"] for k, t in enumerate(result["truth"]) if _due(result, t, k)}
+        may = {truth["cause"] for truth in result["truth"]}
+        told = {finding["cause"] for finding in _alarms(result)}
+        right.update(due & told)
+        missed.update((due - told) - NO_ALARM)
+        wrong.update(told - may)
+    causes = sorted(set(right) | set(missed))
+    return {
+        cause: (
+            2 * right[cause] / max(2 * right[cause] + wrong[cause] + missed[cause], 1),
+            right[cause] + missed[cause],
+        )
+        for cause in causes
+    }
+
+
+def _macro_f1(results: Sequence[Result]) -> float:
+    values = [value for value, _ in _f1_by_cause(results).values()]
+    return float(np.mean(values)) if values else float("nan")
+
+
+def share_text(values: Iterable[bool | None]) -> str:
+    """Return a share of the known values with Wilson's 95 % interval, as text."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    num, hits, z = len(known), sum(known), 1.96
+    share = hits / num
+    middle = (share + z * z / (2 * num)) / (1 + z * z / num)
+    half = z * np.sqrt(share * (1 - share) / num + z * z / (4 * num * num)) / (1 + z * z / num)
+    low, high = max(middle - half, 0.0), min(middle + half, 1.0)
+    return f"{share:.1%} ({low:.1%} - {high:.1%}), {hits} of {num}"
+
+
+def _quantile_text(values: Sequence[float], quantile: float) -> str:
+    if not values:
+        return "-"
+    rng = np.random.default_rng(0)
+    drawn = rng.choice(np.array(values), size=(1000, len(values)))
+    low, high = np.quantile(np.quantile(drawn, quantile, axis=1), (0.025, 0.975))
+    return f"{np.quantile(values, quantile):.2%} ({low:.2%} - {high:.2%}), n = {len(values)}"
+
+
+def _f1_text(results: Sequence[Result]) -> str:
+    if not results:
+        return "-"
+    rng = np.random.default_rng(0)
+    drawn = [
+        _macro_f1([results[int(at)] for at in rng.integers(len(results), size=len(results))])
+        for _ in range(200)
+    ]
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return f"{_macro_f1(results):.3f} ({low:.3f} - {high:.3f})"
+
+
+def _overview(results: Sequence[Result]) -> str:
+    of_size = {size: [r for r in results if r["size"] == size] for size in SIZES}
+    of_size = {size: rows for size, rows in of_size.items() if rows}
+    of_size["all"] = list(results)
+    rows: list[tuple[str, list[str]]] = []
+
+    def line(name: str, value: Callable[[list[Result]], str]) -> None:
+        rows.append((name, [value(found) for found in of_size.values()]))
+
+    line("scenarios with faults", lambda found: str(sum(not r["healthy"] for r in found)))
+    line("healthy", lambda found: str(sum(r["healthy"] for r in found)))
+    line("top-1, faults of 10 % and more", lambda found: share_text(map(_top1, _sick(found))))
+    line("exact set of ranks", lambda found: share_text(map(_exact, _sick(found))))
+    line("macro-F1 of the cause", _f1_text)
+    line("false alarms", lambda found: share_text(_false_alarm(r) for r in found if r["healthy"]))
+    line(
+        f"onset within {ONSET_STEPS} steps",
+        lambda found: share_text(error <= ONSET_STEPS for error in _onset_errors(found)),
+    )
+    line("slowdown error, median", lambda found: _quantile_text(_slowdown_errors(found), 0.5))
+    line("slowdown error, p95", lambda found: _quantile_text(_slowdown_errors(found), 0.95))
+    line(
+        "verdict within 3 steps of the onset",
+        lambda found: share_text(map(_early, _sick(found))),
+    )
+    line(
+        "analysis, us a span, median",
+        lambda found: f"{np.median([r['analyze_s'] / r['num_spans'] * 1e6 for r in found]):.1f}",
+    )
+    return _table(["", *of_size], [[name, *values] for name, values in rows])
+
+
+def _sick(results: Iterable[Result]) -> list[Result]:
+    return [result for result in results if not result["healthy"]]
+
+
+def _by_strength(results: Sequence[Result]) -> str:
+    rows = []
+    for strength in sorted({r["strength"] for r in _sick(results)}):
+        found = [
+            r
+            for r in _sick(results)
+            if r["strength"] == strength
+            and r["truth"]
+            and r["truth"][0]["cause"] in LOCATED - ALWAYS_DUE
+        ]
+        hit = [
+            any(
+                _names(finding, r["truth"][0]) and finding["cause"] == r["truth"][0]["cause"]
+                for finding in _alarms(r)
+            )
+            for r in found
+        ]
+        rows.append([f"{strength:g}", share_text(hit)])
+    return _table(["factor of the first fault", "named with its cause"], rows)
+
+
+def _by_cause(results: Sequence[Result]) -> str:
+    located: dict[str, list[bool]] = defaultdict(list)
+    for result in _sick(results):
+        for place, truth in enumerate(result["truth"]):
+            if truth["ranks"] and truth["cause"] in LOCATED and _due(result, truth, place):
+                located[truth["cause"]].append(
+                    any(_names(finding, truth) for finding in _alarms(result))
+                )
+    rows = [
+        [cause, str(num), f"{value:.3f}", share_text(located[cause]) if located[cause] else "-"]
+        for cause, (value, num) in _f1_by_cause(results).items()
+    ]
+    return _table(["cause", "planted, due", "F1", "its ranks named"], rows)
+
+
+def _confusion(results: Sequence[Result]) -> str:
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for result in results:
+        if result["healthy"]:
+            truth = "healthy"
+        elif len(result["truth"]) == 1 and _due(result, result["truth"][0], 0):
+            truth = result["truth"][0]["cause"]
+        else:
+            continue
+        alarms = _alarms(result)
+        told = alarms[0]["cause"] if alarms else result["findings"][0]["cause"]
+        counts[truth][told] += 1
+    columns = sorted({told for row in counts.values() for told in row})
+    rows = [
+        [truth, *(str(counts[truth][told] or "") for told in columns)] for truth in sorted(counts)
+    ]
+    return _table(["one planted \\ first told", *columns], rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
