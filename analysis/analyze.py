@@ -149,7 +149,7 @@ def report_of(
         findings=_with_told(_findings(run, profile, case), told),
         starved=starved_ranks(reading.model, reading.waits, rank_times),
         mfu=compute_mfu(run, steps),
-        quality=_quality(run, steps, reading),
+        quality=_quality(run, steps, reading, isolated=bool(result.by_dp_ns)),
         excess=_excess(profile),
         paced=run.paced,
         waterfall=summary_of(reading.model, waterfall_of(run, reading, spans, steps)),
@@ -262,8 +262,13 @@ def _seconds_by_step(
     return {step: float(time) / NS_PER_S for step, time in zip(steps, times_ns, strict=True)}
 
 
-def _quality(run: RunInfo, steps: StepTable, reading: Reading) -> Quality:
+def _quality(run: RunInfo, steps: StepTable, reading: Reading, *, isolated: bool = True) -> Quality:
     warnings = [*run.warnings, *reading.warnings]
+    if not isolated:
+        warnings.append(
+            "slowdown by dp position and worker is left out: so many dp positions whose steps"
+            " differ in structure would each take a replay; analyze fewer steps (--steps A:B)"
+        )
     if reading.left_out:
         warnings.append(_left_out_sentence(reading.left_out))
     if run.num_torn:

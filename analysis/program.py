@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 LANES_AT_ONCE = 512
 """Lanes replayed together: their ends stay in a core's cache."""
 
+WHOLE_LANES = 64
+"""Whole steps replayed side by side: their ends take 64 times the memory of one."""
+
 NO_OPERATION = -1
 
 
@@ -109,13 +112,7 @@ class Program:
         recorded, ideal = np.append(recorded_ns, 0.0), np.append(ideal_ns, 0.0)
         for found in self.classes:
             if found.operation.shape[1] != len(replicas):
-                of_node = np.append(replica, -1)[found.operation]
-                for index, value in enumerate(replicas):
-                    durations = np.where(
-                        of_node == value, recorded[found.operation], ideal[found.operation]
-                    )
-                    ends = replay(found.schedule, durations)
-                    times[index, found.step_index] = ends[found.closing].max(axis=(0, 1))
+                times[:, found.step_index] = self._whole(found, recorded, ideal, replica)
                 continue
             at_once = max(1, LANES_AT_ONCE // (2 * len(replicas)))
             for first in range(0, len(found.step_index), at_once):
@@ -127,6 +124,39 @@ class Program:
                 ends = replay(found.schedule, durations.reshape(num_nodes, 2, -1))
                 last = ends[found.closing].max(axis=(0, 1)).reshape(num_replicas, num_lanes)
                 times[:, found.step_index[first : first + at_once]] = last
+        return times
+
+    def isolated_cost(self) -> int:
+        """Return how many durations `isolated_step_times` replays."""
+        num = len(self.replicas)
+        return sum(
+            found.operation.size * (2 if found.operation.shape[1] == num else num)
+            for found in self.classes
+        )
+
+    def _whole(
+        self,
+        found: StepClass,
+        recorded: NDArray[np.float64],
+        ideal: NDArray[np.float64],
+        replica: NDArray[np.int32],
+    ) -> NDArray[np.float64]:
+        """Replay whole steps once for each replica, some replicas side by side in lanes.
+
+        Returns:
+            Shape (replicas, steps of the class), in ns.
+        """
+        times = np.empty((len(self.replicas), len(found.step_index)))
+        at_once = max(1, WHOLE_LANES // len(found.step_index))
+        operation = found.operation[:, 0]
+        of_node = np.append(replica, -1)[operation]
+        usual, own = ideal[operation], recorded[operation]
+        for first in range(0, len(self.replicas), at_once):
+            chosen = self.replicas[first : first + at_once]
+            durations = np.where(of_node[:, None] == chosen[:, None], own[:, None], usual[:, None])
+            ends = replay(found.schedule, durations.reshape(len(durations), 1, -1))
+            last = ends[found.closing].max(axis=(0, 1))
+            times[first : first + at_once] = last.reshape(len(chosen), -1)
         return times
 
 

@@ -120,7 +120,7 @@ def _edges(
     index = np.arange(num)
     src, dst = [index[:-1][follows]], [index[1:][follows]]
 
-    before = np.searchsorted(pieces.end, launch, side="right") - 1
+    before = _launched_by(joined, pieces, launch)
     known = (before >= 0) & (pieces.window[before] == joined.comm_window) if num else before >= 0
     src.append(before[known])
     dst.append(num + np.flatnonzero(known))
@@ -133,6 +133,19 @@ def _edges(
     src.append(num + comm[known])
     dst.append(after[known])
     return np.concatenate(src), np.concatenate(dst)
+
+
+def _launched_by(joined: Joined, pieces: Pieces, launch: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the piece that had ended when each communication was launched, -1 where none had.
+
+    Where a wait of no length stands at the same instant, the launch came first.
+    """
+    before: NDArray[np.int64] = np.searchsorted(pieces.end, launch, side="right") - 1
+    begin, end = joined.blocked()
+    passing = (pieces.start == pieces.end) & ~np.isin(pieces.start, end[end > begin])
+    at_once = (before >= 0) & passing[before] & (pieces.start[before] == launch)
+    earlier: NDArray[np.int64] = before - at_once
+    return earlier
 
 
 def _kinds(joined: Joined, pieces: Pieces) -> NDArray[np.int16]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.distinct import number_rows
-from analysis.intervals import NOWHERE, Line, covering
-from analysis.pieces import Windows, windows_of
+from analysis.intervals import NOWHERE, Line, covering, outermost
+from analysis.pieces import COMPUTE_KINDS, Windows, windows_of
 from analysis.waits import instance_keys
 from tracer.span import KIND_CODES, SpanFlag, SpanKind
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from analysis.waits import WaitSplit
 
 WAIT = KIND_CODES[SpanKind.WAIT]
+LAUNCH_SLACK_NS = 1_000
+"""What two clock reads on one host take, with room to spare."""
+
+_COMPUTE = [KIND_CODES[kind] for kind in COMPUTE_KINDS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,25 @@ class Joined:
     """Shape (wait rows,): index into ``comm`` of what was waited for, or `NOWHERE`."""
 
     def launch(self) -> NDArray[np.int64]:
-        """Return where on the line each communication was launched."""
-        return self.line.place(self.spans.rank[self.comm], _launch_ns(self.spans, self.comm))
+        """Return where on the line each communication was launched.
+
+        A launch within `LAUNCH_SLACK_NS` of a border of the compute around it counts as there:
+        nothing is computed in between, and alike steps look alike.
+        """
+        spans, line = self.spans, self.line
+        launch = line.place(spans.rank[self.comm], _launch_ns(spans, self.comm))
+        compute = np.flatnonzero(np.isin(spans.kind, _COMPUTE))
+        start = line.place(spans.rank[compute], spans.start_ns[compute])
+        end = start + spans.duration_ns[compute]
+        kept = outermost(start, end)
+        start, end = start[kept], end[kept]
+        around = covering(start, end, launch)
+        inside = around != NOWHERE
+        first, last = start[around[inside]], end[around[inside]]
+        at = launch[inside]
+        at = np.where(at - first <= LAUNCH_SLACK_NS, first, at)
+        launch[inside] = np.where(last - at <= LAUNCH_SLACK_NS, last, at)
+        return launch
 
     def blocked(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return (start, end) on the line of each wait."""

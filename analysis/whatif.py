@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from analysis.model import ReplayModel
 
+MOST_ISOLATED = 100_000_000
+"""Durations replayed at most to put each dp position back: about a second's worth."""
+
 WORST_SHARE = 0.03
 """Share of the workers that M_W makes ideal. Source: arXiv 2505.05713, section 5.1."""
 
@@ -98,8 +101,11 @@ class Replayer:
             part: Shape (ops,): put back only those of them; None: all.
 
         Returns:
-            By dp position, shape (steps,), ns.
+            By dp position, shape (steps,), ns. Empty where the dp positions differ in structure
+            and are so many that it would take more than `MOST_ISOLATED` durations.
         """
+        if self._device.isolated_cost() > MOST_ISOLATED:
+            return {}
         recorded = self._recorded_ns
         if part is not None:
             recorded = np.where(part[self._at], recorded, self._ideal_ns)
@@ -219,6 +225,8 @@ def _with_recoverable(result: WhatIf, replayer: Replayer) -> WhatIf:
         by_dp_ns=result.by_dp_ns,
         by_stage_ns=result.by_stage_ns,
         by_worker_ns=result.by_worker_ns,
-        m_w=recoverable(recorded, float(replayer.made_ideal(of_worst).mean()), ideal),
+        m_w=recoverable(recorded, float(replayer.made_ideal(of_worst).mean()), ideal)
+        if workers
+        else None,
         m_s=recoverable(recorded, float(replayer.made_ideal(last_stage).mean()), ideal),
     )

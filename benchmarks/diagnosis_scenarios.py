@@ -85,6 +85,7 @@ def scenarios(seed: int, *, share: float = 1.0, sizes: tuple[str, ...] = ()) -> 
 def _layout(size: Size, rng: np.random.Generator) -> Scenario:
     world = int(rng.choice(size.world_sizes))
     pp = int(rng.choice((1, 2, 4, 8) if world <= 256 else (2, 2, 2, 4)))
+    pp = 2 if world > 2048 else pp
     tp = int(rng.choice((1, 2, 4, 8)))
     while pp * tp * 4 > world:
         pp, tp = max(pp // 2, 1), max(tp // 2, 1)

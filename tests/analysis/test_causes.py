@@ -1,0 +1,215 @@
+"""Every cause, planted in a simulated cluster; the simulator shares no code with the analysis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from analysis.analyze import analyze_run
+from rankscope.simulated import SimulatedSource
+from trainer.simulator.fault import parse_simulated_faults
+from trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
+
+if TYPE_CHECKING:
+    from analysis.report import Finding
+
+BASE = Scenario(dp=4, pp=4, tp=2, num_steps=14, num_microbatches=8, seed=11)
+STAGE_1 = (8, 9, 10, 11, 12, 13, 14, 15)
+
+
+def diagnosis(*faults: str, scenario: Scenario = BASE) -> tuple[Finding, ...]:
+    planted = replace(scenario, faults=parse_simulated_faults(faults))
+    return analyze_run(SimulatedSource(planted), "simulated").findings
+
+
+def told(
+    findings: tuple[Finding, ...],
+) -> list[tuple[str, tuple[int, ...], tuple[int, int] | None]]:
+    return [(finding.cause, finding.ranks, finding.steps) for finding in findings]
+
+
+def test_with_tensor_parallelism_untraced_both_partners_are_named_as_one_worker() -> None:
+    findings = diagnosis("slow-compute:rank=5,factor=1.2,steps=4-9")
+
+    assert told(findings) == [("slow-compute", (4, 5), (4, 9))]
+    assert "one worker" in findings[0].evidence
+
+
+def test_with_tensor_parallelism_traced_the_slow_partner_alone_is_named() -> None:
+    traced = replace(BASE, tp_detail=TpDetail.COARSE)
+
+    findings = diagnosis("slow-compute:rank=5,factor=1.2,steps=4-9", scenario=traced)
+
+    assert told(findings) == [("slow-compute", (5,), (4, 9))]
+
+
+@pytest.mark.parametrize("vpp", [1, 2])
+def test_interleaved_and_overlapped_schedules_hide_no_slow_rank(vpp: int) -> None:
+    scenario = replace(BASE, vpp=vpp, overlap=True, tp_detail=TpDetail.COARSE)
+
+    findings = diagnosis("slow-compute:rank=21,factor=1.2", scenario=scenario)
+
+    assert told(findings) == [("slow-compute", (21,), (0, 13))]
+
+
+def test_a_throttled_clock_tells_which_partner_is_slow_and_why() -> None:
+    findings = diagnosis("clock-throttle:rank=9,factor=1.3,steps=8-13")
+
+    assert told(findings) == [("clock-throttle", (9,), (8, 13))]
+    assert "gpu-clock-hz" in findings[0].evidence
+
+
+def test_a_stage_that_is_slow_for_a_while_on_one_host_has_slow_ranks() -> None:
+    findings = diagnosis("slow-compute:host=1,factor=1.2,steps=4-9")
+
+    assert told(findings) == [("slow-compute", STAGE_1, (4, 9))]
+
+
+def test_a_stage_that_is_always_longer_has_more_work() -> None:
+    findings = diagnosis("stage-imbalance:stage=1,factor=1.3")
+
+    assert told(findings) == [("stage-imbalance", STAGE_1, (0, 13))]
+
+
+def test_a_slow_link_is_told_from_slow_ranks_at_its_ends() -> None:
+    findings = diagnosis("slow-link:src=8,dst=16,factor=3")
+
+    assert told(findings) == [("slow-link", (8, 16), (0, 13))]
+
+
+def test_a_rank_all_of_whose_links_are_slow_is_named_alone() -> None:
+    findings = diagnosis("slow-link:rank=9,factor=3,steps=5-13")
+
+    assert told(findings) == [("slow-link", (9,), (5, 13))]
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [("congestion", "congestion"), ("retransmit", "retransmits"), ("flap", "flapping links")],
+)
+def test_a_degraded_network_is_told_with_what_its_counters_say(reason: str, word: str) -> None:
+    (finding,) = diagnosis(f"network-degradation:factor=2,reason={reason},steps=8-13")
+
+    assert finding.cause == "network-degradation"
+    assert word in finding.evidence
+
+
+@pytest.mark.parametrize("spans", ["yes", "no"])
+def test_pauses_that_ranks_take_in_turn_are_garbage_collection(spans: str) -> None:
+    findings = diagnosis(f"gc-pause:ms=200,probability=0.01,spans={spans}")
+
+    assert [finding.cause for finding in findings] == ["gc-pause"]
+
+
+def test_a_host_that_launches_late_is_no_slow_device() -> None:
+    findings = diagnosis("host-stall:rank=7,ms=5")
+
+    assert told(findings) == [("host-stall", (7,), (0, 13))]
+
+
+def test_all_ranks_of_a_stalling_host_are_one_finding() -> None:
+    findings = diagnosis("host-stall:host=1,ms=5")
+
+    assert told(findings) == [("host-stall", STAGE_1, (0, 13))]
+
+
+@pytest.mark.parametrize("spans", ["yes", "no"])
+def test_a_rank_that_waits_for_its_input_is_named(spans: str) -> None:
+    findings = diagnosis(f"data-stall:rank=3,ms=80,steps=5-9,spans={spans}")
+
+    assert told(findings) == [("data-stall", (3,), (5, 9))]
+
+
+def test_a_job_that_always_waits_for_its_input_is_named_whole() -> None:
+    (finding,) = diagnosis("data-stall:ms=80,spans=yes")
+
+    assert (finding.cause, len(finding.ranks)) == ("data-stall", 32)
+    assert finding.recoverable_ratio == pytest.approx(1.0, abs=0.1)
+
+
+def test_members_that_enter_late_in_turn_are_a_launch_skew() -> None:
+    (finding,) = diagnosis("launch-skew:ms=90,stage=1")
+
+    assert (finding.cause, finding.ranks) == ("launch-skew", (8, 10, 12, 14))
+    assert finding.steps is not None
+    assert finding.steps[0] <= 3
+
+
+@pytest.mark.parametrize("spans", ["yes", "no"])
+def test_checkpoints_raise_no_alarm(spans: str) -> None:
+    findings = diagnosis(f"checkpoint:every=4,ms=300,spans={spans}")
+
+    assert [finding.cause for finding in findings] == ["healthy", "checkpoint"]
+
+
+def test_unequal_sequences_that_cost_much_are_told_and_little_ones_are_not() -> None:
+    assert [f.cause for f in diagnosis("sequence-imbalance:spread=0.4")] == ["sequence-imbalance"]
+    assert [f.cause for f in diagnosis("sequence-imbalance:spread=0.03")] == ["healthy"]
+
+
+def test_unequal_sequences_are_told_without_their_lengths_too() -> None:
+    (finding,) = diagnosis(
+        "sequence-imbalance:spread=0.4", scenario=replace(BASE, record_lengths=False)
+    )
+
+    assert finding.cause == "sequence-imbalance"
+    assert "forward and backward vary together" in finding.evidence
+
+
+def test_a_crash_a_hang_and_a_wrong_setting_are_told_without_a_replay() -> None:
+    crash = diagnosis("crash:rank=3,step=9,kind=cuda-oom")
+    hang = diagnosis("hang:rank=3,step=9", scenario=replace(BASE, tp_detail=TpDetail.COARSE))
+    setting = diagnosis("misconfiguration:rank=3")
+
+    assert [(finding.cause, finding.ranks) for finding in crash] == [("crash", (3,))]
+    assert [(finding.cause, finding.ranks) for finding in hang] == [("hang", (3,))]
+    assert [(finding.cause, finding.ranks) for finding in setting] == [("misconfiguration", (3,))]
+
+
+def test_a_layout_that_cannot_fill_its_pipeline_is_told_with_the_gain() -> None:
+    (finding,) = diagnosis(scenario=replace(BASE, num_microbatches=3))
+
+    # 3 micro-batches on 4 stages: bubble 3/3; with 6 it were 3/6, so 1 - 1.5/2 less time each.
+    assert finding.cause == "layout"
+    assert "100%" in finding.evidence
+    assert "25% less" in finding.evidence
+
+
+def test_tensor_parallel_groups_across_hosts_are_told() -> None:
+    spread = replace(BASE, dp=8, pp=2, rank_order=RankOrder.DP_FIRST)
+
+    (finding,) = diagnosis(scenario=spread)
+
+    assert finding.cause == "layout"
+    assert "lie on several hosts" in finding.evidence
+
+
+def test_three_faults_at_once_are_all_named() -> None:
+    findings = diagnosis(
+        "slow-compute:rank=4,factor=1.3", "slow-link:rank=26,factor=3", "data-stall:rank=20,ms=60",
+        scenario=replace(BASE, dp=8),
+    )  # fmt: skip
+
+    named = {finding.cause: finding.ranks for finding in findings}
+    assert named.keys() == {"slow-compute", "slow-link", "data-stall"}
+    assert named["slow-compute"] == (4, 5)
+    assert 26 in named["slow-link"]
+    assert named["data-stall"] == (20,)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_variable_lengths_drift_and_a_noisy_network_raise_no_alarm(seed: int) -> None:
+    noise = Noise(
+        sequence_spread=0.05,
+        drift_ratio=0.02,
+        drift_period_steps=20,
+        transfer_jitter_ratio=0.2,
+        rank_bias_ratio=0.01,
+        compute_jitter_ratio=0.02,
+    )
+
+    findings = diagnosis(scenario=replace(BASE, noise=noise, seed=seed))
+
+    assert [finding.cause for finding in findings] == ["healthy"]
