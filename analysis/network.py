@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.cells import MATES_ENOUGH, median_by_kind
-from analysis.noise import flapping_deviation
-from analysis.phases import row_medians, standing_out
+from analysis.noise import flapping_deviation, num_deviations
+from analysis.phases import DUE_RATIO, Phase, row_medians, standing_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.evidence import Transfers
-    from analysis.phases import Phase
     from tracer.topology import Coords
 
 LEAST_ALIKE = 8
@@ -249,18 +248,33 @@ def common_slowness(
     # All links together: the faster steps of one link alone may be mere luck.
     level = row_medians(ratio.T)[None]
     excess = level / _earlier(level) - 1.0
+    deviation = flapping_deviation(excess[0])
     phases = standing_out(
-        excess,
-        few=np.ones(1, dtype=np.bool_),
-        shortest=LONE_STEPS,
-        deviation=flapping_deviation(excess[0]),
+        excess, few=np.ones(1, dtype=np.bool_), shortest=LONE_STEPS, deviation=deviation
     )
-    if not phases:
+    phase = phases[0] if phases else _flapping(excess[0], deviation)
+    if phase is None:
         return None
-    (phase,) = phases
-    columns = np.arange(len(profile.steps))
-    within = (columns >= phase.first) & (columns <= phase.last)
+    # A flapping network is slow in some steps of its phase only.
+    within = excess[0] >= phase.excess_ratio / 2
+    within[: phase.first] = within[phase.last + 1 :] = False
     outside = ratio[:, ~within]
     usual = row_medians(outside) if outside.shape[1] else _earlier(ratio)[:, 0]
     slower = np.nan_to_num(row_medians(ratio[:, within]) / usual - 1.0) >= phase.excess_ratio / 2
     return (phase, slower) if slower.sum() >= SEVERAL_LINKS else None
+
+
+def _flapping(excess: NDArray[np.float64], deviation: float) -> Phase | None:
+    """Return the phase of single slow steps, at least `LONE_STEPS` of them, that stand out."""
+    threshold = max(DUE_RATIO, num_deviations(len(excess)) * deviation)
+    slow = np.flatnonzero(excess >= threshold)
+    if len(slow) < LONE_STEPS:
+        return None
+    return Phase(
+        row=0,
+        first=int(slow[0]),
+        last=int(slow[-1]),
+        excess_ratio=float(np.median(excess[slow])),
+        deviation=deviation,
+        threshold=threshold,
+    )

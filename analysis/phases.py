@@ -17,12 +17,16 @@ from analysis.noise import ROBUST_SCALE, num_deviations, robust_deviation, step_
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DUE_RATIO = 0.10
-"""An excess from which a finding is due in even one step. Source: design.md section 5."""
+DUE_RATIO = 0.09
+"""A measured excess from which a finding is due in even one step: what is 10 % (design.md section
+5) may be measured a point lower."""
 
 PERSISTENT_RATIO = 0.05
 """An excess below which not even a persistent one is told: healthy devices of one kind differ by
 a few percent. Source: arXiv 2402.15627 calls machines slow from about 10 % on."""
+
+FEW_PERSISTENT_RATIO = 0.075
+"""The same where there is little to compare with."""
 
 NUM_PERSISTENT_STEPS = 5
 """Steps that an excess below `DUE_RATIO` must last."""
@@ -133,8 +137,9 @@ def _lasting(
         spread = ROBUST_SCALE * row_medians(np.abs(phase - middle[:, None]))
         error = MEDIAN_ERROR * np.maximum(spread, deviation) / np.sqrt(np.maximum(num, 1))
         # Unlike stages, or one rank's few first steps, are too thin a ground for little.
-        small = (num >= NUM_PERSISTENT_STEPS) & ~few
-        threshold = np.maximum(np.where(small, PERSISTENT_RATIO, DUE_RATIO), clear * error)
+        least = np.where(few, FEW_PERSISTENT_RATIO, PERSISTENT_RATIO)
+        least = np.where(num >= NUM_PERSISTENT_STEPS, least, DUE_RATIO)
+        threshold = np.maximum(least, clear * error)
         threshold = np.maximum(threshold, clear * between)
         for row in np.flatnonzero((num >= SHORT_STEPS) & (middle >= threshold)).tolist():
             found = (int(first[row]), int(last[row]), float(middle[row]), float(threshold[row]))

@@ -250,7 +250,7 @@ def _network(draw: Draw, strength: float) -> str:
 
 def _gc(draw: Draw, _: float) -> str:
     per_step = draw.base.world_size * draw.base.num_microbatches
-    probability = min(float(draw.rng.uniform(0.5, 3.0)) / per_step, 0.05)
+    probability = min(float(draw.rng.uniform(2.0, 5.0)) / per_step, 0.05)
     told = draw.told()
     return (
         f"gc-pause:ms={int(draw.rng.integers(100, 400))},probability={probability:.6f},spans={told}"
