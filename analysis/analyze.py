@@ -20,6 +20,7 @@ from analysis.report import Quality, RankStepExcess, RunReport, StepTimes
 from analysis.source import rows_of_spans
 from analysis.starved import starved_ranks
 from analysis.traced import read_traced
+from analysis.traced_ranks import num_expected
 from analysis.waterfall import summary_of, waterfall_of
 from analysis.whatif import Replayer, ratio, what_if
 
@@ -76,7 +77,7 @@ def read_run(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
     """Turn spans of any known format into operations with their dependencies."""
     if run.source_format == "bytedance":
         return read_bytedance(run, spans)
-    return read_traced(run, spans, steps, clock_error_ns=run.clock_error_ns or 0)
+    return read_traced(run, spans, steps, clock_error_ns=run.clock_error_ns)
 
 
 def report_of(
@@ -286,7 +287,7 @@ def _coverage(run: RunInfo, steps: StepTable, reading: Reading) -> float | None:
     num_steps = len(reading.steps) + len(reading.left_out)
     if not num_steps:
         return None
-    expected = run.world_size
+    expected = num_expected(run)
     if run.source_format == "bytedance":
         expected = run.layout.dp * run.layout.pp
     pairs = np.unique(np.stack((steps.step, steps.rank)), axis=1)

@@ -16,7 +16,9 @@ from analysis.starved import WaitIntervals, without_overlap
 from analysis.traced_evidence import gaps_of, transfers_of
 from analysis.traced_graph import graph_of
 from analysis.traced_join import Joined, join_waits
+from analysis.traced_ranks import groups_as_traced, num_expected
 from analysis.waits import is_communication, is_one_sided, split_waits
+from analysis.words import duration_text
 from tracer.span import KIND_CODES, NONE, SpanKind
 
 if TYPE_CHECKING:
@@ -26,8 +28,13 @@ if TYPE_CHECKING:
     from analysis.waits import WaitSplit
 
 
+UNMEASURED_CLOCK_ERROR_NS = 10_000_000
+"""Error allowed for between clocks that nobody measured. Source: arXiv 2505.05713 takes transfers
+of -10 ms and less for clock error."""
+
+
 def read_traced(
-    run: RunInfo, spans: SpanTable, steps: StepTable, *, clock_error_ns: int
+    run: RunInfo, spans: SpanTable, steps: StepTable, *, clock_error_ns: int | None
 ) -> Reading:
     """Build the operations of a traced run.
 
@@ -36,15 +43,16 @@ def read_traced(
         spans: Spans of the steps asked for, of any epochs; where a step occurs
             in several, the latest counts.
         steps: The steps' rows.
-        clock_error_ns: Largest error between the ranks' clocks.
+        clock_error_ns: Largest error between the ranks' clocks; None where nobody measured it:
+            then `UNMEASURED_CLOCK_ERROR_NS` is allowed for, and the run's warnings say so.
 
     Returns:
         The run; steps with a missing rank, a missing member of a communication
         or a transfer negative beyond the clock error are left out and named.
     """
     steps, spans, repeated = _latest_epochs(steps, spans)
-    groups = [group for epoch in run.epochs for group in epoch.groups]
-    split = split_waits(spans, groups, clock_error_ns=clock_error_ns)
+    tolerance = UNMEASURED_CLOCK_ERROR_NS if clock_error_ns is None else clock_error_ns
+    split = split_waits(spans, groups_as_traced(run), clock_error_ns=tolerance)
     left_out = _unusable(run, spans, steps, split)
     numbers = np.array(sorted(set(distinct(steps.step).tolist()) - set(left_out)), dtype=np.int32)
     steps = rows_of_steps(steps, np.isin(steps.step, numbers))
@@ -56,6 +64,15 @@ def read_traced(
         joined.blocked(),
         joined.launch(),
     )
+    if clock_error_ns is None and (split.transfer_ns < -1).any():
+        worst = float(-split.transfer_ns.min())
+        warnings.append(
+            f"nobody measured the hosts' clocks against each other: some ranks leave"
+            f" communications {duration_text(worst)} before the last one enters, so who waits for"
+            " whom is known no better than that"
+        )
+    if num_expected(run) < run.world_size:
+        warnings.append("one tensor-parallel rank of each worker was traced; it stands for all")
     if repeated:
         warnings.append(f"{repeated} steps ran again in a later epoch; their last run counts")
     model, number = graph_of(run, joined, pieces, tuple(numbers.tolist()))
@@ -102,6 +119,7 @@ def _latest_epochs(steps: StepTable, spans: SpanTable) -> tuple[StepTable, SpanT
 def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit) -> dict[int, str]:
     """Name the steps that cannot be replayed: nothing is patched over."""
     reasons: dict[int, str] = {}
+    expected = num_expected(run)
     comm = is_communication(spans) & (spans.group_id != 0) & (spans.seq != NONE)
     for step in distinct(spans.step[comm & (split.instance == NOWHERE)]).tolist():
         reasons[step] = "a communication lacks the record of a member"
@@ -109,10 +127,8 @@ def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit
         reasons[step] = "a rank left a communication before the last one entered it"
     numbers, counts = np.unique(steps.step, return_counts=True)
     for step, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-        if count != run.world_size:
-            reasons[step] = (
-                f"{run.world_size - count} of {run.world_size} ranks have no record of it"
-            )
+        if count != expected:
+            reasons[step] = f"{expected - count} of {expected} ranks have no record of it"
     return reasons
 
 

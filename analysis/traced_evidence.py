@@ -11,6 +11,7 @@ from analysis.evidence import GapItems, Link, Place, Transfers
 from analysis.intervals import NOWHERE
 from analysis.pieces import GAP, Pieces, own_compute
 from analysis.traced_graph import is_buffered
+from analysis.traced_ranks import groups_as_traced
 from analysis.transfers import Members, collect_transfers
 from analysis.waits import is_one_sided, is_p2p
 from tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
@@ -129,7 +130,7 @@ def transfers_of(
         number: The operation that each piece, then each communication of ``joined``, became.
     """
     spans, comm = joined.spans, joined.comm
-    groups = {group.group_id: group for epoch in run.epochs for group in epoch.groups}
+    groups = {group.group_id: group for group in groups_as_traced(run)}
     hosts = {info.rank: info.host for epoch in run.epochs for info in epoch.ranks}
     unclear = (spans.flags[comm] & SpanFlag.END_BOUND) != 0
     unclear |= is_one_sided(spans, joined.split)[comm] | is_buffered(joined)

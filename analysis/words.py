@@ -4,6 +4,8 @@ from __future__ import annotations
 
 MOST_RANKS_NAMED = 8
 NS_PER_S = 1e9
+LEAST_IN_MS_NS = 950_000
+"""Durations below are written in microseconds: a tenth of a millisecond would say little."""
 
 
 def name_ranks(ranks: tuple[int, ...]) -> str:
@@ -23,5 +25,9 @@ def count_text(num: int, word: str) -> str:
 
 
 def duration_text(value_ns: float) -> str:
-    """Write out a duration in ns: "45.3 s", "137.0 ms"."""
-    return f"{value_ns / NS_PER_S:.1f} s" if value_ns >= NS_PER_S else f"{value_ns / 1e6:.1f} ms"
+    """Write out a duration in ns: "45.3 s", "137.0 ms", "62 us"."""
+    if value_ns >= NS_PER_S:
+        return f"{value_ns / NS_PER_S:.1f} s"
+    if abs(value_ns) >= LEAST_IN_MS_NS:
+        return f"{value_ns / 1e6:.1f} ms"
+    return f"{value_ns / 1e3:.0f} us"

@@ -76,6 +76,12 @@ SELECT epoch, rank, argMax(data, at_ns) AS data FROM events
 WHERE run_id = {run_id:String} AND kind = 'pace' GROUP BY epoch, rank ORDER BY epoch, rank
 """
 
+SELECT_CLOCKS = """
+SELECT host, boot_id, argMax(clock_error_ns, at_ns) AS clock_error_ns FROM clock FINAL
+WHERE (host, boot_id) IN (SELECT host, boot_id FROM ranks WHERE run_id = {run_id:String})
+GROUP BY host, boot_id ORDER BY host, boot_id
+"""
+
 SELECT_EVENTS = """
 SELECT epoch, rank, at_ns, kind, text, data FROM events FINAL
 WHERE run_id = {run_id:String} ORDER BY at_ns, epoch, rank, line
@@ -166,6 +172,9 @@ class RunRows:
     pace: list[Row]
     """Latest ``pace`` event of each (epoch, rank)."""
 
+    clocks: list[Row]
+    """Latest error bound of each host's clock, -1 where nobody measured it."""
+
 
 def list_runs(store: Store) -> list[Row]:
     """Return one row a run, the newest first."""
@@ -182,7 +191,7 @@ def read_run(store: Store, run_id: str) -> RunRows:
     bound = {"run_id": run_id}
     epochs = store.rows(SELECT_EPOCHS, bound)
     if not epochs:
-        return RunRows(epochs=[], ranks=[], groups=[], account=[], bad=[], pace=[])
+        return RunRows(epochs=[], ranks=[], groups=[], account=[], bad=[], pace=[], clocks=[])
     account = store.rows(SELECT_ACCOUNT, bound)
     has_bad = any(row["num_bad"] for row in account)
     has_pace = any(row["paced"] for row in epochs)
@@ -193,6 +202,7 @@ def read_run(store: Store, run_id: str) -> RunRows:
         account=account,
         bad=store.rows(SELECT_BAD, bound) if has_bad else [],
         pace=store.rows(SELECT_PACE, bound) if has_pace else [],
+        clocks=store.rows(SELECT_CLOCKS, bound),
     )
 
 

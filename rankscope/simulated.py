@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -61,10 +60,9 @@ class SimulatedSource:
             account=[],
             bad=[],
             pace=[],
+            clocks=list(simulation.clock_rows()),
         )
-        errors = sorted(row["clock_error_ns"] for row in simulation.clock_rows())
-        info = run_info_of(run_id, rows)
-        self._info = replace(info, clock_error_ns=sum(errors[-2:]) if len(errors) > 1 else 0)
+        self._info = run_info_of(run_id, rows)
 
     def runs(self) -> tuple[RunSummary, ...]:
         """Return nothing: there is no list of runs without a store."""

@@ -118,7 +118,7 @@ def run_info_of(run_id: str, rows: RunRows) -> RunInfo:
             if reason not in KEPT
         ),
         num_torn=sum(row["num_torn"] for row in rows.account),
-        clock_error_ns=_clock_error_ns(newest["source_format"], rows.ranks),
+        clock_error_ns=_clock_error_ns(newest["source_format"], rows),
         warnings=_warnings(rows),
     )
 
@@ -173,7 +173,14 @@ def _overrun_ratio(pace: list[Row]) -> float | None:
     return max(ratios, default=None)
 
 
-def _clock_error_ns(source_format: str, ranks: list[Row]) -> int | None:
-    """Return 0 where all ranks share one host's clock, else None: nobody measured it."""
-    clocks = {(row["host"], row["boot_id"]) for row in ranks}
-    return 0 if source_format == "rankscope" and len(clocks) == 1 else None
+def _clock_error_ns(source_format: str, rows: RunRows) -> int | None:
+    """Return the largest error between two ranks' clocks: the two largest bounds together.
+
+    0 where all ranks share one host's clock; None where nobody measured one of them.
+    """
+    clocks = {(row["host"], row["boot_id"]) for row in rows.ranks}
+    if source_format == "rankscope" and len(clocks) == 1:
+        return 0
+    errors = {(row["host"], row["boot_id"]): row["clock_error_ns"] for row in rows.clocks}
+    known = sorted(errors.get(clock, -1) for clock in clocks)
+    return sum(known[-2:]) if known and known[0] >= 0 else None

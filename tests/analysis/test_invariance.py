@@ -1,0 +1,202 @@
+"""What must not change a diagnosis: the order of rows, rank numbers, clocks, the unit of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import pytest
+
+from analysis.analyze import analyze_run
+from analysis.source import SpanTable, StepTable
+from rankscope.simulated import SimulatedSource
+from tests.analysis.cluster import Source
+from trainer.simulator.fault import parse_simulated_faults
+from trainer.simulator.scenario import Scenario, TpDetail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from analysis.report import RunReport
+    from analysis.source import RunInfo
+
+T = TypeVar("T", SpanTable, StepTable)
+RUN = "simulated"
+ERROR_NS = 200_000
+FAULTS = (
+    ("slow-compute:rank=5,factor=1.3,steps=3-9",),
+    ("slow-link:src=8,dst=16,factor=3",),
+    ("host-stall:rank=7,ms=5", "data-stall:rank=20,ms=60"),
+    (),
+)
+
+
+def recorded(faults: tuple[str, ...]) -> Source:
+    scenario = Scenario(
+        dp=4,
+        pp=4,
+        tp=2,
+        num_steps=10,
+        seed=3,
+        tp_detail=TpDetail.COARSE,
+        faults=parse_simulated_faults(faults),
+    )
+    source = SimulatedSource(scenario)
+    return Source(
+        source.run_info(RUN), source.spans(RUN), source.steps(RUN), around=source.context(RUN)
+    )
+
+
+def told(report: RunReport) -> list[tuple[str, tuple[int, ...], tuple[int, int] | None]]:
+    return [(finding.cause, finding.ranks, finding.steps) for finding in report.findings]
+
+
+def shuffled(source: Source) -> Source:
+    rng = np.random.default_rng(0)
+
+    def mixed(table: T) -> T:
+        order = rng.permutation(len(table))
+        names = [name for name in table.__dataclass_fields__ if name not in ("names", "tracks")]
+        return replace(table, **{name: getattr(table, name)[order] for name in names})
+
+    return replace(source, span_table=mixed(source.span_table), step_table=mixed(source.step_table))
+
+
+def stretched(source: Source) -> Source:
+    def longer(table: T, *names: str) -> T:
+        return replace(table, **{name: getattr(table, name) * 3 for name in names})
+
+    return replace(
+        source,
+        info=replace(source.info, clock_error_ns=(source.info.clock_error_ns or 0) * 3),
+        span_table=longer(source.span_table, "start_ns", "duration_ns", "launch_ns"),
+        step_table=longer(source.step_table, "start_ns", "end_ns"),
+    )
+
+
+def shifted(source: Source, error_ns: int = ERROR_NS) -> Source:
+    """Shift each host's clock by up to half of what the run's clock error allows."""
+    rng = np.random.default_rng(1)
+    hosts = {info.rank: info.host for info in source.info.epochs[0].ranks}
+    offset = {
+        host: int(rng.integers(-error_ns, error_ns) // 2) for host in sorted(set(hosts.values()))
+    }
+    of_rank = np.array([offset[hosts[rank]] for rank in sorted(hosts)])
+    spans, steps = source.span_table, source.step_table
+    by_span, by_step = of_rank[spans.rank], of_rank[steps.rank]
+    known = (source.info.clock_error_ns or 0) + error_ns
+    return replace(
+        source,
+        info=replace(source.info, clock_error_ns=known),
+        span_table=replace(
+            spans, start_ns=spans.start_ns + by_span, launch_ns=spans.launch_ns + by_span
+        ),
+        step_table=replace(steps, start_ns=steps.start_ns + by_step, end_ns=steps.end_ns + by_step),
+    )
+
+
+@dataclass(frozen=True)
+class Relabelled:
+    source: Source
+    old_rank: tuple[int, ...]
+
+
+def relabelled(source: Source) -> Relabelled:
+    """Give every rank another number; groups, coordinates and hosts stay with the rank."""
+    world = source.info.world_size
+    new = np.random.default_rng(2).permutation(world)
+
+    def renumbered(info: RunInfo) -> RunInfo:
+        epoch = info.epochs[0]
+        ranks = sorted(
+            (replace(rank, rank=int(new[rank.rank])) for rank in epoch.ranks),
+            key=lambda rank: rank.rank,
+        )
+        groups = tuple(
+            replace(group, members=tuple(sorted(int(new[rank]) for rank in group.members)))
+            for group in epoch.groups
+        )
+        return replace(info, epochs=(replace(epoch, ranks=tuple(ranks), groups=groups),))
+
+    def numbers(column: np.ndarray) -> np.ndarray:
+        return np.where(column >= 0, new[np.maximum(column, 0)], column).astype(np.int32)
+
+    spans, steps = source.span_table, source.step_table
+    micro = source.around.microbatches
+    moved = replace(
+        source,
+        info=renumbered(source.info),
+        span_table=replace(
+            spans,
+            rank=numbers(spans.rank),
+            src_rank=numbers(spans.src_rank),
+            dst_rank=numbers(spans.dst_rank),
+        ),
+        step_table=replace(steps, rank=numbers(steps.rank)),
+        around=replace(
+            source.around,
+            manifests=(),
+            exits=(),
+            microbatches=replace(micro, rank=numbers(micro.rank)),
+        ),
+    )
+    return Relabelled(moved, tuple(np.argsort(new).tolist()))
+
+
+@pytest.mark.parametrize("faults", FAULTS)
+@pytest.mark.parametrize("change", [shuffled, stretched, shifted])
+def test_a_diagnosis_stays(change: Callable[[Source], Source], faults: tuple[str, ...]) -> None:
+    source = recorded(faults)
+
+    assert told(analyze_run(change(source), RUN)) == told(analyze_run(source, RUN))
+
+
+@pytest.mark.parametrize("faults", FAULTS)
+def test_other_rank_numbers_change_the_numbers_alone(faults: tuple[str, ...]) -> None:
+    source = recorded(faults)
+    moved = relabelled(source)
+
+    found = told(analyze_run(moved.source, RUN))
+
+    as_before = [
+        (cause, tuple(sorted(moved.old_rank[rank] for rank in ranks)), steps)
+        for cause, ranks, steps in found
+    ]
+    assert as_before == told(analyze_run(source, RUN))
+
+
+def test_one_traced_rank_of_each_worker_stands_for_all() -> None:
+    source = recorded(("slow-compute:rank=4,factor=1.3",))
+    kept = {info.rank for info in source.info.epochs[0].ranks if info.coords.tp == 0}
+    epoch = source.info.epochs[0]
+    ranks = tuple(rank for rank in epoch.ranks if rank.rank in kept)
+    spans, steps = source.span_table, source.step_table
+    one_each = replace(
+        source,
+        info=replace(source.info, epochs=(replace(epoch, ranks=ranks),)),
+        span_table=_rows(spans, np.isin(spans.rank, list(kept))),
+        step_table=_rows(steps, np.isin(steps.rank, list(kept))),
+        around=replace(source.around, manifests=(), exits=()),
+    )
+
+    report = analyze_run(one_each, RUN)
+
+    assert told(report) == [("slow-compute", (4,), (0, 9))]
+    assert report.quality.coverage_ratio == 1.0
+    assert any("stands for all" in warning for warning in report.quality.warnings)
+
+
+def _rows(table: T, keep: np.ndarray) -> T:
+    names = [name for name in table.__dataclass_fields__ if name not in ("names", "tracks")]
+    return replace(table, **{name: getattr(table, name)[keep] for name in names})
+
+
+def test_clocks_that_nobody_measured_are_warned_of() -> None:
+    off = shifted(recorded(("slow-compute:rank=5,factor=1.3,steps=3-9",)), error_ns=4_000_000)
+    unmeasured = replace(off, info=replace(off.info, clock_error_ns=None))
+
+    report = analyze_run(unmeasured, RUN)
+
+    assert told(report) == [("slow-compute", (5,), (3, 9))]
+    assert any("nobody measured" in warning for warning in report.quality.warnings)
