@@ -13,6 +13,7 @@ from analysis.late_hosts import data_stalls, host_stalls
 from analysis.merging import merged_hosts, merged_workers, without_partners, workers_of
 from analysis.network import profile_links
 from analysis.pauses import gc_pauses
+from analysis.phases import SHORT_STEPS
 from analysis.report import Finding
 from analysis.skews import launch_skews
 from analysis.slow_compute import compute_candidates, sequence_candidate
@@ -62,8 +63,11 @@ class Case:
 def diagnose(case: Case) -> tuple[Finding, ...]:
     """Return the findings of a run, the most recoverable first; never none."""
     candidates = _candidates(case)
-    findings = [_finding(each, case.replayer) for each in candidates]
-    findings += _of_sequences(case, candidates)
+    sequences = _of_sequences(case, candidates)
+    if sequences:
+        # One rank's longer step or two are what unequal lengths make.
+        candidates = tuple(each for each in candidates if not _is_brief_compute(each))
+    findings = [*(_finding(each, case.replayer) for each in candidates), *sequences]
     findings.sort(key=lambda finding: (-(finding.recoverable_ratio or 0.0), finding.ranks))
     alarms = {each.cause for each in candidates if each.is_alarm} | {
         finding.cause for finding in findings if finding.cause == "sequence-imbalance"
@@ -74,6 +78,11 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
     if unclear:
         return (_too_few_peers(tuple(sorted(unclear)), case.profile), *findings)
     return (_no_slow_rank(case.profile, case.slowdown), *findings)
+
+
+def _is_brief_compute(candidate: Candidate) -> bool:
+    brief = candidate.steps[1] - candidate.steps[0] + 1 < SHORT_STEPS
+    return brief and candidate.cause in OF_COMPUTE
 
 
 def _candidates(case: Case) -> tuple[Candidate, ...]:

@@ -14,6 +14,8 @@ from analysis.words import name_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from analysis.candidate import Candidate
     from analysis.source import RankInfo
 
@@ -41,6 +43,16 @@ def workers_of(
     return {
         rank: tuple(getattr(info.coords, axis) for axis in axes) for rank, info in ranks.items()
     }
+
+
+def worker_numbers(
+    ranks: Mapping[int, RankInfo], traced_kinds: Iterable[str], rows: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    """Return one number for each rank of ``rows``, equal for partners that look alike."""
+    workers = workers_of(ranks, traced_kinds)
+    number: dict[tuple[int, ...], int] = {}
+    found = [number.setdefault(workers[rank], len(number)) for rank in rows.tolist()]
+    return np.array(found, dtype=np.int64)
 
 
 def merged_workers(

@@ -25,6 +25,9 @@ LEAST_ALIKE = 8
 LONE_STEPS = 3
 """Steps of a slow phase where a step has fewer than `LEAST_ALIKE` instances of a link."""
 
+BRIEF = 10
+"""A phase of fewer than `LONE_STEPS` steps must lose this many times more to be told."""
+
 SEVERAL_LINKS = 3
 """Links that must be slower together for the network to be at fault.
 Source: design.md section 5, several groups."""
@@ -193,7 +196,8 @@ def slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
     return tuple(
         slow
         for slow in links
-        if _num_instances(profile, slow) >= LEAST_ALIKE and _lost(profile, slow) >= least_ns
+        if _num_instances(profile, slow) >= LEAST_ALIKE
+        and _lost(profile, slow) >= least_ns * (1 if slow.phase.num_steps >= LONE_STEPS else BRIEF)
     )
 
 
@@ -261,7 +265,7 @@ def common_slowness(
     outside = ratio[:, ~within]
     usual = row_medians(outside) if outside.shape[1] else _earlier(ratio)[:, 0]
     slower = np.nan_to_num(row_medians(ratio[:, within]) / usual - 1.0) >= phase.excess_ratio / 2
-    return (phase, slower) if slower.sum() >= SEVERAL_LINKS else None
+    return (phase, slower) if slower.any() else None
 
 
 def _flapping(excess: NDArray[np.float64], deviation: float) -> Phase | None:

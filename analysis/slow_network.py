@@ -11,16 +11,17 @@ import numpy as np
 from analysis.candidate import Candidate
 from analysis.counters import network_trouble
 from analysis.culprits import culprits_of, merged_by_place
-from analysis.network import common_slowness, slow_links
+from analysis.network import SEVERAL_LINKS, common_slowness, slow_links
 from analysis.phases import row_medians
 from analysis.words import count_text, duration_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from analysis.context import SampleTable
+    from analysis.counters import Trouble
     from analysis.culprits import Culprit
     from analysis.network import LinkProfile, SlowLink
     from analysis.source import RankInfo
@@ -67,18 +68,22 @@ def slow_network(
     links = profile.transfers.links
     hosts = {rank: info.host for rank, info in ranks.items()}
     culprits = merged_by_place(culprits_of(slow, links, _pair_excess(profile, slow)), ranks)
-    everywhere = _everywhere(profile, hosts)
+
+    def trouble_in(steps: tuple[int, int]) -> Trouble:
+        begin, end = step_start_ns[steps[0]], step_start_ns[steps[1]] + int(step_ns)
+        return network_trouble(samples, (begin, end))
+
+    everywhere = _everywhere(profile, hosts, trouble_in)
     many = len(culprits) >= MANY_CULPRITS and len(slow) >= MANY_SHARE * len(links)
     if everywhere is None and (many or _all_groups(culprits, ranks)):
         everywhere, culprits = _many(profile, slow), ()
     found = tuple(_of_culprit(profile, culprit) for culprit in culprits)
     if everywhere is None:
         return found
-    first, last = everywhere.steps
-    why = network_trouble(samples, (step_start_ns[first], step_start_ns[last] + int(step_ns)))
+    evidence = f"{everywhere.evidence}; {trouble_in(everywhere.steps)}"
     # What stands out from links that are slow together is slower still.
     found = tuple(each for each in found if len(each.ranks) <= PAIR)
-    return (replace(everywhere, evidence=f"{everywhere.evidence}; {why}"), *found)
+    return (replace(everywhere, evidence=evidence), *found)
 
 
 def _pair_excess(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, float]:
@@ -136,13 +141,21 @@ def _of_culprit(profile: LinkProfile, culprit: Culprit) -> Candidate:
     )
 
 
-def _everywhere(profile: LinkProfile, hosts: Mapping[int, str]) -> Candidate | None:
+def _everywhere(
+    profile: LinkProfile, hosts: Mapping[int, str], trouble_in: Callable[[tuple[int, int]], Trouble]
+) -> Candidate | None:
+    """Return that most links are slower in some steps, where they are several.
+
+    Fewer count where several hosts' counters tell of trouble in these steps.
+    """
     common = common_slowness(profile, hosts)
     if common is None:
         return None
     phase, chosen = common
     links = np.flatnonzero(chosen)
     first, last = int(profile.steps[phase.first]), int(profile.steps[phase.last])
+    if len(links) < SEVERAL_LINKS and len(trouble_in((first, last)).hosts) < PAIR:
+        return None
     return Candidate(
         cause="network-degradation",
         ranks=_members(profile, links.tolist()),

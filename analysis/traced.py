@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from analysis.distinct import distinct, number_rows
 from analysis.intervals import NOWHERE
+from analysis.merging import worker_numbers
 from analysis.model import ComputeItems, Reading
 from analysis.operations import positions_in_runs
 from analysis.pieces import Pieces, cut, own_compute
@@ -19,7 +20,7 @@ from analysis.traced_join import Joined, join_waits
 from analysis.traced_ranks import groups_as_traced, num_expected
 from analysis.waits import is_communication, is_one_sided, split_waits
 from analysis.words import duration_text
-from tracer.span import KIND_CODES, NONE, SpanKind
+from tracer.span import KIND_CODES, KINDS, NONE, SpanKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -84,7 +85,7 @@ def read_traced(
     np.maximum.at(last, index, steps.end_ns)
     return Reading(
         model=model,
-        items=_items(joined, pieces, numbers),
+        items=_items(joined, pieces, numbers, run),
         steps=tuple(numbers.tolist()),
         actual_ns=last - first,
         left_out=left_out,
@@ -132,8 +133,14 @@ def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit
     return reasons
 
 
-def _items(joined: Joined, pieces: Pieces, numbers: NDArray[np.int32]) -> ComputeItems:
-    """Sum each forward and backward span's own pieces."""
+def _items(
+    joined: Joined, pieces: Pieces, numbers: NDArray[np.int32], run: RunInfo
+) -> ComputeItems:
+    """Sum each forward and backward span's own pieces.
+
+    Partners whose inner communication is not traced cannot work alone: the time
+    until the last of them began the same micro-batch is no compute.
+    """
     spans, windows = joined.spans, joined.windows
     kinds = (KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
     own = np.flatnonzero(own_compute(pieces, len(pieces.start)))
@@ -147,15 +154,34 @@ def _items(joined: Joined, pieces: Pieces, numbers: NDArray[np.int32]) -> Comput
     step = windows.step_index[window]
     rank, kind, chunk = spans.rank[span], spans.kind[span], spans.chunk[span]
     order = np.lexsort((spans.start_ns[span], chunk, kind, rank, step))
-    run, _ = number_rows(step[order], rank[order], kind[order], chunk[order])
+    kind_of_rank, _ = number_rows(step[order], rank[order], kind[order], chunk[order])
+    microbatch = positions_in_runs(kind_of_rank).astype(np.int32)
+    own_ns = np.rint(self_ns[order]).astype(np.int64)
+    kinds_traced = {KINDS[code].value for code in distinct(spans.kind[joined.comm]).tolist()}
+    ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
+    worker = worker_numbers(ranks, kinds_traced, joined.line.ranks)
+    late_ns = _partners_late(
+        (step[order], worker[np.searchsorted(joined.line.ranks, rank[order])], kind[order],
+         chunk[order], microbatch),
+        spans.start_ns[span][order],
+    )  # fmt: skip
     return ComputeItems(
         step=numbers[step[order]],
         rank=rank[order],
         kind=kind[order],
         chunk=chunk[order],
-        microbatch=positions_in_runs(run).astype(np.int32),
-        self_ns=np.rint(self_ns[order]).astype(np.int64),
+        microbatch=microbatch,
+        self_ns=np.where(late_ns < own_ns, own_ns - late_ns, own_ns),
     )
+
+
+def _partners_late(key: tuple[NDArray[Any], ...], start_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how long after each item the last partner began the same one. Shape (items,)."""
+    same, num = number_rows(*key)
+    latest = np.full(num, np.iinfo(np.int64).min)
+    np.maximum.at(latest, same, start_ns)
+    late: NDArray[np.int64] = latest[same] - start_ns
+    return late
 
 
 def _wait_intervals(joined: Joined, number: NDArray[np.int64]) -> WaitIntervals:
