@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.distinct import distinct, number_rows
+
+NUMBERS = st.lists(st.integers(-(2**62), 2**62) | st.integers(-3, 3), max_size=40)
+ROWS = st.lists(
+    st.tuples(st.integers(-3, 3), st.integers(-(2**62), 2**62), st.integers(0, 2)),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(NUMBERS)
+def test_distinct_values_are_those_of_a_set(values: list[int]) -> None:
+    assert distinct(np.array(values, dtype=np.int64)).tolist() == sorted(set(values))
+
+
+@given(ROWS)
+def test_rows_are_numbered_in_the_order_of_their_columns(rows: list[tuple[int, int, int]]) -> None:
+    columns = [np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)]
+
+    number, num = number_rows(*columns)
+
+    order = sorted(set(rows))
+    assert num == len(order)
+    assert number.tolist() == [order.index(row) for row in rows]
