@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from analysis.bandwidth import bandwidths
 from analysis.bytedance_reading import read_bytedance
 from analysis.configuration import misconfigurations
 from analysis.diagnose import Case, diagnose, insufficient
@@ -153,6 +154,7 @@ def report_of(
         quality=_quality(run, steps, reading, isolated=bool(result.by_dp_ns)),
         excess=_excess(profile),
         paced=run.paced,
+        bandwidth=bandwidths(reading.transfers, {rank: ranks[rank].host for rank in ranks}),
         waterfall=summary_of(reading.model, waterfall_of(run, reading, spans, steps)),
     )
 

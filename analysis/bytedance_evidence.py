@@ -111,6 +111,8 @@ def transfers_of(trace: Trace) -> Transfers:
             step=np.array(rows.steps, dtype=np.int32)[rows.step[members]],
             duration_ns=(rows.end - rows.start)[members],
             num_bytes=np.full(len(members), -1, dtype=np.int64),
+            name=kind.astype(np.int32),
+            names=TYPES,
             unclear=rows.end[members] < arrival,
             carrier=np.stack(
                 (

@@ -44,6 +44,7 @@ def to_document(report: RunReport) -> dict[str, Any]:
         else {**asdict(report.mfu), "by_step": _text_keys(report.mfu.by_step)},
         "quality": asdict(report.quality),
         "paced": report.paced,
+        "bandwidth": [asdict(entry) for entry in report.bandwidth],
         "waterfall": None if report.waterfall is None else _waterfall(report.waterfall),
     }
 

@@ -91,6 +91,10 @@ class Transfers:
     num_bytes: NDArray[np.int64]
     """-1 where unknown."""
 
+    name: NDArray[np.int32]
+    """Codes into ``names``: the operation."""
+
+    names: tuple[str, ...]
     links: tuple[Link, ...]
     link_of_operation: NDArray[np.int32]
     """Shape (ops,): index into ``links`` of the replay's operations, `NO_LINK` of all others."""
@@ -108,6 +112,8 @@ def no_transfers(num_operations: int) -> Transfers:
         alike=none,
         transfer_ns=none.astype(np.int64),
         num_bytes=none.astype(np.int64),
+        name=none,
+        names=(),
         links=(),
         link_of_operation=np.full(num_operations, NO_LINK, dtype=np.int32),
     )

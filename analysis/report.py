@@ -155,6 +155,29 @@ class WaterfallSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bandwidth:
+    """How fast alike transfers moved their bytes; see `analysis.bandwidth`."""
+
+    kind: str
+    """Span kind; ``pp-send`` for what goes from one rank to another."""
+
+    name: str
+    """The operation."""
+
+    num_members: int
+    across_hosts: bool | None
+    """Whether its members lie on several hosts; None where these are unknown."""
+
+    num_bytes: int
+    num_instances: int
+    transfer_ns: float
+    """Median."""
+
+    algorithm_bytes_per_s: float
+    bus_bytes_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
     """Everything known of a run once analysed."""
 
@@ -197,6 +220,7 @@ class RunReport:
     """Steps shown but left out of the replay and the findings (start-up)."""
 
     waterfall: WaterfallSummary | None = None
+    bandwidth: tuple[Bandwidth, ...] = ()
     """None where nothing could be replayed."""
 
     @property

@@ -157,6 +157,8 @@ def transfers_of(
             step=numbers[joined.windows.step_index[joined.comm_window]],
             duration_ns=spans.duration_ns[comm],
             num_bytes=spans.num_bytes[comm],
+            name=spans.name[comm],
+            names=spans.names,
             unclear=unclear,
             carrier=np.stack(
                 (np.where(pair, source, -1), np.where(pair, target, -1), group * ~pair)

@@ -27,6 +27,10 @@ class Members:
 
     duration_ns: NDArray[np.int64]
     num_bytes: NDArray[np.int64]
+    name: NDArray[np.int32]
+    """Codes into ``names``."""
+
+    names: tuple[str, ...]
     unclear: NDArray[np.bool_]
     """One such member leaves its instance out."""
 
@@ -80,6 +84,8 @@ def collect_transfers(
         alike=kind[known].astype(np.int32),
         transfer_ns=shortest[known],
         num_bytes=members.num_bytes[lead][known],
+        name=members.name[lead][known],
+        names=members.names,
         links=links,
         link_of_operation=of_operation,
     )

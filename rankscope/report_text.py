@@ -10,11 +10,15 @@ from rankscope.columns import aligned, ranges
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from analysis.report import Finding, RunReport, Starved, WaterfallSummary
+    from analysis.report import Bandwidth, Finding, RunReport, Starved, WaterfallSummary
 
 UNKNOWN = "n/a"
 INDENT = "  "
 MAX_STARVED = 10
+MAX_BANDWIDTHS = 8
+LEAST_BULK_BYTES = 100_000
+"""Smaller transfers are all latency: their bandwidth says nothing."""
+
 MAX_WAITS_ON = 3
 LEAST_SHARE = 0.0005
 """A part of the waterfall that would print as 0.0 % is left out."""
@@ -35,6 +39,7 @@ def report_text(report: RunReport, *, verdict: str, width: int) -> str:
         _findings(report.findings, width),
         _starved(report.starved),
         _waterfall(report.waterfall, width),
+        _bandwidth(report.bandwidth),
         _quality(report, width),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -126,6 +131,27 @@ def _starved(starved: tuple[Starved, ...]) -> list[str]:
     if len(starved) > MAX_STARVED:
         lines.append(f"{INDENT}and {len(starved) - MAX_STARVED} more")
     return lines
+
+
+def _bandwidth(found: tuple[Bandwidth, ...]) -> list[str]:
+    bulky = (one for one in found if one.num_bytes >= LEAST_BULK_BYTES)
+    largest = sorted(bulky, key=lambda one: -one.num_bytes * one.num_instances)[:MAX_BANDWIDTHS]
+    if not largest:
+        return []
+    rows = [
+        (
+            one.name if one.kind in one.name else f"{one.kind} {one.name}",
+            str(one.num_members),
+            {True: "several", False: "one", None: UNKNOWN}[one.across_hosts],
+            f"{one.num_bytes / 1e6:.3g}",
+            f"{one.transfer_ns / 1e6:.3g}",
+            f"{one.algorithm_bytes_per_s / 1e9:.3g}",
+            UNKNOWN if one.bus_bytes_per_s is None else f"{one.bus_bytes_per_s / 1e9:.3g}",
+        )
+        for one in largest
+    ]
+    header = ("transfer", "ranks", "hosts", "MB", "median ms", "GB/s", "bus GB/s")
+    return aligned(header, rows, right="lrlrrrr")
 
 
 def _waterfall(waterfall: WaterfallSummary | None, width: int) -> list[str]:
