@@ -45,6 +45,7 @@ MOST_OVERRUNS_RATIO = 0.05
 
 MOST_STEPS_NAMED = 5
 LEAST_SURE = 0.5
+NO_ALARM = frozenset({"layout"})
 ENDINGS = frozenset({"hang", "crash"})
 
 
@@ -181,11 +182,14 @@ def _findings(
 def _with_told(found: tuple[Finding, ...], told: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Add what is known without a replay: ended jobs first, then the rest after the priced ones.
 
-    A run with such a finding is not healthy, unless it is a mere change since the run before.
+    A run with such a finding is not healthy, but for what was so by design (`layout`) or is a mere
+    change since the run before: these are told beside it.
     """
     if not told:
         return found
-    sure = any(finding.confidence >= LEAST_SURE for finding in told)
+    sure = any(
+        finding.confidence >= LEAST_SURE and finding.cause not in NO_ALARM for finding in told
+    )
     rest = tuple(finding for finding in found if not (sure and finding.cause == "healthy"))
     ended = tuple(finding for finding in told if finding.cause in ENDINGS)
     return (*ended, *rest, *(finding for finding in told if finding.cause not in ENDINGS))

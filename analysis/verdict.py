@@ -44,7 +44,8 @@ def verdict_sentence(report: RunReport) -> str:
     """Say which rank is truly slow, which only wait for it, and what mending it would win."""
     finding = report.top_finding
     if finding.cause == "healthy":
-        return f"Healthy: {finding.evidence}."
+        beside = ", ".join(sorted({other.cause for other in report.findings[1:]}))
+        return f"Healthy: {finding.evidence}." + (f" Told beside it: {beside}." if beside else "")
     if finding.cause == "insufficient-evidence":
         return f"Insufficient evidence: {finding.evidence}."
     others = len(report.findings) - 1

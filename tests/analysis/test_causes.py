@@ -169,8 +169,9 @@ def test_a_crash_a_hang_and_a_wrong_setting_are_told_without_a_replay() -> None:
 
 
 def test_a_layout_that_cannot_fill_its_pipeline_is_told_with_the_gain() -> None:
-    (finding,) = diagnosis(scenario=replace(BASE, num_microbatches=3))
+    healthy, finding = diagnosis(scenario=replace(BASE, num_microbatches=3))
 
+    assert healthy.cause == "healthy"
     # 3 micro-batches on 4 stages: bubble 3/3; with 6 it were 3/6, so 1 - 1.5/2 less time each.
     assert finding.cause == "layout"
     assert "100%" in finding.evidence
@@ -180,8 +181,9 @@ def test_a_layout_that_cannot_fill_its_pipeline_is_told_with_the_gain() -> None:
 def test_tensor_parallel_groups_across_hosts_are_told() -> None:
     spread = replace(BASE, dp=8, pp=2, rank_order=RankOrder.DP_FIRST)
 
-    (finding,) = diagnosis(scenario=spread)
+    healthy, finding = diagnosis(scenario=spread)
 
+    assert healthy.cause == "healthy"
     assert finding.cause == "layout"
     assert "lie on several hosts" in finding.evidence
 
