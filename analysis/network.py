@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.cells import MATES_ENOUGH, median_by_kind
 from analysis.noise import flapping_deviation, num_deviations
-from analysis.phases import DUE_RATIO, Phase, row_medians, standing_out
+from analysis.phases import DUE_RATIO, MEDIAN_ERROR, Phase, row_medians, standing_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +31,9 @@ BRIEF = 10
 SEVERAL_LINKS = 3
 """Links that must be slower together for the network to be at fault.
 Source: design.md section 5, several groups."""
+
+MOST_SHARE = 0.5
+"""Share of the links between hosts that must be slower for that."""
 
 EARLIER_QUANTILE = 0.25
 """A link without alike ones is held against the quarter of its own steps in which it was
@@ -56,6 +59,9 @@ class LinkProfile:
 
     few: NDArray[np.bool_]
     """Shape (links,): links with so few alike ones that only large differences count."""
+
+    own: NDArray[np.bool_]
+    """Shape (links,): those of them that only their own faster steps can be held against."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +95,7 @@ def profile_links(
     numbers = np.array(steps, dtype=np.int32)
     shape = (len(transfers.links), len(numbers))
     total, expected, num = (np.zeros(shape) for _ in range(3))
-    few = np.zeros(shape[0], dtype=np.bool_)
+    few, own = np.zeros(shape[0], dtype=np.bool_), np.zeros(shape[0], dtype=np.bool_)
     place = np.array(
         [_stages_of(link.members, coords) for link in transfers.links], dtype=np.int64
     ).reshape(-1, 2)
@@ -105,6 +111,7 @@ def profile_links(
         expected[links] += np.where(count > 0, against * count, 0.0)
         num[links] += count
         few[links] |= is_few
+        own[links] |= is_few & (len(links) < MATES_ENOUGH)
     absent = num == 0
     for matrix in (total, expected):
         matrix[absent] = np.nan
@@ -115,6 +122,7 @@ def profile_links(
         expected_ns=expected,
         num=num,
         few=few,
+        own=own,
     )
 
 
@@ -197,8 +205,42 @@ def slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
         slow
         for slow in links
         if _num_instances(profile, slow) >= LEAST_ALIKE
+        and _differs_from_other_steps(profile, slow)
         and _lost(profile, slow) >= least_ns * (1 if slow.phase.num_steps >= LONE_STEPS else BRIEF)
     )
+
+
+def _differs_from_other_steps(profile: LinkProfile, slow: SlowLink) -> bool:
+    """Tell whether a link with few alike ones is slower than in its other steps.
+
+    Where it is slow in nearly all steps, only alike links can tell.
+    """
+    phase = slow.phase
+    if not profile.few[slow.link]:
+        return True
+    if len(profile.steps) - phase.num_steps < LONE_STEPS:
+        return not profile.own[slow.link]
+    return _stands_apart(profile.total_ns[slow.link], phase, int(profile.few.sum()))
+
+
+def _stands_apart(values: NDArray[np.float64], phase: Phase, num_rows: int) -> bool:
+    """Tell whether a phase differs from the row's other steps by more than both vary.
+
+    Of a noisy row some run of steps always lies above its faster ones.
+    """
+    columns = np.arange(len(values))
+    within = (columns >= phase.first) & (columns <= phase.last) & ~np.isnan(values)
+    inside, outside = values[within], values[~within & ~np.isnan(values)]
+    if len(outside) < LONE_STEPS:
+        return False
+    usual = float(np.median(outside))
+    rest = np.concatenate((inside - np.median(inside), outside - usual))
+    error = MEDIAN_ERROR * np.std(rest) * np.sqrt(1 / len(inside) + 1 / len(outside))
+    # Any of n (n - 1) / 2 runs of steps of any row might have been taken, and the deviation of
+    # so few steps is itself uncertain: two of its standard errors are added.
+    clear = num_deviations(num_rows * len(values) * (len(values) - 1) // 2)
+    error *= 1.0 + 2.0 / np.sqrt(2.0 * len(rest))
+    return bool(np.median(inside) - usual >= clear * error)
 
 
 def _slow_link(profile: LinkProfile, link: int, phase: Phase) -> SlowLink:
@@ -256,7 +298,8 @@ def common_slowness(
     phases = standing_out(
         excess, few=np.ones(1, dtype=np.bool_), shortest=LONE_STEPS, deviation=deviation
     )
-    phase = phases[0] if phases else _flapping(excess[0], deviation)
+    steady = phases and _stands_apart(level[0], phases[0], num_rows=1)
+    phase = phases[0] if steady else _flapping(excess[0], deviation)
     if phase is None:
         return None
     # A flapping network is slow in some steps of its phase only.
@@ -265,7 +308,8 @@ def common_slowness(
     outside = ratio[:, ~within]
     usual = row_medians(outside) if outside.shape[1] else _earlier(ratio)[:, 0]
     slower = np.nan_to_num(row_medians(ratio[:, within]) / usual - 1.0) >= phase.excess_ratio / 2
-    return (phase, slower) if slower.any() else None
+    known = (~np.isnan(ratio)).any(axis=1)
+    return (phase, slower) if slower.sum() >= MOST_SHARE * known.sum() else None
 
 
 def _flapping(excess: NDArray[np.float64], deviation: float) -> Phase | None:

@@ -79,6 +79,7 @@ def standing_out(
     few: NDArray[np.bool_] | None = None,
     shortest: int = 1,
     deviation: float | None = None,
+    may_grow: bool = False,
 ) -> tuple[Phase, ...]:
     """Find the rows that stand out, lastingly or in some steps; one phase a row.
 
@@ -90,6 +91,7 @@ def standing_out(
         few: Shape (rows,): rows with so little to compare with that only `DUE_RATIO` counts.
         shortest: Phases of fewer steps are not told.
         deviation: Of the noise, where it is known; None: from the changes between steps.
+        may_grow: Whether a phase's own changes are part of it, and no noise.
 
     Returns:
         By row, ascending.
@@ -101,7 +103,7 @@ def standing_out(
         return ()
     is_few = np.zeros(len(excess), dtype=np.bool_) if few is None else few
     clear = num_deviations(excess[known].size)
-    lasting = _lasting(excess[known], is_few[known], deviation, clear)
+    lasting = _lasting(excess[known], is_few[known], (deviation, clear), may_grow=may_grow)
     found = {int(known[place]): phase for place, phase in lasting.items()}
     if shortest < SHORT_STEPS:
         calm = np.array([row for row in known.tolist() if row not in found], dtype=np.int64)
@@ -121,9 +123,14 @@ def standing_out(
 
 
 def _lasting(
-    excess: NDArray[np.float64], few: NDArray[np.bool_], deviation: float, clear: float
+    excess: NDArray[np.float64],
+    few: NDArray[np.bool_],
+    noise: tuple[float, float],
+    *,
+    may_grow: bool,
 ) -> dict[int, tuple[int, int, float, float]]:
     """Return (first, last, median, threshold) of each row's surest phase of several steps."""
+    deviation, clear = noise
     between = _deviation_of_others(row_medians(excess))
     best: dict[int, tuple[int, int, float, float]] = {}
     for level in PHASE_LEVELS:
@@ -135,6 +142,8 @@ def _lasting(
         num = (~np.isnan(phase)).sum(axis=1)
         middle = row_medians(phase)
         spread = ROBUST_SCALE * row_medians(np.abs(phase - middle[:, None]))
+        if may_grow:
+            spread = np.zeros_like(spread)
         error = MEDIAN_ERROR * np.maximum(spread, deviation) / np.sqrt(np.maximum(num, 1))
         # Unlike stages, or one rank's few first steps, are too thin a ground for little.
         least = np.where(few, FEW_PERSISTENT_RATIO, PERSISTENT_RATIO)

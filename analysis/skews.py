@@ -49,7 +49,7 @@ def launch_skews(
     late = np.array([_lateness(lag[rows]) for rows in members])
     found = []
     few = np.array([len(rows) < MATES_ENOUGH for rows in members])
-    for phase in standing_out(late, few=few, shortest=HOST_STALL_STEPS):
+    for phase in standing_out(late, few=few, shortest=HOST_STALL_STEPS, may_grow=True):
         rows, grown = members[phase.row], _from_its_beginning(phase, late[phase.row])
         columns = np.arange(grown.first, grown.last + 1)
         columns = columns[late[phase.row, columns] >= phase.excess_ratio / 2]
