@@ -160,8 +160,9 @@ def test_a_paced_step_is_no_shorter_than_its_longest_chain(paced_pipeline: Trace
     times = [float(time) for _, _, time in STEP_LINE.findall(paced_pipeline.job.stdout)]
 
     # Healthy: (4 + 1) x 2 segments x 30 ms + 10 ms. Slow: 4 of the 5 are rank 1's own, at 90 ms.
-    assert min(times[:3]) >= 0.31
-    assert min(times[3:]) >= 4 * 2 * 0.09 + 2 * 0.03 + 0.03
+    # Ranks begin a step some milliseconds apart: what rank 0 measures may begin late.
+    assert min(times[:3]) >= 0.31 - 0.005
+    assert min(times[3:]) >= 4 * 2 * 0.09 + 2 * 0.03 + 0.03 - 0.005
 
 
 def test_the_tracer_is_told_of_layout_pace_and_peak(paced_pipeline: TracedJob) -> None:
