@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from analysis.bytedance_whatif import TraceWhatIf
     from rankscope.run import Run
 
-__all__ = ["open_run"]
+__all__ = ["open_run", "what_if_file"]
 
 
 def open_run(run_id: str, *, store: str | None = None) -> Run:
@@ -18,3 +21,13 @@ def open_run(run_id: str, *, store: str | None = None) -> Run:
     from rankscope import run
 
     return run.open_run(run_id, store=store)
+
+
+def what_if_file(trace: Path, meta: Path) -> TraceWhatIf:
+    """Replay a trace file in the ByteDance format every way that the paper names, past the store.
+
+    See `rankscope.trace_file.what_if_file`.
+    """
+    from rankscope import trace_file
+
+    return trace_file.what_if_file(trace, meta)

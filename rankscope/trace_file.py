@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.bytedance_columns import TraceColumns
+from analysis.bytedance_whatif import what_if_trace
 from analysis.source import EpochInfo, RankInfo, RunInfo
 from collector.importers.bytedance import EPOCH, SOURCE_FORMAT
 from collector.importers.bytedance_meta import read_meta
@@ -14,7 +15,22 @@ from tracer.topology import Coords
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from analysis.bytedance_whatif import TraceWhatIf
     from collector.importers.bytedance_rows import TraceRows
+
+
+def what_if_file(path: Path, meta: Path) -> TraceWhatIf:
+    """Return S, S_X, exact S_w, M_W and M_S of a trace file: `what_if_trace` of what it holds.
+
+    Args:
+        path: The parquet file.
+        meta: YAML with the job's sizes.
+
+    Raises:
+        MetaError: ``meta`` is unreadable, incomplete, or contradicts the trace.
+        TraceError: The file is no such trace.
+    """
+    return what_if_trace(*read_trace_file(path, meta))
 
 
 def read_trace_file(path: Path, meta: Path) -> tuple[RunInfo, TraceColumns]:

@@ -8,9 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from analysis.bytedance_whatif import what_if_trace
 from collector.errors import MetaError
-from rankscope.trace_file import read_trace_file
+from rankscope.trace_file import read_trace_file, what_if_file
 from tests.traces import TRACES
 from tracer.topology import Coords
 
@@ -55,9 +54,7 @@ def test_the_published_results_follow_from_the_file_alone(name: str) -> None:
         pytest.skip(f"published traces are not at {TRACES} (set RANKSCOPE_TRACE_DIR)")
     published = json.loads((TRACES / f"result-{name}.json").read_text())
 
-    found = what_if_trace(
-        *read_trace_file(TRACES / f"trace-{name}.parquet", TRACES / f"meta-{name}.yaml")
-    )
+    found = what_if_file(TRACES / f"trace-{name}.parquet", TRACES / f"meta-{name}.yaml")
 
     result = found.result
     assert result.slowdown(result.replayed_ns) == pytest.approx(
