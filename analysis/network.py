@@ -195,7 +195,9 @@ def slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
     kinds = np.array([link.kind for link in profile.transfers.links])
     for kind in np.unique(kinds).tolist():
         rows = np.flatnonzero(kinds == kind)
-        often = float(np.nanmedian(profile.num[rows])) >= LEAST_ALIKE
+        # The parts of one reduction follow each other on one ring: not so many instances.
+        often = profile.transfers.links[rows[0]].is_pair
+        often &= float(np.nanmedian(profile.num[rows])) >= LEAST_ALIKE
         phases = standing_out(
             excess[rows], few=profile.few[rows], shortest=1 if often else LONE_STEPS
         )
