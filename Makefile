@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SERVE ?= 1
 ARGS ?=
 
-.PHONY: help demo test lint types check-imports pytest format lock browser clean
+.PHONY: help demo test lint types check-imports pytest format diagnosis lock browser clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -46,6 +46,9 @@ browser: ## a headless Chromium for the browser tests
 format: $(STAMP) ## rewrite the sources in the house format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+diagnosis: $(STAMP) ## score the diagnosis on 1,350 simulated clusters: make diagnosis ARGS="--seed 3 --sizes small" (hours)
+	$(BIN)/python -m benchmarks.diagnosis $(ARGS)
 
 lock: $(STAMP) ## write constraints.txt anew from what the environment holds
 	@$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/\+cpu$$//' > constraints.txt
