@@ -86,6 +86,8 @@ def _verb(finding: Finding) -> str:
 
 def _starved(report: RunReport, finding: Finding) -> str:
     culprits = set(finding.ranks)
+    if finding.cause in NOT_OF_RANKS:
+        return ""
     waiting = [
         (entry.rank, sum(part.ratio for part in entry.waits_on if part.rank in culprits))
         for entry in report.starved
@@ -111,7 +113,8 @@ def _gain(report: RunReport, finding: Finding) -> str:
     part = "all" if share >= 1.0 else f"{share:.0%}"
     lost = ""
     times = report.step_time_s
-    if times.replayed is not None and times.ideal is not None and share > 0:
-        won = share * (times.replayed - times.ideal)
+    if times.ideal is not None:
+        # The share is of the full replay, launch gaps included, which is the recorded time.
+        won = share * (times.actual - times.ideal)
         lost = f", {duration_text(won * NS_PER_S)} a step"
     return f" Mending it wins back {part} of the time lost to slowness{lost}."
