@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 _MAX_KEY = 2**62
+_MAX_RADIX = 2**30
+"""Columns of a wider range (hashes) are numbered by what occurs in them."""
+
 _DENSE = 4
 """A table of keys this many times as large as the number of rows is still cheaper than a sort."""
 
@@ -17,11 +22,25 @@ _DENSE = 4
 def number_rows(*columns: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], int]:
     """Return a number for each row, equal exactly where all columns are, and how many there are.
 
-    Numbers rise with the columns, the first counting most.
+    Numbers rise with the columns, the first counting most, and have no holes.
 
     Args:
         columns: Each of shape (rows,).
     """
+    return _compact(*_keyed(columns))
+
+
+def row_keys(*columns: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Return the same numbers with holes, which takes no sort: enough to bring equal rows together.
+
+    Args:
+        columns: Each of shape (rows,).
+    """
+    return _keyed(columns)[0]
+
+
+def _keyed(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[NDArray[np.int64], int]:
+    """Mix the columns into one number below the one returned beside it."""
     key, size = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:
         codes, radix = _codes(column)
@@ -29,7 +48,7 @@ def number_rows(*columns: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], 
             key, size = _compact(key, size)
         key = key * radix + codes
         size *= radix
-    return _compact(key, size)
+    return key, size
 
 
 def _compact(key: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], int]:
@@ -48,7 +67,7 @@ def _codes(column: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], int]:
     if not len(column):
         return column.astype(np.int64), 1
     lowest, highest = int(column.min()), int(column.max())
-    if highest - lowest < _DENSE * len(column) + 1024:
+    if highest - lowest < _MAX_RADIX:
         return (column - column.dtype.type(lowest)).astype(np.int64), highest - lowest + 1
     distinct, found = np.unique(column, return_inverse=True)
     return found.astype(np.int64), len(distinct)

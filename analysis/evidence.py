@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 NO_LINK = -1
@@ -101,31 +100,3 @@ class Transfers:
 
     def __len__(self) -> int:
         return len(self.step)
-
-
-def no_transfers(num_operations: int) -> Transfers:
-    """Return a table without rows."""
-    none = np.zeros(0, dtype=np.int32)
-    return Transfers(
-        step=none,
-        link=none,
-        alike=none,
-        transfer_ns=none.astype(np.int64),
-        num_bytes=none.astype(np.int64),
-        name=none,
-        names=(),
-        links=(),
-        link_of_operation=np.full(num_operations, NO_LINK, dtype=np.int32),
-    )
-
-
-def no_gaps() -> GapItems:
-    """Return a table without rows."""
-    none = np.zeros(0, dtype=np.int32)
-    return GapItems(
-        step=none,
-        rank=none,
-        place=none.astype(np.int8),
-        gap_ns=none.astype(np.int64),
-        operation=none.astype(np.int64),
-    )

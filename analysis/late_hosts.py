@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.candidate import Candidate
-from analysis.cells import median_by_kind
+from analysis.cells import EARLIER_QUANTILE, median_by_kind
 from analysis.evidence import Place
-from analysis.network import EARLIER_QUANTILE
 from analysis.phases import DUE_RATIO, row_medians, standing_out
 from analysis.stalls import HOST_STALL_STEPS, INPUT_PLACES, ONE_RANK_SHARE
 from analysis.words import duration_text, name_ranks

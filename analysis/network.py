@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.cells import MATES_ENOUGH, median_by_kind
+from analysis.cells import MATES_ENOUGH, faster_steps, group_medians, median_by_kind
 from analysis.noise import flapping_deviation, num_deviations
 from analysis.phases import DUE_RATIO, MEDIAN_ERROR, Phase, row_medians, standing_out
 
@@ -34,10 +34,6 @@ Source: design.md section 5, several groups."""
 
 MOST_SHARE = 0.5
 """Share of the links between hosts that must be slower for that."""
-
-EARLIER_QUANTILE = 0.25
-"""A link without alike ones is held against the quarter of its own steps in which it was
-fastest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +99,9 @@ def profile_links(
     for kind in range(int(transfers.alike.max(initial=-1)) + 1):
         rows = np.flatnonzero(transfers.alike == kind)
         links, row = np.unique(transfers.link[rows], return_inverse=True)
-        value, count = _cell_medians(
-            (len(links), shape[1]), row, column[rows], transfers.transfer_ns[rows]
-        )
+        cell, cells = row * shape[1] + column[rows], (len(links), shape[1])
+        medians, counts = group_medians(transfers.transfer_ns[rows], cell, len(links) * shape[1])
+        value, count = medians.reshape(cells), counts.reshape(cells)
         against, is_few = _expected(value, place[links])
         total[links] += np.where(count > 0, np.nan_to_num(value) * count, 0.0)
         expected[links] += np.where(count > 0, against * count, 0.0)
@@ -130,26 +126,6 @@ def _stages_of(members: tuple[int, ...], coords: Mapping[int, Coords]) -> tuple[
     return coords[members[0]].pp, coords[members[-1]].pp
 
 
-def _cell_medians(
-    shape: tuple[int, int],
-    row: NDArray[np.int64],
-    column: NDArray[np.int64],
-    value: NDArray[np.int64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the median of each cell's values (NaN where there is none) and their number."""
-    cell = row * shape[1] + column
-    order = np.lexsort((value, cell))
-    ordered = value[order].astype(np.float64)
-    first = np.flatnonzero(np.diff(cell[order], prepend=-1))
-    num = np.diff(np.append(first, len(order)))
-    median = np.full(shape[0] * shape[1], np.nan)
-    count = np.zeros(shape[0] * shape[1])
-    at = cell[order[first]]
-    median[at] = (ordered[first + (num - 1) // 2] + ordered[first + num // 2]) / 2
-    count[at] = num
-    return median.reshape(shape), count.reshape(shape)
-
-
 def _expected(
     value: NDArray[np.float64], place: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -163,7 +139,7 @@ def _expected(
     if enough.all() or len(value) < MATES_ENOUGH:
         # Too few links of a kind: their own earlier steps are all there is.
         few = ~enough
-        return np.where(few[:, None], _earlier(value), mates), few
+        return np.where(few[:, None], faster_steps(value), mates), few
     everywhere = np.broadcast_to(row_medians(value.T), value.shape)
     slower_mate = np.full_like(value, -np.inf)
     for number in np.unique(position[~enough]).tolist():
@@ -174,13 +150,6 @@ def _expected(
                 slower_mate[row] = np.nanmin(np.nan_to_num(value[others], nan=np.inf), axis=0)
     slower_mate[~np.isfinite(slower_mate)] = -np.inf
     return np.where(enough[:, None], mates, np.maximum(everywhere, slower_mate)), ~enough
-
-
-def _earlier(value: NDArray[np.float64]) -> NDArray[np.float64]:
-    num = (~np.isnan(value)).sum(axis=1)
-    place = (np.maximum(num - 1, 0) * EARLIER_QUANTILE).astype(np.int64)
-    usual = np.sort(value, axis=1)[np.arange(len(value)), place]
-    return np.broadcast_to(usual[:, None], value.shape)
 
 
 def slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
@@ -295,7 +264,7 @@ def common_slowness(
         ratio[~crosses] = np.nan
     # All links together: the faster steps of one link alone may be mere luck.
     level = row_medians(ratio.T)[None]
-    excess = level / _earlier(level) - 1.0
+    excess = level / faster_steps(level) - 1.0
     deviation = flapping_deviation(excess[0])
     phases = standing_out(
         excess, few=np.ones(1, dtype=np.bool_), shortest=LONE_STEPS, deviation=deviation
@@ -308,7 +277,7 @@ def common_slowness(
     within = excess[0] >= phase.excess_ratio / 2
     within[: phase.first] = within[phase.last + 1 :] = False
     outside = ratio[:, ~within]
-    usual = row_medians(outside) if outside.shape[1] else _earlier(ratio)[:, 0]
+    usual = row_medians(outside) if outside.shape[1] else faster_steps(ratio)[:, 0]
     slower = np.nan_to_num(row_medians(ratio[:, within]) / usual - 1.0) >= phase.excess_ratio / 2
     known = (~np.isnan(ratio)).any(axis=1)
     return (phase, slower) if slower.sum() >= MOST_SHARE * known.sum() else None

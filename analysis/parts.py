@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.bytedance_format import FOLDED
+from analysis.distinct import number_rows
 from analysis.errors import AnalysisError
-from analysis.transfers import distinct_columns
 from tracer.span import KINDS
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _recorded_as(
         (spans.rank[rows], _kinds_of(model, spans)[rows], start, start + spans.duration_ns[rows])
     )
     ours = np.stack((model.rank, model.kind, operations.start_ns, operations.end_ns))
-    num, number = distinct_columns(np.concatenate((theirs, ours), axis=1).astype(np.int64))
+    number, num = number_rows(*np.concatenate((theirs, ours), axis=1).astype(np.int64))
     wanted = np.zeros(num, dtype=np.bool_)
     wanted[number[: len(rows)]] = True
     found: NDArray[np.bool_] = wanted[number[len(rows) :]]

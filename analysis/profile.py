@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct
+from analysis.cells import group_medians
+from analysis.distinct import distinct, number_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,16 +102,14 @@ def _totals(
 ) -> NDArray[np.float64]:
     """Sum over (kind, chunk) the median item times the number of items."""
     cell = np.searchsorted(ranks, items.rank) * len(steps) + np.searchsorted(steps, items.step)
-    order = np.lexsort((items.self_ns, items.chunk, items.kind, cell))
-    group = np.stack((cell, items.kind, items.chunk))[:, order]
-    first = np.flatnonzero(np.append(True, (np.diff(group, axis=1) != 0).any(axis=0)))
-    num = np.diff(np.append(first, len(order)))
-    value = items.self_ns[order]
-    median = (value[first + (num - 1) // 2] + value[first + num // 2]) / 2
+    group, num_groups = number_rows(cell, items.kind, items.chunk)
+    median, num = group_medians(items.self_ns, group, num_groups)
+    cell_of_group = np.zeros(num_groups, dtype=np.int64)
+    cell_of_group[group] = cell
     total = np.full(len(ranks) * len(steps), np.nan)
     seen = distinct(cell)
     total[seen] = 0.0
-    np.add.at(total, cell[order[first]], median * num)
+    np.add.at(total, cell_of_group, median * num)
     return total.reshape(len(ranks), len(steps))
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.cells import group_medians
 from analysis.distinct import number_rows
 from tracer.span import KIND_CODES, SpanKind
 
@@ -81,13 +82,9 @@ def _against_own_median(items: ComputeItems) -> NDArray[np.float64]:
 
 
 def own_medians(value: NDArray[Any], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """Return for each row the median over the rows with its key. Shape (rows,)."""
+    """Return for each row the median over the rows with its key, shape and unit of ``value``."""
     group, num_groups = number_rows(*key)
-    num = np.bincount(group, minlength=num_groups)
-    ordered = value[np.lexsort((value, group))].astype(np.float64)
-    first = np.cumsum(num) - num
-    median: NDArray[np.float64] = (ordered[first + (num - 1) // 2] + ordered[first + num // 2]) / 2
-    return median[group]
+    return group_medians(value, group, num_groups)[0][group]
 
 
 def _pairs(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.cells import group_medians
 from analysis.distinct import number_rows
 from analysis.intervals import NOWHERE
 from analysis.pieces import Pieces, own_compute
@@ -96,9 +97,5 @@ def _mean_by(label: NDArray[np.int64], value: NDArray[np.float64]) -> NDArray[np
 
 def _median_by(label: NDArray[np.int64], value: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the median of each row's label."""
-    index, _ = number_rows(label)
-    ordered = value[np.lexsort((value, index))]
-    last = np.cumsum(np.bincount(index))
-    first = np.append(0, last[:-1])
-    median: NDArray[np.float64] = ordered[(first + last - 1) // 2] + ordered[(first + last) // 2]
-    return (median / 2)[index]
+    index, num = number_rows(label)
+    return group_medians(value, index, num)[0][index]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.distinct import number_rows
 from analysis.evidence import NO_LINK, Link, Transfers
 
 if TYPE_CHECKING:
@@ -67,10 +68,10 @@ def collect_transfers(
     first = np.flatnonzero(np.diff(members.instance[order], prepend=-1))
     sizes = np.diff(np.append(first, len(order)))
     lead = order[first]
-    num_links, link = distinct_columns(members.carrier[:, lead])
+    link, num_links = number_rows(*members.carrier[:, lead])
     links = tuple(link_of(int(lead[row])) for row in _a_row_of_each(link, num_links))
     spread = np.array([spread_of(each) for each in links], dtype=np.int64).reshape(-1, 2)
-    _, kind = distinct_columns(np.concatenate((members.alike[:, lead], spread[link].T)))
+    kind, _ = number_rows(*members.alike[:, lead], *spread[link].T)
     of_operation = np.full(num_operations, NO_LINK, dtype=np.int32)
     of_operation[members.operation[order]] = np.repeat(link, sizes)
     known = np.ones(len(first), dtype=np.bool_)
@@ -89,16 +90,6 @@ def collect_transfers(
         links=links,
         link_of_operation=of_operation,
     )
-
-
-def distinct_columns(key: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
-    """Return how many distinct columns there are, and which of them each column is."""
-    order = np.lexsort(key[::-1])
-    begins = np.ones(len(order), dtype=np.bool_)
-    begins[1:] = (np.diff(key[:, order], axis=1) != 0).any(axis=0)
-    number = np.empty(len(order), dtype=np.int64)
-    number[order] = np.cumsum(begins) - 1
-    return int(begins.sum()), number
 
 
 def _a_row_of_each(number: NDArray[np.int64], num: int) -> list[int]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct
+from analysis.distinct import distinct, row_keys
 from tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from analysis.source import GroupInfo, SpanTable
 
-_MAX_KEY = 2**62
-_MAX_RADIX = 2**30
 _NO_RANK = np.iinfo(np.int32).max
 _P2P_MEMBERS = 2
 ROOTED = frozenset({"broadcast", "scatter", "reduce", "gather"})
@@ -166,7 +164,7 @@ def _instances(
     if not len(rows):
         return rows, rows, np.zeros(0, dtype=np.bool_)
     instance = instance_keys(spans, rows)
-    by_member = np.argsort(_mixed(instance, spans.rank[rows]), kind="stable")
+    by_member = np.argsort(row_keys(instance, spans.rank[rows]), kind="stable")
     rows, instance = rows[by_member], instance[by_member]
 
     changes = np.diff(instance, prepend=instance[0] - 1) != 0
@@ -191,7 +189,7 @@ def instance_keys(spans: SpanTable, rows: NDArray[np.intp]) -> NDArray[np.int64]
         rows: Shape (rows,): which of its spans; numbers of two calls do not compare.
     """
     pair = is_p2p(spans)[rows]
-    return _mixed(
+    return row_keys(
         spans.epoch[rows],
         spans.group_id[rows],
         np.where(pair, spans.src_rank[rows], NONE),
@@ -218,27 +216,3 @@ def _buffered(
     sends = is_p2p(spans)[rows] & (spans.rank[rows] == spans.src_rank[rows])
     found: NDArray[np.bool_] = sends & (spans.start_ns[rows] + spans.duration_ns[rows] < arrival)
     return found
-
-
-def _mixed(*columns: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """Return one integer per row, equal exactly where all columns are equal."""
-    key = np.zeros(len(columns[0]), dtype=np.int64)
-    size = 1
-    for column in columns:
-        codes, radix = _codes(column)
-        if size * radix > _MAX_KEY:
-            distinct, key = np.unique(key, return_inverse=True)
-            size = len(distinct)
-        key = key * radix + codes
-        size *= radix
-    return key
-
-
-def _codes(column: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], int]:
-    """Return the column as non-negative integers, and one more than their largest."""
-    lowest, highest = int(column.min()), int(column.max())
-    if highest - lowest < _MAX_RADIX:
-        return (column - column.dtype.type(lowest)).astype(np.int64), highest - lowest + 1
-    # A hash fills all 64 bits: its place among the distinct ones is as good.
-    distinct, codes = np.unique(column, return_inverse=True)
-    return codes.astype(np.int64), len(distinct)

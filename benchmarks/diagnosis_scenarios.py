@@ -24,7 +24,6 @@ CAUSES = (
 SEVERAL_SHARE = 0.2
 """Share of the scenarios with two to four faults."""
 
-AFTER_STEP = 4
 COMPUTE_MS = 30.0
 """Forward and backward of one micro-batch."""
 
