@@ -35,7 +35,10 @@ def current_tracer() -> Tracer:
 def set_current(tracer: Tracer) -> None:
     """Make ``tracer`` the one that the functions of this module speak to."""
     global _tracer, _make_span, _heads, _threads  # noqa: PLW0603 - one tracer a process
-    _heads = tracer.host_heads if isinstance(tracer, Recorder) else None
+    _heads = None
+    if isinstance(tracer, Recorder):
+        tracer.on_keeping_changed = _keep_or_not
+        _heads = tracer.host_heads if tracer.keeps(HOST) else None
     _threads = tracer.threads if isinstance(tracer, Recorder) else ThreadState()
     _make_span = tracer.span
     _tracer = tracer
@@ -54,9 +57,11 @@ def span(
     """
     # What `Recorder.span` does, without its calls, for the common case: a name seen
     # before, in a thread seen before. `is` because a foreign `==` may do anything.
-    if _heads is None:
-        return NOOP_SPAN
-    if kind is HOST and microbatch is NONE and chunk is NONE and type(name) is str:
+    if kind is HOST:
+        if _heads is None:
+            return NOOP_SPAN
+        if microbatch is not NONE or chunk is not NONE or type(name) is not str:
+            return _make_span(name, kind=kind, microbatch=microbatch, chunk=chunk)
         made = HostSpan()
         try:
             made.head = _heads[name]
@@ -130,6 +135,14 @@ def shutdown() -> None:
     tracer = _tracer
     set_current(NOOP_TRACER)
     tracer.shutdown()
+
+
+def _keep_or_not() -> None:
+    """Follow the recorder when it begins or ceases to keep host spans."""
+    global _heads  # noqa: PLW0603 - one tracer a process
+    tracer = _tracer
+    if isinstance(tracer, Recorder):
+        _heads = tracer.host_heads if tracer.keeps(HOST) else None
 
 
 def _traced(name: str, function: Callable[P, R]) -> Callable[P, R]:

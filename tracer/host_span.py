@@ -117,6 +117,26 @@ class PlacedSpan(HostSpan):
         return self
 
 
+class UnkeptSpan(HostSpan):
+    """A span that is not recorded: its kind is left out of this step."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> UnkeptSpan:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return None
+
+    def cancel(self) -> None:
+        """Do nothing."""
+
+
 def host_span(lane: Lane, head: int) -> HostSpan:
     """Return a span that inherits its lane's place.
 

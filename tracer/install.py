@@ -17,6 +17,7 @@ from tracer.identity import Identity, read_identity
 from tracer.manifest import JobDescription, build_manifest, count_parameters
 from tracer.noop import NOOP_TRACER
 from tracer.recorder import Recorder
+from tracer.sampling import Settings
 from tracer.span import UnixNs
 from tracer.spare import DEFAULT_SEGMENT_BYTES, DEFAULT_SPOOL_BYTES, SpoolLimits
 from tracer.spool import HEADER_BYTES, MANIFEST_FILE, RECORD_BYTES, SPOOL_VERSION, SpoolIdentity
@@ -97,7 +98,12 @@ def _install(spool: Path, run: str | None, model: Any, job: JobDescription) -> T
     folder.mkdir(parents=True)
     manifest = build_manifest(identity, job, started_ns=UnixNs(time.time_ns()), environ=os.environ)
     write_json(folder / MANIFEST_FILE, manifest)
-    recorder = Recorder(folder, spool_identity(identity, read_anchor()), limits=limits(os.environ))
+    recorder = Recorder(
+        folder,
+        spool_identity(identity, read_anchor()),
+        limits=limits(os.environ),
+        settings=settings(os.environ),
+    )
     recorder.start()
     start_captures(recorder, model=model, layout=job.layout)
     set_current(recorder)
@@ -138,6 +144,19 @@ def limits(environ: Mapping[str, str]) -> SpoolLimits:
     return SpoolLimits(
         segment_bytes=int(environ.get("RANKSCOPE_SEGMENT_BYTES") or DEFAULT_SEGMENT_BYTES),
         spool_bytes=int(environ.get("RANKSCOPE_SPOOL_BYTES") or DEFAULT_SPOOL_BYTES),
+    )
+
+
+def settings(environ: Mapping[str, str]) -> Settings:
+    """Return what to record until a control file says otherwise, as the environment sets it.
+
+    Raises:
+        ValueError: A variable cannot be used.
+    """
+    return Settings(
+        recording=environ.get("RANKSCOPE_RECORDING", "1") != "0",
+        level=environ.get("RANKSCOPE_LEVEL") or "all",
+        sample_every=int(environ.get("RANKSCOPE_SAMPLE_EVERY") or 1),
     )
 
 

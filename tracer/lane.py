@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tracer.process_file import ProcessFile
+    from tracer.sampling import Sampling
     from tracer.segment import OpenEntry
     from tracer.spare import SegmentSource
 
@@ -27,6 +28,7 @@ PLACE = struct.Struct("<iiiI")
 """step, microbatch, chunk, track: what many records share."""
 
 MAX_DEPTH = 255
+SPAN = int(RecordType.SPAN)
 
 
 def head_word(record_type: RecordType, *, kind: int, flags: int, name_id: int) -> int:
@@ -39,6 +41,7 @@ class Lane:
 
     __slots__ = (
         "_process",
+        "_sampling",
         "_source",
         "_turning",
         "_wake",
@@ -59,6 +62,7 @@ class Lane:
         track_id: int,
         source: SegmentSource,
         process: ProcessFile,
+        sampling: Sampling,
         wake: Callable[[], None],
     ) -> None:
         self.number = number
@@ -67,6 +71,7 @@ class Lane:
         self.segment: Segment = NO_SEGMENT
         self._source = source
         self._process = process
+        self._sampling = sampling
         self._wake = wake
         self._turning = threading.Lock()
         self.set_place(NONE, NONE, NONE)
@@ -101,7 +106,7 @@ class Lane:
         depth: int,
         second: bytes | None = None,
     ) -> None:
-        """Write one record, or count it as dropped.
+        """Write one record, or count it as dropped; a span not wanted now is passed over.
 
         Args:
             head: `head_word`.
@@ -112,6 +117,8 @@ class Lane:
             depth: Nesting on the track.
             second: The record's second half; None leaves it zero.
         """
+        if self._sampling.active and head & 0xFF == SPAN and self._sampling.leaves_out(head, place):
+            return
         segment = self.segment
         row = segment.claim()
         if row >= segment.capacity:

@@ -10,15 +10,19 @@ import sys
 import threading
 import time
 from collections import deque
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tracer.background import SpoolThread
 from tracer.clock import monotonic_ns
+from tracer.control import Control
 from tracer.exit_record import ended, failed, write_exit
-from tracer.host_span import HostSpan, host_span, placed_span
+from tracer.host_span import HostSpan, UnkeptSpan, host_span, placed_span
 from tracer.lane import PLACE, Lane, head_word
+from tracer.noop import NOOP_SPAN
 from tracer.plain import plain, plain_int, plain_text, type_name
 from tracer.process_file import ProcessFile
+from tracer.sampling import Sampling, SettingError, Settings, changed, first_step_of
 from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 from tracer.spare import SegmentSource, SpoolLimits
 from tracer.spool import (
@@ -34,9 +38,10 @@ from tracer.spool import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from tracer.control import Handler
     from tracer.protocol import SpanContext
 
 MAX_LANES = 64
@@ -71,7 +76,12 @@ class Recorder:
     enabled = True
 
     def __init__(
-        self, folder: Path, identity: SpoolIdentity, *, limits: SpoolLimits | None = None
+        self,
+        folder: Path,
+        identity: SpoolIdentity,
+        *,
+        limits: SpoolLimits | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self.folder = folder
         self.identity = identity
@@ -97,12 +107,20 @@ class Recorder:
         self._closers: list[Callable[[], None]] = []
         self._attempts: list[Callable[[], bool]] = []
         self._closed = False
+        self._first_settings = settings or Settings()
+        self.sampling = Sampling(self._first_settings)
+        self.on_keeping_changed: Callable[[], None] = _nothing
+        """Called when `keeps` may answer otherwise than before."""
+
+        self._control = Control(folder, on_problem=self._tell_bad_control)
+        self._control.tell(self._take_control)
         self.comm_lane = self._new_lane("comm")
 
     def start(self) -> None:
         """Make the first segments ready and start the background thread."""
         for _ in range(2):
             self._source.prepare()
+        self._control.look()
         self._background.start()
 
     # -- spans ---------------------------------------------------------------
@@ -117,13 +135,35 @@ class Recorder:
     ) -> SpanContext:
         """Return a span to be entered with ``with``."""
         head = self.head(name, kind)
+        if self.sampling.left_out >> ((head >> 8) & 0xFF) & 1:
+            return NOOP_SPAN
         if microbatch is NONE and chunk is NONE:
             return host_span(self.lane(), head)
         return placed_span(self.lane(), head, self.index(microbatch), self.index(chunk))
 
     def host_span(self, name: str, kind: SpanKind) -> HostSpan:
         """Return a span of ours, to be entered and left by hand."""
-        return host_span(self.lane(), self.head(name, kind))
+        return host_span(self.lane(), self.head(name, kind)) if self.keeps(kind) else UnkeptSpan()
+
+    def keeps(self, kind: SpanKind) -> bool:
+        """Return whether spans of ``kind`` that begin now are recorded.
+
+        What is not kept by request (level, sampling, recording off) is not
+        counted as dropped. A capture need not ask: `Lane.append` passes over
+        such spans. It may, where that saves it work; but operations must be
+        numbered all the same, or members of a group would disagree on ``seq``.
+        """
+        return not self.sampling.left_out >> KIND_CODES[kind] & 1
+
+    def on_control(self, handler: Handler) -> None:
+        """Call ``handler`` on the background thread with what the control file says.
+
+        Soon after this call where it says anything, and again whenever it
+        changes; the whole object each time, keys of others included, ``{}``
+        once the file is gone. An exception of the handler is counted and told
+        as an event.
+        """
+        self._control.tell(handler)
 
     def append_span(self, name: str, kind: SpanKind, start_ns: int, end_ns: int) -> None:
         """Write a span of the calling thread that is already over."""
@@ -189,7 +229,9 @@ class Recorder:
             self._begin_step(0, now_ns)
             return
         lane = self.lane()
-        second = STEP.pack(self._count(tokens), self._loss(loss), peak_memory_bytes())
+        second = STEP.pack(
+            self._count(tokens), self._loss(loss), peak_memory_bytes(), self.sampling.left_out
+        )
         lane.append(
             head_word(RecordType.STEP, kind=0, flags=int(SpanFlag.HOST_CLOCK), name_id=0),
             start_ns,
@@ -293,10 +335,33 @@ class Recorder:
         if self._source.is_short() and not self._closed:
             self._source.prepare()
         self._process.publish_drops()
+        self._control.look()
+
+    def _take_control(self, document: Mapping[str, object]) -> None:
+        try:
+            self.sampling.offer(changed(self._first_settings, document), first_step_of(document))
+        except SettingError as problem:
+            self._tell_bad_control(str(problem))
+        if self.step_number == NONE:
+            self._settle(NONE)
+
+    def _settle(self, step: int) -> None:
+        """Let settings that were offered for ``step`` hold, and tell when they change."""
+        before = self.sampling.settings
+        if self.sampling.begin_step(step):
+            self.on_keeping_changed()
+        now = self.sampling.settings
+        if now != before:
+            self.event("control", f"settings changed at step {step}", {**asdict(now), "step": step})
+
+    def _tell_bad_control(self, problem: str) -> None:
+        self.drop(DropReason.BAD_ARGUMENT)
+        self.event("control", problem, {})
 
     def _begin_step(self, step: int, now_ns: int) -> None:
         self.step_number = step
         self._step_start_ns = now_ns
+        self._settle(step)
         for lane in self._lanes:
             lane.set_place(step, NONE, NONE)
         if self._attempts:
@@ -325,6 +390,7 @@ class Recorder:
             track_id=self._process.name_id(self._name(track)),
             source=self._source,
             process=self._process,
+            sampling=self.sampling,
             wake=self._background.wake,
         )
         lane.set_place(self.step_number, NONE, NONE)
@@ -375,6 +441,10 @@ class Recorder:
     def _append_line(self, file_name: str, line: dict[str, object]) -> None:
         if not self._background.append_line(file_name, json.dumps(plain(line))):
             self.drop(DropReason.NO_SEGMENT)
+
+
+def _nothing() -> None:
+    pass
 
 
 def plain_loss(loss: object) -> float | None:

@@ -174,10 +174,11 @@ class SpoolBuilder:
         num_tokens: int = NONE,
         loss: float = float("nan"),
         peak_memory_bytes: int = NONE,
+        left_out: int = 0,
     ) -> int:
         row = self.claim()
         core = self._core(RecordType.STEP, row, start_ns, duration_ns, step=step)
-        self._row(row, core + STEP.pack(num_tokens, loss, peak_memory_bytes))
+        self._row(row, core + STEP.pack(num_tokens, loss, peak_memory_bytes, left_out))
         return row
 
     def microbatch(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tracer.clock import read_anchor
 from tracer.identity import read_identity
@@ -14,16 +15,23 @@ from tracer.install import spool_identity
 from tracer.recorder import Recorder
 from tracer.spare import SpoolLimits
 
+if TYPE_CHECKING:
+    from tracer.sampling import Settings
+
 ROOT = Path(__file__).parents[2]
 
 
 def recorder_in(
-    folder: Path, *, segment_bytes: int = 1 << 16, spool_bytes: int = 1 << 22
+    folder: Path,
+    *,
+    segment_bytes: int = 1 << 16,
+    spool_bytes: int = 1 << 22,
+    settings: Settings | None = None,
 ) -> Recorder:
     """Return a started recorder that writes small segments straight into ``folder``."""
     identity = spool_identity(read_identity("test", {}), read_anchor())
     limits = SpoolLimits(segment_bytes=segment_bytes, spool_bytes=spool_bytes)
-    recorder = Recorder(folder, identity, limits=limits)
+    recorder = Recorder(folder, identity, limits=limits, settings=settings)
     recorder.start()
     return recorder
 
