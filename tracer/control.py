@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -70,6 +71,7 @@ class Control:
         self._on_problem = on_problem
         self._handlers: list[Handler] = []
         self._fresh: deque[Handler] = deque()
+        self._looking = threading.Lock()
 
     def tell(self, handler: Handler) -> None:
         """Call ``handler`` with what the files say at the next `look`, and after each change."""
@@ -77,18 +79,19 @@ class Control:
 
     def look(self) -> None:
         """Look at the files and tell the handlers. Raises nothing that a handler raises."""
-        try:
-            news = self._files.news()
-        except ControlError as problem:
-            self._on_problem(str(problem))
-            news = None
-        if news is not None:
-            self._hand_out(self._handlers, news)
-        fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
-        self._handlers += fresh
-        document = self._files.document
-        if document or news is not None:
-            self._hand_out(fresh, document)
+        with self._looking:
+            try:
+                news = self._files.news()
+            except ControlError as problem:
+                self._on_problem(str(problem))
+                news = None
+            if news is not None:
+                self._hand_out(self._handlers, news)
+            fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
+            self._handlers += fresh
+            document = self._files.document
+            if document or news is not None:
+                self._hand_out(fresh, document)
 
     def _hand_out(self, handlers: Sequence[Handler], document: Mapping[str, object]) -> None:
         for handler in handlers:
