@@ -44,7 +44,9 @@ def _traced_chunk(
 ) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(stage: Any, microbatch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        with compute.span(name, kind, microbatch=microbatch, chunk=chunk_of(stage)):
+        # A zero-bubble schedule asks for the gradients of the input alone, by keyword.
+        part = f"{name} input" if kwargs.get("full_backward") is False else name
+        with compute.span(part, kind, microbatch=microbatch, chunk=chunk_of(stage)):
             return original(stage, microbatch, *args, **kwargs)
 
     return call

@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     CLOCKS = 5
     SAMPLES = 6
     ENDING = 7
+    EXPERTS = 8
 
 
 def stream(seed: int, purpose: Purpose, *more: int) -> np.random.Generator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,15 @@ from trainer.simulator.effects import Effects
 from trainer.simulator.groups import Axis, Groups, make_groups
 from trainer.simulator.placement import Placement, place
 from trainer.simulator.scenario import Scenario, Sends, TpDetail
-from trainer.simulator.schedule import Action, exchange_order, run_order
+from trainer.simulator.schedule import (
+    Action,
+    Schedule,
+    Slot,
+    exchange_order,
+    run_order,
+    stage_slots,
+)
+from trainer.simulator.zero_bubble import deferring_slots, v_slots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,6 +41,11 @@ class Sync:
     """1 for reduce-scatter and all-gather, 2 for all-reduce."""
 
     num_bytes: int
+    share: float
+    """Share of the span's compute that lies between the collective before and this one."""
+
+    is_of_experts: bool = False
+    """Whether the experts compute in that share, so that its length goes with their tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +66,17 @@ class Cluster:
 
     effects: Effects
 
-    def compute_ms(self, stage: int) -> tuple[float, float]:
-        """Return the forward and backward time of one chunk of a stage."""
+    def compute_ms(self, slot: Slot) -> float:
+        """Return the time of one slot."""
         scenario = self.scenario
-        weight = scenario.stage_weights[stage] if scenario.stage_weights else 1.0
+        weight = scenario.stage_weights[slot.stage] if scenario.stage_weights else 1.0
         share = weight / scenario.vpp
-        return scenario.forward_ms * share, scenario.backward_ms * share
+        if slot.is_forward:
+            return scenario.forward_ms * share
+        if scenario.schedule is not Schedule.ONE_F_ONE_B:
+            ratio = scenario.weight_ratio
+            share *= ratio if slot.is_weight else 1 - ratio
+        return scenario.backward_ms * share
 
 
 def make_cluster(scenario: Scenario) -> Cluster:
@@ -75,7 +93,7 @@ def make_cluster(scenario: Scenario) -> Cluster:
     return Cluster(
         scenario=scenario,
         placement=placement,
-        groups=make_groups(placement),
+        groups=make_groups(placement, ep=scenario.ep),
         order=_order(scenario),
         syncs=syncs_of(scenario),
         bias=1 + scenario.noise.rank_bias_ratio * deviation,
@@ -87,25 +105,74 @@ def _order(scenario: Scenario) -> tuple[Action, ...]:
     pp, num_microbatches = scenario.pp, scenario.num_microbatches
     if scenario.sends is Sends.BLOCKING:
         return exchange_order(pp=pp, num_microbatches=num_microbatches)
-    return run_order(pp=pp, vpp=scenario.vpp, num_microbatches=num_microbatches)
+    return run_order(
+        [_stage_slots(scenario, stage) for stage in range(pp)],
+        vpp=scenario.vpp,
+        schedule=scenario.schedule,
+    )
+
+
+def _stage_slots(scenario: Scenario, stage: int) -> list[Slot]:
+    pp, vpp, num_microbatches = scenario.pp, scenario.vpp, scenario.num_microbatches
+    match scenario.schedule:
+        case Schedule.ZERO_BUBBLE_V:
+            return v_slots(stage, pp=pp, num_microbatches=num_microbatches)
+        case Schedule.ZERO_BUBBLE:
+            return deferring_slots(stage, pp=pp, vpp=vpp, num_microbatches=num_microbatches)
+        case _:
+            return stage_slots(stage, pp=pp, vpp=vpp, num_microbatches=num_microbatches)
 
 
 def syncs_of(scenario: Scenario) -> tuple[Sync, ...]:
     """Return the collectives inside one forward or backward, in order.
 
     Where not every layer's are recorded, one stands for all of them, with their
-    bytes: equal bandwidth takes equal time at every detail.
+    bytes: equal bandwidth takes equal time at every detail. Tokens go to their
+    experts after the attention and come back after the experts.
     """
-    num_layers, num_bytes = scenario.layers_per_chunk, scenario.tp_bytes
-    gather, scatter, reduce = "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"
     joined = scenario.tp_detail in (TpDetail.COLLAPSED, TpDetail.COARSE)
-    times = num_layers if joined else 1
-    of_layer = [Sync(Axis.CP, gather, 1, num_bytes * times)] if scenario.cp > 1 else []
-    if scenario.tp > 1 and joined:
-        of_layer.append(Sync(Axis.TP, reduce, 2, num_bytes * BLOCKS_PER_LAYER * times))
-    elif scenario.tp > 1:
-        sequence = [Sync(Axis.TP, gather, 1, num_bytes), Sync(Axis.TP, scatter, 1, num_bytes)]
-        whole = [Sync(Axis.TP, reduce, 2, num_bytes)]
-        block = sequence if scenario.tp_detail is TpDetail.SEQUENCE else whole
-        of_layer += block * BLOCKS_PER_LAYER
-    return tuple(of_layer * (1 if joined else num_layers))
+    num_layers = 1 if joined else scenario.layers_per_chunk
+    times = scenario.layers_per_chunk // num_layers
+    of_layer = [
+        *_of_context(scenario, times),
+        *_of_tensors(scenario, times),
+        *_of_experts(scenario, times),
+        *([] if joined else _of_tensors(scenario, times)),
+    ]
+    plain = [sync for sync in of_layer if not sync.is_of_experts]
+    expert_ratio = scenario.expert_ratio if scenario.ep > 1 else 0.0
+    shared = [
+        replace(
+            sync,
+            share=(expert_ratio if sync.is_of_experts else (1 - expert_ratio) / len(plain))
+            / num_layers,
+        )
+        for sync in of_layer
+    ]
+    return tuple(shared * num_layers)
+
+
+def _of_context(scenario: Scenario, times: int) -> list[Sync]:
+    if scenario.cp == 1:
+        return []
+    return [Sync(Axis.CP, "all_gather_into_tensor", 1, scenario.tp_bytes * times, 0.0)]
+
+
+def _of_tensors(scenario: Scenario, times: int) -> list[Sync]:
+    """Return the collectives of one block of a layer; one for both where they are joined."""
+    if scenario.tp == 1:
+        return []
+    num_bytes = scenario.tp_bytes
+    if scenario.tp_detail in (TpDetail.COLLAPSED, TpDetail.COARSE):
+        return [Sync(Axis.TP, "all_reduce", 2, num_bytes * BLOCKS_PER_LAYER * times, 0.0)]
+    if scenario.tp_detail is TpDetail.SEQUENCE:
+        names = ("all_gather_into_tensor", "reduce_scatter_tensor")
+        return [Sync(Axis.TP, name, 1, num_bytes, 0.0) for name in names]
+    return [Sync(Axis.TP, "all_reduce", 2, num_bytes, 0.0)]
+
+
+def _of_experts(scenario: Scenario, times: int) -> list[Sync]:
+    if scenario.ep == 1:
+        return []
+    there = Sync(Axis.EP, "all_to_all_single", 1, scenario.ep_bytes * times, 0.0)
+    return [there, replace(there, is_of_experts=True)]

@@ -86,7 +86,7 @@ def manifest_of(cluster: Cluster, run_id: str, rank: int) -> dict[str, Any]:
             "tp": int(at.tp[rank]),
             "pp": int(at.stage[rank]),
             "cp": int(at.cp[rank]),
-            "ep": 0,
+            "ep": int(at.dp[rank]) % scenario.ep,
         },
         "device": {
             "name": DEVICE_NAME,
@@ -179,7 +179,7 @@ def rank_rows(
             "tp": int(at.tp[rank]),
             "pp": int(at.stage[rank]),
             "cp": int(at.cp[rank]),
-            "ep": 0,
+            "ep": int(at.dp[rank]) % scenario.ep,
             "switch": f"leaf-{rack:04d}",
             "rack": f"rack-{rack:04d}",
             "rail": f"rail-{at.local_rank[rank]}",

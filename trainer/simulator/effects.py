@@ -10,8 +10,9 @@ import numpy as np
 from trainer.simulator.chance import Purpose, stream
 from trainer.simulator.errors import ScenarioError
 from trainer.simulator.fault import NetworkReason, SimulatedCause, SimulatedFault, Trace
-from trainer.simulator.groups import Axis
+from trainer.simulator.groups import Axis, expert_blocks
 from trainer.simulator.network import Links, ring_links
+from trainer.simulator.schedule import Schedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -218,8 +219,11 @@ def used_links(scenario: Scenario, placement: Placement) -> NDArray[np.int32]:
     grid = placement.rank
     ends = [ring_links(placement, axis) for axis in (Axis.TP, Axis.CP, Axis.DP)]
     ends.append((grid[:-1], grid[1:]))
-    if scenario.vpp > 1:
+    if scenario.vpp > 1 and scenario.schedule is not Schedule.ZERO_BUBBLE_V:
         ends.append((grid[-1], grid[0]))
+    if scenario.ep > 1:
+        experts = expert_blocks(grid, scenario.ep)
+        ends += [(experts, np.roll(experts, turn, axis=2)) for turn in range(1, scenario.ep)]
     pairs = np.concatenate([np.stack((src.ravel(), dst.ravel()), axis=1) for src, dst in ends])
     pairs = np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1)
     found: NDArray[np.int32] = np.unique(pairs, axis=0)

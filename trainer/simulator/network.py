@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.simulator.groups import GRID_AXES, Axis
+from trainer.simulator.groups import GRID_AXES, Axis, expert_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +44,7 @@ class Links:
         self._slow_hosts = slow_hosts
         self._rings: dict[Axis, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         self._pairs: dict[tuple[int, int, int], NDArray[np.float64]] = {}
+        self._experts: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
     def p2p_ns(self, src: int, dst: int) -> NDArray[np.float64]:
         """Return how long an activation takes between two stages, shape (dp, cp, tp)."""
@@ -77,6 +78,32 @@ class Links:
         total: NDArray[np.float64] = passes * (
             rounds * latency_ns + (size - 1) / size * num_bytes * ns_per_byte
         )
+        return total
+
+    def all_to_all_ns(self, *, num_bytes: int) -> NDArray[np.float64]:
+        """Return how long an all-to-all of the experts' tokens takes on each of their groups.
+
+        Each member sends every other one its part over one adapter, and the
+        slowest member ends it::
+
+            latency + sum over the others of bytes / n / bandwidth
+
+        Args:
+            num_bytes: What one member sends, its own part included.
+
+        Returns:
+            Shape (pp, dp / ep, cp, tp).
+        """
+        if self._experts is None:
+            members = np.moveaxis(expert_blocks(self._placement.rank, self._scenario.ep), 2, -1)
+            src, dst = members[..., :, None], members[..., None, :]
+            latency_ns, ns_per_byte = self._between(*np.broadcast_arrays(src, dst))
+            others = ~np.eye(members.shape[-1], dtype=np.bool_)
+            of_member = np.where(others, ns_per_byte, 0).sum(axis=-1) / members.shape[-1]
+            latency_ns = np.where(others, latency_ns, 0).max(axis=(-1, -2))
+            self._experts = latency_ns, of_member.max(axis=-1)
+        latency_ns, ns_per_byte = self._experts
+        total: NDArray[np.float64] = latency_ns + num_bytes * ns_per_byte
         return total
 
     def _ring(self, axis: Axis) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -14,14 +14,19 @@ import numpy as np
 from tracer.span import SpanFlag, SpanKind
 from trainer.simulator.chance import Purpose, stream
 from trainer.simulator.cluster import NS_PER_MS
+from trainer.simulator.experts import draw_loads
 from trainer.simulator.fault import SimulatedCause, Trace
 from trainer.simulator.groups import KIND_OF_AXIS, Axis
 from trainer.simulator.recorder import NEVER, ON_DEVICE, ON_HOST, Label
 from trainer.simulator.scenario import Sends, TpDetail
-from trainer.simulator.schedule import receiver_of, sender_of
-from trainer.simulator.state import MAIN, SPAN_AXES, TRACKS, wait_label
+from trainer.simulator.schedule import Schedule, receiver_of, sender_of
+from trainer.simulator.state import MAIN, TRACKS, wait_label
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
     from trainer.simulator.cluster import Sync
     from trainer.simulator.lengths import Lengths
     from trainer.simulator.schedule import Exchange, Slot
@@ -42,6 +47,7 @@ class Pipeline:
     def __init__(self, state: StepState, lengths: Lengths) -> None:
         self._state = state
         self._lengths = lengths
+        self._loads = draw_loads(state.scenario, state.step)
         self._pauses = [
             (fault, stream(state.scenario.seed, Purpose.PAUSES, number, state.step))
             for number, fault in state.effects.pauses
@@ -109,7 +115,7 @@ class Pipeline:
 
     def _receive(self, slot: Slot) -> None:
         scenario = self._state.scenario
-        sender = sender_of(slot, pp=scenario.pp, vpp=scenario.vpp)
+        sender = sender_of(slot, pp=scenario.pp, vpp=scenario.vpp, schedule=scenario.schedule)
         if sender is None or sender.stage == slot.stage:
             return
         sent, start = self._sent.pop(sender), self._state.now[slot.stage]
@@ -123,7 +129,7 @@ class Pipeline:
 
     def _send(self, slot: Slot) -> None:
         scenario = self._state.scenario
-        receiver = receiver_of(slot, pp=scenario.pp, vpp=scenario.vpp)
+        receiver = receiver_of(slot, pp=scenario.pp, vpp=scenario.vpp, schedule=scenario.schedule)
         if receiver is not None and receiver.stage != slot.stage:
             self._sent[slot] = self._state.now[slot.stage]
 
@@ -152,26 +158,66 @@ class Pipeline:
         if slot.is_forward:
             ready = self._pause(stage, ready)
         begin, stall = self._stop(slot, ready)
-        forward_ms, backward_ms = self._state.cluster.compute_ms(stage)
-        mean_ms = forward_ms if slot.is_forward else backward_ms
+        mean_ms = self._state.cluster.compute_ms(slot)
         length = self._lengths.factor[slot.microbatch][:, None, None]
         own = self._state.noise.compute_ns(mean_ms * NS_PER_MS * self._state.scale[stage] * length)
-        kind = SpanKind.FORWARD if slot.is_forward else SpanKind.BACKWARD
         label = Label(
-            kind=kind, name=kind.value, track=MAIN, microbatch=slot.microbatch, chunk=slot.chunk
+            kind=SpanKind.FORWARD if slot.is_forward else SpanKind.BACKWARD,
+            name=self._name(slot),
+            track=MAIN,
+            microbatch=slot.microbatch,
+            chunk=slot.chunk,
         )
         now = begin if stall is None else begin + stall
-        syncs = self._state.cluster.syncs
-        if self._state.scenario.tp_detail is not TpDetail.COLLAPSED:
-            for number, sync in enumerate(syncs):
-                piece = own * (number + 1) // len(syncs) - own * number // len(syncs)
-                now = self._sync(slot, sync, now + piece)
-            end = now if syncs else now + own
-        else:
-            end = self._meet_unseen(stage, now + own)
+        end = now + self._loaded(slot, own) if slot.is_weight else self._meeting(slot, now, own)
         self._state.recorder.add(stage, label, begin, end)
         self._state.now[stage] = end
         return begin, end
+
+    def _name(self, slot: Slot) -> str:
+        """Return the span's name, as the tracer spells it."""
+        if slot.is_forward:
+            return "forward"
+        if self._state.scenario.schedule is Schedule.ONE_F_ONE_B:
+            return "backward"
+        return "backward weight" if slot.is_weight else "backward input"
+
+    def _meeting(self, slot: Slot, now: Times, own: Times) -> Times:
+        """Compute ``own`` and meet the partners in between; return when each rank is through.
+
+        Communication of the experts is seen at any detail.
+        """
+        syncs, sees_all = self._state.cluster.syncs, True
+        if self._state.scenario.tp_detail is TpDetail.COLLAPSED:
+            sees_all = False
+            if self._state.scenario.ep == 1:
+                return self._meet_unseen(slot.stage, now + own, syncs)
+        load = self._load(slot)
+        done = 0.0
+        for sync in syncs:
+            piece = np.rint(own * (done + sync.share)) - np.rint(own * done)
+            done += sync.share
+            now = now + np.rint(piece * load if sync.is_of_experts else piece).astype(np.int64)
+            if sees_all or sync.axis is Axis.EP:
+                now = self._sync(slot, sync, now)
+            else:
+                now = self._meet_unseen(slot.stage, now, (sync,))
+        return now if syncs else now + own
+
+    def _loaded(self, slot: Slot, own: Times) -> Times:
+        """Return compute of which the experts' share goes with their tokens."""
+        if self._loads is None:
+            return own
+        ratio = self._state.scenario.expert_ratio
+        loaded: Times = np.rint(own * (1 - ratio + ratio * self._load(slot))).astype(np.int64)
+        return loaded
+
+    def _load(self, slot: Slot) -> NDArray[np.float64] | float:
+        """Return each rank's tokens over an equal share of them, shape (dp, 1, 1)."""
+        if self._loads is None:
+            return 1.0
+        load: NDArray[np.float64] = self._loads[slot.stage, slot.chunk, slot.microbatch]
+        return load[:, None, None]
 
     def _sync(self, slot: Slot, sync: Sync, start: Times) -> Times:
         """Meet in one collective inside a compute span; return when each member leaves."""
@@ -193,15 +239,14 @@ class Pipeline:
         self._state.blocked(slot.stage, label, start, end)
         return end
 
-    def _meet_unseen(self, stage: int, start: Times) -> Times:
-        """Return when partners leave a compute span whose collectives are not recorded."""
+    def _meet_unseen(self, stage: int, start: Times, syncs: Sequence[Sync]) -> Times:
+        """Return when partners leave collectives that are not recorded."""
         end = start
-        for sync in self._state.cluster.syncs:
+        for sync in syncs:
             mean_ns = self._state.collective_ns(
                 stage, sync.axis, num_bytes=sync.num_bytes, passes=sync.passes
             )
-            arrival = end.max(axis=SPAN_AXES[sync.axis], keepdims=True)
-            left = arrival + self._state.noise.transfer_ns(mean_ns)
+            left = self._state.last_gone(sync.axis, end, mean_ns)
             end = np.broadcast_to(left, self._state.shape)
         return end
 

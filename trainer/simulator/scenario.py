@@ -10,8 +10,15 @@ from typing import Any
 from tracer.topology import Layout
 from trainer.simulator.errors import ScenarioError
 from trainer.simulator.fault import SimulatedCause, SimulatedFault
+from trainer.simulator.schedule import Schedule
 
 MAX_WORLD_SIZE = 1 << 20
+AT_LEAST_ONE = (
+    "dp", "pp", "tp", "cp", "ep", "vpp", "num_steps", "num_microbatches", "num_buckets",
+    "ranks_per_host", "hosts_per_rack", "tokens_per_microbatch",
+)  # fmt: skip
+V_CHUNKS = 2
+"""Chunks a stage of a V-shaped pipeline."""
 
 
 class TpDetail(StrEnum):
@@ -74,6 +81,10 @@ class Noise:
     sequence_spread: float = 0.0
     """Standard deviation of the logarithm of a micro-batch's compute: sequence lengths vary."""
 
+    expert_spread: float = 0.0
+    """Standard deviation of the logarithm of an expert-parallel rank's tokens of one micro-batch
+    and chunk: the router sends more to one and now to another."""
+
     clock_error_ns: int = 20_000
     """Most by which the clocks of two hosts differ; each stays within half of it."""
 
@@ -119,8 +130,13 @@ class Scenario:
     pp: int = 2
     tp: int = 1
     cp: int = 1
+    ep: int = 1
+    """Expert-parallel partners, neighbours on the dp axis; above 1 every layer has experts."""
+
     vpp: int = 1
     """Model chunks a stage; above 1 the schedule is interleaved."""
+
+    schedule: Schedule = Schedule.ONE_F_ONE_B
 
     num_steps: int = 20
     num_microbatches: int = 8
@@ -143,6 +159,16 @@ class Scenario:
     """One micro-batch through one stage, all chunks of it, without communication."""
 
     backward_ms: float = 20.0
+    weight_ratio: float = 0.5
+    """Share of the backward that takes the weights' gradients, where the schedule splits it."""
+
+    expert_ratio: float = 0.5
+    """Share of forward and backward that the experts compute, with ``ep`` above 1."""
+
+    expert_weights: tuple[float, ...] = ()
+    """Share of the tokens that each expert-parallel position gets for good, 1.0 the plain one;
+    empty: all alike."""
+
     optimizer_ms: float = 5.0
     data_ms: float = 0.5
     """Reading the step's data; 0 leaves the span out."""
@@ -155,6 +181,9 @@ class Scenario:
 
     tp_bytes: int = 16 << 20
     """Of one tensor-parallel collective."""
+
+    ep_bytes: int = 16 << 20
+    """Of one all-to-all that brings tokens to experts or back, on one rank."""
 
     gradient_bytes: int = 1 << 30
     """Of one rank's part of the model."""
@@ -183,7 +212,7 @@ class Scenario:
     @property
     def layout(self) -> Layout:
         """Sizes of the parallel axes."""
-        return Layout(dp=self.dp, pp=self.pp, tp=self.tp, cp=self.cp, vpp=self.vpp)
+        return Layout(dp=self.dp, pp=self.pp, tp=self.tp, cp=self.cp, ep=self.ep, vpp=self.vpp)
 
     @property
     def world_size(self) -> int:
@@ -217,22 +246,34 @@ class Scenario:
         return plain | {"noise": asdict(self.noise), "network": asdict(self.network)}
 
     def _check_layout(self) -> None:
-        for name in ("dp", "pp", "tp", "cp", "vpp", "num_steps", "num_microbatches", "num_buckets",
-                     "ranks_per_host", "hosts_per_rack", "tokens_per_microbatch"):  # fmt: skip
+        for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ScenarioError(f"Scenario.{name} must be at least 1: {getattr(self, name)}")
         if self.world_size > MAX_WORLD_SIZE:
             raise ScenarioError(
                 f"Scenario has {self.world_size} ranks, at most {MAX_WORLD_SIZE}: make dp smaller"
             )
-        if self.vpp > 1 and (self.num_microbatches % self.pp or self.pp == 1):
+        if self.dp % self.ep:
+            raise ScenarioError(f"Scenario.ep {self.ep} must divide dp {self.dp}")
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        is_v = self.schedule is Schedule.ZERO_BUBBLE_V
+        if is_v and (self.vpp != V_CHUNKS or self.pp == 1):
+            raise ScenarioError(
+                f"Scenario.vpp must be {V_CHUNKS}, and pp at least 2, for {self.schedule}:"
+                f" vpp {self.vpp}, pp {self.pp}"
+            )
+        if self.vpp > 1 and not is_v and (self.num_microbatches % self.pp or self.pp == 1):
             raise ScenarioError(
                 f"Scenario.num_microbatches {self.num_microbatches} must be a multiple of"
                 f" pp {self.pp}, and pp at least 2, for an interleaved schedule (vpp {self.vpp})"
             )
-        if self.vpp > 1 and self.sends is Sends.BLOCKING:
+        splits = self.schedule is not Schedule.ONE_F_ONE_B
+        if (self.vpp > 1 or splits) and self.sends is Sends.BLOCKING:
             raise ScenarioError(
-                f"Scenario.sends must be background for an interleaved schedule (vpp {self.vpp})"
+                "Scenario.sends must be background for an interleaved or zero-bubble schedule"
+                f" (vpp {self.vpp}, {self.schedule})"
             )
         least = self.pp * self.vpp
         if self.num_layers is not None and (self.num_layers < least or self.num_layers % least):
@@ -244,15 +285,25 @@ class Scenario:
         for name in ("forward_ms", "backward_ms", "optimizer_ms"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ScenarioError(f"Scenario.{name} must be above 0: {getattr(self, name)}")
-        for name in ("data_ms", "activation_bytes", "tp_bytes", "gradient_bytes", "seed"):
+        for name in ("weight_ratio", "expert_ratio"):
+            if not 0 < getattr(self, name) < 1:
+                raise ScenarioError(
+                    f"Scenario.{name} must be between 0 and 1: {getattr(self, name)}"
+                )
+        for name in ("data_ms", "activation_bytes", "tp_bytes", "ep_bytes", "gradient_bytes",
+                     "seed"):  # fmt: skip
             if not 0 <= getattr(self, name) < math.inf:
                 raise ScenarioError(f"Scenario.{name} must not be negative: {getattr(self, name)}")
-        weights = self.stage_weights
-        are_good = all(0 < weight < math.inf for weight in weights)
-        if weights and (len(weights) != self.pp or not are_good):
-            raise ScenarioError(
-                f"Scenario.stage_weights must be {self.pp} numbers above 0, one a stage: {weights}"
-            )
+        for name, size, place in (
+            ("stage_weights", self.pp, "stage"),
+            ("expert_weights", self.ep, "expert-parallel position"),
+        ):
+            weights = getattr(self, name)
+            are_good = all(0 < weight < math.inf for weight in weights)
+            if weights and (len(weights) != size or not are_good):
+                raise ScenarioError(
+                    f"Scenario.{name} must be {size} numbers above 0, one a {place}: {weights}"
+                )
 
     def _check_parts(self) -> None:
         for name, value in asdict(self.noise).items():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.simulator.errors import ScenarioError
 from trainer.simulator.fault import parse_simulated_faults
 from trainer.simulator.scenario import Network, Noise, RankOrder, Scenario, Sends, TpDetail
+from trainer.simulator.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PARTS: dict[str, type[Noise] | type[Network]] = {"noise": Noise, "network": Network}
-CHOICES: dict[str, type[StrEnum]] = {"tp_detail": TpDetail, "rank_order": RankOrder, "sends": Sends}
+CHOICES: dict[str, type[StrEnum]] = {
+    "tp_detail": TpDetail,
+    "rank_order": RankOrder,
+    "sends": Sends,
+    "schedule": Schedule,
+}
 
 
 def read_scenario_file(path: Path) -> dict[str, Any]:

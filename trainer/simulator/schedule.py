@@ -1,15 +1,27 @@
 """In which order a stage runs its forwards and backwards: 1F1B, plain and interleaved.
 
 The order is the same for all ranks of a stage, so it is found once for a run.
+Schedules that split the backward are in `trainer.simulator.zero_bubble`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import StrEnum
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+
+class Schedule(StrEnum):
+    """How a pipeline orders its work."""
+
+    ONE_F_ONE_B = "1f1b"
+    """One forward, one backward; interleaved where a stage has several chunks."""
+
+    ZERO_BUBBLE = "zero-bubble"
+    """The gradients of the weights come later than those of the input, and fill the bubble;
+    interleaved likewise."""
+
+    ZERO_BUBBLE_V = "zero-bubble-v"
+    """The same with two chunks a stage, laid out as a V: the last stage's two are neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +34,12 @@ class Slot:
     chunk: int
     """Of this stage, 0 the first in the model."""
 
+    is_weight: bool = False
+    """Whether it is the later half of a split backward, which nothing waits for."""
+
 
 def stage_slots(stage: int, *, pp: int, vpp: int, num_microbatches: int) -> list[Slot]:
-    """Return the slots of one stage in the order in which it runs them.
+    """Return the slots of one stage in the order in which 1F1B runs them.
 
     Warm-up forwards, then one forward and one backward in turn, then the
     remaining backwards.
@@ -36,65 +51,72 @@ def stage_slots(stage: int, *, pp: int, vpp: int, num_microbatches: int) -> list
     total = num_microbatches * vpp
     warm_up = pp - 1 - stage if vpp == 1 else 2 * (pp - 1 - stage) + (vpp - 1) * pp
     warm_up = min(warm_up, total)
-    forwards = [_slot(stage, k, pp=pp, vpp=vpp, is_forward=True) for k in range(total)]
-    backwards = [_slot(stage, k, pp=pp, vpp=vpp, is_forward=False) for k in range(total)]
+    forwards = [slot_at(stage, k, pp=pp, vpp=vpp, is_forward=True) for k in range(total)]
+    backwards = [slot_at(stage, k, pp=pp, vpp=vpp, is_forward=False) for k in range(total)]
     slots = forwards[:warm_up]
     for k in range(total - warm_up):
         slots += [forwards[warm_up + k], backwards[k]]
     return slots + backwards[total - warm_up :]
 
 
-def run_order(*, pp: int, vpp: int, num_microbatches: int) -> tuple[Slot, ...]:
-    """Return the slots of all stages, each after the ones it depends on."""
-    waiting = [
-        stage_slots(stage, pp=pp, vpp=vpp, num_microbatches=num_microbatches) for stage in range(pp)
-    ]
-    at = [0] * pp
+def run_order(
+    waiting: list[list[Slot]], *, vpp: int, schedule: Schedule = Schedule.ONE_F_ONE_B
+) -> tuple[Slot, ...]:
+    """Return the slots of all stages, each after the ones it depends on.
+
+    Args:
+        waiting: Slots of each stage in its own order.
+        vpp: Chunks a stage.
+        schedule: How the chunks hang together.
+    """
+    at = [0] * len(waiting)
     done: set[Slot] = set()
     order: list[Slot] = []
     while len(order) < sum(map(len, waiting)):
         before = len(order)
         for stage, slots in enumerate(waiting):
-            for slot in _ready(slots, at[stage], done, pp=pp, vpp=vpp):
+            while at[stage] < len(slots):
+                slot = slots[at[stage]]
+                sender = sender_of(slot, pp=len(waiting), vpp=vpp, schedule=schedule)
+                if sender is not None and sender not in done:
+                    break
                 at[stage] += 1
                 done.add(slot)
                 order.append(slot)
         if len(order) == before:
-            raise AssertionError(f"the schedule pp {pp} vpp {vpp} m {num_microbatches} deadlocks")
+            raise AssertionError(f"{schedule} of pp {len(waiting)} vpp {vpp} deadlocks")
     return tuple(order)
 
 
-def sender_of(slot: Slot, *, pp: int, vpp: int) -> Slot | None:
+def sender_of(
+    slot: Slot, *, pp: int, vpp: int, schedule: Schedule = Schedule.ONE_F_ONE_B
+) -> Slot | None:
     """Return the slot whose output ``slot`` receives; None where it needs none."""
-    step = -1 if slot.is_forward else 1
-    stage, chunk = slot.stage + step, slot.chunk
-    if not 0 <= stage < pp:
-        stage, chunk = stage % pp, chunk + step
-    if not 0 <= chunk < vpp:
-        return None
-    return Slot(stage, slot.is_forward, slot.microbatch, chunk)
+    return _neighbour(slot, -1 if slot.is_forward else 1, pp=pp, vpp=vpp, schedule=schedule)
 
 
-def receiver_of(slot: Slot, *, pp: int, vpp: int) -> Slot | None:
+def receiver_of(
+    slot: Slot, *, pp: int, vpp: int, schedule: Schedule = Schedule.ONE_F_ONE_B
+) -> Slot | None:
     """Return the slot that receives the output of ``slot``; None where it is the last."""
-    step = 1 if slot.is_forward else -1
-    stage, chunk = slot.stage + step, slot.chunk
-    if not 0 <= stage < pp:
-        stage, chunk = stage % pp, chunk + step
-    if not 0 <= chunk < vpp:
+    return _neighbour(slot, 1 if slot.is_forward else -1, pp=pp, vpp=vpp, schedule=schedule)
+
+
+def _neighbour(slot: Slot, step: int, *, pp: int, vpp: int, schedule: Schedule) -> Slot | None:
+    """Return the same micro-batch's slot so many parts further on in the model."""
+    if slot.is_weight:
         return None
+    is_v = schedule is Schedule.ZERO_BUBBLE_V
+    back = is_v and slot.chunk % 2 == 1
+    place = slot.chunk * pp + (pp - 1 - slot.stage if back else slot.stage) + step
+    if not 0 <= place < pp * vpp:
+        return None
+    chunk, stage = divmod(place, pp)
+    stage = pp - 1 - stage if is_v and chunk % 2 == 1 else stage
     return Slot(stage, slot.is_forward, slot.microbatch, chunk)
 
 
-def _ready(slots: list[Slot], first: int, done: set[Slot], *, pp: int, vpp: int) -> Iterator[Slot]:
-    for slot in slots[first:]:
-        sender = sender_of(slot, pp=pp, vpp=vpp)
-        if sender is not None and sender not in done:
-            return
-        yield slot
-
-
-def _slot(stage: int, k: int, *, pp: int, vpp: int, is_forward: bool) -> Slot:
+def slot_at(stage: int, k: int, *, pp: int, vpp: int, is_forward: bool) -> Slot:
     """Return the ``k``-th forward or backward of a stage: chunks take ``pp`` micro-batches each."""
     if vpp == 1:
         return Slot(stage, is_forward, k, 0)

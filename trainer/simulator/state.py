@@ -73,16 +73,28 @@ class StepState:
 
     def meet(self, axis: Axis, start: Times, mean_ns: NDArray[np.float64]) -> Times:
         """Return when each member leaves a collective that all of its group enter."""
-        arrival = start.max(axis=SPAN_AXES[axis], keepdims=True)
-        transfer = self.noise.transfer_ns(mean_ns)
-        left: Times = arrival + transfer + self.noise.end_ns(self.shape)
+        left: Times = self.last_gone(axis, start, mean_ns) + self.noise.end_ns(self.shape)
         return left
+
+    def last_gone(self, axis: Axis, start: Times, mean_ns: NDArray[np.float64]) -> Times:
+        """Return when each group's transfer ends: one after its last member entered."""
+        transfer = self.noise.transfer_ns(mean_ns)
+        if axis is not Axis.EP:
+            gone: Times = start.max(axis=SPAN_AXES[axis], keepdims=True) + transfer
+            return gone
+        ep, (dp, cp, tp) = self.scenario.ep, self.shape
+        arrival = start.reshape(dp // ep, ep, cp, tp).max(axis=1)
+        done: Times = np.repeat(arrival + transfer, ep, axis=0)
+        return done
 
     def collective_ns(
         self, stage: int, axis: Axis, *, num_bytes: int, passes: int
     ) -> NDArray[np.float64]:
         """Return how long a collective of a stage's groups takes in the mean."""
-        on_grid = self.effects.links.collective_ns(axis, num_bytes=num_bytes, passes=passes)
+        if axis is Axis.EP:
+            on_grid = self.effects.links.all_to_all_ns(num_bytes=num_bytes)
+        else:
+            on_grid = self.effects.links.collective_ns(axis, num_bytes=num_bytes, passes=passes)
         of_stage: NDArray[np.float64] = on_grid[stage]
         return of_stage
 

@@ -10,6 +10,7 @@ import numpy as np
 from trainer.simulator.fault import SimulatedCause
 from trainer.simulator.placement import tp_crosses_hosts
 from trainer.simulator.scenario import TpDetail
+from trainer.simulator.schedule import Schedule
 
 if TYPE_CHECKING:
     from trainer.simulator.cluster import Cluster
@@ -68,11 +69,22 @@ def bubble_ratio(cluster: Cluster) -> float:
 
         (pp - 1) / (vpp * num_microbatches)
 
+    A zero-bubble schedule fills twice the time of the weights' gradients W: that
+    times ``(F + B - W) / (F + B + W)``. Laid out as a V with ``F = B = W`` only the first forwards
+    remain, as the step ends on all stages together: that times ``F / (F + B + W)``.
+
     Source:
-        Narayanan et al., arXiv 2104.04473, section 2.2.
+        Narayanan et al., arXiv 2104.04473, section 2.2; Qi et al., arXiv 2401.10241, table 2.
     """
     scenario = cluster.scenario
-    return (scenario.pp - 1) / (scenario.vpp * scenario.num_microbatches)
+    whole = (scenario.pp - 1) / (scenario.vpp * scenario.num_microbatches)
+    if scenario.schedule is Schedule.ONE_F_ONE_B:
+        return whole
+    total_ms = scenario.forward_ms + scenario.backward_ms
+    if scenario.schedule is Schedule.ZERO_BUBBLE_V:
+        return whole * scenario.forward_ms / total_ms
+    weights_ms = scenario.weight_ratio * scenario.backward_ms
+    return whole * max(total_ms - 2 * weights_ms, 0.0) / total_ms
 
 
 def _fault_truth(cluster: Cluster, number: int, fault: SimulatedFault) -> Truth:

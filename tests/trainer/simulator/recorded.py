@@ -19,7 +19,12 @@ MS = 1_000_000
 FREE = Network(host_latency_ns=0, rack_latency_ns=0, spine_latency_ns=0)
 """A network on which nothing takes time but bytes."""
 
-NO_BYTES: dict[str, Any] = {"activation_bytes": 0, "tp_bytes": 0, "gradient_bytes": 0}
+NO_BYTES: dict[str, Any] = {
+    "activation_bytes": 0,
+    "tp_bytes": 0,
+    "ep_bytes": 0,
+    "gradient_bytes": 0,
+}
 
 
 def exact(*faults: str, **settings: Any) -> Scenario:  # noqa: ANN401

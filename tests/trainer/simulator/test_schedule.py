@@ -94,7 +94,10 @@ def test_every_slot_runs_once_and_after_what_it_receives(
 ) -> None:
     vpp = vpp if pp > 1 else 1
     num_microbatches = pp * rounds + (rest if vpp == 1 else 0)
-    order = run_order(pp=pp, vpp=vpp, num_microbatches=num_microbatches)
+    waiting = [
+        stage_slots(stage, pp=pp, vpp=vpp, num_microbatches=num_microbatches) for stage in range(pp)
+    ]
+    order = run_order(waiting, vpp=vpp)
     place = {slot: at for at, slot in enumerate(order)}
 
     assert len(order) == len(place) == 2 * pp * vpp * num_microbatches

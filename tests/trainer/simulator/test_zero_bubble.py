@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.simulator.recorded import MS, exact, record
+from trainer.simulator.scenario import TpDetail
+from trainer.simulator.schedule import Schedule, Slot, receiver_of, run_order, sender_of
+from trainer.simulator.zero_bubble import deferring_slots, v_slots
+
+
+def written(slots: list[Slot]) -> str:
+    """Spell slots as ``F0``, ``B0``, ``W0`` (``F0b`` on the second chunk)."""
+    return " ".join(
+        f"{'F' if slot.is_forward else 'W' if slot.is_weight else 'B'}{slot.microbatch}"
+        f"{'b' if slot.chunk else ''}"
+        for slot in slots
+    )
+
+
+def test_the_weights_gradients_begin_as_many_backwards_late_as_the_stage_s_number() -> None:
+    slots = [deferring_slots(stage, pp=3, vpp=1, num_microbatches=4) for stage in range(3)]
+
+    assert [written(each) for each in slots] == [
+        "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3",
+        "F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3",
+        "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3",
+    ]
+
+
+def test_chunks_laid_out_as_a_v_meet_on_the_last_stage() -> None:
+    assert written(v_slots(1, pp=2, num_microbatches=3)) == (
+        "F0 F0b F1 F1b B0b W0b F2 B0 W0 F2b B1b W1b B1 B2b B2 W1 W2b W2"
+    )
+    first, turned = _forward(1, chunk=0), _forward(1, chunk=1)
+    assert receiver_of(first, pp=2, vpp=2, schedule=Schedule.ZERO_BUBBLE_V) == turned
+    assert sender_of(first, pp=2, vpp=2, schedule=Schedule.ZERO_BUBBLE_V) == _forward(0, chunk=0)
+    assert sender_of(turned, pp=2, vpp=2, schedule=Schedule.ZERO_BUBBLE_V) == first
+    last = _forward(0, chunk=1)
+    assert receiver_of(last, pp=2, vpp=2, schedule=Schedule.ZERO_BUBBLE_V) is None
+
+
+def _forward(stage: int, *, chunk: int) -> Slot:
+    return Slot(stage, is_forward=True, microbatch=0, chunk=chunk)
+
+
+@settings(deadline=None)  # cores are shared
+@given(pp=st.integers(1, 8), rounds=st.integers(1, 4), vpp=st.integers(1, 3), data=st.data())
+def test_a_split_backward_runs_every_slot_once_and_after_what_it_receives(
+    pp: int, rounds: int, vpp: int, data: st.DataObject
+) -> None:
+    schedule = data.draw(st.sampled_from((Schedule.ZERO_BUBBLE, Schedule.ZERO_BUBBLE_V)))
+    vpp = 2 if schedule is Schedule.ZERO_BUBBLE_V else vpp if pp > 1 else 1
+    num = pp * rounds
+    if schedule is Schedule.ZERO_BUBBLE_V:
+        waiting = [v_slots(stage, pp=pp, num_microbatches=num) for stage in range(pp)]
+    else:
+        waiting = [deferring_slots(s, pp=pp, vpp=vpp, num_microbatches=num) for s in range(pp)]
+
+    order = run_order(waiting, vpp=vpp, schedule=schedule)
+
+    place = {slot: at for at, slot in enumerate(order)}
+    assert len(order) == len(place) == 3 * pp * vpp * num
+    for slot in order:
+        sender = sender_of(slot, pp=pp, vpp=vpp, schedule=schedule)
+        if sender is not None:
+            assert place[sender] < place[slot]
+            assert receiver_of(sender, pp=pp, vpp=vpp, schedule=schedule) == slot
+        if slot.is_weight:
+            assert place[replace(slot, is_weight=False)] < place[slot]
+
+
+@pytest.mark.parametrize(("vpp", "bubble_ms"), [(1, 3 * 10.0), (2, 3 * 5.0)])
+def test_the_weights_gradients_fill_two_thirds_of_the_bubble(vpp: int, bubble_ms: float) -> None:
+    # F = B = W = 10 ms: (pp - 1) (F + B - W) / vpp remains of 1F1B's (pp - 1) (F + B + W) / vpp.
+    recorded = record(
+        exact(pp=4, dp=1, vpp=vpp, num_microbatches=8, num_steps=1, schedule=Schedule.ZERO_BUBBLE)
+    )
+
+    assert recorded.step_ms(0) == pytest.approx(8 * 30 + bubble_ms + 5, abs=0.001)
+
+
+def test_two_chunks_as_a_v_leave_no_bubble_but_the_first_forwards() -> None:
+    recorded = record(
+        exact(pp=4, dp=1, vpp=2, num_microbatches=8, num_steps=1, schedule=Schedule.ZERO_BUBBLE_V)
+    )
+
+    # Each stage computes 8 x 30 ms without a pause, the last one from its first forward on.
+    optimizer = recorded.spans.where(kind="optimizer")
+    forward = recorded.spans.where(kind="forward", rank=3)
+    assert recorded.step_ms(0) == pytest.approx(8 * 30 + 3 * 5 + 5, abs=0.001)
+    assert optimizer["start_ns"].max() - forward["start_ns"].min() == 240 * MS
+
+
+def test_only_the_input_s_half_of_a_backward_meets_the_partners() -> None:
+    recorded = record(
+        exact(
+            pp=2, dp=1, tp=2, num_microbatches=2, num_steps=1, tp_detail=TpDetail.COARSE,
+            schedule=Schedule.ZERO_BUBBLE, weight_ratio=0.25,
+        )
+    )  # fmt: skip
+
+    backward = recorded.spans.where(kind="backward", rank=0)
+    found = zip(backward["name"].tolist(), (backward["duration_ns"] / MS).tolist(), strict=True)
+    assert sorted(found) == [
+        ("backward input", 15.0), ("backward input", 15.0),
+        ("backward weight", 5.0), ("backward weight", 5.0),
+    ]  # fmt: skip
+    assert len(recorded.spans.where(kind="tp-comm", rank=0)) == 4
