@@ -112,6 +112,13 @@ class Recorder:
         self.on_keeping_changed: Callable[[], None] = _nothing
         """Called when `keeps` may answer otherwise than before."""
 
+        self.count_tokens: Callable[[], int | None] = _unknown
+        """Tells the tokens of the step that ends, where the job does not."""
+
+        self.has_told_microbatches = False
+        """Whether the job itself tells what its micro-batches hold."""
+
+        self._chores: list[Callable[[], None]] = []
         self._control = Control(folder, on_problem=self._tell_bad_control)
         self._control.tell(self._take_control)
         self.comm_lane = self._new_lane("comm")
@@ -229,8 +236,12 @@ class Recorder:
             self._begin_step(0, now_ns)
             return
         lane = self.lane()
+        counted = self.count_tokens()
         second = STEP.pack(
-            self._count(tokens), self._loss(loss), peak_memory_bytes(), self.sampling.left_out
+            self._count(counted if tokens is None else tokens),
+            self._loss(loss),
+            peak_memory_bytes(),
+            self.sampling.left_out,
         )
         lane.append(
             head_word(RecordType.STEP, kind=0, flags=int(SpanFlag.HOST_CLOCK), name_id=0),
@@ -247,6 +258,13 @@ class Recorder:
         self, index: int, tokens: int | None = None, sum_squared_lengths: int | None = None
     ) -> None:
         """Note what micro-batch ``index`` of this step holds."""
+        self.has_told_microbatches = True
+        self.append_microbatch(index, tokens, sum_squared_lengths)
+
+    def append_microbatch(
+        self, index: int, tokens: int | None, sum_squared_lengths: int | None
+    ) -> None:
+        """Note what a capture found micro-batch ``index`` of this step to hold."""
         now_ns = monotonic_ns()
         lane = self.lane()
         lane.append(
@@ -299,6 +317,19 @@ class Recorder:
         """Call ``closer`` at shutdown, the last registered first."""
         self._closers.append(closer)
 
+    def at_each_turn(self, chore: Callable[[], None]) -> None:
+        """Call ``chore`` on the background thread about every half second.
+
+        An exception of it is counted. File work is allowed; long work delays
+        the segments that the training writes to.
+        """
+        self._chores.append(chore)
+
+    @property
+    def step_start_ns(self) -> int | None:
+        """When the step that runs began, monotonic; None before the first."""
+        return self._step_start_ns
+
     def at_each_step(self, attempt: Callable[[], bool]) -> None:
         """Call ``attempt`` when a step begins, until it returns True."""
         self._attempts.append(attempt)
@@ -336,6 +367,11 @@ class Recorder:
             self._source.prepare()
         self._process.publish_drops()
         self._control.look()
+        for chore in list(self._chores):
+            try:
+                chore()
+            except Exception:  # noqa: BLE001 - promise 1: harmless
+                self.drop(DropReason.INTERNAL_ERROR)
 
     def _take_control(self, document: Mapping[str, object]) -> None:
         try:
@@ -445,6 +481,10 @@ class Recorder:
 
 def _nothing() -> None:
     pass
+
+
+def _unknown() -> None:
+    return None
 
 
 def plain_loss(loss: object) -> float | None:
