@@ -67,5 +67,13 @@ GROUP_KINDS: dict[str, str] = {
     "dp_shard": "dp-comm",
     "dp_replicate": "dp-comm",
     "dp_shard_cp": "dp-comm",
+    "dp_cp": "dp-comm",
+    "hsdp": "dp-comm",
+    "edp": "dp-comm",
+    "efsdp": "dp-comm",
+    "dp_mod_ep": "dp-comm",
+    "dp_shard_mod_ep": "dp-comm",
+    "dp_shard_in_ep": "dp-comm",
+    "etp": "tp-comm",
 }
 """Span kind of a collective by the mesh axis that its group spans; any other axis is ``other``."""

@@ -6,29 +6,37 @@ import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
 from tracer.blame import is_ours
 from tracer.capture.completion import Completions
-from tracer.capture.group import GroupBook
+from tracer.capture.group import CommGroup, GroupBook
 from tracer.capture.launch import Instance, Launch
-from tracer.capture.operation import Direction, Operation, num_bytes_of
+from tracer.capture.operation import Direction, Operation
+from tracer.capture.unwaited import Unwaited
 from tracer.clock import monotonic_ns
-from tracer.span import NONE, SpanFlag, SpanKind
+from tracer.span import NONE, SpanFlag
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from tracer.recorder import Recorder
     from tracer.topology import Layout
 
-MAX_UNWAITED = 512
-"""Launches remembered until somebody waits for them; older ones are let go."""
-
 BLOCKED_NS = 50_000
 """A wait shorter than this found the work done: when it was done is then not known from it."""
+
+
+class _Thread(threading.local):
+    """What a thread is in the middle of."""
+
+    interval_id = 0
+    in_batch = False
+    coalescing: list[Launch] | None = None
+    last_work: Any = None
+    """Kept alive until the thread's next launch: until torch has handed it to the job,
+    nobody else holds the Python object by which the job will wait."""
 
 
 class Communication:
@@ -43,12 +51,9 @@ class Communication:
         self.completions = Completions()
         self._recorder = recorder
         self._groups = GroupBook(recorder, layout)
-        self._unwaited: dict[int, Launch] = {}
-        """By `id` of the work, which each launch keeps alive."""
-
-        self._by_storage: dict[int, list[Launch]] = {}
+        self._unwaited = Unwaited()
         self._intervals = itertools.count(1)
-        self._local = threading.local()
+        self._thread = _Thread()
 
     # -- launch --------------------------------------------------------------
 
@@ -86,69 +91,105 @@ class Communication:
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
 
-    def next_interval(self) -> int:
-        """Return a number for operations that one call issues together."""
-        return next(self._intervals)
+    # -- what one call issues together ---------------------------------------
 
-    def set_interval(self, interval_id: int) -> None:
-        """Say to which interval launches of this thread belong; 0 to none."""
-        self._local.interval_id = interval_id
+    @property
+    def in_batch(self) -> bool:
+        """Whether this thread has begun a batch of p2p of which nobody has seen the end."""
+        return self._thread.in_batch
+
+    def begin_batch(self) -> None:
+        """Say that the p2p launches of this thread belong together from now on."""
+        self._thread.interval_id = next(self._intervals)
+        self._thread.in_batch = True
+
+    def end_batch(self) -> None:
+        """Say that the launches of this thread stand for themselves again."""
+        self._thread.interval_id = 0
+        self._thread.in_batch = False
+
+    def begin_coalescing(self) -> None:
+        """Say that one work will stand for all that this thread launches from now on."""
+        self._thread.coalescing = []
+        if not self._thread.in_batch:
+            self._thread.interval_id = next(self._intervals)
+
+    def end_coalescing(self, work: Any) -> None:  # noqa: ANN401 - a pybind class
+        """Say which work stands for what was launched since `begin_coalescing`.
+
+        Args:
+            work: None where the call that ended the coalescing waited by itself.
+        """
+        self.end_batch()
+        launches, self._thread.coalescing = self._thread.coalescing, None
+        if not launches:
+            return
+        try:
+            if work is None:
+                self._returned(launches)
+            else:
+                self._unwaited.bind(work, launches)
+                self._thread.last_work = work
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self.fail(problem)
 
     # -- wait ----------------------------------------------------------------
 
-    def of_work(self, work: Any) -> Launch | None:  # noqa: ANN401 - a pybind class
-        """Return the launch that nobody has yet waited for by ``work``."""
-        launch = self._unwaited.get(id(work))
-        return launch if launch is not None and launch.work is work else None
+    def of_work(self, work: Any) -> list[Launch]:  # noqa: ANN401 - a pybind class
+        """Return the launches that nobody has yet waited for by ``work``."""
+        return self._unwaited.of_work(work)
 
     def of_tensor(self, tensor: Any) -> list[Launch]:  # noqa: ANN401 - of any subclass
         """Return the launches that still write to the tensor's storage."""
-        try:
-            return list(self._by_storage.get(_storage(tensor), ()))
-        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            self.fail(problem)
-            return []
+        return self._unwaited.of_tensor(tensor)
 
-    def of_thread(self, since_ns: int) -> list[Launch]:
-        """Return what this thread launched since then and has not waited for, oldest first."""
-        mine = threading.get_ident()
-        return [
-            launch
-            for launch in list(self._unwaited.values())
-            if launch.thread_id == mine and launch.start_ns >= since_ns
-        ]
+    def of_thread(self, thread_id: int, since_ns: int) -> list[Launch]:
+        """Return what a thread launched since then and nobody has waited for, oldest first."""
+        return self._unwaited.of_thread(thread_id, since_ns)
 
-    def follows(self, launch: Launch) -> bool:
-        """Return whether nobody has yet waited for ``launch``."""
-        return self._unwaited.get(id(launch.work)) is launch
-
-    def waited(
-        self, launch: Launch, start_ns: int, end_ns: int, *, error: BaseException | None = None
+    def waited_by_work(
+        self,
+        work: Any,  # noqa: ANN401 - a pybind class
+        launches: Sequence[Launch],
+        start_ns: int,
+        *,
+        error: BaseException | None = None,
     ) -> None:
-        """Note that this thread was blocked on ``launch`` over the interval."""
+        """Note that ``work.wait()`` was called at ``start_ns`` and has returned, or raised."""
+        end_ns = monotonic_ns()
         try:
-            self._forget(launch)
-            flags = SpanFlag.NOTHING if error is None else SpanFlag.ERROR
-            if end_ns - start_ns < BLOCKED_NS and SpanFlag.ASYNC in launch.flags:
-                launch.end(end_ns, flags | SpanFlag.END_BOUND)
-            else:
-                launch.end(end_ns, flags)
-            launch.end_wait(start_ns, end_ns, flags)
+            if error is None:
+                for launch in launches:
+                    _find_source(launch, work)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
+        self.waited_in_turn(launches, start_ns, end_ns, error=error)
 
-    def waited_in_turn(self, launches: Iterable[Launch], start_ns: int, end_ns: int) -> None:
-        """Note that a call of C++ waited for ``launches``, one after the other.
+    def waited_in_turn(
+        self,
+        launches: Sequence[Launch],
+        start_ns: int,
+        end_ns: int,
+        *,
+        error: BaseException | None = None,
+    ) -> None:
+        """Note that this thread was blocked over the interval, on one launch after the other.
 
-        Each wait lasts from the end of the one before until the communication
-        was done; what the call did between two waits is counted to the later.
+        Those for which somebody has waited meanwhile are passed over. Each wait lasts
+        from the end of the one before until the communication was done; what the
+        thread did between two waits is counted to the later.
         """
+        flags = SpanFlag.NOTHING if error is None else SpanFlag.ERROR
         now_ns = start_ns
-        for launch in launches:
-            done_ns = end_ns if launch.end_ns is None else min(launch.end_ns, end_ns)
-            until_ns = max(now_ns, done_ns)
-            self.waited(launch, now_ns, until_ns)
-            now_ns = until_ns
+        try:
+            for launch in filter(self._unwaited.take, launches):
+                now_ns = max(now_ns, launch.start_ns)
+                done_ns = end_ns if launch.end_ns is None else min(launch.end_ns, end_ns)
+                until_ns = max(now_ns, done_ns)
+                self._waited(launch, now_ns, until_ns, flags)
+                now_ns = until_ns
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self.fail(problem)
 
     # -- end -----------------------------------------------------------------
 
@@ -166,33 +207,35 @@ class Communication:
         """Write what never ended as open, and let go of everything."""
         self.active = False
         now_ns = monotonic_ns()
-        for launch in list(self._unwaited.values()):
+        for launch in self._unwaited.take_all():
             launch.end(now_ns, SpanFlag.OPEN)
-        self._unwaited.clear()
-        self._by_storage.clear()
+        self._thread = _Thread()
 
     # -- inside --------------------------------------------------------------
 
-    def _begin(self, operation: Operation, args: tuple[Any, ...]) -> Launch:
+    def _begin(self, operation: Operation, args: tuple[Any, ...]) -> Launch | None:
         at = operation.group_position
         group = self._groups.find(dist.ProcessGroup.unbox(args[at]))
-        kind, peers = group.kind, (NONE, NONE)
-        if operation.direction is not Direction.GROUP:
-            kind, peers = _peers(operation.direction, args[at + 1], group.members)
+        if group is None:
+            self._recorder.drop(DropReason.INTERNAL_ERROR)
+            return None
+        flags = SpanFlag.HOST_CLOCK
+        if operation.is_async(args):
+            flags |= SpanFlag.ASYNC
+        interval_id = self._thread.interval_id
+        if interval_id:
+            flags |= SpanFlag.COALESCED
+        num_bytes = operation.num_bytes(args, group.size)
         if operation.direction is Direction.GROUP:
-            seq = group.next_seq()
+            kind = group.kind
+            instance = Instance(group.next_seq(), NONE, NONE, num_bytes, interval_id)
         else:
-            seq = group.pair_seqs[peers]() if NONE not in peers else NONE
-        interval_id = getattr(self._local, "interval_id", 0)
+            kind = group.send_kind if operation.direction is Direction.SEND else group.recv_kind
+            src, dst = _pair(operation.direction, args[at + 1], group)
+            seq = NONE if src == NONE else group.pair_seqs[src, dst]()
+            instance = Instance(seq, src, dst, num_bytes, interval_id)
         launch = Launch(
-            self._recorder,
-            group,
-            Instance(seq, *peers, num_bytes_of(args[:at]), interval_id),
-            name=operation.name,
-            kind=kind,
-            flags=SpanFlag.HOST_CLOCK
-            | (SpanFlag.ASYNC if _is_async(operation, args) else SpanFlag.NOTHING)
-            | (SpanFlag.COALESCED if interval_id else SpanFlag.NOTHING),
+            self._recorder, group, instance, name=operation.name, kind=kind, flags=flags
         )
         launch.show()
         return launch
@@ -205,16 +248,37 @@ class Communication:
         out: Any,  # noqa: ANN401
     ) -> None:
         boxed = out[-1] if isinstance(out, tuple) and out else out
-        if boxed is None or isinstance(boxed, tuple):
-            now_ns = monotonic_ns()
+        work = None if boxed is None or isinstance(boxed, tuple) else dist.Work.unbox(boxed)
+        coalescing = self._thread.coalescing
+        if work is None and coalescing is None:
+            self._returned([launch])
+            return
+        is_async = SpanFlag.ASYNC in launch.flags
+        # Every operator takes what it writes first, and what it reads after. Only a work
+        # that the job will wait for later can be waited for by its tensor.
+        self._unwaited.add(launch, args[0] if is_async else None)
+        if coalescing is not None:
+            coalescing.append(launch)
+        if work is not None:
+            self._unwaited.bind(work, (launch,))
+            self._thread.last_work = work
+            if is_async and operation.direction is Direction.GROUP:
+                self.completions.watch(work, lambda end_ns: self._done(launch, end_ns))
+        for old in self._unwaited.take_excess():
+            old.end(monotonic_ns(), SpanFlag.END_BOUND)
+
+    def _returned(self, launches: Sequence[Launch]) -> None:
+        """Note that a call without a work has returned: it waited by itself."""
+        now_ns = monotonic_ns()
+        for launch in launches:
+            self._unwaited.take(launch)
             launch.end(now_ns)
             launch.end_wait(launch.start_ns, now_ns)
-            return
-        launch.work = dist.Work.unbox(boxed)
-        # Every operator takes what it writes first, and what it reads after.
-        self._remember(launch, args[0])
-        if SpanFlag.ASYNC in launch.flags and operation.direction is Direction.GROUP:
-            self.completions.watch(launch.work, lambda end_ns: self._done(launch, end_ns))
+
+    def _waited(self, launch: Launch, start_ns: int, end_ns: int, flags: SpanFlag) -> None:
+        found_done = end_ns - start_ns < BLOCKED_NS and SpanFlag.ASYNC in launch.flags
+        launch.end(end_ns, flags | SpanFlag.END_BOUND if found_done else flags)
+        launch.end_wait(start_ns, end_ns, flags)
 
     def _done(self, launch: Launch, end_ns: int) -> None:
         try:
@@ -222,56 +286,21 @@ class Communication:
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
 
-    def _remember(self, launch: Launch, written: Any) -> None:  # noqa: ANN401 - lists of tensors
-        launch.storages = tuple(map(_storage, _flatten(written)))
-        self._unwaited[id(launch.work)] = launch
-        for storage in launch.storages:
-            self._by_storage.setdefault(storage, []).append(launch)
-        if len(self._unwaited) > MAX_UNWAITED:
-            self._let_go(next(iter(self._unwaited.values())))
 
-    def _let_go(self, launch: Launch) -> None:
-        """Stop following a launch for which nobody waits."""
-        self._forget(launch)
-        launch.end(monotonic_ns(), SpanFlag.END_BOUND)
-
-    def _forget(self, launch: Launch) -> None:
-        self._unwaited.pop(id(launch.work), None)
-        for storage in launch.storages:
-            waiting = self._by_storage.get(storage)
-            if waiting is not None and launch in waiting:
-                waiting.remove(launch)
-            if not waiting:
-                self._by_storage.pop(storage, None)
-
-
-def _is_async(operation: Operation, args: tuple[Any, ...]) -> bool:
-    at = operation.async_position
-    if at is None:
-        return operation.direction is not Direction.GROUP
-    return bool(args[at]) if at < len(args) else True
-
-
-def _peers(
-    direction: Direction,
-    peer: int,
-    members: tuple[int, ...],
-) -> tuple[SpanKind, tuple[int, int]]:
-    mine = dist.get_rank()
+def _pair(direction: Direction, peer: int, group: CommGroup) -> tuple[int, int]:
+    """Return source and destination, global; a source that is not known yet is `NONE`."""
     if direction is Direction.SEND:
-        return SpanKind.PP_SEND, (mine, members[peer])
+        return group.rank, group.members[peer]
     if direction is Direction.RECV:
-        return SpanKind.PP_RECV, (members[peer], mine)
-    return SpanKind.PP_RECV, (NONE, mine)
+        return group.members[peer], group.rank
+    return NONE, group.rank
 
 
-def _storage(tensor: Any) -> int:  # noqa: ANN401
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _flatten(tensors: Any) -> list[Any]:  # noqa: ANN401
-    if isinstance(tensors, torch.Tensor):
-        return [tensors]
-    if isinstance(tensors, list | tuple):
-        return [tensor for item in tensors for tensor in _flatten(item)]
-    return []
+def _find_source(launch: Launch, work: Any) -> None:  # noqa: ANN401 - a pybind class
+    """Give a receive from any source its number, now that its work knows the source."""
+    if launch.seq != NONE:
+        return
+    source = work._source_rank()
+    if 0 <= source < launch.group.size:
+        src = launch.group.members[source]
+        launch.came_from(src, launch.group.pair_seqs[src, launch.group.rank]())

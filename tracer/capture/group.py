@@ -20,20 +20,59 @@ if TYPE_CHECKING:
 MESH_PREFIX = "mesh_"
 """How `torch.distributed.device_mesh` describes the group of an axis: ``mesh_tp``."""
 
+DEFAULT_MESH = "default"
+"""Axis of a mesh that spans all ranks on a backend of its own."""
+
+DESCRIBED = {
+    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "CONTEXT_PARALLEL_GROUP": "cp",
+    "DATA_PARALLEL_GROUP": "dp",
+    "DATA_PARALLEL_GROUP_WITH_CP": "dp_cp",
+    "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "dp_cp",
+    "INTER_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "dp_cp",
+    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
+    "EXPERT_TENSOR_PARALLEL_GROUP": "etp",
+    "EXPERT_DATA_PARALLEL_GROUP": "edp",
+    "INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": "edp",
+    "INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": "edp",
+}
+"""Axis of the groups that Megatron-LM makes, by its description (`parallel_state.py`)."""
+
 AXES = ("pp", "dp", "tp", "cp", "ep")
+
+P2P_KINDS = (SpanKind.PP_SEND, SpanKind.PP_RECV)
+"""Kinds of a send and a receive where the group belongs to no other axis than the pipeline's."""
 
 
 class CommGroup:
     """One communication group as this rank sees it."""
 
-    __slots__ = ("group_id", "kind", "members", "next_seq", "pair_seqs", "track_id")
+    __slots__ = (
+        "group_id",
+        "kind",
+        "members",
+        "next_seq",
+        "pair_seqs",
+        "rank",
+        "recv_kind",
+        "send_kind",
+        "size",
+        "track_id",
+    )
 
     def __init__(
-        self, *, group_id: int, kind: SpanKind, members: Sequence[int], track_id: int
+        self, *, group_id: int, kind: SpanKind, members: Sequence[int], rank: int, track_id: int
     ) -> None:
         self.group_id = group_id
         self.kind = kind
+        # What a ring of context parallel ranks passes on is its axis's, not the pipeline's.
+        self.send_kind, self.recv_kind = P2P_KINDS if kind is SpanKind.OTHER else (kind, kind)
         self.members = tuple(members)
+        self.size = len(self.members)
+        self.rank = rank
+        """Of this process, global."""
+
         self.track_id = track_id
         # Counts hand out numbers in one C call: threads may launch side by side.
         self.next_seq: Callable[[], int] = itertools.count().__next__
@@ -48,36 +87,53 @@ class GroupBook:
     def __init__(self, recorder: Recorder, layout: Layout | None) -> None:
         self._recorder = recorder
         self._world_axis = sole_axis(layout)
-        self._groups: dict[tuple[str, int, int], CommGroup] = {}
+        self._groups: dict[tuple[str, int, int], CommGroup | None] = {}
 
-    def find(self, process_group: Any) -> CommGroup:  # noqa: ANN401 - a pybind class
-        """Return the group behind torch's object; it is noted in `groups.jsonl` on first sight."""
+    def find(self, process_group: Any) -> CommGroup | None:  # noqa: ANN401 - a pybind class
+        """Return the group behind torch's object; it is noted in `groups.jsonl` on first sight.
+
+        Returns:
+            None for a group whose members torch does not know: one that the job
+            made by hand, past `torch.distributed.new_group`.
+        """
         # By name, not by object: holding the object would keep its threads alive.
         key = (process_group.group_name, process_group.rank(), process_group.size())
-        known = self._groups.get(key)
-        if known is not None:
-            return known
-        return self._groups.setdefault(key, self._meet(process_group))
+        try:
+            return self._groups[key]
+        except KeyError:
+            return self._groups.setdefault(key, self._meet(process_group))
 
-    def _meet(self, process_group: Any) -> CommGroup:  # noqa: ANN401
-        members = sorted(dist.get_process_group_ranks(process_group))
+    def _meet(self, process_group: Any) -> CommGroup | None:  # noqa: ANN401
+        try:
+            # Positions in the group are in the group's own order, not in rank order.
+            members = dist.get_process_group_ranks(process_group)
+        except (KeyError, ValueError) as problem:
+            self._recorder.event(
+                "tracer",
+                f"not capturing group {process_group.group_name!r}: its members are not known",
+                {"error": repr(problem)[:500]},
+            )
+            return None
         axis = self._axis(process_group)
         name = f"{axis or 'group'}:{process_group.group_name}"
         kind = SpanKind(GROUP_KINDS.get(axis, SpanKind.OTHER))
         group_id = group_id_of(process_group.group_name, members)
-        self._recorder.add_group(group_id, kind=kind, name=name, members=members)
+        self._recorder.add_group(group_id, kind=kind, name=name, members=sorted(members))
         return CommGroup(
             group_id=group_id,
             kind=kind,
-            # Positions in the group are in the group's own order, not in rank order.
-            members=dist.get_process_group_ranks(process_group),
+            members=members,
+            rank=members[process_group.rank()],
             track_id=self._recorder.name_id(f"comm {axis or process_group.group_name}"),
         )
 
     def _axis(self, process_group: Any) -> str:  # noqa: ANN401
         described = str(process_group.group_desc)
-        if described.startswith(MESH_PREFIX):
-            return described.removeprefix(MESH_PREFIX)
+        axis = described.removeprefix(MESH_PREFIX)
+        if axis not in (described, DEFAULT_MESH):
+            return axis
+        if described in DESCRIBED:
+            return DESCRIBED[described]
         if process_group.size() == dist.get_world_size():
             return self._world_axis or "world"
         return ""

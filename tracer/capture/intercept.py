@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +16,7 @@ from tracer.clock import monotonic_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from tracer.capture.communication import Communication
     from tracer.capture.launch import Launch
@@ -32,8 +34,22 @@ ENGINE_FRAME = "_engine_run_backward"
 """The Python function that is innermost while C++ autograd nodes run."""
 
 DISTRIBUTED_FILES = "/torch/distributed/"
-MAX_FRAMES = 12
+CALL_FILES = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/c10d_logger.py")
+"""Where the functions lie that a caller in Python launches by, whoever the caller is."""
+
+DDP_HOOK_FILES = "/torch/distributed/algorithms/ddp_comm_hooks/"
+"""Torch's own hooks for DDP's reducer, which waits for what they launch."""
+
+MAX_FRAMES = 16
+MAX_BATCH_FRAMES = 6
 NO_BACKWARD = -1
+
+BLOCKING_CALLS = (
+    (dist, "_broadcast_coalesced"),
+    (dist, "_verify_params_across_processes"),
+    (getattr(dist, "Reducer", None), "_rebuild_buckets"),
+)
+"""Functions of C++ by which DDP launches and waits in one call."""
 
 
 def intercept(communication: Communication, patches: Patches) -> Callable[[], None]:
@@ -48,14 +64,31 @@ def intercept(communication: Communication, patches: Patches) -> Callable[[], No
     """
     libraries = [_launches(communication), _functional_waits(communication)]
     patches.wrap(dist.Work, "wait", functools.partial(_work_wait, communication))
-    patches.wrap(dist, "batch_isend_irecv", functools.partial(_batch, communication))
-    patches.wrap(dist, "_broadcast_coalesced", functools.partial(_blocking_call, communication))
+    for owner, name in BLOCKING_CALLS:
+        _wrap_if_there(patches, owner, name, functools.partial(_blocking_call, communication))
+    # Not `batch_isend_irecv` itself: a compiler knows that one by its identity.
+    checks = functools.partial(_batch_check, communication)
+    _wrap_if_there(patches, dist.distributed_c10d, "_check_p2p_op_list", checks)
+    group = dist.ProcessGroup
+    _wrap_if_there(patches, group, "_start_coalescing", functools.partial(_start, communication))
+    _wrap_if_there(patches, group, "_end_coalescing", functools.partial(_end, communication))
 
     def take_out() -> None:
         for library in libraries:
             library._destroy()  # type: ignore[no-untyped-call]
 
     return take_out
+
+
+def _wrap_if_there(
+    patches: Patches,
+    owner: Any,  # noqa: ANN401
+    name: str,
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> None:
+    """Replace what this torch has; where it has it not, nothing goes that way."""
+    if hasattr(owner, name):
+        patches.wrap(owner, name, wrap)
 
 
 def _launches(communication: Communication) -> torch.library.Library:
@@ -72,8 +105,12 @@ def _launch_kernel(
 ) -> Callable[..., Any]:
     redispatch = operation.op.redispatch
     after = _keys_after()
+    batch_code = inspect.unwrap(dist.batch_isend_irecv).__code__
 
     def kernel(keyset: Any, *args: Any) -> Any:  # noqa: ANN401
+        # How a batch ends nobody tells; what is launched outside of it has left it behind.
+        if communication.in_batch and not is_called_by(sys._getframe(1), batch_code):
+            communication.end_batch()
         launch = communication.begin(operation, args)
         if launch is None:
             return redispatch(keyset & after, *args)
@@ -112,33 +149,53 @@ def _functional_waits(communication: Communication) -> torch.library.Library:
 def _work_wait(communication: Communication, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        launch = communication.of_work(work)
-        if launch is None:
+        launches = communication.of_work(work)
+        if not launches:
             return original(work, *args, **kwargs)
         start_ns = monotonic_ns()
         try:
             done = original(work, *args, **kwargs)
         except BaseException as error:
-            communication.waited(launch, start_ns, monotonic_ns(), error=error)
+            communication.waited_by_work(work, launches, start_ns, error=error)
             raise
-        communication.waited(launch, start_ns, monotonic_ns())
+        communication.waited_by_work(work, launches, start_ns)
         return done
 
     return wait
 
 
-def _batch(communication: Communication, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the operations of one `batch_isend_irecv` one interval."""
+def _batch_check(communication: Communication, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Give the operations of one `batch_isend_irecv`, which checks its list first, one interval."""
 
     @functools.wraps(original)
-    def batch(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        communication.set_interval(communication.next_interval())
-        try:
-            return original(*args, **kwargs)
-        finally:
-            communication.set_interval(0)
+    def check(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        checked = original(*args, **kwargs)
+        communication.begin_batch()
+        return checked
 
-    return batch
+    return check
+
+
+def _start(communication: Communication, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def start_coalescing(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        communication.begin_coalescing()
+        return original(*args, **kwargs)
+
+    return start_coalescing
+
+
+def _end(communication: Communication, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def end_coalescing(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        work = None
+        try:
+            work = original(*args, **kwargs)
+        finally:
+            communication.end_coalescing(work)
+        return work
+
+    return end_coalescing
 
 
 def _blocking_call(
@@ -152,9 +209,9 @@ def _blocking_call(
         try:
             return original(*args, **kwargs)
         finally:
-            launches = communication.of_thread(start_ns)
+            launches = communication.of_thread(threading.get_ident(), start_ns)
             if launches:
-                communication.waited_in_turn(launches, launches[-1].start_ns, monotonic_ns())
+                communication.waited_in_turn(launches, start_ns, monotonic_ns())
 
     return call
 
@@ -166,47 +223,70 @@ class BackwardWatch:
     a callback that the engine runs last. Seeing the first launch, we queue a
     callback of our own: it comes before DDP's, which is queued after the last
     launch, and queues another, which comes after it. Between the two lies the wait.
+    A reducer that delays its launches (the first step of a static graph) makes them
+    in that callback and waits at once: then the wait lies before our callback.
     """
 
     def __init__(self, communication: Communication) -> None:
         self._communication = communication
-        self._watching = False
+        self._watched = NO_BACKWARD
+        """Graph task whose end is watched; a task that raised never ends."""
 
     def look(self, launch: Launch) -> None:
         """Watch the end of this backward, if an autograd node of C++ launched this."""
-        if self._watching or torch._C._current_graph_task_id() == NO_BACKWARD:
+        task = torch._C._current_graph_task_id()
+        if task in (NO_BACKWARD, self._watched):
             return
-        if not launched_by_engine(sys._getframe(2)):
-            return
-        self._watching = True
         try:
-            _queue(functools.partial(self._before, launch.start_ns))
+            if not launched_by_engine(sys._getframe(2)):
+                return
+            self._watched = task
+            in_node = torch._C._current_autograd_node() is not None
+            end = self._before if in_node else self._delayed
+            _queue(functools.partial(end, launch.thread_id, launch.start_ns))
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._communication.fail(problem)
 
-    def _before(self, since_ns: int) -> None:
-        self._watching = False
+    def _before(self, thread_id: int, since_ns: int) -> None:
         start_ns = monotonic_ns()
-        launches = self._communication.of_thread(since_ns)
+        launches = self._communication.of_thread(thread_id, since_ns)
         if launches:
             _queue(lambda: self._after(launches, start_ns))
 
     def _after(self, launches: list[Launch], start_ns: int) -> None:
+        self._communication.waited_in_turn(launches, start_ns, monotonic_ns())
+
+    def _delayed(self, thread_id: int, since_ns: int) -> None:
         end_ns = monotonic_ns()
-        still = [launch for launch in launches if self._communication.follows(launch)]
-        self._communication.waited_in_turn(still, start_ns, end_ns)
+        launches = self._communication.of_thread(thread_id, since_ns)
+        if launches:
+            self._communication.waited_in_turn(launches, launches[-1].start_ns, end_ns)
 
 
 def launched_by_engine(frame: FrameType | None) -> bool:
-    """Return whether an autograd node of C++ made the call in ``frame``, and no Python of torch's.
+    """Return whether DDP's reducer made the call in ``frame``, or a hook that it waits for.
 
-    Modes of the job's (``__torch_dispatch__``) may lie in between; a function of
+    Modes of the job's (``__torch_dispatch__``) may lie in between; another function of
     `torch.distributed` means that a hook in Python communicates, and it waits in Python.
     """
     for _ in range(MAX_FRAMES):
-        if frame is None or DISTRIBUTED_FILES in frame.f_code.co_filename:
+        if frame is None:
+            return True  # a thread of the engine's own, with no Python below
+        file_name = frame.f_code.co_filename
+        if frame.f_code.co_name == ENGINE_FRAME or DDP_HOOK_FILES in file_name:
+            return True
+        if DISTRIBUTED_FILES in file_name and not file_name.endswith(CALL_FILES):
             return False
-        if frame.f_code.co_name == ENGINE_FRAME:
+        frame = frame.f_back
+    return False
+
+
+def is_called_by(frame: FrameType | None, code: CodeType) -> bool:
+    """Return whether ``code`` runs in ``frame`` or close below it."""
+    for _ in range(MAX_BATCH_FRAMES):
+        if frame is None:
+            return False
+        if frame.f_code is code:
             return True
         frame = frame.f_back
     return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracer.clock import monotonic_ns
 from tracer.lane import head_word
@@ -36,6 +36,7 @@ class Launch:
     """A communication that this rank has entered."""
 
     __slots__ = (
+        "_instance",
         "_open",
         "_place",
         "_recorder",
@@ -43,14 +44,12 @@ class Launch:
         "_tickets",
         "end_ns",
         "flags",
-        "group_id",
+        "group",
         "kind",
         "name",
         "seq",
         "start_ns",
-        "storages",
         "thread_id",
-        "work",
     )
 
     def __init__(
@@ -68,11 +67,10 @@ class Launch:
         self.name = name
         self.kind = KIND_CODES[kind]
         self.flags = flags
-        self.group_id = group.group_id
+        self.group = group
         self.seq = instance.seq
         self.end_ns: int | None = None
-        self.work: Any = None
-        self.storages: tuple[int, ...] = ()
+        self._instance = instance
         self.thread_id = threading.get_ident()
         self._place = lane.place_on(group.track_id)
         self._second = COMM.pack(group.group_id, *instance)
@@ -92,8 +90,19 @@ class Launch:
                 flags=0,
                 name_id=self._recorder.name_id(self.name),
             ),
-            (self.group_id, self.seq),
+            (self.group.group_id, self.seq),
         )
+
+    def came_from(self, src_rank: int, seq: int) -> None:
+        """Say from whom a receive from any source came, and which of that pair's it is.
+
+        Args:
+            src_rank: Global.
+            seq: In the ordered pair.
+        """
+        self.seq = seq
+        self._instance = self._instance._replace(seq=seq, src_rank=src_rank)
+        self._second = COMM.pack(self.group.group_id, *self._instance)
 
     def end(self, end_ns: int, flags: SpanFlag = SpanFlag.NOTHING) -> None:
         """Write the communication's span, once; a second call does nothing."""

@@ -33,6 +33,9 @@ NAMES = {
 }
 """What the job calls each operator. An operator that is not here keeps its own name."""
 
+ASYNC_NAMES = ("async_op", "asyncOp")
+"""What the schemas of different versions of torch call the argument."""
+
 
 class Direction(Enum):
     """Between whom an operation moves data."""
@@ -42,6 +45,12 @@ class Direction(Enum):
     RECV = "from one peer"
     RECV_ANY = "from whoever sends first"
 
+
+PART_POSITIONS = {"gather": 1, "scatter": 0}
+"""Operations whose whole only the root holds: the argument that is each member's part of it."""
+
+EMPTY = {"barrier", "monitored_barrier"}
+"""Operations that move no data; their tensor only tells the device."""
 
 DIRECTIONS = {
     "send": Direction.SEND,
@@ -68,6 +77,41 @@ class Operation:
     async_position: int | None
     """Argument that says whether the caller will wait by itself; None: the operator has none."""
 
+    returns_work: bool
+    is_empty: bool
+    """Whether it moves no data."""
+
+    part_position: int | None
+    """Argument that is a member's part of a whole that only the root holds; None: each
+    member's largest tensor argument is the whole."""
+
+    def is_async(self, args: tuple[Any, ...]) -> bool:
+        """Return whether the caller will wait for the work later.
+
+        Where the operator does not tell (p2p; collectives before torch 2.7),
+        it is so for all that return a work.
+        """
+        at = self.async_position
+        if at is None:
+            return self.returns_work
+        return bool(args[at]) if at < len(args) else True
+
+    def num_bytes(self, args: tuple[Any, ...], group_size: int) -> int:
+        """Return the bytes on the larger side of the operation.
+
+        What an all-gather gathers, a reduce-scatter scatters, a root deals out or
+        collects: equal on all members, but for an all-to-all with uneven splits.
+
+        Args:
+            args: Arguments of the call.
+            group_size: Members of its group.
+        """
+        if self.is_empty:
+            return 0
+        if self.part_position is not None:
+            return group_size * _bytes(args[self.part_position])
+        return max(map(_bytes, args[: self.group_position]), default=0)
+
 
 def find_operations() -> list[Operation]:
     """Return every communication operator of this torch, known to `NAMES` or not."""
@@ -75,15 +119,6 @@ def find_operations() -> list[Operation]:
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix)]
     found = [_read(name.removeprefix(prefix)) for name in sorted(names)]
     return [operation for operation in found if operation is not None]
-
-
-def num_bytes_of(arguments: tuple[Any, ...]) -> int:
-    """Return the bytes of the largest tensor argument, lists counted whole.
-
-    So an all-gather counts what it gathers and a reduce-scatter what it
-    scatters: the larger side, on every member alike.
-    """
-    return max(map(_bytes, arguments), default=0)
 
 
 def _bytes(argument: Any) -> int:  # noqa: ANN401 - tensors nested in lists
@@ -101,12 +136,16 @@ def _read(op_name: str) -> Operation | None:
     groups = [at for at, item in enumerate(arguments) if "ProcessGroup" in str(item.type)]
     if not groups:
         return None
-    flags = [at for at, item in enumerate(arguments) if item.name == "async_op"]
+    flags = [at for at, item in enumerate(arguments) if item.name in ASYNC_NAMES]
+    name = NAMES.get(bare, bare.strip("_"))
     return Operation(
         op=op,
         op_name=op_name,
-        name=NAMES.get(bare, bare.strip("_")),
+        name=name,
         direction=DIRECTIONS.get(bare, Direction.GROUP),
         group_position=groups[0],
         async_position=flags[0] if flags else None,
+        returns_work=any("Work" in str(item.type) for item in op._schema.returns),
+        is_empty=name in EMPTY,
+        part_position=PART_POSITIONS.get(name),
     )
