@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tracer.background import SpoolThread
 from tracer.clock import monotonic_ns
 from tracer.control import Control
+from tracer.device.absent import NO_DEVICE_TIMING
 from tracer.exit_record import ended, failed, write_exit
 from tracer.host_span import HostSpan, UnkeptSpan, host_span, placed_span
 from tracer.lane import PLACE, Lane, head_word
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracer.control import Handler
+    from tracer.device.absent import DeviceTimer
     from tracer.protocol import SpanContext
 
 MAX_LANES = 64
@@ -117,6 +119,9 @@ class Recorder:
 
         self.has_told_microbatches = False
         """Whether the job itself tells what its micro-batches hold."""
+
+        self.device_timing: DeviceTimer = NO_DEVICE_TIMING
+        """Times work on the device, where it has one."""
 
         self._chores: list[Callable[[], None]] = []
         self._control = Control(folder, on_problem=self._tell_bad_control)
@@ -287,7 +292,7 @@ class Recorder:
             "text": plain_text(text) or f"<{type_name(text)}>",
             "data": data,
         }
-        self._append_line(EVENTS_FILE, line)
+        self.append_line(EVENTS_FILE, line)
 
     def add_group(
         self, group_id: int, *, kind: SpanKind, name: str, members: Sequence[int]
@@ -299,7 +304,12 @@ class Recorder:
             "name": name,
             "members": list(members),
         }
-        self._append_line(GROUPS_FILE, line)
+        self.append_line(GROUPS_FILE, line)
+
+    def append_line(self, file_name: str, line: dict[str, object]) -> None:
+        """Queue one line for a line file of the process."""
+        if not self._background.append_line(file_name, json.dumps(plain(line))):
+            self.drop(DropReason.NO_SEGMENT)
 
     def record_exception(self, exc: BaseException) -> None:
         """Note that ``exc`` ends this process."""
@@ -324,6 +334,10 @@ class Recorder:
         the segments that the training writes to.
         """
         self._chores.append(chore)
+
+    def hurry(self, within_s: float) -> None:
+        """Ask for the background thread's next turn to begin within ``within_s``."""
+        self._background.hurry(within_s)
 
     @property
     def step_start_ns(self) -> int | None:
@@ -353,6 +367,7 @@ class Recorder:
     def abandon(self) -> None:
         """Let go of every file without writing: this process is a forked child."""
         self._closed = True
+        self.device_timing = NO_DEVICE_TIMING  # CUDA cannot be used after a fork
         self._closers.clear()
         self._source.forget()
         self._process.detach()
@@ -473,10 +488,6 @@ class Recorder:
             self.drop(DropReason.BAD_ARGUMENT)
             return math.nan
         return value
-
-    def _append_line(self, file_name: str, line: dict[str, object]) -> None:
-        if not self._background.append_line(file_name, json.dumps(plain(line))):
-            self.drop(DropReason.NO_SEGMENT)
 
 
 def _nothing() -> None:

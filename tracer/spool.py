@@ -29,6 +29,7 @@ PROCESS_FILE = "process.rsp"
 MANIFEST_FILE = "manifest.json"
 GROUPS_FILE = "groups.jsonl"
 EVENTS_FILE = "events.jsonl"
+DEVICE_CLOCK_FILE = "device_clock.jsonl"
 EXIT_FILE = "exit.json"
 
 IDENTITY = struct.Struct("<8sIIIIIIIIII16s16s64s64s")
@@ -99,6 +100,9 @@ class DropReason(IntEnum):
     BAD_ARGUMENT = 2
     OUT_OF_MEMORY = 3
     INTERNAL_ERROR = 4
+    NO_EVENT = 5
+    CAPTURING = 6
+    DEVICE_ERROR = 7
 
 
 KEPT_REASONS = frozenset({DropReason.BAD_ARGUMENT})

@@ -1,0 +1,65 @@
+"""What the device timing asks of a device, so that a test may put another in its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class DeviceStream(Protocol):
+    """A stream of one device."""
+
+    @property
+    def cuda_stream(self) -> int:
+        """The stream's handle; 0 is the device's default stream."""
+        ...
+
+
+class DeviceEvent(Protocol):
+    """A moment in a stream's work, known once the work before it is done."""
+
+    def record(self, stream: Any) -> None:  # noqa: ANN401 - torch's own stream class
+        """Put the event behind all work that ``stream`` has been given. Never waits."""
+        ...
+
+    def query(self) -> bool:
+        """Return whether the work before the event is done. Never waits."""
+        ...
+
+    def elapsed_time(self, end_event: Any) -> float:  # noqa: ANN401 - torch's own event class
+        """Return the ms from this event to ``end_event``, a float32; both must be done."""
+        ...
+
+
+class DeviceBackend(Protocol):
+    """The few things that device timing does with a device. None of them waits for it."""
+
+    def device_of(self, objects: Iterable[object]) -> int | None:
+        """Return the device of the first tensor among ``objects``; None where none is on one."""
+        ...
+
+    def current_stream(self, device: int) -> DeviceStream:
+        """Return the stream that the calling thread issues work to."""
+        ...
+
+    def is_capturing(self, device: int) -> bool:
+        """Return whether that stream is being captured into a graph."""
+        ...
+
+    def private_stream(self, device: int) -> DeviceStream:
+        """Return a stream that nobody else uses and that waits for no other."""
+        ...
+
+    def new_event(self) -> DeviceEvent:
+        """Return an event that keeps its time."""
+        ...
+
+    def relax_captures(self) -> None:
+        """Let the calling thread query events while another thread captures a graph."""
+        ...
+
+    def device_uuid(self, device: int) -> str:
+        """Return the device's own name, "" where unknown."""
+        ...

@@ -1,0 +1,209 @@
+"""One device's clock: anchors to the host's, renewed, and what lies between them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracer.clock import monotonic_ns
+from tracer.device.drift import UNKNOWN_DRIFT, Drift, Point, fit_drift, rounding_ns
+from tracer.device.probe import EVENT_RESOLUTION_NS, Bracket, Probe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracer.device.backend import DeviceEvent, DeviceStream
+    from tracer.device.pool import EventPool
+
+NS_PER_MS = 1_000_000
+NUM_TRIES = 8
+RENEW_NS = 5_000_000_000
+"""Age at which an anchor gets a successor, so that 10 s are kept to with a busy thread too."""
+
+FIRST_AGES_NS = (100_000_000, 500_000_000, 1_000_000_000, 2_000_000_000)
+"""Ages of the first ones: until two lie apart, the drift is unknown."""
+
+PATIENCE_NS = 2_000_000_000
+"""After this, the tightest try so far must do."""
+
+WATCH_NS = 10_000_000
+NUM_ANCHORS = 16
+
+
+class Anchor(NamedTuple):
+    """One moment on the device's clock and on the host's."""
+
+    event: DeviceEvent
+    device_ns: int
+    """On the device's clock, from the first anchor."""
+
+    bracket: Bracket
+    """On the host's, monotonic; the earlier anchors have a say in it."""
+
+    drift: Drift
+
+    @property
+    def monotonic_ns(self) -> int:
+        """The host's moment."""
+        return (self.bracket.lower_ns + self.bracket.upper_ns) // 2
+
+    @property
+    def error_ns(self) -> int:
+        """How far that may be off."""
+        return self.bracket.error_ns
+
+
+class Placed(NamedTuple):
+    """When the device came to an event."""
+
+    at_ns: int
+    """Monotonic."""
+
+    error_ns: int
+    """Bound of the error of the mapping."""
+
+
+class DeviceClock:
+    """Maps events of one device to the host's monotonic clock.
+
+    Used by one thread. Nothing waits: a try that the device has not come to is
+    looked at again in a later turn.
+    """
+
+    def __init__(
+        self,
+        pool: EventPool,
+        stream: DeviceStream,
+        *,
+        clock: Callable[[], int] = monotonic_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._pool = pool
+        self._stream = stream
+        self._clock = clock
+        self._sleep = sleep
+        self._probe: Probe | None = None
+        self._tries: list[tuple[Bracket, DeviceEvent]] = []
+        self._begun_ns: int | None = None
+        self._num_anchors = 0
+        self._points: deque[Point] = deque(maxlen=NUM_ANCHORS)
+        self.anchors: deque[Anchor] = deque()
+        self.drift = UNKNOWN_DRIFT
+
+    @property
+    def ready(self) -> bool:
+        """Whether events can be mapped."""
+        return bool(self.anchors)
+
+    @property
+    def renewing(self) -> bool:
+        """Whether an anchor is being taken."""
+        return self._begun_ns is not None
+
+    def renew_if_due(self) -> Anchor | None:
+        """Take a new anchor where it is time; return it once it is there."""
+        now_ns = self._clock()
+        if self._begun_ns is None:
+            if self.anchors and now_ns - self.anchors[-1].bracket.upper_ns < self._age_ns():
+                return None
+            self._begun_ns = now_ns
+        while len(self._tries) < NUM_TRIES:
+            if not self._try_once():
+                break
+        patience_over = bool(self._tries) and self._clock() - self._begun_ns > PATIENCE_NS
+        if len(self._tries) == NUM_TRIES or patience_over:
+            return self._take_tightest()
+        return None
+
+    def place(self, event: DeviceEvent, launch_ns: int) -> Placed:
+        """Return when the device came to an event that is done.
+
+        Args:
+            event: Of this device.
+            launch_ns: When the host recorded it, monotonic.
+        """
+        anchor = self._anchor_before(launch_ns)
+        if anchor.bracket.upper_ns <= launch_ns:
+            elapsed_ms = anchor.event.elapsed_time(event)
+        else:
+            elapsed_ms = -event.elapsed_time(anchor.event)
+        device_ns = elapsed_ms * NS_PER_MS
+        off_ns = abs(device_ns) * self.drift.error_ratio + rounding_ns(elapsed_ms)
+        return Placed(
+            anchor.monotonic_ns + round(device_ns * (1 + self.drift.ratio)),
+            anchor.error_ns + EVENT_RESOLUTION_NS + round(off_ns),
+        )
+
+    def between_ns(self, begin: DeviceEvent, end: DeviceEvent) -> int:
+        """Return the time between two events that are done, in ns of the host's clock."""
+        return round(begin.elapsed_time(end) * NS_PER_MS * (1 + self.drift.ratio))
+
+    def _age_ns(self) -> int:
+        if self._num_anchors <= len(FIRST_AGES_NS):
+            return FIRST_AGES_NS[self._num_anchors - 1]
+        return RENEW_NS
+
+    def _anchor_before(self, launch_ns: int) -> Anchor:
+        for anchor in reversed(self.anchors):
+            if anchor.bracket.upper_ns <= launch_ns:
+                return anchor
+        return self.anchors[0]
+
+    def _try_once(self) -> bool:
+        """Return whether another try is done."""
+        if self._probe is None:
+            event = self._pool.take()
+            if event is None:
+                return False
+            self._probe = Probe(event, self._stream, clock=self._clock, sleep=self._sleep)
+        # A device that hangs is asked once a turn.
+        patient = self._clock() - (self._begun_ns or 0) <= PATIENCE_NS
+        bracket = self._probe.watch(WATCH_NS if patient else 0)
+        if bracket is None:
+            return False
+        self._tries.append((bracket, self._probe.event))
+        self._probe = None
+        return True
+
+    def _take_tightest(self) -> Anchor:
+        self._tries.sort(key=lambda one: one[0].error_ns)
+        (bracket, event), *others = self._tries
+        self._pool.give_back(*(other for _, other in others))
+        self._tries, self._begun_ns = [], None
+        anchor = self._anchored(bracket, event)
+        self.anchors.append(anchor)
+        self._num_anchors += 1
+        if len(self.anchors) > NUM_ANCHORS:
+            self._pool.give_back(self.anchors.popleft().event)
+        return anchor
+
+    def _anchored(self, bracket: Bracket, event: DeviceEvent) -> Anchor:
+        """Return the anchor; its bracket is what the one before, carried on, leaves of it."""
+        before = self.anchors[-1] if self.anchors else None
+        device_ns = 0
+        if before is not None:
+            device_ns = before.device_ns + round(before.event.elapsed_time(event) * NS_PER_MS)
+        self._points.append(Point(device_ns, bracket))
+        self.drift = fit_drift(list(self._points))
+        if before is not None:
+            bracket = _overlap(bracket, _carried(before, device_ns, self.drift))
+        return Anchor(event, device_ns, bracket, self.drift)
+
+
+def _carried(anchor: Anchor, device_ns: int, drift: Drift) -> Bracket:
+    """Return where an anchor's bracket lies at a later moment of the device."""
+    passed_ns = device_ns - anchor.device_ns
+    off_ns = passed_ns * drift.error_ratio + EVENT_RESOLUTION_NS
+    shift_ns = passed_ns * (1 + drift.ratio)
+    return Bracket(
+        anchor.bracket.lower_ns + round(shift_ns - off_ns),
+        anchor.bracket.upper_ns + round(shift_ns + off_ns),
+    )
+
+
+def _overlap(fresh: Bracket, carried: Bracket) -> Bracket:
+    """Return what two brackets have in common; the fresh one where that is nothing."""
+    lower_ns = max(fresh.lower_ns, carried.lower_ns)
+    upper_ns = min(fresh.upper_ns, carried.upper_ns)
+    return Bracket(lower_ns, upper_ns) if lower_ns <= upper_ns else fresh

@@ -1,0 +1,72 @@
+"""CUDA through the job's own torch."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tracer.device.cudart import CudaRuntime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+class CudaBackend:
+    """Devices as torch shows them. Nothing here synchronises or initialises CUDA."""
+
+    def __init__(self) -> None:
+        """Find the CUDA runtime.
+
+        Raises:
+            OSError: This torch is built for no CUDA, or its runtime cannot be reached:
+                without it, no thread of ours may query an event beside a graph capture.
+        """
+        if torch.version.cuda is None:
+            raise OSError("this torch is not built for CUDA")
+        self._runtime = CudaRuntime()
+
+    def device_of(self, objects: Iterable[object]) -> int | None:
+        """Return the device of the first tensor; None where it is not a CUDA device."""
+        for thing in objects:
+            if isinstance(thing, torch.Tensor):
+                return thing.device.index if thing.device.type == "cuda" else None
+        return None
+
+    def current_stream(self, device: int) -> Any:  # noqa: ANN401 - torch.cuda.Stream
+        """Return the stream that the calling thread issues work to."""
+        return torch.cuda.current_stream(device)
+
+    def is_capturing(self, device: int) -> bool:
+        """Return whether that stream is being captured into a graph."""
+        with _on(device):
+            return bool(torch.cuda.is_current_stream_capturing())
+
+    def private_stream(self, device: int) -> Any:  # noqa: ANN401 - torch.cuda.Stream
+        """Return a non-blocking stream from outside torch's pool."""
+        with _on(device):
+            handle = self._runtime.new_stream()
+            return torch.cuda.ExternalStream(handle, device=device)  # type: ignore[no-untyped-call]
+
+    def new_event(self) -> Any:  # noqa: ANN401 - torch.cuda.Event
+        """Return an event that keeps its time; CUDA makes it when it is first recorded."""
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    def relax_captures(self) -> None:
+        """Let the calling thread query events while another thread captures a graph."""
+        self._runtime.relax_captures()
+
+    def device_uuid(self, device: int) -> str:
+        """Return the device's UUID, "" where this torch does not tell it."""
+        return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+
+
+@contextlib.contextmanager
+def _on(device: int) -> Iterator[None]:
+    """Make ``device`` current where it is not: a current device would be set anew for nothing."""
+    if torch.cuda.current_device() == device:
+        yield
+        return
+    with torch.cuda.device(device):
+        yield

@@ -1,0 +1,254 @@
+"""Device timing of this process: marks on the training threads, resolved on the background one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from tracer.blame import is_ours
+from tracer.clock import monotonic_ns
+from tracer.device.clock import DeviceClock
+from tracer.device.mark import Mark
+from tracer.device.pending import StreamQueue
+from tracer.device.pool import NUM_EVENTS, EventPool
+from tracer.spool import DEVICE_CLOCK_FILE, DropReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tracer.device.backend import DeviceBackend
+    from tracer.device.clock import Anchor
+    from tracer.device.pending import Pending
+    from tracer.recorder import Recorder
+
+BUSY_S = 0.02
+"""How soon the next turn comes while something is pending."""
+
+MAX_PER_TURN = 2_048
+DRAIN_S = 1.0
+"""How long goodbye waits for the device to come to the last marks."""
+
+PPB = 1e9
+
+
+class DeviceTiming:
+    """Takes marks, and writes spans down once the device has come to them.
+
+    `mark` and `push` run on the job's threads: they record an event and append
+    to a queue. All else runs on the recorder's background thread: `query` and
+    nothing that waits. The first error of CUDA ends it for the process; errors
+    of a device stay with it, so the job meets the same one at its own next call.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        backend: DeviceBackend,
+        *,
+        capacity: int = NUM_EVENTS,
+        clock: Callable[[], int] = monotonic_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.active = True
+        self.num_resolved = 0
+        self._recorder = recorder
+        self._backend = backend
+        self._capacity = capacity
+        self._clock = clock
+        self._sleep = sleep
+        self._pools: dict[int, EventPool] = {}
+        self._clocks: dict[int, DeviceClock] = {}
+        self._queues: dict[tuple[int, int], StreamQueue] = {}
+        self._tracks: dict[tuple[int, int], int] = {}
+        self._problem: BaseException | None = None
+        self._told_capture = False
+        self._relaxed = False
+        self._turn = threading.Lock()
+
+    # -- on the job's threads ------------------------------------------------
+
+    def device_of(self, objects: Iterable[object]) -> int | None:
+        """Return the device of the first tensor among ``objects`` where its work is timed."""
+        if not self.active:
+            return None
+        try:
+            return self._backend.device_of(objects)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._fail(problem)
+            return None
+
+    def mark(self, device: int) -> Mark | None:
+        """Mark where the current stream stands; None, counted, where that cannot be.
+
+        Nothing is recorded into a stream that is being captured: the event would
+        become part of the graph, and nobody could ask it for its time.
+        """
+        if not self.active:
+            return None
+        try:
+            return self._mark(device)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._fail(problem)
+            self._recorder.drop(DropReason.DEVICE_ERROR)
+            return None
+
+    def push(self, pending: Pending) -> None:
+        """Take what is to be written down once the device has come to its marks."""
+        mark = pending.last
+        if not self.active:
+            pending.lose()
+            return
+        key = (mark.device, mark.stream)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues.setdefault(key, StreamQueue())
+        queue.push(pending)
+
+    def give_back(self, mark: Mark) -> None:
+        """Take back a mark that is no longer needed."""
+        self._pools[mark.device].give_back(mark.event)
+
+    def track_id(self, mark: Mark) -> int:
+        """Return the track of a mark's stream: streams are numbered as they are met, 0 first."""
+        key = (mark.device, mark.stream)
+        known = self._tracks.get(key)
+        if known is not None:
+            return known
+        met = sum(device == mark.device and stream != 0 for device, stream in list(self._tracks))
+        number = 0 if mark.stream == 0 else met + 1
+        name = f"cuda:{mark.device} stream {number}"
+        return self._tracks.setdefault(key, self._recorder.name_id(name))
+
+    def lose(self) -> None:
+        """Count a span whose times on the device will never be known."""
+        self._recorder.drop(DropReason.DEVICE_ERROR)
+
+    # -- on the background thread --------------------------------------------
+
+    def turn(self) -> None:
+        """Write down what the device has come to; ask for a turn soon while more is to come."""
+        with self._turn:
+            if self._problem is not None:
+                self._end()
+            if not self.active:
+                return
+            try:
+                if self._resolve():
+                    self._recorder.hurry(BUSY_S)
+            except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+                self._fail(problem)
+                self._end()
+
+    # -- the end -------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give the device a moment to come to the last marks, then count what is left as lost."""
+        until_s = time.monotonic() + DRAIN_S
+        while self.active and self._num_pending() and time.monotonic() < until_s:
+            self._recorder.hurry(0.0)
+            time.sleep(BUSY_S / 4)
+        self.active = False
+        if self._turn.acquire(timeout=DRAIN_S):
+            self._lose_all()
+            self._turn.release()
+
+    # -- inside --------------------------------------------------------------
+
+    def _mark(self, device: int) -> Mark | None:
+        if self._backend.is_capturing(device):
+            self._recorder.drop(DropReason.CAPTURING)
+            self._tell_capture()
+            return None
+        event = self._pool(device).take()
+        if event is None:
+            self._recorder.drop(DropReason.NO_EVENT)
+            return None
+        stream = self._backend.current_stream(device)
+        launch_ns = self._clock()
+        event.record(stream)
+        return Mark(event, device, int(stream.cuda_stream), launch_ns)
+
+    def _pool(self, device: int) -> EventPool:
+        pool = self._pools.get(device)
+        if pool is None:
+            fresh = EventPool(self._backend.new_event, self._capacity)
+            pool = self._pools.setdefault(device, fresh)
+        return pool
+
+    def _tell_capture(self) -> None:
+        if self._told_capture:
+            return
+        self._told_capture = True
+        self._recorder.event(
+            "tracer", "work captured into a CUDA graph is not timed, nor are the graph's parts", {}
+        )
+
+    def _resolve(self) -> bool:
+        """Return whether more is to come."""
+        if not self._pools:
+            return False
+        if not self._relaxed:
+            self._backend.relax_captures()
+            self._relaxed = True
+        busy = False
+        for device in list(self._pools):
+            clock = self._clocks.get(device) or self._new_clock(device)
+            anchor = clock.renew_if_due()
+            if anchor is not None:
+                self._tell_anchor(device, anchor)
+            busy = busy or clock.renewing
+        for (device, _), queue in list(self._queues.items()):
+            clock = self._clocks[device]
+            if clock.ready:
+                self.num_resolved += queue.resolve(clock, MAX_PER_TURN)
+        return busy or self._num_pending() > 0
+
+    def _new_clock(self, device: int) -> DeviceClock:
+        clock = DeviceClock(
+            self._pools[device],
+            self._backend.private_stream(device),
+            clock=self._clock,
+            sleep=self._sleep,
+        )
+        self._clocks[device] = clock
+        return clock
+
+    def _tell_anchor(self, device: int, anchor: Anchor) -> None:
+        self._recorder.append_line(
+            DEVICE_CLOCK_FILE,
+            {
+                "device": device,
+                "uuid": self._backend.device_uuid(device),
+                "monotonic_ns": anchor.monotonic_ns,
+                "error_ns": anchor.error_ns,
+                "drift_ppb": round(anchor.drift.ratio * PPB),
+                "drift_error_ppb": round(anchor.drift.error_ratio * PPB),
+            },
+        )
+
+    def _num_pending(self) -> int:
+        return sum(map(len, list(self._queues.values())))
+
+    def _fail(self, problem: BaseException) -> None:
+        """Take no further mark; the background thread does the rest. Hand on what is the job's."""
+        if not is_ours(problem):
+            raise problem
+        self.active = False
+        if self._problem is None:
+            self._problem = problem
+
+    def _end(self) -> None:
+        problem, self._problem = self._problem, None
+        if problem is None:
+            return
+        self.active = False
+        num_lost = self._lose_all()
+        self._recorder.event(
+            "tracer",
+            "device timing turned itself off",
+            {"error": repr(problem)[:500], "num_lost": num_lost},
+        )
+
+    def _lose_all(self) -> int:
+        return sum(queue.lose_all() for queue in list(self._queues.values()))
