@@ -100,7 +100,8 @@ def schedule_of(
 
     Source:
         Narayanan et al., arXiv 2104.04473, section 2.2: ``(p - 1) / (v m)`` of the ideal time
-        is what a 1F1B schedule costs by itself. A zero-bubble schedule stays below.
+        is what a 1F1B schedule costs by itself. Qi et al., arXiv 2401.10241, table 2: where the
+        weights' gradients W come later (ZB-H1), ``F + B - W`` remains of each ``F + B + W``.
     """
     items = reading.items
     forward = items.kind == KIND_CODES[SpanKind.FORWARD]
@@ -113,7 +114,9 @@ def schedule_of(
         num_stages=layout.pp,
         num_chunks=num_chunks,
         num_microbatches=num_microbatches,
-        formula_ratio=(layout.pp - 1) / (num_chunks * num_microbatches),
+        formula_ratio=max(1 - 2 * items.deferred_ratio, 0.0)
+        * (layout.pp - 1)
+        / (num_chunks * num_microbatches),
         measured_ratio=ratio(bubble_ns, compute_ns),
     )
 

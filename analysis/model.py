@@ -57,6 +57,9 @@ class ComputeItems:
     """Position among the (step, rank, kind, chunk)'s items, in order of start."""
 
     self_ns: NDArray[np.int64]
+    deferred_ratio: float = 0.0
+    """Share of all this compute that was split off and done later in the step (the weights'
+    gradients of a zero-bubble schedule); the parts of a micro-batch are one item."""
 
     def __len__(self) -> int:
         return len(self.self_ns)

@@ -124,7 +124,9 @@ def cut(
     first, last = borders[:-1], borders[1:]
     window = covering(windows.start, windows.end, first)
     busy = (window != NOWHERE) & (covering(idle_start, idle_end, first) == NOWHERE)
-    first, last, window = _with_anchors(first[busy], last[busy], blocked[1], windows)
+    first, last, window = _with_anchors(
+        first[busy], last[busy], wait_end=blocked[1], launches=launches, windows=windows
+    )
     empty = first == last
     in_compute = np.where(empty, NOWHERE, covering(start[compute], end[compute], first))
     in_host = np.where(empty, NOWHERE, covering(start[host], end[host], first))
@@ -145,13 +147,19 @@ def cut(
 def _with_anchors(
     first: NDArray[np.int64],
     last: NDArray[np.int64],
+    *,
     wait_end: NDArray[np.int64],
+    launches: NDArray[np.int64],
     windows: Windows,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Add an empty piece where a wait ends and no piece begins, for what follows to hang on."""
+    """Add an empty piece where a wait ends, for what follows to hang on.
+
+    Where a piece begins, that is what follows, unless a communication was launched
+    at the same instant: it must not hang on what preceded the wait.
+    """
     ends = distinct(wait_end)
-    at = np.minimum(np.searchsorted(first, ends), len(first) - 1)
-    anchors = ends[first[at] != ends] if len(first) else ends
+    hangs = ~_is_among(ends, first) | _is_among(ends, distinct(launches))
+    anchors = ends[hangs]
     # A wait may end with the step itself, which is half-open.
     anchors = anchors[covering(windows.start, windows.end, anchors - 1) != NOWHERE]
     first, last = np.concatenate((first, anchors)), np.concatenate((last, anchors))
@@ -159,6 +167,15 @@ def _with_anchors(
     first, last = first[order], last[order]
     empty = first == last
     return first, last, covering(windows.start, windows.end, first - empty)
+
+
+def _is_among(value: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell which values are among ascending places. Shape as ``value``."""
+    if not len(places):
+        return np.zeros(len(value), dtype=np.bool_)
+    at = np.minimum(np.searchsorted(places, value), len(places) - 1)
+    found: NDArray[np.bool_] = places[at] == value
+    return found
 
 
 def _rows_of(spans: SpanTable, kinds: tuple[SpanKind, ...]) -> NDArray[np.int64]:

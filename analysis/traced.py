@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct, number_rows
+from analysis.distinct import distinct
 from analysis.intervals import NOWHERE
-from analysis.merging import worker_numbers
-from analysis.model import ComputeItems, Reading
-from analysis.operations import positions_in_runs
-from analysis.pieces import Pieces, cut, own_compute
+from analysis.model import Reading
+from analysis.pieces import cut
+from analysis.portions import portions_by_span
 from analysis.source import rows_of_spans, rows_of_steps
 from analysis.starved import WaitIntervals, without_overlap
 from analysis.traced_evidence import gaps_of, transfers_of
 from analysis.traced_graph import graph_of
+from analysis.traced_items import compute_items
 from analysis.traced_join import Joined, join_waits
 from analysis.traced_ranks import groups_as_traced, num_expected
 from analysis.waits import is_communication, is_one_sided, split_waits
 from analysis.words import duration_text
-from tracer.span import KIND_CODES, KINDS, NONE, SpanKind
+from tracer.span import NONE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,7 +76,8 @@ def read_traced(
         warnings.append("one tensor-parallel rank of each worker was traced; it stands for all")
     if repeated:
         warnings.append(f"{repeated} steps ran again in a later epoch; their last run counts")
-    model, number = graph_of(run, joined, pieces, tuple(numbers.tolist()))
+    portion = portions_by_span(spans, pieces.compute)
+    model, number = graph_of(run, joined, pieces, numbers=tuple(numbers.tolist()), portion=portion)
     piece_number, comm_number = number[: len(pieces.start)], number[len(pieces.start) :]
     index = np.searchsorted(numbers, steps.step)
     first = np.full(len(numbers), np.iinfo(np.int64).max)
@@ -85,7 +86,7 @@ def read_traced(
     np.maximum.at(last, index, steps.end_ns)
     return Reading(
         model=model,
-        items=_items(joined, pieces, numbers, run),
+        items=compute_items(joined, pieces, numbers, run, portion=portion),
         steps=tuple(numbers.tolist()),
         actual_ns=last - first,
         left_out=left_out,
@@ -131,57 +132,6 @@ def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit
         if count != expected:
             reasons[step] = f"{expected - count} of {expected} ranks have no record of it"
     return reasons
-
-
-def _items(
-    joined: Joined, pieces: Pieces, numbers: NDArray[np.int32], run: RunInfo
-) -> ComputeItems:
-    """Sum each forward and backward span's own pieces.
-
-    Partners whose inner communication is not traced cannot work alone: the time
-    until the last of them began the same micro-batch is no compute.
-    """
-    spans, windows = joined.spans, joined.windows
-    kinds = (KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
-    own = np.flatnonzero(own_compute(pieces, len(pieces.start)))
-    own = own[np.isin(spans.kind[pieces.compute[own]], kinds)]
-    index, num = number_rows(pieces.compute[own])
-    first = np.zeros(num, dtype=np.int64)
-    first[index] = np.arange(len(index))
-    span = pieces.compute[own[first]]
-    self_ns = np.bincount(index, weights=(pieces.end - pieces.start)[own], minlength=len(span))
-    window = pieces.window[own[first]]
-    step = windows.step_index[window]
-    rank, kind, chunk = spans.rank[span], spans.kind[span], spans.chunk[span]
-    order = np.lexsort((spans.start_ns[span], chunk, kind, rank, step))
-    kind_of_rank, _ = number_rows(step[order], rank[order], kind[order], chunk[order])
-    microbatch = positions_in_runs(kind_of_rank).astype(np.int32)
-    own_ns = np.rint(self_ns[order]).astype(np.int64)
-    kinds_traced = {KINDS[code].value for code in distinct(spans.kind[joined.comm]).tolist()}
-    ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
-    worker = worker_numbers(ranks, kinds_traced, joined.line.ranks)
-    late_ns = _partners_late(
-        (step[order], worker[np.searchsorted(joined.line.ranks, rank[order])], kind[order],
-         chunk[order], microbatch),
-        spans.start_ns[span][order],
-    )  # fmt: skip
-    return ComputeItems(
-        step=numbers[step[order]],
-        rank=rank[order],
-        kind=kind[order],
-        chunk=chunk[order],
-        microbatch=microbatch,
-        self_ns=np.where(late_ns < own_ns, own_ns - late_ns, own_ns),
-    )
-
-
-def _partners_late(key: tuple[NDArray[Any], ...], start_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how long after each item the last partner began the same one. Shape (items,)."""
-    same, num = number_rows(*key)
-    latest = np.full(num, np.iinfo(np.int64).min)
-    np.maximum.at(latest, same, start_ns)
-    late: NDArray[np.int64] = latest[same] - start_ns
-    return late
 
 
 def _wait_intervals(joined: Joined, number: NDArray[np.int64]) -> WaitIntervals:

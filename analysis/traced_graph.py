@@ -16,6 +16,7 @@ from analysis.intervals import NOWHERE
 from analysis.model import ReplayModel
 from analysis.operations import NO_GROUP, Operations, latest_by_group
 from analysis.pieces import GAP, Pieces, Windows, own_compute
+from analysis.portions import MOST_PORTIONS
 from analysis.traced_ideal import ideal_durations, ideal_gaps
 from analysis.waits import is_one_sided
 from tracer.span import KIND_CODES, KINDS, NONE, SpanKind
@@ -30,7 +31,12 @@ HOST = KIND_CODES[SpanKind.HOST]
 
 
 def graph_of(
-    run: RunInfo, joined: Joined, pieces: Pieces, numbers: tuple[int, ...]
+    run: RunInfo,
+    joined: Joined,
+    pieces: Pieces,
+    *,
+    numbers: tuple[int, ...],
+    portion: NDArray[np.int64],
 ) -> tuple[ReplayModel, NDArray[np.int64]]:
     """Build the operations of a traced run, with their dependencies and ideals.
 
@@ -39,6 +45,7 @@ def graph_of(
         joined: Communications and waits.
         pieces: What the ranks did between their waits.
         numbers: Steps that take part, ascending.
+        portion: Shape (spans,): which portion of its micro-batch a compute span is.
 
     Returns:
         The model, and the operation that each piece, and after them each
@@ -57,7 +64,7 @@ def graph_of(
         dtype=np.int32,
     )[:, np.searchsorted(joined.line.ranks, rank)]
     dp, stage = position
-    labels = _labels(joined, pieces, stage)
+    labels = _labels(joined, pieces, stage, portion)
     duration = np.concatenate(
         (
             pieces.end - pieces.start,
@@ -79,7 +86,9 @@ def graph_of(
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
     kind = _kinds(joined, pieces)
-    ideal = ideal_durations(joined, pieces, kind=kind, label=labels, duration_ns=duration)
+    ideal = ideal_durations(
+        joined, pieces, kind=kind, label=labels, portion=portion, duration_ns=duration
+    )
     ideal_gap = ideal_gaps(pieces, gap)
     operations = Operations(
         steps=numbers,
@@ -201,11 +210,13 @@ def _buffered_edges(joined: Joined, num_pieces: int) -> tuple[NDArray[np.int64],
     return num_pieces + sends, num_pieces + receives
 
 
-def _labels(joined: Joined, pieces: Pieces, stage: NDArray[np.int32]) -> NDArray[np.int64]:
+def _labels(
+    joined: Joined, pieces: Pieces, stage: NDArray[np.int32], portion: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Number what each operation is: operations of equal label have one ideal.
 
-    Compute pieces by (kind, chunk, stage, number of pieces, ordinal), gaps by
-    what stands before and after them, communications by (kind, name, bytes).
+    Compute pieces by (kind, portion, chunk, stage, number of pieces, ordinal), gaps
+    by what stands before and after them, communications by (kind, name, bytes).
     """
     spans, comm = joined.spans, joined.comm
     span = np.maximum(pieces.compute, 0)
@@ -215,7 +226,7 @@ def _labels(joined: Joined, pieces: Pieces, stage: NDArray[np.int32]) -> NDArray
     after = np.append(kind[1:], GAP)
     of_pieces: tuple[NDArray[Any], ...] = (
         np.where(is_gap, 1, 0),
-        np.where(is_gap, pieces.host_kind, kind),
+        np.where(is_gap, pieces.host_kind, kind * MOST_PORTIONS**2 + portion[span]),
         np.where(is_gap, before, np.where(pieces.compute == GAP, 0, spans.chunk[span])),
         np.where(is_gap, after, pieces.num_ordinals),
         np.where(is_gap, 0, pieces.ordinal),

@@ -10,6 +10,7 @@ from analysis.cells import group_medians
 from analysis.distinct import number_rows
 from analysis.intervals import NOWHERE
 from analysis.pieces import Pieces, own_compute
+from analysis.portions import MOST_PORTIONS
 from tracer.span import KIND_CODES, SpanKind
 
 if TYPE_CHECKING:
@@ -27,13 +28,14 @@ def ideal_durations(
     *,
     kind: NDArray[np.int16],
     label: NDArray[np.int64],
+    portion: NDArray[np.int64],
     duration_ns: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Return what each operation would take in a straggler-free step.
 
     Communications and host gaps take the median of their label, pauses take
-    nothing. A compute span takes the mean self time of its (kind, chunk) over
-    all ranks and stages, shared among its pieces as spans of its stage share
+    nothing. A compute span takes the mean self time of its (kind, chunk, portion)
+    over all ranks and stages, shared among its pieces as spans of its stage share
     theirs on average.
 
     Args:
@@ -41,6 +43,7 @@ def ideal_durations(
         pieces: Its pieces, the first rows of the arrays that follow.
         kind: Shape (ops,): codes into `tracer.span.KINDS`.
         label: Shape (ops,): operations of equal label have one ideal.
+        portion: Shape (spans,): which portion of its micro-batch a compute span is.
         duration_ns: Shape (ops,): as recorded.
 
     Source:
@@ -53,7 +56,8 @@ def ideal_durations(
         return ideal
     span = pieces.compute[own]
     chunk = joined.spans.chunk[span].astype(np.int64)
-    of_kind = kind[own].astype(np.int64) * (int(chunk.max()) + 2) + chunk + 1
+    of_kind = kind[own].astype(np.int64) * MOST_PORTIONS**2 + portion[span]
+    of_kind = of_kind * (int(chunk.max()) + 2) + chunk + 1
     typical = _mean_by(label[own], duration_ns[own])
     span_typical = np.bincount(span, weights=typical)
     share = np.divide(typical, span_typical[span], out=np.zeros(len(own)), where=typical > 0)

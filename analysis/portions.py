@@ -1,0 +1,77 @@
+"""Which portion of its micro-batch's work a compute span is: some schedules split the backward.
+
+A zero-bubble schedule computes the gradients of a micro-batch's input first and
+those of its weights later, in a span of their own. The two are different work:
+what one of them should take says nothing of the other. They are told apart by
+their order in the micro-batch, not by their names, which are the tracer's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.distinct import number_rows
+from analysis.intervals import NOWHERE
+from analysis.operations import positions_in_runs
+from tracer.span import NONE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from analysis.source import SpanTable
+
+WHOLE = 0
+"""The one span of its micro-batch, or nobody knows its micro-batch."""
+
+MOST_PORTIONS = 4
+"""More spans of one kind in what is said to be one micro-batch are several micro-batches under
+one number."""
+
+
+def portions_of(spans: SpanTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Tell the spans of one kind and micro-batch apart by their order.
+
+    Args:
+        spans: The table.
+        rows: Shape (rows,): compute spans, none inside another.
+
+    Returns:
+        Shape (rows,): `WHOLE`, or one number for each (how many there are, place among them):
+        1 and 2 for the halves of a split in two.
+    """
+    found = np.full(len(rows), WHOLE, dtype=np.int64)
+    known = np.flatnonzero(spans.microbatch[rows] != NONE)
+    if not len(known):
+        return found
+    row = rows[known]
+    work, num = number_rows(
+        spans.epoch[row], spans.step[row], spans.rank[row], spans.kind[row], spans.chunk[row],
+        spans.microbatch[row],
+    )  # fmt: skip
+    if num == len(known):
+        return found
+    size = np.bincount(work, minlength=num)[work]
+    order = np.lexsort((spans.start_ns[row], work))
+    place = np.empty(len(known), dtype=np.int64)
+    place[order] = positions_in_runs(work[order])
+    number = size * (size - 1) // 2 + place
+    found[known] = np.where(size > MOST_PORTIONS, WHOLE, number)
+    return found
+
+
+def is_deferred(portion: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell the portions that are not the first of their micro-batch. Shape as given."""
+    first = [size * (size - 1) // 2 for size in range(1, MOST_PORTIONS + 1)]
+    return ~np.isin(portion, first)
+
+
+def portions_by_span(spans: SpanTable, compute: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return `portions_of` the spans that ``compute`` names, `WHOLE` elsewhere. Shape (spans,)."""
+    portion = np.full(len(spans), WHOLE, dtype=np.int64)
+    named = np.zeros(len(spans), dtype=np.bool_)
+    named[compute[compute != NOWHERE]] = True
+    rows = np.flatnonzero(named)
+    portion[rows] = portions_of(spans, rows)
+    return portion

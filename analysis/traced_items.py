@@ -1,0 +1,127 @@
+"""Compute of each (rank, step) by micro-batch: its own time, waits and late partners cut out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.distinct import distinct, number_rows
+from analysis.intervals import NOWHERE
+from analysis.merging import worker_numbers
+from analysis.model import ComputeItems
+from analysis.operations import positions_in_runs
+from analysis.pieces import Pieces, own_compute
+from analysis.portions import WHOLE, is_deferred
+from tracer.span import KIND_CODES, KINDS, SpanKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from analysis.source import RunInfo, SpanTable
+    from analysis.traced_join import Joined
+
+
+def compute_items(
+    joined: Joined,
+    pieces: Pieces,
+    numbers: NDArray[np.int32],
+    run: RunInfo,
+    *,
+    portion: NDArray[np.int64],
+) -> ComputeItems:
+    """Sum each forward's and backward's own pieces, those of a split one together.
+
+    Partners whose inner communication is not traced cannot work alone: the time
+    until the last of them began the same micro-batch is no compute.
+
+    Args:
+        joined: The run.
+        pieces: What its ranks did between their waits.
+        numbers: Its steps' numbers, ascending.
+        run: Positions of the ranks.
+        portion: Shape (spans,): which portion of its micro-batch a compute span is.
+    """
+    spans, windows = joined.spans, joined.windows
+    kinds = (KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
+    own = np.flatnonzero(own_compute(pieces, len(pieces.start)))
+    own = own[np.isin(spans.kind[pieces.compute[own]], kinds)]
+    index, num = number_rows(pieces.compute[own])
+    first = np.zeros(num, dtype=np.int64)
+    first[index] = np.arange(len(index))
+    span = pieces.compute[own[first]]
+    self_ns = np.bincount(index, weights=(pieces.end - pieces.start)[own], minlength=len(span))
+    window = pieces.window[own[first]]
+    step = windows.step_index[window]
+    rank, kind, chunk = spans.rank[span], spans.kind[span], spans.chunk[span]
+    part = portion[span]
+    order = np.lexsort((spans.start_ns[span], part, chunk, kind, rank, step))
+    kind_of_rank, _ = number_rows(step[order], rank[order], kind[order], chunk[order], part[order])
+    microbatch = positions_in_runs(kind_of_rank).astype(np.int32)
+    own_ns = np.rint(self_ns[order]).astype(np.int64)
+    kinds_traced = {KINDS[code].value for code in distinct(spans.kind[joined.comm]).tolist()}
+    ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
+    worker = worker_numbers(ranks, kinds_traced, joined.line.ranks)
+    late_ns = _partners_late(
+        (step[order], worker[np.searchsorted(joined.line.ranks, rank[order])], kind[order],
+         chunk[order], part[order], microbatch),
+        spans.start_ns[span][order],
+    )  # fmt: skip
+    return _joined_portions(
+        ComputeItems(
+            step=numbers[step[order]],
+            rank=rank[order],
+            kind=kind[order],
+            chunk=chunk[order],
+            microbatch=microbatch,
+            self_ns=np.where(late_ns < own_ns, own_ns - late_ns, own_ns),
+        ),
+        spans,
+        span[order],
+        part[order],
+    )
+
+
+def _joined_portions(
+    items: ComputeItems, spans: SpanTable, span: NDArray[np.int64], portion: NDArray[np.int64]
+) -> ComputeItems:
+    """Make one item of the portions of each micro-batch.
+
+    Args:
+        items: One a span.
+        spans: The table.
+        span: Shape (items,): the row of each.
+        portion: Shape (items,).
+    """
+    later = is_deferred(portion)
+    if not later.any():
+        return items
+    alone = np.where(portion == WHOLE, np.arange(len(items)), NOWHERE)
+    work, num = number_rows(
+        items.step, items.rank, items.kind, items.chunk, spans.microbatch[span], alone
+    )
+    self_ns = np.bincount(work, weights=items.self_ns, minlength=num).astype(np.int64)
+    # Items are in order of (step, rank, kind, chunk, portion): whole ones and first halves mix.
+    order = np.lexsort((spans.start_ns[span], items.chunk, items.kind, items.rank, items.step))
+    first = order[~later[order]]
+    step, rank = items.step[first], items.rank[first]
+    kind, chunk = items.kind[first], items.chunk[first]
+    of_rank, _ = number_rows(step, rank, kind, chunk)
+    return ComputeItems(
+        step=step,
+        rank=rank,
+        kind=kind,
+        chunk=chunk,
+        microbatch=positions_in_runs(of_rank).astype(np.int32),
+        self_ns=self_ns[work[first]],
+        deferred_ratio=float(items.self_ns[later].sum() / items.self_ns.sum()),
+    )
+
+
+def _partners_late(key: tuple[NDArray[Any], ...], start_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how long after each item the last partner began the same one. Shape (items,)."""
+    same, num = number_rows(*key)
+    latest = np.full(num, np.iinfo(np.int64).min)
+    np.maximum.at(latest, same, start_ns)
+    late: NDArray[np.int64] = latest[same] - start_ns
+    return late
