@@ -87,6 +87,8 @@ def median_by_kind(
     """
     medians = np.full_like(values, np.nan)
     enough = np.zeros(len(values), dtype=np.bool_)
+    if not len(values):
+        return medians, enough
     order = np.argsort(kind, kind="stable")
     changes = np.flatnonzero(np.diff(kind[order])) + 1
     for first, last in pairwise([0, *changes.tolist(), len(order)]):
