@@ -52,6 +52,7 @@ def install(
     spool: str | os.PathLike[str] | None = None,
     run: str | None = None,
     model: Any = None,  # noqa: ANN401 - a torch.nn.Module; torch may be absent
+    count_steps: bool | None = None,
     **job: Unpack[Options],
 ) -> Tracer:
     """Record spans of this process from now on, and capture what torch does by itself.
@@ -66,12 +67,17 @@ def install(
             ``RANKSCOPE_TRACE``, and without that nothing is recorded.
         run: Name of the run; None: ``RANKSCOPE_RUN``, the launcher's id, or
             one made up, equal on all ranks, and printed by rank 0.
-        model: The root module, whose forward is captured where no pipeline runs.
+        model: The root module, whose forward is captured where no pipeline runs;
+            None: the outermost one that an optimizer trains, found at the first batch.
+        count_steps: Whether to count optimizer steps where the job tells no
+            steps (`begin_steps`, `step`). None: after the first one, which
+            counts as start-up; True: from the first batch on; False: never.
         job: What the manifest says: ``layout``, ``coords`` (`tracer.topology`),
             ``model_name``, ``flops_per_token`` with its ``flops_convention``,
             ``device_name``, ``dtype``, ``peak_flops_per_s`` of that device at
             that dtype, ``paced`` (how the trainer pads its compute),
-            ``config``, ``seeds``.
+            ``config``, ``seeds``. FLOPs, device and dtype that are not told
+            are read from the model where it is of a known kind (`tracer.flops`).
 
     Returns:
         The tracer; `NOOP_TRACER` where nothing is recorded.
@@ -84,13 +90,19 @@ def install(
         return NOOP_TRACER
     try:
         description = JobDescription(num_parameters=count_parameters(model), **job)
-        return _install(Path(folder), run, model, description)
+        return _install(Path(folder), run, model, description, count_steps)
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
         sys.stderr.write(f"rankscope: not tracing this process: {problem!r}\n")
         return NOOP_TRACER
 
 
-def _install(spool: Path, run: str | None, model: Any, job: JobDescription) -> Tracer:  # noqa: ANN401
+def _install(
+    spool: Path,
+    run: str | None,
+    model: Any,  # noqa: ANN401
+    job: JobDescription,
+    count_steps: bool | None,  # noqa: FBT001
+) -> Tracer:
     identity = read_identity(run, os.environ)
     if identity.made_up and identity.rank == 0:
         sys.stderr.write(f"rankscope: recording run {identity.run_id}\n")
@@ -105,7 +117,7 @@ def _install(spool: Path, run: str | None, model: Any, job: JobDescription) -> T
         settings=settings(os.environ),
     )
     recorder.start()
-    start_captures(recorder, model=model, layout=job.layout)
+    start_captures(recorder, model=model, layout=job.layout, count_steps=count_steps)
     set_current(recorder)
     _watch_the_end(recorder)
     return recorder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import platform
 import subprocess
 import sys
@@ -10,10 +11,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from tracer.exit_record import write_json
 from tracer.plain import plain
+from tracer.spool import MANIFEST_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from tracer.identity import Identity
     from tracer.span import UnixNs
@@ -80,11 +84,46 @@ def build_manifest(
         "versions": read_versions(),
         "seeds": _plain_mapping(job.seeds) or {},
         "hosts": None,
+        "derived": None,
     }
     cleaned = plain(manifest)
     if not isinstance(cleaned, dict):  # pragma: no cover - plain keeps a dict a dict
         raise TypeError("a manifest is a mapping")
     return dict(cleaned)
+
+
+def add_derived(folder: Path, derived: Mapping[str, object]) -> None:
+    """Write what the tracer found out by itself into a manifest that stands already.
+
+    Replaced by rename: a reader sees the old one or the new one. What the job
+    told stays beside it, in parts of its own, and goes before it.
+
+    Args:
+        folder: The process's.
+        derived: ``num_parameters``, ``flops_per_token``, ``flops_convention``,
+            ``device_name``, ``device_uuid``, ``dtype``; what is not known is left out.
+
+    Raises:
+        OSError: It could not be read or written; the old one still stands.
+    """
+    path = folder / MANIFEST_FILE
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["derived"] = {**(manifest.get("derived") or {}), **derived}
+    write_json(path, plain(manifest))
+
+
+def read_device() -> dict[str, object]:
+    """Return name and uuid of the device that this thread computes on, {} where it is none.
+
+    Nothing is initialised: a device that the job has not touched stays unknown.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    found: dict[str, object] = {"device_name": str(properties.name)}
+    uuid = getattr(properties, "uuid", None)
+    return found if uuid is None else {**found, "device_uuid": str(uuid)}
 
 
 def allowed_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -6,8 +6,14 @@ import atexit
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tracer.capture.checkpoint import DISTRIBUTED_MODULE, SAFETENSORS_MODULE, Saves
+from tracer.capture.compilation import capture_compilations
+from tracer.capture.data import LOADER_MODULE, capture_loaders
+from tracer.capture.forwards import Forwards
 from tracer.capture.garbage import capture_garbage
 from tracer.capture.patch import Patches
+from tracer.capture.startup import capture_groups, capture_start
+from tracer.capture.steps import StepCounter, capture_steps
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
@@ -19,7 +25,13 @@ if TYPE_CHECKING:
 STAGE_MODULE = "torch.distributed.pipelining.stage"
 
 
-def start_captures(recorder: Recorder, *, model: Any, layout: Layout | None) -> None:  # noqa: ANN401
+def start_captures(
+    recorder: Recorder,
+    *,
+    model: Any,  # noqa: ANN401
+    layout: Layout | None,
+    count_steps: bool | None = None,
+) -> None:
     """Capture what Python and torch do by themselves, until the recorder shuts down.
 
     Each capture stands alone: one that this torch cannot have is counted,
@@ -27,17 +39,46 @@ def start_captures(recorder: Recorder, *, model: Any, layout: Layout | None) -> 
 
     Args:
         recorder: Where the spans go.
-        model: The root module; None: its forward is not captured.
+        model: The root module; None: the outermost one that an optimizer trains.
         layout: The job's parallel layout, where it told it.
+        count_steps: Whether to count optimizer steps as steps; see `tracer.install`.
     """
     _try(recorder, "gc", lambda: recorder.on_shutdown(capture_garbage(recorder)))
     if "torch" not in sys.modules:
         return
     patches = Patches()
     recorder.on_shutdown(patches.undo)
-    _try(recorder, "compute", lambda: _capture_compute(recorder, patches, model))
+    steps = StepCounter(recorder, from_start=count_steps is True)
+    forwards = Forwards(recorder, steps)
+    _try(recorder, "compute", lambda: _capture_compute(recorder, patches, forwards, model))
     _try(recorder, "optimizer", lambda: _capture_optimizer(recorder))
     _try(recorder, "communication", lambda: _capture_communication(recorder, patches, layout))
+    _capture_input_and_output(recorder, patches, forwards)
+    _try(recorder, "start-up", lambda: _capture_startup(recorder, patches))
+    if count_steps is not False:
+        _try(recorder, "step", lambda: recorder.on_shutdown(capture_steps(steps, patches)))
+        recorder.on_shutdown(steps.finish)
+
+
+def _capture_input_and_output(recorder: Recorder, patches: Patches, forwards: Forwards) -> None:
+    saves = Saves(recorder, patches)
+    _capture_once_loaded(
+        recorder, LOADER_MODULE, lambda: capture_loaders(recorder, patches, forwards)
+    )
+    _try(recorder, "save", saves.capture_torch)
+    _capture_once_loaded(recorder, DISTRIBUTED_MODULE, saves.capture_distributed)
+    _capture_once_loaded(recorder, SAFETENSORS_MODULE, saves.capture_safetensors)
+    _try(
+        recorder,
+        "compilation",
+        lambda: recorder.on_shutdown(capture_compilations(recorder, patches)),
+    )
+
+
+def _capture_startup(recorder: Recorder, patches: Patches) -> None:
+    capture_start(recorder)
+    if sys.modules["torch"].distributed.is_available():
+        capture_groups(recorder, patches)
 
 
 def _try(recorder: Recorder, what: str, start: Callable[[], None]) -> None:
@@ -48,15 +89,19 @@ def _try(recorder: Recorder, what: str, start: Callable[[], None]) -> None:
         recorder.event("tracer", f"no {what} capture", {"error": repr(problem)[:500]})
 
 
-def _capture_compute(recorder: Recorder, patches: Patches, model: Any) -> None:  # noqa: ANN401
+def _capture_compute(
+    recorder: Recorder,
+    patches: Patches,
+    forwards: Forwards,
+    model: Any,  # noqa: ANN401
+) -> None:
     from tracer.capture.compute import Compute
-    from tracer.capture.module import capture_backward, capture_forward
+    from tracer.capture.module import capture_backward
     from tracer.capture.pipeline import capture_pipeline
 
     compute = Compute(recorder)
     capture_backward(compute, patches)
-    if model is not None:
-        recorder.on_shutdown(capture_forward(compute, model))
+    forwards.follow(compute, model)
     _capture_once_loaded(recorder, STAGE_MODULE, lambda: capture_pipeline(compute, patches))
 
 

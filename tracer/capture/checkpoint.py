@@ -1,0 +1,78 @@
+"""Checkpoint saves: the time that they hold the training up, and that they take beside it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tracer.span import SpanKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracer.capture.patch import Patches
+    from tracer.recorder import Recorder
+
+DISTRIBUTED_MODULE = "torch.distributed.checkpoint.state_dict_saver"
+"""Loaded by the job that uses it; loading it takes a second."""
+
+SAFETENSORS_MODULE = "safetensors.torch"
+
+
+class Saves:
+    """Makes a span of each outermost save; a save may call others, one a tensor."""
+
+    def __init__(self, recorder: Recorder, patches: Patches) -> None:
+        self._recorder = recorder
+        self._patches = patches
+        self._running: set[object] = set()
+
+    def capture_torch(self) -> None:
+        """Record each `torch.save`."""
+        self._patches.wrap(
+            sys.modules["torch"], "save", functools.partial(self._inner, "torch.save")
+        )
+
+    def capture_distributed(self) -> None:
+        """Record each `torch.distributed.checkpoint.save` and ``async_save``.
+
+        Of ``async_save`` the span is what the caller waits for; the upload is
+        a span of the thread that makes it, and none where a process does.
+        """
+        from torch.distributed import checkpoint
+        from torch.distributed.checkpoint import state_dict_saver
+
+        for name in ("save", "async_save"):
+            wrap = functools.partial(self._outer, f"checkpoint.{name}")
+            for owner in (state_dict_saver, checkpoint):
+                self._patches.wrap(owner, name, wrap)
+
+    def capture_safetensors(self) -> None:
+        """Record each ``safetensors.torch.save_file``, with which Hugging Face saves models."""
+        from safetensors import torch as safetensors_torch
+
+        wrap = functools.partial(self._inner, "safetensors.save_file")
+        self._patches.wrap(safetensors_torch, "save_file", wrap)
+
+    def _outer(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            mark = object()
+            self._running.add(mark)
+            try:
+                with self._recorder.host_span(name, SpanKind.CHECKPOINT):
+                    return original(*args, **kwargs)
+            finally:
+                self._running.discard(mark)
+
+        return call
+
+    def _inner(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        outer = self._outer(name, original)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            return (original if self._running else outer)(*args, **kwargs)
+
+        return call

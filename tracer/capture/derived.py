@@ -1,0 +1,48 @@
+"""What the tracer finds out about the job by itself: the inputs of MFU that it was not told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tracer.capture.batch import shape_of
+from tracer.capture.guard import Guard
+from tracer.flops import compute_dtype, model_flops
+from tracer.manifest import add_derived, count_parameters, read_device
+
+if TYPE_CHECKING:
+    from tracer.recorder import Recorder
+
+
+class Derivation:
+    """Reads model and device once, at the first forward, when both are as they will be."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._guard = Guard(recorder, "model description")
+        self._waiting: tuple[Any, int | None, dict[str, object]] | None = None
+        recorder.at_each_turn(self._write)
+
+    def forward_begins(self, model: Any, batch: object) -> None:  # noqa: ANN401 - a Module
+        """Note the first forward of ``model``; later ones do nothing."""
+        self._guard.call(self._note, model, batch)
+
+    def _note(self, model: Any, batch: object) -> None:  # noqa: ANN401
+        # Only what belongs to this thread and this moment; the rest is read in the background.
+        shape = shape_of(batch)
+        here = {**read_device(), "dtype": compute_dtype(model)}
+        self._waiting = (model, shape[-1] if shape else None, here)
+        self._guard.active = False
+
+    def _write(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            return
+        model, seq_length, derived = waiting
+        derived["num_parameters"] = count_parameters(model)
+        flops = None if seq_length is None else model_flops(model, seq_length=seq_length)
+        if flops is not None:
+            derived["flops_per_token"] = flops.flops_per_token
+            derived["flops_convention"] = flops.convention
+        known = {key: value for key, value in derived.items() if value not in (None, "")}
+        if known:
+            add_derived(self._recorder.folder, known)

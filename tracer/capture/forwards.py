@@ -1,0 +1,68 @@
+"""What the root module's forwards tell: which micro-batch, of how many tokens, of what model."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tracer.capture.batch import shape_of
+from tracer.capture.data import Batches
+from tracer.capture.derived import Derivation
+from tracer.capture.root import RootFinder
+
+if TYPE_CHECKING:
+    from tracer.capture.compute import Compute
+    from tracer.capture.steps import StepCounter
+    from tracer.recorder import Recorder
+
+
+class Forwards:
+    """Follows the root module, told or found, and the batches on their way to it."""
+
+    def __init__(self, recorder: Recorder, steps: StepCounter) -> None:
+        self._recorder = recorder
+        self._steps = steps
+        self._batches = Batches(recorder)
+        self._derivation = Derivation(recorder)
+        self._finder: RootFinder | None = None
+
+    def follow(self, compute: Compute, model: Any) -> None:  # noqa: ANN401 - a Module
+        """Follow ``model``; None: the one that is found in time."""
+        if model is not None:
+            self._attach(compute, model)
+            return
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        finder = RootFinder(self._recorder, lambda found: self._attach(compute, found))
+        self._finder = finder
+        self._recorder.on_shutdown(register_optimizer_step_post_hook(finder.stepped).remove)
+
+    def fetch_begins(self) -> None:
+        """Note that a loader is asked for a batch."""
+        self._steps.next_begins()
+        if self._finder is not None:
+            self._finder.next_begins()
+
+    def fetched(self, batch: object) -> None:
+        """Note the batch that it gave."""
+        self._batches.fetched(batch)
+
+    def _attach(self, compute: Compute, model: Any) -> None:  # noqa: ANN401
+        from tracer.capture.module import capture_forward
+
+        torch = sys.modules["torch"]
+        self._recorder.on_shutdown(capture_forward(compute, model))
+
+        def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
+            # A compiler that looks into this forward must find nothing here to stop at.
+            if torch.compiler.is_compiling() or compute.inside:
+                return
+            self._steps.next_begins()
+            batch = kwargs if shape_of(kwargs) is not None else args
+            self._batches.forward_begins(batch)
+            if torch.is_grad_enabled():
+                self._derivation.forward_begins(module, batch)
+
+        # First, so that a step that begins here holds the forward's span.
+        handle = model.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        self._recorder.on_shutdown(handle.remove)

@@ -1,0 +1,43 @@
+"""Keep a capture's own errors away from the job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ParamSpec
+
+from tracer.blame import is_ours
+from tracer.spool import DropReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracer.recorder import Recorder
+
+P = ParamSpec("P")
+
+
+class Guard:
+    """Calls a capture's functions until one fails; that is counted, told, and ends the capture."""
+
+    def __init__(self, recorder: Recorder, what: str) -> None:
+        self.active = True
+        self._recorder = recorder
+        self._what = what
+
+    def call(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call ``function``, unless the capture has ended.
+
+        Raises:
+            Exception: What a signal handler of the job raised meanwhile.
+        """
+        if not self.active:
+            return
+        try:
+            function(*args, **kwargs)
+        except Exception as problem:
+            if not is_ours(problem):
+                raise
+            self.active = False
+            self._recorder.drop(DropReason.INTERNAL_ERROR)
+            self._recorder.event(
+                "tracer", f"{self._what} capture turned itself off", {"error": repr(problem)[:500]}
+            )

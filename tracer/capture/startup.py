@@ -1,0 +1,56 @@
+"""What happens before the first step: process groups are made, the model is built."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING
+
+from tracer.capture.spanned import spanned
+from tracer.clock import monotonic_ns
+from tracer.lane import PLACE
+from tracer.span import NONE, SpanKind
+
+if TYPE_CHECKING:
+    from tracer.capture.patch import Patches
+    from tracer.recorder import Recorder
+
+LEAST_START_NS = 1_000_000_000
+"""A shorter start explains nothing."""
+
+GROUP_FUNCTIONS = ("init_process_group", "new_group", "destroy_process_group")
+
+
+def capture_groups(recorder: Recorder, patches: Patches) -> None:
+    """Make a span of each call that makes or destroys process groups.
+
+    The first collective of a group, in which NCCL connects its members, is
+    the communication with ``seq`` 0 of that group.
+    """
+    dist = sys.modules["torch"].distributed
+    for name in GROUP_FUNCTIONS:
+        wrap = functools.partial(spanned, recorder, name, SpanKind.HOST)
+        for owner in (dist.distributed_c10d, dist):
+            patches.wrap(owner, name, wrap)
+
+
+def capture_start(recorder: Recorder) -> None:
+    """Make a span, outside any step, from now to the begin of the first step, if that is long."""
+    start_ns = monotonic_ns()
+
+    def first_step() -> bool:
+        duration_ns = monotonic_ns() - start_ns
+        if duration_ns < LEAST_START_NS:
+            return True
+        lane = recorder.lane()
+        lane.append(
+            recorder.head("start-up", SpanKind.HOST),
+            start_ns,
+            duration_ns,
+            PLACE.pack(NONE, NONE, NONE, lane.track_id),
+            start_ns,
+            0,
+        )
+        return True
+
+    recorder.at_each_step(first_step)

@@ -1,0 +1,97 @@
+"""Optimizer steps of a job that does not tell them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tracer.capture.guard import Guard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracer.capture.patch import Patches
+    from tracer.recorder import Recorder
+
+
+class StepCounter:
+    """Ends a step where, after an optimizer stepped, the next batch, forward or backward begins.
+
+    So one step may hold many micro-batches and several optimizers; work
+    between steps (logging, a save) belongs to the step before. It stops for
+    good when the job itself begins or ends a step.
+    """
+
+    def __init__(self, recorder: Recorder, *, from_start: bool) -> None:
+        """Count steps.
+
+        Args:
+            recorder: Whose steps.
+            from_start: Begin step 0 with the first batch, forward or backward.
+                False: after the first optimizer step, which belongs to the
+                start then; a job that tells its steps has told one by then.
+        """
+        self._recorder = recorder
+        self._guard = Guard(recorder, "step")
+        self._from_start = from_start
+        self._has_stepped = False
+        self._start_ns: int | None = None
+        self._thread_id = threading.get_ident()
+
+    def stepped(self, *about: object) -> None:
+        """Note that an optimizer has stepped."""
+        # A thread that fetches batches ahead is not the one that trains.
+        self._thread_id = threading.get_ident()
+        self._has_stepped = True
+
+    def next_begins(self) -> None:
+        """Note that a batch, a forward or a backward begins."""
+        if self._guard.active and (self._has_stepped or self._start_ns is None):
+            self._guard.call(self._maybe_turn)
+
+    def finish(self) -> None:
+        """End the last step, which nothing came after."""
+        if self._start_ns is not None:
+            self.next_begins()
+
+    def _maybe_turn(self) -> None:
+        recorder = self._recorder
+        if threading.get_ident() != self._thread_id:
+            return
+        if recorder.step_start_ns != self._start_ns:
+            self._guard.active = False  # the job tells its steps
+            return
+        if self._start_ns is None:
+            if not self._has_stepped and not self._from_start:
+                return
+            recorder.begin_steps()
+        elif self._has_stepped:
+            recorder.step()
+        self._has_stepped = False
+        self._start_ns = recorder.step_start_ns
+
+
+def capture_steps(steps: StepCounter, patches: Patches) -> Callable[[], None]:
+    """Count the steps of any optimizer.
+
+    Returns:
+        A function that takes the hook off again.
+    """
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    handle = register_optimizer_step_post_hook(steps.stepped)
+    patches.wrap(
+        sys.modules["torch"].autograd, "backward", functools.partial(_watched_backward, steps)
+    )
+    return handle.remove
+
+
+def _watched_backward(steps: StepCounter, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        steps.next_begins()
+        return original(*args, **kwargs)
+
+    return backward
