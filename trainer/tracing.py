@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import tracer
 from trainer.flops import FLOPS_CONVENTION, flops_per_token, paced_peak_flops_per_s
+from trainer.lengths import sum_squared_lengths
 from trainer.pace import BACKWARD_PACES, FORWARD_PACES, OPTIMIZER_PACES, OVERRUN_RATIO
 from trainer.ranks import coords_of
 
@@ -40,7 +41,7 @@ def start_tracing(state: RankState, *, spool: str | None, run: str | None) -> No
         dtype="float32",
         config=config.to_dict(),
         seeds={"weights and tokens": config.seed},
-        **({"device_name": PACED_DEVICE_NAME} if paced else {}),
+        device_name=PACED_DEVICE_NAME if paced else "",
         peak_flops_per_s=paced_peak_flops_per_s(config) if paced else None,
         paced=describe_pace(config.pace_ms) if config.pace_ms is not None else None,
     )
@@ -58,14 +59,21 @@ def describe_pace(pace_ms: float) -> dict[str, object]:
     }
 
 
-def note_microbatches(config: TrainerConfig) -> None:
-    """Tell the tracer what the micro-batches of this step hold: all the same."""
+def note_microbatches(config: TrainerConfig, documents: tuple[tuple[int, ...], ...] | None) -> None:
+    """Tell the tracer what the micro-batches of this step hold.
+
+    Args:
+        config: Sizes.
+        documents: Of each micro-batch, the lengths of its sequences' documents; None: each
+            sequence is one document.
+    """
     length = config.model.seq_length
-    for index in range(config.num_microbatches):
+    whole = ((length,),) * config.num_microbatches
+    for index, lengths in enumerate(documents or whole):
         tracer.microbatch(
             index,
             tokens=config.microbatch_size * length,
-            sum_squared_lengths=config.microbatch_size * length * length,
+            sum_squared_lengths=sum_squared_lengths(config, lengths),
         )
 
 

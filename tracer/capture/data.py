@@ -59,13 +59,14 @@ class Batches:
         They are those of the forwards; where no forward was seen (a pipeline
         cuts batches itself), those that the loader handed out.
         """
-        counted, self._counted = self._counted, []
-        fetched, self._fetched = self._fetched, []
-        tokens = counted or fetched
+        self._turn()
+        tokens = self._counted or self._fetched
+        self._counted, self._fetched = [], []
         known = [number for number in tokens if number is not None]
         return sum(known) if known and len(known) == len(tokens) else None
 
     def _remember(self, batch: object) -> None:
+        self._turn()
         counts = count_batch(batch)
         if counts is not None:
             self._waiting.append(counts)
@@ -75,6 +76,12 @@ class Batches:
         counts = self._known_again(batch)
         if sys.modules["torch"].is_grad_enabled():
             self._note(count_batch(batch) if counts is None else counts)
+
+    def _turn(self) -> None:
+        """Forget what an earlier step held."""
+        if self._recorder.step_number != self._step:
+            self._step, self._next_index = self._recorder.step_number, 0
+            self._counted, self._fetched = [], []
 
     def _known_again(self, batch: object) -> Counts | None:
         shape = shape_of(batch)
@@ -86,9 +93,8 @@ class Batches:
         return None
 
     def _note(self, counts: Counts | None) -> None:
+        self._turn()
         recorder = self._recorder
-        if recorder.step_number != self._step:
-            self._step, self._next_index = recorder.step_number, 0
         index, self._next_index = self._next_index, self._next_index + 1
         self._counted.append(None if counts is None else counts.num_tokens)
         if counts is not None and not recorder.has_told_microbatches:

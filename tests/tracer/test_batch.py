@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from collections import UserDict
+
+import torch
+
+from tracer.capture.batch import Counts, count_batch, shape_of
+
+
+def test_without_lengths_each_row_is_one_sequence() -> None:
+    ids = torch.zeros(2, 3, dtype=torch.int64)
+
+    assert count_batch({"input_ids": ids}) == Counts((2, 3), 6, 18)
+    assert count_batch((({"input": ids}), ids)) == Counts((2, 3), 6, 18)
+    assert count_batch([ids, ids]) == Counts((2, 3), 6, 18)
+    assert count_batch(ids[0]) == Counts((3,), 3, 9)
+    assert count_batch(UserDict(tokens=ids)) == Counts((2, 3), 6, 18)
+
+
+def test_a_mask_tells_what_is_no_padding() -> None:
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]])
+    ids = torch.zeros(2, 4, dtype=torch.int64)
+
+    assert count_batch({"input_ids": ids, "attention_mask": mask}) == Counts((2, 4), 5, 4 + 9)
+
+
+def test_positions_and_boundaries_tell_packed_sequences() -> None:
+    ids = torch.zeros(1, 6, dtype=torch.int64)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1]])
+    boundaries = torch.tensor([0, 1, 6], dtype=torch.int32)
+
+    assert count_batch({"input_ids": ids, "position_ids": positions}) == Counts((1, 6), 6, 16 + 4)
+    packed = {"input_ids": ids, "cu_seq_lens_q": boundaries, "attention_mask": torch.ones(1, 6)}
+    assert count_batch(packed) == Counts((1, 6), 6, 1 + 25)
+
+
+def test_a_tensor_on_a_device_is_not_read() -> None:
+    ids = torch.zeros(2, 4, dtype=torch.int64, device="meta")
+    mask = torch.ones(2, 4, device="meta")
+
+    assert count_batch({"input_ids": ids, "attention_mask": mask}) == Counts((2, 4), None, None)
+    assert count_batch({"input_ids": ids}) == Counts((2, 4), 8, 32)
+
+
+def test_what_holds_no_token_ids_is_unknown() -> None:
+    assert count_batch(torch.zeros(2, 3)) is None
+    assert count_batch({"pixels": torch.zeros(2, 3, dtype=torch.int64)}) is None
+    assert count_batch(()) is None
+    assert count_batch("input_ids") is None
+    assert shape_of([[[[torch.zeros(2, 3, dtype=torch.int64)]]]]) is None
+
+
+def test_an_empty_batch_holds_nothing() -> None:
+    assert count_batch(torch.zeros(0, 0, dtype=torch.int64)) == Counts((0, 0), 0, 0)
