@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from tracer.device.span import DeviceSpan
 from tracer.noop import NOOP_SPAN
 from tracer.span import NONE, SpanKind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
 
     from tracer.lane import Lane
@@ -29,16 +31,36 @@ class Compute:
         self._counted_step = NONE
         self._counts: dict[SpanKind, int] = {}
 
-    def span(self, name: str, kind: SpanKind, *, microbatch: object, chunk: int) -> SpanContext:
+    def span(
+        self,
+        name: str,
+        kind: SpanKind,
+        *,
+        microbatch: object,
+        chunk: int,
+        on: Iterable[object] = (),
+    ) -> SpanContext:
         """Return a span of work on one micro-batch.
 
         Communications and waits inside belong to that micro-batch and chunk.
+
+        Args:
+            name: What the table calls it.
+            kind: What is done.
+            microbatch: Position in the step.
+            chunk: Model chunk on this rank.
+            on: Tensors that the work is done on, or devices; the first tells whose clock counts.
         """
         if self._inside.yes:
             return NOOP_SPAN
-        return ComputeSpan(
-            self._recorder, self._inside, (name, kind), self._recorder.index(microbatch), chunk
-        )
+        recorder, index = self._recorder, self._recorder.index(microbatch)
+        device = recorder.device_timing.device_of(on)
+        inner: SpanContext
+        if device is None or not recorder.keeps(kind):
+            inner = recorder.span(name, kind=kind, microbatch=index, chunk=chunk)
+        else:
+            inner = DeviceSpan(recorder, name, kind, device=device, microbatch=index, chunk=chunk)
+        return ComputeSpan(recorder, self._inside, inner, index, chunk)
 
     @property
     def inside(self) -> bool:
@@ -65,13 +87,13 @@ class ComputeSpan:
         self,
         recorder: Recorder,
         inside: _Inside,
-        what: tuple[str, SpanKind],
+        span: SpanContext,
         microbatch: int,
         chunk: int,
     ) -> None:
         self._recorder = recorder
         self._inside = inside
-        self._span = recorder.span(what[0], kind=what[1], microbatch=microbatch, chunk=chunk)
+        self._span = span
         self._microbatch = microbatch
         self._chunk = chunk
         self._lane: Lane = recorder.lane()

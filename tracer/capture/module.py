@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -27,13 +28,22 @@ def capture_forward(compute: Compute, model: Any) -> Callable[[], None]:  # noqa
     opened = threading.local()
 
     def before(module: Any, args: Any) -> None:  # noqa: ANN401
-        if compute.inside:
+        # A compiler that looks into this forward must find nothing here to stop at.
+        if torch.compiler.is_compiling() or compute.inside:
             return
         microbatch = compute.count(SpanKind.FORWARD) if torch.is_grad_enabled() else NONE
-        opened.span = compute.span("forward", SpanKind.FORWARD, microbatch=microbatch, chunk=0)
+        opened.span = compute.span(
+            "forward",
+            SpanKind.FORWARD,
+            microbatch=microbatch,
+            chunk=0,
+            on=itertools.chain(module.parameters(), args),
+        )
         opened.span.__enter__()
 
     def after(module: Any, args: Any, output: Any) -> None:  # noqa: ANN401
+        if torch.compiler.is_compiling():
+            return
         span = opened.__dict__.pop("span", None)
         if span is not None:
             span.__exit__(*sys.exc_info())
@@ -59,10 +69,12 @@ def capture_backward(compute: Compute, patches: Patches) -> None:
 def _traced_backward(compute: Compute, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if compute.inside:
+        if torch.compiler.is_compiling() or compute.inside:
             return original(*args, **kwargs)
         microbatch = compute.count(SpanKind.BACKWARD)
-        with compute.span("backward", SpanKind.BACKWARD, microbatch=microbatch, chunk=0):
+        roots = args[0] if args else kwargs.get("tensors", ())
+        on = roots if isinstance(roots, list | tuple) else (roots,)
+        with compute.span("backward", SpanKind.BACKWARD, microbatch=microbatch, chunk=0, on=on):
             return original(*args, **kwargs)
 
     return backward

@@ -6,19 +6,21 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from tracer.device.span import timed_span
 from tracer.span import SpanKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
+    from tracer.device.span import DeviceSpan
     from tracer.host_span import HostSpan
     from tracer.recorder import Recorder
 
 
 class _Running(threading.local):
     optimizer: Any = None
-    span: HostSpan | None = None
+    span: HostSpan | DeviceSpan | None = None
     caller: FrameType | None = None
     """The call of ``step`` that the span is of."""
 
@@ -40,7 +42,9 @@ def capture_optimizer(recorder: Recorder) -> Callable[[], None]:
                 return
             running.span.cancel()  # its step raised: torch calls no hook then
         running.optimizer, running.caller = optimizer, caller
-        running.span = recorder.host_span("optimizer", SpanKind.OPTIMIZER)
+        running.span = timed_span(
+            recorder, "optimizer", SpanKind.OPTIMIZER, on=_parameters(optimizer)
+        )
         running.span.__enter__()
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
@@ -58,6 +62,10 @@ def capture_optimizer(recorder: Recorder) -> Callable[[], None]:
             handle.remove()
 
     return take_off
+
+
+def _parameters(optimizer: Any) -> Iterator[object]:  # noqa: ANN401
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _is_below(outer: FrameType | None, frame: FrameType | None) -> bool:

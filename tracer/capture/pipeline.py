@@ -46,7 +46,8 @@ def _traced_chunk(
     def call(stage: Any, microbatch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         # A zero-bubble schedule asks for the gradients of the input alone, by keyword.
         part = f"{name} input" if kwargs.get("full_backward") is False else name
-        with compute.span(part, kind, microbatch=microbatch, chunk=chunk_of(stage)):
+        on, chunk = (getattr(stage, "device", None),), chunk_of(stage)
+        with compute.span(part, kind, microbatch=microbatch, chunk=chunk, on=on):
             return original(stage, microbatch, *args, **kwargs)
 
     return call

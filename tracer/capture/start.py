@@ -14,6 +14,7 @@ from tracer.capture.garbage import capture_garbage
 from tracer.capture.patch import Patches
 from tracer.capture.startup import capture_groups, capture_start
 from tracer.capture.steps import StepCounter, capture_steps
+from tracer.device.start import watch_for_cuda
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def start_captures(
     if "torch" not in sys.modules:
         return
     patches = Patches()
+    _try(recorder, "device", lambda: watch_for_cuda(recorder))
     recorder.on_shutdown(patches.undo)
     steps = StepCounter(recorder, from_start=count_steps is True)
     forwards = Forwards(recorder, steps)

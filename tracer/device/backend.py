@@ -37,7 +37,7 @@ class DeviceBackend(Protocol):
     """The few things that device timing does with a device. None of them waits for it."""
 
     def device_of(self, objects: Iterable[object]) -> int | None:
-        """Return the device of the first tensor among ``objects``; None where none is on one."""
+        """Return the device of the first tensor or device among ``objects``; None where none is."""
         ...
 
     def current_stream(self, device: int) -> DeviceStream:

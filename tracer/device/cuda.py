@@ -28,11 +28,8 @@ class CudaBackend:
         self._runtime = CudaRuntime()
 
     def device_of(self, objects: Iterable[object]) -> int | None:
-        """Return the device of the first tensor; None where it is not a CUDA device."""
-        for thing in objects:
-            if isinstance(thing, torch.Tensor):
-                return thing.device.index if thing.device.type == "cuda" else None
-        return None
+        """Return the device of the first tensor or device; None where it is not a CUDA device."""
+        return cuda_device_of(objects)
 
     def current_stream(self, device: int) -> Any:  # noqa: ANN401 - torch.cuda.Stream
         """Return the stream that the calling thread issues work to."""
@@ -60,6 +57,21 @@ class CudaBackend:
     def device_uuid(self, device: int) -> str:
         """Return the device's UUID, "" where this torch does not tell it."""
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+
+
+def cuda_device_of(objects: Iterable[object]) -> int | None:
+    """Return the CUDA device of the first tensor or device among ``objects``; None if another."""
+    device = next(filter(None, map(_device, objects)), None)
+    if device is None or device.type != "cuda":
+        return None
+    index: int | None = device.index
+    return torch.cuda.current_device() if index is None else index
+
+
+def _device(thing: object) -> torch.device | None:
+    if isinstance(thing, torch.Tensor):
+        return thing.device
+    return thing if isinstance(thing, torch.device) else None
 
 
 @contextlib.contextmanager

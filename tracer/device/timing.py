@@ -84,14 +84,13 @@ class DeviceTiming:
         Nothing is recorded into a stream that is being captured: the event would
         become part of the graph, and nobody could ask it for its time.
         """
-        if not self.active:
-            return None
         try:
-            return self._mark(device)
+            if self.active:
+                return self._mark(device)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._fail(problem)
-            self._recorder.drop(DropReason.DEVICE_ERROR)
-            return None
+        self._recorder.drop(DropReason.DEVICE_ERROR)
+        return None
 
     def push(self, pending: Pending) -> None:
         """Take what is to be written down once the device has come to its marks."""

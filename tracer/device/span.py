@@ -1,0 +1,146 @@
+"""A span of work that one thread gives to a device, timed there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracer.clock import monotonic_ns
+from tracer.device.pending import PendingSpan
+from tracer.lane import PLACE, head_word
+from tracer.span import KIND_CODES, NONE, SpanFlag
+from tracer.spool import RecordType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from tracer.device.mark import Mark
+    from tracer.host_span import HostSpan
+    from tracer.recorder import Recorder
+    from tracer.segment import OpenEntry
+    from tracer.span import SpanKind
+
+ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+
+
+def timed_span(
+    recorder: Recorder, name: str, kind: SpanKind, *, on: Iterable[object]
+) -> HostSpan | DeviceSpan:
+    """Return a span, to be entered and left by hand, on the clock of what does the work.
+
+    Args:
+        recorder: Where it goes.
+        name: What the table calls it.
+        kind: What is done.
+        on: Tensors that the work is done on; the first tells the device.
+    """
+    device = recorder.device_timing.device_of(on)
+    if device is None or not recorder.keeps(kind):
+        return recorder.host_span(name, kind)
+    return DeviceSpan(recorder, name, kind, device=device)
+
+
+class DeviceSpan:
+    """Marks the current stream where the span is entered and left.
+
+    It stands on the track of that stream, outermost; its launch is when the
+    host entered it. Where a mark cannot be had it is counted as lost: how long
+    the host took to issue work says nothing of the work.
+    """
+
+    __slots__ = (
+        "_begin",
+        "_device",
+        "_kind",
+        "_launch_ns",
+        "_name",
+        "_opened",
+        "_place",
+        "_recorder",
+    )
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        name: str,
+        kind: SpanKind,
+        *,
+        device: int,
+        microbatch: int = NONE,
+        chunk: int = NONE,
+    ) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._kind = KIND_CODES[kind]
+        self._device = device
+        self._place = (microbatch, chunk)
+        self._begin: Mark | None = None
+        self._opened: OpenEntry | None = None
+
+    def __enter__(self) -> DeviceSpan:
+        lane = self._recorder.lane()
+        try:
+            self._launch_ns = monotonic_ns()
+            if not lane.depth:
+                self._opened = lane.open(self._launch_ns, self._head(SpanFlag.NOTHING))
+            lane.depth += 1
+            self._begin = self._recorder.device_timing.mark(self._device)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            lane.swallow(problem)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        lane = self._recorder.lane()
+        try:
+            self._leave()
+            flags = ON_DEVICE if exc_type is None else ON_DEVICE | SpanFlag.ERROR
+            if self._begin is not None:
+                self._end(self._begin, flags)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            lane.swallow(problem)
+
+    def cancel(self) -> None:
+        """Leave the span without recording it."""
+        self._leave()
+        if self._begin is not None:
+            self._recorder.device_timing.give_back(self._begin)
+
+    def _leave(self) -> None:
+        self._recorder.lane().depth -= 1
+        if self._opened is not None:
+            self._opened.close()
+
+    def _end(self, begin: Mark, flags: SpanFlag) -> None:
+        timing = self._recorder.device_timing
+        end = timing.mark(self._device)
+        if end is None:
+            timing.give_back(begin)
+            return
+        lane, (microbatch, chunk) = self._recorder.lane(), self._place
+        place = PLACE.pack(
+            lane.step,
+            lane.microbatch if microbatch == NONE else microbatch,
+            lane.chunk if chunk == NONE else chunk,
+            timing.track_id(begin),
+        )
+        head, launch_ns, device_lane = self._head(flags), self._launch_ns, self._recorder.comm_lane
+
+        def write(start_ns: int, duration_ns: int) -> None:
+            device_lane.append(head, start_ns, duration_ns, place, launch_ns, 0)
+
+        timing.push(
+            PendingSpan(begin, end, write=write, lose=timing.lose, give_back=timing.give_back)
+        )
+
+    def _head(self, flags: SpanFlag) -> int:
+        return head_word(
+            RecordType.SPAN,
+            kind=self._kind,
+            flags=int(flags),
+            name_id=self._recorder.name_id(self._name),
+        )
