@@ -23,14 +23,25 @@ def analyze_stored(
     from analysis.verdict import verdict_sentence
     from collector.location import default_store_url
     from collector.store import open_store
+    from rankscope.following import History, follows_document, follows_text
     from rankscope.report_text import report_text
     from rankscope.source import StoreSource
 
     with open_store(store_url or default_store_url()) as store:
-        report = analyze_run(StoreSource(store), run_id, first=first, last=last)
+        source = StoreSource(store)
+        report = analyze_run(source, run_id, first=first, last=last)
+        followed = History(store).of_report(report, source.run_info(run_id))
     if as_json:
-        return json.dumps(to_document(report), allow_nan=False)
-    return report_text(report, verdict=verdict_sentence(report), width=terminal_width())
+        document = to_document(report)
+        for finding, found in zip(document["findings"], followed, strict=True):
+            finding["follows"] = follows_document(found)
+        return json.dumps(document, allow_nan=False)
+    return report_text(
+        report,
+        verdict=verdict_sentence(report),
+        width=terminal_width(),
+        follows=tuple(map(follows_text, followed)),
+    )
 
 
 def parse_steps(text: str) -> tuple[int | None, int | None]:

@@ -12,6 +12,7 @@ from collector.store import open_store
 from rankscope.columns import aligned, ranges
 
 if TYPE_CHECKING:
+    from analysis.following import Followed
     from analysis.source import RunSummary
     from collector.alerts import StoredAlert
     from collector.findings import StoredFinding
@@ -71,11 +72,18 @@ def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -
         store_url: URL of the store; None: the default one.
     """
     from collector.findings import read_findings
+    from rankscope.following import History, follows_document
 
     with open_store(store_url or default_store_url()) as store:
         found = read_findings(store, run_id)
+        history = History(store)
+        followed = [history.of_stored(finding) for finding in found]
     if as_json:
-        return json.dumps({"findings": [asdict(finding) for finding in found]})
+        documents = [
+            {**asdict(finding), "follows": follows_document(one)}
+            for finding, one in zip(found, followed, strict=True)
+        ]
+        return json.dumps({"findings": documents})
     rows = [
         (
             finding.run_id,
@@ -85,11 +93,13 @@ def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -
             _when(finding.opened_ns),
             "stands" if finding.closed_ns is None else _when(finding.closed_ns),
             f"{finding.confidence:.2f}",
+            _follows(one),
         )
-        for finding in found
+        for finding, one in zip(found, followed, strict=True)
     ]
     header = ("run", "cause", "ranks", "steps", "opened (UTC)", "closed (UTC)", "confidence")
-    return "\n".join(aligned(header, rows, right="llllllr")) if rows else NO_FINDINGS
+    table = aligned((*header, "follows"), rows, right="llllllrl")
+    return "\n".join(table) if rows else NO_FINDINGS
 
 
 def _run_document(run: RunSummary) -> dict[str, Any]:
@@ -107,6 +117,12 @@ def _run_document(run: RunSummary) -> dict[str, Any]:
 
 def _steps(alert: StoredAlert) -> str:
     return f"{alert.first_step}-{alert.last_step}"
+
+
+def _follows(followed: Followed | None) -> str:
+    if followed is None:
+        return "-"
+    return "cannot tell" if followed.what is None else f"the {followed.what}"
 
 
 def _finding_steps(finding: StoredFinding) -> str:

@@ -24,19 +24,23 @@ LEAST_SHARE = 0.0005
 """A part of the waterfall that would print as 0.0 % is left out."""
 
 
-def report_text(report: RunReport, *, verdict: str, width: int) -> str:
+def report_text(
+    report: RunReport, *, verdict: str, width: int, follows: tuple[str, ...] = ()
+) -> str:
     """Return the diagnosis as lines of at most ``width`` columns, tables excepted.
 
     Args:
         report: The finished diagnosis.
         verdict: It in one sentence.
         width: Columns of the terminal.
+        follows: For each finding, whether it follows its host or its position, "" where nothing is
+            known of it; empty: of none.
     """
     blocks = [
         wrap(verdict, width),
         wrap(_what_was_seen(report), width),
         _times(report, width),
-        _findings(report.findings, width),
+        _findings(report.findings, follows or ("",) * len(report.findings), width),
         _starved(report.starved),
         _waterfall(report.waterfall, width),
         _bandwidth(report.bandwidth),
@@ -92,7 +96,7 @@ def _times(report: RunReport, width: int) -> list[str]:
     return [*lines, *wrap(f"MFU        {told}", width, subsequent_indent=" " * 11)]
 
 
-def _findings(findings: tuple[Finding, ...], width: int) -> list[str]:
+def _findings(findings: tuple[Finding, ...], follows: tuple[str, ...], width: int) -> list[str]:
     header = ("finding", "ranks", "steps", "slowdown", "recoverable", "confidence")
     rows = [
         (
@@ -107,9 +111,10 @@ def _findings(findings: tuple[Finding, ...], width: int) -> list[str]:
     ]
     head, *lines = aligned(header, rows, right="lllrrr")
     body = [head]
-    for line, finding in zip(lines, findings, strict=True):
+    for line, finding, followed in zip(lines, findings, follows, strict=True):
         body.append(line)
         body.extend(_paragraph(finding.evidence, width))
+        body.extend(_paragraph(followed, width))
     return body
 
 

@@ -12,6 +12,10 @@ from tests.collector.test_findings import CRASH, SLOW
 if TYPE_CHECKING:
     from pathlib import Path
 
+HEADER = (
+    "run  cause         ranks  steps  opened (UTC)         closed (UTC)         confidence  follows"
+)
+
 
 def test_findings_are_listed_with_onset_and_end(tmp_path: Path) -> None:
     url = f"chdb://{tmp_path}"
@@ -23,9 +27,9 @@ def test_findings_are_listed_with_onset_and_end(tmp_path: Path) -> None:
     lines = list_findings("r", as_json=False, store_url=url).splitlines()
 
     assert lines == [
-        "run  cause         ranks  steps  opened (UTC)         closed (UTC)         confidence",
-        "r    slow-compute  5, 7   10-29  1970-01-01 00:00:00  2023-11-14 22:13:20        0.95",
-        "r    crash         5, 7   -      1970-01-01 00:00:00  stands                     0.95",
+        HEADER,
+        "r    slow-compute  5, 7   10-29  1970-01-01 00:00:00  2023-11-14 22:13:20        0.95  -",
+        "r    crash         5, 7   -      1970-01-01 00:00:00  stands                     0.95  -",
     ]
 
 
@@ -39,3 +43,4 @@ def test_findings_of_all_runs_are_one_json_document(tmp_path: Path) -> None:
     assert [found["cause"] for found in document["findings"]] == ["crash", "slow-compute"]
     assert document["findings"][1]["onset_step"] == 10
     assert document["findings"][1]["closed_ns"] is None
+    assert document["findings"][1]["follows"] is None

@@ -1,0 +1,133 @@
+"""Two and three simulated runs in one store, hosts exchanged between them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from analysis.analyze import analyze_run
+from collector.store import open_store
+from rankscope.analyzing import analyze_stored
+from rankscope.listing import list_findings
+from rankscope.simulated_store import store_simulation
+from rankscope.source import StoreSource
+from rankscope.tracking import Tracking
+from trainer.simulator.fault import parse_simulated_faults
+from trainer.simulator.scenario import Scenario
+from trainer.simulator.simulation import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from collector.store import Store
+
+SELECT_RANKS = "SELECT * FROM ranks FINAL WHERE run_id = {run_id:String}"
+RANKS_PER_HOST = 2
+SCENARIO = Scenario(dp=8, pp=1, tp=1, num_steps=8, ranks_per_host=RANKS_PER_HOST)
+"""Four hosts, sim-00000 to sim-00003, of two data-parallel positions each."""
+
+
+def train(store: Store, run_id: str, *, slow: int, moved: Mapping[str, str]) -> None:
+    """Simulate a run whose rank ``slow`` is slow, its hosts renamed, and keep what is found."""
+    faults = parse_simulated_faults([f"slow-compute:rank={slow},factor=1.5"])
+    simulation = simulate(replace(SCENARIO, faults=faults), run_id=run_id)
+    store_simulation(store, simulation, simulation.tables())
+    rows = store.rows(
+        "SELECT * FROM ranks FINAL WHERE run_id = {run_id:String}", {"run_id": run_id}
+    )
+    exchanged = [
+        {**row, "host": moved.get(row["host"], row["host"]), "revision": row["revision"] + 1}
+        for row in rows
+    ]
+    store.insert_rows("ranks", exchanged)
+    report = analyze_run(StoreSource(store), run_id)
+    assert [(finding.cause, finding.ranks) for finding in report.findings] == [
+        ("slow-compute", (slow,))
+    ]
+    Tracking(store, say=lambda _: None).update(report, is_over=True, cost=None)
+
+
+EXCHANGED = {"sim-00001": "sim-00003", "sim-00003": "sim-00001"}
+
+
+def follows(url: str, run_id: str) -> dict[str, str | None] | None:
+    text = analyze_stored(run_id, first=None, last=None, as_json=True, store_url=url)
+    (finding,) = json.loads(text)["findings"]
+    found: dict[str, str | None] | None = finding["follows"]
+    return found
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"chdb://{tmp_path}"
+
+
+def test_slowness_that_went_with_its_host_follows_the_host(url: str) -> None:
+    # GIVEN rank 2 slow on host 1; THEN rank 6, where host 1 now stands
+    with open_store(url) as store:
+        train(store, "first", slow=2, moved={})
+        train(store, "second", slow=6, moved=EXCHANGED)
+
+    assert follows(url, "second") == {
+        "what": "host",
+        "evidence": "host sim-00001 was told in run first (epoch 0) too, at another position:"
+        " (dp 2, pp 0, tp 0) then, (dp 6, pp 0, tp 0) now",
+    }
+    text = analyze_stored("second", first=None, last=None, as_json=False, store_url=url)
+    assert "it follows the host: host sim-00001 was told in run first" in text
+    listed = list_findings("second", as_json=False, store_url=url)
+    assert listed.splitlines()[1].endswith("the host")
+
+
+def test_slowness_that_stayed_while_the_host_went_follows_the_position(url: str) -> None:
+    with open_store(url) as store:
+        train(store, "first", slow=2, moved={})
+        train(store, "second", slow=2, moved=EXCHANGED)
+
+    found = follows(url, "second")
+
+    assert found is not None
+    assert found["what"] == "position"
+    documents = json.loads(list_findings(None, as_json=True, store_url=url))["findings"]
+    assert {document["follows"]["what"] for document in documents} == {"position"}
+
+
+def test_what_never_moved_cannot_be_told(url: str) -> None:
+    with open_store(url) as store:
+        train(store, "first", slow=2, moved={})
+        train(store, "second", slow=2, moved={})
+
+    found = follows(url, "second")
+
+    assert found is not None
+    assert found["what"] is None
+    assert "nothing moved" in str(found["evidence"])
+
+
+def test_three_runs_name_the_host_that_is_slow_wherever_it_stands(url: str) -> None:
+    with open_store(url) as store:
+        train(store, "first", slow=2, moved={})
+        train(store, "second", slow=6, moved=EXCHANGED)
+        train(
+            store,
+            "third",
+            slow=0,
+            moved={"sim-00000": "sim-00001", "sim-00001": "sim-00000"},
+        )
+
+    found = follows(url, "third")
+
+    assert found is not None
+    assert found["what"] == "host"
+    assert "in runs first (epoch 0) and second (epoch 0) too" in str(found["evidence"])
+
+
+def test_a_first_finding_has_no_history(url: str) -> None:
+    with open_store(url) as store:
+        train(store, "first", slow=2, moved={})
+
+    assert follows(url, "first") is None
