@@ -136,7 +136,8 @@ class DeviceTiming:
                 if self._resolve():
                     self._recorder.hurry(BUSY_S)
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-                self._fail(problem)
+                # No signal handler runs on this thread: it can only be ours.
+                self._problem = problem
                 self._end()
 
     # -- the end -------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tracer.device.fake_cuda import FakeCuda, FakeEvent
+from tests.tracer.device.torch.fake_cuda import FakeCuda, FakeEvent
 from tracer.device.clock import NUM_ANCHORS, DeviceClock
 from tracer.device.drift import MAX_DRIFT_RATIO, Point, fit_drift, rounding_ns
 from tracer.device.pool import EventPool

@@ -1,0 +1,327 @@
+"""Spans on the device, from their marks to their records; the device is a fake one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tracer.device.timing import TimedRecorder
+from tests.tracer.device.torch.fake_cuda import CudaError, FakeCuda, FakeTensor
+from tests.tracer.reading import dropped, open_names, read_spans
+from tracer.capture.compute import Compute
+from tracer.device.span import timed_span
+from tracer.span import SpanFlag, SpanKind
+from tracer.spool import DropReason
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MS = 1_000_000
+ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+
+
+@pytest.fixture
+def cuda() -> FakeCuda:
+    return FakeCuda(drift=20e-6)
+
+
+@pytest.fixture
+def timed(tmp_path: Path, cuda: FakeCuda) -> TimedRecorder:
+    timed = TimedRecorder(tmp_path, cuda)
+    timed.recorder.begin_steps(3)
+    return timed
+
+
+def events(folder: Path) -> list[dict[str, object]]:
+    path = folder / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_span_is_as_long_as_the_device_took_not_the_host(
+    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
+) -> None:
+    compute = Compute(timed.recorder)
+    timed.turns()
+    with compute.span("forward", SpanKind.FORWARD, microbatch=2, chunk=1, on=[FakeTensor(0)]):
+        end_ns = cuda.kernel(50 * MS)
+    issued_ns = cuda.now_ns
+    timed.turns(1)
+    assert read_spans(tmp_path) == []  # The device is not there yet.
+    timed.turns(5)
+    timed.shutdown()
+
+    (row,) = read_spans(tmp_path)
+    assert (row.name, row.kind, row.step, row.microbatch, row.chunk) == (
+        "forward",
+        "forward",
+        3,
+        2,
+        1,
+    )
+    assert (row.track, row.depth, row.flags) == ("cuda:0 stream 0", 0, ON_DEVICE)
+    assert row.duration_ns == pytest.approx(50 * MS, abs=10_000)
+    assert row.end_ns == pytest.approx(end_ns, abs=25_000)
+    assert row.end_ns > issued_ns
+    assert dropped(tmp_path) == {}
+
+
+def test_the_optimizer_is_timed_where_its_parameters_are(
+    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
+) -> None:
+    for on in ([FakeTensor(1)], ["on no device"]):
+        span = timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=on)
+        with span:
+            cuda.kernel(3 * MS, cuda.stream(1))
+    timed.turns(3)
+    timed.shutdown()
+
+    device, host = sorted(read_spans(tmp_path), key=lambda row: row.track)
+    assert (device.track, device.flags) == ("cuda:1 stream 0", ON_DEVICE)
+    assert device.duration_ns == pytest.approx(3 * MS, abs=10_000)
+    assert (host.track, host.flags) == ("main", SpanFlag.HOST_CLOCK)
+
+
+def test_each_stream_of_each_device_has_a_track(
+    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
+) -> None:
+    for device in (0, 1):
+        for stream in (cuda.stream(device), cuda.new_stream(device), cuda.new_stream(device)):
+            cuda.current[device] = stream
+            with timed_span(
+                timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(device)]
+            ):
+                cuda.kernel(MS, stream)
+    timed.turns(3)
+    timed.shutdown()
+
+    assert [row.track for row in sorted(read_spans(tmp_path), key=lambda row: row.track)] == [
+        f"cuda:{device} stream {stream}" for device in (0, 1) for stream in (0, 1, 2)
+    ]
+
+
+def test_a_span_that_ends_on_another_stream_waits_for_both(
+    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
+) -> None:
+    first, second = cuda.stream(0), cuda.new_stream()
+    cuda.kernel(100 * MS, first)
+    with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
+        cuda.current[0] = second
+    timed.turns(2)
+    assert timed.timing.active
+    assert timed.timing.num_resolved == 0
+    timed.turns(10)
+    timed.shutdown()
+
+    # Its end comes before its begin: no span, and counted.
+    assert read_spans(tmp_path) == []
+    assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 1}
+
+
+def test_only_the_oldest_of_a_stream_is_asked(cuda: FakeCuda, timed: TimedRecorder) -> None:
+    timed.turns()
+    cuda.kernel(500 * MS)
+    for _ in range(50):
+        with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
+            cuda.kernel(MS)
+    timed.turns(5)
+    anchors = timed.timing._clocks[0]
+    assert not anchors.renewing
+    before = cuda.num_queries
+
+    timed.timing.turn()
+
+    assert cuda.num_queries == before + 1
+    timed.shutdown()
+
+
+def test_an_exhausted_pool_loses_spans_counts_them_and_waits_for_nobody(
+    tmp_path: Path, cuda: FakeCuda
+) -> None:
+    timed = TimedRecorder(tmp_path, cuda, capacity=16)
+    cuda.kernel(100 * MS)
+    begun_ns = cuda.now_ns
+    for _ in range(20):
+        with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
+            pass
+    assert cuda.now_ns - begun_ns < MS
+    timed.turns(1)  # No event is left for an anchor either: so nothing can be placed,
+    cuda.now_ns += 200 * MS
+    timed.turns(3)
+    timed.shutdown()
+
+    counts = dropped(tmp_path)
+    assert counts[DropReason.NO_EVENT] == 12
+    assert len(read_spans(tmp_path)) + counts.get(DropReason.DEVICE_ERROR, 0) == 8
+
+
+def test_nothing_is_recorded_into_a_capture_and_what_is_lost_is_counted_and_told(
+    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
+) -> None:
+    stream = cuda.stream(0)
+    cuda.begin_capture(stream)
+    for _ in range(3):
+        with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
+            cuda.kernel(MS)
+    cuda.end_capture(stream)
+    with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
+        cuda.kernel(MS)
+    timed.turns(3)
+    timed.shutdown()
+
+    assert cuda.num_in_graph == 0
+    assert len(read_spans(tmp_path)) == 1
+    assert dropped(tmp_path) == {DropReason.CAPTURING: 3}
+    assert [event["text"] for event in events(tmp_path)] == [
+        "work captured into a CUDA graph is not timed, nor are the graph's parts"
+    ]
+
+
+def test_a_capture_that_begins_inside_a_span_gets_no_mark(
+    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
+) -> None:
+    with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
+        cuda.begin_capture(cuda.stream(0))
+    cuda.end_capture(cuda.stream(0))
+    timed.turns(3)
+    timed.shutdown()
+
+    assert cuda.num_in_graph == 0
+    assert dropped(tmp_path) == {DropReason.CAPTURING: 1}
+
+
+def test_queries_beside_another_threads_capture_do_not_invalidate_it(
+    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
+) -> None:
+    with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
+        cuda.kernel(MS)
+    captured = cuda.new_stream()
+    cuda.begin_capture(captured, "global")
+    timed.turns(5)
+    cuda.end_capture(captured)
+    timed.shutdown()
+
+    assert len(read_spans(tmp_path)) == 1
+    assert dropped(tmp_path) == {}
+
+
+def test_the_fake_does_invalidate_a_capture_when_a_strict_thread_asks(cuda: FakeCuda) -> None:
+    event = cuda.new_event()
+    event.record(cuda.new_stream())
+    captured = cuda.new_stream()
+    cuda.begin_capture(captured, "global")
+
+    with pytest.raises(CudaError):
+        event.query()
+    with pytest.raises(CudaError):
+        cuda.end_capture(captured)
+
+
+def test_an_asynchronous_error_turns_device_timing_off_and_host_spans_go_on(
+    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
+) -> None:
+    timed.turns()
+    for _ in range(2):
+        with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
+            cuda.kernel(MS)
+    cuda.error = CudaError("CUDA error: device-side assert triggered")
+    timed.turns(2)
+    assert not timed.timing.active
+    with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
+        pass
+    timed.shutdown()
+
+    (row,) = read_spans(tmp_path)
+    assert row.flags == SpanFlag.HOST_CLOCK
+    assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 2}
+    (event,) = events(tmp_path)
+    assert event["text"] == "device timing turned itself off"
+    assert event["data"] == {
+        "error": "CudaError('CUDA error: device-side assert triggered')",
+        "num_lost": 2,
+    }
+
+
+def test_the_job_meets_its_error_itself_when_a_mark_met_it_first(
+    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
+) -> None:
+    error = CudaError("CUDA error: device-side assert triggered")
+    span = timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)])
+    cuda.error = error
+
+    with pytest.raises(CudaError) as caught, span:
+        cuda.kernel(MS)
+
+    assert caught.value is error
+    timed.turns()
+    timed.shutdown()
+    assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 1}
+
+
+def test_an_exception_inside_passes_and_marks_the_span(
+    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
+) -> None:
+    raised = KeyError("mine")
+    span = timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)])
+
+    with pytest.raises(KeyError) as caught, span:
+        raise raised
+    timed.turns(3)
+    timed.shutdown()
+
+    assert caught.value is raised
+    assert read_spans(tmp_path)[0].flags == ON_DEVICE | SpanFlag.ERROR
+
+
+def test_goodbye_counts_what_the_device_never_came_to(
+    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
+) -> None:
+    cuda.kernel(1 << 50)
+    with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
+        pass
+    timed.turns(2)
+    timed.shutdown()
+
+    assert read_spans(tmp_path) == []
+    assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 1}
+
+
+def test_a_top_level_span_stands_open_while_the_host_is_in_it(
+    tmp_path: Path, timed: TimedRecorder
+) -> None:
+    with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
+        assert open_names(tmp_path) == ["optimizer"]
+    assert open_names(tmp_path) == []
+    timed.shutdown()
+
+
+def test_anchors_are_written_down_with_drift_and_error(
+    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
+) -> None:
+    with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
+        cuda.kernel(MS)
+    timed.turns(500)  # 10 s
+    timed.shutdown()
+
+    lines = [
+        json.loads(line) for line in (tmp_path / "device_clock.jsonl").read_text().splitlines()
+    ]
+    assert lines[0]["drift_error_ppb"] == 100_000
+    last = lines[-1]
+    assert (last["device"], last["uuid"]) == (0, "GPU-fake-0")
+    assert last["error_ns"] < 10_000
+    assert abs(last["drift_ppb"] - 20_000) <= last["drift_error_ppb"] < 3_000
+
+
+def test_the_recorders_own_thread_resolves(tmp_path: Path, cuda: FakeCuda) -> None:
+    timed = TimedRecorder(tmp_path, cuda)
+    timed.recorder.at_each_turn(timed.timing.turn)
+    for _ in range(100):
+        with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
+            cuda.kernel(MS // 100)
+    cuda.now_ns += 100 * MS
+    timed.shutdown()  # Goodbye gives the thread its turn.
+
+    assert len(read_spans(tmp_path)) == 100
+    assert dropped(tmp_path) == {}
