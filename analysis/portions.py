@@ -15,13 +15,14 @@ import numpy as np
 from analysis.distinct import number_rows
 from analysis.intervals import NOWHERE
 from analysis.operations import positions_in_runs
-from tracer.span import NONE
+from tracer.span import KIND_CODES, NONE, SpanKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.source import SpanTable
 
+FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 WHOLE = 0
 """The one span of its micro-batch, or nobody knows its micro-batch."""
 
@@ -31,7 +32,9 @@ one number."""
 
 
 def portions_of(spans: SpanTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Tell the spans of one kind and micro-batch apart by their order.
+    """Tell the backwards of one micro-batch apart by their order.
+
+    Where forwards share numbers too, a number says nothing of the micro-batch.
 
     Args:
         spans: The table.
@@ -42,23 +45,29 @@ def portions_of(spans: SpanTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         1 and 2 for the halves of a split in two.
     """
     found = np.full(len(rows), WHOLE, dtype=np.int64)
-    known = np.flatnonzero(spans.microbatch[rows] != NONE)
-    if not len(known):
+    known = spans.microbatch[rows] != NONE
+    backward = np.flatnonzero(known & (spans.kind[rows] == BACKWARD))
+    work, num = _microbatches(spans, rows[backward])
+    if num == len(backward):
         return found
-    row = rows[known]
-    work, num = number_rows(
-        spans.epoch[row], spans.step[row], spans.rank[row], spans.kind[row], spans.chunk[row],
-        spans.microbatch[row],
-    )  # fmt: skip
-    if num == len(known):
+    forward = rows[known & (spans.kind[rows] == FORWARD)]
+    if _microbatches(spans, forward)[1] != len(forward):
         return found
     size = np.bincount(work, minlength=num)[work]
-    order = np.lexsort((spans.start_ns[row], work))
-    place = np.empty(len(known), dtype=np.int64)
+    order = np.lexsort((spans.start_ns[rows[backward]], work))
+    place = np.empty(len(backward), dtype=np.int64)
     place[order] = positions_in_runs(work[order])
     number = size * (size - 1) // 2 + place
-    found[known] = np.where(size > MOST_PORTIONS, WHOLE, number)
+    found[backward] = np.where(size > MOST_PORTIONS, WHOLE, number)
     return found
+
+
+def _microbatches(spans: SpanTable, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Number what is said to be one micro-batch's work on one chunk of a rank."""
+    if not len(rows):
+        return rows, 0
+    columns = (spans.epoch, spans.step, spans.rank, spans.chunk, spans.microbatch)
+    return number_rows(*(column[rows] for column in columns))
 
 
 def is_deferred(portion: NDArray[np.int64]) -> NDArray[np.bool_]:

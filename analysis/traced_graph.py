@@ -1,8 +1,9 @@
 """The dependency graph of a traced run: pieces, communications and host gaps, and their ideals.
 
 A piece follows the one before it on its rank; a communication begins when the
-piece that launched it has ended, and its members leave together; the piece
-after a `wait` record follows the communication waited for.
+piece that launched it has ended (and the one before it on its stream), and its
+members leave together; the piece after a `wait` record follows the communication
+waited for.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from analysis.operations import NO_GROUP, Operations, latest_by_group
 from analysis.pieces import GAP, Pieces, Windows, own_compute
 from analysis.portions import MOST_PORTIONS
 from analysis.traced_ideal import ideal_durations, ideal_gaps
-from analysis.waits import is_one_sided
-from tracer.span import KIND_CODES, KINDS, NONE, SpanKind
+from analysis.waits import is_one_sided, is_p2p
+from tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,8 +77,10 @@ def graph_of(
     gap[:num_pieces] = _late_starts(pieces, windows)
 
     group = np.concatenate((np.full(num_pieces, NO_GROUP, dtype=np.int64), _grouped(joined)))
-    extra_src, extra_dst = _buffered_edges(joined, num_pieces)
-    src, dst = np.concatenate((src, extra_src)), np.concatenate((dst, extra_dst))
+    extra = (_buffered_edges(joined, num_pieces), _stream_edges(joined, num_pieces))
+    src, dst = (
+        np.concatenate((side, *(pair[k] for pair in extra))) for k, side in enumerate((src, dst))
+    )
 
     step = windows.step_index[window]
     place = np.concatenate((pieces.start, launch))
@@ -208,6 +211,28 @@ def _buffered_edges(joined: Joined, num_pieces: int) -> tuple[NDArray[np.int64],
     sends = sends[np.argsort(instance[sends])]
     receives = receives[np.argsort(instance[receives])]
     return num_pieces + sends, num_pieces + receives
+
+
+def _stream_edges(joined: Joined, num_pieces: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Let an asynchronous collective follow the one before it on its device stream.
+
+    Only what was measured on a device has a stream that keeps an order; where the
+    record shows two at once, the track is no such stream.
+    """
+    spans = joined.spans
+    flags = spans.flags[joined.comm]
+    on_stream = (flags & SpanFlag.DEVICE_BEGIN_KNOWN != 0) & ~is_p2p(spans)[joined.comm]
+    rows = np.flatnonzero(on_stream)
+    if not (flags[rows] & SpanFlag.ASYNC).any():
+        return rows[:0], rows[:0]
+    row = joined.comm[rows]
+    stream, _ = number_rows(joined.comm_window[rows], spans.track[row])
+    order = np.lexsort((spans.start_ns[row], stream))
+    before, after = order[:-1], order[1:]
+    follows = (stream[before] == stream[after]) & (flags[rows[after]] & SpanFlag.ASYNC != 0)
+    end_ns = (spans.start_ns + spans.duration_ns)[row]
+    follows &= end_ns[before] <= spans.start_ns[row[after]]
+    return num_pieces + rows[before[follows]], num_pieces + rows[after[follows]]
 
 
 def _labels(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.distinct import distinct, number_rows
+from analysis.experts import expert_pieces
 from analysis.intervals import NOWHERE
 from analysis.merging import worker_numbers
 from analysis.model import ComputeItems
@@ -16,9 +17,11 @@ from analysis.portions import WHOLE, is_deferred
 from tracer.span import KIND_CODES, KINDS, SpanKind
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
-    from analysis.source import RunInfo, SpanTable
+    from analysis.source import RankInfo, RunInfo, SpanTable
     from analysis.traced_join import Joined
 
 
@@ -33,7 +36,8 @@ def compute_items(
     """Sum each forward's and backward's own pieces, those of a split one together.
 
     Partners whose inner communication is not traced cannot work alone: the time
-    until the last of them began the same micro-batch is no compute.
+    until the last of them began the same micro-batch is no compute. The experts'
+    parts take as long as they have tokens: what lies outside stands for them.
 
     Args:
         joined: The run.
@@ -44,13 +48,16 @@ def compute_items(
     """
     spans, windows = joined.spans, joined.windows
     kinds = (KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
-    own = np.flatnonzero(own_compute(pieces, len(pieces.start)))
-    own = own[np.isin(spans.kind[pieces.compute[own]], kinds)]
+    whole = np.flatnonzero(own_compute(pieces, len(pieces.start)))
+    whole = whole[np.isin(spans.kind[pieces.compute[whole]], kinds)]
+    experts = expert_pieces(joined, pieces, portion)
+    own = whole[~experts[whole]]
     index, num = number_rows(pieces.compute[own])
     first = np.zeros(num, dtype=np.int64)
     first[index] = np.arange(len(index))
     span = pieces.compute[own[first]]
-    self_ns = np.bincount(index, weights=(pieces.end - pieces.start)[own], minlength=len(span))
+    length = (pieces.end - pieces.start)[own].astype(np.float64)
+    self_ns = np.bincount(index, weights=length, minlength=len(span)).astype(np.float64)
     window = pieces.window[own[first]]
     step = windows.step_index[window]
     rank, kind, chunk = spans.rank[span], spans.kind[span], spans.chunk[span]
@@ -58,9 +65,11 @@ def compute_items(
     order = np.lexsort((spans.start_ns[span], part, chunk, kind, rank, step))
     kind_of_rank, _ = number_rows(step[order], rank[order], kind[order], chunk[order], part[order])
     microbatch = positions_in_runs(kind_of_rank).astype(np.int32)
+    ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
+    if experts.any():
+        self_ns = self_ns * _over_outside(joined, pieces, ranks, whole, experts)[own[first]]
     own_ns = np.rint(self_ns[order]).astype(np.int64)
     kinds_traced = {KINDS[code].value for code in distinct(spans.kind[joined.comm]).tolist()}
-    ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
     worker = worker_numbers(ranks, kinds_traced, joined.line.ranks)
     late_ns = _partners_late(
         (step[order], worker[np.searchsorted(joined.line.ranks, rank[order])], kind[order],
@@ -79,11 +88,57 @@ def compute_items(
         spans,
         span[order],
         part[order],
+        deferred_ratio=_deferred_ratio(pieces, whole, portion),
     )
 
 
+def _over_outside(
+    joined: Joined,
+    pieces: Pieces,
+    ranks: Mapping[int, RankInfo],
+    whole: NDArray[np.int64],
+    experts: NDArray[np.bool_],
+) -> NDArray[np.float64]:
+    """Return all compute over that outside the experts, by kind, chunk and stage.
+
+    Args:
+        joined: The run.
+        pieces: Its pieces.
+        ranks: Their stages.
+        whole: Pieces of forward and backward compute.
+        experts: Shape (pieces,): those of the experts.
+
+    Returns:
+        Shape (pieces,), 1 where it is no such compute.
+    """
+    spans, line = joined.spans, joined.line
+    stage_of = np.array([ranks[rank].coords.pp for rank in line.ranks.tolist()])
+    span = pieces.compute[whole]
+    stage = stage_of[np.searchsorted(line.ranks, spans.rank[span])]
+    work, num = number_rows(spans.kind[span], spans.chunk[span], stage)
+    length = (pieces.end - pieces.start)[whole]
+    total = np.bincount(work, weights=length, minlength=num)
+    outside = np.bincount(work, weights=np.where(experts[whole], 0, length), minlength=num)
+    ratio = np.ones(len(experts))
+    ratio[whole] = np.divide(total, outside, out=np.ones(num), where=outside > 0)[work]
+    return ratio
+
+
+def _deferred_ratio(pieces: Pieces, whole: NDArray[np.int64], portion: NDArray[np.int64]) -> float:
+    """Return the share of forward and backward compute that lies in later portions."""
+    length = (pieces.end - pieces.start)[whole].astype(np.float64)
+    total = float(length.sum())
+    deferred = is_deferred(portion[pieces.compute[whole]])
+    return float(length[deferred].sum()) / total if total else 0.0
+
+
 def _joined_portions(
-    items: ComputeItems, spans: SpanTable, span: NDArray[np.int64], portion: NDArray[np.int64]
+    items: ComputeItems,
+    spans: SpanTable,
+    span: NDArray[np.int64],
+    portion: NDArray[np.int64],
+    *,
+    deferred_ratio: float,
 ) -> ComputeItems:
     """Make one item of the portions of each micro-batch.
 
@@ -92,10 +147,11 @@ def _joined_portions(
         spans: The table.
         span: Shape (items,): the row of each.
         portion: Shape (items,).
+        deferred_ratio: Share of the compute in later portions.
     """
-    later = is_deferred(portion)
-    if not later.any():
+    if not deferred_ratio:
         return items
+    later = is_deferred(portion)
     alone = np.where(portion == WHOLE, np.arange(len(items)), NOWHERE)
     work, num = number_rows(
         items.step, items.rank, items.kind, items.chunk, spans.microbatch[span], alone
@@ -114,7 +170,7 @@ def _joined_portions(
         chunk=chunk,
         microbatch=positions_in_runs(of_rank).astype(np.int32),
         self_ns=self_ns[work[first]],
-        deferred_ratio=float(items.self_ns[later].sum() / items.self_ns.sum()),
+        deferred_ratio=deferred_ratio,
     )
 
 

@@ -20,7 +20,7 @@ from trainer.simulator.groups import KIND_OF_AXIS, Axis
 from trainer.simulator.recorder import NEVER, ON_DEVICE, ON_HOST, Label
 from trainer.simulator.scenario import Sends, TpDetail
 from trainer.simulator.schedule import Schedule, receiver_of, sender_of
-from trainer.simulator.state import MAIN, TRACKS, wait_label
+from trainer.simulator.state import MAIN, TRACKS, Stretch, wait_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,14 +64,14 @@ class Pipeline:
         self.stopped_at = NEVER
         """When the rank of a crash or hang stopped."""
 
-    def run(self, slot: Slot) -> tuple[Times, Times]:
-        """Run one slot, all it depends on having run; return when it began and ended."""
+    def run(self, slot: Slot) -> list[Stretch]:
+        """Run one slot, all it depends on having run; return its compute."""
         if self._state.scenario.sends is Sends.BLOCKING:
             return self._compute(slot)
         self._receive(slot)
-        begin, end = self._compute(slot)
+        stretches = self._compute(slot)
         self._send(slot)
-        return begin, end
+        return stretches
 
     def post(self, exchange: Exchange) -> None:
         """Come to an exchange."""
@@ -151,8 +151,8 @@ class Pipeline:
             flags=ON_DEVICE | SpanFlag.ASYNC,
         )
 
-    def _compute(self, slot: Slot) -> tuple[Times, Times]:
-        """Run one forward or backward; return when it began and ended."""
+    def _compute(self, slot: Slot) -> list[Stretch]:
+        """Run one forward or backward; return its compute."""
         stage = slot.stage
         ready = self._state.ready(stage)
         if slot.is_forward:
@@ -169,10 +169,14 @@ class Pipeline:
             chunk=slot.chunk,
         )
         now = begin if stall is None else begin + stall
-        end = now + self._loaded(slot, own) if slot.is_weight else self._meeting(slot, now, own)
+        if slot.is_weight:
+            end = now + self._loaded(slot, own)
+            stretches = [Stretch(0.0, 1.0, now, end)]
+        else:
+            stretches, end = self._meeting(slot, now, own)
         self._state.recorder.add(stage, label, begin, end)
         self._state.now[stage] = end
-        return begin, end
+        return stretches
 
     def _name(self, slot: Slot) -> str:
         """Return the span's name, as the tracer spells it."""
@@ -182,27 +186,31 @@ class Pipeline:
             return "backward"
         return "backward weight" if slot.is_weight else "backward input"
 
-    def _meeting(self, slot: Slot, now: Times, own: Times) -> Times:
-        """Compute ``own`` and meet the partners in between; return when each rank is through.
+    def _meeting(self, slot: Slot, now: Times, own: Times) -> tuple[list[Stretch], Times]:
+        """Compute ``own`` and meet the partners in between.
 
         Communication of the experts is seen at any detail.
+
+        Returns:
+            The compute, and when each rank is through.
         """
-        syncs, sees_all = self._state.cluster.syncs, True
-        if self._state.scenario.tp_detail is TpDetail.COLLAPSED:
-            sees_all = False
-            if self._state.scenario.ep == 1:
-                return self._meet_unseen(slot.stage, now + own, syncs)
+        syncs = self._state.cluster.syncs
+        sees_all = self._state.scenario.tp_detail is not TpDetail.COLLAPSED
+        if not syncs or not (sees_all or self._state.scenario.ep > 1):
+            through = self._meet_unseen(slot.stage, now + own, syncs)
+            return [Stretch(0.0, 1.0, now, now + own)], through
         load = self._load(slot)
-        done = 0.0
+        stretches, done = [], 0.0
         for sync in syncs:
             piece = np.rint(own * (done + sync.share)) - np.rint(own * done)
+            end = now + np.rint(piece * load if sync.is_of_experts else piece).astype(np.int64)
+            stretches.append(Stretch(done, done + sync.share, now, end))
             done += sync.share
-            now = now + np.rint(piece * load if sync.is_of_experts else piece).astype(np.int64)
             if sees_all or sync.axis is Axis.EP:
-                now = self._sync(slot, sync, now)
+                now = self._sync(slot, sync, end)
             else:
-                now = self._meet_unseen(slot.stage, now, (sync,))
-        return now if syncs else now + own
+                now = self._meet_unseen(slot.stage, end, (sync,))
+        return stretches, now
 
     def _loaded(self, slot: Slot, own: Times) -> Times:
         """Return compute of which the experts' share goes with their tokens."""

@@ -5,6 +5,7 @@ Times are ns from the run's start, on the true clock.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,8 @@ from trainer.simulator.groups import Axis
 from trainer.simulator.recorder import ON_HOST, Label, Recorder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from trainer.simulator.cluster import Cluster
@@ -23,10 +26,40 @@ if TYPE_CHECKING:
 
     Times = NDArray[np.int64]
 
+SHARE_SLACK = 1e-9
+"""What adding up shares may round away."""
+
 MAIN = "main"
 TRACKS = {axis: f"comm {axis.name.lower()}" for axis in Axis}
 SPAN_AXES = {Axis.TP: (2,), Axis.CP: (1,), Axis.DP: (0, 1)}
 """Axes of a stage's (dp, cp, tp) times over which a group's members lie."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Compute of one slot between two places where it meets its partners."""
+
+    first_share: float
+    """Shares of the slot's compute that were done when it began ..."""
+
+    last_share: float
+    """... and when it ended."""
+
+    start: Times
+    end: Times
+
+
+def time_at(stretches: Sequence[Stretch], share: float) -> Times:
+    """Return when each rank had done a share of a slot's compute.
+
+    Args:
+        stretches: All of the slot, in order.
+        share: Above 0, at most 1.
+    """
+    here = next(each for each in stretches if share <= each.last_share + SHARE_SLACK)
+    part = (share - here.first_share) / (here.last_share - here.first_share)
+    at: Times = here.start + np.rint((here.end - here.start) * min(part, 1.0)).astype(np.int64)
+    return at
 
 
 class StepState:

@@ -51,9 +51,9 @@ def run_step(state: StepState, lengths: Lengths) -> StepResult:
             case Finished(exchange):
                 pipeline.finish(exchange)
             case Slot() as slot:
-                begin, end = pipeline.run(slot)
+                stretches = pipeline.run(slot)
                 if slot in launching:
-                    update.launch(slot, begin, end)
+                    update.launch(slot, stretches)
     update.finish()
     return StepResult(
         end=np.stack(state.now),

@@ -12,11 +12,13 @@ from trainer.simulator.cluster import NS_PER_MS
 from trainer.simulator.fault import Trace
 from trainer.simulator.groups import Axis
 from trainer.simulator.recorder import ON_DEVICE, ON_HOST, Label
-from trainer.simulator.state import MAIN, TRACKS, wait_label
+from trainer.simulator.state import MAIN, TRACKS, time_at, wait_label
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trainer.simulator.schedule import Slot
-    from trainer.simulator.state import StepState, Times
+    from trainer.simulator.state import StepState, Stretch, Times
 
 GRAD_NORM_BYTES = 4
 
@@ -43,8 +45,8 @@ class Update:
         self._stream_free: list[Times] = list(state.now)
         """When the stream of gradients has done what was launched on it."""
 
-    def launch(self, slot: Slot, begin: Times, end: Times) -> None:
-        """Launch the reductions of a chunk's gradients while its last backward runs."""
+    def launch(self, slot: Slot, stretches: Sequence[Stretch]) -> None:
+        """Launch the reductions of a chunk's gradients while its last backward computes."""
         if not self._shares_gradients:
             return
         stage, num = slot.stage, self._state.scenario.num_buckets
@@ -61,8 +63,7 @@ class Update:
                 num_bytes=num_bytes,
                 flags=ON_DEVICE | SpanFlag.ASYNC,
             )
-            launch = begin + (end - begin) // num * (number + 1)
-            launch = launch + self._state.effects.skew_ns[stage]
+            launch = time_at(stretches, (number + 1) / num) + self._state.effects.skew_ns[stage]
             start = np.maximum(launch, self._stream_free[stage])
             done = self._state.meet(Axis.DP, start, mean_ns)
             self._state.recorder.add(stage, label, start, done, launch=launch)
