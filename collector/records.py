@@ -31,15 +31,15 @@ _FIELDS: dict[str, tuple[str, int]] = {
     "kind": ("u1", 1),
     "flags": ("<u2", 2),
     "name": ("<u4", 4),
-    "start_ns": ("<i8", 8),
-    "duration_ns": ("<i8", 16),
-    "step": ("<i4", 24),
-    "microbatch": ("<i4", 28),
-    "chunk": ("<i4", 32),
-    "track": ("<u4", 36),
-    "launch_ns": ("<i8", 40),
-    "depth": ("u1", 48),
-    "commit": ("<u8", 56),
+    "step": ("<i4", 8),
+    "microbatch": ("<i4", 12),
+    "chunk": ("<i4", 16),
+    "track": ("<u4", 20),
+    "start_ns": ("<i8", 24),
+    "end_ns": ("<i8", 32),
+    "depth": ("u1", 40),
+    "commit": ("<u8", 48),
+    "launch_ns": ("<i8", 56),
     # second half of a span with HAS_COMM
     "group_id": ("<u8", 64),
     "seq": ("<i8", 72),
@@ -140,15 +140,15 @@ def decode(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
 
 def _bad_reason(records: Records) -> NDArray[np.int8]:
     """Return the index of each record's first fault in `BAD_REASONS`, -1 where it has none."""
-    start_ns, duration_ns = records["start_ns"], records["duration_ns"]
+    start_ns, end_ns = records["start_ns"], records["end_ns"]
     is_known = (records["type"] >= RecordType.SPAN) & (records["type"] <= RecordType.MICROBATCH)
     faults = (
         ~is_known,
         (records["type"] == RecordType.SPAN) & (records["kind"] >= len(KINDS)),
         start_ns < 0,
         start_ns > MAX_START_NS,
-        duration_ns < 0,
-        duration_ns > MAX_DURATION_NS,
+        end_ns < start_ns,
+        end_ns - start_ns > MAX_DURATION_NS,
     )
     reason = np.full(len(records), -1, dtype=np.int8)
     for place in reversed(range(len(faults))):
@@ -163,7 +163,7 @@ def _spans(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
     def comm(field: str, missing: int) -> Any:  # noqa: ANN401  # an Arrow column
         return numbers(np.where(has_comm, records[field], records[field].dtype.type(missing)))
 
-    launch_ns = records["launch_ns"]
+    launch_ns = np.where(records["launch_ns"] == 0, records["start_ns"], records["launch_ns"])
     parent, has_parent = parent_rows(records, rows)
     named = {
         **_identity(len(records), origin),
@@ -178,7 +178,7 @@ def _spans(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
         "dst_rank": comm("dst_rank", NONE),
         "microbatch": numbers(records["microbatch"]),
         "chunk": numbers(records["chunk"]),
-        "duration_ns": numbers(records["duration_ns"]),
+        "duration_ns": numbers(records["end_ns"] - records["start_ns"]),
         "launch_ns": numbers(np.where(launch_ns < 0, NONE, launch_ns + origin.offset_ns)),
         "num_bytes": comm("num_bytes", NONE),
         "interval_id": comm("interval_id", 0),
@@ -191,12 +191,11 @@ def _spans(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
 
 
 def _steps(records: Records, rows: NDArray[np.uint32], *, origin: Origin) -> pa.Table:
-    start_ns = records["start_ns"] + origin.offset_ns
     named = {
         **_identity(len(records), origin),
         "step": numbers(records["step"]),
-        "start_ns": numbers(start_ns),
-        "end_ns": numbers(start_ns + records["duration_ns"]),
+        "start_ns": numbers(records["start_ns"] + origin.offset_ns),
+        "end_ns": numbers(records["end_ns"] + origin.offset_ns),
         "num_tokens": numbers(records["num_tokens"]),
         "loss": numbers(records["loss"]),
         "peak_memory_bytes": numbers(records["peak_memory_bytes"]),
@@ -261,7 +260,7 @@ def parent_rows(
         rows: Their row numbers.
     """
     start_ns, depth = records["start_ns"], records["depth"]
-    end_ns = start_ns + records["duration_ns"]
+    end_ns = records["end_ns"]
     parent = np.zeros(len(records), dtype=np.uint32)
     has_parent = np.zeros(len(records), dtype=bool)
     for level in np.flatnonzero(np.bincount(depth))[1:] if len(depth) else ():

@@ -250,11 +250,10 @@ def open_spans(path: Path) -> list[OpenSpan]:
 
 
 def _committed(data: bytes, *, first_row: int) -> NDArray[np.bool_]:
-    """Return which of the records are whole: the commit word is the row's number plus one."""
+    """Return which of the records are whole: the commit word is the row's place in the file."""
     commit = np.frombuffer(data, dtype=RECORD)["commit"]
-    is_whole: NDArray[np.bool_] = commit == np.arange(
-        first_row + 1, first_row + 1 + len(commit), dtype=np.uint64
-    )
+    row = np.arange(first_row, first_row + len(commit), dtype=np.uint64)
+    is_whole: NDArray[np.bool_] = commit == row * np.uint64(RECORD_BYTES) + np.uint64(HEADER_BYTES)
     return is_whole
 
 

@@ -1,29 +1,123 @@
 """The span that ``with`` enters: the hottest code of the project.
 
-Attributes instead of arguments, one class a case instead of conditions, and
-everything that a call would hide written out: `benchmarks/tracer_host_span.py`
-tells what each of these is worth.
+`ReadySpan` is the way that a span takes over and over: one name, one thread,
+made once and used again whenever it is not in use. Its ``__enter__`` and
+``__exit__`` are closures behind a `staticmethod`, in a class of its own, so
+that ``with`` finds them without making bound methods; docs/decisions/0050-host-span.md
+tells what each of these is worth. `HostSpan` is the same in the plain way, for
+spans that are rare, place themselves, or overlap with one of their own name.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import struct
+from typing import TYPE_CHECKING, Protocol
 
+from tracer.blame import is_ours
 from tracer.clock import monotonic_ns
-from tracer.lane import HEAD, MAX_DEPTH
 from tracer.span import SpanFlag
-from tracer.spool import HEADER_BYTES, RECORD_BYTES
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from tracer.lane import Lane
-    from tracer.segment import OpenEntry, Segment
+    from tracer.segment import OpenEntry
 
 ERROR_HEAD = int(SpanFlag.ERROR) << 16
 """The flag in a `tracer.lane.head_word`."""
 
-_pack_into = HEAD.pack_into
+# Native "l" and not "<q", which takes 7 ns more a number; the bytes are the same
+# wherever a long has eight bytes, and nobody trains on a big-endian machine.
+_CORE = "8s16sllBl" if struct.calcsize("l") == struct.calcsize("q") else "8s16sqqBq"
+pack_core = struct.Struct(_CORE).pack_into
+"""`tracer.spool.CORE` up to commit, with neighbours packed together: head, place, start, end,
+depth, commit."""
+
+
+class Enterable(Protocol):
+    """What `ReadySpan.span` is."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class ReadySpan:
+    """A span of one name in one thread, ready to be entered; entered at most once at a time."""
+
+    __slots__ = ("head", "place", "span", "start_ns")
+
+    def __init__(self, lane: Lane, head: int) -> None:
+        self.head = head
+        self.place = lane.place
+        self.start_ns: int | None = None
+        """Begin, monotonic; None while it is not in use."""
+
+        self.span: Enterable = _closures(self, lane, head)
+
+
+def _closures(ready: ReadySpan, lane: Lane, head: int) -> Enterable:
+    """Return what ``with`` is given. Its class is its own: ``with`` looks there, not at it."""
+    head_bytes = head.to_bytes(8, "little")
+
+    # `ExitStack` passes the span itself first, ``with`` does not: hence the defaults.
+    def enter(_: object = None) -> None:
+        try:
+            ready.place = lane.place
+            ready.start_ns = monotonic_ns()
+            lane.depth += 1
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            lane.swallow(problem)
+            lane.depth += 1  # as `leave` will take one off
+
+    def leave(exc_type: object, exc: object = None, _t: object = None, _m: object = None) -> None:
+        # Before any call, after which a signal handler may raise: the span is over.
+        start_ns = ready.start_ns
+        ready.start_ns = None
+        lane.depth = depth = lane.depth - 1
+        try:
+            if exc_type is None:
+                end_ns = monotonic_ns()
+                segment = lane.segment
+                for offset in segment.rows:  # a claim in one C call, without making one
+                    pack_core(
+                        segment.buffer,
+                        offset,
+                        head_bytes,
+                        ready.place,
+                        start_ns,
+                        end_ns,
+                        depth,
+                        offset,  # the commit word, written last
+                    )
+                    return
+            is_error = exc_type is not None and (exc_type is not span or exc is not None)
+            _leave_slowly(lane, ready, start_ns, head | ERROR_HEAD if is_error else head)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            if "offset" not in locals() and not is_ours(problem):
+                # The handler of a signal raised before the row was claimed.
+                _leave_slowly(lane, ready, start_ns, head | ERROR_HEAD)
+            lane.swallow(problem)
+
+    members = {
+        "__slots__": (),
+        "__enter__": staticmethod(enter),
+        "__exit__": staticmethod(leave),
+    }
+    span: Enterable = type("Span", (), members)()
+    return span
+
+
+def _leave_slowly(lane: Lane, ready: ReadySpan, start_ns: int | None, head: int) -> None:
+    """Write where the short way cannot: past the end of a segment, or after an exception."""
+    end_ns = monotonic_ns()
+    if start_ns is not None:  # None: it was never entered, or entered twice and left before
+        lane.write(head, start_ns, end_ns - start_ns, ready.place, start_ns, lane.depth)
 
 
 class HostSpan:
@@ -61,37 +155,12 @@ class HostSpan:
             start_ns = self.start_ns
             duration_ns = monotonic_ns() - start_ns
             lane.depth = depth = lane.depth - 1
-            segment = lane.segment
-            row = segment.claim()
             head = self.head if exc_type is None else self.head | ERROR_HEAD
-            if row < segment.capacity and depth < MAX_DEPTH:
-                _pack_into(
-                    segment.buffer,
-                    row * RECORD_BYTES + HEADER_BYTES,
-                    head,
-                    start_ns,
-                    duration_ns,
-                    self.place,
-                    start_ns,
-                    depth,
-                    row + 1,  # the commit word, written last
-                )
-            else:
-                self._write_elsewhere(segment, row, head, duration_ns, depth)
+            lane.write(head, start_ns, duration_ns, self.place, start_ns, depth)
             if self.opened is not None:
                 self.opened.close()
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             lane.swallow(problem)
-
-    def _write_elsewhere(
-        self, segment: Segment, row: int, head: int, duration_ns: int, depth: int
-    ) -> None:
-        """Write where the short way cannot: past the end of a segment, or very deep."""
-        about = (head, self.start_ns, duration_ns, self.place, self.start_ns, depth)
-        if row < segment.capacity:
-            self.lane.write(segment, row, *about)
-        else:
-            self.lane.append(*about)
 
     def cancel(self) -> None:
         """Leave the span without recording it."""

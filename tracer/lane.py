@@ -7,9 +7,17 @@ import threading
 from typing import TYPE_CHECKING
 
 from tracer.blame import is_ours
+from tracer.host_span import ReadySpan, pack_core
 from tracer.segment import NO_SEGMENT, Segment, open_entry
 from tracer.span import NONE
-from tracer.spool import COMM_OFFSET, HEADER_BYTES, RECORD_BYTES, DropReason, RecordType
+from tracer.spool import (
+    COMM_OFFSET,
+    LAUNCH,
+    LAUNCH_OFFSET,
+    RECORD_BYTES,
+    DropReason,
+    RecordType,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,11 +26,6 @@ if TYPE_CHECKING:
     from tracer.sampling import Sampling
     from tracer.segment import OpenEntry
     from tracer.spare import SegmentSource
-
-HEAD = struct.Struct("<Qqq16sqQQ")
-"""`tracer.spool.CORE` with neighbours packed together, because every field costs time:
-(type, kind, flags, name), start_ns, duration_ns, (step, microbatch, chunk, track), launch_ns,
-depth, commit."""
 
 PLACE = struct.Struct("<iiiI")
 """step, microbatch, chunk, track: what many records share."""
@@ -50,6 +53,8 @@ class Lane:
         "microbatch",
         "number",
         "place",
+        "ready",
+        "ready_by_name",
         "segment",
         "step",
         "track_id",
@@ -69,6 +74,12 @@ class Lane:
         self.track_id = track_id
         self.depth = 0
         self.segment: Segment = NO_SEGMENT
+        self.ready: dict[int, ReadySpan] = {}
+        """Spans of this lane's thread that are made once and entered often, by `head_word`."""
+
+        self.ready_by_name: dict[str, ReadySpan] = {}
+        """Those of them that `tracer.current.span` finds by their name alone."""
+
         self._source = source
         self._process = process
         self._sampling = sampling
@@ -117,22 +128,13 @@ class Lane:
             depth: Nesting on the track.
             second: The record's second half; None leaves it zero.
         """
-        if self._sampling.active and head & 0xFF == SPAN and self._sampling.leaves_out(head, place):
+        sampling = self._sampling
+        if sampling.active and head & 0xFF == SPAN and sampling.leaves_out(head, place):
             return
-        segment = self.segment
-        row = segment.claim()
-        if row >= segment.capacity:
-            segment = self._turn(segment)
-            row = segment.claim()
-            if row >= segment.capacity:
-                self._process.drop(self._source.shortage)
-                return
-        self.write(segment, row, head, start_ns, duration_ns, place, launch_ns, depth, second)
+        self.write(head, start_ns, duration_ns, place, launch_ns, depth, second)
 
-    def write(  # noqa: PLR0913 - positional: hot
+    def write(  # noqa: PLR0913 - as `append`
         self,
-        segment: Segment,
-        row: int,
         head: int,
         start_ns: int,
         duration_ns: int,
@@ -141,20 +143,29 @@ class Lane:
         depth: int,
         second: bytes | None = None,
     ) -> None:
-        """Write one record into a row that was claimed; the arguments as in `append`."""
-        offset = HEADER_BYTES + row * RECORD_BYTES
+        """Write one record whether or not its kind is wanted now: it was when it began."""
+        segment = self.segment
+        offset = segment.claim()
+        if offset is None:
+            segment = self._turn(segment)
+            offset = segment.claim()
+            if offset is None:
+                self._process.drop(self._source.shortage)
+                return
+        buffer = segment.buffer
+        if launch_ns != start_ns:
+            LAUNCH.pack_into(buffer, offset + LAUNCH_OFFSET, launch_ns)
         if second is not None:
-            segment.buffer[offset + COMM_OFFSET : offset + RECORD_BYTES] = second
-        HEAD.pack_into(
-            segment.buffer,
+            buffer[offset + COMM_OFFSET : offset + RECORD_BYTES] = second
+        pack_core(
+            buffer,
             offset,
-            head,
-            start_ns,
-            duration_ns,
+            head.to_bytes(8, "little"),
             place,
-            launch_ns,
+            start_ns,
+            start_ns + duration_ns,
             min(depth, MAX_DEPTH),
-            row + 1,  # the commit word, written last
+            offset,  # the commit word, written last
         )
 
     def open(self, start_ns: int, head: int, comm: tuple[int, int] = (0, NONE)) -> OpenEntry | None:
@@ -202,6 +213,7 @@ class Lane:
                 fresh.give_to(self.number)
                 self.segment = fresh
                 full.seal()
+                self._source.retire(full)
                 self._wake()
             return self.segment
         finally:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
-import math
 import sys
-import threading
 import time
-from collections import deque
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tracer.arguments import Arguments
 from tracer.background import SpoolThread
 from tracer.clock import monotonic_ns
 from tracer.control import Control
 from tracer.device.absent import NO_DEVICE_TIMING
 from tracer.exit_record import ended, failed, write_exit
 from tracer.host_span import HostSpan, UnkeptSpan, host_span, placed_span
-from tracer.lane import PLACE, Lane, head_word
+from tracer.lane import PLACE, head_word
+from tracer.lanes import Lanes
 from tracer.noop import NOOP_SPAN
-from tracer.plain import plain, plain_int, plain_text, type_name
+from tracer.plain import plain, plain_text, type_name
 from tracer.process_file import ProcessFile
 from tracer.sampling import Sampling, SettingError, Settings, changed, first_step_of
+from tracer.showing import Showing
 from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 from tracer.spare import SegmentSource, SpoolLimits
 from tracer.spool import (
@@ -44,32 +43,8 @@ if TYPE_CHECKING:
 
     from tracer.control import Handler
     from tracer.device.absent import DeviceTimer
+    from tracer.lane import Lane
     from tracer.protocol import SpanContext
-
-MAX_LANES = 64
-"""Threads that record at once; further ones share the last lane."""
-
-INT32_MAX = 2**31 - 1
-
-
-class _LaneHolder:
-    """Gives a lane back when its thread's locals die, so that short threads cost no disk."""
-
-    __slots__ = ("_free", "lane")
-
-    def __init__(self, lane: Lane, free: deque[Lane]) -> None:
-        self.lane = lane
-        self._free = free
-
-    def __del__(self) -> None:
-        self._free.append(self.lane)
-
-
-class ThreadState(threading.local):
-    """A thread's lane, missing before its first span."""
-
-    lane: Lane
-    holder: _LaneHolder
 
 
 class Recorder:
@@ -94,15 +69,7 @@ class Recorder:
         self._background = SpoolThread(
             folder, work=self._work, on_error=lambda: self.drop(DropReason.INTERNAL_ERROR)
         )
-        self.threads = ThreadState()
-        """What each thread holds; `tracer.current.span` reads it without asking."""
-
-        self._lanes: list[Lane] = []
-        self._lane_numbers = itertools.count()
-        self._free_lanes: deque[Lane] = deque()
-        self.host_heads: dict[str, int] = {}
-        """First words of plain host spans by name; likewise."""
-
+        self._arguments = Arguments(lambda: self.drop(DropReason.BAD_ARGUMENT))
         self._heads: dict[tuple[str, SpanKind], int] = {}
         self._step_start_ns: int | None = None
         self._failure: dict[str, object] | None = None
@@ -126,7 +93,14 @@ class Recorder:
         self._chores: list[Callable[[], None]] = []
         self._control = Control(folder, on_problem=self._tell_bad_control)
         self._control.tell(self._take_control)
-        self.comm_lane = self._new_lane("comm")
+        self.lanes = Lanes(
+            process=self._process,
+            source=self._source,
+            sampling=self.sampling,
+            wake=self._background.wake,
+        )
+        self._showing = Showing(self.lanes)
+        self.comm_lane = self.lanes.new("comm")
 
     def start(self) -> None:
         """Make the first segments ready and start the background thread."""
@@ -150,7 +124,8 @@ class Recorder:
         if self.sampling.left_out >> ((head >> 8) & 0xFF) & 1:
             return NOOP_SPAN
         if microbatch is NONE and chunk is NONE:
-            return host_span(self.lane(), head)
+            is_plain = type(name) is str and kind is SpanKind.HOST and len(name) < NAME_BYTES
+            return self.lanes.span(head, name if is_plain and name else None)
         return placed_span(self.lane(), head, self.index(microbatch), self.index(chunk))
 
     def host_span(self, name: str, kind: SpanKind) -> HostSpan:
@@ -202,7 +177,7 @@ class Recorder:
             RecordType.SPAN,
             kind=KIND_CODES[kind],
             flags=int(SpanFlag.HOST_CLOCK),
-            name_id=self._process.name_id(self._name(name)),
+            name_id=self._process.name_id(self._arguments.name(name)),
         )
         if type(name) is str and name:
             self._remember_head(name, kind, head)
@@ -214,10 +189,7 @@ class Recorder:
 
     def lane(self) -> Lane:
         """Return the calling thread's lane."""
-        try:
-            return self.threads.lane
-        except AttributeError:
-            return self._join_lane()
+        return self.lanes.mine()
 
     def drop(self, reason: DropReason) -> None:
         """Count a lost record."""
@@ -227,11 +199,7 @@ class Recorder:
 
     def begin_steps(self, first_step: int = 0) -> None:
         """Say that step ``first_step`` begins now."""
-        step = plain_int(first_step, limit=INT32_MAX)
-        if step is None:
-            self.drop(DropReason.BAD_ARGUMENT)
-            step = 0
-        self._begin_step(step, monotonic_ns())
+        self._begin_step(self._arguments.step(first_step), monotonic_ns())
 
     def step(self, tokens: int | None = None, loss: object = None) -> None:
         """Say that the step ends now and the next begins."""
@@ -243,8 +211,8 @@ class Recorder:
         lane = self.lane()
         counted = self.count_tokens()
         second = STEP.pack(
-            self._count(counted if tokens is None else tokens),
-            self._loss(loss),
+            self._arguments.count(counted if tokens is None else tokens),
+            self._arguments.loss(loss),
             peak_memory_bytes(),
             self.sampling.left_out,
         )
@@ -279,7 +247,9 @@ class Recorder:
             PLACE.pack(self.step_number, self.index(index), lane.chunk, lane.track_id),
             now_ns,
             0,
-            MICROBATCH.pack(self._count(tokens), self._count(sum_squared_lengths)),
+            MICROBATCH.pack(
+                self._arguments.count(tokens), self._arguments.count(sum_squared_lengths)
+            ),
         )
 
     # -- what is not a span --------------------------------------------------
@@ -288,7 +258,7 @@ class Recorder:
         """Note something that happened at this moment."""
         line = {
             "at_ns": time.time_ns(),
-            "kind": self._name(kind),
+            "kind": self._arguments.name(kind),
             "text": plain_text(text) or f"<{type_name(text)}>",
             "data": data,
         }
@@ -358,7 +328,8 @@ class Recorder:
                 self._closers.pop()()
         self._background.stop()
         self._source.close()
-        for lane in self._lanes:
+        self._showing.close()
+        for lane in self.lanes:
             lane.seal()
         self._process.publish_drops()
         if self._failure is None:
@@ -371,7 +342,7 @@ class Recorder:
         self._closers.clear()
         self._source.forget()
         self._process.detach()
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.detach()
 
     # -- inside --------------------------------------------------------------
@@ -380,7 +351,9 @@ class Recorder:
         """What the background thread does at each turn."""
         if self._source.is_short() and not self._closed:
             self._source.prepare()
+        self._source.let_go()
         self._process.publish_drops()
+        self._showing.refresh()
         self._control.look()
         for chore in list(self._chores):
             try:
@@ -413,81 +386,19 @@ class Recorder:
         self.step_number = step
         self._step_start_ns = now_ns
         self._settle(step)
-        for lane in self._lanes:
-            lane.set_place(step, NONE, NONE)
+        self.lanes.begin_step(step)
         if self._attempts:
             self._attempts = [attempt for attempt in self._attempts if not attempt()]
-
-    def _join_lane(self) -> Lane:
-        """Give the calling thread a lane: a free one, a new one, or the shared last one."""
-        current = threading.current_thread()
-        track = "main" if current is threading.main_thread() else current.name
-        try:
-            lane = self._free_lanes.pop()
-        except IndexError:
-            lane = self._new_lane(track) if len(self._lanes) < MAX_LANES else self._lanes[-1]
-        else:
-            lane.track_id = self._process.name_id(self._name(track))
-            lane.depth = 0
-            lane.set_place(self.step_number, NONE, NONE)
-        self.threads.lane = lane
-        if lane is not self._lanes[-1] or len(self._lanes) < MAX_LANES:
-            self.threads.holder = _LaneHolder(lane, self._free_lanes)
-        return lane
-
-    def _new_lane(self, track: str) -> Lane:
-        lane = Lane(
-            next(self._lane_numbers),
-            track_id=self._process.name_id(self._name(track)),
-            source=self._source,
-            process=self._process,
-            sampling=self.sampling,
-            wake=self._background.wake,
-        )
-        lane.set_place(self.step_number, NONE, NONE)
-        self._lanes.append(lane)
-        return lane
-
-    def _name(self, name: object) -> str:
-        text = plain_text(name)
-        if text:
-            return text
-        self.drop(DropReason.BAD_ARGUMENT)
-        return "<empty>" if text == "" else f"<{type_name(name)}>"
 
     def _remember_head(self, name: str, kind: SpanKind, head: int) -> None:
         # Names of the caller's choosing: without a bound this would grow for ever.
         if len(self._heads) >= NAME_CAPACITY or len(name) >= NAME_BYTES:
             return
         self._heads[name, kind] = head
-        if kind is SpanKind.HOST:
-            self.host_heads[name] = head
 
     def index(self, value: object) -> int:
         """Return ``value`` where it can be a micro-batch or chunk, else `NONE`, counted."""
-        number = plain_int(value, limit=INT32_MAX)
-        if number is None:
-            self.drop(DropReason.BAD_ARGUMENT)
-            return NONE
-        return number
-
-    def _count(self, value: object) -> int:
-        if value is None:
-            return NONE
-        number = plain_int(value)
-        if number is None:
-            self.drop(DropReason.BAD_ARGUMENT)
-            return NONE
-        return number
-
-    def _loss(self, loss: object) -> float:
-        if loss is None:
-            return math.nan
-        value = plain_loss(loss)
-        if value is None:
-            self.drop(DropReason.BAD_ARGUMENT)
-            return math.nan
-        return value
+        return self._arguments.index(value)
 
 
 def _nothing() -> None:
@@ -496,25 +407,6 @@ def _nothing() -> None:
 
 def _unknown() -> None:
     return None
-
-
-def plain_loss(loss: object) -> float | None:
-    """Return a loss as a float; None where it cannot be read without waiting or foreign code.
-
-    A tensor on a device stays unread: ``.item()`` would synchronise the job.
-    """
-    if isinstance(loss, float):
-        return float.__float__(loss)
-    number = plain_int(loss)
-    if number is not None:
-        return float(number)
-    torch = sys.modules.get("torch")
-    if torch is None or type(loss) is not torch.Tensor:
-        return None
-    tensor: Any = loss
-    if tensor.device.type != "cpu" or tensor.numel() != 1:
-        return None
-    return float(tensor.detach())
 
 
 def peak_memory_bytes() -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections import deque
+from operator import length_hint
 from typing import TYPE_CHECKING
 
 from tracer.process_file import map_file
@@ -24,7 +24,7 @@ from tracer.spool import (
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable
+    from collections.abc import Iterator
     from pathlib import Path
 
 LANE_OFFSET = struct.calcsize("<8sIIIII")
@@ -40,7 +40,7 @@ MIN_SEGMENT_BYTES = HEADER_BYTES + RECORD_BYTES
 class Segment:
     """A mapped segment file that one lane writes."""
 
-    __slots__ = ("buffer", "capacity", "claim", "number", "open_slots", "path")
+    __slots__ = ("buffer", "capacity", "number", "open_slots", "path", "rows")
 
     def __init__(self, path: Path, identity: SpoolIdentity) -> None:
         num_bytes = HEADER_BYTES + identity.capacity * RECORD_BYTES
@@ -50,7 +50,9 @@ class Segment:
         self.buffer: mmap.mmap | bytearray = map_file(path, num_bytes)
         self.buffer[:HEADER_BYTES] = pack_header(identity, magic=SEGMENT_MAGIC)
         # One C call takes a row, so neither another thread nor a signal handler can get it too.
-        self.claim: Callable[[], int] = itertools.count().__next__
+        self.rows: Iterator[int] = iter(range(HEADER_BYTES, num_bytes, RECORD_BYTES))
+        """Where the rows not yet claimed begin, in bytes; who takes one has claimed it."""
+
         self.open_slots: deque[int] = deque(range(OPEN_CAPACITY))
 
     def fault_in(self, page: int) -> None:
@@ -61,9 +63,15 @@ class Segment:
         """Note which lane writes here."""
         LANE.pack_into(self.buffer, LANE_OFFSET, lane)
 
+    def claim(self) -> int | None:
+        """Take a row: its offset; None where there is none left."""
+        for offset in self.rows:
+            return offset
+        return None
+
     def seal(self) -> None:
         """Say that the lane has moved on; what is claimed and not committed never will be."""
-        SEALED.pack_into(self.buffer, SEALED_OFFSET, 1 + min(self.claim(), self.capacity))
+        SEALED.pack_into(self.buffer, SEALED_OFFSET, 1 + self.capacity - length_hint(self.rows))
 
     def detach(self) -> None:
         """Write to private memory from now on: after a fork the file is the parent's alone."""
@@ -135,7 +143,7 @@ class NoSegment(Segment):
         self.number = -1
         self.capacity = 0
         self.buffer = bytearray(HEADER_BYTES)
-        self.claim = int
+        self.rows = iter(())
         self.open_slots = deque()
 
     def seal(self) -> None:

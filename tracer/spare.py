@@ -51,6 +51,7 @@ class SegmentSource:
         self._limits = limits
         self._numbers = itertools.count()
         self._spares: deque[Segment] = deque()
+        self._retired: deque[Segment] = deque()
         self._on_disk: list[Path] = []
         self.shortage = DropReason.NO_SEGMENT
         """Why `take` has nothing: not ready yet, or no room."""
@@ -61,6 +62,14 @@ class SegmentSource:
             return self._spares.popleft()
         except IndexError:
             return None
+
+    def retire(self, segment: Segment) -> None:
+        """Take a sealed segment; unmapping it costs more than a training thread should pay."""
+        self._retired.append(segment)
+
+    def let_go(self) -> None:
+        """Unmap what was retired. Never on a training thread."""
+        self._retired.clear()
 
     def is_short(self) -> bool:
         """Return whether `prepare` has something to do."""

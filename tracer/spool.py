@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SPOOL_VERSION = 1
+SPOOL_VERSION = 2
 HEADER_BYTES = 4096
 RECORD_BYTES = 128
 
@@ -60,9 +60,13 @@ NAME_CAPACITY = 4096
 NAME_LENGTH = struct.Struct("<H")
 """Name slot: length of the UTF-8 text (written last; 0: not yet there), then the text."""
 
-CORE = struct.Struct("<BBHIqqiiiIqB7xQ")
-"""type, kind, flags, name, start_ns, duration_ns, step, microbatch, chunk, track, launch_ns,
-depth, commit: the first 64 bytes of a record. ``commit`` is ``row + 1`` and is written last."""
+CORE = struct.Struct("<BBHIiiiIqqB7xQq")
+"""type, kind, flags, name, step, microbatch, chunk, track, start_ns, end_ns, depth, commit,
+launch_ns: the first 64 bytes of a record. ``commit`` is `record_offset` and is written last.
+``launch_ns`` 0 is the start itself."""
+
+LAUNCH_OFFSET = 56
+LAUNCH = struct.Struct("<q")
 
 COMM_OFFSET = 64
 COMM = struct.Struct("<Qqiiqq24x")
@@ -250,6 +254,11 @@ def sealed_rows(data: bytes | memoryview) -> int | None:
     return int(value) - 1 if value else None
 
 
+def record_offset(row: int) -> int:
+    """Return where a row lies in its segment file, in bytes; also its commit word."""
+    return HEADER_BYTES + row * RECORD_BYTES
+
+
 def iter_committed(data: bytes | memoryview, *, first_row: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yield (row, record bytes) of each committed record from ``first_row`` on, in row order.
 
@@ -258,9 +267,9 @@ def iter_committed(data: bytes | memoryview, *, first_row: int = 0) -> Iterator[
     """
     num_rows = (len(data) - HEADER_BYTES) // RECORD_BYTES
     for row in range(first_row, num_rows):
-        offset = HEADER_BYTES + row * RECORD_BYTES
+        offset = record_offset(row)
         record = bytes(data[offset : offset + RECORD_BYTES])
-        if CORE.unpack_from(record)[-1] == row + 1:
+        if CORE.unpack_from(record)[-2] == offset:
             yield row, record
 
 

@@ -42,6 +42,7 @@ from tracer.spool import (
     SpoolIdentity,
     name_slot_offset,
     pack_header,
+    record_offset,
 )
 
 ANCHOR_MONOTONIC_NS = 1_000
@@ -152,15 +153,15 @@ class SpoolBuilder:
             code,
             flags | (HAS_COMM if comm else 0),
             self.name(name),
-            start_ns,
-            duration_ns,
             step,
             microbatch,
             chunk,
             self.name(track),
-            launch_ns,
+            start_ns,
+            min(start_ns + duration_ns, 2**63 - 1),
             depth,
-            row + 1 if commit else 0,
+            record_offset(row) if commit else 0,
+            launch_ns,
         )
         self._row(row, core + (COMM.pack(*comm) if comm else bytes(64)))
         return row
@@ -286,15 +287,15 @@ class SpoolBuilder:
             0,
             flags,
             0,
-            start_ns,
-            duration_ns,
             step,
             microbatch,
             chunk,
             track,
-            launch_ns,
+            start_ns,
+            start_ns + duration_ns,
             depth,
-            row + 1,
+            record_offset(row),
+            launch_ns,
         )
 
     def _row(self, row: int, record: bytes) -> None:

@@ -16,8 +16,8 @@ def test_the_numpy_view_of_a_record_is_the_spools_core() -> None:
 
     assert fields_of(
         core + bytes(64),
-        "type", "kind", "flags", "name", "start_ns", "duration_ns", "step", "microbatch",
-        "chunk", "track", "launch_ns", "depth", "commit",
+        "type", "kind", "flags", "name", "step", "microbatch", "chunk", "track",
+        "start_ns", "end_ns", "depth", "commit", "launch_ns",
     ) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]  # fmt: skip
     assert RECORD.itemsize == RECORD_BYTES
 

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,8 @@ from tracer.recorder import Recorder
 from tracer.spare import SpoolLimits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tracer.sampling import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +38,14 @@ def recorder_in(
     recorder = Recorder(folder, identity, limits=limits, settings=settings)
     recorder.start()
     return recorder
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for the background thread, which looks twice a second."""
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    assert condition()
 
 
 def run_script(script: str, spool: Path, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -3,14 +3,13 @@ from __future__ import annotations
 import json
 import struct
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import tracer
 from tests.tracer.reading import dropped, read_rows, read_spans
-from tests.tracer.recording import recorder_in
+from tests.tracer.recording import recorder_in, wait_until
 from tracer.control import CONTROL_FILE, ControlError, ControlFiles, read_control, write_control
 from tracer.current import set_current
 from tracer.noop import NOOP_TRACER
@@ -19,21 +18,13 @@ from tracer.span import NONE, SpanKind
 from tracer.spool import DropReason, RecordType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from tracer.recorder import Recorder
 
 HOST_BIT = 1 << 10
 """Kind code of `host` in docs/spool-format.md."""
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for the background thread, which looks twice a second."""
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
-    assert condition()
 
 
 def ask(recorder: Recorder, document: Mapping[str, object]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.tracer.reading import dropped, open_names, read_rows, read_spans
-from tests.tracer.recording import recorder_in
+from tests.tracer.recording import recorder_in, wait_until
 from tracer.span import NONE, SpanFlag, SpanKind
 from tracer.spool import DropReason, RecordType
 
@@ -327,10 +327,18 @@ def test_a_signal_handlers_exception_reaches_the_job(tmp_path: Path) -> None:
     assert DropReason.INTERNAL_ERROR not in dropped(tmp_path)
 
 
-def test_what_is_begun_and_not_ended_stands_in_the_open_table(tmp_path: Path) -> None:
+def test_what_lasts_stands_in_the_open_table_until_it_ends(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     with recorder.span("outer"), recorder.span("inner"):
-        assert open_names(tmp_path) == ["outer"]
+        wait_until(lambda: open_names(tmp_path) == ["outer"])
+    wait_until(lambda: open_names(tmp_path) == [])
+    recorder.shutdown()
+
+
+def test_a_captured_span_stands_in_the_open_table_at_once(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    with recorder.host_span("optimizer", SpanKind.OPTIMIZER), recorder.span("inner"):
+        assert open_names(tmp_path) == ["optimizer"]
     assert open_names(tmp_path) == []
     recorder.shutdown()
 

@@ -30,7 +30,7 @@ def put(data: bytearray, offset: int, form: str, *values: object) -> None:
 def header(magic: bytes, capacity: int) -> bytearray:
     data = bytearray(4096)
     put(data, 0, "8s", magic)
-    put(data, 8, "I", 1)
+    put(data, 8, "I", 2)
     put(data, 12, "I", 4096)
     put(data, 16, "I", 128)
     put(data, 20, "I", capacity)
@@ -68,34 +68,34 @@ def folder(tmp_path: Path) -> Path:
     put(segment, at + 1, "B", 3)
     put(segment, at + 2, "H", 32768 + 128 + 16 + 1)
     put(segment, at + 4, "I", 1)
-    put(segment, at + 8, "q", 5_000)
-    put(segment, at + 16, "q", 70)
-    put(segment, at + 24, "i", 12)
-    put(segment, at + 28, "i", 3)
-    put(segment, at + 32, "i", -1)
-    put(segment, at + 36, "I", 2)
-    put(segment, at + 40, "q", 4_990)
-    put(segment, at + 48, "B", 0)
+    put(segment, at + 8, "i", 12)
+    put(segment, at + 12, "i", 3)
+    put(segment, at + 16, "i", -1)
+    put(segment, at + 20, "I", 2)
+    put(segment, at + 24, "q", 5_000)
+    put(segment, at + 32, "q", 5_070)
+    put(segment, at + 40, "B", 0)
+    put(segment, at + 56, "q", 4_990)
     put(segment, at + 64, "Q", 2**64 - 5)
     put(segment, at + 72, "q", 9)
     put(segment, at + 80, "i", 5)
     put(segment, at + 84, "i", 6)
     put(segment, at + 88, "q", 4096)
     put(segment, at + 96, "Q", 77)
-    put(segment, at + 56, "Q", 0 + 1)
+    put(segment, at + 48, "Q", at)
 
     at = 4096 + 128  # row 1: claimed, never committed
     put(segment, at + 0, "B", 1)
 
     at = 4096 + 2 * 128  # row 2: a step
     put(segment, at + 0, "B", 2)
-    put(segment, at + 8, "q", 4_000)
-    put(segment, at + 16, "q", 2_000)
-    put(segment, at + 24, "i", 12)
+    put(segment, at + 8, "i", 12)
+    put(segment, at + 24, "q", 4_000)
+    put(segment, at + 32, "q", 6_000)
     put(segment, at + 64, "q", 512)
     put(segment, at + 72, "d", 2.5)
     put(segment, at + 80, "q", -1)
-    put(segment, at + 56, "Q", 2 + 1)
+    put(segment, at + 48, "Q", at)
     (tmp_path / "seg-000006.rsp").write_bytes(segment)
     return tmp_path
 
@@ -136,9 +136,9 @@ def test_the_header_is_read_as_the_page_says(folder: Path) -> None:
 def test_another_version_is_refused(folder: Path) -> None:
     path = folder / "process.rsp"
     data = bytearray(path.read_bytes())
-    put(data, 8, "I", 2)
+    put(data, 8, "I", 1)
 
-    with pytest.raises(SpoolVersionError, match="spool version 2; this rankscope reads version 1"):
+    with pytest.raises(SpoolVersionError, match="spool version 1; this rankscope reads version 2"):
         read_header(bytes(data), magic=PROCESS_MAGIC, path=path)
 
 
@@ -152,21 +152,23 @@ def test_the_tracer_writes_what_the_page_says(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("seg-*.rsp")
     data = path.read_bytes()
     assert len(data) == 4096 + 4 * 128
-    assert struct.unpack_from("<8sIIIIII", data)[:5] == (b"RSCPSEG\0", 1, 4096, 128, 4)
+    assert struct.unpack_from("<8sIIIIII", data)[:5] == (b"RSCPSEG\0", 2, 4096, 128, 4)
     assert struct.unpack_from("<Q", data, 256) == (1 + 1,)
     record = data[4096 : 4096 + 128]
     assert record[0:1] + record[1:2] == b"\x01\x0b"
     assert struct.unpack_from("<H", record, 2) == (16,)
-    assert struct.unpack_from("<iii", record, 24) == (12, 3, 1)
-    assert struct.unpack_from("<q", record, 40) == struct.unpack_from("<q", record, 8)
-    assert record[48:56] == bytes(8)
-    assert struct.unpack_from("<Q", record, 56) == (1,)
+    assert struct.unpack_from("<iii", record, 8) == (12, 3, 1)
+    start_ns, end_ns = struct.unpack_from("<qq", record, 24)
+    assert 0 < start_ns <= end_ns
+    assert record[40:48] == bytes(8)
+    assert struct.unpack_from("<Q", record, 48) == (4096,)
+    assert record[56:64] == bytes(8)
     assert record[64:] == bytes(64)
     assert data[4096 + 128 :] == bytes(3 * 128)
 
     names = (tmp_path / "process.rsp").read_bytes()
     (name,) = struct.unpack_from("<I", record, 4)
-    (track,) = struct.unpack_from("<I", record, 36)
+    (track,) = struct.unpack_from("<I", record, 20)
     assert names[4096 + 256 * name :][:6] == b"\x04\x00load"
     assert names[4096 + 256 * track :][:6] == b"\x04\x00main"
     assert names[4096:][:11] == b"\x09\x00__other__"

@@ -192,7 +192,7 @@ def test_each_microbatch_is_told_with_its_tokens(paced_pipeline: TracedJob) -> N
         (record_type, microbatch, *MICROBATCH.unpack_from(record, COMM_OFFSET)[:2])
         for path in sorted(paced_pipeline.spool.rglob(SEGMENT_GLOB))
         for _, record in iter_committed(path.read_bytes())
-        for record_type, *_, microbatch in [CORE.unpack_from(record)[:8]]
+        for record_type, *_, microbatch in [CORE.unpack_from(record)[:6]]
         if record_type == RecordType.MICROBATCH
     ]
 

@@ -1,0 +1,87 @@
+"""What a job hands over, made usable: a bad argument is replaced and counted, never raised."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tracer.plain import plain_int, plain_text, type_name
+from tracer.span import NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+INT32_MAX = 2**31 - 1
+
+
+class Arguments:
+    """Checks arguments without running a method of theirs."""
+
+    __slots__ = ("_on_bad",)
+
+    def __init__(self, on_bad: Callable[[], None]) -> None:
+        self._on_bad = on_bad
+
+    def name(self, value: object) -> str:
+        """Return ``value`` where it is a name, else its type's in angle brackets."""
+        text = plain_text(value)
+        if text:
+            return text
+        self._on_bad()
+        return "<empty>" if text == "" else f"<{type_name(value)}>"
+
+    def step(self, value: object) -> int:
+        """Return ``value`` where it can be a step, else 0."""
+        number = plain_int(value, limit=INT32_MAX)
+        if number is None:
+            self._on_bad()
+            return 0
+        return number
+
+    def index(self, value: object) -> int:
+        """Return ``value`` where it can be a micro-batch or chunk, else `NONE`."""
+        number = plain_int(value, limit=INT32_MAX)
+        if number is None:
+            self._on_bad()
+            return NONE
+        return number
+
+    def count(self, value: object) -> int:
+        """Return ``value`` where it can be a count; `NONE` for None, and for what cannot."""
+        if value is None:
+            return NONE
+        number = plain_int(value)
+        if number is None:
+            self._on_bad()
+            return NONE
+        return number
+
+    def loss(self, value: object) -> float:
+        """Return ``value`` where it can be read as a loss; NaN for None, and for what cannot."""
+        if value is None:
+            return math.nan
+        loss = plain_loss(value)
+        if loss is None:
+            self._on_bad()
+            return math.nan
+        return loss
+
+
+def plain_loss(loss: object) -> float | None:
+    """Return a loss as a float; None where it cannot be read without waiting or foreign code.
+
+    A tensor on a device stays unread: ``.item()`` would synchronise the job.
+    """
+    if isinstance(loss, float):
+        return float.__float__(loss)
+    number = plain_int(loss)
+    if number is not None:
+        return float(number)
+    torch = sys.modules.get("torch")
+    if torch is None or type(loss) is not torch.Tensor:
+        return None
+    tensor: Any = loss
+    if tensor.device.type != "cpu" or tensor.numel() != 1:
+        return None
+    return float(tensor.detach())
