@@ -153,7 +153,7 @@ def read_versions() -> dict[str, object]:
     torch = sys.modules.get("torch")
     return {
         "python": platform.python_version(),
-        "torch": str(torch.__version__) if torch is not None else None,
+        "torch": str(torch.__version__) if torch is not None else _installed("torch"),
         "cuda": torch.version.cuda if torch is not None else None,
         "nccl": _nccl_version(torch),
         "packages": _package_versions(),
@@ -210,8 +210,11 @@ def _nccl_version(torch: Any) -> str | None:  # noqa: ANN401
 
 
 def _package_versions() -> dict[str, str]:
-    versions = {}
-    for name in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
+    found = {name: _installed(name) for name in PACKAGES}
+    return {name: version for name, version in found.items() if version is not None}
+
+
+def _installed(name: str) -> str | None:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return None

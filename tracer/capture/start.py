@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from tracer.capture.compilation import capture_compilations
 from tracer.capture.data import LOADER_MODULE, capture_loaders
 from tracer.capture.forwards import Forwards
 from tracer.capture.garbage import capture_garbage
+from tracer.capture.imported import after_import
 from tracer.capture.patch import Patches
 from tracer.capture.startup import capture_groups, capture_start
 from tracer.capture.steps import StepCounter, capture_steps
@@ -45,7 +47,23 @@ def start_captures(
         count_steps: Whether to count optimizer steps as steps; see `tracer.install`.
     """
     _try(recorder, "gc", lambda: recorder.on_shutdown(capture_garbage(recorder)))
-    if "torch" not in sys.modules:
+    start = functools.partial(
+        _capture_torch, recorder, model=model, layout=layout, count_steps=count_steps
+    )
+    if "torch" in sys.modules:
+        start()
+    else:
+        recorder.on_shutdown(after_import("torch", lambda: _try(recorder, "torch", start)))
+
+
+def _capture_torch(
+    recorder: Recorder,
+    *,
+    model: Any,  # noqa: ANN401
+    layout: Layout | None,
+    count_steps: bool | None,
+) -> None:
+    if recorder.closed:
         return
     patches = Patches()
     _try(recorder, "device", lambda: watch_for_cuda(recorder))

@@ -1,0 +1,161 @@
+"""`python -m tracer SCRIPT`: the script must not be able to tell, and everything is recorded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tracer.reading import process_folders, read_rows, read_spans
+from tests.tracer.recording import ROOT
+from tracer.spool import STEP, RecordType
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+PROBE = """
+import pickle, sys, __main__
+
+class Thing:
+    pass
+
+print(sys.argv, __name__, __file__, __spec__, __package__, sys.path[0])
+print(__main__.Thing is Thing, type(pickle.loads(pickle.dumps(Thing()))) is Thing)
+print("torch" in sys.modules, sorted(set(dir()) - {"__annotations__"}))
+"""
+
+
+def run(
+    folder: Path, script: str, *options: str, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``folder/script.py``, through us where ``options`` say so."""
+    (folder / "script.py").write_text(textwrap.dedent(script))
+    kept = {name: value for name, value in os.environ.items() if name != "RANKSCOPE_TRACE"}
+    return subprocess.run(
+        [sys.executable, *options, str(folder / "script.py"), "--lr", "1 e-3"],
+        cwd=ROOT,
+        env={**kept, "PYTHONPATH": str(ROOT), "RANKSCOPE_RUN": "run", **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        (PROBE, 0),
+        ("import sys; sys.exit(7)", 7),
+        ("import sys; sys.exit('said at the end')", 1),
+        ("def f():\n    raise KeyError('lost')\ntry:\n    f()\nexcept KeyError:\n    1 / 0", 1),
+        ("import os; os._exit(3)", 3),
+        ("this is no python", 1),
+    ],
+)
+def test_a_script_says_and_ends_as_without_us(tmp_path: Path, script: str, code: int) -> None:
+    plain = run(tmp_path, script)
+    traced = run(tmp_path, script, "-m", "tracer", RANKSCOPE_TRACE=str(tmp_path / "spool"))
+
+    assert plain.returncode == code
+    assert (traced.returncode, traced.stdout) == (code, plain.stdout)
+    assert traced.stderr == plain.stderr
+    assert len(process_folders(tmp_path / "spool")) == 1
+
+
+def test_an_interrupt_ends_a_script_as_without_us(tmp_path: Path) -> None:
+    script = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\ninput()"
+    plain = run(tmp_path, script)
+    traced = run(tmp_path, script, "-m", "tracer", RANKSCOPE_TRACE=str(tmp_path / "spool"))
+
+    assert (traced.returncode, traced.stderr) == (plain.returncode, plain.stderr)
+
+
+def test_a_module_is_run_too(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import sys\nprint(__name__, sys.argv[1:], __spec__.name)")
+    traced = subprocess.run(
+        [sys.executable, "-m", "tracer", "-m", "job", "a"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RANKSCOPE_TRACE": str(tmp_path / "spool")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (traced.returncode, traced.stdout) == (0, "__main__ ['a'] job\n")
+    assert len(process_folders(tmp_path / "spool")) == 1
+
+
+def test_without_a_folder_one_is_chosen_and_told(tmp_path: Path) -> None:
+    traced = run(tmp_path, "pass", "-m", "tracer", TMPDIR=str(tmp_path))
+
+    folder = tmp_path / f"rankscope-{os.getuid()}"
+    assert traced.stderr == (
+        f"rankscope: recording into {folder} (set RANKSCOPE_TRACE to choose)\n"
+    )
+    assert len(process_folders(folder)) == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-m"], ["no such file.py"]])
+def test_bad_usage_says_what_to_do(tmp_path: Path, arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tracer", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "RANKSCOPE_TRACE": str(tmp_path / "spool")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(("usage: ", "rankscope: can't open 'no such file.py'"))
+    assert not (tmp_path / "spool").exists()
+
+
+@pytest.mark.multiproc
+def test_torchrun_traces_a_script_that_knows_of_nothing(tmp_path: Path) -> None:
+    def job(*options: str) -> list[str]:
+        done = subprocess.run(
+            [*TORCHRUN, *options, str(ROOT / "tests/tracer/plain_job.py"), "3"],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                "RANKSCOPE_TRACE": str(tmp_path / "spool"),
+            },
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return sorted(done.stdout.splitlines())
+
+    plain, traced = job(), job("-m", "tracer")
+
+    assert traced == plain  # losses, bit for bit
+    assert len(plain) == 6
+    folders = process_folders(tmp_path / "spool")
+    assert sorted(folders) == [0, 1]
+    for folder in folders.values():
+        steps = [row for row in read_rows(folder) if row.record == RecordType.STEP]
+        assert [(row.step, STEP.unpack(row.second)[0]) for row in steps] == [(0, 8), (1, 8), (2, 8)]
+        spans = read_spans(folder)
+        by_step = [
+            sorted({row.kind for row in spans if row.step == step and row.kind != "host"})
+            for step in range(3)
+        ]
+        assert all({"forward", "backward", "optimizer", "data"} <= set(kinds) for kinds in by_step)
+        reduced = [row.seq for row in spans if row.name == "all_reduce"]
+        assert len(reduced) == 3
+        assert "init_process_group" in {row.name for row in spans}
