@@ -6,15 +6,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer.config import ModelConfig, TrainerConfig, default_pace_ms
-from trainer.fault import Fault, parse_fault
+from trainer.errors import FaultSpecError
+from trainer.fault import ENDINGS, OF_ALL_RANKS, Fault, FaultCause, parse_fault
 
 if TYPE_CHECKING:
-    from analysis.report import RunReport
+    from collections.abc import Iterable
+
+    from analysis.report import Finding, RunReport
     from tracer.topology import Layout
 
 DEFAULT_RANK = 5
 DEFAULT_FACTOR = 1.8
 HEALTHY = "healthy"
+QUIET = frozenset({HEALTHY, "checkpoint", "layout"})
+"""Causes of findings that are no alarm."""
+
+OTHER_NAMES = {FaultCause.CLOCK_THROTTLE: FaultCause.SLOW_COMPUTE}
+"""What a planted cause is called where nothing samples the devices' clocks."""
+
+ANY_OF_ITS_RANKS = frozenset({*OF_ALL_RANKS, FaultCause.LAUNCH_SKEW})
+"""Causes that strike their ranks in turn: which of them is told does not matter."""
+
 MIN_LAYERS = 2
 """Few layers make few and long segments: in lock-step, all ranks of a core compute one after the
 other, and together they must stay within one segment's pace."""
@@ -68,6 +80,10 @@ def plan_demo(*, layout: Layout, num_steps: int, fault: str | None) -> DemoPlan:
         pace_ms=float(round(PACE_FACTOR * pace_ms)),
         fault=parse_fault(spec),
     )
+    if plan.fault is not None and plan.fault.cause in ENDINGS:
+        raise FaultSpecError(
+            spec, "ends the training: plant it in a training of your own, under rankscope serve"
+        )
     # The trainer's own check, made here so that it fails before processes start.
     TrainerConfig(
         layout=layout,
@@ -89,22 +105,33 @@ def default_fault(layout: Layout, num_steps: int) -> str:
 
 
 def is_found(report: RunReport, plan: DemoPlan) -> bool:
-    """Tell whether the diagnosis puts the planted fault first.
+    """Tell whether the diagnosis puts the planted fault first; see `names_fault`."""
+    return names_fault(report.findings, plan.fault, plan.layout)
+
+
+def names_fault(findings: Iterable[Finding], fault: Fault | None, layout: Layout) -> bool:
+    """Tell whether findings put a planted fault first.
 
     One finding may name all planted ranks, or the first few of the same cause
     together; no other rank may come before they are all named. What else was
-    slow on a busy machine may follow. With nothing planted, only ``healthy``
-    is right.
+    slow on a busy machine may follow. Of a cause that strikes ranks in turn any of
+    them will do; a checkpoint is told beside healthy. With nothing planted, only
+    ``healthy`` is right.
     """
-    if plan.fault is None:
-        return report.top_finding.cause == HEALTHY
-    culprits = set(plan.fault.culprits(plan.layout))
+    told = list(findings)
+    alarms = [finding for finding in told if finding.cause not in QUIET]
+    if fault is None:
+        return told[0].cause == HEALTHY
+    if fault.cause is FaultCause.CHECKPOINT:
+        return not alarms and any(finding.cause == fault.cause for finding in told)
+    causes = {str(fault.cause), str(OTHER_NAMES.get(fault.cause, fault.cause))}
+    culprits = set(fault.culprits(layout))
     named: set[int] = set()
-    for finding in report.findings:
-        if finding.cause != plan.fault.cause or not set(finding.ranks) <= culprits:
+    for finding in alarms:
+        if finding.cause not in causes or not set(finding.ranks) <= culprits:
             return False
         named.update(finding.ranks)
-        if named == culprits:
+        if named == culprits or (fault.cause in ANY_OF_ITS_RANKS):
             return True
     return False
 

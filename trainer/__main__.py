@@ -67,8 +67,10 @@ def _run(
     from trainer.build import build_rank
     from trainer.loop import train, warm_up
     from trainer.parallel import build_mesh, join_job
+    from trainer.planted import set_environment
     from trainer.tracing import report_pace, start_tracing
 
+    set_environment(config.faults, rank=rank)
     join_job(device)
     state = build_rank(config, rank=rank, mesh=build_mesh(config.layout, device), device=device)
     start_tracing(state, spool=spool, run=run)
@@ -78,6 +80,7 @@ def _run(
     warm_up(state, next(state.batches))
     gc.collect()
     gc.freeze()
+    state.planted.prepare()
     dist.barrier()
     tracer.begin_steps(0)
     for report in train(state):
@@ -184,8 +187,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="SPEC",
-        help="slow-compute:rank=5,factor=1.8,steps=10-29 | stage-imbalance:stage=1,factor=1.5"
-        " | none; may be repeated",
+        help="cause:key=value,..., as slow-compute:rank=5,factor=1.8,steps=10-29 or"
+        " crash:rank=3,step=7 (docs/trainer.md has all) | none; may be repeated",
     )
     add("--trace", metavar="DIR", help="record spans into DIR; default RANKSCOPE_TRACE, else off")
     # torchrun takes a bare --run for an abbreviation of its own --run-path.

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainer.data import iter_batches
+from trainer.fault import OF_COMPUTE
 from trainer.loop import RankState
 from trainer.model import Stage, initialize
 from trainer.pace import MonotonicPaceClock, PacedSegments, StretchedSegments
 from trainer.parallel import parameter_groups, shard_stage
+from trainer.planted import PlantedFaults
 from trainer.schedule import build_schedule
 from trainer.segments import time_optimizer, time_segments
 
@@ -31,16 +33,19 @@ def build_rank(
     stage.to(device)
     shard_stage(stage, mesh)
     optimizer = torch.optim.AdamW(parameter_groups(stage), lr=config.learning_rate, fused=True)
+    timer = _attach_timer(stage, optimizer, config, rank=rank)
+    planted = PlantedFaults(config, rank=rank, stage=stage, timer=timer)
     return RankState(
         config=config,
         rank=rank,
         is_first_stage=stage_number == 0,
         is_last_stage=stage_number == config.layout.pp - 1,
         stage=stage,
-        schedule=build_schedule(stage, config, mesh=mesh, device=device),
+        schedule=build_schedule(stage, config, mesh=mesh, device=device, planted=planted),
         optimizer=optimizer,
         batches=iter_batches(config, dp_position=mesh["dp"].get_local_rank(), device=device),
-        timer=_attach_timer(stage, optimizer, config, rank=rank),
+        timer=timer,
+        planted=planted,
     )
 
 
@@ -54,7 +59,10 @@ def _attach_timer(
         timer = PacedSegments(pace_ns=round(config.pace_ms * 1e6), clock=clock)
     else:
         timer = StretchedSegments(clock=clock)
-        if not any(rank in fault.culprits(config.layout) for fault in config.faults):
+        if not any(
+            fault.cause in OF_COMPUTE and rank in fault.culprits(config.layout)
+            for fault in config.faults
+        ):
             return timer
     time_segments(stage, timer)
     time_optimizer(optimizer, timer)

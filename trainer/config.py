@@ -157,7 +157,7 @@ class TrainerConfig:
     def _check_faults(self) -> None:
         for fault in self.faults:
             fault.culprits(self.layout)
-            if fault.steps is not None and fault.steps[0] >= self.num_steps:
+            if fault.first_step >= self.num_steps:
                 raise ConfigError(
                     f"TrainerConfig.faults: {fault} begins after the last step"
                     f" {self.num_steps - 1}: give earlier steps, or more --steps"

@@ -22,3 +22,16 @@ class FaultSpecError(ConfigError):
 
 class SegmentOrderError(TrainerError):
     """A local segment ended that had not begun: the markers do not alternate in the model."""
+
+
+class LinkError(TrainerError):
+    """This system cannot make a link slow."""
+
+
+class PlantedCrashError(TrainerError):
+    """A rank was to die by an exception, and does."""
+
+    def __init__(self, *, rank: int, step: int) -> None:
+        super().__init__(f"rank {rank} was to fail in step {step}, and does")
+        self.rank = rank
+        self.step = step

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trainer.errors import FaultSpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 def read_pairs(
@@ -88,6 +88,18 @@ def read_amount(spec: str, key: str, text: str, *, most: float = math.inf) -> fl
         limit = "" if most == math.inf else f" and at most {most:g}"
         raise FaultSpecError(spec, f"{key} must be a number above 0{limit}, got {text!r}")
     return amount
+
+
+def read_choice(spec: str, key: str, text: str, choices: Iterable[str]) -> str:
+    """Return ``text``, one of ``choices``.
+
+    Raises:
+        FaultSpecError: It is none of them.
+    """
+    known = tuple(choices)
+    if text not in known:
+        raise FaultSpecError(spec, f"{key} must be one of {', '.join(known)}, got {text!r}")
+    return text
 
 
 def read_steps(spec: str, text: str) -> tuple[int, int]:

@@ -10,7 +10,6 @@ import torch
 
 import tracer
 from tracer.span import SpanKind
-from trainer.fault import slowdown_of
 from trainer.gradients import clip_gradients
 from trainer.tracing import note_microbatches
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from trainer.gradients import StepTotals
     from trainer.model import Stage
     from trainer.pace import SegmentTimer
+    from trainer.planted import PlantedFaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,7 @@ class RankState:
     optimizer: torch.optim.Optimizer
     batches: Iterator[Batch]
     timer: SegmentTimer
+    planted: PlantedFaults
 
 
 def warm_up(state: RankState, batch: Batch) -> None:
@@ -83,13 +84,16 @@ def train(state: RankState) -> Iterator[StepReport]:
 def train_step(state: RankState, step: int, *, begin_s: float) -> StepReport:
     """Train on one batch."""
     config = state.config
-    state.timer.slowdown = slowdown_of(config.faults, config.layout, rank=state.rank, step=step)
+    state.planted.begin_step(step)
 
     with tracer.span("next batch", kind=SpanKind.DATA):
         batch = next(state.batches)
-    note_microbatches(config)
+        state.planted.read_input(in_span=True)
+    state.planted.read_input(in_span=False)
+    note_microbatches(config, state.planted.documents)
 
     totals = _forward_backward_update(state, batch)
+    state.planted.after_update(state.optimizer)
 
     tracer.step(
         tokens=config.num_tokens_per_position, loss=totals.loss if state.is_last_stage else None

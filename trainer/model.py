@@ -9,6 +9,7 @@ matrix needs none (a quarter of a toy segment's CPU time).
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,17 @@ if TYPE_CHECKING:
 
 ROTARY_BASE = 10_000.0
 INITIAL_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """How each sequence is packed of documents that do not see each other."""
+
+    positions: torch.Tensor
+    """int64, shape ``(seq,)``: the place of each token in its document."""
+
+    mask: torch.Tensor
+    """bool, shape ``(seq, seq)``: which tokens (second axis) each token sees."""
 
 
 class Attention(nn.Module):
@@ -41,13 +53,24 @@ class Attention(nn.Module):
         cos, sin = rotary_table(config.seq_length, config.head_size)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+        self.packing: Packing | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Mix the positions of each sequence in ``x``, shape ``(tokens, hidden)``."""
-        query = rotate(self._heads(self.wq(x)), self.cos, self.sin)
-        key = rotate(self._heads(self.wk(x)), self.cos, self.sin)
+        packing = self.packing
+        cos, sin = self.cos, self.sin
+        if packing is not None:
+            cos, sin = cos[packing.positions], sin[packing.positions]
+        query = rotate(self._heads(self.wq(x)), cos, sin)
+        key = rotate(self._heads(self.wk(x)), cos, sin)
         value = self._heads(self.wv(x))
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=None if packing is None else packing.mask,
+            is_causal=packing is None,
+        )
         output: torch.Tensor = self.wo(mixed.transpose(1, 2).flatten(0, 1).flatten(1))
         return output
 
@@ -126,6 +149,17 @@ class Stage(nn.Module):
         if self.head is not None:
             x = self.head(x)
         return x
+
+
+def pack(stage: Stage, documents: tuple[int, ...]) -> None:
+    """Let the next micro-batches' sequences each be packed of documents of these lengths."""
+    blocks: list[Block] = list(stage.blocks.values())  # type: ignore[arg-type]
+    device = blocks[0].attention.cos.device
+    number = torch.repeat_interleave(torch.tensor(documents)).to(device)
+    positions = torch.cat([torch.arange(length) for length in documents]).to(device)
+    mask = (number[:, None] == number[None, :]).tril()
+    for block in blocks:
+        block.attention.packing = Packing(positions=positions, mask=mask)
 
 
 def rotary_table(seq_length: int, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -14,10 +14,37 @@ if TYPE_CHECKING:
 
     from trainer.config import TrainerConfig
     from trainer.model import Stage
+    from trainer.planted import PlantedFaults
+
+
+class FaultyStage(PipelineStage):
+    """A pipeline stage whose host does what is planted before it launches the work."""
+
+    planted: PlantedFaults
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Run one forward."""
+        self.planted.before_forward(fwd_chunk_id)
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Run one backward."""
+        self.planted.before_backward(bwd_chunk_id)
+        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Reduce the step's gradients."""
+        self.planted.before_reduction()
+        super().perform_reduce_grad(grad_scale_factor)
 
 
 def build_schedule(
-    stage: Stage, config: TrainerConfig, *, mesh: DeviceMesh, device: torch.device
+    stage: Stage,
+    config: TrainerConfig,
+    *,
+    mesh: DeviceMesh,
+    device: torch.device,
+    planted: PlantedFaults,
 ) -> Schedule1F1B:
     """Return the 1F1B schedule of this rank's stage.
 
@@ -31,7 +58,7 @@ def build_schedule(
         torch.empty(tokens.numel(), width, device=device, requires_grad=True)
         for width in (model.hidden_size, model.vocab_size)
     )
-    pipeline_stage = PipelineStage(
+    pipeline_stage = FaultyStage(
         stage,
         stage_number,
         config.layout.pp,
@@ -40,4 +67,5 @@ def build_schedule(
         output_args=logits if is_last else hidden,
         group=mesh.get_group("pp"),
     )
+    pipeline_stage.planted = planted
     return Schedule1F1B(pipeline_stage, config.num_microbatches, loss_fn=token_loss)

@@ -49,6 +49,8 @@ def test_all_stages_get_as_many_layers(pp: int, num_layers: int) -> None:
         ("slow-compute:rank=5", "'factor' is missing"),
         ("slow-fan:rank=5", "unknown cause"),
         ("slow-compute:rank=5,factor=1.6,steps=30-40", "begins after the last step"),
+        ("crash:rank=5,step=4", "ends the training"),
+        ("hang:rank=5,step=4", "ends the training"),
     ],
 )
 def test_a_fault_that_cannot_be_planted_is_refused(fault: str, says: str) -> None:
@@ -106,3 +108,26 @@ def test_with_nothing_planted_only_healthy_is_right() -> None:
     assert not is_found(with_findings(("insufficient-evidence", ())), plan)
     assert not is_found(with_findings(("slow-compute", (5,))), plan)
     assert outcome_line(with_findings(("healthy", ())), plan) == "planted: none   found: yes"
+
+
+@pytest.mark.parametrize(
+    ("fault", "told", "found"),
+    [
+        ("gc-pause", [("gc-pause", (1, 6))], True),
+        ("gc-pause", [("host-stall", (1,)), ("gc-pause", (1, 6))], False),
+        ("launch-skew:ms=500,stage=1,tp=1", [("launch-skew", (5, 7))], True),
+        ("launch-skew:ms=500,stage=1,tp=1", [("launch-skew", (1, 3))], False),
+        ("checkpoint:every=4,ms=800", [("healthy", ()), ("checkpoint", (0, 1))], True),
+        ("checkpoint:every=4,ms=800", [("data-stall", (0, 1)), ("checkpoint", (0, 1))], False),
+        ("clock-throttle:rank=5,factor=1.5", [("slow-compute", (5,))], True),
+        ("clock-throttle:rank=5,factor=1.5", [("clock-throttle", (5,))], True),
+        ("slow-compute:rank=5,factor=1.5", [("clock-throttle", (5,))], False),
+        ("slow-link:src=5,dst=4,factor=40", [("slow-link", (4, 5))], True),
+    ],
+)
+def test_other_faults_are_found_where_they_are_told_first(
+    fault: str, told: list[tuple[str, tuple[int, ...]]], *, found: bool
+) -> None:
+    plan = plan_demo(layout=LAYOUT, num_steps=30, fault=fault)
+
+    assert is_found(with_findings(*told), plan) is found

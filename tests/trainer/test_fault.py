@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tracer.topology import Layout
 from trainer.errors import FaultSpecError
 from trainer.fault import Fault, FaultCause, parse_fault, parse_faults, slowdown_of
+from trainer.simulator.fault import parse_simulated_fault
 
 CUBE = Layout(pp=2, dp=2, tp=2)
 
@@ -30,6 +31,57 @@ def test_a_slow_stage_is_read() -> None:
     assert parse_fault(" stage-imbalance: stage = 1, factor = 1.5, steps=7 ") == Fault(
         cause=FaultCause.STAGE_IMBALANCE, factor=1.5, stage=1, steps=(7, 7)
     )
+
+
+EVERY_KIND = (
+    "slow-compute:rank=5,factor=1.8,steps=10-29",
+    "clock-throttle:rank=5,factor=1.3,steps=3-9",
+    "stage-imbalance:stage=1,factor=1.5",
+    "host-stall:rank=6,ms=40,steps=2-5",
+    "data-stall:ms=300",
+    "data-stall:ms=300,rank=1,spans=no,steps=4-9",
+    "gc-pause:ms=150,probability=0.1,spans=no,steps=1-8",
+    "launch-skew:ms=500,stage=1,tp=1,steps=0-9",
+    "checkpoint:every=4,ms=800,spans=no,steps=0-15",
+    "sequence-imbalance:spread=0.3,steps=0-7",
+    "slow-link:factor=40,src=4,dst=5,steps=3-7",
+    "slow-link:factor=40,rank=4",
+    "misconfiguration:rank=3,variable=NCCL_ALGO,value=Tree",
+    "crash:rank=2,step=4,kind=host-oom",
+    "hang:rank=2,step=4",
+)
+
+
+@pytest.mark.parametrize("spec", EVERY_KIND)
+def test_every_cause_is_read_and_printed(spec: str) -> None:
+    fault = parse_fault(spec)
+
+    assert fault is not None
+    assert parse_fault(str(fault)) == fault
+    assert set(spec.partition(":")[2].split(",")) <= set(str(fault).partition(":")[2].split(","))
+
+
+@pytest.mark.parametrize("spec", EVERY_KIND)
+def test_the_simulator_reads_the_same_spelling(spec: str) -> None:
+    fault = parse_fault(spec)
+    simulated = parse_simulated_fault(spec)
+
+    assert fault is not None
+    assert simulated is not None
+    assert str(simulated.cause) == str(fault.cause)
+    for name in ("factor", "ranks", "stage", "tp", "src", "dst", "extra_ns", "probability"):
+        assert getattr(simulated, name) == getattr(fault, name)
+    for name in ("spread", "every", "variable", "value", "step", "steps"):
+        assert getattr(simulated, name) == getattr(fault, name)
+
+
+def test_what_is_left_out_has_the_simulators_default() -> None:
+    pause, setting = parse_fault("gc-pause"), parse_fault("misconfiguration:rank=1")
+
+    assert pause is not None
+    assert (pause.extra_ns, pause.probability, pause.has_spans) == (250_000_000, 0.005, True)
+    assert setting is not None
+    assert (setting.variable, setting.value) == ("NCCL_IB_DISABLE", "1")
 
 
 def test_none_plants_nothing() -> None:
@@ -62,6 +114,16 @@ def test_none_plants_nothing() -> None:
         ("slow-compute:rank=1,factor=inf", "factor must be a number above 1"),
         ("slow-compute:rank=1,factor=two", "factor must be a number above 1"),
         ("slow-compute:rank=1,factor=2,steps=9-5", "it ends before it starts"),
+        ("host-stall:rank=1,ms=0", "ms must be a number above 0, got '0'"),
+        ("gc-pause:probability=1.5", "probability must be a number above 0 and at most 1"),
+        ("checkpoint:every=0,ms=5", "every must be 1 or more"),
+        ("data-stall:ms=5,spans=maybe", "spans must be one of yes, no, got 'maybe'"),
+        ("crash:rank=1,step=2,kind=xid", "kind must be one of exception, host-oom, exit, kill"),
+        ("crash:rank=1+2,step=2", "give one rank"),
+        ("slow-link:factor=5", "give src=RANK,dst=RANK or rank=RANK"),
+        ("slow-link:factor=5,src=1", "give src=RANK,dst=RANK or rank=RANK"),
+        ("slow-link:factor=5,src=1,dst=1", "src and dst must differ"),
+        ("network-degradation:factor=2", "unknown cause 'network-degradation'"),
         ("slow-compute:rank=1,factor=2,steps=5-", "steps must be a whole number"),
         ("slow-compute:rank=1,factor=2,steps=a-b", "steps must be a whole number"),
     ],
@@ -85,6 +147,9 @@ def test_the_culprits_of_a_stage_are_all_its_ranks() -> None:
     [
         ("slow-compute:rank=8,factor=2", "rank 8 does not exist: the layout has ranks 0 to 7"),
         ("stage-imbalance:stage=2,factor=2", "stage 2 does not exist: --pp 2 has stages 0 to 1"),
+        ("launch-skew:ms=5,tp=2", "tp 2 does not exist: the layout has tps 0 to 1"),
+        ("slow-link:factor=2,src=0,dst=9", "rank 9 does not exist"),
+        ("slow-link:factor=2,src=0,dst=7", "ranks 0 and 7 share no group"),
     ],
 )
 def test_a_place_outside_the_layout_is_refused(spec: str, problem: str) -> None:
@@ -93,6 +158,38 @@ def test_a_place_outside_the_layout_is_refused(spec: str, problem: str) -> None:
 
     with pytest.raises(FaultSpecError, match=problem):
         fault.culprits(CUBE)
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks"),
+    [
+        ("launch-skew:ms=5,stage=1,tp=1", (5, 7)),
+        ("launch-skew:ms=5", (0, 2)),
+        ("slow-link:factor=2,src=5,dst=1", (1, 5)),
+        ("data-stall:ms=5", tuple(range(8))),
+        ("data-stall:ms=5,rank=3", (3,)),
+        ("checkpoint:every=2,ms=5", tuple(range(8))),
+    ],
+)
+def test_each_fault_has_its_ranks(spec: str, ranks: tuple[int, ...]) -> None:
+    fault = parse_fault(spec)
+
+    assert fault is not None
+    assert fault.culprits(CUBE) == ranks
+
+
+def test_nobody_is_late_in_a_group_of_one() -> None:
+    fault = parse_fault("launch-skew:ms=5")
+    assert fault is not None
+
+    with pytest.raises(FaultSpecError, match="needs --dp above 1"):
+        fault.culprits(Layout(pp=4, tp=2))
+
+
+def test_only_faults_of_compute_make_compute_longer() -> None:
+    faults = parse_faults(["host-stall:rank=1,ms=5", "clock-throttle:rank=1,factor=1.5"])
+
+    assert slowdown_of(faults, CUBE, rank=1, step=0) == 1.5
 
 
 def test_a_fault_slows_its_rank_in_its_steps_only() -> None:

@@ -1,0 +1,244 @@
+"""Jobs of a few ranks with each kind of planted fault: is it where it should be in the trace?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.manifests import read_manifests
+from collector.read import read_exits
+from collector.store import open_store
+from collector.tail import SpoolTail
+from tracer.span import SpanKind
+
+if TYPE_CHECKING:
+    from collector.store import Row
+
+pytestmark = pytest.mark.multiproc
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = "planted"
+MS = 1_000_000
+STALL_MS, INPUT_MS, PAUSE_MS, SAVE_MS = 30, 70, 40, 50
+
+SELECT_SPANS = """
+SELECT rank, kind, step, start_ns, duration_ns FROM spans FINAL WHERE step >= 0 ORDER BY start_ns
+"""
+
+SELECT_SQUARES = """
+SELECT rank, sum_squared_lengths FROM microbatches FINAL WHERE step >= 0
+ORDER BY step, microbatch
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A span of one rank."""
+
+    kind: SpanKind
+    step: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A finished training, as the store has it."""
+
+    status: int
+    stdout: str
+    rows: list[Row]
+    microbatches: list[Row]
+    told: dict[int, dict[str, str]]
+    """Settings by rank."""
+
+    exits: dict[int, str]
+    """Last words by rank."""
+
+    def spans(self, rank: int, kind: SpanKind) -> list[Recorded]:
+        """Return the spans of a kind, in order."""
+        return [
+            Recorded(kind, row["step"], row["start_ns"], row["start_ns"] + row["duration_ns"])
+            for row in self.rows
+            if (row["rank"], row["kind"]) == (rank, kind)
+        ]
+
+    def squares(self, rank: int) -> list[int]:
+        return [row["sum_squared_lengths"] for row in self.microbatches if row["rank"] == rank]
+
+
+def train(folder: Path, *flags: str) -> Job:
+    """Train two ranks for four paced steps."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("RANKSCOPE_")}
+    spool = folder / "spool"
+    spool.mkdir()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", "-m", "trainer", "--layers", "2", "--steps", "4"),
+            *("--paced", "--pace-ms", "10", "--trace", str(spool), "--run-name", RUN, *flags),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=kept | {"OMP_NUM_THREADS": "1"},
+        timeout=120,
+    )
+    with (
+        open_store(f"chdb://{folder / 'store'}") as store,
+        closing(SpoolTail(spool, store)) as tail,
+    ):
+        progress = tail.poll()
+        while progress.num_cuts or progress.num_running:
+            progress = tail.poll()
+        return Job(
+            done.returncode,
+            done.stdout,
+            rows=store.rows(SELECT_SPANS),
+            microbatches=store.rows(SELECT_SQUARES),
+            told={rank: settings for _, rank, settings in read_manifests(store, RUN)},
+            exits={row["rank"]: row["data"] for row in read_exits(store, RUN)},
+        )
+
+
+@pytest.fixture(scope="module")
+def stalled(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Two stages and host faults of every kind, from step 2 on where steps can be given."""
+    job = train(
+        tmp_path_factory.mktemp("job"),
+        *("--pp", "2"),
+        *("--fault", f"host-stall:rank=1,ms={STALL_MS},steps=2-3"),
+        *("--fault", f"data-stall:rank=0,ms={INPUT_MS},steps=2-3"),
+        *("--fault", f"gc-pause:ms={PAUSE_MS},probability=1,steps=3-3"),
+        *("--fault", f"checkpoint:every=2,ms={SAVE_MS}"),
+        *("--fault", "sequence-imbalance:spread=0.3,steps=2-3"),
+        *("--fault", "misconfiguration:rank=1,variable=NCCL_ALGO,value=Tree"),
+    )
+    assert job.status == 0
+    return job
+
+
+def test_a_stalled_host_sleeps_between_launches_and_not_in_them(stalled: Job) -> None:
+    assert min(gaps_before_forward(stalled, step=2)) >= STALL_MS * MS
+    assert min(gaps_before_forward(stalled, step=1)) < STALL_MS * MS
+
+
+def gaps_before_forward(job: Job, *, step: int) -> list[int]:
+    """Return how long rank 1 did nothing between the activation's arrival and its forward."""
+    waits = [span.end_ns for span in job.spans(1, SpanKind.WAIT)]
+    begins = [span.start_ns for span in job.spans(1, SpanKind.FORWARD) if span.step == step]
+    assert len(begins) == 4
+    return [begin - max(end for end in waits if end <= begin) for begin in begins]
+
+
+def test_a_slow_loader_is_slow_in_its_span(stalled: Job) -> None:
+    lasted = [span.end_ns - span.start_ns for span in stalled.spans(0, SpanKind.DATA)]
+
+    assert [ns >= INPUT_MS * MS for ns in lasted] == [False, False, True, True]
+    others = [span.end_ns - span.start_ns for span in stalled.spans(1, SpanKind.DATA)]
+    assert max(others) < INPUT_MS * MS
+
+
+def test_garbage_is_collected_before_each_forward_of_its_step(stalled: Job) -> None:
+    forwards = [span for span in stalled.spans(0, SpanKind.FORWARD) if span.step == 3]
+    pauses = [span for span in stalled.spans(0, SpanKind.GC) if span.step == 3]
+
+    assert len(forwards) == 4
+    for forward, before in zip(forwards, [0, *(one.end_ns for one in forwards)], strict=False):
+        inside = [one for one in pauses if before <= one.start_ns < forward.start_ns]
+        lost = sum(one.end_ns - one.start_ns for one in inside)
+        assert lost >= PAUSE_MS * MS * 8 // 10
+
+
+def test_a_checkpoint_is_saved_every_two_steps_on_all_ranks(stalled: Job) -> None:
+    for rank in (0, 1):
+        saves = stalled.spans(rank, SpanKind.CHECKPOINT)
+        assert [save.step for save in saves] == [1, 3]
+        assert all(save.end_ns - save.start_ns >= SAVE_MS * MS for save in saves)
+
+
+def test_lengths_vary_in_their_steps_and_are_told(stalled: Job) -> None:
+    squares = stalled.squares(0)
+
+    # 4 micro-batches a step, of 2 sequences that are 16 + 16 tokens where nothing varies.
+    assert squares == stalled.squares(1)
+    assert squares[:8] == [2 * (256 + 256)] * 8
+    assert len(set(squares[8:])) > 2
+
+
+def test_paced_compute_follows_the_squared_lengths(stalled: Job) -> None:
+    forwards = [span for span in stalled.spans(1, SpanKind.FORWARD) if span.step == 3]
+    squares = stalled.squares(1)[12:]
+
+    for forward, squared in zip(forwards, squares, strict=True):
+        # Two segments of 10 ms for a micro-batch of 1024.
+        assert forward.end_ns - forward.start_ns >= 2 * 10 * MS * (0.5 + 0.5 * squared / 1024)
+
+
+def test_one_rank_has_another_environment_and_nothing_else_gives_it_away(stalled: Job) -> None:
+    healthy, wrong = stalled.told[0], stalled.told[1]
+
+    differing = {
+        name
+        for name in healthy.keys() | wrong.keys()
+        if name.startswith(("environment.", "config.")) and healthy.get(name) != wrong.get(name)
+    }
+    assert differing == {"environment.NCCL_ALGO"}
+    assert not [name for name in wrong if "fault" in name]
+
+
+def test_a_slow_link_makes_the_transfer_itself_longer(tmp_path: Path) -> None:
+    """256 KiB of activations at 100 MB/s take 2.6 ms, at a fiftieth of it 131 ms."""
+    job = train(
+        tmp_path,
+        *("--tp", "2", "--microbatches", "2", "--seq", "256", "--microbatch-size", "4"),
+        *("--fault", "slow-link:src=0,dst=1,factor=50,steps=2-3"),
+    )
+
+    assert job.status == 0
+    for rank in (0, 1):
+        transfers = job.spans(rank, SpanKind.TP_COMM)
+        healthy, *slow = (median_ns(transfers, step=step) for step in (1, 2, 3))
+        assert min(slow) > 50 * MS
+        assert min(slow) > 5 * healthy
+
+
+def median_ns(spans: list[Recorded], *, step: int) -> int:
+    lasted = sorted(one.end_ns - one.start_ns for one in spans if one.step == step)
+    return lasted[len(lasted) // 2]
+
+
+def test_members_of_a_skewed_group_launch_its_reduction_late_in_turn(tmp_path: Path) -> None:
+    job = train(tmp_path, "--dp", "2", "--fault", "launch-skew:ms=120")
+
+    assert job.status == 0
+    late_ns = [reduction_ns(job, 0, step) - reduction_ns(job, 1, step) for step in (1, 2, 3)]
+    # Lags of 120 ms x (step + 1) / 4 x (1 + sin(2 pi (step / 8 + dp / 2))) / 2: rank 0 is later
+    # by 30 ms x (step + 1) x sin(pi step / 4), which is 42, 90 and 85 ms.
+    assert late_ns[0] > 20 * MS
+    assert late_ns[1] > 60 * MS
+    assert late_ns[2] > 50 * MS
+
+
+def reduction_ns(job: Job, rank: int, step: int) -> int:
+    """Return when a rank's first reduction after its last backward of a step began."""
+    last = max(one.end_ns for one in job.spans(rank, SpanKind.BACKWARD) if one.step == step)
+    return min(one.start_ns for one in job.spans(rank, SpanKind.DP_COMM) if one.start_ns >= last)
+
+
+def test_a_rank_that_crashes_ends_the_job_and_says_of_what(tmp_path: Path) -> None:
+    job = train(tmp_path, "--pp", "2", "--fault", "crash:rank=1,step=1,kind=host-oom")
+
+    assert job.status == 1
+    assert "step 0 loss" in job.stdout
+    assert "step 1 loss" not in job.stdout
+    assert "MemoryError" in job.exits[1]
+    assert "MemoryError" not in job.exits[0]
