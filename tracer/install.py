@@ -14,6 +14,7 @@ from tracer.clock import read_anchor
 from tracer.current import current_tracer, set_current, shutdown
 from tracer.exit_record import write_json
 from tracer.identity import Identity, read_identity
+from tracer.late import watch_late_steps
 from tracer.manifest import JobDescription, build_manifest, count_parameters
 from tracer.noop import NOOP_TRACER
 from tracer.recorder import Recorder
@@ -118,6 +119,7 @@ def _install(
     )
     recorder.start()
     start_captures(recorder, model=model, layout=job.layout, count_steps=count_steps)
+    watch_late_steps(recorder)
     set_current(recorder)
     _watch_the_end(recorder)
     return recorder
