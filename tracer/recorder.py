@@ -65,7 +65,9 @@ class Recorder:
         self.run_id = identity.run_id
         self.step_number = NONE
         self._process = ProcessFile(folder, identity)
-        self._source = SegmentSource(folder, identity, limits or SpoolLimits())
+        self._source = SegmentSource(
+            folder, identity, limits or SpoolLimits(), on_full=self._tell_no_room
+        )
         self._background = SpoolThread(
             folder, work=self._work, on_error=lambda: self.drop(DropReason.INTERNAL_ERROR)
         )
@@ -377,6 +379,13 @@ class Recorder:
         now = self.sampling.settings
         if now != before:
             self.event("control", f"settings changed at step {step}", {**asdict(now), "step": step})
+
+    def _tell_no_room(self, why: str) -> None:
+        self.event("tracer", "no room for more records: dropping and counting them", {"why": why})
+        with contextlib.suppress(Exception):  # a job may have closed its stderr
+            sys.stderr.write(
+                f"rankscope: rank {self.identity.rank} drops spans, and counts them: {why}\n"
+            )
 
     def _tell_bad_control(self, problem: str) -> None:
         self.drop(DropReason.BAD_ARGUMENT)

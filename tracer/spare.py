@@ -13,6 +13,7 @@ from tracer.segment import MIN_SEGMENT_BYTES, PAGE_BYTES, Segment, segment_capac
 from tracer.spool import HEADER_BYTES, RECORD_BYTES, DropReason, SpoolIdentity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 DEFAULT_SEGMENT_BYTES = 8 << 20
@@ -43,7 +44,14 @@ class SpoolLimits:
 class SegmentSource:
     """Hands out segments that are allocated, mapped and touched beforehand."""
 
-    def __init__(self, folder: Path, identity: SpoolIdentity, limits: SpoolLimits) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        identity: SpoolIdentity,
+        limits: SpoolLimits,
+        *,
+        on_full: Callable[[str], None],
+    ) -> None:
         capacity = segment_capacity(limits.segment_bytes)
         self._folder = folder
         self._identity = replace(identity, capacity=capacity)
@@ -53,6 +61,7 @@ class SegmentSource:
         self._spares: deque[Segment] = deque()
         self._retired: deque[Segment] = deque()
         self._on_disk: list[Path] = []
+        self._on_full: Callable[[str], None] | None = on_full
         self.shortage = DropReason.NO_SEGMENT
         """Why `take` has nothing: not ready yet, or no room."""
 
@@ -79,14 +88,14 @@ class SegmentSource:
         """Make one more spare where there is room. File I/O: never on a training thread."""
         self._on_disk = [path for path in self._on_disk if path.exists()]
         if (len(self._on_disk) + 1) * self._segment_bytes > self._limits.spool_bytes:
-            self.shortage = DropReason.SPOOL_FULL
+            self._no_room(f"the limit of {self._limits.spool_bytes} bytes is reached")
             return
         number = next(self._numbers)
         path = self._folder / f"seg-{number:06d}.rsp"
         try:
             segment = Segment(path, replace(self._identity, segment=number))
-        except (OSError, ValueError):
-            self.shortage = DropReason.SPOOL_FULL
+        except (OSError, ValueError, MemoryError) as problem:
+            self._no_room(str(problem) or "out of memory")
             return
         self._on_disk.append(path)
         for page in range(self._segment_bytes // PAGE_BYTES):
@@ -95,6 +104,13 @@ class SegmentSource:
                 time.sleep(0)  # lets go of the GIL: the training thread may want it
         self.shortage = DropReason.NO_SEGMENT
         self._spares.append(segment)
+
+    def _no_room(self, why: str) -> None:
+        """Note that there is no room; the first time it is told too."""
+        self.shortage = DropReason.SPOOL_FULL
+        on_full, self._on_full = self._on_full, None
+        if on_full is not None:
+            on_full(why)
 
     def close(self) -> None:
         """Hand out nothing more and remove the segments that nobody took."""
