@@ -12,6 +12,7 @@ from tracer.blame import is_ours
 from tracer.capture.completion import Completions
 from tracer.capture.group import CommGroup, GroupBook
 from tracer.capture.launch import Instance, Launch
+from tracer.capture.on_device import OnDevice
 from tracer.capture.operation import Direction, Operation
 from tracer.capture.unwaited import Unwaited
 from tracer.clock import monotonic_ns
@@ -52,6 +53,7 @@ class Communication:
         self._recorder = recorder
         self._groups = GroupBook(recorder, layout)
         self._unwaited = Unwaited()
+        self._on_device = OnDevice(recorder)
         self._intervals = itertools.count(1)
         self._thread = _Thread()
 
@@ -147,6 +149,14 @@ class Communication:
         """Return what a thread launched since then and nobody has waited for, oldest first."""
         return self._unwaited.of_thread(thread_id, since_ns)
 
+    def wait_begins(self, launches: Sequence[Launch]) -> None:
+        """Note that this thread, and on a device its stream, is about to wait for all of them."""
+        try:
+            for number, launch in enumerate(launches):
+                launch.reach_wait(first=number == 0, alone=len(launches) == 1)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self.fail(problem)
+
     def waited_by_work(
         self,
         work: Any,  # noqa: ANN401 - a pybind class
@@ -237,6 +247,7 @@ class Communication:
         launch = Launch(
             self._recorder, group, instance, name=operation.name, kind=kind, flags=flags
         )
+        self._on_device.enter(launch, dist.ProcessGroup.unbox(args[at]), args[:at])
         launch.show()
         return launch
 
@@ -262,7 +273,9 @@ class Communication:
         if work is not None:
             self._unwaited.bind(work, (launch,))
             self._thread.last_work = work
-            if is_async and operation.direction is Direction.GROUP:
+            # A work of NCCL says that it is done before it is, and runs callbacks on streams
+            # that may be the job's.
+            if is_async and operation.direction is Direction.GROUP and not launch.on_device:
                 self.completions.watch(work, lambda end_ns: self._done(launch, end_ns))
         for old in self._unwaited.take_excess():
             old.end(monotonic_ns(), SpanFlag.END_BOUND)
@@ -272,10 +285,12 @@ class Communication:
         now_ns = monotonic_ns()
         for launch in launches:
             self._unwaited.take(launch)
-            launch.end(now_ns)
-            launch.end_wait(launch.start_ns, now_ns)
+            launch.returned(now_ns)
 
     def _waited(self, launch: Launch, start_ns: int, end_ns: int, flags: SpanFlag) -> None:
+        if launch.on_device and not flags:
+            launch.pass_wait()
+            return
         found_done = end_ns - start_ns < BLOCKED_NS and SpanFlag.ASYNC in launch.flags
         launch.end(end_ns, flags | SpanFlag.END_BOUND if found_done else flags)
         launch.end_wait(start_ns, end_ns, flags)

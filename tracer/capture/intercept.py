@@ -136,6 +136,7 @@ def _functional_waits(communication: Communication) -> torch.library.Library:
         launches = communication.of_tensor(tensor)
         if not launches:
             return redispatch(keyset & after, tensor)
+        communication.wait_begins(launches)
         start_ns = monotonic_ns()
         try:
             return redispatch(keyset & after, tensor)
@@ -152,6 +153,7 @@ def _work_wait(communication: Communication, original: Callable[..., Any]) -> Ca
         launches = communication.of_work(work)
         if not launches:
             return original(work, *args, **kwargs)
+        communication.wait_begins(launches)
         start_ns = monotonic_ns()
         try:
             done = original(work, *args, **kwargs)
@@ -251,6 +253,7 @@ class BackwardWatch:
         start_ns = monotonic_ns()
         launches = self._communication.of_thread(thread_id, since_ns)
         if launches:
+            self._communication.wait_begins(launches)
             _queue(lambda: self._after(launches, start_ns))
 
     def _after(self, launches: list[Launch], start_ns: int) -> None:

@@ -6,12 +6,14 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracer.clock import monotonic_ns
-from tracer.lane import head_word
-from tracer.span import KIND_CODES, SpanFlag, SpanKind
+from tracer.device.communication import DeviceComm, Writer
+from tracer.lane import PLACE, head_word
+from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 from tracer.spool import COMM, HAS_COMM, RecordType
 
 if TYPE_CHECKING:
     from tracer.capture.group import CommGroup
+    from tracer.device.comm_stream import Bounds
     from tracer.lane import Lane
     from tracer.recorder import Recorder
     from tracer.segment import OpenEntry
@@ -36,7 +38,9 @@ class Launch:
     """A communication that this rank has entered."""
 
     __slots__ = (
+        "_device",
         "_instance",
+        "_is_lost",
         "_open",
         "_place",
         "_recorder",
@@ -78,10 +82,14 @@ class Launch:
         # waiting thread may both come, and `list.pop` gives it to one of them.
         self._tickets = [None]
         self._open: OpenEntry | None = None
+        self._device: DeviceComm | None = None
+        self._is_lost = False
         self.start_ns = monotonic_ns()
 
     def show(self) -> None:
         """Put the communication into the open table."""
+        if self._is_lost:
+            return
         self._open = self._recorder.comm_lane.open(
             self.start_ns,
             head_word(
@@ -92,6 +100,66 @@ class Launch:
             ),
             (self.group.group_id, self.seq),
         )
+
+    # -- on a device -----------------------------------------------------------
+
+    @property
+    def on_device(self) -> bool:
+        """Whether marks on the device tell when this begins and ends, or nothing does."""
+        return self._is_lost or self._device is not None
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all members of the group take part."""
+        return self._instance.dst_rank == NONE
+
+    def enter_device(self, device: int, *, communicator: object, chained: bool) -> None:
+        """Mark where the launching stream stands; where that cannot be, no record will follow.
+
+        Args:
+            device: That of its tensors.
+            communicator: What has a stream of its own on the device.
+            chained: See `DeviceComm`.
+        """
+        timing = self._recorder.device_timing
+        launched = timing.mark(device)
+        if launched is None:
+            self.lose()
+            return
+        chain = timing.comm_stream(communicator)
+        self._device = DeviceComm(timing, launched, chain, chained=chained)
+
+    def lose(self) -> None:
+        """Note that nothing will be known of when this begins and ends: no record follows."""
+        self._is_lost = True
+        self._tickets.clear()
+
+    def reach_wait(self, *, first: bool, alone: bool) -> None:
+        """Note that the calling thread's stream is about to wait for this.
+
+        Args:
+            first: Whether this is the first of those that it waits for.
+            alone: Whether it is the only one.
+        """
+        if self._device is None:
+            return
+        if first:
+            self._device.reach_wait(alone=alone)
+        else:
+            self._device.share_wait()
+
+    def pass_wait(self) -> None:
+        """Note that the calling thread's stream has the wait behind it, once."""
+        if self._device is not None and self._claim():
+            self._device.pass_wait(self._writer())
+
+    def returned(self, end_ns: int) -> None:
+        """Note that the call has returned and left no work: it waited by itself."""
+        if not self.on_device:
+            self.end(end_ns)
+            self.end_wait(self.start_ns, end_ns)
+        elif self._device is not None and self._claim():
+            self._device.returned(self._writer())
 
     def came_from(self, src_rank: int, seq: int) -> None:
         """Say from whom a receive from any source came, and which of that pair's it is.
@@ -105,12 +173,21 @@ class Launch:
         self._second = COMM.pack(self.group.group_id, *self._instance)
 
     def end(self, end_ns: int, flags: SpanFlag = SpanFlag.NOTHING) -> None:
-        """Write the communication's span, once; a second call does nothing."""
+        """Write the communication's span by the host's clock, once; a second call does nothing."""
+        if self._claim():
+            self._write_host(end_ns, flags)
+
+    def _claim(self) -> bool:
         try:
             self._tickets.pop()
         except IndexError:
-            return
+            return False
+        return True
+
+    def _write_host(self, end_ns: int, flags: SpanFlag = SpanFlag.NOTHING) -> None:
         self.end_ns = end_ns
+        if self._device is not None:
+            self._device.give_back()
         self._append(
             self._recorder.comm_lane,
             kind=self.kind,
@@ -121,8 +198,7 @@ class Launch:
             launch_ns=self.start_ns,
             depth=0,
         )
-        if self._open is not None:
-            self._open.close()
+        self._close()
 
     def end_wait(self, start_ns: int, end_ns: int, flags: SpanFlag = SpanFlag.NOTHING) -> None:
         """Write a span of the calling thread, which was blocked on this communication."""
@@ -137,6 +213,52 @@ class Launch:
             launch_ns=start_ns,
             depth=lane.depth,
         )
+
+    def _writer(self) -> Writer:
+        """Return what writes this and its wait once their times are known."""
+        recorder, lane = self._recorder, self._recorder.lane()
+        waited_ns, depth = monotonic_ns(), lane.depth
+        place = (lane.step, lane.microbatch, lane.chunk)
+
+        def lose(num: int) -> None:
+            for _ in range(num):
+                recorder.device_timing.lose()
+            self._close()
+
+        def wait(track_id: int, start_ns: int, duration_ns: int) -> None:
+            self._append(
+                recorder.comm_lane,
+                kind=WAIT_CODE,
+                name=f"wait {self.name}",
+                interval=(start_ns, start_ns + duration_ns),
+                place=PLACE.pack(*place, track_id),
+                flags=SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN,
+                launch_ns=waited_ns,
+                depth=depth,
+            )
+
+        return Writer(self._write_device, wait, lose)
+
+    def _write_device(self, bounds: Bounds) -> None:
+        flags = self.flags & ~SpanFlag.HOST_CLOCK
+        if bounds.begin_known:
+            flags |= SpanFlag.DEVICE_BEGIN_KNOWN
+        flags |= SpanFlag.DEVICE_END_KNOWN if bounds.end_known else SpanFlag.END_BOUND
+        self._append(
+            self._recorder.comm_lane,
+            kind=self.kind,
+            name=self.name,
+            interval=(bounds.begin_ns, bounds.end_ns),
+            place=self._place,
+            flags=flags,
+            launch_ns=self.start_ns,
+            depth=0,
+        )
+        self._close()
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._open.close()
 
     @property
     def ended(self) -> bool:

@@ -1,0 +1,256 @@
+"""Communications on a device: launches and waits by hand, on a fake one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tracer.device.timing import TimedRecorder
+from tests.tracer.device.torch.fake_cuda import CudaError, FakeCuda, FakeStream
+from tests.tracer.reading import Row, dropped, open_names, read_spans
+from tracer.capture.group import CommGroup
+from tracer.capture.launch import Instance, Launch
+from tracer.span import NONE, SpanFlag, SpanKind
+from tracer.spool import DropReason
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MS = 1_000_000
+EXACT = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+NEAR_NS = 30_000
+
+
+class Job:
+    """One communicator with a stream of its own, as NCCL has it, and the compute stream."""
+
+    def __init__(self, folder: Path, cuda: FakeCuda) -> None:
+        self.folder = folder
+        self.cuda = cuda
+        self.timed = TimedRecorder(folder, cuda)
+        self.comm: FakeStream = cuda.new_stream()
+        recorder = self.timed.recorder
+        self.group = CommGroup(
+            group_id=7,
+            kind=SpanKind.DP_COMM,
+            members=(0, 1),
+            rank=0,
+            track_id=recorder.name_id("comm dp"),
+        )
+
+    def begin(self, flags: SpanFlag = SpanFlag.ASYNC) -> Launch:
+        launch = Launch(
+            self.timed.recorder,
+            self.group,
+            Instance(self.group.next_seq(), NONE, NONE, 1024, 0),
+            name="all_reduce",
+            kind=SpanKind.DP_COMM,
+            flags=SpanFlag.HOST_CLOCK | flags,
+        )
+        launch.enter_device(0, communicator="dp", chained=True)
+        launch.show()
+        return launch
+
+    def issue(self, duration_ns: int) -> tuple[Launch, int, int]:
+        """An asynchronous launch; with its true begin and end."""
+        launch = self.begin()
+        self.cuda.wait_for(self.comm, self.cuda.stream(0))
+        begin_ns = max(self.comm.end_ns, self.cuda.now_ns)
+        return launch, begin_ns, self.cuda.kernel(duration_ns, self.comm)
+
+    def wait(self, *launches: Launch) -> None:
+        for number, launch in enumerate(launches):
+            launch.reach_wait(first=number == 0, alone=len(launches) == 1)
+        self.cuda.wait_for(self.cuda.stream(0), self.comm)
+        for launch in launches:
+            launch.pass_wait()
+
+    def rows(self) -> tuple[list[Row], list[Row]]:
+        """Communications and waits, by number."""
+        self.timed.turns(30)
+        self.timed.shutdown()
+        rows = sorted(read_spans(self.folder), key=lambda row: row.seq)
+        return [r for r in rows if r.kind != "wait"], [r for r in rows if r.kind == "wait"]
+
+
+@pytest.fixture
+def cuda() -> FakeCuda:
+    return FakeCuda()
+
+
+@pytest.fixture
+def job(tmp_path: Path, cuda: FakeCuda) -> Job:
+    job = Job(tmp_path, cuda)
+    job.timed.timing._pool(0)
+    job.timed.turns()
+    return job
+
+
+def test_a_wait_that_holds_the_stream_up_tells_the_end_on_the_device(
+    cuda: FakeCuda, job: Job
+) -> None:
+    first, begin_ns, end_ns = job.issue(40 * MS)
+    cuda.kernel(10 * MS)  # Beside it.
+    compute_ns = cuda.stream(0).end_ns
+    job.wait(first)
+    (row,), (wait,) = job.rows()
+
+    assert row.end_ns == pytest.approx(end_ns, abs=NEAR_NS)
+    assert row.start_ns == pytest.approx(begin_ns, abs=NEAR_NS)
+    # Nobody knows what the communication stream did before the first launch.
+    assert row.flags == SpanFlag.ASYNC | SpanFlag.DEVICE_END_KNOWN
+    assert row.track == "comm dp"
+    assert (wait.name, wait.track, wait.flags) == ("wait all_reduce", "cuda:0 stream 0", EXACT)
+    assert wait.start_ns == pytest.approx(compute_ns, abs=NEAR_NS)
+    assert wait.end_ns == pytest.approx(end_ns, abs=NEAR_NS)
+    assert (wait.group_id, wait.seq) == (row.group_id, row.seq) == (7, 0)
+    assert dropped(job.folder) == {}
+
+
+def test_a_hidden_communication_is_marked_as_bounded_not_told_as_exact(
+    cuda: FakeCuda, job: Job
+) -> None:
+    first, _, end_ns = job.issue(10 * MS)
+    cuda.kernel(40 * MS)
+    job.wait(first)
+    (row,), (wait,) = job.rows()
+
+    assert row.flags == SpanFlag.ASYNC | SpanFlag.END_BOUND
+    assert row.end_ns > end_ns + 25 * MS
+    assert wait.duration_ns < 20_000
+
+
+def test_on_an_idle_communication_stream_begin_and_end_are_exact(cuda: FakeCuda, job: Job) -> None:
+    first, *_ = job.issue(5 * MS)
+    job.wait(first)
+    cuda.kernel(3 * MS)
+    second, begin_ns, end_ns = job.issue(5 * MS)
+    job.wait(second)
+    (_, row), _ = job.rows()
+
+    assert row.flags == SpanFlag.ASYNC | EXACT
+    assert row.start_ns == pytest.approx(begin_ns, abs=NEAR_NS)
+    assert row.end_ns == pytest.approx(end_ns, abs=NEAR_NS)
+    assert row.duration_ns == pytest.approx(5 * MS, abs=NEAR_NS)
+
+
+def test_behind_another_a_communication_begins_when_that_one_ends(cuda: FakeCuda, job: Job) -> None:
+    first, _, first_end_ns = job.issue(20 * MS)
+    second, _, end_ns = job.issue(10 * MS)
+    # A wait for the first alone: torch waits for an event of that work.
+    first.reach_wait(first=True, alone=True)
+    cuda.stream(0).end_ns = first_end_ns
+    first.pass_wait()
+    job.wait(second)
+    (_, row), _ = job.rows()
+
+    assert row.flags == SpanFlag.ASYNC | EXACT
+    assert row.start_ns == pytest.approx(first_end_ns, abs=NEAR_NS)
+    assert row.end_ns == pytest.approx(end_ns, abs=NEAR_NS)
+
+
+def test_of_several_waited_for_at_once_no_end_is_told_as_exact(cuda: FakeCuda, job: Job) -> None:
+    first, *_ = job.issue(20 * MS)
+    second, *_ = job.issue(10 * MS)
+    reached_ns = cuda.stream(0).end_ns
+    job.wait(first, second)
+    rows, waits = job.rows()
+
+    assert all(SpanFlag.END_BOUND in row.flags for row in rows)
+    # One of the waits holds the whole time, so that nothing is counted twice.
+    assert sum(wait.duration_ns for wait in waits) == pytest.approx(
+        job.comm.end_ns - max(reached_ns, 0), abs=100_000
+    )
+    assert waits[1].duration_ns == 0
+
+
+def test_a_call_that_runs_on_the_launching_stream_is_exact_on_both_sides(
+    cuda: FakeCuda, job: Job
+) -> None:
+    launch = job.begin(SpanFlag.NOTHING)
+    end_ns = cuda.kernel(7 * MS)
+    launch.returned(0)
+    (row,), (wait,) = job.rows()
+
+    assert row.flags == EXACT
+    assert row.end_ns == pytest.approx(end_ns, abs=NEAR_NS)
+    assert row.duration_ns == pytest.approx(7 * MS, abs=10_000)
+    assert (wait.start_ns, wait.duration_ns) == (row.start_ns, row.duration_ns)
+
+
+def test_a_launch_into_a_capture_leaves_no_record_and_is_counted(cuda: FakeCuda, job: Job) -> None:
+    cuda.begin_capture(cuda.stream(0))
+    launch = job.begin()
+    job.wait(launch)
+    cuda.end_capture(cuda.stream(0))
+
+    assert job.rows() == ([], [])
+    assert cuda.num_in_graph == 0
+    assert open_names(job.folder) == []
+    assert dropped(job.folder) == {DropReason.CAPTURING: 1}
+
+
+def test_a_communication_that_hangs_stays_open_and_is_counted_at_goodbye(
+    cuda: FakeCuda, job: Job
+) -> None:
+    launch, *_ = job.issue(1 << 50)
+    job.wait(launch)
+    job.timed.turns(5)
+
+    assert open_names(job.folder) == ["all_reduce"]
+    assert job.rows() == ([], [])
+    assert dropped(job.folder) == {DropReason.DEVICE_ERROR: 2}  # With its wait.
+
+
+def test_what_nobody_waits_for_is_told_by_the_hosts_clock_and_marked_so(
+    cuda: FakeCuda, job: Job
+) -> None:
+    launch, *_ = job.issue(MS)
+    launch.end(launch.start_ns + 5, SpanFlag.OPEN)
+    (row,), waits = job.rows()
+
+    assert row.flags == SpanFlag.ASYNC | SpanFlag.HOST_CLOCK | SpanFlag.OPEN
+    assert waits == []
+
+
+def test_after_an_error_of_the_device_waits_are_counted_as_lost(cuda: FakeCuda, job: Job) -> None:
+    launch, *_ = job.issue(MS)
+    cuda.error = CudaError("CUDA error: an illegal memory access was encountered")
+    launch.reach_wait(first=True, alone=True)
+    launch.pass_wait()
+
+    assert job.rows() == ([], [])
+    # The communication and its wait.
+    assert dropped(job.folder)[DropReason.DEVICE_ERROR] == 2
+
+
+@pytest.mark.parametrize("connections", [1, 8])
+def test_marks_cost_the_job_no_time_on_the_device_where_streams_work_beside_each_other(
+    tmp_path: Path, connections: int
+) -> None:
+    ends = []
+    for traced in (False, True):
+        cuda = FakeCuda(connections=connections)
+        job = Job(tmp_path, cuda) if traced else None
+        comm = cuda.new_stream() if job is None else job.comm
+        for _ in range(10):
+            cuda.kernel(2 * MS)
+            if job is None:
+                cuda.wait_for(comm, cuda.stream(0))
+                cuda.kernel(5 * MS, comm)
+            else:
+                launch, *_ = job.issue(5 * MS)
+            cuda.kernel(5 * MS)  # Beside it.
+            if job is None:
+                cuda.wait_for(cuda.stream(0), comm)
+            else:
+                job.wait(launch)
+        ends.append(cuda.stream(0).end_ns)
+        if job is not None:
+            job.rows()
+    untraced, traced_ns = (end - 1_000_000_000_000 for end in ends)
+
+    # Ten rounds of 7 ms; a round in which the two did not overlap would take 12.
+    assert untraced == pytest.approx(70 * MS, rel=0.01)
+    assert traced_ns == pytest.approx(untraced, rel=0.001)

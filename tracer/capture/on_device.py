@@ -1,0 +1,79 @@
+"""Which communications run on a device's own streams, and so are timed there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tracer.span import SpanFlag
+from tracer.spool import DropReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracer.capture.launch import Launch
+    from tracer.recorder import Recorder
+
+BACKEND = "nccl"
+"""The backend whose works return before they are done and whose waits hold up a stream only."""
+
+
+class OnDevice:
+    """Lets launches on NCCL be timed by marks; all others are left to the host's clock.
+
+    On NCCL a wait returns to the host at once, so the host's clock says nothing there.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._is_nccl: dict[tuple[str, int], bool] = {}
+
+    def enter(self, launch: Launch, process_group: Any, tensors: object) -> None:  # noqa: ANN401
+        """Mark a launch that is about to be issued, where a device carries it out.
+
+        Args:
+            launch: The communication.
+            process_group: Its group.
+            tensors: What it is about, nested in lists.
+        """
+        first = next(_tensors(tensors), None)
+        device = self._recorder.device_timing.device_of((first,))
+        if device is None:
+            self._without_timing(launch, process_group, first)
+            return
+        if not self._on_nccl(process_group, device):
+            return
+        alone = SpanFlag.COALESCED not in launch.flags
+        launch.enter_device(
+            device, communicator=launch.group.group_id, chained=alone and launch.is_collective
+        )
+
+    def _without_timing(
+        self,
+        launch: Launch,
+        process_group: Any,  # noqa: ANN401
+        first: torch.Tensor | None,
+    ) -> None:
+        """Leave a launch out whose device is not timed: the host knows nothing of its end."""
+        if first is None or first.device.type != "cuda":
+            return
+        if self._on_nccl(process_group, first.device.index):
+            self._recorder.drop(DropReason.DEVICE_ERROR)
+            launch.lose()
+
+    def _on_nccl(self, process_group: Any, device: int) -> bool:  # noqa: ANN401
+        key = (process_group.group_name, device)
+        known = self._is_nccl.get(key)
+        if known is None:
+            backend = process_group._get_backend(torch.device("cuda", device))
+            known = self._is_nccl.setdefault(key, BACKEND in str(backend.name()).lower())
+        return known
+
+
+def _tensors(nested: object) -> Iterator[torch.Tensor]:
+    if isinstance(nested, torch.Tensor):
+        yield nested
+    elif isinstance(nested, list | tuple):
+        for item in nested:
+            yield from _tensors(item)

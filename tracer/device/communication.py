@@ -1,0 +1,171 @@
+"""One communication on a device: marks around its launch and its wait, and what they tell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracer.device.comm_stream import Bounds, CommStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracer.device.absent import DeviceTimer
+    from tracer.device.clock import DeviceClock
+    from tracer.device.mark import Mark
+
+
+class Writer(NamedTuple):
+    """Where a communication's records go."""
+
+    span: Callable[[Bounds], None]
+    wait: Callable[[int, int, int], None]
+    """Takes track, begin (monotonic) and duration of the wait."""
+
+    lose: Callable[[int], None]
+    """Called instead of them, with how many of them are lost and not yet counted."""
+
+
+class DeviceComm:
+    """Follows one communication with marks on the streams that the job uses itself.
+
+    Nothing is put on the communication's own stream, and nothing waits for it
+    but what the job makes wait: see docs/decisions/0004.
+    """
+
+    __slots__ = ("_alone", "_came", "_chain", "_number", "has_wait", "launched", "timing")
+
+    def __init__(
+        self, timing: DeviceTimer, launched: Mark, chain: CommStream, *, chained: bool
+    ) -> None:
+        """Follow what the current stream is about to launch.
+
+        Args:
+            timing: Takes the marks.
+            launched: Where the launching stream stands.
+            chain: The communicator's stream.
+            chained: Whether the communication runs there, in the order of launches; one of
+                several that are issued together, or a p2p, may run elsewhere.
+        """
+        self.timing = timing
+        self.launched = launched
+        self._number = chain.launch()
+        # Of one that stands for itself, the begin is never more than a bound.
+        self._chain = chain if chained else CommStream()
+        self._came: Mark | None = None
+        self._alone = True
+        self.has_wait = True
+        """Whether the wait's record can be written; counted already where it cannot."""
+
+    def reach_wait(self, *, alone: bool) -> None:
+        """Mark that the current stream comes to a wait.
+
+        Args:
+            alone: Whether it waits for nothing else there.
+        """
+        if self._came is not None:
+            self.timing.give_back(self._came)
+        self._came = self.timing.mark(self.launched.device)
+        self.has_wait = self._came is not None
+        self._alone = alone
+
+    def share_wait(self) -> None:
+        """Say that the stream comes to a wait that another communication has marked."""
+        self._alone = False
+
+    def pass_wait(self, writer: Writer) -> None:
+        """Mark that the current stream has the wait behind it; the records follow."""
+        went_on = self.timing.mark(self.launched.device)
+        if went_on is None:
+            self.give_back()
+            writer.lose(int(self.has_wait))
+            return
+        self.timing.push(PendingComm(self, went_on, writer))
+
+    def returned(self, writer: Writer) -> None:
+        """Mark that a call that ran on the current stream itself has been issued."""
+        done = self.timing.mark(self.launched.device)
+        if done is None:
+            self.give_back()
+            writer.lose(int(self.has_wait))
+            return
+        self.timing.push(PendingCall(self, done, writer))
+
+    def give_back(self) -> None:
+        """Let go of the marks."""
+        self.timing.give_back(self.launched)
+        if self._came is not None:
+            self.timing.give_back(self._came)
+
+    def bounds(self, clock: DeviceClock, went_on: Mark) -> tuple[Bounds, int]:
+        """Return what is known, and how long the stream took to pass the wait, in ns."""
+        launched_ns = clock.place(self.launched.event, self.launched.launch_ns).at_ns
+        came = self._came
+        if came is None:
+            went_on_ns = clock.place(went_on.event, went_on.launch_ns).at_ns
+            return self._chain.place(self._number, launched_ns, (went_on_ns, went_on_ns)), 0
+        came_ns = clock.place(came.event, came.launch_ns).at_ns
+        stood_ns = max(clock.between_ns(came.event, went_on.event), 0)
+        went_on_ns = came_ns + stood_ns
+        seen_ns = (came_ns if self._alone else went_on_ns, went_on_ns)
+        return self._chain.place(self._number, launched_ns, seen_ns), stood_ns
+
+
+class PendingComm:
+    """A communication whose wait a stream has yet to pass."""
+
+    __slots__ = ("_comm", "_writer", "last")
+
+    def __init__(self, comm: DeviceComm, went_on: Mark, writer: Writer) -> None:
+        self._comm = comm
+        self.last = went_on
+        self._writer = writer
+
+    def is_done(self) -> bool:
+        """Return whether the wait is passed; the launch was before what was waited for."""
+        return self.last.event.query()
+
+    def resolve(self, clock: DeviceClock) -> None:
+        """Write the communication and the wait."""
+        bounds, stood_ns = self._comm.bounds(clock, self.last)
+        self._comm.give_back()
+        self._comm.timing.give_back(self.last)
+        self._writer.span(bounds)
+        if self._comm.has_wait:
+            track_id = self._comm.timing.track_id(self.last)
+            self._writer.wait(track_id, bounds.end_ns - stood_ns, stood_ns)
+
+    def lose(self) -> None:
+        """Let go of it."""
+        self._writer.lose(1 + self._comm.has_wait)
+
+
+class PendingCall:
+    """A communication that runs on the stream that launched it, as a kernel does."""
+
+    __slots__ = ("_comm", "_writer", "last")
+
+    def __init__(self, comm: DeviceComm, done: Mark, writer: Writer) -> None:
+        self._comm = comm
+        self.last = done
+        self._writer = writer
+
+    def is_done(self) -> bool:
+        """Return whether it is done."""
+        return self.last.event.query()
+
+    def resolve(self, clock: DeviceClock) -> None:
+        """Write it, and the wait, which is the same: nothing else ran on that stream."""
+        launched = self._comm.launched
+        begin_ns = clock.place(launched.event, launched.launch_ns).at_ns
+        duration_ns = max(clock.between_ns(launched.event, self.last.event), 0)
+        self._comm.give_back()
+        self._comm.timing.give_back(self.last)
+        self._writer.span(
+            Bounds(begin_ns, begin_ns + duration_ns, begin_known=True, end_known=True)
+        )
+        track_id = self._comm.timing.track_id(self.last)
+        self._writer.wait(track_id, begin_ns, duration_ns)
+
+    def lose(self) -> None:
+        """Let go of it."""
+        self._writer.lose(1 + self._comm.has_wait)
