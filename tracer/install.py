@@ -17,6 +17,7 @@ from tracer.identity import Identity, read_identity
 from tracer.late import watch_late_steps
 from tracer.manifest import JobDescription, build_manifest, count_parameters
 from tracer.noop import NOOP_TRACER
+from tracer.profile import offer_profiles
 from tracer.recorder import Recorder
 from tracer.sampling import Settings
 from tracer.span import UnixNs
@@ -120,6 +121,7 @@ def _install(
     recorder.start()
     start_captures(recorder, model=model, layout=job.layout, count_steps=count_steps)
     watch_late_steps(recorder)
+    offer_profiles(recorder)
     set_current(recorder)
     _watch_the_end(recorder)
     return recorder
