@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from analysis.bandwidth import bandwidths
 from analysis.bytedance_reading import read_bytedance
+from analysis.circles import circles
 from analysis.configuration import misconfigurations
 from analysis.diagnose import Case, diagnose, insufficient
 from analysis.distinct import distinct
-from analysis.errors import EmptyRunError
+from analysis.errors import CycleError, EmptyRunError
 from analysis.exits import crashes
 from analysis.hangs import hangs
 from analysis.layout import layout_findings
 from analysis.mfu import compute_mfu
 from analysis.profile import profile_of
 from analysis.report import Quality, RankStepExcess, RunReport, StepTimes
-from analysis.source import rows_of_spans
+from analysis.source import rows_of_spans, rows_of_steps
 from analysis.starved import starved_ranks
 from analysis.traced import read_traced
 from analysis.traced_ranks import num_expected
@@ -96,11 +98,11 @@ def report_of(
     """
     coords = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
     told = (*hangs(run, spans, steps, context), *crashes(run, context))
-    if not reading.steps:
+    reading, replayer = _replayable(run, spans, steps, reading)
+    if replayer is None:
         return _nothing_to_replay(run, spans, steps, reading, told)
     ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
     told += (*misconfigurations(run, context), *layout_findings(run, reading, ranks))
-    replayer = Replayer(reading.model)
     result = what_if(replayer)
     slowdown = result.slowdown(result.replayed_ns)
     profile = profile_of(reading.items, coords) if len(reading.items) else None
@@ -158,6 +160,29 @@ def report_of(
         bandwidth=bandwidths(reading.transfers, {rank: ranks[rank].host for rank in ranks}),
         waterfall=summary_of(reading.model, waterfall_of(run, reading, spans, steps)),
     )
+
+
+def _replayable(
+    run: RunInfo, spans: SpanTable, steps: StepTable, reading: Reading
+) -> tuple[Reading, Replayer | None]:
+    """Leave out the steps whose operations wait for each other in a circle.
+
+    Returns:
+        The rest, and its replay; None where nothing is left.
+    """
+    if not reading.steps:
+        return reading, None
+    try:
+        return reading, Replayer(reading.model)
+    except CycleError:
+        found = circles(reading.model)
+    rest = read_run(
+        run,
+        rows_of_spans(spans, ~np.isin(spans.step, list(found))),
+        rows_of_steps(steps, ~np.isin(steps.step, list(found))),
+    )
+    rest = replace(rest, left_out=reading.left_out | rest.left_out | found)
+    return rest, Replayer(rest.model) if rest.steps else None
 
 
 def _findings(

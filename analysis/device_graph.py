@@ -57,7 +57,7 @@ def _paths(
     src, dst = operations.src, operations.dst
     keep = ~host[dst]
     src, dst = src[keep], dst[keep]
-    found_src, found_dst = [], []
+    found_src, found_dst = [src[:0]], [dst[:0]]
     while len(src):
         through = host[src]
         found_src.append(src[~through])

@@ -70,7 +70,7 @@ class Program:
             Shape (steps,): time from each step's start to the last end of an
             operation that closes it, in ns.
         """
-        times = np.empty(self.num_steps)
+        times = np.zeros(self.num_steps)
         padded = np.append(duration_ns, 0.0)
         gaps = None if gap_ns is None else np.append(gap_ns, 0.0)
         for found in self.classes:
@@ -82,7 +82,7 @@ class Program:
                 if gaps is not None:
                     durations += gaps[found.gap[:, :, lanes]]
                 ends = replay(found.schedule, durations)
-                times[found.step_index[lanes]] = ends[found.closing].max(axis=(0, 1))
+                times[found.step_index[lanes]] = ends[found.closing].max(axis=(0, 1), initial=0.0)
         return times
 
     def isolated_step_times(
@@ -108,7 +108,7 @@ class Program:
         replicas = self.replicas
         if len(replicas) == 1:  # there are no others
             return self.step_times(recorded_ns)[None]
-        times = np.empty((len(replicas), self.num_steps))
+        times = np.zeros((len(replicas), self.num_steps))
         recorded, ideal = np.append(recorded_ns, 0.0), np.append(ideal_ns, 0.0)
         for found in self.classes:
             if found.operation.shape[1] != len(replicas):
@@ -122,7 +122,7 @@ class Program:
                 durations[:, 0] = recorded[lanes]
                 durations[:, 1] = ideal[lanes[:, :1]]
                 ends = replay(found.schedule, durations.reshape(num_nodes, 2, -1))
-                last = ends[found.closing].max(axis=(0, 1)).reshape(num_replicas, num_lanes)
+                last = ends[found.closing].max(axis=(0, 1), initial=0.0).reshape(num_replicas, num_lanes)
                 times[:, found.step_index[first : first + at_once]] = last
         return times
 
@@ -155,7 +155,7 @@ class Program:
             chosen = self.replicas[first : first + at_once]
             durations = np.where(of_node[:, None] == chosen[:, None], own[:, None], usual[:, None])
             ends = replay(found.schedule, durations.reshape(len(durations), 1, -1))
-            last = ends[found.closing].max(axis=(0, 1))
+            last = ends[found.closing].max(axis=(0, 1), initial=0.0)
             times[first : first + at_once] = last.reshape(len(chosen), -1)
         return times
 

@@ -19,6 +19,7 @@ from analysis.errors import CycleError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+UNORDERED = -1
 NUM_SLOTS = 16
 """Nodes with more predecessors than this are reduced one by one instead of slot by slot."""
 
@@ -136,23 +137,32 @@ def replay(schedule: Schedule, durations: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def _levels(num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Kahn's algorithm, a whole frontier at a time."""
-    level = np.full(num_nodes, -1, dtype=np.int64)
+    level = levels_of(num_nodes, src, dst)
+    num_circling = int((level == UNORDERED).sum())
+    if num_circling:
+        raise CycleError(num_circling)
+    return level
+
+
+def levels_of(num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return each node's level, `UNORDERED` where it is in a circle or behind one.
+
+    Source:
+        Kahn, "Topological sorting of large networks" (1962), a whole frontier at a time.
+    """
+    level = np.full(num_nodes, UNORDERED, dtype=np.int64)
     missing = np.bincount(dst, minlength=num_nodes)
     by_src = np.argsort(src, kind="stable")
     targets = dst[by_src]
     first = np.searchsorted(src[by_src], np.arange(num_nodes + 1))
     frontier = np.flatnonzero(missing == 0)
-    num_done, depth = 0, 0
+    depth = 0
     while len(frontier):
         level[frontier] = depth
-        num_done += len(frontier)
         depth += 1
         reached = targets[_ranges(first[frontier], first[frontier + 1])]
         np.subtract.at(missing, reached, 1)
         frontier = distinct(reached[missing[reached] == 0])
-    if num_done < num_nodes:
-        raise CycleError(num_nodes - num_done)
     return level
 
 

@@ -26,6 +26,9 @@ LEAST_RATIO = 0.01
 
 MOST_CULPRITS = 8
 
+MOST_IDLE_HOPS = 1_000
+"""Operations without length after which a walk is looked at for going round in a circle."""
+
 UNEXPLAINED_GAP_NS = 50_000
 """A gap longer than this between an operation and all that it waits for is no launch delay."""
 
@@ -64,6 +67,8 @@ def blame(model: ReplayModel, waits: WaitIntervals) -> Blame:
     walked back, each time to the predecessor that ended last, until the time
     at which the wait began. Each stretch of that chain is blamed on the rank
     that it lies on: a rank that merely passed lateness on is not blamed for it.
+    Where clocks contradict each other a walk can come round in a circle: what
+    is left of the wait is then blamed on the rank at which it does.
 
     Args:
         model: Operations as recorded.
@@ -80,7 +85,13 @@ def blame(model: ReplayModel, waits: WaitIntervals) -> Blame:
     parts: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]] = []
     # A member's launch, then what it waited for, and so on back in time.
     at, on = before[member], model.rank[member]
+    idle_hops, reached = 0, int(until.sum())
     while len(at):
+        if idle_hops == MOST_IDLE_HOPS:
+            circling = _circling(before, last_member)[at]
+            parts.append((rank[circling], on[circling], (until - since)[circling]))
+            rank, on, since = rank[~circling], on[~circling], since[~circling]
+            until, at = until[~circling], at[~circling]
         done = np.where(at == NOBODY, since, np.maximum(operations.end_ns[at], since))
         done = np.minimum(done, until)
         parts.append((rank, on, until - done))
@@ -91,6 +102,8 @@ def blame(model: ReplayModel, waits: WaitIntervals) -> Blame:
         began = np.minimum(np.maximum(operations.start_ns[member], since), until)
         parts.append((rank, on, until - began))
         until, at = began, before[member]
+        idle_hops = idle_hops + 1 if int(until.sum()) == reached else 0
+        reached = int(until.sum())
     return _summed(parts)
 
 
@@ -184,6 +197,20 @@ def _last_member(model: ReplayModel) -> NDArray[np.int64]:
     ends = np.flatnonzero(np.append(np.diff(operations.group[order]) != 0, True))
     last[order] = np.repeat(order[ends], np.diff(np.append(-1, ends)))
     return last
+
+
+def _circling(before: NDArray[np.int64], last_member: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell the operations from which walking back never ends. Shape (ops,).
+
+    Each round doubles the length of the walks: those that end are at their end.
+    """
+    nobody = len(before)
+    after = np.append(before[last_member], NOBODY)
+    after[after == NOBODY] = nobody
+    for _ in range(nobody.bit_length()):
+        after = after[after]
+    found: NDArray[np.bool_] = after[:nobody] != nobody
+    return found
 
 
 def _summed(

@@ -124,3 +124,16 @@ def test_following_waits_neither_adds_nor_loses_time(chain: list[tuple[int, int]
 
     for rank in range(3):
         assert found.get((3, rank), 0) == sum(length for r, length in chain if r == rank)
+
+
+def test_a_walk_that_comes_round_in_a_circle_ends_at_the_rank_it_stands_on() -> None:
+    # Two operations without length, each said to precede the other.
+    circle = model_of(
+        [(1, 50, 50, NO_GROUP), (2, 50, 50, NO_GROUP), (0, 0, 60, 7), (1, 50, 60, 7)],
+        [(0, 1), (1, 0), (0, 3)],
+    )
+
+    found = pairs(circle, waits((0, 2, 10, 50)))
+
+    assert sum(found.values()) == 40
+    assert {rank for rank, _ in found} == {0}
