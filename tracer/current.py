@@ -38,7 +38,7 @@ def set_current(tracer: Tracer) -> None:
     _make_span = tracer.span
     _tracer = tracer
     if isinstance(tracer, Recorder):
-        tracer.on_keeping_changed = _keep_or_not
+        tracer.steering.on_keeping_changed = _keep_or_not
     _keep_or_not()
 
 

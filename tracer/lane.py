@@ -43,6 +43,7 @@ class Lane:
     """One thread's rows, or those of several threads that share it: claims never collide."""
 
     __slots__ = (
+        "_num_in_former",
         "_process",
         "_sampling",
         "_source",
@@ -73,6 +74,7 @@ class Lane:
         self.number = number
         self.track_id = track_id
         self.depth = 0
+        self._num_in_former = 0
         self.segment: Segment = NO_SEGMENT
         self.ready: dict[int, ReadySpan] = {}
         """Spans of this lane's thread that are made once and entered often, by `head_word`."""
@@ -196,6 +198,11 @@ class Lane:
         """Say that nothing more comes."""
         segment, self.segment = self.segment, NO_SEGMENT
         segment.seal()
+        self._num_in_former += segment.num_claimed()
+
+    def num_stored(self) -> int:
+        """Return how many rows this lane has claimed, in all its segments."""
+        return self._num_in_former + self.segment.num_claimed()
 
     def detach(self) -> None:
         """Stop touching files: this process is a forked child."""
@@ -211,6 +218,7 @@ class Lane:
         try:
             if self.segment is full and (fresh := self._source.take()) is not None:
                 fresh.give_to(self.number)
+                self._num_in_former += full.capacity
                 self.segment = fresh
                 full.seal()
                 self._source.retire(full)

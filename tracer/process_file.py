@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tracer.spool import (
     DROPPED_OFFSET,
     HEADER_BYTES,
+    KEPT_REASONS,
     NAME_BYTES,
     NAME_CAPACITY,
     NAME_LENGTH,
@@ -76,9 +77,16 @@ class ProcessFile:
 
     def publish_drops(self) -> None:
         """Write all counters anew: of two threads in `drop`, the lower number may land last."""
-        for reason, count in zip(DropReason, self._drops, strict=True):
-            # The only way to read a count without taking a number from it.
-            WORD.pack_into(self.buffer, DROPPED_OFFSET + 8 * reason, int(repr(count)[6:-1]))
+        for reason in DropReason:
+            WORD.pack_into(self.buffer, DROPPED_OFFSET + 8 * reason, self._num_dropped(reason))
+
+    def num_lost(self) -> int:
+        """Return how many records are gone, for whichever reason."""
+        return sum(self._num_dropped(reason) for reason in DropReason if reason not in KEPT_REASONS)
+
+    def _num_dropped(self, reason: DropReason) -> int:
+        # The only way to read a count without taking a number from it.
+        return int(repr(self._drops[reason])[6:-1])
 
     def name_id(self, name: str) -> int:
         """Return the id of ``name``, interned on first sight; 0 (`OTHER_NAME`) once full.

@@ -6,22 +6,23 @@ import contextlib
 import json
 import sys
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from tracer.account import Account
 from tracer.arguments import Arguments
 from tracer.background import SpoolThread
 from tracer.clock import monotonic_ns
-from tracer.control import Control
 from tracer.device.absent import NO_DEVICE_TIMING
 from tracer.exit_record import ended, failed, write_exit
+from tracer.head_words import HeadWords
 from tracer.host_span import HostSpan, UnkeptSpan, host_span, placed_span
 from tracer.lane import PLACE, head_word
 from tracer.lanes import Lanes
+from tracer.memory import peak_memory_bytes
 from tracer.noop import NOOP_SPAN
 from tracer.plain import plain, plain_text, type_name
 from tracer.process_file import ProcessFile
-from tracer.sampling import Sampling, SettingError, Settings, changed, first_step_of
+from tracer.sampling import Settings
 from tracer.showing import Showing
 from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 from tracer.spare import SegmentSource, SpoolLimits
@@ -30,15 +31,15 @@ from tracer.spool import (
     GROUPS_FILE,
     MICROBATCH,
     NAME_BYTES,
-    NAME_CAPACITY,
     STEP,
     DropReason,
     RecordType,
     SpoolIdentity,
 )
+from tracer.steering import Steering
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tracer.control import Handler
@@ -72,17 +73,19 @@ class Recorder:
             folder, work=self._work, on_error=lambda: self.drop(DropReason.INTERNAL_ERROR)
         )
         self._arguments = Arguments(lambda: self.drop(DropReason.BAD_ARGUMENT))
-        self._heads: dict[tuple[str, SpanKind], int] = {}
+        self._head_words = HeadWords(self._process, self._arguments)
         self._step_start_ns: int | None = None
         self._failure: dict[str, object] | None = None
         self._closers: list[Callable[[], None]] = []
         self._attempts: list[Callable[[], bool]] = []
         self._closed = False
-        self._first_settings = settings or Settings()
-        self.sampling = Sampling(self._first_settings)
-        self.on_keeping_changed: Callable[[], None] = _nothing
-        """Called when `keeps` may answer otherwise than before."""
-
+        self.steering = Steering(
+            folder,
+            settings or Settings(),
+            tell=lambda text, data: self.event("control", text, data),
+            on_bad=lambda: self.drop(DropReason.BAD_ARGUMENT),
+        )
+        self.sampling = self.steering.sampling
         self.count_tokens: Callable[[], int | None] = _unknown
         """Tells the tokens of the step that ends, where the job does not."""
 
@@ -93,8 +96,6 @@ class Recorder:
         """Times work on the device, where it has one."""
 
         self._chores: list[Callable[[], None]] = []
-        self._control = Control(folder, on_problem=self._tell_bad_control)
-        self._control.tell(self._take_control)
         self.lanes = Lanes(
             process=self._process,
             source=self._source,
@@ -102,13 +103,14 @@ class Recorder:
             wake=self._background.wake,
         )
         self._showing = Showing(self.lanes)
+        self.account = Account(self._process, self.lanes)
         self.comm_lane = self.lanes.new("comm")
 
     def start(self) -> None:
         """Make the first segments ready and start the background thread."""
         for _ in range(2):
             self._source.prepare()
-        self._control.look()
+        self.steering.control.look()
         self._background.start()
 
     # -- spans ---------------------------------------------------------------
@@ -152,7 +154,7 @@ class Recorder:
         once the file is gone. An exception of the handler is counted and told
         as an event.
         """
-        self._control.tell(handler)
+        self.steering.control.tell(handler)
 
     def append_span(self, name: str, kind: SpanKind, start_ns: int, end_ns: int) -> None:
         """Write a span of the calling thread that is already over."""
@@ -168,22 +170,7 @@ class Recorder:
 
     def head(self, name: object, kind: object) -> int:
         """Return the first word of a host span's record: kind, flag and interned name."""
-        if type(name) is str and type(kind) is SpanKind:
-            known = self._heads.get((name, kind))
-            if known is not None:
-                return known
-        if type(kind) is not SpanKind:
-            self.drop(DropReason.BAD_ARGUMENT)
-            kind = SpanKind.OTHER
-        head = head_word(
-            RecordType.SPAN,
-            kind=KIND_CODES[kind],
-            flags=int(SpanFlag.HOST_CLOCK),
-            name_id=self._process.name_id(self._arguments.name(name)),
-        )
-        if type(name) is str and name:
-            self._remember_head(name, kind, head)
-        return head
+        return self._head_words.of(name, kind)
 
     def name_id(self, name: str) -> int:
         """Return the id of a name of ours, interned on first sight."""
@@ -333,7 +320,7 @@ class Recorder:
         self._showing.close()
         for lane in self.lanes:
             lane.seal()
-        self._process.publish_drops()
+        self.account.publish()
         if self._failure is None:
             write_exit(self.folder, ended(time.time_ns()))
 
@@ -354,31 +341,15 @@ class Recorder:
         if self._source.is_short() and not self._closed:
             self._source.prepare()
         self._source.let_go()
-        self._process.publish_drops()
         self._showing.refresh()
-        self._control.look()
+        self.steering.control.look()
         for chore in list(self._chores):
             try:
                 chore()
             except Exception:  # noqa: BLE001 - promise 1: harmless
                 self.drop(DropReason.INTERNAL_ERROR)
-
-    def _take_control(self, document: Mapping[str, object]) -> None:
-        try:
-            self.sampling.offer(changed(self._first_settings, document), first_step_of(document))
-        except SettingError as problem:
-            self._tell_bad_control(str(problem))
-        if self.step_number == NONE:
-            self._settle(NONE)
-
-    def _settle(self, step: int) -> None:
-        """Let settings that were offered for ``step`` hold, and tell when they change."""
-        before = self.sampling.settings
-        if self.sampling.begin_step(step):
-            self.on_keeping_changed()
-        now = self.sampling.settings
-        if now != before:
-            self.event("control", f"settings changed at step {step}", {**asdict(now), "step": step})
+        self.account.note_own_cost()
+        self.account.publish()
 
     def _tell_no_room(self, why: str) -> None:
         self.event("tracer", "no room for more records: dropping and counting them", {"why": why})
@@ -387,40 +358,18 @@ class Recorder:
                 f"rankscope: rank {self.identity.rank} drops spans, and counts them: {why}\n"
             )
 
-    def _tell_bad_control(self, problem: str) -> None:
-        self.drop(DropReason.BAD_ARGUMENT)
-        self.event("control", problem, {})
-
     def _begin_step(self, step: int, now_ns: int) -> None:
         self.step_number = step
         self._step_start_ns = now_ns
-        self._settle(step)
+        self.steering.begin_step(step)
         self.lanes.begin_step(step)
         if self._attempts:
             self._attempts = [attempt for attempt in self._attempts if not attempt()]
-
-    def _remember_head(self, name: str, kind: SpanKind, head: int) -> None:
-        # Names of the caller's choosing: without a bound this would grow for ever.
-        if len(self._heads) >= NAME_CAPACITY or len(name) >= NAME_BYTES:
-            return
-        self._heads[name, kind] = head
 
     def index(self, value: object) -> int:
         """Return ``value`` where it can be a micro-batch or chunk, else `NONE`, counted."""
         return self._arguments.index(value)
 
 
-def _nothing() -> None:
-    pass
-
-
 def _unknown() -> None:
     return None
-
-
-def peak_memory_bytes() -> int:
-    """Return the device allocator's peak since the process began; `NONE` without a device."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return NONE
-    return int(torch.cuda.max_memory_allocated())

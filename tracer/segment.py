@@ -69,9 +69,13 @@ class Segment:
             return offset
         return None
 
+    def num_claimed(self) -> int:
+        """Return how many rows were taken."""
+        return self.capacity - length_hint(self.rows)
+
     def seal(self) -> None:
         """Say that the lane has moved on; what is claimed and not committed never will be."""
-        SEALED.pack_into(self.buffer, SEALED_OFFSET, 1 + self.capacity - length_hint(self.rows))
+        SEALED.pack_into(self.buffer, SEALED_OFFSET, 1 + self.num_claimed())
 
     def detach(self) -> None:
         """Write to private memory from now on: after a fork the file is the parent's alone."""

@@ -55,6 +55,11 @@ DROPPED = struct.Struct("<16Q")
 """Process header: records dropped so far, by `DropReason`."""
 
 NUM_NAMES_OFFSET = 384
+ACCOUNT_OFFSET = 392
+ACCOUNT = struct.Struct("<QQqqq")
+"""Process header: records produced, records stored, at_ns, own_cpu_ns, resolver_lag_ns; written
+anew every half second. See `SpoolAccount`."""
+
 NAME_BYTES = 256
 NAME_CAPACITY = 4096
 NAME_LENGTH = struct.Struct("<H")
@@ -246,6 +251,38 @@ def read_dropped(data: bytes | memoryview) -> dict[DropReason, int]:
     """Return how many records the process dropped, by reason; reasons without a drop left out."""
     counts = DROPPED.unpack_from(data, DROPPED_OFFSET)
     return {reason: counts[reason] for reason in DropReason if counts[reason]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoolAccount:
+    """What a process's tracer did, as it last wrote it down."""
+
+    num_produced: int
+    """Records asked for and wanted: ``num_stored`` and all that were dropped."""
+
+    num_stored: int
+    """Rows claimed, in all segments, whether or not they still lie on disk."""
+
+    at_ns: MonotonicNs
+    """When this was written; more than a few seconds ago: the process is dead or stopped."""
+
+    own_cpu_ns: int
+    """Processor time of the background thread so far."""
+
+    resolver_lag_ns: int | None
+    """Age of the oldest device span not yet resolved; None: no device is timed."""
+
+
+def read_account(data: bytes | memoryview) -> SpoolAccount:
+    """Decode the account in the header of a process file."""
+    produced, stored, at_ns, own_cpu_ns, lag_ns = ACCOUNT.unpack_from(data, ACCOUNT_OFFSET)
+    return SpoolAccount(
+        num_produced=produced,
+        num_stored=stored,
+        at_ns=MonotonicNs(at_ns),
+        own_cpu_ns=own_cpu_ns,
+        resolver_lag_ns=None if lag_ns < 0 else lag_ns,
+    )
 
 
 def sealed_rows(data: bytes | memoryview) -> int | None:

@@ -30,7 +30,7 @@ HOST_BIT = 1 << 10
 def ask(recorder: Recorder, document: Mapping[str, object]) -> None:
     """Write the process's control file and have it taken, without the half second."""
     write_control(recorder.folder, document)
-    recorder._control.look()
+    recorder.steering.control.look()
 
 
 def take_step(recorder: Recorder) -> None:
@@ -211,8 +211,8 @@ def test_a_late_handler_is_told_what_already_stands(tmp_path: Path) -> None:
     ask(recorder, {"profile": 3})
     told: list[Mapping[str, object]] = []
     recorder.on_control(told.append)
-    recorder._control.look()
-    recorder._control.look()
+    recorder.steering.control.look()
+    recorder.steering.control.look()
     recorder.shutdown()
 
     assert told == [{"profile": 3}]
@@ -237,8 +237,8 @@ def test_a_bad_file_is_counted_and_told_and_changes_nothing(
 ) -> None:
     recorder = recorder_in(tmp_path)
     (tmp_path / CONTROL_FILE).write_text(text)
-    recorder._control.look()
-    recorder._control.look()
+    recorder.steering.control.look()
+    recorder.steering.control.look()
     recorder.begin_steps()
     take_step(recorder)
     recorder.shutdown()
