@@ -1,0 +1,151 @@
+"""What the fake device is told to do, on a real one. Left out where there is none (conftest)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tracer.reading import dropped, process_folders, read_spans
+from tests.tracer.recording import run_script
+from tracer.device.clock import DeviceClock
+from tracer.device.cuda import CudaBackend
+from tracer.device.pool import EventPool
+from tracer.span import SpanFlag
+from tracer.spool import DropReason
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+ROOT = Path(__file__).parents[3]
+
+TRAIN = """
+    import torch, tracer
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2048, 2048), nn.GELU(), nn.Linear(2048, 2048)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    tracer.install(model=model)
+    tracer.begin_steps()
+    for _ in range(5):
+        model(torch.ones(4096, 2048, device="cuda")).square().mean().backward()
+        optimizer.step()
+        tracer.step()
+    torch.cuda.synchronize()
+"""
+
+
+def test_a_training_step_is_timed_on_the_device(tmp_path: Path) -> None:
+    done = run_script(TRAIN, tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    folder = process_folders(tmp_path)[0]
+    rows = [row for row in read_spans(folder) if row.track == "cuda:0 stream 0"]
+    assert [row.name for row in rows] == 5 * ["forward", "backward", "optimizer"]
+    assert {row.flags for row in rows} == {ON_DEVICE}
+    assert all(row.duration_ns > 0 for row in rows)
+    assert dropped(folder) == {}
+
+
+def test_an_assert_on_the_device_reaches_the_job_unchanged(tmp_path: Path) -> None:
+    script = """
+        import torch, sys
+        if len(sys.argv) > 1:
+            import tracer
+            tracer.install()
+        table = torch.zeros(4, device="cuda")
+        (table[torch.tensor([9], device="cuda")] + 1).cpu()
+    """
+    ends = []
+    for arguments in ([], ["traced"]):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script), *arguments],
+            cwd=ROOT,
+            env={"RANKSCOPE_TRACE": str(tmp_path), "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        ends.append((done.returncode, done.stderr.strip().splitlines()[-1]))
+
+    assert ends[0] == ends[1]
+
+
+def test_a_capture_in_another_thread_survives_the_resolver() -> None:
+    backend = CudaBackend()
+    event = backend.new_event()
+    event.record(torch.cuda.current_stream())
+    failures: list[Exception] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        try:
+            backend.relax_captures()
+            while not stop.is_set():
+                event.query()
+        except RuntimeError as problem:
+            failures.append(problem)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    data, graph = torch.ones(1024, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(1_000):
+            data.add_(1)
+    stop.set()
+    thread.join()
+    graph.replay()
+
+    assert failures == []
+    assert data[0].item() == 1_001
+
+
+def test_nothing_is_recorded_into_a_graph(tmp_path: Path) -> None:
+    done = run_script(
+        """
+        import torch, tracer
+        from torch import nn
+        model = nn.Linear(64, 64).cuda()
+        data = torch.ones(8, 64, device="cuda")
+        model(data)
+        tracer.install(model=model)
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            model(data)
+        graph.replay()
+        torch.cuda.synchronize()
+        """,
+        tmp_path,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    folder = process_folders(tmp_path)[0]
+    assert dropped(folder) == {DropReason.CAPTURING: 1}
+
+
+def test_the_device_is_placed_on_the_hosts_clock_within_the_bound() -> None:
+    backend = CudaBackend()
+    clock = DeviceClock(EventPool(backend.new_event), backend.private_stream(0))
+    until_s = time.monotonic() + 12
+    while time.monotonic() < until_s:
+        clock.renew_if_due()
+        time.sleep(0.02)
+    stream, errors_ns = torch.cuda.current_stream(), []
+    for _ in range(100):
+        event = backend.new_event()
+        before_ns = time.monotonic_ns()
+        event.record(stream)
+        while not event.query():
+            pass
+        after_ns = time.monotonic_ns()
+        placed = clock.place(event, before_ns)
+
+        assert before_ns - placed.error_ns <= placed.at_ns <= after_ns + placed.error_ns
+        errors_ns.append(placed.error_ns)
+    assert max(errors_ns) < 50_000
