@@ -12,13 +12,10 @@ import math
 import os
 import random
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-import tracer
-from tracer.span import SpanKind
 from trainer.checkpoint import save_checkpoint
 from trainer.ending import die, stand_still
 from trainer.fault import ENDINGS, FaultCause, slowdown_of
@@ -117,11 +114,13 @@ class PlantedFaults:
         for fault in self._here(FaultCause.CHECKPOINT):
             if self._step is None or (self._step + 1) % fault.every:
                 continue
-            span = tracer.span("checkpoint", kind=SpanKind.CHECKPOINT)
-            with span if fault.has_spans else nullcontext():
-                until_ns = time.monotonic_ns() + fault.extra_ns
-                save_checkpoint(self._checkpoint_path(), self._stage, optimizer)
-                time.sleep(max(0, until_ns - time.monotonic_ns()) / NS_PER_S)
+            save_checkpoint(
+                self._checkpoint_path(),
+                self._stage,
+                optimizer,
+                delay_ns=fault.extra_ns,
+                is_seen=fault.has_spans,
+            )
 
     # -- which ---------------------------------------------------------------
 

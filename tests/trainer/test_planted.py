@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from collector.manifests import read_manifests
-from collector.read import read_exits
 from collector.store import open_store
 from collector.tail import SpoolTail
 from tracer.span import SpanKind
+from tracer.topology import Layout
+from trainer.config import TrainerConfig
+from trainer.errors import PlantedCrashError
+from trainer.fault import parse_faults
+from trainer.model import Stage
+from trainer.pace import MonotonicPaceClock, StretchedSegments
+from trainer.planted import PlantedFaults
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from collector.store import Row
 
 pytestmark = pytest.mark.multiproc
@@ -56,11 +64,8 @@ class Job:
     stdout: str
     rows: list[Row]
     microbatches: list[Row]
-    told: dict[int, dict[str, str]]
+    told: dict[int, Mapping[str, str]]
     """Settings by rank."""
-
-    exits: dict[int, str]
-    """Last words by rank."""
 
     def spans(self, rank: int, kind: SpanKind) -> list[Recorded]:
         """Return the spans of a kind, in order."""
@@ -105,7 +110,6 @@ def train(folder: Path, *flags: str) -> Job:
             rows=store.rows(SELECT_SPANS),
             microbatches=store.rows(SELECT_SQUARES),
             told={rank: settings for _, rank, settings in read_manifests(store, RUN)},
-            exits={row["rank"]: row["data"] for row in read_exits(store, RUN)},
         )
 
 
@@ -234,11 +238,35 @@ def reduction_ns(job: Job, rank: int, step: int) -> int:
     return min(one.start_ns for one in job.spans(rank, SpanKind.DP_COMM) if one.start_ns >= last)
 
 
-def test_a_rank_that_crashes_ends_the_job_and_says_of_what(tmp_path: Path) -> None:
-    job = train(tmp_path, "--pp", "2", "--fault", "crash:rank=1,step=1,kind=host-oom")
+def rank_with(fault: str, *, rank: int) -> PlantedFaults:
+    """Return the faults of one rank of two stages, without a job around it."""
+    config = TrainerConfig(
+        layout=Layout(pp=2), world_size=2, num_microbatches=4, faults=parse_faults([fault])
+    )
+    stage = Stage(config.model, stage=rank, num_stages=2)
+    timer = StretchedSegments(clock=MonotonicPaceClock())
+    return PlantedFaults(config, rank=rank, stage=stage, timer=timer)
 
-    assert job.status == 1
-    assert "step 0 loss" in job.stdout
-    assert "step 1 loss" not in job.stdout
-    assert "MemoryError" in job.exits[1]
-    assert "MemoryError" not in job.exits[0]
+
+def test_a_rank_dies_before_its_middle_forward_of_its_step() -> None:
+    planted = rank_with("crash:rank=1,step=1", rank=1)
+
+    planted.begin_step(0)
+    planted.before_forward(2)
+    planted.begin_step(1)
+    planted.before_forward(1)
+    with pytest.raises(PlantedCrashError):
+        planted.before_forward(2)
+
+
+def test_another_rank_lives_on() -> None:
+    planted = rank_with("crash:rank=1,step=1", rank=0)
+
+    planted.begin_step(1)
+    planted.before_forward(2)
+
+
+def test_nothing_happens_in_the_warm_up() -> None:
+    planted = rank_with("crash:rank=1,step=0", rank=1)
+
+    planted.before_forward(2)
