@@ -29,7 +29,7 @@ from analysis.report import Finding
 from collector.process_tail import STALL_NS
 from collector.store import open_store
 from collector.tail import SpoolTail
-from rankscope.planting import QUIET, names_fault
+from rankscope.planting import OTHER_NAMES, QUIET, names_fault
 from rankscope.training import Training
 from tracer.topology import Layout
 from trainer.fault import ENDINGS, CrashKind, FaultCause, parse_fault
@@ -144,8 +144,11 @@ class RealRun:
 
     analyze_s: float
     run_s: float
+    num_others: int
+    """Alarms beside the planted fault's own."""
+
     spool: str
-    """Kept where the verdict is wrong; else ""."""
+    """Kept where not all is right; else ""."""
 
 
 def run_one(cause: str, number: int, *, seed: int, keep: Path) -> RealRun:
@@ -165,6 +168,7 @@ def run_one(cause: str, number: int, *, seed: int, keep: Path) -> RealRun:
     findings = tuple(map(_finding, document.get("findings", ())))
     fault = parse_fault(spec)
     verdict = _verdict(findings, spec)
+    num_others = _num_others(findings, cause, () if fault is None else fault.culprits(LAYOUT))
     first = None if fault is None or fault.cause in ENDINGS else fault.first_step
     run = RealRun(
         cause=cause,
@@ -179,9 +183,10 @@ def run_one(cause: str, number: int, *, seed: int, keep: Path) -> RealRun:
         step_s=sorted(times)[len(times) // 2] if times else None,
         analyze_s=analyze_s,
         run_s=time.monotonic() - begin,
-        spool="" if verdict == "right" else str(folder / "spool"),
+        num_others=num_others,
+        spool="" if verdict == "right" and not num_others else str(folder / "spool"),
     )
-    if verdict == "right":
+    if not run.spool:
         shutil.rmtree(folder)
     return run
 
@@ -256,11 +261,23 @@ def _verdict(findings: tuple[Finding, ...], spec: str) -> str:
 
 
 def _onset_error(findings: tuple[Finding, ...], cause: str, first: int | None) -> int | None:
-    accepted = {cause, "slow-compute"} if cause == "clock-throttle" else {cause}
     for finding in findings:
-        if finding.cause in accepted and finding.steps is not None and first is not None:
+        if finding.cause in _names(cause) and finding.steps is not None and first is not None:
             return finding.steps[0] - first
     return None
+
+
+def _names(cause: str) -> frozenset[str]:
+    """Return what the finding of a planted cause may be called."""
+    return frozenset({cause, str(OTHER_NAMES.get(FaultCause(cause), cause))})
+
+
+def _num_others(findings: tuple[Finding, ...], cause: str, culprits: tuple[int, ...]) -> int:
+    names = frozenset[str]() if cause == HEALTHY else _names(cause)
+    alarms = (finding for finding in findings if finding.cause not in QUIET)
+    return sum(
+        finding.cause not in names or not set(finding.ranks) <= set(culprits) for finding in alarms
+    )
 
 
 def _worst_overrun(spool: Path) -> float | None:
@@ -276,8 +293,8 @@ def _worst_overrun(spool: Path) -> float | None:
 def summary(runs: list[dict[str, Any]]) -> str:
     """Return the tables: by cause, and each run."""
     lines = [
-        "| cause | runs | right | wrong | too busy | failed | onset error, steps |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| cause | runs | right | wrong | too busy | failed | other alarms | onset error, steps |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for cause in SPECS:
         mine = [run for run in runs if run["cause"] == cause]
@@ -288,7 +305,8 @@ def summary(runs: list[dict[str, Any]]) -> str:
             for word in ("right", "wrong", "insufficient", "failed")
         ]
         errors = [str(run["onset_error"]) for run in mine if run["onset_error"] is not None]
-        row = (cause, len(mine), *counts, ", ".join(errors) or "-")
+        num_others = sum(run["num_others"] for run in mine if run["verdict"] in ("right", "wrong"))
+        row = (cause, len(mine), *counts, num_others, ", ".join(errors) or "-")
         lines.append(f"| {' | '.join(map(str, row))} |")
     lines += [
         "",
