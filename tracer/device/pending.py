@@ -46,6 +46,13 @@ class StreamQueue:
     def __len__(self) -> int:
         return len(self._pending)
 
+    def age_ns(self, now_ns: int) -> int:
+        """Return how long ago the host marked the end of the oldest, 0 where there is none."""
+        try:
+            return now_ns - self._pending[0].last.launch_ns
+        except IndexError:
+            return 0
+
     def push(self, pending: Pending) -> None:
         """Add what the stream was given last."""
         self._pending.append(pending)

@@ -141,6 +141,7 @@ class DeviceTiming:
             try:
                 if self._resolve():
                     self._recorder.hurry(BUSY_S)
+                self._recorder.account.resolver_lag_ns = self._lag_ns()
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
                 # No signal handler runs on this thread: it can only be ours.
                 self._problem = problem
@@ -232,6 +233,12 @@ class DeviceTiming:
                 "drift_error_ppb": round(anchor.drift.error_ratio * PPB),
             },
         )
+
+    def _lag_ns(self) -> int:
+        """Return the age of the oldest span that is not resolved, 0 where all are."""
+        now_ns = self._clock()
+        ages = (queue.age_ns(now_ns) for queue in list(self._queues.values()))
+        return max(ages, default=0)
 
     def _num_pending(self) -> int:
         return sum(map(len, list(self._queues.values())))

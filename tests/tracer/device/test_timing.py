@@ -296,6 +296,19 @@ def test_a_top_level_span_stands_open_while_the_host_is_in_it(
     timed.shutdown()
 
 
+def test_the_resolvers_lag_is_told_while_something_is_pending(
+    cuda: FakeCuda, timed: TimedRecorder
+) -> None:
+    cuda.kernel(50 * MS)
+    with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
+        pass
+    timed.turns(2)
+    assert timed.recorder.account.resolver_lag_ns == pytest.approx(40 * MS, abs=MS)
+    timed.turns(2)
+    assert timed.recorder.account.resolver_lag_ns == 0
+    timed.shutdown()
+
+
 def test_anchors_are_written_down_with_drift_and_error(
     tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
 ) -> None:
