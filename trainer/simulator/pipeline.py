@@ -189,14 +189,12 @@ class Pipeline:
     def _meeting(self, slot: Slot, now: Times, own: Times) -> tuple[list[Stretch], Times]:
         """Compute ``own`` and meet the partners in between.
 
-        Communication of the experts is seen at any detail.
-
         Returns:
             The compute, and when each rank is through.
         """
         syncs = self._state.cluster.syncs
-        sees_all = self._state.scenario.tp_detail is not TpDetail.COLLAPSED
-        if not syncs or not (sees_all or self._state.scenario.ep > 1):
+        scenario = self._state.scenario
+        if not syncs or (scenario.tp_detail is TpDetail.COLLAPSED and scenario.ep == 1):
             through = self._meet_unseen(slot.stage, now + own, syncs)
             return [Stretch(0.0, 1.0, now, now + own)], through
         load = self._load(slot)
@@ -206,10 +204,7 @@ class Pipeline:
             end = now + np.rint(piece * load if sync.is_of_experts else piece).astype(np.int64)
             stretches.append(Stretch(done, done + sync.share, now, end))
             done += sync.share
-            if sees_all or sync.axis is Axis.EP:
-                now = self._sync(slot, sync, end)
-            else:
-                now = self._meet_unseen(slot.stage, end, (sync,))
+            now = self._sync(slot, sync, end)
         return stretches, now
 
     def _loaded(self, slot: Slot, own: Times) -> Times:

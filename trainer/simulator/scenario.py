@@ -255,6 +255,12 @@ class Scenario:
             )
         if self.dp % self.ep:
             raise ScenarioError(f"Scenario.ep {self.ep} must divide dp {self.dp}")
+        if self.ep > 1 and self.tp * self.cp > 1 and self.tp_detail is TpDetail.COLLAPSED:
+            raise ScenarioError(
+                f"Scenario.tp_detail must not be {self.tp_detail} with ep {self.ep} and tp x cp"
+                f" {self.tp * self.cp}: who sees the experts' all-to-all sees the others too;"
+                " use coarse"
+            )
         self._check_schedule()
 
     def _check_schedule(self) -> None:

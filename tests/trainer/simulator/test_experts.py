@@ -6,7 +6,7 @@ import pytest
 from tests.trainer.simulator.recorded import MS, exact, record
 from trainer.simulator.errors import ScenarioError
 from trainer.simulator.experts import draw_loads
-from trainer.simulator.scenario import Network, Noise, Scenario
+from trainer.simulator.scenario import Network, Noise, Scenario, TpDetail
 from trainer.simulator.simulation import simulate
 
 
@@ -28,7 +28,7 @@ def test_a_rank_whose_experts_get_more_tokens_computes_longer_between_its_all_to
 
 
 def test_experts_groups_are_neighbours_on_the_dp_axis() -> None:
-    simulation = simulate(Scenario(dp=4, pp=2, tp=2, ep=2))
+    simulation = simulate(Scenario(dp=4, pp=2, tp=2, ep=2, tp_detail=TpDetail.COARSE))
 
     members = [group.members for group in simulation.groups if group.kind == "ep-comm"]
 
@@ -72,3 +72,5 @@ def test_experts_that_do_not_divide_the_dp_axis_are_refused() -> None:
         Scenario(dp=4, ep=3)
     with pytest.raises(ScenarioError, match="expert_weights must be 2 numbers"):
         Scenario(dp=4, ep=2, expert_weights=(1.0,))
+    with pytest.raises(ScenarioError, match="tp_detail must not be collapsed"):
+        Scenario(dp=4, ep=2, tp=2)
