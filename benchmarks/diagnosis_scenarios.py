@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trainer.simulator.fault import parse_simulated_faults
-from trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
+from trainer.simulator.scenario import V_CHUNKS, Noise, RankOrder, Scenario, TpDetail
+from trainer.simulator.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +25,15 @@ CAUSES = (
 )  # fmt: skip
 SEVERAL_SHARE = 0.2
 """Share of the scenarios with two to four faults."""
+
+ZERO_BUBBLE_SHARE = 0.2
+"""Share of the pipelines whose backward is split."""
+
+EXPERTS_SHARE = 0.2
+"""Share of the jobs with experts, where the layout has room for them."""
+
+LARGEST_TRACED = 2048
+"""Ranks up to which communication inside a compute span is recorded beside experts."""
 
 COMPUTE_MS = 30.0
 """Forward and backward of one micro-batch."""
@@ -90,7 +101,7 @@ def _layout(size: Size, rng: np.random.Generator) -> Scenario:
         pp, tp = max(pp // 2, 1), max(tp // 2, 1)
     num_microbatches = 2 * pp
     traced = tp > 1 and world <= 256 and rng.random() < 0.5
-    return Scenario(
+    plain = Scenario(
         dp=world // (pp * tp),
         pp=pp,
         tp=tp,
@@ -106,6 +117,29 @@ def _layout(size: Size, rng: np.random.Generator) -> Scenario:
         ),
         seed=int(rng.integers(1 << 31)),
     )
+    # A stream of its own: what was drawn before stays as it was.
+    return _with_experts(_with_split_backward(plain, rng.spawn(1)[0]), rng.spawn(1)[0])
+
+
+def _with_split_backward(scenario: Scenario, rng: np.random.Generator) -> Scenario:
+    """Give some pipelines a zero-bubble schedule."""
+    if scenario.pp == 1 or rng.random() >= ZERO_BUBBLE_SHARE:
+        return scenario
+    schedule = Schedule.ZERO_BUBBLE
+    if scenario.vpp == V_CHUNKS and rng.random() < 1 / 2:
+        schedule = Schedule.ZERO_BUBBLE_V
+    return replace(scenario, schedule=schedule, weight_ratio=float(rng.choice((0.4, 0.5))))
+
+
+def _with_experts(scenario: Scenario, rng: np.random.Generator) -> Scenario:
+    """Give some jobs experts, whose tokens vary."""
+    ep = int(rng.choice((2, 4, 8)))
+    is_large = scenario.tp > 1 and scenario.world_size > LARGEST_TRACED
+    if scenario.dp % ep or is_large or rng.random() >= EXPERTS_SHARE:
+        return scenario
+    noise = replace(scenario.noise, expert_spread=float(rng.choice((0.05, 0.1, 0.2))))
+    detail = TpDetail.COARSE if scenario.tp > 1 else scenario.tp_detail
+    return replace(scenario, ep=ep, tp_detail=detail, noise=noise)
 
 
 def _healthy(size: Size, number: int, rng: np.random.Generator) -> Labelled:
@@ -168,14 +202,17 @@ def _fitting(base: Scenario, causes: list[str]) -> Scenario:
         # In a ring alone every member is as slow as the slow one: nobody could tell which.
         pp = max(base.pp, 2)
         dp = max(base.world_size // (pp * base.tp), 2)
-        base = replace(base, pp=pp, dp=dp, ranks_per_host=max(base.tp, 2))
+        ep = math.gcd(base.ep, dp)
+        base = replace(base, pp=pp, dp=dp, ep=ep, ranks_per_host=max(base.tp, 2))
     if "stage-imbalance" in causes and base.pp < 4:
-        base = replace(base, pp=4, dp=max(base.world_size // (4 * base.tp), 1), num_microbatches=8)
+        dp = max(base.world_size // (4 * base.tp), 1)
+        base = replace(base, pp=4, dp=dp, ep=math.gcd(base.ep, dp), num_microbatches=8)
     fits = base.vpp == 1 or base.num_microbatches % base.pp == 0
-    return base if fits else replace(base, vpp=1)
+    return base if fits else replace(base, vpp=1, schedule=Schedule.ONE_F_ONE_B)
 
 
 def _bad_layout(base: Scenario, rng: np.random.Generator) -> Scenario:
+    base = replace(base, ep=1, schedule=Schedule.ONE_F_ONE_B)
     if rng.random() < 0.5 and base.world_size >= 32:
         return replace(
             base,
