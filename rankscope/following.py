@@ -35,12 +35,12 @@ class History:
         for told in read_told_places(store):
             ranks = self._places.setdefault((told.run_id, told.epoch), {})
             ranks.setdefault(told.rank, _place(told))
-        found = {one: self._sighting(one) for one in stored}
+        found = {(one.run_id, one.number): self._sighting(one) for one in stored}
         self._sightings = {one: sighting for one, sighting in found.items() if sighting is not None}
 
     def of_stored(self, finding: StoredFinding) -> Followed | None:
         """Return what is known of a finding of this store; None where nothing is."""
-        now = self._sightings.get(finding)
+        now = self._sightings.get((finding.run_id, finding.number))
         if now is None:
             return None
         all_ = self._sightings.values()

@@ -10,9 +10,10 @@ from analysis.report import Finding
 from analysis.words import count_text, name_ranks
 from collector.findings import StoredFinding, read_findings, write_findings
 from rankscope import terminal
+from rankscope.following import History, follows_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from analysis.report import RunReport
     from collector.store import Store
@@ -61,6 +62,17 @@ class Tracking:
         if self._unwritten:
             write_findings(self._store, map(stored_finding, self._unwritten.values()))
             self._unwritten.clear()
+        opened = [tracked for change, tracked in changes if change is Change.OPENED]
+        if opened:
+            self._tell_following(opened)
+
+    def _tell_following(self, opened: Iterable[TrackedFinding]) -> None:
+        """Tell of new findings that follow their host or their position."""
+        history = History(self._store)
+        for tracked in opened:
+            followed = history.of_stored(stored_finding(tracked))
+            if followed is not None and followed.what is not None:
+                self._say(f"{_line(tracked, None)}: {follows_text(followed)}")
 
     def _tracker(self, run_id: str) -> FindingTracker:
         if run_id not in self._trackers:

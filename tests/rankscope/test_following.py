@@ -31,8 +31,12 @@ SCENARIO = Scenario(dp=8, pp=1, tp=1, num_steps=8, ranks_per_host=RANKS_PER_HOST
 """Four hosts, sim-00000 to sim-00003, of two data-parallel positions each."""
 
 
-def train(store: Store, run_id: str, *, slow: int, moved: Mapping[str, str]) -> None:
-    """Simulate a run whose rank ``slow`` is slow, its hosts renamed, and keep what is found."""
+def train(store: Store, run_id: str, *, slow: int, moved: Mapping[str, str]) -> list[str]:
+    """Simulate a run whose rank ``slow`` is slow, its hosts renamed, and keep what is found.
+
+    Returns:
+        What a person at the terminal is told.
+    """
     faults = parse_simulated_faults([f"slow-compute:rank={slow},factor=1.5"])
     simulation = simulate(replace(SCENARIO, faults=faults), run_id=run_id)
     store_simulation(store, simulation, simulation.tables())
@@ -48,7 +52,9 @@ def train(store: Store, run_id: str, *, slow: int, moved: Mapping[str, str]) -> 
     assert [(finding.cause, finding.ranks) for finding in report.findings] == [
         ("slow-compute", (slow,))
     ]
-    Tracking(store, say=lambda _: None).update(report, is_over=True, cost=None)
+    said: list[str] = []
+    Tracking(store, say=said.append).update(report, is_over=True, cost=None)
+    return said
 
 
 EXCHANGED = {"sim-00001": "sim-00003", "sim-00003": "sim-00001"}
@@ -69,9 +75,12 @@ def url(tmp_path: Path) -> str:
 def test_slowness_that_went_with_its_host_follows_the_host(url: str) -> None:
     # GIVEN rank 2 slow on host 1; THEN rank 6, where host 1 now stands
     with open_store(url) as store:
-        train(store, "first", slow=2, moved={})
-        train(store, "second", slow=6, moved=EXCHANGED)
+        (_,) = train(store, "first", slow=2, moved={})
+        _, said = train(store, "second", slow=6, moved=EXCHANGED)
 
+    assert said.startswith(
+        "second: slow-compute on rank 6 since step 0: it follows the host: host sim-00001 was told"
+    )
     assert follows(url, "second") == {
         "what": "host",
         "evidence": "host sim-00001 was told in run first (epoch 0) too, at another position:"
