@@ -1,6 +1,7 @@
 """How often the diagnosis is right on real processes whose faults are planted.
 
-    python -m benchmarks.real_faults [--repeats 2] [--only CAUSE ...] [--seed 1] [--out FILE.jsonl]
+    python -m benchmarks.real_faults [--repeats 2] [--first 0] [--only CAUSE ...] [--seed 1]
+                                     [--out FILE.jsonl] [--keep FOLDER]
     python -m benchmarks.real_faults --summary FILE.jsonl
 
 Each run trains the trainer under torchrun (8 gloo processes, pp 2 x dp 2 x tp 2, paced) with one
@@ -340,9 +341,9 @@ def _told_text(finding: dict[str, Any]) -> str:
     return f"{finding['cause']}{who}{when}"
 
 
-def run_all(causes: list[str], repeats: int, *, seed: int, keep: Path) -> Iterator[RealRun]:
+def run_all(causes: list[str], numbers: range, *, seed: int, keep: Path) -> Iterator[RealRun]:
     """Yield each run, one after the other: the ranks need all cores."""
-    for number in range(repeats):
+    for number in numbers:
         for cause in causes:
             yield run_one(cause, number, seed=seed, keep=keep)
 
@@ -351,6 +352,7 @@ def main() -> None:
     """Run, or summarise what was run."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--first", type=int, default=0, help="number of the first repeat")
     parser.add_argument("--only", nargs="*", choices=tuple(SPECS), default=(), metavar="CAUSE")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("real-faults.jsonl"))
@@ -360,8 +362,9 @@ def main() -> None:
     if options.summary is None:
         keep = options.keep or Path(tempfile.mkdtemp(prefix="rankscope-real-faults-"))
         causes = list(options.only or SPECS)
+        numbers = range(options.first, options.first + options.repeats)
         with options.out.open("a") as out:
-            for run in run_all(causes, options.repeats, seed=options.seed, keep=keep):
+            for run in run_all(causes, numbers, seed=options.seed, keep=keep):
                 out.write(json.dumps(asdict(run)) + "\n")
                 out.flush()
                 print(f"{run.verdict}: {run.planted}", file=sys.stderr)
