@@ -64,12 +64,16 @@ def span(
                 return ready.span
         except Exception:  # noqa: BLE001, S110 - a new name or thread, or no name at all
             pass
-    return _make_span(
-        name,
-        kind=HOST if kind is None else kind,
-        microbatch=NONE if microbatch is None else microbatch,
-        chunk=NONE if chunk is None else chunk,
-    )
+    try:
+        return _make_span(
+            name,
+            kind=HOST if kind is None else kind,
+            microbatch=NONE if microbatch is None else microbatch,
+            chunk=NONE if chunk is None else chunk,
+        )
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        _swallow(problem)
+        return NOOP_SPAN
 
 
 @overload
@@ -87,7 +91,10 @@ def traced(
 
 def begin_steps(first_step: int = 0) -> None:
     """Say that step ``first_step`` begins now; what came before belongs to no step."""
-    _tracer.begin_steps(first_step)
+    try:
+        _tracer.begin_steps(first_step)
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        _swallow(problem)
 
 
 def step(tokens: int | None = None, loss: object = None) -> None:
@@ -100,7 +107,10 @@ def step(tokens: int | None = None, loss: object = None) -> None:
         loss: A number, or a tensor on the CPU; one on a device is not read,
             because reading it would synchronise the job.
     """
-    _tracer.step(tokens, loss)
+    try:
+        _tracer.step(tokens, loss)
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        _swallow(problem)
 
 
 def microbatch(
@@ -113,12 +123,18 @@ def microbatch(
         tokens: Tokens in it.
         sum_squared_lengths: Sum of the squared lengths of its sequences, in tokens squared.
     """
-    _tracer.microbatch(index, tokens, sum_squared_lengths)
+    try:
+        _tracer.microbatch(index, tokens, sum_squared_lengths)
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        _swallow(problem)
 
 
 def event(kind: str, text: str, **data: object) -> None:
     """Note something that happened at this moment: a checkpoint, a restart, a skipped batch."""
-    _tracer.event(kind, text, data)
+    try:
+        _tracer.event(kind, text, data)
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        _swallow(problem)
 
 
 def record_exception(exc: BaseException) -> None:
@@ -127,7 +143,10 @@ def record_exception(exc: BaseException) -> None:
     Needed only where something catches the exception before the interpreter
     sees it and then ends the process, as `torch.multiprocessing.spawn` does.
     """
-    _tracer.record_exception(exc)
+    try:
+        _tracer.record_exception(exc)
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        _swallow(problem)
 
 
 def shutdown() -> None:
@@ -135,6 +154,13 @@ def shutdown() -> None:
     tracer = _tracer
     set_current(NOOP_TRACER)
     tracer.shutdown()
+
+
+def _swallow(problem: Exception) -> None:
+    """Count an error of the tracer's own; hand on one that is the job's."""
+    tracer = _tracer
+    if isinstance(tracer, Recorder):
+        tracer.swallow(problem)
 
 
 def _keep_or_not() -> None:

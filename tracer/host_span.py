@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tracer.blame import is_ours
 from tracer.clock import monotonic_ns
+from tracer.process_file import pack_word
 from tracer.span import SpanFlag
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class ReadySpan:
 
 def _closures(ready: ReadySpan, lane: Lane, head: int) -> Enterable:
     """Return what ``with`` is given. Its class is its own: ``with`` looks there, not at it."""
+    source = lane.source
     head_bytes = head.to_bytes(8, "little")
 
     # `ExitStack` passes the span itself first, ``with`` does not: hence the defaults.
@@ -96,11 +98,17 @@ def _closures(ready: ReadySpan, lane: Lane, head: int) -> Enterable:
                         offset,  # the commit word, written last
                     )
                     return
+                if not source.spares:
+                    # Here, and not by a call: what is dropped must cost no more than what is kept.
+                    drops = source.drops
+                    for num in drops.numbers:
+                        pack_word(drops.process.buffer, drops.offset, num)
+                        return
             is_error = exc_type is not None and (exc_type is not span or exc is not None)
             _leave_slowly(lane, ready, start_ns, head | ERROR_HEAD if is_error else head)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            if "offset" not in locals() and not is_ours(problem):
-                # The handler of a signal raised before the row was claimed.
+            if not {"offset", "num"} & locals().keys() and not is_ours(problem):
+                # The handler of a signal raised before the row was claimed or the drop counted.
                 _leave_slowly(lane, ready, start_ns, head | ERROR_HEAD)
             lane.swallow(problem)
 

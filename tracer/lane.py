@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tracer.blame import is_ours
 from tracer.host_span import ReadySpan, pack_core
+from tracer.process_file import pack_word
 from tracer.segment import NO_SEGMENT, Segment, open_entry
 from tracer.span import NONE
 from tracer.spool import (
@@ -46,7 +47,6 @@ class Lane:
         "_num_in_former",
         "_process",
         "_sampling",
-        "_source",
         "_turning",
         "_wake",
         "chunk",
@@ -57,6 +57,7 @@ class Lane:
         "ready",
         "ready_by_name",
         "segment",
+        "source",
         "step",
         "track_id",
     )
@@ -82,7 +83,7 @@ class Lane:
         self.ready_by_name: dict[str, ReadySpan] = {}
         """Those of them that `tracer.current.span` finds by their name alone."""
 
-        self._source = source
+        self.source = source
         self._process = process
         self._sampling = sampling
         self._wake = wake
@@ -152,7 +153,7 @@ class Lane:
             segment = self._turn(segment)
             offset = segment.claim()
             if offset is None:
-                self._process.drop(self._source.shortage)
+                self.lose()
                 return
         buffer = segment.buffer
         if launch_ns != start_ns:
@@ -169,6 +170,13 @@ class Lane:
             min(depth, MAX_DEPTH),
             offset,  # the commit word, written last
         )
+
+    def lose(self) -> None:
+        """Count a record for which there is no room."""
+        drops = self.source.drops
+        for num in drops.numbers:
+            pack_word(drops.process.buffer, drops.offset, num)
+            return
 
     def open(self, start_ns: int, head: int, comm: tuple[int, int] = (0, NONE)) -> OpenEntry | None:
         """Show a begun span to whoever looks at the process from outside.
@@ -216,12 +224,12 @@ class Lane:
         if not self._turning.acquire(blocking=False):
             return self.segment
         try:
-            if self.segment is full and (fresh := self._source.take()) is not None:
+            if self.segment is full and (fresh := self.source.take()) is not None:
                 fresh.give_to(self.number)
                 self._num_in_former += full.capacity
                 self.segment = fresh
                 full.seal()
-                self._source.retire(full)
+                self.source.retire(full)
                 self._wake()
             return self.segment
         finally:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 WORD = struct.Struct("<Q")
 """A counter of the header."""
 
+pack_word = WORD.pack_into
+
 MAX_NAME_BYTES = NAME_BYTES - NAME_LENGTH.size
 PROCESS_FILE_BYTES = HEADER_BYTES + NAME_CAPACITY * NAME_BYTES
 
@@ -56,6 +58,20 @@ def map_file(path: Path, num_bytes: int) -> mmap.mmap:
         os.close(fd)
 
 
+class DropCount:
+    """What was lost for one reason."""
+
+    __slots__ = ("numbers", "offset", "process")
+
+    def __init__(self, process: ProcessFile, reason: DropReason) -> None:
+        self.process = process
+        self.numbers = itertools.count(1)
+        """Hands out the numbers: in one C call, so two threads never get the same one."""
+
+        self.offset = DROPPED_OFFSET + 8 * reason
+        """Where the last of them stands in the header."""
+
+
 class ProcessFile:
     """The mapped process file. Every method may be called from any thread at any moment."""
 
@@ -64,16 +80,17 @@ class ProcessFile:
         self.buffer[:HEADER_BYTES] = pack_header(
             replace(identity, capacity=NAME_CAPACITY), magic=PROCESS_MAGIC
         )
-        # A count hands out numbers in one C call, so two threads never get the same one.
-        self._drops = [itertools.count() for _ in DropReason]
+        self.drops = [DropCount(self, reason) for reason in DropReason]
         self._next_name = itertools.count()
         self._ids: dict[str, int] = {}
         self.name_id(OTHER_NAME)
 
     def drop(self, reason: DropReason) -> None:
         """Count one more record as lost for ``reason``."""
-        num = next(self._drops[reason]) + 1
-        WORD.pack_into(self.buffer, DROPPED_OFFSET + 8 * reason, num)
+        drops = self.drops[reason]
+        for num in drops.numbers:
+            pack_word(self.buffer, drops.offset, num)
+            return
 
     def publish_drops(self) -> None:
         """Write all counters anew: of two threads in `drop`, the lower number may land last."""
@@ -86,7 +103,7 @@ class ProcessFile:
 
     def _num_dropped(self, reason: DropReason) -> int:
         # The only way to read a count without taking a number from it.
-        return int(repr(self._drops[reason])[6:-1])
+        return int(repr(self.drops[reason].numbers)[6:-1]) - 1
 
     def name_id(self, name: str) -> int:
         """Return the id of ``name``, interned on first sight; 0 (`OTHER_NAME`) once full.

@@ -67,7 +67,11 @@ class Recorder:
         self.step_number = NONE
         self._process = ProcessFile(folder, identity)
         self._source = SegmentSource(
-            folder, identity, limits or SpoolLimits(), on_full=self._tell_no_room
+            folder,
+            identity,
+            limits or SpoolLimits(),
+            process=self._process,
+            on_full=self._tell_no_room,
         )
         self._background = SpoolThread(
             folder, work=self._work, on_error=lambda: self.drop(DropReason.INTERNAL_ERROR)
@@ -183,6 +187,14 @@ class Recorder:
     def drop(self, reason: DropReason) -> None:
         """Count a lost record."""
         self._process.drop(reason)
+
+    def swallow(self, problem: Exception) -> None:
+        """Count an error of the tracer's own; hand on one that is the job's.
+
+        Raises:
+            Exception: ``problem`` itself, where a signal handler of the job raised it.
+        """
+        self.comm_lane.swallow(problem)
 
     # -- steps ---------------------------------------------------------------
 

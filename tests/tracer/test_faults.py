@@ -529,3 +529,25 @@ def test_a_restarted_rank_writes_beside_its_former_life_not_over_it(tmp_path: Pa
     assert (second / "exit.json").exists()
     assert [row.name for row in read_spans(first)] == ["0"]
     assert [row.name for row in read_spans(second)] == ["1"]
+
+
+# -- promise 1: our own errors ------------------------------------------------------------------
+
+
+def test_an_error_of_the_tracers_own_is_counted_and_reaches_nobody(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*about: object) -> None:
+        raise RuntimeError
+
+    # Compiled as if it were the tracer's own file: that is how an error is told to be ours.
+    broken.__code__ = broken.__code__.replace(co_filename=tracer.__file__)
+    tracer.begin_steps()
+    monkeypatch.setattr("tracer.lane.Lane.write", broken)
+    monkeypatch.setattr("tracer.lanes.Lanes.span", broken)
+    tracer.step(tokens=3)
+    tracer.microbatch(0)
+    with tracer.span("new"), tracer.span("x", kind=tracer.SpanKind.DATA, microbatch=2):
+        pass
+
+    assert dropped(installed) == {DropReason.INTERNAL_ERROR: 4}
