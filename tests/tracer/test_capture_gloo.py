@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -74,6 +75,7 @@ def told(job: Path, recipe: str, rank: int) -> dict[str, Any]:
     return document
 
 
+@functools.cache
 def spans_of(job: Path, recipe: str) -> dict[int, list[Row]]:
     folders = process_folders(job / "spool" / recipe)
     return {rank: read_spans(folder) for rank, folder in folders.items()}

@@ -1,0 +1,81 @@
+"""Four gloo ranks that train by every recipe of `matrix_recipes`, untraced and traced.
+
+``python -m tests.tracer.matrix_job RANK WORLD FOLDER [RECIPE...]`` writes a
+``FOLDER/RECIPE-RANK.json``: losses as hexadecimal floats, graph breaks of the compiler, and what
+torch itself saw: operators counted by a `TorchDispatchMode`, or, where a compiler works, the
+flight recorder's entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+from torch._C._distributed_c10d import FileStore
+from torch._dynamo.utils import counters
+
+import tracer
+from tests.tracer.gloo_job import CountingMode
+from tests.tracer.matrix_recipes import COMPILED, RECIPES
+
+STEPS = 2
+
+
+def flight_names() -> list[str]:
+    """Return what torch's flight recorder holds, oldest first; off, it holds nothing."""
+    recorder: Any = _distributed_c10d  # its stub does not know the function
+    dump = recorder._dump_fr_trace_json(includeCollectives=True, onlyActive=False)
+    entries = json.loads(dump).get("entries", [])
+    return [entry["profiling_name"] for entry in entries]
+
+
+def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
+    """Train the recipe from the same start; return the losses and what torch saw."""
+    torch.manual_seed(7)
+    torch._dynamo.reset()
+    counters.clear()
+    build, layout = RECIPES[recipe]
+    model, step = build(rank)
+    built = len(flight_names())
+    tracer.install(spool=spool, run=recipe, layout=layout, model=model)
+    tracer.begin_steps()
+    losses = []
+    # A compiler leaves code alone while a mode is on.
+    mode = CountingMode()
+    with mode if recipe not in COMPILED else contextlib.nullcontext():
+        for _ in range(STEPS):
+            loss = step()
+            losses.append(loss.hex())
+            tracer.step(loss=loss)
+    tracer.shutdown()
+    return {
+        "losses": losses,
+        "seen": mode.seen,
+        "flight": flight_names()[built:],
+        "graph_breaks": dict(counters["graph_break"]),
+        "graphs": counters["stats"]["unique_graphs"],
+    }
+
+
+def main(rank: int, world: int, folder: Path, recipes: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    store = FileStore(str(folder / "rendezvous"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    for recipe in recipes or RECIPES:
+        plain = train(recipe, rank, spool=None)
+        traced = train(recipe, rank, spool=folder / "spool")
+        told = json.dumps({"plain": plain, "traced": traced})
+        (folder / f"{recipe}-{rank}.json").write_text(told)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
