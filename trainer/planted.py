@@ -173,14 +173,11 @@ class PlantedFaults:
     def _slow_peers(self) -> dict[int, float]:
         """Return by which factor the link to each peer is slow in this step."""
         slow: dict[int, float] = {}
-        for fault in self._here(FaultCause.SLOW_LINK):
-            ends = fault.culprits(self._config.layout)
-            for peer in _peers(fault, ends, self._rank, self._config.layout.world_size):
-                slow[peer] = slow.get(peer, 1.0) * fault.factor
-        # The other end of a rank all of whose links are slow is not among its culprits.
         for fault in self._planted(FaultCause.SLOW_LINK):
-            if fault.ranks and self._rank not in fault.ranks and fault.is_active(self._step or 0):
-                for peer in fault.ranks:
+            if self._step is None or not fault.is_active(self._step):
+                continue
+            for peer in range(self._config.layout.world_size):
+                if peer != self._rank and is_slow(fault, self._rank, peer):
                     slow[peer] = slow.get(peer, 1.0) * fault.factor
         return slow
 
@@ -218,7 +215,8 @@ def set_environment(faults: Iterable[Fault], *, rank: int) -> None:
             os.environ[fault.variable] = fault.value
 
 
-def _peers(fault: Fault, ends: Sequence[int], rank: int, world_size: int) -> Iterator[int]:
-    """Yield the ranks to which ``rank``, one of the fault's own, has a slow link."""
-    others = range(world_size) if fault.ranks else ends
-    yield from (peer for peer in others if peer != rank)
+def is_slow(fault: Fault, rank: int, peer: int) -> bool:
+    """Tell whether a slow link is that between these two ranks."""
+    if fault.ranks:
+        return rank in fault.ranks or peer in fault.ranks
+    return {rank, peer} == {fault.src, fault.dst}

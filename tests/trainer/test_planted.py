@@ -22,7 +22,7 @@ from trainer.errors import PlantedCrashError
 from trainer.fault import parse_faults
 from trainer.model import Stage
 from trainer.pace import MonotonicPaceClock, StretchedSegments
-from trainer.planted import PlantedFaults
+from trainer.planted import PlantedFaults, is_slow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -270,3 +270,23 @@ def test_nothing_happens_in_the_warm_up() -> None:
     planted = rank_with("crash:rank=1,step=0", rank=1)
 
     planted.before_forward(2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "slow"),
+    [
+        ("slow-link:src=2,dst=3,factor=5", {(2, 3), (3, 2)}),
+        ("slow-link:rank=1,factor=5", {(1, 0), (1, 2), (1, 3), (0, 1), (2, 1), (3, 1)}),
+    ],
+)
+def test_a_link_is_slow_at_both_of_its_ends(fault: str, slow: set[tuple[int, int]]) -> None:
+    (planted,) = parse_faults([fault])
+
+    found = {
+        (rank, peer)
+        for rank in range(4)
+        for peer in range(4)
+        if rank != peer and is_slow(planted, rank, peer)
+    }
+
+    assert found == slow
