@@ -263,6 +263,24 @@ def test_a_compiled_model_is_found_and_not_compiled_anew(tmp_path: Path) -> None
     assert [row.step for row in spans if row.kind == "forward"] == [0, 1, 2]
 
 
+def test_a_model_that_another_optimizer_trains_is_let_go_at_the_first_step(tmp_path: Path) -> None:
+    class Larger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Model(), Model()
+
+    larger = Larger()
+    other = torch.optim.SGD(larger.parameters())
+    tracer.install(spool=tmp_path, run="other")
+    model = Model()
+    train(model, DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
+
+    spans = [row for row in spans_in(tmp_path) if row.kind == "forward"]
+    assert [row.step for row in spans] == [0, 1]  # the first was before the first step
+    assert not larger._forward_pre_hooks
+    assert other.param_groups
+
+
 def test_captures_leave_nothing_behind(tmp_path: Path) -> None:
     from torch.utils.data import dataloader
 

@@ -11,6 +11,8 @@ from tracer.capture.derived import Derivation
 from tracer.capture.root import RootFinder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tracer.capture.compute import Compute
     from tracer.capture.steps import StepCounter
     from tracer.recorder import Recorder
@@ -47,11 +49,12 @@ class Forwards:
         """Note the batch that it gave."""
         self._batches.fetched(batch)
 
-    def _attach(self, compute: Compute, model: Any) -> None:  # noqa: ANN401
+    def _attach(self, compute: Compute, model: Any) -> Callable[[], None]:  # noqa: ANN401
+        """Follow ``model``; return what lets it go again."""
         from tracer.capture.module import capture_forward
 
         torch = sys.modules["torch"]
-        self._recorder.on_shutdown(capture_forward(compute, model))
+        take_off = capture_forward(compute, model)
 
         def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
             # A compiler that looks into this forward must find nothing here to stop at.
@@ -65,4 +68,10 @@ class Forwards:
 
         # First, so that a step that begins here holds the forward's span.
         handle = model.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
-        self._recorder.on_shutdown(handle.remove)
+
+        def let_go() -> None:
+            handle.remove()
+            take_off()
+
+        self._recorder.on_shutdown(let_go)
+        return let_go

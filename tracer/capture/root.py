@@ -18,15 +18,24 @@ TRIES_BEFORE_A_STEP = 2
 
 
 class RootFinder:
-    """Looks for the model when the first batches are fetched, and once more after the first step.
+    """Looks for the model when the first batches are fetched, and judges it by the first step.
 
     By the first batch a script has mostly built, wrapped and compiled its
-    model and made the optimizer.
+    model and made the optimizer. The optimizer that steps first decides: a
+    model that it does not train was the wrong one.
     """
 
-    def __init__(self, recorder: Recorder, on_found: Callable[[Any], None]) -> None:
+    def __init__(self, recorder: Recorder, attach: Callable[[Any], Callable[[], None]]) -> None:
+        """Look for the model.
+
+        Args:
+            recorder: Where an error is told.
+            attach: Follows the model that was found; returns what lets it go again.
+        """
         self._guard = Guard(recorder, "root module")
-        self._on_found = on_found
+        self._attach = attach
+        self._root: Any = None
+        self._let_go: Callable[[], None] | None = None
         self._tries_left = TRIES_BEFORE_A_STEP
 
     def next_begins(self) -> None:
@@ -35,34 +44,49 @@ class RootFinder:
             self._tries_left -= 1
             self._guard.call(self._look)
 
-    def stepped(self, *about: object) -> None:
-        """Look for the last time: an optimizer has stepped."""
+    def stepped(self, optimizer: Any, *about: object) -> None:  # noqa: ANN401
+        """Look for the last time: ``optimizer`` has stepped."""
         if self._guard.active:
-            self._guard.call(self._look)
+            self._guard.call(self._judge, optimizer)
             self._guard.active = False
+            self._root = None
 
     def _look(self) -> None:
-        root = find_root()
+        self._take(find_root())
+
+    def _judge(self, optimizer: Any) -> None:  # noqa: ANN401
+        if self._root is not None:
+            trained = trained_by(optimizer)
+            if any(id(parameter) in trained for parameter in self._root.parameters()):
+                return
+        if self._let_go is not None:
+            self._let_go()
+        self._take(find_root(optimizer))
+
+    def _take(self, root: Any) -> None:  # noqa: ANN401
+        self._root = root
         if root is not None:
-            self._guard.active = False
-            self._on_found(root)
+            self._tries_left = 0
+            self._let_go = self._attach(root)
 
 
-def find_root() -> Any | None:  # noqa: ANN401 - a Module
+def find_root(optimizer: Any = None) -> Any | None:  # noqa: ANN401 - a Module
     """Return the module that is part of no other and holds most trained parameters; None if none.
 
     A module that compiles itself (`torch.nn.Module.compile`) is not returned:
     hooks on it would be part of what is compiled.
+
+    Args:
+        optimizer: Whose parameters count; None: those of any.
     """
     torch = sys.modules["torch"]
-    modules, trained = [], set()
+    modules, trained = [], set() if optimizer is None else trained_by(optimizer)
     for thing in gc.get_objects():
         kind = type(thing)
         if issubclass(kind, torch.nn.Module) and "_modules" in thing.__dict__:
             modules.append(thing)
-        elif issubclass(kind, torch.optim.Optimizer):
-            groups = thing.__dict__.get("param_groups", ())
-            trained |= {id(parameter) for group in groups for parameter in group["params"]}
+        elif optimizer is None and issubclass(kind, torch.optim.Optimizer):
+            trained |= trained_by(thing)
     parts = {id(part) for module in modules for part in module._modules.values()}
     best, most = None, 0
     for module in modules:
@@ -72,3 +96,9 @@ def find_root() -> Any | None:  # noqa: ANN401 - a Module
         if num_trained > most:
             best, most = module, num_trained
     return best
+
+
+def trained_by(optimizer: Any) -> set[int]:  # noqa: ANN401
+    """Return the `id` of each parameter of an optimizer."""
+    groups = optimizer.__dict__.get("param_groups", ())
+    return {id(parameter) for group in groups for parameter in group["params"]}

@@ -1,0 +1,81 @@
+"""The callback in the real library's trainer, with a small model on the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import tracer
+from tests.tracer.integrations.recorded import Recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("RANKSCOPE_TRACE", "RANKSCOPE_DISABLE", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANKSCOPE_RUN", "run")
+    yield
+    tracer.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_callback_records_steps_and_leaves_the_training_as_it_is(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+    from tracer.integrations.lightning import RankscopeCallback
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
+            self.losses: list[float] = []
+
+        def training_step(self, tokens: torch.Tensor, index: int) -> torch.Tensor:
+            logits = self.net(tokens)
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+            self.losses.append(float(loss))
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train(*callbacks: Any) -> list[float]:  # noqa: ANN401
+        torch.manual_seed(0)
+        module = Module()
+        trainer = lightning.Trainer(
+            default_root_dir=tmp_path,
+            max_epochs=1,
+            accumulate_grad_batches=2,
+            accelerator="cpu",
+            devices=1,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=list(callbacks),
+        )
+        samples = torch.arange(32).remainder(16).reshape(8, 4)
+        trainer.fit(module, DataLoader(samples, batch_size=2))  # type: ignore[arg-type]
+        return module.losses
+
+    plain = train()
+    traced = train(RankscopeCallback(spool=tmp_path / "spool"))
+    recorded = Recorded(tmp_path / "spool")
+
+    assert traced == plain
+    assert [(step, tokens) for step, tokens, _ in recorded.steps()] == [(0, 16), (1, 16)]
+    assert all(loss is not None for _, _, loss in recorded.steps())
+    assert recorded.microbatches() == [(0, 0, 8, 32), (0, 1, 8, 32), (1, 0, 8, 32), (1, 1, 8, 32)]
+    places = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert recorded.spans("forward") == places
+    assert recorded.spans("backward") == places
+    assert [step for step, _ in recorded.spans("optimizer")] == [0, 1]
+    assert recorded.events("checkpoint") == ["saving at step 2"]
+    assert recorded.spans("checkpoint")
+    assert recorded.manifest["config"]["accumulate_grad_batches"] == 2

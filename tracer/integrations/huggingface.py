@@ -1,0 +1,117 @@
+"""A callback for the Hugging Face `transformers.Trainer`.
+
+``Trainer(..., callbacks=[RankscopeCallback()])``, with ``RANKSCOPE_TRACE=DIR`` or ``spool=``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import transformers
+
+import tracer
+from tracer.capture.patch import Patches
+from tracer.integrations.settings import data_parallel, named
+from tracer.span import SpanKind
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+CONFIG = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "max_steps",
+    "num_train_epochs",
+    "bf16",
+    "fp16",
+    "torch_compile",
+    "dataloader_num_workers",
+    "optim",
+    "seed",
+)
+"""Arguments that explain a job's speed. The others may hold secrets."""
+
+
+class RankscopeCallback(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Tells the tracer of the trainer's steps, their loss where it is logged, and its saves.
+
+    A step's loss is the one that the trainer logs after it: the mean since it
+    logged last, on steps that log. Micro-batches and tokens come from the
+    loader. No tensor is read.
+    """
+
+    def __init__(self, *, spool: str | os.PathLike[str] | None = None) -> None:
+        """Prepare to record.
+
+        Args:
+            spool: Folder for the records; None: ``RANKSCOPE_TRACE``.
+        """
+        self._spool = spool
+        self._is_due = False
+        self._patches = Patches()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ANN401
+        """Install the tracer and begin the steps."""
+        config = getattr(about.get("model"), "config", None)
+        dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else ""
+        tracer.install(
+            spool=self._spool,
+            # A compiled model is wrapped: what wraps it is found at the first batch.
+            model=None if args.torch_compile else about.get("model"),
+            model_name=str(getattr(config, "model_type", "")),
+            dtype=dtype,
+            config=named(args, CONFIG),
+            seeds={"seed": args.seed},
+            **data_parallel(args.world_size, args.process_index),
+        )
+        if hasattr(transformers.Trainer, "_save_checkpoint"):
+            self._patches.wrap(transformers.Trainer, "_save_checkpoint", _traced_save)
+        tracer.begin_steps(state.global_step)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ANN401
+        """End the step before, where the trainer logged nothing after it after all."""
+        self._end_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ANN401
+        """End the step; one that will be logged ends there, where its loss is known."""
+        self._is_due = True
+        if not control.should_log:
+            self._end_step()
+
+    def on_log(
+        self,
+        args: Any,  # noqa: ANN401
+        state: Any,  # noqa: ANN401
+        control: Any,  # noqa: ANN401
+        logs: dict[str, Any] | None = None,
+        **about: Any,  # noqa: ANN401
+    ) -> None:
+        """End the step that is logged, with its loss."""
+        loss = (logs or {}).get("loss")
+        self._end_step(loss if isinstance(loss, float) else None)
+
+    def on_save(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ANN401
+        """Note the save."""
+        tracer.event("checkpoint", f"saved after step {state.global_step - 1}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ANN401
+        """Give the trainer its own method back; the tracer goes on to the process's end."""
+        self._end_step()
+        self._patches.undo()
+
+    def _end_step(self, loss: float | None = None) -> None:
+        if self._is_due:
+            self._is_due = False
+            tracer.step(loss=loss)
+
+
+def _traced_save(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with tracer.span("save checkpoint", kind=SpanKind.CHECKPOINT):
+            return original(*args, **kwargs)
+
+    return save

@@ -1,0 +1,94 @@
+"""A callback for Lightning's ``Trainer``.
+
+``Trainer(..., callbacks=[RankscopeCallback()])``, with ``RANKSCOPE_TRACE=DIR`` or ``spool=``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import tracer
+from tracer.integrations.settings import Placement, data_parallel
+
+if TYPE_CHECKING:
+    import os
+
+    from lightning.pytorch import Callback
+elif "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+    from pytorch_lightning import Callback
+else:
+    from lightning.pytorch import Callback
+
+DTYPES = {"bf16": "bfloat16", "16": "float16"}
+"""Number type of the matrix products by the first part of the trainer's ``precision``."""
+
+
+class RankscopeCallback(Callback):
+    """Tells the tracer of the trainer's steps, their loss, and its saves.
+
+    A step ends with the batch after which the trainer's ``global_step`` has
+    moved on; its loss is that of its last micro-batch, where it lies on the
+    CPU. Micro-batches and tokens come from the loader.
+    """
+
+    def __init__(self, *, spool: str | os.PathLike[str] | None = None) -> None:
+        """Prepare to record.
+
+        Args:
+            spool: Folder for the records; None: ``RANKSCOPE_TRACE``.
+        """
+        self._spool = spool
+        self._global_step = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401
+        """Install the tracer and begin the steps."""
+        place: Placement = {"layout": None, "coords": None}
+        if type(trainer.strategy).__name__ != "ModelParallelStrategy":
+            place = data_parallel(trainer.world_size, trainer.global_rank)
+        tracer.install(
+            spool=self._spool,
+            model=network_of(pl_module),
+            model_name=type(pl_module).__name__,
+            dtype=DTYPES.get(str(trainer.precision).partition("-")[0], ""),
+            config={
+                "accumulate_grad_batches": trainer.accumulate_grad_batches,
+                "precision": str(trainer.precision),
+                "strategy": type(trainer.strategy).__name__,
+            },
+            **place,
+        )
+        self._global_step = trainer.global_step
+        tracer.begin_steps(trainer.global_step)
+
+    def on_train_batch_end(
+        self,
+        trainer: Any,  # noqa: ANN401
+        pl_module: Any,  # noqa: ANN401
+        outputs: Any,  # noqa: ANN401
+        batch: Any,  # noqa: ANN401
+        batch_idx: int,
+    ) -> None:
+        """End the step, if an optimizer has stepped."""
+        if trainer.global_step != self._global_step:
+            self._global_step = trainer.global_step
+            tracer.step(loss=loss_on_cpu(outputs))
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:  # noqa: ANN401
+        """Note the save; `torch.save` has the time that it takes."""
+        tracer.event("checkpoint", f"saving at step {trainer.global_step}")
+
+
+def network_of(module: Any) -> Any:  # noqa: ANN401 - Modules
+    """Return what of a LightningModule is called forward: its only part with weights, or itself.
+
+    Lightning calls ``training_step``, not the module, where no strategy wraps it.
+    """
+    parts = [part for part in module.children() if next(part.parameters(), None) is not None]
+    return parts[0] if len(parts) == 1 else module
+
+
+def loss_on_cpu(outputs: Any) -> Any | None:  # noqa: ANN401 - a tensor
+    """Return the loss of a training step where it can be read without waiting for a device."""
+    loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+    return loss if getattr(getattr(loss, "device", None), "type", "") == "cpu" else None
