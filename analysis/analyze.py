@@ -21,7 +21,7 @@ from analysis.mfu import compute_mfu
 from analysis.profile import profile_of
 from analysis.report import Quality, RankStepExcess, RunReport, StepTimes
 from analysis.source import rows_of_spans, rows_of_steps
-from analysis.starved import starved_ranks
+from analysis.starved import starved_ranks, trail_of
 from analysis.traced import read_traced
 from analysis.traced_ranks import num_expected
 from analysis.waterfall import summary_of, waterfall_of
@@ -122,6 +122,9 @@ def report_of(
     replayed, ideal = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
     full = float(replayer.full_recorded().mean())
     rank_times = dict.fromkeys(coords, int(reading.actual_ns.sum()))
+    trail = trail_of(reading.model)
+    ideal_times = replayer.full_ideal_times() if run.layout.pp > 1 else None
+    waterfall = waterfall_of(run, reading, spans, steps, ideal=ideal_times)
     return RunReport(
         run=run.run_id,
         source_format=run.source_format,
@@ -152,13 +155,13 @@ def report_of(
         m_w=result.m_w,
         m_s=result.m_s,
         findings=_with_told(_findings(run, profile, case), told),
-        starved=starved_ranks(reading.model, reading.waits, rank_times),
+        starved=starved_ranks(reading.model, reading.waits, rank_times, trail=trail),
         mfu=compute_mfu(run, steps),
         quality=_quality(run, steps, reading, isolated=bool(result.by_dp_ns)),
         excess=_excess(profile),
         paced=run.paced,
         bandwidth=bandwidths(reading.transfers, {rank: ranks[rank].host for rank in ranks}),
-        waterfall=summary_of(reading.model, waterfall_of(run, reading, spans, steps)),
+        waterfall=summary_of(reading.model, waterfall, trail=trail),
     )
 
 

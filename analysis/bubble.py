@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.model import Reading, ReplayModel
+    from analysis.operation_times import OperationTimes
     from analysis.starved import WaitIntervals
     from tracer.topology import Layout
 
@@ -37,7 +38,9 @@ class Phase(IntEnum):
     """It began after the rank's last forward had ended."""
 
 
-def ideal_wait_ns(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int64]:
+def ideal_wait_ns(
+    model: ReplayModel, waits: WaitIntervals, ideal: OperationTimes | None = None
+) -> NDArray[np.int64]:
     """Return how long the rank would wait at the same place if nothing in the run were slow.
 
     That is, in the ideal full replay, from when the rank had ended what it did
@@ -47,12 +50,14 @@ def ideal_wait_ns(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int64]
     Args:
         model: A run's operations.
         waits: Its waits.
+        ideal: That replay's times; None: replay it.
 
     Returns:
         Shape (waits,).
     """
-    program = compile_program(model.operations, host_gaps=True)
-    ideal = operation_times(program, model.operations, model.ideal_ns, model.ideal_gap_ns)
+    if ideal is None:
+        program = compile_program(model.operations, host_gaps=True)
+        ideal = operation_times(program, model.operations, model.ideal_ns, model.ideal_gap_ns)
     before = _done_before(model, waits)
     free = np.where(before >= 0, ideal.end_ns[before], 0.0)
     free = np.maximum(free, ideal.start_ns[waits.operation])

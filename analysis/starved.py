@@ -60,7 +60,23 @@ class Blame:
     waited_ns: NDArray[np.int64]
 
 
-def blame(model: ReplayModel, waits: WaitIntervals) -> Blame:
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """Where a walk back in time goes on; found once for a run."""
+
+    before: NDArray[np.int64]
+    """Shape (ops,): what the operation followed, `NOBODY` where there is nothing."""
+
+    last_member: NDArray[np.int64]
+    """Shape (ops,): the member of its group that began last; else itself."""
+
+
+def trail_of(model: ReplayModel) -> Trail:
+    """Return where walks back through a run's operations go on."""
+    return Trail(_last_predecessor(model), _last_member(model))
+
+
+def blame(model: ReplayModel, waits: WaitIntervals, *, trail: Trail | None = None) -> Blame:
     """Follow each wait to the ranks that made it so long.
 
     From the last member's arrival the chain of what had to be done for it is
@@ -73,12 +89,13 @@ def blame(model: ReplayModel, waits: WaitIntervals) -> Blame:
     Args:
         model: Operations as recorded.
         waits: What to follow.
+        trail: That of ``model``; None: find it.
 
     Returns:
         Sums by pair; over the pairs of one rank they are what it waited.
     """
-    before = _last_predecessor(model)
-    last_member = _last_member(model)
+    trail = trail_of(model) if trail is None else trail
+    before, last_member = trail.before, trail.last_member
     operations = model.operations
     rank, until = waits.rank.copy(), waits.end_ns.copy()
     since, member = waits.start_ns.copy(), last_member[waits.operation]
@@ -108,7 +125,11 @@ def blame(model: ReplayModel, waits: WaitIntervals) -> Blame:
 
 
 def starved_ranks(
-    model: ReplayModel, waits: WaitIntervals, total_ns: Mapping[int, int]
+    model: ReplayModel,
+    waits: WaitIntervals,
+    total_ns: Mapping[int, int],
+    *,
+    trail: Trail | None = None,
 ) -> tuple[Starved, ...]:
     """List the ranks that wait, the one that waits most first.
 
@@ -116,8 +137,9 @@ def starved_ranks(
         model: Operations as recorded.
         waits: When ranks waited, in whole steps.
         total_ns: Time of these steps by rank.
+        trail: That of ``model``; None: find it.
     """
-    found = blame(model, waits)
+    found = blame(model, waits, trail=trail)
     by_rank: dict[int, list[WaitsOn]] = {}
     rows = zip(found.rank.tolist(), found.on_rank.tolist(), found.waited_ns.tolist(), strict=True)
     for rank, on, waited in rows:

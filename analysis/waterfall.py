@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.model import Reading, ReplayModel
+    from analysis.operation_times import OperationTimes
     from analysis.report import BubbleShape
     from analysis.source import RunInfo, SpanTable, StepTable
+    from analysis.starved import Trail
 
 
 class Part(StrEnum):
@@ -134,7 +136,14 @@ class WaitingOn:
     waiting_ns: NDArray[np.float64]
 
 
-def waterfall_of(run: RunInfo, reading: Reading, spans: SpanTable, steps: StepTable) -> Waterfall:
+def waterfall_of(
+    run: RunInfo,
+    reading: Reading,
+    spans: SpanTable,
+    steps: StepTable,
+    *,
+    ideal: OperationTimes | None = None,
+) -> Waterfall:
     """Split each rank's steps into `Part` s.
 
     Args:
@@ -142,6 +151,7 @@ def waterfall_of(run: RunInfo, reading: Reading, spans: SpanTable, steps: StepTa
         reading: The run, read.
         spans: Its spans.
         steps: Its steps' rows.
+        ideal: When its operations begin and end in the ideal full replay; None: replay it.
 
     Raises:
         CycleError: Operations of a step wait for each other.
@@ -151,7 +161,8 @@ def waterfall_of(run: RunInfo, reading: Reading, spans: SpanTable, steps: StepTa
     num = len(rank_steps)
     time = np.zeros((num, len(PARTS)), dtype=np.int64)
     useful = _add_compute(time, filled, reading.model)
-    waiting = _add_waits(time, filled, reading, has_pipeline=run.layout.pp > 1)
+    scheduled = ideal_wait_ns(reading.model, reading.waits, ideal) if run.layout.pp > 1 else None
+    waiting = _add_waits(time, filled, reading, scheduled)
     _add_rest(time, filled, reading.model, is_bytedance=run.source_format == "bytedance")
     bubble = int(time[:, [CODE[part] for part in BUBBLES.values()]].sum())
     ranks = np.unique(rank_steps.rank)
@@ -171,7 +182,9 @@ def waterfall_of(run: RunInfo, reading: Reading, spans: SpanTable, steps: StepTa
     )
 
 
-def waiting_on(model: ReplayModel, waterfall: Waterfall) -> WaitingOn:
+def waiting_on(
+    model: ReplayModel, waterfall: Waterfall, *, trail: Trail | None = None
+) -> WaitingOn:
     """Follow the waiting beyond the bubble to the ranks that it was for.
 
     A wait is followed whole, as `starved.blame` does, and each rank on the way
@@ -180,6 +193,7 @@ def waiting_on(model: ReplayModel, waterfall: Waterfall) -> WaitingOn:
     Args:
         model: The run's operations.
         waterfall: Its parts.
+        trail: That of ``model``; None: find it.
     """
     counted = np.flatnonzero(waterfall.waiting_ns > 0)
     waits = waterfall.waits
@@ -192,6 +206,7 @@ def waiting_on(model: ReplayModel, waterfall: Waterfall) -> WaitingOn:
             start_ns=waits.start_ns[counted],
             end_ns=waits.end_ns[counted],
         ),
+        trail=trail,
     )
     whole = (waits.end_ns - waits.start_ns)[counted]
     share = found.waited_ns / whole[found.rank]
@@ -207,14 +222,17 @@ def waiting_on(model: ReplayModel, waterfall: Waterfall) -> WaitingOn:
     )
 
 
-def summary_of(model: ReplayModel, waterfall: Waterfall) -> WaterfallSummary:
+def summary_of(
+    model: ReplayModel, waterfall: Waterfall, *, trail: Trail | None = None
+) -> WaterfallSummary:
     """Sum a waterfall over ranks and over steps, for a report.
 
     Args:
         model: The run's operations.
         waterfall: Its parts.
+        trail: That of ``model``; None: find it.
     """
-    found = waiting_on(model, waterfall)
+    found = waiting_on(model, waterfall, trail=trail)
     by_culprit = np.bincount(found.on_rank, weights=found.waiting_ns)
     whole = float(waterfall.total_ns.sum())
     largest = np.argsort(-by_culprit, kind="stable")[:MOST_CULPRITS].tolist()
@@ -257,16 +275,19 @@ def _add_compute(time: NDArray[np.int64], filled: Occupancy, model: ReplayModel)
 
 
 def _add_waits(
-    time: NDArray[np.int64], filled: Occupancy, reading: Reading, *, has_pipeline: bool
+    time: NDArray[np.int64],
+    filled: Occupancy,
+    reading: Reading,
+    scheduled_ns: NDArray[np.int64] | None,
 ) -> NDArray[np.int64]:
-    """Add waits, each as bubble up to its ideal; return what of each is beyond."""
+    """Add waits, each as bubble up to what the schedule causes; return what of each is beyond."""
     waits = reading.waits
     rows = np.flatnonzero(filled.wait != NOWHERE)
     wait = filled.wait[rows]
     waited = _sums(wait, filled.length_ns[rows], len(waits.rank))
     bubble = np.zeros_like(waited)
-    if has_pipeline:
-        bubble = np.minimum(waited, ideal_wait_ns(reading.model, waits))
+    if scheduled_ns is not None:
+        bubble = np.minimum(waited, scheduled_ns)
     rank_step = np.full(len(waited), NOWHERE)
     rank_step[wait] = filled.rank_step[rows]
     seen = np.flatnonzero(rank_step != NOWHERE)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.device_graph import without_host
+from analysis.operation_times import OperationTimes, operation_times
 from analysis.program import Program, compile_program
 
 if TYPE_CHECKING:
@@ -113,6 +114,14 @@ class Replayer:
         times = self._device.isolated_step_times(recorded, self._ideal_ns, dp)
         return {int(dp): times[index] for index, dp in enumerate(self._device.replicas)}
 
+    def device_with(self, duration_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return T by step of the device replay with other durations. Shape (steps,), ns.
+
+        Args:
+            duration_ns: Shape (ops,); what lies on the host counts for nothing.
+        """
+        return self._device.step_times(duration_ns[self._at])
+
     def full_recorded(self) -> NDArray[np.float64]:
         """Return T by step of the full replay: recorded durations and launch gaps."""
         return self._full_program().step_times(
@@ -150,6 +159,13 @@ class Replayer:
         """
         gaps = self.model.operations.gap_ns if gap_ns is None else gap_ns
         return self._full_program().step_times(duration_ns, gaps)
+
+    def full_ideal_times(self) -> OperationTimes:
+        """Return when each operation begins and ends in the ideal full replay."""
+        model = self.model
+        return operation_times(
+            self._full_program(), model.operations, model.ideal_ns, model.ideal_gap_ns
+        )
 
     def _full_program(self) -> Program:
         if self._full is None:
