@@ -48,6 +48,8 @@ def run_row(
     """
     manifest = files.manifest
     model = _object(manifest.get("model"))
+    # What the job told goes before what the tracer found, both numbers and words.
+    counted = model if _float(model.get("flops_per_token")) is not None else files.derived
     paced = manifest.get("paced")
     return {
         "run_id": files.run_id,
@@ -60,8 +62,8 @@ def run_row(
         "world_size": files.identity.world_size,
         "layout": _axes(manifest.get("layout"), LAYOUT_AXES, lowest=1),
         "model": json.dumps(model),
-        "flops_per_token": _float(model.get("flops_per_token")),
-        "flops_convention": _text(model.get("flops_convention")),
+        "flops_per_token": _float(counted.get("flops_per_token")),
+        "flops_convention": _text(counted.get("flops_convention")),
         "paced": json.dumps(paced) if isinstance(paced, dict) else "",
         "manifest": json.dumps(manifest),
     }
@@ -83,9 +85,9 @@ def rank_row(
         "boot_id": identity.boot_id.hex(),
         "local_rank": _int(manifest.get("local_rank"), missing=NONE, limit=MAX_INT32),
         "pod": _text(manifest.get("pod")),
-        "device_uuid": _text(device.get("uuid")),
-        "device_name": _text(device.get("name")),
-        "dtype": _text(device.get("dtype")),
+        "device_uuid": _text(device.get("uuid") or files.derived.get("device_uuid")),
+        "device_name": _text(device.get("name") or files.derived.get("device_name")),
+        "dtype": _text(device.get("dtype") or files.derived.get("dtype")),
         "peak_flops_per_s": _float(device.get("peak_flops_per_s")),
         **{axis: coords.get(axis, 0) for axis in COORD_AXES},
         "pid": identity.pid,

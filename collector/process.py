@@ -66,11 +66,27 @@ class ProcessFiles:
             raise SpoolProblem(str(error)) from error
         _check_range(folder, self.identity)
         self.manifest: dict[str, Any] = _read_json(folder / MANIFEST_FILE)
+        self.derived: dict[str, Any] = {}
+        """What the tracer found out by itself, which it adds to the manifest later."""
+
+        self._manifest_stamp_ns = 0
         self.process = self.identity.process_uuid.hex()
         self.run_id = storable_name(self.identity.run_id) or UNNAMED_RUN
         self.groups = JsonLines(folder / GROUPS_FILE)
         self.events = JsonLines(folder / EVENTS_FILE)
         self._texts: dict[int, str] = {0: OTHER_NAME}
+
+    def look_for_derived(self) -> None:
+        """Read the manifest's part ``derived`` if the manifest was replaced; the rest stays."""
+        try:
+            stamp_ns = (self.folder / MANIFEST_FILE).stat().st_mtime_ns
+            if stamp_ns == self._manifest_stamp_ns:
+                return
+            found = _read_json(self.folder / MANIFEST_FILE).get("derived")
+        except (OSError, SpoolProblem):
+            return
+        self._manifest_stamp_ns = stamp_ns
+        self.derived = found if isinstance(found, dict) else {}
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each interned name; `OTHER_NAME` where its slot is empty."""

@@ -76,7 +76,7 @@ class ProcessTail:
         self._exit_record: dict[str, Any] | None = None
         self._is_over = False
         self._dropped: dict[str, int] = {}
-        self._told: tuple[str, Mapping[str, int]] | None = None
+        self._told: tuple[str, Mapping[str, int], Mapping[str, Any]] | None = None
         self._moved_ns: int | None = None
         self._stalled_in: list[dict[str, Any]] = []
 
@@ -93,6 +93,7 @@ class ProcessTail:
     def look(self, *, now_ns: int) -> Words:
         """Find new segments, read new lines, and see whether the process has ended."""
         files = self.files
+        files.look_for_derived()
         if self._exit_record is None:
             self._exit_record = self._read_exit()
             self._exit_seen_ns = now_ns
@@ -145,7 +146,7 @@ class ProcessTail:
 
     def changed_row(self) -> Row | None:
         """Return the row of table ``ranks`` if it changed since the last call."""
-        told = (self.state, self._dropped)
+        told = (self.state, self._dropped, self.files.derived)
         if told == self._told:
             return None
         self._told = told

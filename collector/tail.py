@@ -331,7 +331,7 @@ def _news(epoch: _Epoch) -> list[Row]:
     states = [tail.state for tail in epoch.processes]
     ends = [tail.exit_ns for tail in epoch.processes if tail.exit_ns is not None]
     ended_ns = max(ends, default=None) if run_state(states) != RUNNING else None
-    told = (speaker.files.process, run_state(states), ended_ns)
+    told = (speaker.files.process, run_state(states), ended_ns, speaker.files.derived)
     if told == epoch.told:
         return []
     epoch.told = told

@@ -501,6 +501,25 @@ def test_a_spool_of_a_future_version_is_named_and_left_alone_and_others_go_on(
     assert {path: path.read_bytes() for path in future.folder.iterdir()} == before
 
 
+def test_what_the_tracer_finds_out_later_fills_what_the_job_left_open(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    manifest: dict[str, Any] = {"model": {"name": "tiny"}, "device": {"name": "", "dtype": "fp32"}}
+    spool = SpoolBuilder(tmp_path, run_id=run_id, manifest=manifest)
+    tail = SpoolTail(tmp_path, store)
+    tail.poll()
+    before = StoreSource(store).run_info(run_id)
+    derived = {"flops_per_token": 7.0, "flops_convention": "6 N", "device_name": "H", "dtype": "b"}
+    spool.write_json("manifest.json", {**manifest, "derived": derived})
+    tail.poll()
+    after = StoreSource(store).run_info(run_id)
+
+    assert (before.flops_per_token, before.epochs[0].ranks[0].device_name) == (None, "")
+    assert (after.flops_per_token, after.flops_convention) == (7.0, "6 N")
+    (rank,) = after.epochs[0].ranks
+    assert (rank.device_name, rank.dtype) == ("H", "fp32")
+
+
 @pytest.mark.parametrize("content", [b"not json", b"[1, 2]", b"{" * 100_000])
 def test_a_broken_manifest_is_named_and_left_alone(
     store: Store, run_id: str, tmp_path: Path, content: bytes
