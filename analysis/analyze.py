@@ -69,11 +69,13 @@ def analyze_run(
     run = source.run_info(run_id)
     steps = source.steps(run_id, first=first, last=last)
     spans = source.spans(run_id, first=first, last=last)
-    if not len(spans):
-        raise EmptyRunError(
-            f"run {run_id!r} has no spans in the steps asked for; see `rankscope runs`"
-        )
     context = source.context(run_id, first=first, last=last)
+    if not len(spans):
+        died = "; ".join(finding.evidence for finding in crashes(run, context))
+        raise EmptyRunError(
+            f"run {run_id!r} has no spans in the steps asked for; "
+            + (f"it died: {died}" if died else "see `rankscope runs`")
+        )
     return report_of(run, spans, steps, read_run(run, spans, steps), context=context)
 
 

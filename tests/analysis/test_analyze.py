@@ -16,6 +16,7 @@ from analysis.verdict import verdict_sentence
 from analysis.whatif import Replayer
 from tests.analysis.bytedance_cluster import ByteDanceCluster
 from tests.analysis.cluster import MS, Source, gpt_cluster, source_of
+from tests.analysis.exit_builders import context_of, failed
 from tracer.span import KIND_CODES, SpanKind
 from tracer.topology import Layout
 
@@ -171,6 +172,13 @@ def test_a_paced_run_that_overran_its_pace_proves_nothing() -> None:
 def test_steps_without_spans_are_an_error_that_says_where_to_look() -> None:
     with pytest.raises(EmptyRunError, match="rankscope runs"):
         analyze_run(job({}), "tiny", first=100)
+
+
+def test_a_run_that_died_before_its_first_span_says_of_what() -> None:
+    around = context_of(failed(5, 10.0, "ValueError", "bad token", step=None))
+
+    with pytest.raises(EmptyRunError, match=r"it died: rank 5 failed first.*bad token"):
+        analyze_run(replace(job({}), around=around), "tiny", first=100)
 
 
 def test_only_the_steps_asked_for_take_part() -> None:
