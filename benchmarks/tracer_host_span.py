@@ -1,36 +1,53 @@
 """What one host span costs, next to what it replaces.
 
-    python benchmarks/tracer_host_span.py [--json]
+    python benchmarks/tracer_host_span.py [--json FILE]
 
 Cases are interleaved in rounds, forwards and backwards in turn (A B B A), so that a machine
 that slows down slows all of them. The unit is two clock reads and a list append; a ratio is
-taken within each round, and its median and quartiles are told. A loop without a body is
-subtracted. Garbage collection stays on. Times are CPU times of the thread, so that a neighbour
-on a shared machine is not measured too.
+taken within each round, and its median with the 95 % interval of the median is told. A loop
+without a body is subtracted. Garbage collection stays on. Times are CPU times of the thread, so
+that a neighbour on a shared machine is not measured too.
+
+Two of the cases are floors: a `with` block over two closures that read the clock and do nothing
+with it, and one that appends the two readings and a name to a list. What a span costs beyond
+the second buys the record that survives `kill -9`, its place in step and nesting, threads,
+exceptions, and a full disk. docs/decisions/0050-host-span.md takes it apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
+import math
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tracer
+from tracer.clock import read_anchor
 from tracer.current import current_tracer, set_current
+from tracer.identity import read_identity
+from tracer.install import spool_identity
 from tracer.noop import NOOP_TRACER
+from tracer.recorder import Recorder
+from tracer.spare import SpoolLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tracer.protocol import Tracer
+
 ROUNDS = 60
 CALLS = 2_000
 UNIT = "two clock reads + append"
+
+FULL: list[Tracer] = []
+"""The one tracer without room, made by `main`."""
 
 
 def empty(calls: int) -> None:
@@ -64,6 +81,59 @@ def top_level(calls: int) -> None:
             pass
 
 
+def dropped(calls: int) -> None:
+    """Ask for spans for which there is no room."""
+    present = current_tracer()
+    set_current(FULL[0])
+    span = tracer.span
+    for _ in range(calls):
+        with span("inner"):
+            pass
+    set_current(present)
+
+
+def block_of(enter: Callable[[], None], leave: Callable[..., None]) -> Any:  # noqa: ANN401
+    """Return what `with` enters and leaves by these two, as cheaply as it can."""
+    return type("Block", (), {"__enter__": staticmethod(enter), "__exit__": staticmethod(leave)})()
+
+
+def floor_clock(calls: int) -> None:
+    """Enter and leave two closures that read the clock."""
+    clock = time.monotonic_ns
+    start_ns = 0
+
+    def enter() -> None:
+        nonlocal start_ns
+        start_ns = clock()
+
+    def leave(exc_type: object, exc: object, traceback: object) -> None:
+        clock()
+
+    block = block_of(enter, leave)
+    for _ in range(calls):
+        with block:
+            pass
+
+
+def floor_append(calls: int) -> None:
+    """Enter and leave two closures that read the clock and append to a list."""
+    clock = time.monotonic_ns
+    start_ns = 0
+    kept: list[tuple[str, int, int]] = []
+
+    def enter() -> None:
+        nonlocal start_ns
+        start_ns = clock()
+
+    def leave(exc_type: object, exc: object, traceback: object) -> None:
+        kept.append(("inner", start_ns, clock()))
+
+    block = block_of(enter, leave)
+    for _ in range(calls):
+        with block:
+            pass
+
+
 def disabled(calls: int) -> None:
     """Ask for spans of a job that is not traced."""
     present = current_tracer()
@@ -90,7 +160,10 @@ CASES: dict[str, Callable[[int], None]] = {
     UNIT: unit,
     "span, nested": nested,
     "span, top level": top_level,
+    "span, dropped": dropped,
     "span, disabled": disabled,
+    "floor: closures, two clock reads": floor_clock,
+    "floor: and an append": floor_append,
     "record_function": record_function,
 }
 
@@ -107,36 +180,60 @@ def measure() -> dict[str, list[float]]:
     return times
 
 
+def median_interval(values: list[float]) -> tuple[float, float, float]:
+    """Return the median and the 95 % interval around it, from order statistics alone."""
+    ordered = sorted(values)
+    half_width = 0.98 * len(ordered) ** 0.5
+    low = max(0, math.floor(len(ordered) / 2 - half_width) - 1)
+    high = min(len(ordered) - 1, math.ceil(len(ordered) / 2 + half_width))
+    return ordered[low], statistics.median(ordered), ordered[high]
+
+
 def summary(times: dict[str, list[float]]) -> list[dict[str, object]]:
-    """Return median ns and the ratio to `UNIT` with its quartiles, loop taken off."""
+    """Return median ns and the ratio to `UNIT` with its 95 % interval, loop taken off."""
     rows: list[dict[str, object]] = []
     for name in list(CASES)[1:]:
         net = [value - loop for value, loop in zip(times[name], times["loop"], strict=True)]
         base = [value - loop for value, loop in zip(times[UNIT], times["loop"], strict=True)]
         ratios = [value / one for value, one in zip(net, base, strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
+        low, middle, high = median_interval(ratios)
         rows.append(
             {
                 "case": name,
                 "median_ns": round(statistics.median(net), 1),
                 "ratio": round(middle, 2),
-                "ratio_quartiles": [round(low, 2), round(high, 2)],
+                "ratio_95": [round(low, 2), round(high, 2)],
             }
         )
     return rows
 
 
+def tracer_without_room(folder: Path) -> Tracer:
+    """Return a tracer that has to drop every span."""
+    (folder / "full").mkdir()
+    recorder = Recorder(
+        folder / "full",
+        spool_identity(read_identity("full", {}), read_anchor()),
+        limits=SpoolLimits(spool_bytes=0),
+    )
+    with contextlib.redirect_stderr(io.StringIO()):  # it says so, once
+        recorder.start()
+    return recorder
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(
         dir="/dev/shm" if Path("/dev/shm").is_dir() else None
     ) as spool:
         tracer.install(spool=spool, run="benchmark")
+        FULL.append(tracer_without_room(Path(spool)))
         measure()  # warm: names interned, code specialised, segments touched
         rows = summary(measure())
+        FULL.pop().shutdown()
         tracer.shutdown()
     import torch
 
@@ -149,14 +246,11 @@ def main() -> None:
         "rows": rows,
     }
     if options.json:
-        json.dump(document, sys.stdout, indent=1)
-        sys.stdout.write("\n")
-        return
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
     print(f"{document['machine']}; Python {document['python']}, torch {document['torch']}")
     for row in rows:
         print(
-            f"{row['case']:26} {row['median_ns']:8} ns"
-            f" {row['ratio']:7} x  quartiles {row['ratio_quartiles']}"
+            f"{row['case']:34} {row['median_ns']:8} ns {row['ratio']:7} x  95 % {row['ratio_95']}"
         )
 
 

@@ -37,7 +37,7 @@ _FIELDS: dict[str, tuple[str, int]] = {
     "track": ("<u4", 20),
     "start_ns": ("<i8", 24),
     "end_ns": ("<i8", 32),
-    "depth": ("u1", 40),
+    "depth": ("<u2", 40),
     "commit": ("<u8", 48),
     "launch_ns": ("<i8", 56),
     # second half of a span with HAS_COMM
@@ -69,6 +69,12 @@ MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
 """Thirty days: a longer span is a broken clock, not work."""
 
 MAX_START_NS = 1 << 62
+
+MAX_PARENT_DEPTH = 1_024
+"""Deeper than this no parent is looked for: each level is a pass over the rows."""
+
+MAX_DEPTH = 32_767
+"""What the column holds; deeper is told as this."""
 
 BAD_REASONS = (
     "unknown record type",
@@ -184,7 +190,7 @@ def _spans(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
         "interval_id": comm("interval_id", 0),
         "parent_row": optional_numbers(parent, has_parent),
         "flags": numbers(flags & ~np.uint16(HAS_COMM)),
-        "depth": numbers(records["depth"], np.int16),
+        "depth": numbers(np.minimum(records["depth"], MAX_DEPTH), np.int16),
         "row": numbers(rows),
     }
     return pa.Table.from_arrays(list(named.values()), names=list(named))
@@ -263,7 +269,7 @@ def parent_rows(
     end_ns = records["end_ns"]
     parent = np.zeros(len(records), dtype=np.uint32)
     has_parent = np.zeros(len(records), dtype=bool)
-    for level in np.flatnonzero(np.bincount(depth))[1:] if len(depth) else ():
+    for level in np.flatnonzero(np.bincount(depth, minlength=1)[: MAX_PARENT_DEPTH + 1])[1:]:
         outer = np.flatnonzero(depth == level - 1)
         if not len(outer):
             continue

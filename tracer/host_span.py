@@ -29,7 +29,7 @@ ERROR_HEAD = int(SpanFlag.ERROR) << 16
 
 # Native "l" and not "<q", which takes 7 ns more a number; the bytes are the same
 # wherever a long has eight bytes, and nobody trains on a big-endian machine.
-_CORE = "8s16sllBl" if struct.calcsize("l") == struct.calcsize("q") else "8s16sqqBq"
+_CORE = "8s16sllll" if struct.calcsize("l") == struct.calcsize("q") else "8s16sqqqq"
 pack_core = struct.Struct(_CORE).pack_into
 """`tracer.spool.CORE` up to commit, with neighbours packed together: head, place, start, end,
 depth, commit."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PLACE = struct.Struct("<iiiI")
 """step, microbatch, chunk, track: what many records share."""
 
-MAX_DEPTH = 255
+MAX_DEPTH = 65_535
 SPAN = int(RecordType.SPAN)
 
 

@@ -350,9 +350,9 @@ class Recorder:
 
     def _work(self) -> None:
         """What the background thread does at each turn."""
+        self._source.let_go()  # before the next is made: each holds a file descriptor
         if self._source.is_short() and not self._closed:
             self._source.prepare()
-        self._source.let_go()
         self._showing.refresh()
         self.steering.control.look()
         for chore in list(self._chores):

@@ -65,7 +65,7 @@ NAME_CAPACITY = 4096
 NAME_LENGTH = struct.Struct("<H")
 """Name slot: length of the UTF-8 text (written last; 0: not yet there), then the text."""
 
-CORE = struct.Struct("<BBHIiiiIqqB7xQq")
+CORE = struct.Struct("<BBHIiiiIqqH6xQq")
 """type, kind, flags, name, step, microbatch, chunk, track, start_ns, end_ns, depth, commit,
 launch_ns: the first 64 bytes of a record. ``commit`` is `record_offset` and is written last.
 ``launch_ns`` 0 is the start itself."""

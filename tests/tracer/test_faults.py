@@ -161,6 +161,14 @@ def test_a_name_within_itself_and_tasks_side_by_side_keep_their_own_times(
     assert one.start_ns <= two.start_ns <= one.end_ns <= two.end_ns
 
 
+def test_names_nested_deeper_than_a_byte_counts_are_all_kept(installed: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        for number in range(300):
+            stack.enter_context(tracer.span(f"level {number}"))
+
+    assert [row.depth for row in read_spans(installed)] == list(range(300))
+
+
 def test_a_handler_that_raises_costs_neither_depth_nor_records(installed: Path) -> None:
     class Deadline(Exception):  # noqa: N818 - the job's own
         pass
