@@ -270,11 +270,12 @@ def _onset_error(findings: tuple[Finding, ...], cause: str, first: int | None) -
 
 def _names(cause: str) -> frozenset[str]:
     """Return what the finding of a planted cause may be called."""
-    return frozenset({cause, str(OTHER_NAMES.get(FaultCause(cause), cause))})
+    others = (str(other) for known, other in OTHER_NAMES.items() if known == cause)
+    return frozenset({cause, *others})
 
 
 def _num_others(findings: tuple[Finding, ...], cause: str, culprits: tuple[int, ...]) -> int:
-    names = frozenset[str]() if cause == HEALTHY else _names(cause)
+    names = _names(cause)
     alarms = (finding for finding in findings if finding.cause not in QUIET)
     return sum(
         finding.cause not in names or not set(finding.ranks) <= set(culprits) for finding in alarms
