@@ -113,6 +113,14 @@ class Replayer:
         times = self._device.isolated_step_times(recorded, self._ideal_ns, dp)
         return {int(dp): times[index] for index, dp in enumerate(self._device.replicas)}
 
+    def device_with(self, duration_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return T by step of the device replay with other durations. Shape (steps,), ns.
+
+        Args:
+            duration_ns: Shape (ops,); what lies on the host counts for nothing.
+        """
+        return self._device.step_times(duration_ns[self._at])
+
     def full_recorded(self) -> NDArray[np.float64]:
         """Return T by step of the full replay: recorded durations and launch gaps."""
         return self._full_program().step_times(
