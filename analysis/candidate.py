@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 
@@ -37,9 +40,34 @@ class Candidate:
     on_host: bool = False
     """Whether it lies in launch gaps, which only the full replay knows."""
 
-    vanishes: bool = False
-    """Whether mending it leaves nothing of its part, rather than what is usual: where everybody
-    has it always, the usual is no ideal."""
+    usual_ns: NDArray[np.float64] | None = None
+    """Shape (ops,): what each operation of the part takes where the cause is absent; NaN, or None
+    for all: what the ranks outside the part take."""
+
+    is_everywhere: bool = False
+    """Whether no rank is free of it, so that no gap between steps is usual."""
 
     is_alarm: bool = True
     """False for what is only told beside the verdict (a checkpoint)."""
+
+
+def joined_parts(
+    found: Sequence[Candidate],
+) -> tuple[NDArray[np.bool_] | None, NDArray[np.float64] | None]:
+    """Return the operations of several candidates, and what these usually take.
+
+    Args:
+        found: At least one.
+
+    Returns:
+        ``part`` and ``usual_ns`` of one candidate that stands for them all; the smaller where two
+        say what an operation usually takes.
+    """
+    parts = [each.part for each in found if each.part is not None]
+    usual = [
+        np.where(each.part, each.usual_ns, np.nan)
+        for each in found
+        if each.part is not None and each.usual_ns is not None
+    ]
+    part = np.logical_or.reduce(parts) if parts else None
+    return part, np.fmin.reduce(usual) if usual else None

@@ -24,6 +24,9 @@ LEAST_PAIR_EXCESS = 0.03
 """Excess of a member's pairs that narrows its slow group down to it: less than would be told of
 itself, but the group's slowness is sure already."""
 
+SAME_FACTOR = 0.8
+"""Ratio of two factors from which they count as the same."""
+
 LEAST_LINKS = 3
 """Slow links that must meet in a rank for that: a pair slow both ways has two."""
 
@@ -39,9 +42,15 @@ class Culprit:
     place: str
     """In words: "the pair 3 - 11", "all links of rank 3"."""
 
+    also: tuple[int, ...] = ()
+    """Further links that are slow for the same reason, but would not be told by themselves."""
+
 
 def culprits_of(
-    slow: Sequence[SlowLink], links: Sequence[Link], pair_excess: Mapping[int, float]
+    slow: Sequence[SlowLink],
+    links: Sequence[Link],
+    pair_excess: Mapping[int, float],
+    group_excess: Mapping[int, float],
 ) -> tuple[Culprit, ...]:
     """Explain slow links by as few ranks and pairs as possible.
 
@@ -52,6 +61,8 @@ def culprits_of(
         slow: The slow links.
         links: All links.
         pair_excess: Of each rank with pairs, how much slower these are than alike ones, median.
+        group_excess: Of each link of a group, by index, how much slower it is than the fastest
+            alike one.
     """
     left = list(slow)
     found: list[Culprit] = []
@@ -62,7 +73,7 @@ def culprits_of(
     while left:
         culprit = (
             _worst_rank(left, links, touching)
-            or _worst_pair(left, links)
+            or _worst_pair(left, links, group_excess)
             or _common_members(left, links, pair_excess)
         )
         found.append(culprit)
@@ -110,7 +121,9 @@ def _ends_in_a_slow_group(
     return found
 
 
-def _worst_pair(slow: Sequence[SlowLink], links: Sequence[Link]) -> Culprit | None:
+def _worst_pair(
+    slow: Sequence[SlowLink], links: Sequence[Link], group_excess: Mapping[int, float]
+) -> Culprit | None:
     pairs = [each for each in slow if links[each.link].is_pair]
     if not pairs:
         return None
@@ -118,7 +131,32 @@ def _worst_pair(slow: Sequence[SlowLink], links: Sequence[Link]) -> Culprit | No
     ends = set(links[worst.link].members)
     mine = tuple(each for each in slow if ends <= set(links[each.link].members))
     low, high = sorted(ends)
+    as_slow = _groups_as_slow(worst, links, group_excess)
+    if len(as_slow) == 1:
+        rank, groups = as_slow.popitem()
+        return Culprit(
+            ranks=(rank,),
+            links=mine,
+            place=f"the pair {low} - {high} and a group of rank {rank}, both as much slower,",
+            also=tuple(groups),
+        )
     return Culprit(ranks=(low, high), links=mine, place=f"the pair {low} - {high}")
+
+
+def _groups_as_slow(
+    pair: SlowLink, links: Sequence[Link], group_excess: Mapping[int, float]
+) -> dict[int, list[int]]:
+    """Return the ends of a slow pair with groups slow by the same factor, and these groups.
+
+    A connection that is slow to one peer and in a group alike is the rank's own.
+    """
+    factor = 1.0 + pair.phase.excess_ratio
+    found: dict[int, list[int]] = {}
+    for index, excess in group_excess.items():
+        if SAME_FACTOR <= (1.0 + excess) / factor <= 1.0 / SAME_FACTOR:
+            for rank in set(links[pair.link].members) & set(links[index].members):
+                found.setdefault(rank, []).append(index)
+    return found
 
 
 def _common_members(

@@ -10,17 +10,22 @@ import numpy as np
 from analysis.dips import common_dips, without_dips
 from analysis.evidence import Place
 from analysis.late_hosts import data_stalls, host_stalls
-from analysis.merging import merged_hosts, merged_workers, without_partners, workers_of
+from analysis.merging import (
+    merged_hosts,
+    merged_workers,
+    without_partners,
+    workers_of,
+)
 from analysis.network import profile_links
 from analysis.pauses import gc_pauses
 from analysis.phases import SHORT_STEPS
+from analysis.pricing import priced
 from analysis.report import Finding
 from analysis.skews import launch_skews
 from analysis.slow_compute import compute_candidates, sequence_candidate
 from analysis.slow_network import slow_network
 from analysis.stalls import stalls_of
 from analysis.suspects import unexplained
-from analysis.whatif import ratio, recoverable
 from analysis.words import count_text
 from tracer.span import SpanKind
 
@@ -62,17 +67,19 @@ class Case:
 
 def diagnose(case: Case) -> tuple[Finding, ...]:
     """Return the findings of a run, the most recoverable first; never none."""
-    candidates = _candidates(case)
+    links = case.reading.transfers.links
+    workers = workers_of(case.ranks, (link.kind for link in links))
+    candidates = _candidates(case, workers)
     sequences = _of_sequences(case, candidates)
-    if sequences:
+    if sequences is not None:
         # One rank's longer step or two are what unequal lengths make.
         candidates = tuple(each for each in candidates if not _is_brief_compute(each))
-    findings = [*(_finding(each, case.replayer) for each in candidates), *sequences]
-    findings.sort(key=lambda finding: (-(finding.recoverable_ratio or 0.0), finding.ranks))
-    alarms = {each.cause for each in candidates if each.is_alarm} | {
-        finding.cause for finding in findings if finding.cause == "sequence-imbalance"
-    }
-    if alarms:
+        candidates = (*candidates, sequences)
+    findings = sorted(
+        priced(candidates, case.replayer, workers),
+        key=lambda finding: (-(finding.recoverable_ratio or 0.0), finding.ranks),
+    )
+    if any(each.is_alarm for each in candidates):
         return tuple(findings)
     unclear = set(unexplained(case.profile))
     if unclear:
@@ -85,9 +92,7 @@ def _is_brief_compute(candidate: Candidate) -> bool:
     return brief and candidate.cause in OF_COMPUTE
 
 
-def _candidates(case: Case) -> tuple[Candidate, ...]:
-    links = case.reading.transfers.links
-    workers = workers_of(case.ranks, (link.kind for link in links))
+def _candidates(case: Case, workers: Mapping[int, tuple[int, ...]]) -> tuple[Candidate, ...]:
     host = _host_candidates(case)
     compute = compute_candidates(
         case.profile,
@@ -126,7 +131,7 @@ def _coords(case: Case) -> dict[int, Coords]:
 
 def _host_candidates(case: Case) -> tuple[Candidate, ...]:
     reading = case.reading
-    stalls = stalls_of(case.profile, reading.gaps, len(reading.model.operations))
+    stalls = stalls_of(case.profile, reading.gaps, reading.model.operations.duration_ns)
     dips = common_dips(stalls)
     usual = without_dips(stalls, dips)
     stalled = merged_hosts(host_stalls(stalls, usual), case.ranks)
@@ -143,62 +148,9 @@ def _host_candidates(case: Case) -> tuple[Candidate, ...]:
     return (*dips, *stalled, *late, *pauses, *skews)
 
 
-def _finding(candidate: Candidate, replayer: Replayer) -> Finding:
-    slowdown, share = None, None
-    if candidate.part is not None:
-        slowdown, share = _price(candidate, candidate.part, replayer)
-    return Finding(
-        cause=candidate.cause,
-        ranks=candidate.ranks,
-        steps=candidate.steps,
-        slowdown=slowdown,
-        recoverable_ratio=share,
-        confidence=confidence(candidate.excess_ratio, candidate.threshold),
-        evidence=candidate.evidence,
-    )
-
-
-def _price(
-    candidate: Candidate, part: NDArray[np.bool_], replayer: Replayer
-) -> tuple[float | None, float | None]:
-    """Return S of a part, and the share of the lost time that goes with it."""
-    recorded, ideal = replayer.full_recorded().mean(), replayer.full_ideal().mean()
-    if candidate.vanishes:
-        model = replayer.model
-        less = replayer.full_with(np.where(part, 0.0, model.operations.duration_ns)).mean()
-        least = replayer.full_with(np.where(part, 0.0, model.ideal_ns), model.ideal_gap_ns).mean()
-        share = recoverable(float(recorded), float(less), float(least))
-        return ratio(float(recorded), float(less)), share
-    share = recoverable(float(recorded), float(replayer.full_without(part).mean()), float(ideal))
-    # The device replay knows no launch gaps.
-    if candidate.on_host:
-        return ratio(float(replayer.full_put_back(part).mean()), float(ideal)), share
-    return ratio(float(replayer.put_back(part).mean()), float(replayer.ideal().mean())), share
-
-
-def _of_sequences(case: Case, candidates: Sequence[Candidate]) -> list[Finding]:
+def _of_sequences(case: Case, candidates: Sequence[Candidate]) -> Candidate | None:
     blamed = {rank for each in candidates if each.cause in OF_COMPUTE for rank in each.ranks}
-    found = sequence_candidate(case.reading.items, case.context.microbatches, case.replayer, blamed)
-    if found is None:
-        return []
-    candidate, without = found
-    recorded, ideal = case.replayer.full_recorded().mean(), case.replayer.full_ideal().mean()
-    return [
-        Finding(
-            cause=candidate.cause,
-            ranks=candidate.ranks,
-            steps=candidate.steps,
-            slowdown=ratio(float(recorded), float(without.mean())),
-            recoverable_ratio=recoverable(float(recorded), float(without.mean()), float(ideal)),
-            confidence=confidence(candidate.excess_ratio, candidate.threshold),
-            evidence=candidate.evidence,
-        )
-    ]
-
-
-def confidence(excess_ratio: float, threshold: float) -> float:
-    """Return how sure a finding is: 0.5 at its threshold, and halving the doubt with each more."""
-    return float(1.0 - 0.5 ** (excess_ratio / threshold))
+    return sequence_candidate(case.reading.items, case.context.microbatches, case.replayer, blamed)
 
 
 def insufficient(evidence: str) -> Finding:

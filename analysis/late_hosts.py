@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.candidate import Candidate
+from analysis.candidate import Candidate, joined_parts
 from analysis.cells import EARLIER_QUANTILE, median_by_kind
 from analysis.evidence import Place
 from analysis.phases import DUE_RATIO, row_medians, standing_out
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 STALL_PLACES = (Place.FORWARD, Place.BACKWARD, Place.OTHER)
 """Where a host that launches late loses time; before collectives see `analysis.skews`."""
+
+LATE_PLACES = (*STALL_PLACES, Place.LAUNCH, Place.INPUT)
+"""All that a host makes late that launches late throughout."""
 
 
 def data_stalls(
@@ -42,7 +45,7 @@ def data_stalls(
     excess[:, ~usual] = np.nan
     where = "before its first compute or in data"
     found = [
-        _stall("data-stall", stalls, phase, [phase.row], (INPUT_PLACES, where))
+        _stall("data-stall", stalls, phase, [phase.row], (INPUT_PLACES, where), expected)
         for phase in standing_out(excess, few=~enough)
     ]
     named = {rank for candidate in found for rank in candidate.ranks}
@@ -57,14 +60,13 @@ def data_stalls(
 def host_stalls(stalls: Stalls, usual: NDArray[np.bool_]) -> tuple[Candidate, ...]:
     """Find ranks whose host launches late throughout, in at least `HOST_STALL_STEPS` steps."""
     gap = stalls.total(*STALL_PLACES)
-    expected, enough = median_by_kind(gap, stalls.profile.stage)
-    others = np.median(gap, axis=0)
-    expected[~enough] = np.minimum(others, row_medians(gap)[:, None])[~enough]
+    expected, enough = _expected(stalls, gap)
     excess = (gap - expected) / stalls.compute_ns[:, None]
     excess[:, ~usual] = np.nan
+    usual_ns, _ = _expected(stalls, stalls.total(*LATE_PLACES))
     where = "between its launches"
     found = [
-        _stall("host-stall", stalls, phase, [phase.row], (STALL_PLACES, where))
+        _stall("host-stall", stalls, phase, [phase.row], (LATE_PLACES, where), usual_ns)
         for phase in standing_out(excess, few=~enough, shortest=HOST_STALL_STEPS)
         if _is_steady(excess[phase.row, phase.first : phase.last + 1])
     ]
@@ -72,6 +74,16 @@ def host_stalls(stalls: Stalls, usual: NDArray[np.bool_]) -> tuple[Candidate, ..
         rows = _late_rows(stalls, gap, phase)
         found.append(_stall("host-stall", stalls, phase, rows, (STALL_PLACES, where)))
     return tuple(found)
+
+
+def _expected(
+    stalls: Stalls, gap: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return what a rank of a healthy host loses, and which ranks have enough peers to tell."""
+    expected, enough = median_by_kind(gap, stalls.profile.stage)
+    others = np.median(gap, axis=0)
+    expected[~enough] = np.minimum(others, row_medians(gap)[:, None])[~enough]
+    return expected, enough
 
 
 def _late_stages(
@@ -118,18 +130,19 @@ def _joined_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
     if len(several) <= 1:
         return tuple(found)
     worst = max(several, key=lambda each: each.excess_ratio)
-    parts = [each.part for each in several if each.part is not None]
+    part, usual_ns = joined_parts(several)
     ranks = tuple(sorted(rank for each in several for rank in each.ranks))
     whole = Candidate(
         cause=worst.cause,
         ranks=ranks,
         steps=(min(each.steps[0] for each in several), max(each.steps[1] for each in several)),
-        part=np.logical_or.reduce(parts) if parts else None,
+        part=part,
         excess_ratio=worst.excess_ratio,
         threshold=worst.threshold,
         evidence=f"{name_ranks(ranks)} miss their input together; {worst.evidence}",
         on_host=True,
-        vanishes=True,
+        usual_ns=usual_ns,
+        is_everywhere=True,
     )
     return (whole, *alone)
 
@@ -146,7 +159,19 @@ def _stall(
     phase: Phase,
     rows: Sequence[int],
     places: tuple[tuple[Place, ...], str],
+    expected: NDArray[np.float64] | None = None,
 ) -> Candidate:
+    """Turn late ranks into a candidate.
+
+    Args:
+        cause: What it is.
+        stalls: The run's gaps.
+        phase: When they are late.
+        rows: The ranks, as rows of the profile.
+        places: Where in the step, and in words.
+        expected: Shape (ranks, steps), ns: what peers lose there; None: the ranks have no peers
+            that lose nothing, and would lose nothing themselves.
+    """
     profile = stalls.profile
     chosen = stalls.among(*places[0]) & np.isin(stalls.row, rows)
     chosen &= (stalls.column >= phase.first) & (stalls.column <= phase.last)
@@ -167,5 +192,6 @@ def _stall(
             f" compute, in steps {first} to {last}; nobody held it up"
         ),
         on_host=True,
-        vanishes=several,
+        usual_ns=stalls.usual(chosen, expected),
+        is_everywhere=several,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.candidate import joined_parts
 from analysis.phases import SHORT_STEPS
 from analysis.words import name_ranks
 
@@ -131,13 +132,14 @@ def merged_hosts(
 def _joined(found: Sequence[Candidate], why: str) -> Candidate:
     worst = max(found, key=lambda each: each.excess_ratio)
     ranks = tuple(sorted({rank for each in found for rank in each.ranks}))
-    parts = [each.part for each in found if each.part is not None]
+    part, usual_ns = joined_parts(found)
     text = worst.evidence.removeprefix("the worst, ").split(": the worst, ")[-1]
     return replace(
         worst,
         ranks=ranks,
         steps=(min(each.steps[0] for each in found), max(each.steps[1] for each in found)),
-        part=np.logical_or.reduce(parts) if parts else None,
+        part=part,
+        usual_ns=usual_ns,
         excess_ratio=float(np.median([each.excess_ratio for each in found])),
         evidence=f"{name_ranks(ranks)}, {why}: the worst, {text}",
     )

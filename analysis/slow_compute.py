@@ -181,7 +181,7 @@ def _of_stage(
 
 def sequence_candidate(
     items: ComputeItems, lengths: MicrobatchTable, replayer: Replayer, blamed: Collection[int]
-) -> tuple[Candidate, NDArray[np.float64]] | None:
+) -> Candidate | None:
     """Find out whether micro-batches of unequal length cost the job much.
 
     Args:
@@ -191,13 +191,14 @@ def sequence_candidate(
         blamed: Ranks that are slow for a while, whose compute varies with that.
 
     Returns:
-        The candidate and T by step without the spread, shape (steps,), ns; None where the
-        spread costs less than `DUE_RATIO` of a step or something else makes it.
+        None where the spread costs less than `DUE_RATIO` of a step or something else makes it.
     """
     effect = sequence_effect(items, lengths, blamed)
     if effect is None:
         return None
-    without = replayer.full_with(_evened(replayer.model, blamed))
+    chosen = _of_microbatches(replayer.model, blamed)
+    evened_ns = _evened(replayer.model, chosen)
+    without = replayer.full_with(evened_ns)
     recorded = replayer.full_recorded()
     lost = float(recorded.mean() / without.mean() - 1.0) if without.mean() > 0 else 0.0
     if lost < DUE_RATIO:
@@ -208,11 +209,12 @@ def sequence_candidate(
         if effect.by_lengths
         else f"forward and backward vary together (correlation {effect.correlation:.2f})"
     )
-    candidate = Candidate(
+    return Candidate(
         cause="sequence-imbalance",
         ranks=(),
         steps=(steps[0], steps[-1]),
-        part=None,
+        part=chosen,
+        usual_ns=evened_ns,
         excess_ratio=lost,
         threshold=DUE_RATIO,
         evidence=(
@@ -220,15 +222,18 @@ def sequence_candidate(
             f" {what}: with equal ones a step would be {1 - 1 / (1 + lost):.0%} shorter"
         ),
     )
-    return candidate, without
 
 
-def _evened(model: ReplayModel, blamed: Collection[int]) -> NDArray[np.float64]:
-    """Return the durations with every forward and backward piece at its rank's median."""
-    operations = model.operations
+def _of_microbatches(model: ReplayModel, blamed: Collection[int]) -> NDArray[np.bool_]:
+    """Tell which operations are forward or backward pieces of ranks that are not to blame."""
     names = ("forward", "backward", "forward-compute", "backward-compute")
     codes = [code for code, kind in enumerate(model.kinds) if kind in names]
-    chosen = np.isin(model.kind, codes) & model.on_device & ~np.isin(model.rank, list(blamed))
+    return np.isin(model.kind, codes) & model.on_device & ~np.isin(model.rank, list(blamed))
+
+
+def _evened(model: ReplayModel, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the durations with every chosen piece at its rank's median."""
+    operations = model.operations
     rows = np.flatnonzero(chosen)
     duration = operations.duration_ns.copy()
     duration[rows] = own_medians(duration[rows], model.rank[rows], operations.label[rows])

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.candidate import Candidate
+from analysis.cells import group_medians
 from analysis.counters import network_trouble
 from analysis.culprits import culprits_of, merged_by_place
+from analysis.distinct import number_rows
 from analysis.network import SEVERAL_LINKS, common_slowness, slow_links
 from analysis.phases import row_medians
 from analysis.words import count_text, duration_text
@@ -67,7 +69,9 @@ def slow_network(
     ]
     links = profile.transfers.links
     hosts = {rank: info.host for rank, info in ranks.items()}
-    culprits = merged_by_place(culprits_of(slow, links, _pair_excess(profile, slow)), ranks)
+    culprits = merged_by_place(
+        culprits_of(slow, links, _pair_excess(profile, slow), _group_excess(profile, slow)), ranks
+    )
 
     def trouble_in(steps: tuple[int, int]) -> Trouble:
         begin, end = step_start_ns[steps[0]], step_start_ns[steps[1]] + int(step_ns)
@@ -90,9 +94,7 @@ def _pair_excess(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, fl
     """Return the median excess of each rank's pairs over the steps in which links are slow."""
     if not slow:
         return {}
-    first = min(each.phase.first for each in slow)
-    last = max(each.phase.last for each in slow)
-    columns = slice(first, last + 1)
+    columns = _slow_columns(slow)
     excess = row_medians(profile.total_ns[:, columns] / profile.expected_ns[:, columns]) - 1.0
     by_rank: dict[int, list[float]] = defaultdict(list)
     for link, value in zip(profile.transfers.links, excess.tolist(), strict=True):
@@ -100,6 +102,33 @@ def _pair_excess(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, fl
             for rank in link.members:
                 by_rank[rank].append(value)
     return {rank: float(np.median(values)) for rank, values in by_rank.items()}
+
+
+def _slow_columns(slow: Sequence[SlowLink]) -> slice:
+    return slice(min(each.phase.first for each in slow), max(each.phase.last for each in slow) + 1)
+
+
+def _group_excess(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, float]:
+    """Return how much slower than the fastest alike group each is over the slow steps."""
+    if not slow:
+        return {}
+    transfers, steps = profile.transfers, profile.steps[_slow_columns(slow)]
+    is_group = np.array([not link.is_pair for link in transfers.links])
+    rows = np.flatnonzero(is_group[transfers.link] & np.isin(transfers.step, steps))
+    if not len(rows):
+        return {}
+    cell, num = number_rows(transfers.alike[rows], transfers.link[rows])
+    medians, _ = group_medians(transfers.transfer_ns[rows], cell, num)
+    of_cell = np.zeros(num, dtype=np.int64)
+    of_cell[cell] = rows
+    alike, link = transfers.alike[of_cell], transfers.link[of_cell]
+    fastest = np.full(int(alike.max()) + 1, np.inf)
+    np.minimum.at(fastest, alike, medians)
+    by_link: dict[int, list[float]] = defaultdict(list)
+    for index, value, least in zip(link.tolist(), medians, fastest[alike], strict=True):
+        if least > 0:
+            by_link[index].append(float(value / least) - 1.0)
+    return {index: float(np.median(values)) for index, values in by_link.items()}
 
 
 def _all_groups(culprits: Sequence[Culprit], ranks: Mapping[int, RankInfo]) -> bool:
@@ -130,7 +159,7 @@ def _of_culprit(profile: LinkProfile, culprit: Culprit) -> Candidate:
         cause="slow-link",
         ranks=culprit.ranks,
         steps=(first, last),
-        part=_part(profile, [each.link for each in culprit.links]),
+        part=_part(profile, [*(each.link for each in culprit.links), *culprit.also]),
         excess_ratio=excess,
         threshold=worst.phase.threshold,
         evidence=(

@@ -40,7 +40,8 @@ class Stalls:
     compute_ns: NDArray[np.float64]
     """Shape (ranks,): usual own compute in a step, what gaps are measured against."""
 
-    num_operations: int
+    duration_ns: NDArray[np.float64]
+    """Shape (ops,): the replay's operations, as recorded."""
 
     def total(self, *places: Place, but: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         """Return the gaps in these places, shape (ranks, steps), in ns.
@@ -65,12 +66,40 @@ class Stalls:
         operation = operation[operation >= 0]
         if not len(operation):
             return None
-        part = np.zeros(self.num_operations, dtype=np.bool_)
+        part = np.zeros(len(self.duration_ns), dtype=np.bool_)
         part[operation] = True
         return part
 
+    def usual(
+        self, chosen: NDArray[np.bool_], expected: NDArray[np.float64] | None
+    ) -> NDArray[np.float64]:
+        """Return what operations would take if chosen gaps were as expected, in ns.
 
-def stalls_of(profile: Profile, gaps: GapItems, num_operations: int) -> Stalls:
+        Args:
+            chosen: Shape (gaps,).
+            expected: Shape (ranks, steps): what the chosen gaps of a rank should sum to in a
+                step; None: nothing.
+
+        Returns:
+            Shape (ops,): as recorded but for operations that are a chosen gap.
+        """
+        usual = self.duration_ns.copy()
+        chosen = chosen & (self.gaps.operation >= 0) & (self.row >= 0)
+        # The gap before a step is held by an operation, but is not that operation's own time.
+        chosen &= self.duration_ns[self.gaps.operation] == self.gaps.gap_ns
+        operation, gap = self.gaps.operation[chosen], self.gaps.gap_ns[chosen].astype(np.float64)
+        if expected is None:
+            usual[operation] = 0.0
+            return usual
+        row, column = self.row[chosen], self.column[chosen]
+        whole = summed(expected.shape, row, column, gap)[row, column]
+        usual[operation] = expected[row, column] * np.divide(
+            gap, whole, out=np.zeros_like(gap), where=whole > 0
+        )
+        return usual
+
+
+def stalls_of(profile: Profile, gaps: GapItems, duration_ns: NDArray[np.float64]) -> Stalls:
     """Lay a run's host gaps out over the ranks and steps of its profile."""
     at = np.minimum(np.searchsorted(profile.ranks, gaps.rank), len(profile.ranks) - 1)
     return Stalls(
@@ -79,5 +108,5 @@ def stalls_of(profile: Profile, gaps: GapItems, num_operations: int) -> Stalls:
         row=np.where(profile.ranks[at] == gaps.rank, at, -1),
         column=np.searchsorted(profile.steps, gaps.step),
         compute_ns=row_medians(profile.total_ns),
-        num_operations=num_operations,
+        duration_ns=duration_ns,
     )

@@ -1,0 +1,64 @@
+"""Compute of ranks whose communication with each other is not traced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.distinct import number_rows
+from analysis.occupancy import of_kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from analysis.model import ReplayModel
+
+COMPUTE_KINDS = frozenset(
+    {"forward", "backward", "optimizer", "forward-compute", "backward-compute"}
+)
+
+
+def least_of_partners(
+    model: ReplayModel, workers: Mapping[int, tuple[int, ...]]
+) -> NDArray[np.float64]:
+    """Return durations without the waits for partners that compute holds.
+
+    Where the communication inside a worker is not traced, its ranks leave each
+    piece of compute together, so only the one that entered last shows what the
+    piece took. Ranks that differ in their number of pieces keep theirs.
+
+    Args:
+        model: The operations.
+        workers: What each rank shares with the partners that look just like it.
+
+    Returns:
+        Shape (ops,), ns.
+    """
+    duration_ns = model.operations.duration_ns.copy()
+    number = {worker: place for place, worker in enumerate(sorted(set(workers.values())))}
+    if len(number) == len(workers):
+        return duration_ns
+    rows = np.flatnonzero(model.on_device & of_kinds(model, COMPUTE_KINDS))
+    order = np.lexsort(
+        (model.operations.start_ns[rows], model.rank[rows], model.operations.step[rows])
+    )
+    rows = rows[order]
+    rank, step = model.rank[rows], model.operations.step[rows]
+    of_rank = np.zeros(int(rank.max(initial=0)) + 1, dtype=np.int64)
+    for each, worker in workers.items():
+        of_rank[each] = number[worker] if each < len(of_rank) else 0
+    first = np.ones(len(rows), dtype=np.bool_)
+    first[1:] = (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])
+    begin = np.flatnonzero(first)
+    length = np.diff(np.append(begin, len(rows)))
+    ordinal = np.arange(len(rows)) - np.repeat(begin, length)
+    piece, num = number_rows(
+        step, of_rank[rank], np.repeat(length, length), ordinal, model.kind[rows]
+    )
+    shortest = np.full(num, np.inf)
+    np.minimum.at(shortest, piece, duration_ns[rows])
+    duration_ns[rows] = shortest[piece]
+    return duration_ns
