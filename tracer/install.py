@@ -1,4 +1,8 @@
-"""Turn the tracer on."""
+"""Turn the tracer on.
+
+What only a traced process needs is imported when one is: a job that merely
+imports the tracer pays for little more than its spans.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from tracer.capture.start import start_captures
 from tracer.clock import read_anchor
 from tracer.current import current_tracer, set_current, shutdown
 from tracer.exit_record import write_json
-from tracer.identity import Identity, read_identity
-from tracer.late import watch_late_steps
-from tracer.manifest import JobDescription, build_manifest, count_parameters
 from tracer.noop import NOOP_TRACER
-from tracer.profile import offer_profiles
 from tracer.recorder import Recorder
 from tracer.sampling import Settings
 from tracer.span import UnixNs
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tracer.clock import Anchor
+    from tracer.identity import Identity
+    from tracer.manifest import JobDescription
     from tracer.protocol import Tracer
     from tracer.topology import Coords, Layout
 
@@ -91,6 +92,8 @@ def install(
     if not folder or os.environ.get("RANKSCOPE_DISABLE") == "1":
         return NOOP_TRACER
     try:
+        from tracer.manifest import JobDescription, count_parameters
+
         description = JobDescription(num_parameters=count_parameters(model), **job)
         return _install(Path(folder), run, model, description, count_steps)
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -105,6 +108,9 @@ def _install(
     job: JobDescription,
     count_steps: bool | None,  # noqa: FBT001
 ) -> Tracer:
+    from tracer.identity import read_identity
+    from tracer.manifest import build_manifest
+
     identity = read_identity(run, os.environ)
     if identity.made_up and identity.rank == 0:
         sys.stderr.write(f"rankscope: recording run {identity.run_id}\n")
@@ -119,12 +125,25 @@ def _install(
         settings=settings(os.environ),
     )
     recorder.start()
-    start_captures(recorder, model=model, layout=job.layout, count_steps=count_steps)
-    watch_late_steps(recorder)
-    offer_profiles(recorder)
+    _watch_the_job(recorder, model, job, count_steps)
     set_current(recorder)
     _watch_the_end(recorder)
     return recorder
+
+
+def _watch_the_job(
+    recorder: Recorder,
+    model: Any,  # noqa: ANN401
+    job: JobDescription,
+    count_steps: bool | None,  # noqa: FBT001
+) -> None:
+    from tracer.capture.start import start_captures
+    from tracer.late import watch_late_steps
+    from tracer.profile import offer_profiles
+
+    start_captures(recorder, model=model, layout=job.layout, count_steps=count_steps)
+    watch_late_steps(recorder)
+    offer_profiles(recorder)
 
 
 def process_folder_name(identity: Identity) -> str:

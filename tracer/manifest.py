@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-import subprocess
 import sys
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from tracer.exit_record import write_json
@@ -189,6 +187,8 @@ def _plain_mapping(mapping: Mapping[str, object] | None) -> object:
 
 
 def _git(*arguments: str) -> str | None:
+    import subprocess
+
     try:
         done = subprocess.run(  # noqa: S603 - fixed words
             ["git", *arguments],  # noqa: S607 - the job's own git
@@ -215,6 +215,8 @@ def _package_versions() -> dict[str, str]:
 
 
 def _installed(name: str) -> str | None:
+    from importlib import metadata  # it brings the parser of e-mails along
+
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(name)
     return None
