@@ -36,9 +36,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "schedule": Schedule.ZERO_BUBBLE, "tp_detail": TpDetail.COARSE,
     },
     "32: dp8 ep4 pp4": {"dp": 8, "ep": 4, "pp": 4, "num_microbatches": 8, "noise": UNEQUAL},
-    "64: dp4 cp2 tp2 pp4 interleaved, sequence-parallel": {
+    "64: dp4 cp2 tp2 pp4 interleaved, sequence-parallel, FSDP": {
         "dp": 4, "cp": 2, "tp": 2, "pp": 4, "vpp": 2, "num_microbatches": 4, "num_layers": 8,
-        "tp_detail": TpDetail.SEQUENCE,
+        "prefetch": True, "overlap": True, "tp_detail": TpDetail.SEQUENCE,
     },
     "64: dp4 ep4 cp2 tp2 pp4 zero-bubble": {
         "dp": 4, "ep": 4, "cp": 2, "tp": 2, "pp": 4, "num_microbatches": 4, "overlap": True,

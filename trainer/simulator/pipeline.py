@@ -20,7 +20,7 @@ from trainer.simulator.groups import KIND_OF_AXIS, Axis
 from trainer.simulator.recorder import NEVER, ON_DEVICE, ON_HOST, Label
 from trainer.simulator.scenario import Sends, TpDetail
 from trainer.simulator.schedule import Schedule, receiver_of, sender_of
-from trainer.simulator.state import MAIN, TRACKS, Stretch, wait_label
+from trainer.simulator.state import MAIN, SHARE_SLACK, TRACKS, Stretch, time_at, wait_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trainer.simulator.cluster import Sync
+    from trainer.simulator.gather import Gathers
     from trainer.simulator.lengths import Lengths
     from trainer.simulator.schedule import Exchange, Slot
-    from trainer.simulator.state import StepState, Times
+    from trainer.simulator.state import Bucket, StepState, Times
 
 PAUSE_JITTER = 0.2
 """Standard deviation of the logarithm of a pause of garbage collection."""
@@ -42,10 +43,12 @@ class Pipeline:
     Args:
         state: How far the ranks are.
         lengths: What the micro-batches hold.
+        gathers: Parameters on their way.
     """
 
-    def __init__(self, state: StepState, lengths: Lengths) -> None:
+    def __init__(self, state: StepState, lengths: Lengths, gathers: Gathers) -> None:
         self._state = state
+        self._gathers = gathers
         self._lengths = lengths
         self._loads = draw_loads(state.scenario, state.step)
         self._pauses = [
@@ -192,20 +195,36 @@ class Pipeline:
         Returns:
             The compute, and when each rank is through.
         """
-        syncs = self._state.cluster.syncs
-        scenario = self._state.scenario
+        syncs, scenario = self._state.cluster.syncs, self._state.scenario
+        buckets = self._gathers.needed_by(slot)
         if not syncs or (scenario.tp_detail is TpDetail.COLLAPSED and scenario.ep == 1):
-            through = self._meet_unseen(slot.stage, now + own, syncs)
-            return [Stretch(0.0, 1.0, now, now + own)], through
+            stretches = self._stretches(slot.stage, Stretch(0.0, 1.0, now, now + own), buckets)
+            return stretches, self._meet_unseen(slot.stage, stretches[-1].end, syncs)
         load = self._load(slot)
         stretches, done = [], 0.0
         for sync in syncs:
             piece = np.rint(own * (done + sync.share)) - np.rint(own * done)
             end = now + np.rint(piece * load if sync.is_of_experts else piece).astype(np.int64)
-            stretches.append(Stretch(done, done + sync.share, now, end))
+            whole = Stretch(done, done + sync.share, now, end)
+            stretches += self._stretches(slot.stage, whole, buckets)
             done += sync.share
-            now = self._sync(slot, sync, end)
+            now = self._sync(slot, sync, stretches[-1].end)
         return stretches, now
+
+    def _stretches(self, stage: int, whole: Stretch, buckets: list[Bucket]) -> list[Stretch]:
+        """Cut a stretch where it waits for parameters: the k-th of n at k / n of the compute."""
+        found = []
+        for number, bucket in enumerate(buckets):
+            length = whole.last_share - whole.first_share
+            share = number / len(buckets)
+            if not -SHARE_SLACK <= share - whole.first_share < length - SHARE_SLACK:
+                continue
+            at = time_at([whole], share)
+            if share > whole.first_share + SHARE_SLACK:
+                found.append(Stretch(whole.first_share, share, whole.start, at))
+            begin = self._state.wait(stage, bucket, at)
+            whole = Stretch(share, whole.last_share, begin, begin + (whole.end - at))
+        return [*found, whole]
 
     def _loaded(self, slot: Slot, own: Times) -> Times:
         """Return compute of which the experts' share goes with their tokens."""

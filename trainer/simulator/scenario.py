@@ -148,8 +148,12 @@ class Scenario:
     overlap: bool = False
     """Whether gradients are reduced while the last micro-batch's backward still runs."""
 
+    prefetch: bool = False
+    """Whether parameters are gathered in pieces under the step's first forwards (FSDP, ZeRO), not
+    at the end of the step before."""
+
     num_buckets: int = 4
-    """Pieces in which overlapped gradients of one chunk are reduced."""
+    """Pieces in which overlapped gradients of one chunk are reduced, or its parameters gathered."""
 
     ranks_per_host: int = 8
     hosts_per_rack: int = 4

@@ -36,6 +36,14 @@ SPAN_AXES = {Axis.TP: (2,), Axis.CP: (1,), Axis.DP: (0, 1)}
 
 
 @dataclass(frozen=True, slots=True)
+class Bucket:
+    """A collective that was launched and not yet waited for."""
+
+    label: Label
+    end: Times
+
+
+@dataclass(frozen=True, slots=True)
 class Stretch:
     """Compute of one slot between two places where it meets its partners."""
 
@@ -54,11 +62,13 @@ def time_at(stretches: Sequence[Stretch], share: float) -> Times:
 
     Args:
         stretches: All of the slot, in order.
-        share: Above 0, at most 1.
+        share: From 0 to 1.
     """
     here = next(each for each in stretches if share <= each.last_share + SHARE_SLACK)
     part = (share - here.first_share) / (here.last_share - here.first_share)
-    at: Times = here.start + np.rint((here.end - here.start) * min(part, 1.0)).astype(np.int64)
+    at: Times = here.start + np.rint((here.end - here.start) * min(max(part, 0.0), 1.0)).astype(
+        np.int64
+    )
     return at
 
 
@@ -135,6 +145,12 @@ class StepState:
         """Record a communication that its rank waited for, and the wait."""
         self.recorder.add(stage, label, start, end)
         self.recorder.add(stage, wait_label(label), start, end)
+
+    def wait(self, stage: int, bucket: Bucket, start: Times) -> Times:
+        """Record a wait for what was launched earlier; return when it ends."""
+        end: Times = np.maximum(start, bucket.end)
+        self.recorder.add(stage, wait_label(bucket.label), start, end)
+        return end
 
     def filled(self, value: float) -> NDArray[np.float64]:
         """Return the same mean for all ranks of a stage."""

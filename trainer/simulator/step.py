@@ -9,6 +9,7 @@ import numpy as np
 
 from tracer.span import SpanKind
 from trainer.simulator.cluster import NS_PER_MS
+from trainer.simulator.gather import Gathers
 from trainer.simulator.pipeline import Pipeline
 from trainer.simulator.recorder import ON_HOST, Label
 from trainer.simulator.schedule import Finished, Posted, Slot
@@ -40,9 +41,12 @@ def run_step(state: StepState, lengths: Lengths) -> StepResult:
         state: The step, at its begin.
         lengths: What its micro-batches hold.
     """
-    pipeline, update = Pipeline(state, lengths), Update(state)
+    gathers = Gathers(state)
+    pipeline, update = Pipeline(state, lengths, gathers), Update(state)
     for stage in range(len(state.now)):
         _read_data(state, stage)
+        if state.scenario.prefetch and state.scenario.dp * state.scenario.cp > 1:
+            gathers.launch(stage)
     launching = _last_backwards(state) if state.scenario.overlap else frozenset()
     for action in state.cluster.order:
         match action:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +11,7 @@ from trainer.simulator.cluster import NS_PER_MS
 from trainer.simulator.fault import Trace
 from trainer.simulator.groups import Axis
 from trainer.simulator.recorder import ON_DEVICE, ON_HOST, Label
-from trainer.simulator.state import MAIN, TRACKS, time_at, wait_label
+from trainer.simulator.state import MAIN, TRACKS, Bucket, time_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,14 +20,6 @@ if TYPE_CHECKING:
     from trainer.simulator.state import StepState, Stretch, Times
 
 GRAD_NORM_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Bucket:
-    """Gradients whose reduction was launched and not yet waited for."""
-
-    label: Label
-    end: Times
 
 
 class Update:
@@ -41,7 +32,7 @@ class Update:
     def __init__(self, state: StepState) -> None:
         self._state = state
         self._shares_gradients = state.scenario.dp * state.scenario.cp > 1
-        self._buckets: list[list[_Bucket]] = [[] for _ in state.now]
+        self._buckets: list[list[Bucket]] = [[] for _ in state.now]
         self._stream_free: list[Times] = list(state.now)
         """When the stream of gradients has done what was launched on it."""
 
@@ -68,7 +59,7 @@ class Update:
             done = self._state.meet(Axis.DP, start, mean_ns)
             self._state.recorder.add(stage, label, start, done, launch=launch)
             self._stream_free[stage] = done
-            self._buckets[stage].append(_Bucket(label, done))
+            self._buckets[stage].append(Bucket(label, done))
 
     def finish(self) -> None:
         """Run everything after the last backward, on all stages."""
@@ -78,7 +69,8 @@ class Update:
         self._reduce_norm()
         for stage in stages:
             self._optimize(stage)
-            self._data_parallel(stage, "all_gather_into_tensor")
+            if not self._state.scenario.prefetch:
+                self._data_parallel(stage, "all_gather_into_tensor")
             self._checkpoint(stage)
 
     def _reduce_gradients(self, stage: int) -> None:
@@ -86,10 +78,7 @@ class Update:
         if not self._state.scenario.overlap:
             self._data_parallel(stage, "reduce_scatter_tensor")
         for bucket in self._buckets[stage]:
-            start = self._state.now[stage]
-            end = np.maximum(start, bucket.end)
-            self._state.recorder.add(stage, wait_label(bucket.label), start, end)
-            self._state.now[stage] = end
+            self._state.now[stage] = self._state.wait(stage, bucket, self._state.now[stage])
 
     def _data_parallel(self, stage: int, name: str) -> None:
         """Scatter the gradients or gather the parameters of a stage, and wait for it."""
