@@ -41,13 +41,14 @@ if TYPE_CHECKING:
 
 HEALTHY = "healthy"
 LAYOUT = Layout(pp=2, dp=2, tp=2)
-PACE_MS = 60
+PACE_MS, BULKY_PACE_MS = 60, 90
 NUM_STEPS = 16
 NUM_STEPS_SHORT = 8
 """Where only the end or the manifests count."""
 
 BULKY = ("--seq", "256", "--microbatch-size", "4")
-"""Activations of 256 KiB: what a link's speed can be seen on (`trainer.links`)."""
+"""Activations of 256 KiB: what a link's speed can be seen on (`trainer.links`). They take more CPU
+to compute, and so a slower pace."""
 
 POLL_S = 2.0
 START_S = 90.0
@@ -194,14 +195,16 @@ def run_one(cause: str, number: int, *, seed: int, keep: Path) -> RealRun:
 
 def _training_command(cause: str, spec: str, *, seed: int, spool: Path) -> list[str]:
     num_steps = NUM_STEPS_SHORT if cause in SHORT else NUM_STEPS
+    is_bulky = cause == FaultCause.SLOW_LINK
+    pace_ms = BULKY_PACE_MS if is_bulky else PACE_MS
     sizes = (("--pp", LAYOUT.pp), ("--dp", LAYOUT.dp), ("--tp", LAYOUT.tp))
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", str(LAYOUT.world_size), "-m", "trainer"),
         *(word for flag, size in sizes for word in (flag, str(size))),
         *("--steps", str(num_steps), "--layers", str(LAYOUT.pp), "--seed", str(seed)),
-        *("--paced", "--pace-ms", str(PACE_MS), "--fault", spec, "--trace", str(spool)),
-        *(BULKY if cause == FaultCause.SLOW_LINK else ()),
+        *("--paced", "--pace-ms", str(pace_ms), "--fault", spec, "--trace", str(spool)),
+        *(BULKY if is_bulky else ()),
     ]
 
 
