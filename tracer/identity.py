@@ -53,7 +53,7 @@ def read_identity(run: str | None, environ: Mapping[str, str]) -> Identity:
     """
     rank, world_size = _place(environ)
     given = run or environ.get("RANKSCOPE_RUN") or _launcher_run(environ)
-    run_id = clean_run_id(given) if given else _made_up_run(rank, world_size)
+    run_id = clean_run_id(given) if given else _made_up_run(rank, world_size, environ)
     return Identity(
         run_id=run_id,
         epoch=_number(environ.get("RANKSCOPE_EPOCH") or environ.get("TORCHELASTIC_RESTART_COUNT")),
@@ -123,11 +123,13 @@ def _launcher_run(environ: Mapping[str, str]) -> str | None:
     return environ.get("SLURM_JOB_ID")
 
 
-def _made_up_run(rank: int, world_size: int) -> str:
-    """Agree on a name: through the job's store, else by what siblings of one parent share."""
+def _made_up_run(rank: int, world_size: int, environ: Mapping[str, str]) -> str:
+    """Agree on a name: through a store of the job's, else by what siblings of one parent share."""
     dist = distributed()
     if dist is not None and world_size > 1:
         return _agreed_run(dist, rank)
+    if _has_other_hosts(world_size, environ):
+        return _run_agreed_through_agent(environ)
     if world_size > 1:
         return _run_named_after(os.getppid())
     return _run_named_after(os.getpid())
@@ -139,6 +141,31 @@ def _agreed_run(dist: Any, rank: int) -> str:  # noqa: ANN401
         store.set(RUN_KEY, _run_named_after(os.getpid()))
     store.wait([RUN_KEY], STORE_TIMEOUT)
     return str(store.get(RUN_KEY).decode())
+
+
+def _has_other_hosts(world_size: int, environ: Mapping[str, str]) -> bool:
+    local_size = _number(environ.get("LOCAL_WORLD_SIZE"), missing=world_size)
+    return local_size < world_size and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _run_agreed_through_agent(environ: Mapping[str, str]) -> str:
+    """Agree through the store that torchrun's agents keep, before the job joins it.
+
+    Whoever comes first names the run; a restarted job finds the name again.
+    """
+    mine = _run_named_after(os.getppid())
+    try:
+        from torch._C._distributed_c10d import TCPStore
+
+        host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+        store = TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT)
+        return str(store.compare_set(RUN_KEY, "", mine).decode())
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        sys.stderr.write(
+            "rankscope: the hosts of this run cannot agree on its name, each has its own:"
+            f" set RANKSCOPE_RUN ({type(problem).__name__})\n"
+        )
+        return mine
 
 
 def _run_named_after(pid: int) -> str:

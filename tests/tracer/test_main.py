@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -159,3 +160,33 @@ def test_torchrun_traces_a_script_that_knows_of_nothing(tmp_path: Path) -> None:
         reduced = [row.seq for row in spans if row.name == "all_reduce"]
         assert len(reduced) == 3
         assert "init_process_group" in {row.name for row in spans}
+
+
+@pytest.mark.multiproc
+def test_hosts_without_a_run_id_agree_on_one(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    kept = {name: value for name, value in os.environ.items() if name != "RANKSCOPE_RUN"}
+    agents = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2"),
+                *(f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"),
+                *("--nproc-per-node=1", "-m", "tracer", str(tmp_path / "script.py")),
+            ],
+            cwd=tmp_path,
+            env={**kept, "PYTHONPATH": str(ROOT), "RANKSCOPE_TRACE": str(tmp_path / "spool")},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    said = [agent.communicate(timeout=120)[1] for agent in agents]
+
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    (run_folder,) = (tmp_path / "spool").iterdir()
+    assert len(list(run_folder.iterdir())) == 2
+    assert f"rankscope: recording run {run_folder.name}\n" in said[0]
+    assert "rankscope" not in said[1]

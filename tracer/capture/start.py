@@ -50,7 +50,7 @@ def start_captures(
     start = functools.partial(
         _capture_torch, recorder, model=model, layout=layout, count_steps=count_steps
     )
-    if "torch" in sys.modules:
+    if sys.modules.get("torch") is not None:  # None: somebody forbids it
         start()
     else:
         recorder.on_shutdown(after_import("torch", lambda: _try(recorder, "torch", start)))
