@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tracer.capture.pipeline import capture_pipeline
+from tracer.span import SpanKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@dataclass
+class FakeCompute:
+    """Keeps what spans were opened."""
+
+    opened: list[tuple[str, SpanKind, int, int]] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def span(
+        self, name: str, kind: SpanKind, *, microbatch: int, chunk: int, **_: object
+    ) -> Iterator[None]:
+        self.opened.append((name, kind, microbatch, chunk))
+        yield
+
+
+@dataclass
+class FakePatches:
+    """Wraps a stage that computes nothing in place of torch's."""
+
+    wrapped: dict[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def wrap(self, _: type, method: str, wrap: Callable[..., Any]) -> None:
+        self.wrapped[method] = wrap(lambda *args, **__: args)
+
+
+@dataclass(frozen=True)
+class FakeStage:
+    stage_index: int
+    group_size: int
+
+
+def test_the_halves_of_a_split_backward_have_names_of_their_own() -> None:
+    compute, patches = FakeCompute(), FakePatches()
+    capture_pipeline(compute, patches)  # type: ignore[arg-type]
+    # The second chunk of the first of four ranks.
+    stage = FakeStage(stage_index=4, group_size=4)
+
+    patches.wrapped["forward_one_chunk"](stage, 2)
+    patches.wrapped["backward_one_chunk"](stage, 2, loss=None, full_backward=False)
+    patches.wrapped["backward_weight_one_chunk"](stage, 2, last_backward=True)
+    patches.wrapped["backward_one_chunk"](stage, 3, loss=None, full_backward=True)
+
+    assert compute.opened == [
+        ("forward", SpanKind.FORWARD, 2, 1),
+        ("backward input", SpanKind.BACKWARD, 2, 1),
+        ("backward weight", SpanKind.BACKWARD, 2, 1),
+        ("backward", SpanKind.BACKWARD, 3, 1),
+    ]
