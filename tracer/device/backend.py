@@ -56,8 +56,12 @@ class DeviceBackend(Protocol):
         """Return an event that keeps its time."""
         ...
 
-    def relax_captures(self) -> None:
-        """Let the calling thread query events while another thread captures a graph."""
+    def prepare_thread(self, device: int) -> None:
+        """Let the calling thread query events while another thread captures a graph.
+
+        Args:
+            device: One that the process uses; the thread must touch no other.
+        """
         ...
 
     def device_uuid(self, device: int) -> str:

@@ -50,8 +50,11 @@ class CudaBackend:
         """Return an event that keeps its time; CUDA makes it when it is first recorded."""
         return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
-    def relax_captures(self) -> None:
+    def prepare_thread(self, device: int) -> None:
         """Let the calling thread query events while another thread captures a graph."""
+        # A fresh thread stands on device 0: any call there would make a context on it,
+        # some 500 MB on a device that belongs to another rank.
+        torch.cuda.set_device(device)
         self._runtime.relax_captures()
 
     def device_uuid(self, device: int) -> str:

@@ -1,10 +1,11 @@
-"""The two functions of the CUDA runtime that torch has no name for."""
+"""The two functions of CUDA that torch has no name for."""
 
 from __future__ import annotations
 
 import ctypes
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 NON_BLOCKING = 1
 """``cudaStreamNonBlocking``: the stream neither waits for the default stream nor holds it up."""
@@ -12,27 +13,40 @@ NON_BLOCKING = 1
 RELAXED = 2
 """``cudaStreamCaptureModeRelaxed``"""
 
-LIBRARY = re.compile(r"\s(/\S*libcudart[^/\s]*\.so[^/\s]*)$", re.MULTILINE)
+RUNTIME = re.compile(r"\s(/\S*libcudart[^/\s]*\.so[^/\s]*)$", re.MULTILINE)
+DRIVER = "libcuda.so.1"
 
 
-class CudaRuntimeError(Exception):
-    """A call of the CUDA runtime failed."""
+class Names(NamedTuple):
+    """What a library calls the two functions; their arguments are the same."""
+
+    exchange_mode: str
+    create_stream: str
+
+
+RUNTIME_NAMES = Names("cudaThreadExchangeStreamCaptureMode", "cudaStreamCreateWithFlags")
+DRIVER_NAMES = Names("cuThreadExchangeStreamCaptureMode", "cuStreamCreate")
+"""A torch that has the runtime inside itself shows nobody its functions; the driver does."""
+
+
+class CudaCallError(Exception):
+    """A call of CUDA failed."""
 
     def __init__(self, function: str, code: int) -> None:
-        super().__init__(f"{function} returned {code}")
+        super().__init__(f"{function} returned CUDA error {code}")
         self.code = code
 
 
 class CudaRuntime:
-    """The CUDA runtime that this process has loaded."""
+    """The CUDA runtime that this process has loaded, or the driver below it."""
 
     def __init__(self) -> None:
         """Find it.
 
         Raises:
-            OSError: The process has loaded none, or one that lacks the functions.
+            OSError: There is neither, or what there is lacks the functions.
         """
-        self._library = _loaded_runtime()
+        self._library, self._names = _find()
 
     def relax_captures(self) -> None:
         """Exempt the calling thread, for good, from what a graph capture forbids to others.
@@ -43,13 +57,13 @@ class CudaRuntime:
         that was not itself recorded in a capture.
 
         Raises:
-            CudaRuntimeError: The runtime refused.
+            CudaCallError: CUDA refused.
 
         Source:
             CUDA Runtime API, ``cudaThreadExchangeStreamCaptureMode``.
         """
         mode = ctypes.c_int(RELAXED)
-        self._check("cudaThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        self._check(self._names.exchange_mode, ctypes.byref(mode))
 
     def new_stream(self) -> int:
         """Return the handle of a new stream of the current device.
@@ -58,27 +72,36 @@ class CudaRuntime:
         again, so one of them may be the job's.
 
         Raises:
-            CudaRuntimeError: The runtime refused.
+            CudaCallError: CUDA refused.
         """
         stream = ctypes.c_void_p()
-        self._check("cudaStreamCreateWithFlags", ctypes.byref(stream), ctypes.c_uint(NON_BLOCKING))
+        flags = ctypes.c_uint(NON_BLOCKING)
+        self._check(self._names.create_stream, ctypes.byref(stream), flags)
         return stream.value or 0
 
     def _check(self, name: str, *arguments: object) -> None:
         code = int(getattr(self._library, name)(*arguments))
         if code != 0:
-            raise CudaRuntimeError(name, code)
+            raise CudaCallError(name, code)
 
 
-def _loaded_runtime() -> ctypes.CDLL:
-    """Return the runtime that torch uses: another copy of it would have other thread states."""
+def _find() -> tuple[ctypes.CDLL, Names]:
+    """Return the library that torch itself uses: another copy would have other thread states.
+
+    Raises:
+        OSError: As `CudaRuntime` says.
+    """
     whole_process = ctypes.CDLL(None)
-    if hasattr(whole_process, "cudaStreamCreateWithFlags"):
-        return whole_process
-    found = LIBRARY.search(Path("/proc/self/maps").read_text())
-    if found is None:
-        raise OSError("this process has loaded no CUDA runtime library")
-    library = ctypes.CDLL(found.group(1))
-    if not hasattr(library, "cudaThreadExchangeStreamCaptureMode"):
-        raise OSError(f"{found.group(1)} lacks cudaThreadExchangeStreamCaptureMode")
-    return library
+    if all(hasattr(whole_process, name) for name in RUNTIME_NAMES):
+        return whole_process, RUNTIME_NAMES
+    loaded = RUNTIME.search(Path("/proc/self/maps").read_text())
+    if loaded is not None:
+        return _having(ctypes.CDLL(loaded.group(1)), RUNTIME_NAMES)
+    return _having(ctypes.CDLL(DRIVER), DRIVER_NAMES)
+
+
+def _having(library: ctypes.CDLL, names: Names) -> tuple[ctypes.CDLL, Names]:
+    missing = [name for name in names if not hasattr(library, name)]
+    if missing:
+        raise OSError(f"{library._name} lacks {', '.join(missing)}")
+    return library, names

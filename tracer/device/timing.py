@@ -27,7 +27,7 @@ BUSY_S = 0.02
 """How soon the next turn comes while something is pending."""
 
 MAX_PER_TURN = 2_048
-DRAIN_S = 1.0
+DRAIN_S = 0.5
 """How long goodbye waits for the device to come to the last marks."""
 
 PPB = 1e9
@@ -65,7 +65,7 @@ class DeviceTiming:
         self._comm_streams: dict[object, CommStream] = {}
         self._problem: BaseException | None = None
         self._told_capture = False
-        self._relaxed = False
+        self._prepared = False
         self._turn = threading.Lock()
 
     # -- on the job's threads ------------------------------------------------
@@ -195,9 +195,9 @@ class DeviceTiming:
         """Return whether more is to come."""
         if not self._pools:
             return False
-        if not self._relaxed:
-            self._backend.relax_captures()
-            self._relaxed = True
+        if not self._prepared:
+            self._backend.prepare_thread(next(iter(self._pools)))
+            self._prepared = True
         busy = False
         for device in list(self._pools):
             clock = self._clocks.get(device) or self._new_clock(device)

@@ -86,7 +86,7 @@ def test_a_capture_in_another_thread_survives_the_resolver() -> None:
 
     def ask() -> None:
         try:
-            backend.relax_captures()
+            backend.prepare_thread(0)
             while not stop.is_set():
                 event.query()
         except RuntimeError as problem:

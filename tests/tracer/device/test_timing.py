@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -325,6 +326,20 @@ def test_anchors_are_written_down_with_drift_and_error(
     assert (last["device"], last["uuid"]) == (0, "GPU-fake-0")
     assert last["error_ns"] < 10_000
     assert abs(last["drift_ppb"] - 20_000) <= last["drift_error_ppb"] < 3_000
+
+
+def test_the_resolver_stands_on_the_jobs_device_before_it_asks_anything(
+    cuda: FakeCuda, timed: TimedRecorder
+) -> None:
+    timed.turns(2)
+    assert cuda.thread_devices == {}  # The job has not used a device yet.
+    with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(5)]):
+        cuda.kernel(MS, cuda.stream(5))
+    assert cuda.num_queries == 0
+    timed.turns(2)
+    timed.shutdown()
+
+    assert cuda.thread_devices == {threading.get_ident(): 5}
 
 
 def test_the_recorders_own_thread_resolves(tmp_path: Path, cuda: FakeCuda) -> None:

@@ -97,6 +97,9 @@ class FakeCuda:
     error: Exception | None = None
     graph: FakeGraph | None = None
     current: dict[int, FakeStream] = field(default_factory=dict)
+    thread_devices: dict[int, int] = field(default_factory=dict)
+    """Device that a thread was prepared for."""
+
     _relaxed: set[int] = field(default_factory=set)
     _head_ns: dict[int, int] = field(default_factory=dict)
     _streams: int = 0
@@ -189,7 +192,9 @@ class FakeCuda:
     def new_event(self) -> FakeEvent:
         return FakeEvent(self)
 
-    def relax_captures(self) -> None:
+    def prepare_thread(self, device: int) -> None:
+        self.call()
+        self.thread_devices[threading.get_ident()] = device
         self._relaxed.add(threading.get_ident())
 
     def device_uuid(self, device: int) -> str:

@@ -1,0 +1,35 @@
+"""Where the two functions of CUDA are looked for."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from tracer.device import cudart
+from tracer.device.cudart import DRIVER_NAMES, RUNTIME, CudaRuntime, Names, _having
+
+
+def test_the_runtime_is_found_among_what_the_process_has_mapped() -> None:
+    maps = (
+        "7f00-7f01 r-xp 00000000 08:01 17 /usr/lib/libc.so.6\n"
+        "7f02-7f03 r-xp 00000000 08:01 18 /opt/nvidia/cuda_runtime/lib/libcudart.so.12\n"
+    )
+
+    found = RUNTIME.search(maps)
+
+    assert found is not None
+    assert found.group(1) == "/opt/nvidia/cuda_runtime/lib/libcudart.so.12"
+
+
+def test_a_library_without_the_functions_is_refused_by_name() -> None:
+    with pytest.raises(OSError, match="lacks cuThreadExchangeStreamCaptureMode, cuStreamCreate"):
+        _having(ctypes.CDLL("libc.so.6"), DRIVER_NAMES)
+
+
+def test_where_neither_is_to_be_had_there_is_no_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudart, "RUNTIME_NAMES", Names("no_such_function", "nor_this"))
+    monkeypatch.setattr(cudart, "DRIVER", "libcuda-that-is-not-there.so.1")
+
+    with pytest.raises(OSError, match="lacks no_such_function|that-is-not-there"):
+        CudaRuntime()
