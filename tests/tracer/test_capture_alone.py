@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers a backend
 
 import tracer
 from tests.tracer.reading import Row, dropped, process_folders, read_rows, read_spans
@@ -56,6 +60,106 @@ def test_the_job_s_own_errors_pass_through_unchanged(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="run")
     assert provoke() == plain
     spans_after_goodbye(tmp_path)
+
+
+def test_a_work_that_nobody_waits_for_keeps_no_memory_of_the_job(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="run")
+    values = torch.ones(6)
+    storage = values.untyped_storage()._weak_ref()
+    work = dist.all_reduce(values, async_op=True)
+    del values, work
+    dist.all_reduce(torch.ones(2))  # what was kept until torch had handed it out is now let go
+
+    deadline = time.monotonic() + 10
+    while not torch.UntypedStorage._expired(storage) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert torch.UntypedStorage._expired(storage)
+    torch.UntypedStorage._free_weak_ref(storage)  # type: ignore[no-untyped-call]
+    communications = [row for row in spans_after_goodbye(tmp_path) if row.kind != "wait"]
+    assert [row.seq for row in communications] == [0, 1]
+
+
+def test_one_work_stands_for_all_that_was_coalesced(tmp_path: Path) -> None:
+    assert dist.Backend.FAKE in dist.Backend.backend_list  # known since `fake_pg` was imported
+    group = dist.new_group([0], backend="fake")
+    tracer.install(spool=tmp_path, run="run")
+    coalescing = dist.distributed_c10d._coalescing_manager(
+        group, torch.device("cpu"), async_ops=True
+    )
+    with coalescing as manager:
+        dist.broadcast(torch.ones(2), 0, group=group)
+        dist.broadcast(torch.ones(4), 0, group=group)
+    for work in manager.works:
+        dist.Work.wait(work)  # this backend's works alone have a method of their own
+    dist.broadcast(torch.ones(8), 0, group=group)
+    rows = spans_after_goodbye(tmp_path)
+
+    launched = [row for row in rows if row.kind != "wait"]
+    waits = [row for row in rows if row.kind == "wait"]
+    assert [(row.seq, row.num_bytes) for row in launched] == [(0, 8), (1, 16), (2, 32)]
+    first, second, alone = launched
+    assert first.interval_id == second.interval_id != 0
+    assert alone.interval_id == 0
+    assert [row.seq for row in waits] == [0, 1]
+
+
+def test_a_group_made_by_hand_is_left_alone_and_counted(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="run")
+    make: Any = dist.ProcessGroup  # its stub does not know this way to make one
+    group = make(0, 1)
+    backend = dist.ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=10))
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    group._set_group_name("by hand")
+    group.allreduce([torch.ones(2)]).wait()
+    dist.all_reduce(torch.ones(2))
+    rows = spans_after_goodbye(tmp_path)
+
+    assert [row.kind for row in rows] == ["other", "wait"]
+    (folder,) = process_folders(tmp_path).values()
+    assert dropped(folder) == {DropReason.INTERNAL_ERROR: 1}
+    assert "not capturing group 'by hand'" in (folder / "events.jsonl").read_text()
+
+
+def test_a_backward_that_raised_leaves_the_waits_of_the_next_one_seen(tmp_path: Path) -> None:
+    class Raises(torch.autograd.Function):
+        armed = True
+
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
+            if Raises.armed:
+                raise ArithmeticError("nan")
+            return grads[0]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.below, self.above = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            between: torch.Tensor = Raises.apply(self.below(x))  # type: ignore[no-untyped-call]
+            out: torch.Tensor = self.above(between)
+            return out
+
+    ddp = DistributedDataParallel(Model(), bucket_cap_mb=0.0001)
+    ddp(torch.ones(1, 8))  # so that the buckets are those of the order of use
+    tracer.install(spool=tmp_path, run="run")
+    with pytest.raises(ArithmeticError):
+        ddp(torch.ones(1, 8)).sum().backward()
+    Raises.armed = False
+    ddp = DistributedDataParallel(Model(), bucket_cap_mb=0.0001)
+    for _ in range(2):
+        ddp(torch.ones(1, 8)).sum().backward()
+    rows = spans_after_goodbye(tmp_path)
+
+    reduced = [row.seq for row in rows if row.name == "all_reduce"]
+    waited = {row.seq for row in rows if row.name == "wait all_reduce"}
+    # What the first backward launched nobody waits for: it raised.
+    assert waited
+    assert set(reduced[-2:]) <= waited
 
 
 def test_after_goodbye_torch_is_as_it_was(tmp_path: Path) -> None:

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from tracer.recorder import Recorder
     from tracer.topology import Layout
 
+# As plain integers: an operation on the enumeration costs a microsecond each.
+HOST_CLOCK = int(SpanFlag.HOST_CLOCK)
+ASYNC = int(SpanFlag.ASYNC)
+COALESCED = int(SpanFlag.COALESCED)
+END_BOUND = int(SpanFlag.END_BOUND)
+
 BLOCKED_NS = 50_000
 """A wait shorter than this found the work done: when it was done is then not known from it."""
 
@@ -189,7 +195,7 @@ class Communication:
         from the end of the one before until the communication was done; what the
         thread did between two waits is counted to the later.
         """
-        flags = SpanFlag.NOTHING if error is None else SpanFlag.ERROR
+        flags = 0 if error is None else int(SpanFlag.ERROR)
         now_ns = start_ns
         try:
             for launch in filter(self._unwaited.take, launches):
@@ -229,12 +235,12 @@ class Communication:
         if group is None:
             self._recorder.drop(DropReason.INTERNAL_ERROR)
             return None
-        flags = SpanFlag.HOST_CLOCK
+        flags = HOST_CLOCK
         if operation.is_async(args):
-            flags |= SpanFlag.ASYNC
+            flags |= ASYNC
         interval_id = self._thread.interval_id
         if interval_id:
-            flags |= SpanFlag.COALESCED
+            flags |= COALESCED
         num_bytes = operation.num_bytes(args, group.size)
         if operation.direction is Direction.GROUP:
             kind = group.kind
@@ -264,7 +270,7 @@ class Communication:
         if work is None and coalescing is None:
             self._returned([launch])
             return
-        is_async = SpanFlag.ASYNC in launch.flags
+        is_async = bool(launch.flags & ASYNC)
         # Every operator takes what it writes first, and what it reads after. Only a work
         # that the job will wait for later can be waited for by its tensor.
         self._unwaited.add(launch, args[0] if is_async else None)
@@ -278,7 +284,7 @@ class Communication:
             if is_async and operation.direction is Direction.GROUP and not launch.on_device:
                 self.completions.watch(work, lambda end_ns: self._done(launch, end_ns))
         for old in self._unwaited.take_excess():
-            old.end(monotonic_ns(), SpanFlag.END_BOUND)
+            old.end(monotonic_ns(), END_BOUND)
 
     def _returned(self, launches: Sequence[Launch]) -> None:
         """Note that a call without a work has returned: it waited by itself."""
@@ -287,12 +293,12 @@ class Communication:
             self._unwaited.take(launch)
             launch.returned(now_ns)
 
-    def _waited(self, launch: Launch, start_ns: int, end_ns: int, flags: SpanFlag) -> None:
+    def _waited(self, launch: Launch, start_ns: int, end_ns: int, flags: int) -> None:
         if launch.on_device and not flags:
             launch.pass_wait()
             return
-        found_done = end_ns - start_ns < BLOCKED_NS and SpanFlag.ASYNC in launch.flags
-        launch.end(end_ns, flags | SpanFlag.END_BOUND if found_done else flags)
+        found_done = end_ns - start_ns < BLOCKED_NS and launch.flags & ASYNC
+        launch.end(end_ns, flags | END_BOUND if found_done else flags)
         launch.end_wait(start_ns, end_ns, flags)
 
     def _done(self, launch: Launch, end_ns: int) -> None:

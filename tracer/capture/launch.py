@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tracer.segment import OpenEntry
 
 WAIT_CODE = KIND_CODES[SpanKind.WAIT]
+HOST_CLOCK = int(SpanFlag.HOST_CLOCK)
 
 
 class Instance(NamedTuple):
@@ -64,7 +65,7 @@ class Launch:
         *,
         name: str,
         kind: SpanKind,
-        flags: SpanFlag,
+        flags: int,
     ) -> None:
         lane = recorder.lane()
         self._recorder = recorder
@@ -172,7 +173,7 @@ class Launch:
         self._instance = self._instance._replace(seq=seq, src_rank=src_rank)
         self._second = COMM.pack(self.group.group_id, *self._instance)
 
-    def end(self, end_ns: int, flags: SpanFlag = SpanFlag.NOTHING) -> None:
+    def end(self, end_ns: int, flags: int = 0) -> None:
         """Write the communication's span by the host's clock, once; a second call does nothing."""
         if self._claim():
             self._write_host(end_ns, flags)
@@ -184,7 +185,7 @@ class Launch:
             return False
         return True
 
-    def _write_host(self, end_ns: int, flags: SpanFlag = SpanFlag.NOTHING) -> None:
+    def _write_host(self, end_ns: int, flags: int = 0) -> None:
         self.end_ns = end_ns
         if self._device is not None:
             self._device.give_back()
@@ -200,7 +201,7 @@ class Launch:
         )
         self._close()
 
-    def end_wait(self, start_ns: int, end_ns: int, flags: SpanFlag = SpanFlag.NOTHING) -> None:
+    def end_wait(self, start_ns: int, end_ns: int, flags: int = 0) -> None:
         """Write a span of the calling thread, which was blocked on this communication."""
         lane = self._recorder.lane()
         self._append(
@@ -209,7 +210,7 @@ class Launch:
             name=f"wait {self.name}",
             interval=(start_ns, end_ns),
             place=lane.place,
-            flags=SpanFlag.HOST_CLOCK | flags,
+            flags=HOST_CLOCK | flags,
             launch_ns=start_ns,
             depth=lane.depth,
         )
@@ -240,7 +241,7 @@ class Launch:
         return Writer(self._write_device, wait, lose)
 
     def _write_device(self, bounds: Bounds) -> None:
-        flags = self.flags & ~SpanFlag.HOST_CLOCK
+        flags = self.flags & ~HOST_CLOCK
         if bounds.begin_known:
             flags |= SpanFlag.DEVICE_BEGIN_KNOWN
         flags |= SpanFlag.DEVICE_END_KNOWN if bounds.end_known else SpanFlag.END_BOUND
@@ -273,14 +274,14 @@ class Launch:
         name: str,
         interval: tuple[int, int],
         place: bytes,
-        flags: SpanFlag,
+        flags: int,
         launch_ns: int,
         depth: int,
     ) -> None:
         head = head_word(
             RecordType.SPAN,
             kind=kind,
-            flags=int(flags) | HAS_COMM,
+            flags=flags | HAS_COMM,
             name_id=self._recorder.name_id(name),
         )
         lane.append(

@@ -44,7 +44,7 @@ class OnDevice:
             return
         if not self._on_nccl(process_group, device):
             return
-        alone = SpanFlag.COALESCED not in launch.flags
+        alone = not launch.flags & SpanFlag.COALESCED
         launch.enter_device(
             device, communicator=launch.group.group_id, chained=alone and launch.is_collective
         )
