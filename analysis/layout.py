@@ -86,10 +86,11 @@ def _too_few_microbatches(
 ) -> Finding | None:
     """Tell a pipeline that its micro-batches can't even fill once.
 
-    The bubble over the ideal time is ``(p - 1) / (v m)``; twice the micro-batches of
-    equal size halve it.
+    The bubble over the ideal time is ``(p - 1) / (v m)``, and where the weights' gradients
+    W come later ``F + B - W`` of each ``F + B + W`` of it; twice the micro-batches of equal
+    size halve it.
 
-    Source: Narayanan et al., arXiv 2104.04473, section 2.2.
+    Source: Narayanan et al., arXiv 2104.04473, section 2.2; Qi et al., arXiv 2401.10241, table 2.
     """
     stages, chunks = run.layout.pp, run.layout.vpp
     forward = items.kind == KIND_CODES[SpanKind.FORWARD]
@@ -100,7 +101,7 @@ def _too_few_microbatches(
     num = int(np.median(counts))
     if num * chunks >= stages:
         return None
-    bubble = (stages - 1) / (chunks * num)
+    bubble = max(1 - 2 * items.deferred_ratio, 0.0) * (stages - 1) / (chunks * num)
     gain = 1.0 - (1.0 + bubble / 2) / (1.0 + bubble)
     return _finding(
         steps,
