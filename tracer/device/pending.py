@@ -62,7 +62,9 @@ class StreamQueue:
         for number in range(limit):
             if not self._pending or not self._pending[0].is_done():
                 return number
-            self._pending.popleft().resolve(clock)
+            # Taken out last: where this raises, it is still there to be counted as lost.
+            self._pending[0].resolve(clock)
+            self._pending.popleft()
         return limit
 
     def lose_all(self) -> int:

@@ -31,5 +31,5 @@ def test_where_neither_is_to_be_had_there_is_no_runtime(monkeypatch: pytest.Monk
     monkeypatch.setattr(cudart, "RUNTIME_NAMES", Names("no_such_function", "nor_this"))
     monkeypatch.setattr(cudart, "DRIVER", "libcuda-that-is-not-there.so.1")
 
-    with pytest.raises(OSError, match="lacks no_such_function|that-is-not-there"):
+    with pytest.raises(OSError, match=r"lacks no_such_function|that-is-not-there"):
         CudaRuntime()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.tracer.device.timing import TimedRecorder
-from tests.tracer.device.torch.fake_cuda import CudaError, FakeCuda, FakeTensor
+from tests.tracer.device.torch.fake_cuda import CudaError, FakeCuda, FakeEvent, FakeTensor
 from tests.tracer.reading import dropped, open_names, read_spans
 from tracer.capture.compute import Compute
 from tracer.device.span import timed_span
@@ -242,6 +242,26 @@ def test_an_asynchronous_error_turns_device_timing_off_and_host_spans_go_on(
         "error": "CudaError('CUDA error: device-side assert triggered')",
         "num_lost": 2,
     }
+
+
+def test_an_error_in_the_middle_of_resolving_loses_no_count(
+    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed.turns()
+    for _ in range(3):
+        with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
+            cuda.kernel(30 * MS)
+
+    def fails(*about: object) -> float:
+        raise CudaError("CUDA error: unspecified launch failure")
+
+    timed.turns()  # An anchor; none of the three is done.
+    monkeypatch.setattr(FakeEvent, "elapsed_time", fails)
+    timed.turns(3)
+    timed.shutdown()
+
+    assert read_spans(tmp_path) == []
+    assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 3}
 
 
 def test_the_job_meets_its_error_itself_when_a_mark_met_it_first(
