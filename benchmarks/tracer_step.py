@@ -2,13 +2,13 @@
 
     python benchmarks/tracer_step.py [--quads 10] [--json FILE]
 
-Two gloo ranks, each pinned to a core of its own, train a small mixture of experts by DDP. A step
-is eight micro-batches; what torch does is captured, and a span by hand stands around each expert, so
-that a traced step has about 1,000 spans. Steps come in blocks, traced (T) and untraced (U) in
-the order T U U T and U T T U; an untraced block runs the same code with the tracer shut down and
-without any call to it. The first step of a block is not counted. For each four blocks one
-ratio is taken, median traced step over median untraced step; told is the median ratio, with
-a 95 % interval by bootstrap over the fours. `cpu` is the same of the CPU time of the whole process,
+Two gloo ranks, each pinned to a core of its own, train a small mixture of experts by DDP. A
+step is eight micro-batches; what torch does is captured, and a span by hand stands around each
+expert, so that a traced step has about 1,000 spans. Steps come in blocks, traced (T) and untraced
+(U) in the order T U U T and U T T U; an untraced block runs the same code with the tracer shut
+down and without any call to it. The first step of a block is not counted. For each four blocks
+one ratio is taken, median traced step over median untraced step; told is the median ratio, with a
+95 % interval by bootstrap over the fours. `cpu` is the same of the CPU time of the whole process,
 background thread included, which neighbours on a shared machine disturb less than wall time.
 
 Three scenarios: ``healthy`` (room for all records), ``agent-dead`` (nobody takes the segments away
@@ -165,7 +165,7 @@ def run_block(
     import tracer
 
     model, step = training
-    disk = folder / "disk" / str(rank)
+    disk = folder / ("disk" if scenario == "disk-full" else "spool") / str(rank)
     if traced:
         disk.mkdir(parents=True, exist_ok=True)
         os.environ.update(SCENARIOS[scenario])
@@ -274,7 +274,8 @@ def measure(quads: int) -> dict[str, object]:
     """Run both ranks and return the document."""
     import torch
 
-    with tempfile.TemporaryDirectory() as name:
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=memory) as name:
         folder = Path(name)
         codes = [process.wait() for process in start_ranks(folder, quads)]
         if any(codes):
