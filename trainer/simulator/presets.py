@@ -11,6 +11,7 @@ from trainer.simulator.errors import ScenarioError
 from trainer.simulator.fault import SimulatedCause, SimulatedFault, parse_simulated_faults
 from trainer.simulator.placement import place
 from trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
+from trainer.simulator.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -156,6 +157,14 @@ PRESETS: dict[str, Preset] = {
             (SimulatedCause.HANG, "one rank falls silent", "rank=RANK,step=MIDDLE"),
         )
     },
+    "zero-bubble": Preset(
+        title="nothing wrong: a pipeline whose backward is split",
+        settings={"pp": 4, "schedule": Schedule.ZERO_BUBBLE},
+    ),
+    "experts": Preset(
+        title="nothing wrong: experts with unequal numbers of tokens",
+        settings={"ep": 4, "noise": Noise(expert_spread=0.2)},
+    ),
     "tp-across-hosts": Preset(
         title="tensor parallelism across hosts",
         settings={"rank_order": RankOrder.DP_FIRST},

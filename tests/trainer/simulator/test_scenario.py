@@ -92,7 +92,7 @@ def test_every_preset_fits_any_size_and_is_labelled(name: str, settings: dict[st
 
     if name in tuple(SimulatedCause):
         assert causes == {name}
-    elif name in ("healthy", "noisy"):
+    elif name in ("healthy", "noisy", "zero-bubble", "experts"):
         assert not causes
     else:
         assert causes == {"layout"}
