@@ -29,7 +29,8 @@ FEW_PERSISTENT_RATIO = 0.075
 """The same where there is little to compare with."""
 
 NUM_PERSISTENT_STEPS = 5
-"""Steps that an excess below `DUE_RATIO` must last."""
+"""Steps that an excess below `DUE_RATIO` must last; `SHORT_STEPS` where it stands clear of what
+all other rows ever showed."""
 
 SHORT_STEPS = 3
 """A phase shorter than this must also stand clear of what all other rows ever showed."""
@@ -132,6 +133,7 @@ def _lasting(
     """Return (first, last, median, threshold) of each row's surest phase of several steps."""
     deviation, clear = noise
     between = _deviation_of_others(row_medians(excess))
+    unseen = np.where(few, np.inf, CLEAR_FACTOR * _highest_of_others(excess))
     best: dict[int, tuple[int, int, float, float]] = {}
     for level in PHASE_LEVELS:
         first, last = best_segments(excess - level / 2)
@@ -147,7 +149,8 @@ def _lasting(
         error = MEDIAN_ERROR * np.maximum(spread, deviation) / np.sqrt(np.maximum(num, 1))
         # Unlike stages, or one rank's few first steps, are too thin a ground for little.
         least = np.where(few, FEW_PERSISTENT_RATIO, PERSISTENT_RATIO)
-        least = np.where(num >= NUM_PERSISTENT_STEPS, least, DUE_RATIO)
+        brief = np.minimum(np.maximum(least, unseen), DUE_RATIO)
+        least = np.where(num >= NUM_PERSISTENT_STEPS, least, brief)
         threshold = np.maximum(least, clear * error)
         threshold = np.maximum(threshold, clear * between)
         for row in np.flatnonzero((num >= SHORT_STEPS) & (middle >= threshold)).tolist():
@@ -164,12 +167,7 @@ def _short(
     if not len(calm):
         return {}
     peak = np.nanmax(excess[calm], axis=1)
-    # The highest of the others, passing over as many as may be at fault themselves.
-    highest = np.sort(peak)[::-1]
-    allowed = min(int(FAULTY_SHARE * len(calm)), len(calm) - 1)
-    others = np.where(
-        peak >= highest[allowed], np.append(highest, 0.0)[allowed + 1], highest[allowed]
-    )
+    others = _highest_of_others(excess[calm])
     threshold_of = np.maximum(max(DUE_RATIO, clear * deviation), CLEAR_FACTOR * others)
     found = {}
     for place in np.flatnonzero(peak >= threshold_of).tolist():
@@ -179,6 +177,17 @@ def _short(
         middle = float(np.nanmedian(row[first : last + 1]))
         found[int(calm[place])] = (int(first), int(last), middle, threshold)
     return found
+
+
+def _highest_of_others(excess: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what the other rows show at most in any step, but for a few that may be at fault."""
+    peak = np.nanmax(excess, axis=1)
+    highest = np.sort(peak)[::-1]
+    allowed = min(int(FAULTY_SHARE * len(peak)), len(peak) - 1)
+    others: NDArray[np.float64] = np.where(
+        peak >= highest[allowed], np.append(highest, 0.0)[allowed + 1], highest[allowed]
+    )
+    return others
 
 
 def best_segments(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
