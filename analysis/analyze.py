@@ -104,7 +104,7 @@ def report_of(
     if replayer is None:
         return _nothing_to_replay(run, spans, steps, reading, told)
     ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
-    told += (*misconfigurations(run, context), *layout_findings(run, reading, ranks))
+    told += (*misconfigurations(run, context), *layout_findings(run, reading, ranks, context))
     result = what_if(replayer)
     slowdown = result.slowdown(result.replayed_ns)
     profile = profile_of(reading.items, coords) if len(reading.items) else None

@@ -1,4 +1,4 @@
-"""Peak arithmetic rates of the devices whose peak no job declared.
+"""Peak arithmetic rates and memory bandwidths of the devices whose peak no job declared.
 
 A device is looked up by the exact name that its driver gives, with or without
 the maker's prefix; whatever is not listed has no peak. Slices (``MIG 1g.5gb``),
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 MAKER = "NVIDIA "
 TERA = 1e12
+GIGA = 1e9
 
 A100 = {"float16": 312.0, "bfloat16": 312.0, "tf32": 156.0}
 """NVIDIA A100 datasheet (June 2020), tensor cores, without sparsity; all form factors alike."""
@@ -61,6 +62,42 @@ NUMBER_TYPES = {
 }
 """Spellings of a number type. ``float32`` is missing on purpose: whether it runs as TF32 is a
 setting that a type's name does not tell."""
+
+MEMORY_GB_PER_S: dict[str, float] = {
+    "A100-PCIE-40GB": 1555.0,
+    "A100-SXM4-40GB": 1555.0,
+    "A100 80GB PCIe": 1935.0,
+    "A100-SXM4-80GB": 2039.0,
+    "A800-SXM4-80GB": 2039.0,
+    "A800 80GB PCIe": 1935.0,
+    "H100 80GB HBM3": 3350.0,
+    "H100 PCIe": 2000.0,
+    "H100 NVL": 3900.0,
+    "H800": 3350.0,
+    "H200": 4800.0,
+}
+"""By the same names: 10^9 bytes/s of the device's memory.
+Source: NVIDIA's A100 (2021), A800 (2022), H100 (2023) and H200 (2024) datasheets."""
+
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "tf32": 4, "float8": 1}
+
+
+def memory_bytes_per_s(device_name: str) -> float | None:
+    """Return the memory bandwidth of one device; None where it is not listed.
+
+    Args:
+        device_name: As the driver gives it.
+
+    Returns:
+        Bytes/s, the vendor's figure.
+    """
+    found = MEMORY_GB_PER_S.get(device_name.strip().removeprefix(MAKER))
+    return None if found is None else found * GIGA
+
+
+def element_bytes(dtype: str) -> int | None:
+    """Return the size of one number; None where the type is not listed."""
+    return ELEMENT_BYTES.get(NUMBER_TYPES.get(dtype.strip().removeprefix("torch."), ""))
 
 
 def peak_flops_per_s(device_name: str, dtype: str) -> float | None:

@@ -1,12 +1,15 @@
-"""What the parallel layout itself costs: tensor parallelism across hosts, too few micro-batches."""
+"""What the parallel layout itself costs: where tensor parallelism lies, how the batch is cut."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.matmul import device_of, layer_of, reachable_ratio
+from analysis.phases import DUE_RATIO
 from analysis.report import Finding
 from analysis.words import count_text
 from tracer.span import KIND_CODES, SpanKind
@@ -14,6 +17,7 @@ from tracer.span import KIND_CODES, SpanKind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from analysis.context import RunContext
     from analysis.model import ComputeItems, Reading
     from analysis.source import RankInfo, RunInfo
 
@@ -22,7 +26,7 @@ CERTAIN = 1.0
 
 
 def layout_findings(
-    run: RunInfo, reading: Reading, ranks: Mapping[int, RankInfo]
+    run: RunInfo, reading: Reading, ranks: Mapping[int, RankInfo], context: RunContext
 ) -> tuple[Finding, ...]:
     """Name what costs time in the layout, however healthy the ranks.
 
@@ -30,11 +34,13 @@ def layout_findings(
         run: Its layout.
         reading: Its steps.
         ranks: Where each rank runs.
+        context: What the job told of the model and its micro-batches.
     """
     steps = (reading.steps[0], reading.steps[-1])
     found = (
         _tensor_parallel_across_hosts(run, ranks, steps),
         _too_few_microbatches(run, reading.items, steps),
+        _too_small_products(run, ranks, context, steps),
     )
     return tuple(finding for finding in found if finding is not None)
 
@@ -109,4 +115,38 @@ def _too_few_microbatches(
         f"{count_text(num, 'micro-batch')} for {stages}"
         f" stages: the pipeline stands empty for {bubble:.0%} of the ideal time; twice as many of"
         f" the same size would take {gain:.0%} less time each",
+    )
+
+
+def _too_small_products(
+    run: RunInfo, ranks: Mapping[int, RankInfo], context: RunContext, steps: tuple[int, int]
+) -> Finding | None:
+    """Tell matrix products that memory, not arithmetic, bounds, and which cut of them costs more.
+
+    Compared are twice the micro-batch (half as many of them) and half the
+    tensor parallelism; told is the one that wins more, from `DUE_RATIO` on.
+    """
+    device = device_of(ranks.values())
+    layer = layer_of(context.manifests, context.microbatches, tp=run.layout.tp)
+    if device is None or layer is None:
+        return None
+    reached = reachable_ratio(layer, device)
+    larger = reachable_ratio(replace(layer, num_tokens=2 * layer.num_tokens), device)
+    wider = reached
+    if layer.tp > 1:
+        wider = reachable_ratio(replace(layer, tp=layer.tp // 2), device)
+    best = max(larger, wider)
+    gain = 1.0 - reached / best
+    if gain < DUE_RATIO:
+        return None
+    smaller = "micro-batches of twice the size, half as many,"
+    if wider > larger:
+        smaller = f"tensor parallelism of {layer.tp // 2} in place of {layer.tp}"
+    rows, depth, columns = layer.products[-1]
+    return _finding(
+        steps,
+        (),
+        f"matrix products of {rows} x {depth} x {columns} move more than they compute: memory lets"
+        f" them reach {reached:.0%} of the peak of {device.name} at best; with {smaller} they could"
+        f" reach {best:.0%}, {gain:.0%} less time in them",
     )

@@ -1,6 +1,6 @@
 """What each candidate cost: its slowdown, and the share of the lost time that mending it wins.
 
-See docs/decisions/0027-a-finding-is-put-back-into-the-mended-run.md.
+See docs/decisions/0028-a-finding-is-put-back-into-the-mended-run.md.
 """
 
 from __future__ import annotations

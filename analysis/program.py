@@ -122,7 +122,11 @@ class Program:
                 durations[:, 0] = recorded[lanes]
                 durations[:, 1] = ideal[lanes[:, :1]]
                 ends = replay(found.schedule, durations.reshape(num_nodes, 2, -1))
-                last = ends[found.closing].max(axis=(0, 1), initial=0.0).reshape(num_replicas, num_lanes)
+                last = (
+                    ends[found.closing]
+                    .max(axis=(0, 1), initial=0.0)
+                    .reshape(num_replicas, num_lanes)
+                )
                 times[:, found.step_index[first : first + at_once]] = last
         return times
 
