@@ -88,7 +88,7 @@ class Operation:
     def is_async(self, args: tuple[Any, ...]) -> bool:
         """Return whether the caller will wait for the work later.
 
-        Where the operator does not tell (p2p; collectives before torch 2.7),
+        Where the operator does not tell (p2p; collectives of an older torch),
         it is so for all that return a work.
         """
         at = self.async_position
