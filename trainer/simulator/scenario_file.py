@@ -64,8 +64,9 @@ def scenario_settings(document: Mapping[str, Any]) -> dict[str, Any]:
     for name, choice in CHOICES.items():
         if name in settings:
             settings[name] = _choice(name, settings[name], choice)
-    if "stage_weights" in settings:
-        settings["stage_weights"] = tuple(settings["stage_weights"])
+    for name in ("stage_weights", "expert_weights"):
+        if name in settings:
+            settings[name] = tuple(settings[name])
     if "faults" in settings:
         settings["faults"] = parse_simulated_faults(settings["faults"])
     return settings

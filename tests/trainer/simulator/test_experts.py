@@ -7,6 +7,8 @@ from tests.trainer.simulator.recorded import MS, exact, record
 from trainer.simulator.errors import ScenarioError
 from trainer.simulator.experts import draw_loads
 from trainer.simulator.scenario import Network, Noise, Scenario, TpDetail
+from trainer.simulator.scenario_file import scenario_settings
+from trainer.simulator.schedule import Schedule
 from trainer.simulator.simulation import simulate
 
 
@@ -74,3 +76,14 @@ def test_experts_that_do_not_divide_the_dp_axis_are_refused() -> None:
         Scenario(dp=4, ep=2, expert_weights=(1.0,))
     with pytest.raises(ScenarioError, match="tp_detail must not be collapsed"):
         Scenario(dp=4, ep=2, tp=2)
+
+
+def test_a_scenario_file_may_hold_experts_and_a_schedule() -> None:
+    settings = scenario_settings(
+        {"dp": 4, "ep": 2, "pp": 2, "schedule": "zero-bubble", "expert_weights": [2.0, 1.0]}
+    )
+
+    scenario = Scenario(**settings)
+
+    assert scenario.schedule is Schedule.ZERO_BUBBLE
+    assert scenario.expert_weights == (2.0, 1.0)
