@@ -33,6 +33,10 @@ REDUCES = 250
 BY_HAND = 299
 """With two spans a micro-batch, a communication and a wait a reduce, and the optimizer: 1,000."""
 
+SIZES = (4096, 2048, 1024)
+MAX_STEP_S = 1.5
+"""Of the sizes of a matrix the first is taken with which a step is no longer than this."""
+
 BLOCK_S = 4.0
 STEP_BUDGET_S = 130.0
 SYNC_CALLS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize")
@@ -47,6 +51,7 @@ class Job:
     """A training of a few matrix products, with 1,000 spans a step when it is traced."""
 
     def __init__(self, rig: Rig, size: int, spool: Path) -> None:
+        self.size = size
         self._rig = rig
         self._spool = spool
         self._model = torch.nn.Sequential(
@@ -106,13 +111,24 @@ def measure_steps(rig: Rig, *, fake: bool) -> dict[str, object]:
         dist.init_process_group(
             rig.dist_backend, init_method=f"file://{folder}/store", rank=0, world_size=1
         )
-        job = Job(rig, 64 if fake else 4096, Path(folder))
-        once_s = min(job.steps(1) for _ in range(2))
+        smaller = iter((64,) if fake else SIZES)
+        job, once_s = _sized(rig, next(smaller), Path(folder))
+        for size in smaller:
+            if once_s < MAX_STEP_S:
+                break
+            job, once_s = _sized(rig, size, Path(folder))
         number = max(1, min(50, round(BLOCK_S / once_s))) if not fake else 1
         document = _step_ratio(job, number, budget_s=0.0 if fake else STEP_BUDGET_S)
+        document["matrix_size"] = job.size
         document["synchronisations"] = _synchronisations(job)
         dist.destroy_process_group()
     return document
+
+
+def _sized(rig: Rig, size: int, spool: Path) -> tuple[Job, float]:
+    """Return a job and the seconds that one of its steps takes."""
+    job = Job(rig, size, spool)
+    return job, min(job.steps(1) for _ in range(2))
 
 
 def _step_ratio(job: Job, number: int, *, budget_s: float) -> dict[str, object]:
