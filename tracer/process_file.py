@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
@@ -42,7 +43,9 @@ def map_file(path: Path, num_bytes: int) -> mmap.mmap:
     """Create ``path`` with every block allocated, and map it.
 
     The blocks are claimed before the mapping exists: a full disk is then an
-    `OSError` here, where later it would be SIGBUS in the job.
+    `OSError` here, where later it would be SIGBUS in the job. Nobody may open
+    the file for writing afterwards: cut short underneath the mapping it would
+    be the same SIGBUS. Only root and a change of mode get past that.
 
     Raises:
         OSError: The file cannot be made or the disk has no room; nothing is left behind.
@@ -50,10 +53,14 @@ def map_file(path: Path, num_bytes: int) -> mmap.mmap:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
     try:
         os.posix_fallocate(fd, 0, num_bytes)
-        return mmap.mmap(fd, num_bytes)
+        mapped = mmap.mmap(fd, num_bytes)
+        with contextlib.suppress(OSError):  # a file system without modes
+            os.fchmod(fd, 0o440)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
+    else:
+        return mapped
     finally:
         os.close(fd)
 

@@ -480,6 +480,15 @@ def test_a_folder_that_goes_away_costs_records_only(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nobody_may_cut_a_mapped_file_short(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("*.rsp")}
+    recorder.shutdown()
+
+    assert set(modes) >= {"process.rsp", "seg-000000.rsp"}
+    assert set(modes.values()) == {0o440}
+
+
 # -- A10: memory ---------------------------------------------------------------------------
 
 
