@@ -173,3 +173,56 @@ def test_a_made_up_run_is_told_once(tmp_path: Path) -> None:
     done = run_script("import tracer; print(tracer.install().run_id)", tmp_path, RANKSCOPE_RUN="")
 
     assert done.stderr == f"rankscope: recording run {done.stdout}"
+
+
+def test_captures_begin_when_the_job_loads_torch_after_the_tracer(tmp_path: Path) -> None:
+    done = run_script(
+        """
+        import sys
+        import tracer
+        tracer.install(count_steps=True)
+        finders = len(sys.meta_path)
+        import torch
+        assert len(sys.meta_path) == finders - 1
+        weight = torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight])
+        for _ in range(2):
+            weight.sum().backward()
+            optimizer.step()
+        """,
+        tmp_path,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    (folder,) = process_folders(tmp_path).values()
+    kinds = [(row.kind, row.step) for row in read_spans(folder)]
+    assert [about for about in kinds if about[0] in ("backward", "optimizer")] == [
+        ("backward", 0),
+        ("optimizer", 0),
+        ("backward", 1),
+        ("optimizer", 1),
+    ]
+
+
+def test_a_torch_that_cannot_be_loaded_fails_as_without_us(tmp_path: Path) -> None:
+    done = run_script(
+        """
+        import sys
+        sys.modules["torch"] = None
+        import tracer
+        tracer.install()
+        with tracer.span("host work"):
+            pass
+        try:
+            import torch
+        except ImportError as problem:
+            print(problem)
+        """,
+        tmp_path,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "import of torch halted; None in sys.modules\n"
+    (folder,) = process_folders(tmp_path).values()
+    assert [row.name for row in read_spans(folder)] == ["host work"]
+    assert not (folder / "events.jsonl").exists()
