@@ -194,6 +194,21 @@ def test_an_error_of_the_capture_turns_it_off_and_leaves_the_job_alone(
     assert "turned itself off" in (folder / "events.jsonl").read_text()
 
 
+def test_where_torch_lacks_a_name_the_job_runs_and_an_event_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Asked for last, when kernels are in place already: they must be out again.
+    monkeypatch.delattr(dist.Work, "wait")
+    tracer.install(spool=tmp_path, run="run")
+    works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(2)]
+    assert len(works) == 2
+
+    assert spans_after_goodbye(tmp_path) == []
+    (folder,) = process_folders(tmp_path).values()
+    assert dropped(folder) == {DropReason.INTERNAL_ERROR: 1}
+    assert "no communication capture" in (folder / "events.jsonl").read_text()
+
+
 def test_an_optimizer_inside_another_counts_once(tmp_path: Path) -> None:
     weight = nn.Parameter(torch.ones(2))
     inner = torch.optim.SGD([weight], lr=0.1)
