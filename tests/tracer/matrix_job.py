@@ -1,6 +1,6 @@
-"""Four gloo ranks that train by every recipe of `matrix_recipes`, untraced and traced.
+"""Gloo ranks that train by every recipe of `matrix_recipes`, untraced and traced.
 
-``python -m tests.tracer.matrix_job RANK WORLD FOLDER [RECIPE...]`` writes a
+``python -m tests.tracer.matrix_job RANK WORLD FOLDER RECIPE...`` writes a
 ``FOLDER/RECIPE-RANK.json``: losses as hexadecimal floats, graph breaks of the compiler, and what
 torch itself saw: operators counted by a `TorchDispatchMode`, or, where a compiler works, the
 flight recorder's entries.
@@ -67,9 +67,9 @@ def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
 def main(rank: int, world: int, folder: Path, recipes: list[str]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    store = FileStore(str(folder / "rendezvous"), world)
+    store = FileStore(str(folder / f"rendezvous-{world}"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    for recipe in recipes or RECIPES:
+    for recipe in recipes:
         plain = train(recipe, rank, spool=None)
         traced = train(recipe, rank, spool=folder / "spool")
         told = json.dumps({"plain": plain, "traced": traced})

@@ -263,6 +263,20 @@ def zero_bubble_v(rank: int) -> Recipe:
     return pipeline(ScheduleZBVZeroBubble, mesh, lambda module: module)  # type: ignore[no-any-return]
 
 
+def three_axes(rank: int) -> Recipe:
+    """PP 2 by interleaved 1F1B x FSDP2 over what is left x TP 2."""
+    sizes = (2, dist.get_world_size() // 4, 2)
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "dp", "tp"))
+
+    def wrap(module: nn.Module) -> nn.Module:
+        plan = {name: style() for name, style in TP_PLAN.items()}
+        parallelize_module(module, mesh["tp"], plan)
+        fully_shard(module, mesh=mesh["dp"])
+        return module
+
+    return pipeline(ScheduleInterleaved1F1B, mesh, wrap)  # type: ignore[no-any-return]
+
+
 RECIPES: dict[str, tuple[Callable[[int], Any], Layout]] = {
     "calls": (calls, Layout(dp=2, tp=2)),
     "hybrid_sharded": (hybrid_sharded, Layout(dp=4)),
@@ -275,8 +289,11 @@ RECIPES: dict[str, tuple[Callable[[int], Any], Layout]] = {
     "interleaved": (interleaved_ddp, Layout(pp=2, dp=2, vpp=2)),
     "zero_bubble": (zero_bubble_fsdp, Layout(pp=2, dp=2, vpp=2)),
     "zero_bubble_v": (zero_bubble_v, Layout(pp=2, dp=2, vpp=2)),
+    "three_axes": (three_axes, Layout(pp=2, dp=2, tp=2, vpp=2)),
 }
 """What is trained, and the layout that the job tells."""
+
+NUM_RANKS = {recipe: 8 if recipe == "three_axes" else 4 for recipe in RECIPES}
 
 COMPILED = {"compiled"}
 """Recipes that a compiler must be allowed to work on."""

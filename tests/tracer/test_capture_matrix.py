@@ -1,4 +1,4 @@
-"""Every way to train in parallel, and every call by hand, on four gloo ranks; see `matrix_job`."""
+"""Every way to train in parallel, and every call by hand, on gloo ranks; see `matrix_job`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests.tracer.matrix_recipes import COMPILED, RECIPES
+from tests.tracer.matrix_recipes import COMPILED, NUM_RANKS, RECIPES
 from tests.tracer.reading import dropped, process_folders
 from tests.tracer.test_capture_gloo import (
     CALLED,
@@ -28,13 +28,9 @@ from tests.tracer.test_capture_gloo import (
 )
 from tracer.span import SpanFlag
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
+pytestmark = [pytest.mark.multiproc, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
-WORLD = 4
 STEPS = 2
 
 MATRIX_CALLED = CALLED | {
@@ -58,31 +54,38 @@ NEVER_WAITED = {"calls": 1}
 
 
 @pytest.fixture(scope="module")
-def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Run the job once; its folder."""
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run the job once with four ranks and once with eight; its folder."""
     folder: Path = tmp_path_factory.mktemp("matrix")
+    for num_ranks in sorted(set(NUM_RANKS.values())):
+        recipes = [recipe for recipe in RECIPES if NUM_RANKS[recipe] == num_ranks]
+        run_job(folder, num_ranks, recipes)
+    return folder
+
+
+def run_job(folder: Path, num_ranks: int, recipes: list[str]) -> None:
     environ = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCH_FR_BUFFER_SIZE": "2000",
     }
+    command = [sys.executable, "-m", "tests.tracer.matrix_job"]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.tracer.matrix_job", str(rank), str(WORLD), str(folder)],
+            [*command, str(rank), str(num_ranks), str(folder), *recipes],
             cwd=ROOT,
             env=environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(WORLD)
+        for rank in range(num_ranks)
     ]
     try:
         for rank, process in enumerate(ranks):
-            output, _ = process.communicate(timeout=240)
+            output, _ = process.communicate(timeout=300)
             assert process.returncode == 0, f"rank {rank}:\n{output}"
-        yield folder
     finally:
         for process in ranks:
             process.kill()
@@ -144,7 +147,7 @@ def test_each_communication_is_waited_for_once_where_it_is(matrix: Path, recipe:
 def test_losses_and_graph_breaks_are_the_same_with_and_without_the_tracer(
     matrix: Path, recipe: str
 ) -> None:
-    for rank in range(WORLD):
+    for rank in range(NUM_RANKS[recipe]):
         document = told(matrix, recipe, rank)
         for key in ("losses", "graph_breaks", "graphs", "seen"):
             assert document["traced"][key] == document["plain"][key]
@@ -182,6 +185,7 @@ def test_kinds_follow_the_mesh_axes(matrix: Path) -> None:
         "interleaved": {"dp-comm", "pp-send", "pp-recv", "other"},
         "zero_bubble": {"dp-comm", "pp-send", "pp-recv", "other"},
         "zero_bubble_v": {"pp-send", "pp-recv", "other"},
+        "three_axes": {"tp-comm", "dp-comm", "pp-send", "pp-recv", "other"},
     }
 
 
@@ -241,7 +245,7 @@ def test_what_one_batch_call_issues_shares_an_interval(matrix: Path) -> None:
         assert list(together.values()) == [2] * STEPS  # the ring, and nothing after it
 
 
-@pytest.mark.parametrize("recipe", ["interleaved", "zero_bubble", "zero_bubble_v"])
+@pytest.mark.parametrize("recipe", ["interleaved", "three_axes", "zero_bubble", "zero_bubble_v"])
 def test_each_chunk_runs_each_microbatch_once_a_step(matrix: Path, recipe: str) -> None:
     every = list(itertools.product(range(STEPS), range(4), range(2)))
     for rows in spans_of(matrix, recipe).values():
@@ -252,7 +256,7 @@ def test_each_chunk_runs_each_microbatch_once_a_step(matrix: Path, recipe: str) 
         assert sorted(parts["forward"]) == every
         assert sorted(parts["backward"] + parts["backward input"]) == every
         assert sorted(parts["backward weight"]) == sorted(parts["backward input"])
-        assert bool(parts["backward input"]) == (recipe != "interleaved")
+        assert bool(parts["backward input"]) == recipe.startswith("zero_bubble")
 
 
 def test_nothing_was_dropped_and_no_capture_gave_up(matrix: Path) -> None:
