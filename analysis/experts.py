@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 LEAST_OUTSIDE_RATIO = 0.1
 """Share of the compute that must lie outside the experts for it to speak for the rank."""
 
+MOST_ODD_RATIO = 0.01
+"""Share of the compute spans in which what opens may stay open: by borders that coincide."""
+
 EP_COMM = KIND_CODES[SpanKind.EP_COMM]
 
 
@@ -41,7 +44,7 @@ def expert_pieces(joined: Joined, pieces: Pieces, portion: NDArray[np.int64]) ->
         portion: Shape (spans,): which portion of its micro-batch a compute span is.
 
     Returns:
-        Shape (pieces,): all False where there are no experts, where what opens is not always
+        Shape (pieces,): all False where there are no experts, where what opens is often not
         closed, or where too little is left outside.
     """
     own = own_compute(pieces, len(pieces.start))
@@ -52,15 +55,17 @@ def expert_pieces(joined: Joined, pieces: Pieces, portion: NDArray[np.int64]) ->
     spans, line = joined.spans, joined.line
     rows = distinct(pieces.compute[own])
     start = line.place(spans.rank[rows], spans.start_ns[rows])
-    before = np.searchsorted(ends, start, side="left")
+    # A wait that ends as the span begins is of the one before.
+    before = np.searchsorted(ends, start, side="right")
     inside = np.searchsorted(ends, start + spans.duration_ns[rows], side="right") - before
-    if not inside.any() or (inside % 2).any():
+    odd = inside % 2 == 1
+    if not inside.any() or odd.mean() > MOST_ODD_RATIO:
         return nothing
     of_piece = np.flatnonzero(own)
     span = np.searchsorted(rows, pieces.compute[of_piece])
     passed = np.searchsorted(ends, pieces.start[of_piece], side="right") - before[span]
     found = nothing.copy()
-    found[of_piece] = (passed % 2 == 1) | is_deferred(portion[rows])[span]
+    found[of_piece] = ((passed % 2 == 1) & ~odd[span]) | is_deferred(portion[rows])[span]
     length = np.where(own, pieces.end - pieces.start, 0)
     outside = float(length[~found].sum())
     return found if outside >= LEAST_OUTSIDE_RATIO * float(length.sum()) else nothing

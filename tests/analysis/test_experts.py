@@ -70,3 +70,20 @@ def test_nothing_is_left_out_where_borders_do_not_match_or_little_remains(
     assert (reading.items.self_ns / MS).tolist() == [
         outside + inside for outside, inside in zip(outside_ms, (20, 10, 5, 8), strict=True)
     ]
+
+
+def test_a_wait_that_ends_where_the_next_span_begins_is_of_the_one_before() -> None:
+    def script(rank: int, _: int) -> Iterator[Action]:
+        for microbatch in range(2):
+            yield Begin(SpanKind.FORWARD, microbatch)
+            yield Compute(10 * MS)
+            yield Collective(EXPERTS, SpanKind.EP_COMM)
+            yield Compute((10 + 10 * rank) * MS)
+            yield Collective(EXPERTS, SpanKind.EP_COMM)
+            yield End()
+
+    cluster = Cluster(Layout(dp=2, ep=2), {EXPERTS: (SpanKind.EP_COMM, (0, 1))})
+    cluster.run(1, script)
+
+    # 100 ms in all, 40 ms outside: 10 ms stand for 25.
+    assert (read(cluster).items.self_ns / MS).tolist() == [25.0] * 4
