@@ -12,7 +12,7 @@ from tracer.control import write_control
 from tracer.profile import ProfileError, Request, offer_profiles, read_request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from tracer.recorder import Recorder
@@ -77,13 +77,15 @@ def test_the_steps_asked_for_are_profiled_and_linked(recorder: Recorder, tmp_pat
 
 
 def test_a_request_is_answered_once_and_by_its_ranks_alone(recorder: Recorder) -> None:
+    heard: list[Mapping[str, object]] = []
+    recorder.on_control(heard.append)  # after the handler of profiles
     ask(recorder, steps=1, first_step=2)
     write_control(recorder.folder, {"level": "comm"})  # another change: the request still stands
     for _ in range(6):
         work(recorder)
     wait_until(lambda: len(told(recorder)) == 2)
     write_control(recorder.folder.parent, {"profile": {"ranks": [1, 2]}})
-    wait_until(lambda: not recorder._control._files.document["profile"].get("steps"))  # type: ignore[attr-defined]
+    wait_until(lambda: heard[-1].get("profile") == {"ranks": [1, 2]})
     work(recorder)
     work(recorder)
     recorder.shutdown()
