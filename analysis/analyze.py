@@ -11,6 +11,7 @@ from analysis.bandwidth import bandwidths
 from analysis.bytedance_reading import read_bytedance
 from analysis.circles import circles
 from analysis.configuration import misconfigurations
+from analysis.device_steps import steps_on_device
 from analysis.diagnose import Case, diagnose, insufficient
 from analysis.distinct import distinct
 from analysis.errors import CycleError, EmptyRunError
@@ -83,6 +84,7 @@ def read_run(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
     """Turn spans of any known format into operations with their dependencies."""
     if run.source_format == "bytedance":
         return read_bytedance(run, spans)
+    steps = steps_on_device(spans, steps)
     return read_traced(run, spans, steps, clock_error_ns=run.clock_error_ns)
 
 
@@ -98,6 +100,7 @@ def report_of(
         reading: The same as operations.
         context: What is known around them.
     """
+    steps = steps_on_device(spans, steps)
     coords = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
     told = (*hangs(run, spans, steps, context), *crashes(run, context))
     reading, replayer = _replayable(run, spans, steps, reading)
@@ -175,19 +178,20 @@ def _replayable(
     Returns:
         The rest, and its replay; None where nothing is left.
     """
-    if not reading.steps:
-        return reading, None
-    try:
-        return reading, Replayer(reading.model)
-    except CycleError:
-        found = circles(reading.model)
-    rest = read_run(
-        run,
-        rows_of_spans(spans, ~np.isin(spans.step, list(found))),
-        rows_of_steps(steps, ~np.isin(steps.step, list(found))),
-    )
-    rest = replace(rest, left_out=reading.left_out | rest.left_out | found)
-    return rest, Replayer(rest.model) if rest.steps else None
+    while reading.steps:
+        try:
+            return reading, Replayer(reading.model)
+        except CycleError:
+            found = circles(reading.model)
+            if not found:
+                raise
+        rest = read_run(
+            run,
+            rows_of_spans(spans, np.isin(spans.step, list(set(reading.steps) - set(found)))),
+            rows_of_steps(steps, np.isin(steps.step, list(set(reading.steps) - set(found)))),
+        )
+        reading = replace(rest, left_out=reading.left_out | rest.left_out | found)
+    return reading, None
 
 
 def _findings(

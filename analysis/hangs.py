@@ -11,7 +11,7 @@ import numpy as np
 from analysis.exit_words import ExitClass
 from analysis.exits import deaths_of, is_silence
 from analysis.report import Finding
-from analysis.standing import P2P, entered_ranks, open_work, standing_ranks
+from analysis.standing import entered_ranks, open_work, standing_ranks
 from analysis.words import name_ranks
 from tracer.span import NONE, SpanKind
 
@@ -154,7 +154,7 @@ def _stuck(
 
 def _members(one: Standing, of_group: tuple[int, ...]) -> tuple[int, ...]:
     """Return who takes part; nobody where that is not known."""
-    if one.kind not in P2P:
+    if not one.is_p2p:
         return of_group
     sides = (one.src_rank, one.dst_rank)
     return sides if NONE not in sides else ()
@@ -223,7 +223,7 @@ def _evidence(
 
 def _collective(shown: _Stuck) -> str:
     one = shown.inside[0]
-    if one.kind in P2P:
+    if one.is_p2p:
         return f"{one.name} {one.seq} ({one.kind}) from rank {one.src_rank} to rank {one.dst_rank}"
     return (
         f"{one.name} {one.seq} ({one.kind}) of group {shown.group_name or f'{one.group_id:016x}'}"

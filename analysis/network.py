@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.cells import MATES_ENOUGH, faster_steps, group_medians, median_by_kind
 from analysis.noise import flapping_deviation, num_deviations
-from analysis.phases import DUE_RATIO, MEDIAN_ERROR, Phase, row_medians, standing_out
+from analysis.phases import CLEAR_FACTOR, DUE_RATIO, MEDIAN_ERROR, Phase, row_medians, standing_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -177,6 +177,7 @@ def slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
         for slow in links
         if _num_instances(profile, slow) >= LEAST_ALIKE
         and _differs_from_other_steps(profile, slow)
+        and (slow.phase.num_steps >= LONE_STEPS or slow.phase.margin >= CLEAR_FACTOR)
         and _lost(profile, slow) >= least_ns * (1 if slow.phase.num_steps >= LONE_STEPS else BRIEF)
     )
 

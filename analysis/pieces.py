@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.distinct import distinct
 from analysis.intervals import NOWHERE, Line, covering, outermost, union
-from tracer.span import KIND_CODES, SpanKind
+from tracer.span import KIND_CODES, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 COMPUTE_KINDS = (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER)
 HOST_KINDS = (SpanKind.GC, SpanKind.DATA, SpanKind.CHECKPOINT)
-"""Spans that take their time away from the compute span around them."""
+"""Spans that take their time away from the compute span around them, where a host computes."""
 
 GAP = NOWHERE
 
@@ -130,6 +130,9 @@ def cut(
     empty = first == last
     in_compute = np.where(empty, NOWHERE, covering(start[compute], end[compute], first))
     in_host = np.where(empty, NOWHERE, covering(start[host], end[host], first))
+    # A device goes on computing while its host does something else.
+    on_device = (spans.flags[compute] & SpanFlag.DEVICE_END_KNOWN) != 0
+    in_host[(in_compute != NOWHERE) & np.append(on_device, False)[in_compute]] = NOWHERE
     span = np.where(in_compute == NOWHERE, GAP, np.append(compute, GAP)[in_compute])
     host_kind = np.where(in_host == NOWHERE, GAP, spans.kind[np.append(host, 0)[in_host]])
     ordinal, num_ordinals = _ordinals(span, host_kind)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.waits import is_p2p
 from tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from analysis.source import SpanTable, StepTable
 
 P2P = frozenset({SpanKind.PP_SEND, SpanKind.PP_RECV})
-P2P_CODES = tuple(KIND_CODES[kind] for kind in sorted(P2P))
+P2P_NAMES = frozenset({"send", "recv", "recv_any_source"})
+"""What torch calls them; inside a group of another axis they have that axis's kind."""
+
 UNFINISHED = int(SpanFlag.OPEN | SpanFlag.ERROR)
 
 Instance = tuple[int, int, int, int]
@@ -39,6 +42,12 @@ class Standing:
     """Of a p2p; `NONE` where it is a collective, or nobody told."""
 
     dst_rank: int = NONE
+
+    @property
+    def is_p2p(self) -> bool:
+        """Whether it has two sides; which they are may not be known."""
+        told = NONE not in (self.src_rank, self.dst_rank)
+        return told or self.kind in P2P or self.name in P2P_NAMES
 
     @property
     def instance(self) -> Instance:
@@ -98,12 +107,12 @@ def _of_spans(epoch: int, spans: SpanTable) -> Iterable[Standing]:
 
 def _instances(spans: SpanTable, rows: NDArray[np.int64]) -> list[Instance]:
     """Return what communication each of these rows is part of."""
-    is_p2p = np.isin(spans.kind[rows], P2P_CODES)
+    pair = is_p2p(spans)[rows]
     columns = (
         spans.group_id[rows],
         spans.seq[rows],
-        np.where(is_p2p, spans.src_rank[rows], NONE),
-        np.where(is_p2p, spans.dst_rank[rows], NONE),
+        np.where(pair, spans.src_rank[rows], NONE),
+        np.where(pair, spans.dst_rank[rows], NONE),
     )
     return list(zip(*(column.tolist() for column in columns), strict=True))
 

@@ -27,6 +27,9 @@ LAUNCH_SLACK_NS = 1_000
 
 _COMPUTE = [KIND_CODES[kind] for kind in COMPUTE_KINDS]
 
+_OF_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN | SpanFlag.END_BOUND
+"""One of these is set in whatever was timed on a device, if only roughly."""
+
 
 @dataclass(frozen=True, slots=True)
 class Joined:
@@ -129,8 +132,58 @@ def join_waits(
 
 
 def _launch_ns(spans: SpanTable, comm: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return when each communication was launched: its start where nobody noted the launch."""
-    launch: NDArray[np.int64] = np.where(
-        spans.launch_ns[comm] > 0, spans.launch_ns[comm], spans.start_ns[comm]
+    """Return when each communication was launched, on the clock of its rank's compute.
+
+    That is its start where nobody noted the launch. A host may launch long
+    before its device comes to it, even in the step before. Then the launch is
+    where the device's stream stood as it came: as much later than the host's as
+    the compute that was launched last before it began after its own launch, but
+    not after that compute ended, nor after the communication began. A begin
+    that is only a lower bound was itself taken on that stream.
+    """
+    start = spans.start_ns[comm]
+    launch: NDArray[np.int64] = np.where(spans.launch_ns[comm] > 0, spans.launch_ns[comm], start)
+    flags = spans.flags[comm]
+    on_device = ((flags & SpanFlag.HOST_CLOCK) == 0) & ((flags & _OF_DEVICE) != 0)
+    begin_known = (flags & SpanFlag.DEVICE_BEGIN_KNOWN) != 0
+    launch = np.where(on_device & ~begin_known, start, launch)
+    rows = np.flatnonzero(on_device & begin_known)
+    compute = np.flatnonzero(
+        np.isin(spans.kind, _COMPUTE) & ((spans.flags & SpanFlag.DEVICE_BEGIN_KNOWN) != 0)
+    )
+    if not len(rows) or not len(compute):
+        return launch
+    before = _launched_last_before(spans, compute, comm[rows], launch[rows])
+    rows, before = rows[before != NOWHERE], before[before != NOWHERE]
+    begin, end = spans.start_ns[before], spans.start_ns[before] + spans.duration_ns[before]
+    launched = np.where(spans.launch_ns[before] > 0, spans.launch_ns[before], begin)
+    come = launch[rows] + (begin - launched)
+    same_step = spans.step[comm[rows]] == spans.step[before]
+    earliest = np.where(same_step, begin, end)
+    latest = np.where(same_step, np.minimum(start[rows], end), start[rows])
+    launch[rows] = np.where(
+        begin > launched, np.minimum(np.maximum(come, earliest), latest), launch[rows]
     )
     return launch
+
+
+def _launched_last_before(
+    spans: SpanTable,
+    compute: NDArray[np.int64],
+    comm: NDArray[np.int64],
+    launch: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return the row of compute that each communication's rank launched last before it."""
+    theirs = np.where(spans.launch_ns > 0, spans.launch_ns, spans.start_ns)[compute]
+    begin = int(min(theirs.min(), launch.min()))
+    length = int(max(theirs.max(), launch.max())) - begin + 1
+
+    def placed(rank: NDArray[np.integer], at: NDArray[np.int64]) -> NDArray[np.int64]:
+        return rank.astype(np.int64) * length + (at - begin)
+
+    key = placed(spans.rank[compute], theirs)
+    order = np.argsort(key, kind="stable")
+    at = np.searchsorted(key[order], placed(spans.rank[comm], launch), side="left") - 1
+    found = compute[order][np.maximum(at, 0)]
+    same_rank = (at >= 0) & (spans.rank[found] == spans.rank[comm])
+    return np.where(same_rank, found, NOWHERE)

@@ -12,6 +12,7 @@ from analysis.analyze import analyze_run
 from analysis.source import SpanTable, StepTable
 from rankscope.simulated import SimulatedSource
 from tests.analysis.cluster import Source
+from tracer.span import KIND_CODES, SpanFlag, SpanKind
 from trainer.simulator.fault import parse_simulated_faults
 from trainer.simulator.scenario import Scenario, TpDetail
 
@@ -200,3 +201,51 @@ def test_clocks_that_nobody_measured_are_warned_of() -> None:
 
     assert told(report) == [("slow-compute", (5,), (3, 9))]
     assert any("nobody measured" in warning for warning in report.quality.warnings)
+
+
+def ahead(source: Source, share: float) -> Source:
+    """Let the hosts run a share of a step ahead of their devices in all that they do and tell."""
+    spans, steps = source.span_table, source.step_table
+    early_ns = int(share * float(np.median(steps.end_ns - steps.start_ns)))
+    # The simulator's waits are the compute stream's, whatever their flag says.
+    waits = spans.kind == KIND_CODES[SpanKind.WAIT]
+    on_stream = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+    flags = np.where(waits, on_stream, spans.flags)
+    on_device = (flags & SpanFlag.HOST_CLOCK) == 0
+    launch_ns = np.where(spans.launch_ns > 0, spans.launch_ns, spans.start_ns) - early_ns
+    return replace(
+        source,
+        span_table=replace(
+            spans,
+            start_ns=np.where(on_device, spans.start_ns, spans.start_ns - early_ns),
+            launch_ns=launch_ns,
+            flags=flags.astype(spans.flags.dtype),
+        ),
+        step_table=replace(
+            steps, start_ns=steps.start_ns - early_ns, end_ns=steps.end_ns - early_ns
+        ),
+    )
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 1.6])
+@pytest.mark.parametrize("faults", FAULTS)
+def test_a_host_that_runs_ahead_of_its_device_changes_nothing(
+    faults: tuple[str, ...], share: float
+) -> None:
+    # GIVEN a job, and the same with hosts that run ahead
+    source = recorded(faults)
+
+    # WHEN both are analysed
+    usual = analyze_run(source, RUN)
+    found = analyze_run(ahead(source, share), RUN)
+
+    # THEN the graph is the same: same findings, nearly same times; only how long the device
+    # stood idle before its first step is not known
+    expected = [
+        (cause, ranks, (1, steps[1]) if cause == "data-stall" and steps else steps)
+        for cause, ranks, steps in told(usual)
+    ]
+    assert told(found) == expected
+    assert found.step_time_s.actual == pytest.approx(usual.step_time_s.actual, rel=0.05)
+    assert found.step_time_s.replayed == pytest.approx(usual.step_time_s.replayed, rel=0.01)
+    assert found.step_time_s.ideal == pytest.approx(usual.step_time_s.ideal, rel=0.01)
