@@ -150,7 +150,13 @@ def _host_candidates(case: Case) -> tuple[Candidate, ...]:
 
 def _of_sequences(case: Case, candidates: Sequence[Candidate]) -> Candidate | None:
     blamed = {rank for each in candidates if each.cause in OF_COMPUTE for rank in each.ranks}
-    return sequence_candidate(case.reading.items, case.context.microbatches, case.replayer, blamed)
+    return sequence_candidate(
+        case.reading.items,
+        case.context.microbatches,
+        case.replayer,
+        blamed,
+        is_routed=any(link.kind == SpanKind.EP_COMM for link in case.reading.transfers.links),
+    )
 
 
 def insufficient(evidence: str) -> Finding:

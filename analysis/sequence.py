@@ -43,7 +43,7 @@ class SequenceEffect:
 
 
 def sequence_effect(
-    items: ComputeItems, lengths: MicrobatchTable, blamed: Collection[int]
+    items: ComputeItems, lengths: MicrobatchTable, blamed: Collection[int], *, is_routed: bool
 ) -> SequenceEffect | None:
     """Measure how far compute varies from micro-batch to micro-batch, and why.
 
@@ -54,6 +54,8 @@ def sequence_effect(
         items: Compute by micro-batch.
         lengths: Lengths of the micro-batches, where the loader told them.
         blamed: Ranks whose compute varies for another reason.
+        is_routed: Whether experts compute too: what the router sends them varies together in
+            forward and backward as well, so only known lengths tell.
 
     Returns:
         None where there are too few micro-batches, or nothing varies together.
@@ -67,8 +69,13 @@ def sequence_effect(
     spread = float(np.std(ratio[forward]))
     together = _correlation(ratio[forward], ratio[backward])
     by_length = _length_correlation(items, ratio, forward, lengths)
-    if by_length is not None and by_length >= LEAST_CORRELATION:
+    if by_length is not None:
+        # Known lengths that do not explain it are not the cause.
+        if by_length < LEAST_CORRELATION:
+            return None
         return SequenceEffect(correlation=by_length, by_lengths=True, spread_ratio=spread)
+    if is_routed:
+        return None
     if together is not None and together >= LEAST_CORRELATION:
         return SequenceEffect(correlation=together, by_lengths=False, spread_ratio=spread)
     return None

@@ -180,7 +180,12 @@ def _of_stage(
 
 
 def sequence_candidate(
-    items: ComputeItems, lengths: MicrobatchTable, replayer: Replayer, blamed: Collection[int]
+    items: ComputeItems,
+    lengths: MicrobatchTable,
+    replayer: Replayer,
+    blamed: Collection[int],
+    *,
+    is_routed: bool,
 ) -> Candidate | None:
     """Find out whether micro-batches of unequal length cost the job much.
 
@@ -189,11 +194,12 @@ def sequence_candidate(
         lengths: What the loader told of them, if anything.
         replayer: Prices it: each piece of compute takes its rank's median.
         blamed: Ranks that are slow for a while, whose compute varies with that.
+        is_routed: Whether experts compute too.
 
     Returns:
         None where the spread costs less than `DUE_RATIO` of a step or something else makes it.
     """
-    effect = sequence_effect(items, lengths, blamed)
+    effect = sequence_effect(items, lengths, blamed, is_routed=is_routed)
     if effect is None:
         return None
     chosen = _of_microbatches(replayer.model, blamed)
