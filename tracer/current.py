@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -152,8 +153,12 @@ def record_exception(exc: BaseException) -> None:
 def shutdown() -> None:
     """Say goodbye: seal what is written and record the end. A second call does nothing."""
     tracer = _tracer
-    set_current(NOOP_TRACER)
-    tracer.shutdown()
+    try:
+        set_current(NOOP_TRACER)
+        tracer.shutdown()
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        if isinstance(tracer, Recorder):
+            tracer.swallow(problem)
 
 
 def _swallow(problem: Exception) -> None:
@@ -184,7 +189,8 @@ def _forget_in_child() -> None:
     tracer = _tracer
     set_current(NOOP_TRACER)
     if isinstance(tracer, Recorder):
-        tracer.abandon()
+        with contextlib.suppress(Exception):  # out of memory; the count would be the parent's
+            tracer.abandon()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

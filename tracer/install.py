@@ -21,7 +21,14 @@ from tracer.recorder import Recorder
 from tracer.sampling import Settings
 from tracer.span import UnixNs
 from tracer.spare import DEFAULT_SEGMENT_BYTES, DEFAULT_SPOOL_BYTES, SpoolLimits
-from tracer.spool import HEADER_BYTES, MANIFEST_FILE, RECORD_BYTES, SPOOL_VERSION, SpoolIdentity
+from tracer.spool import (
+    HEADER_BYTES,
+    MANIFEST_FILE,
+    RECORD_BYTES,
+    SPOOL_VERSION,
+    DropReason,
+    SpoolIdentity,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -205,6 +212,8 @@ def _watch_the_end(recorder: Recorder) -> None:
         try:
             if not recorder.closed:
                 recorder.record_exception(exc)
+        except Exception:  # noqa: BLE001 - it would be printed in the place of the job's own
+            recorder.drop(DropReason.INTERNAL_ERROR)
         finally:
             previous(exc_type, exc, traceback)
 

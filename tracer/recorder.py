@@ -137,8 +137,13 @@ class Recorder:
         return placed_span(self.lane(), head, self.index(microbatch), self.index(chunk))
 
     def host_span(self, name: str, kind: SpanKind) -> HostSpan:
-        """Return a span of ours, to be entered and left by hand."""
-        return host_span(self.lane(), self.head(name, kind)) if self.keeps(kind) else UnkeptSpan()
+        """Return a span of ours, to be entered and left by hand; an error of ours is counted."""
+        try:
+            if self.keeps(kind):
+                return host_span(self.lane(), self.head(name, kind))
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self.swallow(problem)
+        return UnkeptSpan()
 
     def keeps(self, kind: SpanKind) -> bool:
         """Return whether spans of ``kind`` that begin now are recorded.
@@ -256,14 +261,17 @@ class Recorder:
     # -- what is not a span --------------------------------------------------
 
     def event(self, kind: str, text: str, data: dict[str, object]) -> None:
-        """Note something that happened at this moment."""
-        line = {
-            "at_ns": time.time_ns(),
-            "kind": self._arguments.name(kind),
-            "text": plain_text(text) or f"<{type_name(text)}>",
-            "data": data,
-        }
-        self.append_line(EVENTS_FILE, line)
+        """Note something that happened at this moment; an error of ours is counted."""
+        try:
+            line = {
+                "at_ns": time.time_ns(),
+                "kind": self._arguments.name(kind),
+                "text": plain_text(text) or f"<{type_name(text)}>",
+                "data": data,
+            }
+            self.append_line(EVENTS_FILE, line)
+        except Exception as problem:  # noqa: BLE001 - captures tell of their own errors here
+            self.swallow(problem)
 
     def add_group(
         self, group_id: int, *, kind: SpanKind, name: str, members: Sequence[int]
@@ -316,7 +324,11 @@ class Recorder:
         return self._step_start_ns
 
     def at_each_step(self, attempt: Callable[[], bool]) -> None:
-        """Call ``attempt`` when a step begins, until it returns True."""
+        """Call ``attempt`` when a step begins, until it returns True.
+
+        One that raises is not called again: its error is counted, told as an
+        event, and kept from the job.
+        """
         self._attempts.append(attempt)
 
     def shutdown(self) -> None:
@@ -375,8 +387,18 @@ class Recorder:
         self._step_start_ns = now_ns
         self.steering.begin_step(step)
         self.lanes.begin_step(step)
-        if self._attempts:
-            self._attempts = [attempt for attempt in self._attempts if not attempt()]
+        for attempt in list(self._attempts):
+            if self._is_over(attempt):
+                self._attempts.remove(attempt)
+
+    def _is_over(self, attempt: Callable[[], bool]) -> bool:
+        """Return whether ``attempt``, called now, need not be called again."""
+        try:
+            return attempt()
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self.swallow(problem)
+            self.event("tracer", "a chore of each step was given up", {"error": type_name(problem)})
+            return True
 
     def index(self, value: object) -> int:
         """Return ``value`` where it can be a micro-batch or chunk, else `NONE`, counted."""

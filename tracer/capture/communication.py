@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch.distributed as dist
 
@@ -20,10 +20,12 @@ from tracer.span import NONE, SpanFlag
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tracer.recorder import Recorder
     from tracer.topology import Layout
+
+P = ParamSpec("P")
 
 # As plain integers: an operation on the enumeration costs a microsecond each.
 HOST_CLOCK = int(SpanFlag.HOST_CLOCK)
@@ -145,15 +147,15 @@ class Communication:
 
     def of_work(self, work: Any) -> list[Launch]:  # noqa: ANN401 - a pybind class
         """Return the launches that nobody has yet waited for by ``work``."""
-        return self._unwaited.of_work(work)
+        return self._found(self._unwaited.of_work, work)
 
     def of_tensor(self, tensor: Any) -> list[Launch]:  # noqa: ANN401 - of any subclass
         """Return the launches that still write to the tensor's storage."""
-        return self._unwaited.of_tensor(tensor)
+        return self._found(self._unwaited.of_tensor, tensor)
 
     def of_thread(self, thread_id: int, since_ns: int) -> list[Launch]:
         """Return what a thread launched since then and nobody has waited for, oldest first."""
-        return self._unwaited.of_thread(thread_id, since_ns)
+        return self._found(self._unwaited.of_thread, thread_id, since_ns)
 
     def wait_begins(self, launches: Sequence[Launch]) -> None:
         """Note that this thread, and on a device its stream, is about to wait for all of them."""
@@ -228,6 +230,15 @@ class Communication:
         self._thread = _Thread()
 
     # -- inside --------------------------------------------------------------
+
+    def _found(
+        self, find: Callable[P, list[Launch]], *args: P.args, **named: P.kwargs
+    ) -> list[Launch]:
+        try:
+            return find(*args, **named)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self.fail(problem)
+            return []
 
     def _begin(self, operation: Operation, args: tuple[Any, ...]) -> Launch | None:
         at = operation.group_position

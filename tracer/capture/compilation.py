@@ -34,6 +34,9 @@ class Compilations:
 
     def start(self) -> None:
         """Ask the compiler to tell us; a second call does nothing."""
+        self._guard.call(self._start)
+
+    def _start(self) -> None:
         handler = sys.modules[DYNAMO_MODULE].callback_handler
         if self.begins not in handler.start_callbacks:
             handler.register_start_callback(self.begins)

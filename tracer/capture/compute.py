@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from tracer.capture.guard import Guard
 from tracer.device.span import DeviceSpan
 from tracer.noop import NOOP_SPAN
 from tracer.span import NONE, SpanKind
@@ -26,6 +27,9 @@ class Compute:
     """Opens compute spans; one inside another is the same work seen twice, and is not recorded."""
 
     def __init__(self, recorder: Recorder) -> None:
+        self.guard = Guard(recorder, "compute")
+        """Of the hooks that open its spans."""
+
         self._recorder = recorder
         self._inside = _Inside()
         self._counted_step = NONE
@@ -53,7 +57,16 @@ class Compute:
         """
         if self._inside.yes:
             return NOOP_SPAN
-        recorder, index = self._recorder, self._recorder.index(microbatch)
+        try:
+            return self._span(name, kind, self._recorder.index(microbatch), chunk, on)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._recorder.swallow(problem)
+            return NOOP_SPAN
+
+    def _span(
+        self, name: str, kind: SpanKind, index: int, chunk: int, on: Iterable[object]
+    ) -> SpanContext:
+        recorder = self._recorder
         device = recorder.device_timing.device_of(on)
         inner: SpanContext
         if device is None or not recorder.keeps(kind):
@@ -99,9 +112,12 @@ class ComputeSpan:
         self._lane: Lane = recorder.lane()
 
     def __enter__(self) -> ComputeSpan:
-        self._inside.yes = True
-        self._lane.set_place(self._lane.step, self._microbatch, self._chunk)
-        self._span.__enter__()
+        try:
+            self._lane.set_place(self._lane.step, self._microbatch, self._chunk)
+            self._span.__enter__()
+            self._inside.yes = True  # last: no `__exit__` follows what is raised here
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._lane.swallow(problem)
         return self
 
     def __exit__(
@@ -110,6 +126,9 @@ class ComputeSpan:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._span.__exit__(exc_type, exc, traceback)
-        self._lane.set_place(self._recorder.step_number, NONE, NONE)
         self._inside.yes = False
+        try:
+            self._span.__exit__(exc_type, exc, traceback)
+            self._lane.set_place(self._recorder.step_number, NONE, NONE)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._lane.swallow(problem)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tracer.capture.batch import shape_of
 from tracer.capture.data import Batches
 from tracer.capture.derived import Derivation
+from tracer.capture.guard import Guard
 from tracer.capture.root import RootFinder
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Forwards:
     def __init__(self, recorder: Recorder, steps: StepCounter) -> None:
         self._recorder = recorder
         self._steps = steps
+        self._guard = Guard(recorder, "forward")
         self._batches = Batches(recorder)
         self._derivation = Derivation(recorder)
         self._finder: RootFinder | None = None
@@ -49,6 +51,13 @@ class Forwards:
         """Note the batch that it gave."""
         self._batches.fetched(batch)
 
+    def _forward_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
+        self._steps.next_begins()
+        batch = kwargs if shape_of(kwargs) is not None else args
+        self._batches.forward_begins(batch)
+        if sys.modules["torch"].is_grad_enabled():
+            self._derivation.forward_begins(module, batch)
+
     def _attach(self, compute: Compute, model: Any) -> Callable[[], None]:  # noqa: ANN401
         """Follow ``model``; return what lets it go again."""
         from tracer.capture.module import capture_forward
@@ -60,11 +69,7 @@ class Forwards:
             # A compiler that looks into this forward must find nothing here to stop at.
             if torch.compiler.is_compiling() or compute.inside:
                 return
-            self._steps.next_begins()
-            batch = kwargs if shape_of(kwargs) is not None else args
-            self._batches.forward_begins(batch)
-            if torch.is_grad_enabled():
-                self._derivation.forward_begins(module, batch)
+            self._guard.call(self._forward_begins, module, args, kwargs)
 
         # First, so that a step that begins here holds the forward's span.
         handle = model.register_forward_pre_hook(before, prepend=True, with_kwargs=True)

@@ -35,8 +35,11 @@ def capture_garbage(recorder: Recorder) -> Callable[[], None]:
         if phase == "start":
             begun.start_ns = now_ns
         elif begun.start_ns and now_ns - begun.start_ns >= LEAST_PAUSE_NS:
-            name = f"gc generation {info['generation']}"
-            recorder.append_span(name, SpanKind.GC, begun.start_ns, now_ns)
+            try:
+                name = f"gc generation {info['generation']}"
+                recorder.append_span(name, SpanKind.GC, begun.start_ns, now_ns)
+            except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+                recorder.swallow(problem)
 
     gc.callbacks.append(notice)
 

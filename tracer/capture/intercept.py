@@ -236,10 +236,10 @@ class BackwardWatch:
 
     def look(self, launch: Launch) -> None:
         """Watch the end of this backward, if an autograd node of C++ launched this."""
-        task = torch._C._current_graph_task_id()
-        if task in (NO_BACKWARD, self._watched):
-            return
         try:
+            task = torch._C._current_graph_task_id()
+            if task in (NO_BACKWARD, self._watched):
+                return
             if not launched_by_engine(sys._getframe(2)):
                 return
             self._watched = task
@@ -254,7 +254,10 @@ class BackwardWatch:
         launches = self._communication.of_thread(thread_id, since_ns)
         if launches:
             self._communication.wait_begins(launches)
-            _queue(lambda: self._after(launches, start_ns))
+            try:
+                _queue(lambda: self._after(launches, start_ns))
+            except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+                self._communication.fail(problem)
 
     def _after(self, launches: list[Launch], start_ns: int) -> None:
         self._communication.waited_in_turn(launches, start_ns, monotonic_ns())

@@ -25,12 +25,15 @@ def capture_forward(compute: Compute, model: Any) -> Callable[[], None]:  # noqa
     Returns:
         A function that takes the hooks off again.
     """
-    opened = threading.local()
+    opened, guard = threading.local(), compute.guard
 
     def before(module: Any, args: Any) -> None:  # noqa: ANN401
         # A compiler that looks into this forward must find nothing here to stop at.
         if torch.compiler.is_compiling() or compute.inside:
             return
+        guard.call(begin, module, args)
+
+    def begin(module: Any, args: Any) -> None:  # noqa: ANN401
         microbatch = compute.count(SpanKind.FORWARD) if torch.is_grad_enabled() else NONE
         opened.span = compute.span(
             "forward",

@@ -6,6 +6,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from tracer.capture.guard import Guard
 from tracer.device.span import timed_span
 from tracer.span import SpanKind
 
@@ -33,10 +34,12 @@ def capture_optimizer(recorder: Recorder) -> Callable[[], None]:
     """
     from torch.optim import optimizer as hooks
 
-    running = _Running()
+    running, guard = _Running(), Guard(recorder, "optimizer")
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
-        caller = sys._getframe(1)
+        guard.call(begin, optimizer, sys._getframe(1))
+
+    def begin(optimizer: Any, caller: FrameType) -> None:  # noqa: ANN401
         if running.span is not None:
             if _is_below(running.caller, caller):
                 return
@@ -48,6 +51,9 @@ def capture_optimizer(recorder: Recorder) -> Callable[[], None]:
         running.span.__enter__()
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+        guard.call(end, optimizer)
+
+    def end(optimizer: Any) -> None:  # noqa: ANN401
         if running.optimizer is optimizer and running.span is not None:
             running.span.__exit__(None, None, None)
             running.optimizer = running.span = running.caller = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from tracer.span import SpanKind
+from tracer.span import NONE, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,12 +31,13 @@ def capture_pipeline(compute: Compute, patches: Patches) -> None:
 
 
 def chunk_of(stage: Any) -> int:  # noqa: ANN401 - a private class of torch
-    """Return which of this rank's model chunks a stage is.
+    """Return which of this rank's model chunks a stage is; `NONE` where it does not tell.
 
     Stages are dealt to ranks in rounds, each round as long as the pipeline
     (looped or V-shaped alike), and a rank gets one stage a round.
     """
-    return int(stage.stage_index) // int(stage.group_size)
+    index, size = getattr(stage, "stage_index", None), getattr(stage, "group_size", None)
+    return index // size if type(index) is int and type(size) is int and size else NONE
 
 
 def _traced_chunk(
@@ -46,8 +47,8 @@ def _traced_chunk(
     def call(stage: Any, microbatch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         # A zero-bubble schedule asks for the gradients of the input alone, by keyword.
         part = f"{name} input" if kwargs.get("full_backward") is False else name
-        on, chunk = (getattr(stage, "device", None),), chunk_of(stage)
-        with compute.span(part, kind, microbatch=microbatch, chunk=chunk, on=on):
+        on = (getattr(stage, "device", None),)
+        with compute.span(part, kind, microbatch=microbatch, chunk=chunk_of(stage), on=on):
             return original(stage, microbatch, *args, **kwargs)
 
     return call

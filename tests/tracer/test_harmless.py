@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import tracer
+from tests.tracer.reading import dropped
+from tests.tracer.recording import ROOT, recorder_in
+from tracer.blame import is_ours
+from tracer.spool import DropReason
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ERRORS = DropReason.INTERNAL_ERROR
+
+
+def fails(*about: object) -> bool:
+    raise RuntimeError("ours")
+
+
+# As if it stood in the tracer's own file: that is how an error is told to be ours.
+fails.__code__ = fails.__code__.replace(co_filename=tracer.__file__)
+
+
+def test_a_job_computes_the_same_whichever_part_of_ours_is_broken(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.tracer.harmless_job", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    untraced, _ = told.pop("untraced")
+    _, without_a_fault = told.pop("nothing")
+    assert without_a_fault == 0
+    assert {part: losses for part, (losses, _) in told.items()} == dict.fromkeys(told, untraced)
+    assert all(num_errors > 0 for _, num_errors in told.values()), told
+
+
+def test_what_fails_as_a_step_begins_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    begun: list[int] = []
+
+    def notes() -> bool:
+        begun.append(recorder.step_number)
+        return False
+
+    recorder.at_each_step(fails)
+    recorder.at_each_step(notes)
+    recorder.begin_steps()
+    recorder.step()
+    recorder.step()
+    recorder.shutdown()
+
+    assert begun == [0, 1, 2]
+    assert dropped(tmp_path) == {ERRORS: 1}
+    (event,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert event["kind"] == "tracer"
+    assert event["data"] == {"error": "RuntimeError"}
+
+
+class AlarmError(Exception):
+    """The job's own."""
+
+
+def test_a_handler_of_the_job_that_raises_as_a_step_begins_reaches_the_job(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    calls: list[int] = []
+
+    def interrupted() -> bool:
+        calls.append(recorder.step_number)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGUSR1)
+        return False
+
+    def handle(*about: object) -> None:
+        raise alarm
+
+    alarm = AlarmError()
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        recorder.at_each_step(interrupted)
+        with pytest.raises(AlarmError) as caught:
+            recorder.begin_steps()
+        recorder.step()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    recorder.shutdown()
+
+    assert caught.value is alarm
+    assert calls == [0, 1]  # it is not given up for what the job did
+    assert dropped(tmp_path) == {}
+
+
+def test_an_error_below_the_standard_library_is_told_by_who_called_it() -> None:
+    def raised(text: object) -> BaseException:
+        try:
+            json.dumps(text)
+        except TypeError as problem:
+            return problem
+        raise AssertionError
+
+    theirs = raised(object())
+    raised.__code__ = raised.__code__.replace(co_filename=tracer.__file__)
+    ours = raised(object())
+
+    assert not is_ours(theirs)
+    assert is_ours(ours)
+
+
+def test_an_exit_hook_that_fails_leaves_the_jobs_own_traceback_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda _type, problem, _trace: shown.append(problem))
+    recorder = tracer.install(spool=tmp_path, run="run")
+    monkeypatch.setattr(type(recorder), "record_exception", fails)
+    mine = KeyError("mine")
+    try:
+        sys.excepthook(KeyError, mine, None)
+    finally:
+        tracer.shutdown()
+
+    assert shown == [mine]
+    (folder,) = (tmp_path / "run").iterdir()
+    assert dropped(folder)[ERRORS] == 1
+
+
+def test_a_collection_is_not_disturbed_by_a_lane_that_cannot_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    monkeypatch.setattr("tracer.capture.garbage.LEAST_PAUSE_NS", 0)
+    tracer.install(spool=tmp_path, run="run")
+    try:
+        with monkeypatch.context() as broken:
+            broken.setattr("tracer.recorder.Recorder.lane", fails)
+            gc.collect()
+    finally:
+        tracer.shutdown()
+
+    (folder,) = (tmp_path / "run").iterdir()
+    assert unraisable == []
+    assert dropped(folder)[ERRORS] >= 1
