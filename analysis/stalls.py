@@ -34,7 +34,7 @@ class Stalls:
     profile: Profile
     gaps: GapItems
     row: NDArray[np.int64]
-    """Shape (gaps,): row of the profile, -1 for a rank without compute."""
+    """Shape (gaps,): row of the profile, -1 for a rank or a step without compute."""
 
     column: NDArray[np.int64]
     compute_ns: NDArray[np.float64]
@@ -102,11 +102,13 @@ class Stalls:
 def stalls_of(profile: Profile, gaps: GapItems, duration_ns: NDArray[np.float64]) -> Stalls:
     """Lay a run's host gaps out over the ranks and steps of its profile."""
     at = np.minimum(np.searchsorted(profile.ranks, gaps.rank), len(profile.ranks) - 1)
+    column = np.minimum(np.searchsorted(profile.steps, gaps.step), len(profile.steps) - 1)
+    known = (profile.ranks[at] == gaps.rank) & (profile.steps[column] == gaps.step)
     return Stalls(
         profile=profile,
         gaps=gaps,
-        row=np.where(profile.ranks[at] == gaps.rank, at, -1),
-        column=np.searchsorted(profile.steps, gaps.step),
+        row=np.where(known, at, -1),
+        column=column,
         compute_ns=row_medians(profile.total_ns),
         duration_ns=duration_ns,
     )
