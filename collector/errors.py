@@ -94,3 +94,23 @@ class TraceError(CollectorError):
 
 class MetaError(CollectorError):
     """The sizes that belong to a trace are missing, unreadable, or contradict it."""
+
+
+class ClockReplyError(CollectorError):
+    """The collector's answer to a clock probe is none."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the answer to a clock probe can't be used: {reason}")
+        self.reason = reason
+
+
+class TokenFileError(CollectorError):
+    """A file with tokens can't be trusted or read; nobody comes in by it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+
+
+class TokenRequestError(CollectorError):
+    """A token can't be made or revoked as asked."""

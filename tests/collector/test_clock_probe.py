@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from collector.clock_probe import ProbeReply, ReferenceClock, parse_reply
+from collector.errors import ClockReplyError
+from tracer.span import UnixNs
+
+if TYPE_CHECKING:
+    from tests.collector.conftest import FakeClock
+
+S = 1_000_000_000
+GOOD = {"reference_id": "ab12", "received_ns": 5, "replied_ns": 7}
+
+
+def test_a_probe_is_answered_with_both_times_of_the_reference(
+    clock: FakeClock,
+) -> None:
+    reference = ReferenceClock(
+        unix_minus_monotonic_ns=600 * S, monotonic_ns=clock, reference_id="r"
+    )
+
+    received_ns = reference.now_ns()
+    clock.advance_s(0.001)
+    reply = reference.answer(received_ns)
+
+    start_ns = 10**12 + 600 * S
+    assert reply == ProbeReply(
+        reference_id="r", received_ns=UnixNs(start_ns), replied_ns=UnixNs(start_ns + 1_000_000)
+    )
+
+
+def test_the_reference_begins_at_unix_time_and_has_a_name_of_its_own() -> None:
+    first, second = ReferenceClock.start(), ReferenceClock.start()
+
+    assert abs(first.now_ns() - time.time_ns()) < S
+    assert first.reference_id != second.reference_id
+
+
+def test_a_reply_survives_the_way_as_json() -> None:
+    reply = ProbeReply(reference_id="r", received_ns=UnixNs(2**60), replied_ns=UnixNs(2**60 + 3))
+
+    assert parse_reply(json.loads(json.dumps(reply.document()))) == reply
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ([], "it is no object"),
+        (None, "it is no object"),
+        ({**GOOD, "reference_id": ""}, "reference_id"),
+        ({**GOOD, "reference_id": "x" * 65}, "reference_id"),
+        ({**GOOD, "reference_id": 7}, "reference_id"),
+        ({**GOOD, "received_ns": 5.0}, "received_ns is no time"),
+        ({**GOOD, "received_ns": True}, "received_ns is no time"),
+        ({**GOOD, "received_ns": -1}, "received_ns is no time"),
+        ({**GOOD, "replied_ns": 2**62}, "replied_ns is no time"),
+        ({**GOOD, "replied_ns": "7"}, "replied_ns is no time"),
+        ({"reference_id": "r", "received_ns": 5}, "replied_ns is no time"),
+        ({**GOOD, "replied_ns": 4}, "it left before the probe came"),
+    ],
+)
+def test_a_document_of_another_form_is_refused(document: Any, reason: str) -> None:  # noqa: ANN401 -- whatever came
+    with pytest.raises(ClockReplyError, match=reason):
+        parse_reply(document)
