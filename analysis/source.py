@@ -161,6 +161,10 @@ class StepTable:
     loss: NDArray[np.float64]
     """NaN: unknown."""
 
+    left_out: NDArray[np.uint32]
+    """Bit `k` is set where the rank recorded no spans of kind `k` (`tracer.span.KINDS`), by
+    request; 0: all were recorded."""
+
     def __len__(self) -> int:
         return len(self.start_ns)
 

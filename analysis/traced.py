@@ -20,7 +20,7 @@ from analysis.traced_join import Joined, join_waits
 from analysis.traced_ranks import groups_as_traced, num_expected
 from analysis.waits import is_communication, is_one_sided, split_waits
 from analysis.words import duration_text
-from tracer.span import NONE
+from tracer.span import COMM_KINDS, KIND_CODES, KINDS, NONE, SpanKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,6 +32,16 @@ if TYPE_CHECKING:
 UNMEASURED_CLOCK_ERROR_NS = 10_000_000
 """Error allowed for between clocks that nobody measured. Source: arXiv 2505.05713 takes transfers
 of -10 ms and less for clock error."""
+
+OTHER = SpanKind.OTHER
+NEEDED_KINDS = COMM_KINDS | {
+    SpanKind.FORWARD,
+    SpanKind.BACKWARD,
+    SpanKind.OPTIMIZER,
+    SpanKind.WAIT,
+}
+"""What a replay is built of, beside collectives of `OTHER` groups; without it a step is not empty
+but unknown."""
 
 
 def read_traced(
@@ -127,11 +137,30 @@ def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit
         reasons[step] = "a communication lacks the record of a member"
     for step in distinct(spans.step[split.negative & ~is_one_sided(spans, split)]).tolist():
         reasons[step] = "a rank left a communication before the last one entered it"
+    for step, missing in _not_recorded(run, steps).items():
+        reasons[step] = f"spans of it were not recorded, by request: {missing}"
     numbers, counts = np.unique(steps.step, return_counts=True)
     for step, count in zip(numbers.tolist(), counts.tolist(), strict=True):
         if count != expected:
             reasons[step] = f"{expected - count} of {expected} ranks have no record of it"
     return reasons
+
+
+def _not_recorded(run: RunInfo, steps: StepTable) -> dict[int, str]:
+    """Name, by step, the kinds that the replay needs and some rank was asked not to record."""
+    has_other = any(group.kind == OTHER for epoch in run.epochs for group in epoch.groups)
+    needed = NEEDED_KINDS | {OTHER} if has_other else NEEDED_KINDS
+    bits = sum(1 << KIND_CODES[kind] for kind in needed)
+    found: dict[int, int] = {}
+    lacking = np.flatnonzero(steps.left_out & np.uint32(bits))
+    for step, mask in zip(
+        steps.step[lacking].tolist(), steps.left_out[lacking].tolist(), strict=True
+    ):
+        found[step] = found.get(step, 0) | mask & bits
+    return {
+        step: ", ".join(kind for code, kind in enumerate(KINDS) if mask >> code & 1)
+        for step, mask in found.items()
+    }
 
 
 def _wait_intervals(joined: Joined, number: NDArray[np.int64]) -> WaitIntervals:

@@ -93,13 +93,17 @@ WHERE run_id = {run_id:String} AND state = 'repeated'
 """
 
 SELECT_STEPS = """
-SELECT epoch, step, rank, start_ns, end_ns, num_tokens, loss, peak_memory_bytes FROM steps
+SELECT
+    epoch, step, rank, start_ns, end_ns, num_tokens, loss, peak_memory_bytes, left_out
+FROM steps
 WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
 ORDER BY epoch, step, rank, segment, row
 """
 
 SELECT_STEPS_ONCE = """
-SELECT epoch, step, rank, start_ns, end_ns, num_tokens, loss, peak_memory_bytes FROM steps FINAL
+SELECT
+    epoch, step, rank, start_ns, end_ns, num_tokens, loss, peak_memory_bytes, left_out
+FROM steps FINAL
 WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
 ORDER BY epoch, step, rank, segment, row
 """

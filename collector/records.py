@@ -51,6 +51,7 @@ _FIELDS: dict[str, tuple[str, int]] = {
     "num_tokens": ("<i8", 64),
     "loss": ("<f8", 72),
     "peak_memory_bytes": ("<i8", 80),
+    "left_out": ("<u4", 88),
     # second half of a micro-batch, beside num_tokens
     "sum_squared_lengths": ("<i8", 72),
 }
@@ -205,6 +206,7 @@ def _steps(records: Records, rows: NDArray[np.uint32], *, origin: Origin) -> pa.
         "num_tokens": numbers(records["num_tokens"]),
         "loss": numbers(records["loss"]),
         "peak_memory_bytes": numbers(records["peak_memory_bytes"]),
+        "left_out": numbers(records["left_out"]),
         "row": numbers(rows),
     }
     return pa.Table.from_arrays(list(named.values()), names=list(named))

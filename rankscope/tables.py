@@ -58,6 +58,7 @@ def step_table(table: pa.Table) -> StepTable:
         end_ns=to_numpy(table["end_ns"]),
         num_tokens=to_numpy(table["num_tokens"]),
         loss=to_numpy(table["loss"]),
+        left_out=to_numpy(table["left_out"]),
     )
 
 

@@ -178,6 +178,7 @@ class ByteDanceCluster:
             end_ns=np.zeros(pairs.shape[1], np.int64),
             num_tokens=np.full(pairs.shape[1], NONE, np.int64),
             loss=np.full(pairs.shape[1], np.nan),
+            left_out=np.zeros(pairs.shape[1], np.uint32),
         )
         info = RunInfo(
             run_id="tiny",

@@ -232,6 +232,7 @@ class Cluster:
             end_ns=end,
             num_tokens=np.full(len(step), 1024, np.int64),
             loss=np.full(len(step), np.nan),
+            left_out=np.zeros(len(step), np.uint32),
         )
 
 

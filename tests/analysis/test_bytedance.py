@@ -174,6 +174,7 @@ def published(name: str) -> tuple[Source, dict[str, Any], float, float]:
         end_ns=np.zeros(rows, np.int64),
         num_tokens=np.full(rows, NONE, np.int64),
         loss=np.full(rows, np.nan),
+        left_out=np.zeros(rows, np.uint32),
     )
     result = json.loads((TRACES / f"result-{name}.json").read_text())
     m_w = json.loads((TRACES / f"mw-{name}.json").read_text())["rem"]

@@ -78,6 +78,7 @@ def finished(*rows: tuple[int, int]) -> StepTable:
         end_ns=none + 1,
         num_tokens=none,
         loss=none.astype(float),
+        left_out=np.zeros(len(none), np.uint32),
     )
 
 

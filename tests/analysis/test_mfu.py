@@ -42,6 +42,7 @@ def step_table(*rows: tuple[int, int, int, int, int], epoch: int = 0) -> StepTab
         end_ns=np.array(end_ns, dtype=np.int64),
         num_tokens=np.array(tokens, dtype=np.int64),
         loss=np.full(len(rows), np.nan),
+        left_out=np.zeros(len(rows), np.uint32),
     )
 
 
@@ -134,7 +135,7 @@ def test_a_repeated_step_counts_as_the_later_epoch_had_it() -> None:
     both = replace(run, epochs=(*run.epochs, EpochInfo(epoch=1, ranks=RANKS)))
     first = step_table(*ONE_STEP)
     again = step_table(*((7, rank, 50 * S, 74 * S, 60) for rank in range(4)), epoch=1)
-    names = ("epoch", "step", "rank", "start_ns", "end_ns", "num_tokens", "loss")
+    names = StepTable.__dataclass_fields__
     columns = {name: np.concatenate([getattr(first, name), getattr(again, name)]) for name in names}
 
     mfu = compute_mfu(both, StepTable(**columns))

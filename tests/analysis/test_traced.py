@@ -61,6 +61,7 @@ def steps_of(*rows: tuple[int, int, int, int, int]) -> StepTable:
         end_ns=end,
         num_tokens=np.full(len(rows), NONE, np.int64),
         loss=np.full(len(rows), np.nan),
+        left_out=np.zeros(len(rows), np.uint32),
     )
 
 
@@ -143,6 +144,29 @@ def test_time_that_the_host_took_inside_forward_is_not_the_ranks_compute(kind: S
     )
 
     assert reading.items.self_ns.tolist() == [22, 22]
+
+
+def test_a_step_of_which_one_rank_left_out_what_the_replay_needs_is_unknown_not_empty() -> None:
+    rows: list[Row] = [
+        (0, SpanKind.FORWARD, 0, 30, False, 0),
+        (1, SpanKind.FORWARD, 0, 30, False, 0),
+    ]
+    backward, host, other = (
+        np.uint32(1 << KIND_CODES[kind])
+        for kind in (SpanKind.BACKWARD, SpanKind.HOST, SpanKind.OTHER)
+    )
+    steps = steps_of((0, 0, 0, 0, 34), (0, 0, 1, 0, 50))
+
+    def left_out(run: RunInfo, *masks: np.uint32) -> dict[int, str]:
+        told = replace(steps, left_out=np.array(masks, np.uint32))
+        return read_traced(run, spans_of(rows), told, clock_error_ns=0).left_out
+
+    alone = replace(TWO_STAGES, epochs=(replace(TWO_STAGES.epochs[0], groups=()),))
+    why = "spans of it were not recorded, by request: "
+    assert left_out(alone, np.uint32(0), backward | host) == {0: f"{why}backward"}
+    assert left_out(alone, host, host | other) == {}
+    # With a group of kind "other", collectives are missing where that kind is.
+    assert left_out(TWO_STAGES, np.uint32(0), other) == {0: f"{why}other"}
 
 
 def test_a_step_that_ran_again_after_a_restart_counts_once_the_last_time() -> None:

@@ -256,6 +256,7 @@ def steps_of(*rows: tuple[int, int, int]) -> StepTable:
         end_ns=np.ones(num, dtype=np.int64),
         num_tokens=np.ones(num, dtype=np.int64),
         loss=np.zeros(num),
+        left_out=np.zeros(num, np.uint32),
     )
 
 

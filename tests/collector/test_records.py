@@ -29,7 +29,9 @@ def test_the_numpy_view_of_each_second_half_is_the_spools() -> None:
     assert fields_of(
         comm, "group_id", "seq", "src_rank", "dst_rank", "num_bytes", "interval_id"
     ) == [2**64 - 1, -2, -3, -4, 5, -6]
-    step = core + STEP.pack(7, 0.5, 9, 0)
-    assert fields_of(step, "num_tokens", "loss", "peak_memory_bytes") == [7, 0.5, 9]
+    step = core + STEP.pack(7, 0.5, 9, 2**32 - 1)
+    assert fields_of(step, "num_tokens", "loss", "peak_memory_bytes", "left_out") == [
+        *(7, 0.5, 9, 2**32 - 1)
+    ]
     microbatch = core + MICROBATCH.pack(7, 8)
     assert fields_of(microbatch, "num_tokens", "sum_squared_lengths") == [7, 8]

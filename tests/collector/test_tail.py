@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from analysis.analyze import analyze_run
 from collector.errors import StoreError
-from collector.read import may_repeat, read_events, read_microbatches, read_run, read_spans
+from collector.read import (
+    may_repeat,
+    read_events,
+    read_microbatches,
+    read_run,
+    read_spans,
+    read_steps,
+)
 from collector.store import Store
 from collector.tail import SegmentFate, SpoolTail
 from rankscope.source import StoreSource
 from tests.collector.spool_builder import OFFSET_NS, SpoolBuilder, this_host
-from tracer.span import NONE, SpanKind
+from tracer.span import KIND_CODES, NONE, SpanKind
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
@@ -376,6 +384,39 @@ def test_the_error_between_two_hosts_is_unknown(store: Store, run_id: str, tmp_p
     SpoolTail(tmp_path, store).poll()
 
     assert StoreSource(store).run_info(run_id).clock_error_ns is None
+
+
+def test_a_step_that_was_not_sampled_is_left_out_of_the_replay_and_named(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    forward_and_host = 1 << KIND_CODES[SpanKind.FORWARD] | 1 << KIND_CODES[SpanKind.HOST]
+    host_alone = 1 << KIND_CODES[SpanKind.HOST]
+    for rank in range(2):
+        spool = SpoolBuilder(tmp_path, run_id=run_id, rank=rank)
+        for step, left_out in enumerate((0, forward_and_host, host_alone)):
+            if step != 1:
+                spool.span(
+                    "f",
+                    kind=SpanKind.FORWARD,
+                    start_ns=1_000 * (step + 1),
+                    duration_ns=500,
+                    step=step,
+                    microbatch=0,
+                    chunk=0,
+                )
+            spool.step(step, start_ns=1_000 * (step + 1), duration_ns=900, left_out=left_out)
+        spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    assert read_steps(store, run_id)["left_out"].to_pylist() == [
+        *(0, 0, forward_and_host, forward_and_host, host_alone, host_alone)
+    ]
+    report = analyze_run(StoreSource(store), run_id)
+    assert report.steps == (0, 2)
+    (warning,) = [text for text in report.quality.warnings if "by request" in text]
+    assert "step 1" in warning
+    assert "forward" in warning
 
 
 def test_the_manifest_becomes_the_run(store: Store, run_id: str, tmp_path: Path) -> None:
