@@ -1,0 +1,1 @@
+"""What a host and its devices read about themselves, once a second."""

@@ -1,0 +1,203 @@
+"""What a DCGM exporter says of NVIDIA devices: its Prometheus page, read with limits."""
+
+from __future__ import annotations
+
+import http.client
+import math
+import re
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+from collector.errors import CollectorError
+from collector.host.gpu import IDLE_REASON, plain_uuid
+from collector.host.sample import Sample, SourceAbsentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+MAX_BODY_BYTES = 4 << 20
+MAX_LINES = 50_000
+MAX_LINE_BYTES = 4096
+TIMEOUT_S = 0.5
+HTTP_OK = 200
+
+MEBIBYTE = float(1 << 20)
+REASONS = "gpu-throttle-reasons"
+
+NAMES = {
+    "DCGM_FI_DEV_SM_CLOCK": ("gpu-clock-hz", 1e6),
+    "DCGM_FI_DEV_MEM_CLOCK": ("gpu-memory-clock-hz", 1e6),
+    "DCGM_FI_DEV_POWER_USAGE": ("gpu-power-w", 1.0),
+    "DCGM_FI_DEV_POWER_MGMT_LIMIT": ("gpu-power-limit-w", 1.0),
+    "DCGM_FI_DEV_GPU_TEMP": ("gpu-temperature-c", 1.0),
+    "DCGM_FI_DEV_GPU_UTIL": ("gpu-utilisation-ratio", 0.01),
+    "DCGM_FI_DEV_FB_USED": ("gpu-memory-used-bytes", MEBIBYTE),
+    "DCGM_FI_DEV_FB_TOTAL": ("gpu-memory-total-bytes", MEBIBYTE),
+    "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS": (REASONS, 1.0),
+    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": (REASONS, 1.0),
+    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": ("gpu-ecc-corrected-errors", 1.0),
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": ("gpu-ecc-uncorrected-errors", 1.0),
+    "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": ("gpu-nvlink-crc-flit-errors", 1.0),
+    "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL": ("gpu-nvlink-crc-data-errors", 1.0),
+    "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": ("gpu-nvlink-replay-errors", 1.0),
+    "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": ("gpu-nvlink-recovery-errors", 1.0),
+}
+"""Metric -> (our name, its units in one of the metric's).
+Source: ``default-counters.csv`` of NVIDIA's dcgm-exporter: MHz, W, C, %, MiB."""
+
+BLANKS = (
+    range(0x7FFF_FFF0, 0x8000_0000),
+    range(1 << 47, (1 << 47) + 16),
+    range(0x7FFF_FFFF_FFFF_FFF0, (1 << 63) + 1),
+)
+"""What DCGM writes where it has no value. Source: ``dcgm_structs.h``, ``DCGM_*_BLANK``."""
+
+LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
+LABEL = re.compile(r'\s*([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"\s*,?')
+ESCAPE = re.compile(r"\\(.)")
+PART_OF_A_GPU = "GPU_I_ID"
+MAX_DIGITS = 4
+
+
+class DcgmError(CollectorError):
+    """The exporter's address can't be read, or its page is none or beyond the limits."""
+
+
+class Metric(NamedTuple):
+    """One line of a Prometheus page."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+class DcgmSource:
+    """The devices of this host as a DCGM exporter sees them, by the names of `GpuSource`.
+
+    Args:
+        url: Of the exporter's page (``http://127.0.0.1:9400/metrics``); redirects are not
+            followed.
+        local_rank_of: As of `GpuSource`.
+        timeout_s: Of connecting and of each read.
+
+    Raises:
+        DcgmError: The address is not http or https.
+    """
+
+    name = "dcgm"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        local_rank_of: Callable[[], Mapping[str, int]] = dict,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise DcgmError(
+                f"DCGM exporter at {url!r}: give an address as http://host:9400/metrics"
+            )
+        self._parts = parts
+        self._local_rank_of = local_rank_of
+        self._timeout_s = timeout_s
+
+    def read(self, at_ns: int) -> list[Sample]:
+        """Return what the exporter says of each whole device.
+
+        Raises:
+            DcgmError: The page can't be read or is beyond the limits.
+            SourceAbsentError: Nobody answers at the address.
+        """
+        try:
+            body = self._fetch()
+        except (OSError, http.client.HTTPException) as error:
+            raise SourceAbsentError(
+                f"no DCGM exporter at {self._parts.netloc} ({error}): no samples of it"
+            ) from error
+        local_ranks = self._local_rank_of()
+        return [
+            Sample(at_ns, name, value, device)
+            for name, value, device in _readings(body, local_ranks)
+        ]
+
+    def _fetch(self) -> bytes:
+        parts = self._parts
+        is_https = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if is_https else http.client.HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=self._timeout_s)
+        try:
+            connection.request("GET", parts.path or "/metrics", headers={"user-agent": "rankscope"})
+            response = connection.getresponse()
+            if response.status != HTTP_OK:
+                raise DcgmError(f"{parts.netloc} answered {response.status}: no samples of it")
+            body = response.read(MAX_BODY_BYTES + 1)
+        finally:
+            connection.close()
+        if len(body) > MAX_BODY_BYTES:
+            raise DcgmError(
+                f"the page of {parts.netloc} is over {MAX_BODY_BYTES} bytes: no samples of it"
+            )
+        return body
+
+
+def parse_metrics(body: bytes) -> Iterator[Metric]:
+    """Yield the metrics of a Prometheus page; comments and lines of no form are passed over.
+
+    Raises:
+        DcgmError: More than `MAX_LINES` lines.
+    """
+    lines = body.split(b"\n", MAX_LINES)
+    if len(lines) > MAX_LINES:
+        raise DcgmError(f"the page has over {MAX_LINES} lines: no samples of it")
+    for raw in lines:
+        if not raw or raw.startswith(b"#") or len(raw) > MAX_LINE_BYTES:
+            continue
+        found = LINE.fullmatch(raw.decode("utf-8", "replace").strip())
+        labels = _labels(found[2] or "") if found else None
+        if found is None or labels is None:
+            continue
+        try:
+            yield Metric(found[1], labels, float(found[3]))
+        except ValueError:
+            continue
+
+
+def _labels(text: str) -> dict[str, str] | None:
+    """Return the labels between the braces; None where they are of no form."""
+    found = {}
+    at = 0
+    while at < len(text.rstrip()):
+        label = LABEL.match(text, at)
+        if label is None:
+            return None
+        found[label[1]] = ESCAPE.sub(lambda hit: "\n" if hit[1] == "n" else hit[1], label[2])
+        at = label.end()
+    return found
+
+
+def _readings(body: bytes, local_ranks: Mapping[str, int]) -> Iterator[tuple[str, float, int]]:
+    """Yield (name, value, device) of what is known of whole devices."""
+    for metric in parse_metrics(body):
+        known = NAMES.get(metric.name)
+        if known is None or metric.labels.get(PART_OF_A_GPU) or not _is_told(metric.value):
+            continue
+        device = _device(metric.labels, local_ranks)
+        if device is None:
+            continue
+        name, scale = known
+        if name == REASONS:
+            yield name, float(int(metric.value) & ~IDLE_REASON), device
+        else:
+            yield name, metric.value * scale, device
+
+
+def _is_told(value: float) -> bool:
+    return math.isfinite(value) and not any(blank.start <= value < blank.stop for blank in BLANKS)
+
+
+def _device(labels: Mapping[str, str], local_ranks: Mapping[str, int]) -> int | None:
+    if local_ranks:
+        return local_ranks.get(plain_uuid(labels.get("UUID", "")))
+    index = labels.get("gpu", "")
+    return int(index) if index.isascii() and index.isdigit() and len(index) <= MAX_DIGITS else None

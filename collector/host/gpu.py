@@ -1,0 +1,177 @@
+"""What NVIDIA devices say about themselves, by the driver's library."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import TYPE_CHECKING, Any
+
+from collector.host.sample import Sample, SourceAbsentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+IDLE_REASON = 0x1
+"""A device that has no work runs slowly for that reason: it explains nothing and is masked.
+Source: NVML, ``nvmlClocksEventReasonGpuIdle``."""
+
+CLOCK_SM, CLOCK_MEMORY, TEMPERATURE_GPU = 1, 2, 0
+ECC_CORRECTED, ECC_UNCORRECTED, ECC_SINCE_LOAD = 0, 1, 0
+"""Source: NVML, ``nvmlClockType_t``, ``nvmlMemoryErrorType_t``, ``nvmlEccCounterType_t``."""
+
+HZ_PER_MHZ = 1e6
+W_PER_MW = 1e-3
+RATIO_PER_PERCENT = 1e-2
+
+LINK_FIELDS = {
+    "NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": "gpu-nvlink-crc-flit-errors",
+    "NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL": "gpu-nvlink-crc-data-errors",
+    "NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": "gpu-nvlink-replay-errors",
+    "NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": "gpu-nvlink-recovery-errors",
+}
+UNSIGNED_MEMBERS = {1: "uiVal", 2: "ulVal", 3: "ullVal"}
+"""Source: NVML, ``nvmlValueType_t``."""
+
+
+class GpuSource:
+    """Each device's clocks, power, temperature, memory, errors and throttle reasons.
+
+    A device is called by the local rank of the process that computes on it, so
+    that its readings lie beside that rank's spans. While any device is known to
+    belong to a rank, those that belong to none are left out: their number might
+    be another's local rank. Where none is known, the driver's number stands for it.
+
+    Args:
+        local_rank_of: Returns the local rank of each device, by `plain_uuid`.
+        load: Returns the driver's library, initialised or not.
+    """
+
+    name = "gpu"
+
+    def __init__(
+        self,
+        *,
+        local_rank_of: Callable[[], Mapping[str, int]] = dict,
+        load: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
+    ) -> None:
+        self._local_rank_of = local_rank_of
+        self._load = load
+        self._nvml: Any = None
+        self._devices: list[tuple[str, Any]] = []
+
+    def read(self, at_ns: int) -> list[Sample]:
+        """Return what every device says; what it does not support is left out.
+
+        Raises:
+            SourceAbsentError: No driver, or no device.
+        """
+        if self._nvml is None:
+            self._open()
+        local_ranks = self._local_rank_of()
+        found = []
+        for index, (uuid, handle) in enumerate(self._devices):
+            device = local_ranks.get(uuid) if local_ranks else index
+            if device is not None:
+                found += [
+                    Sample(at_ns, name, value, device) for name, value in self._values(handle)
+                ]
+        if not found and self._devices and not local_ranks:
+            self.close()  # a driver that was loaded anew answers only a new beginning
+            raise SourceAbsentError("the NVIDIA driver answers nothing: no GPU samples")
+        return found
+
+    def close(self) -> None:
+        """Let go of the driver; a later reading begins anew."""
+        nvml, self._nvml = self._nvml, None
+        if nvml is not None:
+            _told(nvml, nvml.nvmlShutdown)
+
+    def _open(self) -> None:
+        try:
+            nvml = self._load()
+        except ImportError as error:
+            raise SourceAbsentError("nvidia-ml-py is not installed: no GPU samples") from error
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            raise SourceAbsentError(f"no NVIDIA driver ({error}): no GPU samples") from error
+        handles = [
+            _told(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
+            for index in range(_told(nvml, nvml.nvmlDeviceGetCount) or 0)
+        ]
+        self._devices = [
+            (plain_uuid(_told(nvml, nvml.nvmlDeviceGetUUID, handle) or ""), handle)
+            for handle in handles
+            if handle is not None
+        ]
+        if not self._devices:
+            _told(nvml, nvml.nvmlShutdown)
+            raise SourceAbsentError("the NVIDIA driver sees no device: no GPU samples")
+        self._nvml = nvml
+
+    def _values(self, handle: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401
+        nvml = self._nvml
+        for name, scale, function, *arguments in (
+            ("gpu-clock-hz", HZ_PER_MHZ, nvml.nvmlDeviceGetClockInfo, CLOCK_SM),
+            ("gpu-memory-clock-hz", HZ_PER_MHZ, nvml.nvmlDeviceGetClockInfo, CLOCK_MEMORY),
+            ("gpu-power-w", W_PER_MW, nvml.nvmlDeviceGetPowerUsage),
+            ("gpu-power-limit-w", W_PER_MW, nvml.nvmlDeviceGetEnforcedPowerLimit),
+            ("gpu-temperature-c", 1.0, nvml.nvmlDeviceGetTemperature, TEMPERATURE_GPU),
+            (
+                "gpu-ecc-corrected-errors",
+                1.0,
+                nvml.nvmlDeviceGetTotalEccErrors,
+                ECC_CORRECTED,
+                ECC_SINCE_LOAD,
+            ),
+            (
+                "gpu-ecc-uncorrected-errors",
+                1.0,
+                nvml.nvmlDeviceGetTotalEccErrors,
+                ECC_UNCORRECTED,
+                ECC_SINCE_LOAD,
+            ),
+        ):
+            value = _told(nvml, function, handle, *arguments)
+            if value is not None and math.isfinite(value):
+                yield name, value * scale
+        yield from self._of_records(handle)
+        yield from self._link_errors(handle)
+
+    def _of_records(self, handle: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401
+        nvml = self._nvml
+        busy = _told(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+        if busy is not None:
+            yield "gpu-utilisation-ratio", busy.gpu * RATIO_PER_PERCENT
+        memory = _told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        if memory is not None:
+            yield "gpu-memory-used-bytes", float(memory.used)
+            yield "gpu-memory-total-bytes", float(memory.total)
+        reasons = _told(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+        if reasons is None:  # the older name, of drivers before 535
+            reasons = _told(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+        if reasons is not None:
+            yield "gpu-throttle-reasons", float(reasons & ~IDLE_REASON)
+
+    def _link_errors(self, handle: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401
+        nvml = self._nvml
+        ids = [getattr(nvml, field) for field in LINK_FIELDS]
+        fields = _told(nvml, nvml.nvmlDeviceGetFieldValues, handle, ids) or ()
+        for name, field in zip(LINK_FIELDS.values(), fields, strict=False):
+            member = UNSIGNED_MEMBERS.get(field.valueType)
+            if not field.nvmlReturn and member is not None:
+                yield name, float(getattr(field.value, member))
+
+
+def plain_uuid(text: str | bytes) -> str:
+    """Return a device's uuid as every library means it: lower case, without ``GPU-``."""
+    plain = text.decode("ascii", "replace") if isinstance(text, bytes) else text
+    return plain.strip().lower().removeprefix("gpu-")
+
+
+def _told(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
+    """Return what the driver answers; None where it can't say (``Not Supported``)."""
+    try:
+        return function(*arguments)
+    except nvml.NVMLError:
+        return None

@@ -1,0 +1,193 @@
+"""Once a second: which ranks run on this host, on what, and how far they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+from collector.describe import RUNNING
+from collector.host.sample import Sample
+from collector.host.spool_ranks import LocalRank, local_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+SILENT_NS = 5_000_000_000
+"""A tracer writes its account every half second; one this old means that the process stands."""
+
+STARTING, TRAINING, SILENT = "starting", "training", "silent"
+
+STEP_NAME = "training-step"
+ALIVE_NAME = "training-is-alive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """One rank of this host at one time."""
+
+    at_ns: int
+    """Unix time."""
+
+    host: str
+    address: str
+    """Of the host's first interface that has one; "" where none has."""
+
+    pod: str
+    hardware: str
+    """The device's name, else the processor's architecture and number."""
+
+    run_id: str
+    epoch: int
+    rank: int
+    local_rank: int
+    pid: int
+    state: str
+    """`STARTING` (no step yet), `TRAINING`, `SILENT` (it lives and its tracer does not write), or
+    how it ended: ``ended``, ``failed``, ``lost``."""
+
+    step: int
+    """The newest that it recorded anything of; -1 before the first."""
+
+    rdma_sent_bytes: int | None
+    """Of the host since the sampler began; None where no port counts."""
+
+    rdma_received_bytes: int | None
+
+    def to_json(self) -> str:
+        """Return it as one line of JSON."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+class HeartbeatSource:
+    """Looks at the spool's process folders, and tells of each rank.
+
+    What it learns of local ranks serves the sources that call a device or a
+    process by its rank.
+
+    Args:
+        spool: Folder that holds one folder a run.
+        sink: Takes the heartbeats of each look.
+        traffic_bytes: Returns the host's RDMA traffic (sent, received); None where unknown.
+        monotonic_ns: The clock that the tracer's accounts bear.
+        address: The host's.
+    """
+
+    name = "heartbeat"
+
+    def __init__(
+        self,
+        spool: Path,
+        *,
+        sink: Callable[[Sequence[Heartbeat]], None] = lambda _beats: None,
+        traffic_bytes: Callable[[], tuple[int, int] | None] = lambda: None,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        address: str | None = None,
+    ) -> None:
+        self._spool = spool
+        self._sink = sink
+        self._traffic_bytes = traffic_bytes
+        self._monotonic_ns = monotonic_ns
+        self._address = host_address() if address is None else address
+        self._host = socket.gethostname()
+        self._known: dict[Path, LocalRank] = {}
+        self._done: set[Path] = set()
+        self._uuids: dict[str, int] = {}
+        self._pids: dict[int, int] = {}
+
+    def read(self, at_ns: int) -> list[Sample]:
+        """Tell of each rank of this host, and return each local rank's step and whether it lives.
+
+        A rank that ended is told of once more and then forgotten.
+        """
+        now_ns = self._monotonic_ns()
+        found, foreign = local_ranks(self._spool, self._host, self._known.keys() | self._done)
+        self._known |= found
+        self._done |= foreign
+        beats: list[Heartbeat] = []
+        samples: dict[int, list[Sample]] = {}
+        running: list[LocalRank] = []
+        for folder, rank in sorted(self._known.items(), key=lambda item: item[1].started_ns):
+            if not folder.exists():
+                self._forget(folder)
+                continue
+            state, step = rank.look()
+            beats.append(self._beat(rank, self._state(rank, state, step, now_ns), step, at_ns))
+            samples[rank.local_rank] = _samples(beats[-1])
+            if state == RUNNING:
+                running.append(rank)
+            else:
+                self._forget(folder)
+        self._uuids = {rank.device_uuid: rank.local_rank for rank in running if rank.device_uuid}
+        self._pids = {rank.pid: rank.local_rank for rank in running}
+        self._done = {folder for folder in self._done if folder.exists()}
+        self._sink(beats)
+        return [sample for found in samples.values() for sample in found]
+
+    def local_rank_of_device(self) -> dict[str, int]:
+        """Return the local rank of each device that a rank computes on, by `plain_uuid`."""
+        return self._uuids
+
+    def local_rank_of_process(self) -> dict[int, int]:
+        """Return the local rank of each rank's process, by its id."""
+        return self._pids
+
+    def _forget(self, folder: Path) -> None:
+        del self._known[folder]
+        self._done.add(folder)
+
+    def _state(self, rank: LocalRank, state: str, step: int, now_ns: int) -> str:
+        if state != RUNNING:
+            return state
+        written_ns = rank.account_ns()
+        if written_ns is not None and now_ns - written_ns > SILENT_NS:
+            return SILENT
+        return STARTING if step < 0 else TRAINING
+
+    def _beat(self, rank: LocalRank, state: str, step: int, at_ns: int) -> Heartbeat:
+        sent, received = self._traffic_bytes() or (None, None)
+        return Heartbeat(
+            at_ns=at_ns,
+            host=self._host,
+            address=self._address,
+            pod=rank.pod,
+            hardware=rank.device_name or _processors(),
+            run_id=rank.run_id,
+            epoch=rank.epoch,
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            pid=rank.pid,
+            state=state,
+            step=step,
+            rdma_sent_bytes=sent,
+            rdma_received_bytes=received,
+        )
+
+
+def host_address() -> str:
+    """Return the host's first address that is neither loopback nor of one link only."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for addresses in psutil.net_if_addrs().values():
+            for found in addresses:
+                plain = found.address.partition("%")[0]
+                if found.family == family and not plain.startswith(("127.", "::1", "fe80")):
+                    return plain
+    return ""
+
+
+def _samples(beat: Heartbeat) -> list[Sample]:
+    is_alive = float(beat.state in {STARTING, TRAINING})
+    alive = Sample(beat.at_ns, ALIVE_NAME, is_alive, beat.local_rank)
+    if beat.step < 0:
+        return [alive]
+    return [alive, Sample(beat.at_ns, STEP_NAME, float(beat.step), beat.local_rank)]
+
+
+def _processors() -> str:
+    return f"{os.cpu_count()} x {os.uname().machine}"

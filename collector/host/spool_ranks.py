@@ -1,0 +1,166 @@
+"""What a rank's own files in the spool tell of it, read without reading its spans."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from collector.describe import LOST, MAX_INT32, RUNNING, exit_state
+from collector.host.gpu import plain_uuid
+from collector.liveness import Fate, fate_of
+from collector.names import storable_name
+from collector.process import ProcessFiles, SpoolProblem
+from collector.segment import open_spans
+from tracer.spool import (
+    ACCOUNT_OFFSET,
+    CORE,
+    HEADER_BYTES,
+    PROCESS_FILE,
+    RECORD_BYTES,
+    SEGMENT_GLOB,
+    read_account,
+    record_offset,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+MAX_RANKS = 256
+"""Processes that are followed at once: more than any host has devices."""
+
+MAX_SEGMENTS = 8
+"""The newest of one process that are looked at, by their number."""
+
+STEP_FIELD, COMMIT_FIELD = 4, 11
+"""Places in `CORE`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LocalRank:
+    """One traced process of this host."""
+
+    files: ProcessFiles
+    newest_step: int = -1
+    run_id: str = field(init=False)
+    epoch: int = field(init=False)
+    rank: int = field(init=False)
+    pid: int = field(init=False)
+    local_rank: int = field(init=False)
+    """The rank itself where the job did not say."""
+
+    pod: str = field(init=False)
+    device_name: str = field(init=False, default="")
+    device_uuid: str = field(init=False, default="")
+    started_ns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        identity, manifest = self.files.identity, self.files.manifest
+        self.run_id, self.epoch = self.files.run_id, identity.epoch
+        self.rank, self.pid = identity.rank, identity.pid
+        local_rank = manifest.get("local_rank")
+        if not isinstance(local_rank, int) or not 0 <= local_rank <= MAX_INT32:
+            local_rank = identity.rank
+        self.local_rank = local_rank
+        self.pod = storable_name(str(manifest.get("pod") or ""))
+        self.started_ns = identity.anchor_unix_ns
+
+    def look(self) -> tuple[str, int]:
+        """Return how the process stands (`RUNNING`, or how it ended) and its newest step."""
+        self._look_at_device()
+        self.newest_step = max(self.newest_step, newest_step(self.files.folder))
+        try:
+            record = self.files.exit_record()
+        except (OSError, SpoolProblem):
+            record = {}
+        if record is not None:
+            return exit_state(record), self.newest_step
+        is_gone = fate_of(self.files.identity) is Fate.GONE
+        return LOST if is_gone else RUNNING, self.newest_step
+
+    def account_ns(self) -> int | None:
+        """Return when the tracer last wrote its account; None where it has not."""
+        header = _read(self.files.folder / PROCESS_FILE, 0, HEADER_BYTES)
+        if len(header) <= ACCOUNT_OFFSET:
+            return None
+        return read_account(header.ljust(HEADER_BYTES, b"\0")).at_ns or None
+
+    def _look_at_device(self) -> None:
+        self.files.look_for_derived()
+        told = self.files.manifest.get("device")
+        device = told if isinstance(told, dict) else {}
+        derived = self.files.derived
+        name = device.get("name") or derived.get("device_name") or ""
+        uuid = device.get("uuid") or derived.get("device_uuid") or ""
+        self.device_name = storable_name(str(name))
+        self.device_uuid = plain_uuid(str(uuid))
+
+
+def local_ranks(
+    spool: Path, host: str, known: Collection[Path]
+) -> tuple[dict[Path, LocalRank], set[Path]]:
+    """Return the processes of this host that are not known yet, and the folders of other hosts.
+
+    What can't be read, or is not written yet, is in neither.
+    """
+    found: dict[Path, LocalRank] = {}
+    foreign = set()
+    for path in sorted(spool.glob(f"*/*/{PROCESS_FILE}")):
+        folder = path.parent
+        if folder in known or len(found) >= MAX_RANKS:
+            continue
+        try:
+            files = ProcessFiles(folder)
+        except (OSError, SpoolProblem):
+            continue
+        if files.identity.host == host:
+            found[folder] = LocalRank(files=files)
+        else:
+            foreign.add(folder)
+    return found, foreign
+
+
+def newest_step(folder: Path) -> int:
+    """Return the newest step that a process recorded or is in; -1 where it has none.
+
+    The newest row of a segment is found by bisection: rows are written in order.
+    """
+    steps = [-1]
+    for path in sorted(folder.glob(SEGMENT_GLOB))[-MAX_SEGMENTS:]:
+        steps += [span.step for span in open_spans(path)]
+        steps.append(_last_step(path))
+    return max(steps)
+
+
+def _last_step(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        low, high = 0, (os.fstat(descriptor).st_size - HEADER_BYTES) // RECORD_BYTES
+        step = -1
+        while low < high:
+            middle = (low + high) // 2
+            core = os.pread(descriptor, CORE.size, record_offset(middle))
+            fields = CORE.unpack(core) if len(core) == CORE.size else None
+            if fields is not None and fields[COMMIT_FIELD] == record_offset(middle):
+                low, step = middle + 1, max(step, fields[STEP_FIELD])
+            else:
+                high = middle
+    except OSError:
+        return -1
+    else:
+        return step
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path, offset: int, num_bytes: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(num_bytes)
+    except OSError:
+        return b""

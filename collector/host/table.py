@@ -1,0 +1,42 @@
+"""Put the samples of this host into the store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from collector.names import storable_name
+from collector.samples import sample_rows, write_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from collector.host.sample import Sample
+    from collector.store import Store
+
+OF_NO_RUN = ""
+"""Whatever runs on the host reads them: see `collector.samples.read_samples`."""
+
+
+def store_sink(store: Store, *, host: str) -> Callable[[Sequence[Sample]], None]:
+    """Return what writes samples into ``store``; it raises `StoreError` where it can't.
+
+    Args:
+        store: The open store.
+        host: As the spool's headers call it.
+    """
+    stored_host = storable_name(host)
+
+    def write(samples: Sequence[Sample]) -> None:
+        rows = sample_rows(
+            OF_NO_RUN,
+            host=[stored_host] * len(samples),
+            device=np.array([sample.device for sample in samples], dtype=np.int32),
+            at_ns=np.array([sample.at_ns for sample in samples], dtype=np.int64),
+            name=[storable_name(sample.name) for sample in samples],
+            value=np.array([sample.value for sample in samples], dtype=np.float64),
+        )
+        write_samples(store, rows)
+
+    return write

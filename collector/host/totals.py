@@ -1,0 +1,80 @@
+"""Sums of counters over a host's ports that only ever grow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from collector.host.sample import PART_MARK, Sample
+
+MAX_PARTS = 4096
+"""Counters that are followed at once: 64 ports of 64 counters."""
+
+WRAP_BITS = 32
+MAX_WRAPPED_GROWTH = 1 << 28
+"""A counter that fell is taken for one of 32 bits that ran over where that means no more growth
+than this: more packets than a port of 400 Gb/s moves in a second. Else it was set to zero."""
+
+
+@dataclass(slots=True)
+class _Part:
+    raw: int
+    grown: int = 0
+    told: int | None = None
+
+
+@dataclass(slots=True)
+class GrowingTotals:
+    """Growth of counters since the first reading, summed by name.
+
+    A port that goes away and comes back, a counter that runs over and a driver
+    that is loaded anew make no sum fall or jump.
+    """
+
+    num_refused: int = 0
+    """Counters not followed, because `MAX_PARTS` are."""
+
+    _parts: dict[tuple[str, str], _Part] = field(default_factory=dict)
+    _sums: dict[str, int] = field(default_factory=dict)
+
+    def count(self, name: str, part: str, raw: int, *, scale: int = 1) -> None:
+        """Take a reading.
+
+        Args:
+            name: What is counted.
+            part: The port that counts it.
+            raw: The counter as it stands.
+            scale: The name's units in one of the counter's.
+        """
+        known = self._parts.get((name, part))
+        if known is None:
+            if len(self._parts) >= MAX_PARTS:
+                self.num_refused += 1
+                return
+            self._parts[name, part] = _Part(raw)
+            self._sums.setdefault(name, 0)
+            return
+        growth = growth_between(known.raw, raw) * scale
+        known.raw = raw
+        known.grown += growth
+        self._sums[name] += growth
+
+    def total(self, name: str) -> int | None:
+        """Return the growth of a name over all ports; None where nothing counts it."""
+        return self._sums.get(name)
+
+    def samples(self, at_ns: int) -> list[Sample]:
+        """Return each sum, and each port's own growth where it changed since it was told."""
+        found = [Sample(at_ns, name, float(total)) for name, total in self._sums.items()]
+        for (name, port), part in self._parts.items():
+            if part.told != part.grown:
+                part.told = part.grown
+                found.append(Sample(at_ns, f"{name}{PART_MARK}{port}", float(part.grown)))
+        return found
+
+
+def growth_between(before: int, now: int) -> int:
+    """Return how far a counter went between two readings, over the end of 32 bits or from zero."""
+    if now >= before:
+        return now - before
+    wrapped = now + (1 << WRAP_BITS) - before
+    return wrapped if 0 <= wrapped <= MAX_WRAPPED_GROWTH else now

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from collector.host.bursts import BurstClocks, BurstError, take_burst
+from collector.host.sample import Sample
+
+MS = 1_000_000
+UNIX_NS = 1_700_000_000_000_000_000
+
+
+@dataclass
+class Machine:
+    """A clock that moves when somebody sleeps or reads, and a source on it."""
+
+    read_costs_ns: int
+    now_ns: int = 0
+    cpu_ns: int = 0
+    read_at_ns: list[int] = field(default_factory=list)
+    name: str = "fake"
+    num_samples: int = 1
+
+    def sleep(self, seconds: float) -> None:
+        self.now_ns += round(seconds * 1e9)
+
+    def read(self, at_ns: int) -> list[Sample]:
+        self.read_at_ns.append(self.now_ns)
+        self.now_ns += self.read_costs_ns
+        self.cpu_ns += self.read_costs_ns
+        return [Sample(at_ns, "x-bytes", 1.0)] * self.num_samples
+
+    def clocks(self) -> BurstClocks:
+        return BurstClocks(
+            monotonic_ns=lambda: self.now_ns,
+            unix_ns=lambda: UNIX_NS + self.now_ns,
+            cpu_ns=lambda: self.cpu_ns,
+            sleep=self.sleep,
+        )
+
+
+def test_readings_keep_to_the_grid_and_the_cost_is_told() -> None:
+    machine = Machine(read_costs_ns=MS // 4)
+
+    burst = take_burst(machine, period_ns=MS, duration_ns=5 * MS, clocks=machine.clocks())
+
+    assert machine.read_at_ns == [0, MS, 2 * MS, 3 * MS, 4 * MS]
+    assert [sample.at_ns for sample in burst.samples] == [UNIX_NS + each * MS for each in range(5)]
+    assert (burst.num_rounds, burst.num_missed, burst.num_dropped) == (5, 0, 0)
+    assert burst.cpu_ns == 5 * MS // 4
+    assert burst.duration_ns == 4 * MS + MS // 4
+    assert burst.cpu_ratio == pytest.approx(1.25 / 4.25)
+
+
+def test_readings_that_were_overrun_are_counted_and_not_made_up_for() -> None:
+    # A reading takes 2.5 periods: those at 1 and 2, 4 and 5, 7 and 8 ms are missed.
+    machine = Machine(read_costs_ns=5 * MS // 2)
+
+    burst = take_burst(machine, period_ns=MS, duration_ns=10 * MS, clocks=machine.clocks())
+
+    assert machine.read_at_ns == [0, 3 * MS, 6 * MS, 9 * MS]
+    assert (burst.num_rounds, burst.num_missed) == (4, 6)
+
+
+def test_samples_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collector.host.bursts.MAX_SAMPLES", 7)
+    machine = Machine(read_costs_ns=0, num_samples=3)
+
+    burst = take_burst(machine, period_ns=MS, duration_ns=4 * MS, clocks=machine.clocks())
+
+    assert (len(burst.samples), burst.num_dropped) == (7, 5)
+
+
+@pytest.mark.parametrize(
+    ("period_ns", "duration_ns"),
+    [(MS - 1, MS), (10 * MS + 1, 20 * MS), (MS, 0), (MS, 10_000 * MS + 1)],
+)
+def test_a_burst_out_of_range_is_refused(period_ns: int, duration_ns: int) -> None:
+    machine = Machine(read_costs_ns=0)
+    with pytest.raises(BurstError):
+        take_burst(machine, period_ns=period_ns, duration_ns=duration_ns, clocks=machine.clocks())
+    assert machine.read_at_ns == []

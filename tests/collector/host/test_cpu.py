@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from collector.host.cpu import CpuSource, ProcessSource, parse_stat
+from collector.host.sample import Sample, SourceAbsentError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECOND = 10**9
+
+
+def process(root: Path, pid: int, command: str, ticks: int, *, start: int = 500) -> None:
+    """Write a ``/proc/PID/stat``; the time is half user's, half system's."""
+    folder = root / str(pid)
+    folder.mkdir(parents=True, exist_ok=True)
+    user = ticks // 2
+    fields = ["S", 1, pid, pid, 0, -1, 4194560, 100, 0, 0, 0, user, ticks - user, 0, 0, 20, 0, 1, 0]
+    line = " ".join(map(str, [pid, f"({command})", *fields, start, 10_000_000, 500]))
+    (folder / "stat").write_text(f"{line}\n")
+
+
+def source(root: Path, local_ranks: dict[int, int] | None = None) -> ProcessSource:
+    return ProcessSource(root, local_rank_of=lambda: local_ranks or {}, ticks_per_s=100)
+
+
+def test_a_command_may_hold_spaces_and_brackets() -> None:
+    line = b"7 (a (b) c) S 1 7 7 0 -1 0 0 0 0 0 30 12 0 0 20 0 1 0 900 0 0"
+    assert parse_stat(line) == ("a (b) c", 42, 900)
+
+
+def test_worker_threads_of_the_kernel_are_one_command() -> None:
+    line = b"7 (kworker/u8:1-events_unbound) S 1 7 7 0 -1 0 0 0 0 0 30 12 0 0 20 0 1 0 900 0 0"
+    assert parse_stat(line) == ("kworker", 42, 900)
+
+
+@pytest.mark.parametrize("line", [b"", b"7 (x", b"7 (x) S 1 2", b"7 (x) " + b"? " * 30])
+def test_a_line_of_another_form_is_no_process(line: bytes) -> None:
+    assert parse_stat(line) is None
+
+
+def test_the_ten_busiest_commands_are_told_processes_of_one_command_summed(tmp_path: Path) -> None:
+    # GIVEN: twelve commands, the first of two processes
+    for pid in range(12):
+        process(tmp_path, 100 + pid, f"job{pid}", 1000)
+    process(tmp_path, 200, "job0", 1000)
+    (tmp_path / "meminfo").write_text("no process\n")
+    top = source(tmp_path)
+    assert top.read(0) == []
+
+    # WHEN: two seconds on, job N used N ticks and one of job0 used 150
+    for pid in range(12):
+        process(tmp_path, 100 + pid, f"job{pid}", 1000 + pid)
+    process(tmp_path, 200, "job0", 1150)
+    found = top.read(2 * SECOND)
+
+    # THEN
+    assert found[0] == Sample(2 * SECOND, "process-cpu-cores:job0", 0.75)
+    assert found[1] == Sample(2 * SECOND, "process-cpu-cores:job11", 0.055)
+    assert len(found) == 10
+
+
+def test_a_rank_bears_its_local_rank(tmp_path: Path) -> None:
+    for pid in (1, 2, 3):
+        process(tmp_path, pid, "python", 0)
+    top = source(tmp_path, {1: 0, 2: 1})
+    top.read(0)
+
+    for pid, ticks in ((1, 100), (2, 90), (3, 80)):
+        process(tmp_path, pid, "python", ticks)
+
+    assert [(sample.value, sample.device) for sample in top.read(SECOND)] == [
+        (1.0, 0),
+        (0.9, 1),
+        (0.8, -1),
+    ]
+
+
+def test_another_process_under_a_known_number_is_a_new_one(tmp_path: Path) -> None:
+    process(tmp_path, 1, "old", 5000)
+    top = source(tmp_path)
+    top.read(0)
+
+    process(tmp_path, 1, "new", 25, start=900)
+
+    assert top.read(SECOND) == [Sample(SECOND, "process-cpu-cores:new", 0.25)]
+
+
+def test_a_tree_without_processes_has_no_samples(tmp_path: Path) -> None:
+    with pytest.raises(SourceAbsentError, match="no process to be seen"):
+        source(tmp_path / "nothing").read(0)
+
+
+def test_this_process_is_seen_as_psutil_sees_it() -> None:
+    """The one reading of a real ``/proc``: its sum lies between two of psutil's."""
+    me = psutil.Process()
+    before_s = sum(me.cpu_times()[:2])
+    with open(f"/proc/{os.getpid()}/stat", "rb") as file:  # noqa: PTH123
+        parsed = parse_stat(file.read())
+    after_s = sum(me.cpu_times()[:2])
+
+    assert parsed is not None
+    command, ticks, start_ticks = parsed
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    assert command == me.name()[:15]
+    assert before_s - 0.011 <= ticks / ticks_per_s <= after_s + 0.011
+    assert start_ticks / ticks_per_s + psutil.boot_time() == pytest.approx(me.create_time(), abs=2)
+
+
+def test_work_on_this_machine_is_seen() -> None:
+    top = ProcessSource()
+    top.read(0)
+    deadline_s = psutil.Process().cpu_times().user + 0.1
+    while psutil.Process().cpu_times().user < deadline_s:
+        pass
+
+    assert sum(sample.value for sample in top.read(SECOND)) >= 0.09
+
+
+def test_this_machines_processors_are_partly_busy() -> None:
+    cpu = CpuSource()
+    assert "cpu-busy-ratio" not in {sample.name for sample in cpu.read(0)}
+    began_s = sum(psutil.cpu_times())
+    while sum(psutil.cpu_times()) < began_s + 0.1:
+        pass
+
+    values = {sample.name: sample.value for sample in cpu.read(1)}
+
+    assert 0.0 < values["cpu-busy-ratio"] <= 1.0
+    if psutil.cpu_freq() is not None:
+        assert 1e8 < values["cpu-frequency-hz"] < 1e10

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.host.dcgm import (
+    MAX_BODY_BYTES,
+    MAX_LINES,
+    DcgmError,
+    DcgmSource,
+    Metric,
+    parse_metrics,
+)
+from collector.host.sample import Sample, SourceAbsentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LABELS = 'gpu="1",UUID="GPU-AAAA",device="nvidia1",modelName="NVIDIA H200",Hostname="a"'
+PAGE = f"""\
+# HELP DCGM_FI_DEV_SM_CLOCK SM clock frequency (in MHz).
+# TYPE DCGM_FI_DEV_SM_CLOCK gauge
+DCGM_FI_DEV_SM_CLOCK{{{LABELS}}} 1755
+DCGM_FI_DEV_POWER_USAGE{{{LABELS}}} 612.25
+DCGM_FI_DEV_FB_USED{{{LABELS}}} 1024
+DCGM_FI_DEV_GPU_UTIL{{{LABELS}}} 50
+DCGM_FI_DEV_CLOCK_THROTTLE_REASONS{{{LABELS}}} 65
+DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{{{LABELS}}} 9223372036854775794
+DCGM_FI_DEV_GPU_TEMP{{{LABELS}}} 2147483632
+DCGM_FI_DEV_MEM_CLOCK{{{LABELS}}} NaN
+DCGM_FI_DEV_SM_CLOCK{{{LABELS},GPU_I_ID="3"}} 1000
+DCGM_FI_DEV_DEC_UTIL{{{LABELS}}} 1
+""".encode()
+
+
+@contextmanager
+def exporter(page: bytes, *, status: int = 200) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("location", "/elsewhere")
+            self.end_headers()
+            try:
+                self.wfile.write(page)
+            except (BrokenPipeError, ConnectionResetError):
+                self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/metrics"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_page_becomes_samples_in_our_units() -> None:
+    with exporter(PAGE) as url:
+        found = DcgmSource(url, timeout_s=5.0).read(7)
+
+    # THEN: blanks, NaN, parts of a device and unknown metrics are left out; the idle bit is masked
+    assert found == [
+        Sample(7, "gpu-clock-hz", 1.755e9, 1),
+        Sample(7, "gpu-power-w", 612.25, 1),
+        Sample(7, "gpu-memory-used-bytes", 2.0**30, 1),
+        Sample(7, "gpu-utilisation-ratio", 0.5, 1),
+        Sample(7, "gpu-throttle-reasons", 64.0, 1),
+    ]
+
+
+def test_a_device_is_called_by_its_local_rank() -> None:
+    with exporter(PAGE) as url:
+        ours = DcgmSource(url, local_rank_of=lambda: {"aaaa": 6}, timeout_s=5.0).read(7)
+        others = DcgmSource(url, local_rank_of=lambda: {"bbbb": 6}, timeout_s=5.0).read(7)
+
+    assert {sample.device for sample in ours} == {6}
+    assert others == []
+
+
+@pytest.mark.parametrize(
+    ("line", "metric"),
+    [
+        (b"up 1", Metric("up", {}, 1.0)),
+        (b"up 1 1700000000000", Metric("up", {}, 1.0)),
+        (b'a{b="c",} 1e3', Metric("a", {"b": "c"}, 1000.0)),
+        (rb'a{b="x\"}\n\\"} 2', Metric("a", {"b": 'x"}\n\\'}, 2.0)),
+        (b'a{b="c} 2"} 3', Metric("a", {"b": "c} 2"}, 3.0)),
+    ],
+)
+def test_forms_of_a_line(line: bytes, metric: Metric) -> None:
+    assert list(parse_metrics(line)) == [metric]
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"# up 1", b"up", b"up one", b"a{b} 1", b'a{b="c" 1', b"\xff 1", b"a" * 5000]
+)
+def test_lines_of_no_form_are_passed_over(line: bytes) -> None:
+    assert list(parse_metrics(line + b"\nup 1\n")) == [Metric("up", {}, 1.0)]
+
+
+def test_a_page_of_too_many_lines_is_refused() -> None:
+    with pytest.raises(DcgmError, match="lines"):
+        list(parse_metrics(b"\n" * (MAX_LINES + 1)))
+
+
+def test_a_page_that_is_too_large_is_refused() -> None:
+    with exporter(b"#" * (MAX_BODY_BYTES + 1)) as url, pytest.raises(DcgmError, match="is over"):
+        DcgmSource(url, timeout_s=5.0).read(0)
+
+
+@pytest.mark.parametrize("status", [302, 404, 500])
+def test_an_answer_that_is_no_page_is_refused(status: int) -> None:
+    with (
+        exporter(b"", status=status) as url,
+        pytest.raises(DcgmError, match=f"answered {status}"),
+    ):
+        DcgmSource(url, timeout_s=5.0).read(0)
+
+
+def test_nobody_at_the_address_is_absent() -> None:
+    with exporter(b"") as url:
+        pass
+    with pytest.raises(SourceAbsentError, match="no DCGM exporter at 127"):
+        DcgmSource(url).read(0)
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://a/b", "metrics", "http://"])
+def test_an_address_that_is_no_web_page_is_refused(url: str) -> None:
+    with pytest.raises(DcgmError, match="give an address"):
+        DcgmSource(url)

@@ -1,0 +1,196 @@
+"""Against a driver's library that behaves like NVML on a host of two devices."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from collector.host.gpu import GpuSource, plain_uuid
+from collector.host.sample import Sample, SourceAbsentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pynvml: Any = importlib.import_module("pynvml")
+
+UUIDS = ("GPU-AAAA0000-1111", "GPU-BBBB0000-2222")
+
+
+class FakeNvml:
+    """Answers for two devices; what is in ``unsupported`` raises as the real one does."""
+
+    NVMLError = pynvml.NVMLError
+    NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL = 38
+    NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL = 45
+    NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL = 52
+    NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL = 59
+
+    def __init__(self, *, num_devices: int = 2, unsupported: frozenset[str] = frozenset()) -> None:
+        self.num_devices = num_devices
+        self.unsupported = unsupported
+        self.is_open = False
+        self.reasons = 0x41
+        self.answers: dict[str, Callable[..., Any]] = {
+            "nvmlDeviceGetCount": lambda: self.num_devices,
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetUUID": lambda handle: UUIDS[handle],
+            "nvmlDeviceGetClockInfo": lambda handle, kind: {1: 1755, 2: 2619}[kind] - handle,
+            "nvmlDeviceGetPowerUsage": lambda handle: 612_500 + handle,
+            "nvmlDeviceGetEnforcedPowerLimit": lambda _: 700_000,
+            "nvmlDeviceGetTemperature": lambda _, sensor: {0: 61}[sensor],
+            "nvmlDeviceGetTotalEccErrors": lambda _, kind, counter: {(0, 0): 3, (1, 0): 1}[
+                kind, counter
+            ],
+            "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=97, memory=40),
+            "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=2**36, total=2**37),
+            "nvmlDeviceGetCurrentClocksEventReasons": lambda _: self.reasons,
+            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: self.reasons,
+            "nvmlDeviceGetFieldValues": self._fields,
+        }
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        answer = self.answers[name]
+
+        def call(*arguments: object) -> object:
+            if not self.is_open:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+            if name in self.unsupported:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return answer(*arguments)
+
+        return call
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if self.num_devices < 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        self.is_open = True
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.is_open = False
+
+    def _fields(self, _handle: int, ids: list[int]) -> list[Any]:
+        found = []
+        for number in ids:
+            field = pynvml.c_nvmlFieldValue_t()
+            field.fieldId = number
+            field.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+            field.value.ullVal = number + 2**33
+            if number == self.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL:
+                field.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+            found.append(field)
+        return found
+
+
+def test_every_reading_of_a_device_in_its_unit() -> None:
+    source = GpuSource(load=FakeNvml)
+
+    found = {sample.name: sample.value for sample in source.read(9) if sample.device == 0}
+
+    assert found == {
+        "gpu-clock-hz": 1.755e9,
+        "gpu-memory-clock-hz": 2.619e9,
+        "gpu-power-w": 612.5,
+        "gpu-power-limit-w": 700.0,
+        "gpu-temperature-c": 61.0,
+        "gpu-ecc-corrected-errors": 3.0,
+        "gpu-ecc-uncorrected-errors": 1.0,
+        "gpu-utilisation-ratio": 0.97,
+        "gpu-memory-used-bytes": 2.0**36,
+        "gpu-memory-total-bytes": 2.0**37,
+        "gpu-throttle-reasons": 64.0,
+        "gpu-nvlink-crc-flit-errors": 38 + 2.0**33,
+        "gpu-nvlink-crc-data-errors": 45 + 2.0**33,
+        "gpu-nvlink-recovery-errors": 59 + 2.0**33,
+    }
+
+
+def test_a_device_without_work_is_not_throttled() -> None:
+    nvml = FakeNvml()
+    nvml.reasons = 0x1
+
+    found = GpuSource(load=lambda: nvml).read(9)
+
+    reasons = [sample.value for sample in found if sample.name == "gpu-throttle-reasons"]
+    assert reasons == [0.0, 0.0]
+
+
+def test_what_a_device_does_not_support_is_left_out() -> None:
+    unsupported = frozenset(
+        {"nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage"}
+    )
+
+    found = GpuSource(load=lambda: FakeNvml(unsupported=unsupported)).read(9)
+
+    names = {sample.name for sample in found}
+    assert "gpu-clock-hz" in names
+    assert not [name for name in names if "ecc" in name or "nvlink" in name]
+    assert "gpu-power-w" not in names
+
+
+def test_an_older_driver_tells_its_reasons_by_the_older_name() -> None:
+    nvml = FakeNvml(unsupported=frozenset({"nvmlDeviceGetCurrentClocksEventReasons"}))
+
+    found = GpuSource(load=lambda: nvml).read(9)
+
+    assert Sample(9, "gpu-throttle-reasons", 64.0, 0) in found
+
+
+def test_a_device_is_called_by_the_local_rank_that_computes_on_it() -> None:
+    # GIVEN: the second device is the first rank's, and the first is nobody's
+    local_ranks = {plain_uuid("bbbb0000-2222"): 0}
+
+    found = GpuSource(load=FakeNvml, local_rank_of=lambda: local_ranks).read(9)
+
+    clocks = [sample for sample in found if sample.name == "gpu-clock-hz"]
+    assert clocks == [Sample(9, "gpu-clock-hz", 1.754e9, 0)]
+
+
+def test_where_no_rank_told_its_device_the_drivers_number_stands() -> None:
+    found = GpuSource(load=FakeNvml).read(9)
+    assert {sample.device for sample in found} == {0, 1}
+
+
+def test_without_a_driver_there_is_one_reason_and_no_sample() -> None:
+    source = GpuSource(load=lambda: FakeNvml(num_devices=-1))
+    with pytest.raises(SourceAbsentError, match=r"^no NVIDIA driver \(NVML Shared Library Not"):
+        source.read(0)
+
+
+def test_without_devices_the_driver_is_let_go() -> None:
+    nvml = FakeNvml(num_devices=0)
+    with pytest.raises(SourceAbsentError, match="sees no device"):
+        GpuSource(load=lambda: nvml).read(0)
+    assert not nvml.is_open
+
+
+def test_without_the_package_there_is_one_reason() -> None:
+    def load() -> object:
+        raise ImportError
+
+    with pytest.raises(SourceAbsentError, match="nvidia-ml-py is not installed"):
+        GpuSource(load=load).read(0)
+
+
+def test_a_driver_that_stopped_answering_is_begun_anew() -> None:
+    nvml = FakeNvml()
+    source = GpuSource(load=lambda: nvml)
+    source.read(0)
+    nvml.is_open = False  # as after a reload of the driver
+    with pytest.raises(SourceAbsentError, match="answers nothing"):
+        source.read(1)
+
+    assert source.read(2)
+
+
+@pytest.mark.skipif(
+    not hasattr(pynvml, "nvmlDeviceGetFieldValues"), reason="nvidia-ml-py is older than 11.5"
+)
+def test_the_installed_library_has_every_name_that_is_asked() -> None:
+    nvml = FakeNvml()
+    assert [name for name in nvml.answers if not hasattr(pynvml, name)] == []
+    for name in dir(FakeNvml):
+        if name.startswith("NVML_FI"):
+            assert getattr(pynvml, name) > 0

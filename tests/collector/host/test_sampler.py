@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.host import sampler as sampler_module
+from collector.host.sample import Sample, SourceAbsentError
+from collector.host.sampler import Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+GENEROUS_S = 30.0
+
+
+class Source:
+    """Answers by calling ``answer``, and counts how often it is asked."""
+
+    def __init__(self, name: str, answer: Callable[[int], list[Sample]]) -> None:
+        self.name = name
+        self.answer = answer
+        self.num_asked = 0
+
+    def read(self, at_ns: int) -> list[Sample]:
+        self.num_asked += 1
+        return self.answer(at_ns)
+
+
+def steady(name: str = "steady") -> Source:
+    return Source(name, lambda at_ns: [Sample(at_ns, f"{name}-bytes", 1.0)])
+
+
+def failing(error: Exception) -> Source:
+    def answer(_at_ns: int) -> list[Sample]:
+        raise error
+
+    return Source("failing", answer)
+
+
+class Rounds:
+    """A sink that keeps each round without the sampler's own cost."""
+
+    def __init__(self) -> None:
+        self.rounds: list[list[Sample]] = []
+
+    def __call__(self, samples: Sequence[Sample]) -> None:
+        self.rounds.append([sample for sample in samples if sample.name != "sampler-cpu-ns"])
+
+
+def test_all_sources_of_a_round_bear_one_time() -> None:
+    rounds, now_ns = Rounds(), iter((7, 8))
+    sampler = Sampler(
+        [steady("a"), steady("b")], rounds, unix_ns=lambda: next(now_ns), timeout_s=GENEROUS_S
+    )
+
+    sampler.turn()
+    sampler.turn()
+
+    assert rounds.rounds == [
+        [Sample(7, "a-bytes", 1.0), Sample(7, "b-bytes", 1.0)],
+        [Sample(8, "a-bytes", 1.0), Sample(8, "b-bytes", 1.0)],
+    ]
+    sampler.close()
+
+
+def test_a_source_that_raises_costs_only_its_own_samples_and_is_told_once() -> None:
+    rounds, told = Rounds(), list[str]()
+    sampler = Sampler(
+        [failing(ValueError("broken")), steady()], rounds, say=told.append, timeout_s=GENEROUS_S
+    )
+
+    for _ in range(3):
+        sampler.turn()
+
+    assert [[sample.name for sample in each] for each in rounds.rounds] == [["steady-bytes"]] * 3
+    assert told == ["failing: ValueError: broken: no samples of it"]
+    assert sampler.accounts["failing"].num_failed == 3
+    assert sampler.accounts["steady"].num_rounds == 3
+    sampler.close()
+
+
+def test_a_source_that_hangs_is_left_alone_until_it_answers() -> None:
+    # GIVEN: a source that stands in its first reading
+    gate, answered = threading.Event(), threading.Event()
+
+    def answer(at_ns: int) -> list[Sample]:
+        gate.wait(GENEROUS_S)
+        answered.set()
+        return [Sample(at_ns, "late-bytes", float(at_ns))]
+
+    hanging = Source("hanging", answer)
+    rounds, told, now_ns = Rounds(), list[str](), iter(range(100))
+    sampler = Sampler(
+        [hanging, steady()],
+        rounds,
+        unix_ns=lambda: next(now_ns),
+        say=told.append,
+        timeout_s=0.05,
+    )
+
+    # WHEN
+    num_threads = threading.active_count()
+    for _ in range(3):
+        sampler.turn()
+
+    # THEN: the other's samples came, and there is one thread and one unfinished reading
+    assert all("late-bytes" not in {s.name for s in each} for each in rounds.rounds)
+    assert hanging.num_asked == 1
+    assert threading.active_count() <= num_threads + 2
+    assert sampler.accounts["hanging"].num_late == 3
+    assert told == ["hanging: did not answer in time: no samples of it until it does"]
+
+    # WHEN: it answers, its late answer is dropped and the next is taken
+    gate.set()
+    assert answered.wait(GENEROUS_S)
+    for _ in range(90):
+        sampler.turn()
+        if sampler.accounts["hanging"].num_rounds:
+            break
+    late = [s for each in rounds.rounds for s in each if s.name == "late-bytes"]
+    assert late
+    assert all(sample.value == sample.at_ns > 0 for sample in late)
+    sampler.close()
+
+
+def test_an_absent_source_is_told_once_and_asked_again_a_minute_later() -> None:
+    absent = failing(SourceAbsentError("no driver: no GPU samples"))
+    told: list[str] = []
+    sampler = Sampler([absent], Rounds(), say=told.append, timeout_s=GENEROUS_S)
+
+    for _ in range(60):
+        sampler.turn()
+    assert absent.num_asked == 1
+    sampler.turn()
+
+    assert absent.num_asked == 2
+    assert told == ["no driver: no GPU samples"]
+    account = sampler.accounts["failing"]
+    assert (account.is_absent, account.num_failed, account.num_late) == (True, 0, 0)
+    sampler.close()
+
+
+def test_a_source_that_floods_is_cut_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module, "MAX_SAMPLES", 5)
+    flooding = Source("flooding", lambda at_ns: [Sample(at_ns, "x-bytes", 1.0)] * 9)
+    rounds = Rounds()
+    sampler = Sampler([flooding], rounds, timeout_s=GENEROUS_S)
+
+    sampler.turn()
+
+    assert len(rounds.rounds[0]) == 5
+    assert sampler.accounts["flooding"].num_dropped == 4
+    sampler.close()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_dropped_and_counted(value: float) -> None:
+    odd = Source("odd", lambda at_ns: [Sample(at_ns, "x-ratio", value)])
+    rounds = Rounds()
+    sampler = Sampler([odd], rounds, timeout_s=GENEROUS_S)
+
+    sampler.turn()
+
+    assert rounds.rounds == [[]]
+    assert sampler.accounts["odd"].num_dropped == 1
+    sampler.close()
+
+
+def test_a_sink_that_fails_loses_its_round_and_no_other() -> None:
+    taken = Rounds()
+    is_full = True
+
+    def sink(samples: Sequence[Sample]) -> None:
+        if is_full:
+            raise OSError("disk full")
+        taken(samples)
+
+    told: list[str] = []
+    sampler = Sampler([steady()], sink, say=told.append, timeout_s=GENEROUS_S)
+    sampler.turn()
+    sampler.turn()
+    assert told == ["samples can't be stored: disk full"]
+    assert sampler.num_lost == 4  # one of the source and one of the sampler's own cost a round
+
+    is_full = False
+    sampler.turn()
+
+    assert len(taken.rounds) == 1
+    sampler.close()
+
+
+def test_the_cost_of_the_readings_is_a_sample() -> None:
+    def work(_at_ns: int) -> list[Sample]:
+        sum(range(200_000))
+        return []
+
+    costs: list[float] = []
+    sampler = Sampler(
+        [Source("work", work)],
+        lambda samples: costs.extend(s.value for s in samples if s.name == "sampler-cpu-ns"),
+        timeout_s=GENEROUS_S,
+    )
+
+    sampler.turn()
+    sampler.turn()
+
+    assert 0 < costs[0] < costs[1]
+    sampler.close()

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from collector.host.sample import Sample
+from collector.host.totals import MAX_PARTS, GrowingTotals, growth_between
+
+
+def test_a_counter_of_32_bits_that_runs_over_goes_on() -> None:
+    assert growth_between(2**32 - 100, 50) == 150
+
+
+def test_a_counter_that_was_set_to_zero_grew_by_what_it_shows() -> None:
+    assert growth_between(3_000_000_000, 7) == 7
+    assert growth_between(2**40, 12) == 12
+
+
+def test_ports_are_summed_from_the_first_reading_on() -> None:
+    totals = GrowingTotals()
+
+    totals.count("lost-packets", "a/1", 1000)
+    totals.count("lost-packets", "b/1", 50)
+    totals.count("lost-packets", "a/1", 1003)
+    totals.count("lost-packets", "b/1", 54)
+
+    assert totals.total("lost-packets") == 7
+
+
+def test_a_port_that_comes_back_makes_the_sum_neither_fall_nor_jump() -> None:
+    totals = GrowingTotals()
+    totals.count("sent-bytes", "a", 10**9)
+    totals.count("sent-bytes", "b", 10**12)
+    totals.count("sent-bytes", "a", 10**9 + 5)  # b can't be read in this round
+    assert totals.total("sent-bytes") == 5
+
+    totals.count("sent-bytes", "b", 10**12 + 2)
+
+    assert totals.total("sent-bytes") == 7
+
+
+def test_growth_is_scaled_after_the_counter_ran_over() -> None:
+    totals = GrowingTotals()
+    totals.count("sent-bytes", "a", 2**32 - 10, scale=4)
+
+    totals.count("sent-bytes", "a", 10, scale=4)
+
+    assert totals.total("sent-bytes") == 80
+
+
+def test_a_port_is_told_of_only_where_it_changed() -> None:
+    totals = GrowingTotals()
+    totals.count("x-packets", "a", 3)
+    totals.count("x-packets", "b", 3)
+    assert [s.name for s in totals.samples(1)] == ["x-packets", "x-packets:a", "x-packets:b"]
+
+    totals.count("x-packets", "b", 4)
+
+    assert totals.samples(2) == [Sample(2, "x-packets", 1.0), Sample(2, "x-packets:b", 1.0)]
+
+
+def test_counters_beyond_the_limit_are_refused_and_counted() -> None:
+    totals = GrowingTotals()
+
+    for port in range(MAX_PARTS + 3):
+        totals.count("x-packets", str(port), 1)
+
+    assert totals.num_refused == 3
+
+
+def test_what_nothing_counts_is_unknown() -> None:
+    assert GrowingTotals().total("rdma-sent-bytes") is None
