@@ -28,8 +28,8 @@ def compute_mfu(run: RunInfo, steps: StepTable) -> Mfu | None:
     A step is left out unless every traced rank has ended it and every data
     position (dp, cp) told its tokens; of a step that was repeated in a later
     epoch, that epoch's counts. Nothing unknown takes a default: a run without
-    ``flops_per_token``, with a device of unknown peak, or whose data positions
-    cannot all be seen has no MFU.
+    ``flops_per_token``, of unknown layout, with a device of unknown peak, or
+    whose data positions cannot all be seen has no MFU.
 
     Args:
         run: Layout, ranks and FLOPs per token.
@@ -38,7 +38,8 @@ def compute_mfu(run: RunInfo, steps: StepTable) -> Mfu | None:
     Source:
         arXiv 2204.02311, appendix B: recomputation is not counted.
     """
-    if run.flops_per_token is None or run.layout.dsp > 1:
+    is_unplaced = run.layout.world_size == 1 < run.world_size
+    if run.flops_per_token is None or run.layout.dsp > 1 or is_unplaced:
         return None
     by_step: dict[int, float] = {}
     words = ""

@@ -75,7 +75,6 @@ def rank_row(
     """Return the row of one process of a rank."""
     manifest, identity = files.manifest, files.identity
     device = _object(manifest.get("device"))
-    coords = _axes(manifest.get("coords"), COORD_AXES, lowest=0)
     return {
         "run_id": files.run_id,
         "epoch": identity.epoch,
@@ -89,7 +88,7 @@ def rank_row(
         "device_name": _text(device.get("name") or files.derived.get("device_name")),
         "dtype": _text(device.get("dtype") or files.derived.get("dtype")),
         "peak_flops_per_s": _float(device.get("peak_flops_per_s")),
-        **{axis: coords.get(axis, 0) for axis in COORD_AXES},
+        **_coords(manifest),
         "pid": identity.pid,
         "manifest_hash": settings_hash(settings_of(manifest)),
         "started_ns": _int(manifest.get("started_ns")),
@@ -182,6 +181,13 @@ def run_state(states: Iterable[str]) -> str:
         if state in found:
             return state
     return ENDED
+
+
+def _coords(manifest: Mapping[str, Any]) -> dict[str, int]:
+    """Return the rank's position on each axis; `NONE` where only the job could have told it."""
+    told = _axes(manifest.get("coords"), COORD_AXES, lowest=0)
+    sizes = _axes(manifest.get("layout"), LAYOUT_AXES, lowest=1)
+    return {axis: told.get(axis, 0 if sizes.get(axis, 1) == 1 else NONE) for axis in COORD_AXES}
 
 
 def _axes(value: object, names: tuple[str, ...], *, lowest: int) -> dict[str, int]:

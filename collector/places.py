@@ -1,4 +1,7 @@
-"""Where the ranks stood that findings name: host and position, over all runs."""
+"""Where the ranks stood that findings name: host and position, over all runs.
+
+Ranks whose position nobody told are left out: they stand nowhere, not at 0.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ SELECT DISTINCT run_id, epoch, rank, host, dp, pp, tp FROM ranks FINAL
 WHERE (run_id, epoch, rank) IN (
     SELECT run_id, epoch, arrayJoin(ranks) FROM findings FINAL
     WHERE length(ranks) <= {most_ranks:UInt32}
-)
+) AND dp >= 0 AND pp >= 0 AND tp >= 0
 """
 
 SELECT_TOLD_JOBS = """
@@ -32,7 +35,7 @@ GROUP BY run_id, epoch
 
 SELECT_PLACES = """
 SELECT DISTINCT run_id, epoch, rank, host, dp, pp, tp FROM ranks FINAL
-WHERE run_id = {run_id:String} AND epoch = {epoch:Int32}
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND dp >= 0 AND pp >= 0 AND tp >= 0
 """
 
 

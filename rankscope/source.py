@@ -13,6 +13,7 @@ from analysis.source import (
     RunInfo,
     RunSummary,
 )
+from collector.describe import COORD_AXES
 from collector.read import list_runs, read_run, read_spans, read_steps, run_names
 from rankscope.context import read_context
 from rankscope.tables import span_table, step_table
@@ -103,7 +104,7 @@ def run_info_of(run_id: str, rows: RunRows) -> RunInfo:
     return RunInfo(
         run_id=run_id,
         source_format=newest["source_format"],
-        layout=Layout(**newest["layout"]),
+        layout=Layout() if _is_unplaced(rows) else Layout(**newest["layout"]),
         world_size=newest["world_size"],
         epochs=tuple(_epoch_info(row["epoch"], rows) for row in rows.epochs),
         model=json.loads(newest["model"] or "{}").get("name", ""),
@@ -127,14 +128,27 @@ def _warnings(rows: RunRows) -> tuple[str, ...]:
     found = [f"{row['num_rows']} records were set aside: {row['reason']}" for row in rows.bad]
     if not rows.epochs[-1]["layout"] and rows.epochs[-1]["world_size"] > 1:
         found.append("the job did not tell its parallel layout")
+    elif _is_unplaced(rows):
+        found.append(
+            "the job told its parallel layout but not where its ranks stand in it (coords):"
+            " it is analysed as if it had told neither"
+        )
     return tuple(found)
+
+
+def _is_unplaced(rows: RunRows) -> bool:
+    """Return whether some rank's position is unknown; without it the layout is of no use."""
+    return any(row[axis] < 0 for row in rows.ranks for axis in COORD_AXES)
 
 
 def _epoch_info(epoch: int, rows: RunRows) -> EpochInfo:
     latest = {row["rank"]: row for row in rows.ranks if row["epoch"] == epoch}
+    is_unplaced = _is_unplaced(rows)
     return EpochInfo(
         epoch=epoch,
-        ranks=tuple(_rank_info(row) for row in latest.values()),
+        ranks=tuple(
+            _rank_info(row, Coords() if is_unplaced else _coords(row)) for row in latest.values()
+        ),
         groups=tuple(
             GroupInfo(
                 group_id=row["group_id"],
@@ -148,10 +162,14 @@ def _epoch_info(epoch: int, rows: RunRows) -> EpochInfo:
     )
 
 
-def _rank_info(row: Row) -> RankInfo:
+def _coords(row: Row) -> Coords:
+    return Coords(**{axis: row[axis] for axis in COORD_AXES})
+
+
+def _rank_info(row: Row, coords: Coords) -> RankInfo:
     return RankInfo(
         rank=row["rank"],
-        coords=Coords(dp=row["dp"], tp=row["tp"], pp=row["pp"], cp=row["cp"], ep=row["ep"]),
+        coords=coords,
         host=row["host"],
         local_rank=row["local_rank"],
         switch=row["switch"],

@@ -130,6 +130,12 @@ def test_untraced_ranks_count_like_their_alike_peers_and_are_unknown_among_mixed
     assert compute_mfu(run_info(*mixed, layout=LAYOUT), steps) is None
 
 
+def test_a_job_of_unknown_layout_has_no_mfu_since_nobody_knows_whose_tokens_are_the_same() -> None:
+    run = replace(run_info(*RANKS, layout=LAYOUT), layout=Layout())
+
+    assert compute_mfu(run, step_table(*ONE_STEP)) is None
+
+
 def test_a_repeated_step_counts_as_the_later_epoch_had_it() -> None:
     run = run_info(*RANKS, layout=LAYOUT)
     both = replace(run, epochs=(*run.epochs, EpochInfo(epoch=1, ranks=RANKS)))

@@ -12,6 +12,7 @@ import pytest
 
 from analysis.analyze import analyze_run
 from collector.errors import StoreError
+from collector.places import read_places
 from collector.read import (
     may_repeat,
     read_events,
@@ -26,6 +27,7 @@ from rankscope.source import StoreSource
 from tests.collector.spool_builder import OFFSET_NS, SpoolBuilder, this_host
 from tracer.span import KIND_CODES, NONE, SpanKind
 from tracer.spool import DropReason
+from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -435,6 +437,30 @@ def test_the_manifest_becomes_the_run(store: Store, run_id: str, tmp_path: Path)
     assert rank.peak_flops_per_s == 5e9
     (group,) = info.epochs[0].groups
     assert (group.group_id, group.kind, group.members) == (0xABCD, "dp-comm", (0, 1))
+
+
+def test_ranks_of_a_known_layout_that_tell_no_position_stand_nowhere_not_at_0(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    layout = {"dp": 2, "tp": 1, "pp": 2, "cp": 1, "ep": 1, "dsp": 1, "vpp": 1}
+    for rank, coords in enumerate(({"dp": 0, "pp": 1}, None)):
+        spool = SpoolBuilder(
+            tmp_path, run_id=run_id, rank=rank, manifest={"layout": layout, "coords": coords}
+        )
+        spool.span()
+        spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    rows = read_run(store, run_id).ranks
+    places = [[row[axis] for axis in ("dp", "pp", "tp", "cp", "ep")] for row in rows]
+    assert places == [[0, 1, 0, 0, 0], [-1, -1, 0, 0, 0]]
+    info = StoreSource(store).run_info(run_id)
+    assert (info.layout, info.world_size) == (Layout(), 2)
+    assert [rank.coords for rank in info.epochs[0].ranks] == [Coords(), Coords()]
+    (warning,) = info.warnings
+    assert "not where its ranks stand in it (coords)" in warning
+    assert [place.rank for place in read_places(store, run_id, 0)] == [0]
 
 
 def test_the_pace_is_that_of_the_worst_rank(store: Store, run_id: str, tmp_path: Path) -> None:
