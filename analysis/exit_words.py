@@ -22,7 +22,10 @@ class ExitClass(StrEnum):
     HOST_OOM = "host out of memory"
     DEVICE = "device error"
     EXCEPTION = "exception"
-    LOST = "gone without goodbye (killed, or the kernel's out-of-memory killer)"
+    LOST = (
+        "gone without goodbye (ended by a signal: of its launcher or scheduler, of the kernel's"
+        " out-of-memory killer, or of a fault in C)"
+    )
     TIMEOUT = "communication timeout"
     CONNECTION = "lost connection"
     STOPPED = "told to stop"

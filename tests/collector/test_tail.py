@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from analysis.analyze import analyze_run
+from analysis.exits import crashes
 from collector.errors import StoreError
 from collector.places import read_places
 from collector.read import (
@@ -546,6 +547,52 @@ def test_what_a_killed_process_had_committed_is_all_stored(
     assert (info.num_torn, info.epochs[0].ranks[0].exit_state) == (1, "lost")
     (event,) = read_events(store, run_id)
     assert (event["kind"], event["text"]) == ("lost", "lost at step 1000, open span = all_reduce")
+
+
+TERMINATED = """
+import signal, sys
+import tracer
+before = signal.getsignal(signal.SIGTERM)
+tracer.install(count_steps=False)
+assert signal.getsignal(signal.SIGTERM) is before is signal.SIG_DFL
+tracer.begin_steps()
+for _ in range(3):
+    with tracer.span("work"):
+        pass
+    tracer.step()
+with tracer.span("exchange", microbatch=0):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.multiproc
+def test_a_rank_that_its_launcher_terminates_is_lost_at_its_step_by_the_next_look(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    environ = {**os.environ, "RANKSCOPE_TRACE": str(tmp_path), "RANKSCOPE_RUN": run_id}
+    command = [sys.executable, "-c", TERMINATED]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=environ
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        tail = SpoolTail(tmp_path, store)
+        assert tail.poll().num_running == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
+
+    assert tail.poll().num_running == 0
+
+    source = StoreSource(store)
+    info = source.run_info(run_id)
+    assert info.epochs[0].ranks[0].exit_state == "lost"
+    assert names_of(store, run_id) == ["work", "work", "work"]
+    (event,) = [event for event in read_events(store, run_id) if event["kind"] == "lost"]
+    assert event["text"] == "lost at step 3, open span = exchange"
+    (crash,) = crashes(info, source.context(run_id))
+    assert crash.ranks == (0,)
+    assert "gone without goodbye (ended by a signal" in crash.evidence
 
 
 def test_a_spool_of_a_future_version_is_named_and_left_alone_and_others_go_on(
