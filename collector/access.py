@@ -14,8 +14,14 @@ from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from collector.route_roles import is_allowed
+from collector.tokens import FULL_GRANT
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+
+    from collector.token_file import TokenBook
+    from collector.tokens import Grant
 
     Scope = MutableMapping[str, Any]
     Message = MutableMapping[str, Any]
@@ -49,8 +55,11 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 MAX_SESSIONS = 256
 TOKEN_BYTES = 32
+GRANT_KEY = "rankscope.grant"
+"""Where the gate leaves, in the ASGI scope, what a request may do: a `Grant`."""
 
 UNAUTHORIZED = b"401: open the address with the token that `rankscope serve` printed\n"
+WRONG_ROLE = b"403: this token is not for that\n"
 FOREIGN_ORIGIN = b"403: this request came from another site's page\n"
 FOREIGN_HOST = b"400: ask for this server by a loopback name (127.0.0.1, localhost)\n"
 
@@ -63,6 +72,9 @@ class Access:
     """Names the cookie: browsers keep cookies by host alone, and two servers share a host."""
 
     token: str = field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES), repr=False)
+    tokens: TokenBook | None = field(default=None, repr=False)
+    """Those that `rankscope token` made; None: only the server's own token counts."""
+
     _sessions: OrderedDict[str, None] = field(default_factory=OrderedDict, repr=False)
 
     @property
@@ -73,6 +85,12 @@ class Access:
     def is_token(self, text: str) -> bool:
         """Tell whether ``text`` is the token, in time that does not depend on where it differs."""
         return hmac.compare_digest(text.encode(), self.token.encode())
+
+    def grant(self, text: str) -> Grant | None:
+        """Return what a bearer of ``text`` may do; None where it is no live token."""
+        if self.is_token(text):
+            return FULL_GRANT
+        return None if self.tokens is None else self.tokens.grant(text)
 
     def open_session(self) -> str:
         """Return a new session id; beyond `MAX_SESSIONS` the oldest session ends."""
@@ -146,6 +164,10 @@ class AccessGate:
             await self._trade_token(scope, send, proof)
         elif proof is Proof.NONE:
             await _refuse(scope, send, headers)
+        elif proof is not Proof.OPEN and not is_allowed(
+            scope[GRANT_KEY], scope["method"], scope["path"]
+        ):
+            await _reply(send, 403, WRONG_ROLE)
         elif not readable and _is_foreign(headers, must_tell=proof is Proof.SESSION):
             await _reply(send, 403, FOREIGN_ORIGIN)
         else:
@@ -155,9 +177,12 @@ class AccessGate:
         if _is_open(scope):
             return Proof.OPEN
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._access.is_token(token.strip()):
+        grant = self._access.grant(token.strip()) if scheme.lower() == "bearer" else None
+        if grant is not None:
+            scope[GRANT_KEY] = grant
             return Proof.BEARER
         if self._access.is_session(_cookie(headers, self._access.cookie_name)):
+            scope[GRANT_KEY] = FULL_GRANT
             return Proof.SESSION
         return Proof.NONE
 

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from collector.access import STRICT_POLICY, AccessGate, safe_next
+from collector.clock_probe import ReferenceClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -83,6 +84,12 @@ def create_app(
         return (
             PlainTextResponse("ok\n") if reason is None else PlainTextResponse("not ready\n", 503)
         )
+
+    reference = ReferenceClock.start()
+
+    @app.post("/v1/clock")
+    async def clock() -> dict[str, Any]:
+        return reference.answer(reference.now_ns()).document()
 
     @app.get("/login")
     def login_form(request: Request) -> HTMLResponse:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collector.access import Access, AsgiApp
     from collector.store import Store
     from collector.tail import SpoolTail
+    from collector.token_file import TokenBook
     from collector.webhook import Webhook
     from rankscope.alerting import Alerting
     from rankscope.loops import Loop
@@ -90,7 +91,7 @@ def serve_opened(
     from rankscope.tracking import Tracking
 
     url = url_of(bound)
-    access = Access(port=bound.getsockname()[1])
+    access = Access(port=bound.getsockname()[1], tokens=_open_tokens())
     source = StoreSource(store)
     reports = Reports(source)
     alerting = _alerting(store, webhook=webhook, url=url)
@@ -111,6 +112,15 @@ def serve_opened(
             _run_server(app, bound)
         except KeyboardInterrupt:
             say("stopping")
+
+
+def _open_tokens() -> TokenBook:
+    from collector.token_file import TokenBook, default_tokens_path
+
+    book = TokenBook(default_tokens_path())
+    if book.problem is not None:
+        say(f"{book.problem}; until then no token of it opens anything")
+    return book
 
 
 def _open_webhook(url: str | None, stack: ExitStack) -> Webhook | None:

@@ -1,0 +1,48 @@
+"""Which role each route needs. A route that is not in the table is for admins alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from collector.tokens import Role
+
+if TYPE_CHECKING:
+    from collector.tokens import Grant
+
+API_PREFIX = "/v1/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteRule:
+    """What a route asks of a token."""
+
+    role: Role
+    any_scope: bool
+    """Whether a token for some runs only may come: the route touches no run, or checks the
+    run itself by the grant that the gate leaves in the scope."""
+
+
+ROUTE_RULES = {
+    ("POST", "/v1/clock"): RouteRule(role=Role.INGEST, any_scope=True),
+}
+"""By method and path, as the application has them."""
+
+PAGES = RouteRule(role=Role.READ, any_scope=False)
+"""Everything outside `API_PREFIX` is the dashboard, which shows all runs and changes none."""
+
+UNKNOWN = RouteRule(role=Role.ADMIN, any_scope=False)
+
+
+def rule_of(method: str, path: str) -> RouteRule:
+    """Return what a request needs."""
+    known = ROUTE_RULES.get((method, path))
+    if known is not None:
+        return known
+    return UNKNOWN if path.startswith(API_PREFIX) else PAGES
+
+
+def is_allowed(grant: Grant, method: str, path: str) -> bool:
+    """Tell whether a grant covers a request, as far as that shows without its body."""
+    rule = rule_of(method, path)
+    return grant.allows(rule.role) and (rule.any_scope or not grant.run_prefix)

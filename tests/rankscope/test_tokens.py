@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.errors import TokenRequestError
+from collector.token_file import TokenBook
+from collector.tokens import Role
+from rankscope.errors import BadInputError
+from rankscope.tokens import NO_TOKENS, create_token, list_tokens, revoke_token
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "tokens.json"
+
+
+def create(path: Path, *, role: str = "ingest", out: Path | None = None) -> str:
+    return create_token(
+        role=role,
+        run_prefix="llama-",
+        holder="node-agents",
+        days=30,
+        out=out,
+        as_json=True,
+        tokens_path=path,
+    )
+
+
+def test_a_token_is_made_shown_once_listed_and_revoked(path: Path) -> None:
+    assert list_tokens(as_json=False, tokens_path=path) == NO_TOKENS
+
+    # WHEN one is made
+    made = json.loads(create(path))
+
+    # THEN the server lets it in
+    grant = TokenBook(path).grant(made["token"])
+    assert grant is not None
+    assert (grant.role, grant.run_prefix) == (Role.INGEST, "llama-")
+    # AND the list shows everything but the token and its hash
+    (listed,) = json.loads(list_tokens(as_json=True, tokens_path=path))["tokens"]
+    assert listed == {name: value for name, value in made.items() if name != "token"}
+    assert listed["expires_ns"] - listed["created_ns"] == 30 * 86_400 * 10**9
+    table = list_tokens(as_json=False, tokens_path=path)
+    assert made["token"] not in table
+    assert made["id"] in table
+    assert table.endswith("live")
+    # AND revoked, it opens nothing
+    assert revoke_token(made["id"], as_json=False, tokens_path=path).endswith("is revoked")
+    assert TokenBook(path).grant(made["token"]) is None
+    assert list_tokens(as_json=False, tokens_path=path).endswith("revoked")
+
+
+def test_a_token_can_be_written_to_a_new_private_file_and_is_then_not_shown(
+    path: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "agent.token"
+    made = json.loads(create(path, out=out))
+
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert TokenBook(path).grant(out.read_text().strip()) is not None
+    assert "token" not in made
+    with pytest.raises(BadInputError, match="exists: name a new file"):
+        create(path, out=out)
+
+
+def test_an_unknown_role_and_an_unknown_id_are_told(path: Path) -> None:
+    with pytest.raises(BadInputError, match="--role root: there are ingest, read, admin"):
+        create(path, role="root")
+    with pytest.raises(TokenRequestError, match="no token has the id 'x'"):
+        revoke_token("x", as_json=False, tokens_path=path)
+
+
+@pytest.mark.slow
+def test_the_command_keeps_the_house_contract(tmp_path: Path) -> None:
+    def rankscope(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "rankscope", "token", *words],
+            env={**os.environ, "RANKSCOPE_TOKENS": str(tmp_path / "tokens.json")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    made = rankscope("create", "--role", "read", "--days", "1")
+    assert (made.returncode, made.stderr) == (0, "")
+    assert made.stdout.startswith("rst_")
+    (tmp_path / "tokens.json").chmod(0o644)
+    broken = rankscope("list")
+    assert (broken.returncode, broken.stdout) == (2, "")
+    assert broken.stderr.count("\n") == 1
+    assert "chmod 600" in broken.stderr
+    wrong = rankscope("create", "--role", "root")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
