@@ -1,0 +1,39 @@
+"""docs/samples.md names what the sources name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collector.host.cpu import PROCESS_NAME
+from collector.host.dcgm import NAMES as DCGM_NAMES
+from collector.host.ethtool import PATTERNS
+from collector.host.gpu import LINK_FIELDS, GpuSource
+from collector.host.nic import COUNTERS as NIC_COUNTERS
+from collector.host.rdma import DRIVER_COUNTERS, PORT_COUNTERS, STATE_NAME
+from collector.host.sampler import Sampler
+from collector.host.sources import host_sources
+from tests.collector.host.test_gpu import FakeNvml
+
+if TYPE_CHECKING:
+    from collector.host.sample import Sample
+
+PAGE = Path(__file__).parents[3] / "docs" / "samples.md"
+
+
+def test_every_name_is_in_the_table(tmp_path: Path) -> None:
+    found: list[Sample] = []
+    sampler = Sampler(host_sources(tmp_path), found.extend, timeout_s=30.0)
+    sampler.turn()
+    sampler.turn()
+    sampler.close()
+    found += GpuSource(load=FakeNvml).read(0)
+    names = {sample.name.partition(":")[0] for sample in found}
+    names |= {name for name, _ in PORT_COUNTERS.values()} | set(DRIVER_COUNTERS.values())
+    names |= {name for name, _ in DCGM_NAMES.values()} | {name for _, name in PATTERNS}
+    names |= {PROCESS_NAME, STATE_NAME} | set(NIC_COUNTERS.values()) | set(LINK_FIELDS.values())
+    page = PAGE.read_text(encoding="utf-8")
+
+    assert [
+        name for name in sorted(names) if f"`{name}`" not in page and f"`{name}:" not in page
+    ] == []
