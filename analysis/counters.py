@@ -25,6 +25,10 @@ Source: the RoCE counters of Linux's sysfs and their use in arXiv 2402.15627."""
 GROWTH_FACTOR = 2.0
 """A counter that grows this much faster inside the phase than outside speaks for it."""
 
+PART_MARK = ":"
+"""A name with this mark is of one part of a host, a port or a command: the name without it holds
+the sum, and the part may be called anything."""
+
 CLOCK_WORDS = ("clock", "frequency", "freq")
 POWER_WORDS = ("power",)
 THROTTLE_WORDS = ("throttle",)
@@ -74,7 +78,7 @@ def network_trouble(samples: SampleTable, phase_ns: tuple[int, int]) -> Trouble:
     known = False
     for word, parts in TROUBLES:
         for code, name in enumerate(samples.names):
-            if not any(part in name for part in parts):
+            if PART_MARK in name or not any(part in name for part in parts):
                 continue
             grown = _growth(samples, code, phase_ns)
             known |= bool(grown)
@@ -129,6 +133,8 @@ def clock_drop(
         phase_ns: (begin, end) of the phase, Unix time.
     """
     for code, name in enumerate(samples.names):
+        if PART_MARK in name:
+            continue
         throttle = any(word in name for word in THROTTLE_WORDS)
         if not throttle and not any(word in name for word in (*CLOCK_WORDS, *POWER_WORDS)):
             continue

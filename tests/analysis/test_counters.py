@@ -65,3 +65,13 @@ def test_quiet_counters_are_told_from_none() -> None:
 
     assert str(network_trouble(quiet, PHASE)) == "the network's counters are quiet"
     assert str(network_trouble(no_samples(), PHASE)) == "there are no counters to tell why"
+
+
+def test_a_part_that_is_called_like_a_trouble_is_none() -> None:
+    # A container is called "pause" in every pod, and a process may be called after a clock.
+    busier = {("a", -1): [0.0, 0, 0, 9, 9, 9, 0], ("a", 0): [9.0, 9, 9, 0, 0, 0, 9]}
+    command = samples("process-cpu-cores:pause", busier)
+    clock = samples("process-cpu-cores:clockd", busier)
+
+    assert not network_trouble(command, PHASE).is_known
+    assert clock_drop(clock, "a", 0, PHASE) is None
