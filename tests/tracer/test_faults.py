@@ -406,6 +406,13 @@ SPANS = """
     """
 
 
+UNTIL_FULL = """
+    from tests.tracer.recording import wait_until
+    wait_until(lambda: tracer.current_tracer()._source._on_full is None)
+    """
+"""The process may be over before its thread has looked for one segment more."""
+
+
 def produced_is_stored_and_dropped(folder: Path, num_spans: int) -> bool:
     return len(read_spans(folder)) + num_lost(folder) == num_spans
 
@@ -433,7 +440,7 @@ def test_a_disk_that_fills_up_kills_nobody(tmp_path: Path) -> None:
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare, for a disk of 4 MiB")
     script = tmp_path / "job.py"
-    script.write_text(textwrap.dedent(SPANS.format(before="", after="")))
+    script.write_text(textwrap.dedent(SPANS.format(before="", after="") + UNTIL_FULL))
     disk = tmp_path / "disk"
     disk.mkdir()
     run, keep = f"{sys.executable} {script}", f"cp -r {disk} {tmp_path / 'kept'}"

@@ -1,0 +1,138 @@
+"""A8, A9 and A11 of the faults: nobody collects, a disk that turns read-only, a runaway loop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tracer.reading import dropped, read_rows
+from tests.tracer.recording import ROOT, recorder_in, wait_until
+from tracer.spool import PROCESS_FILE, DropReason, RecordType, SpoolAccount, read_account
+
+if TYPE_CHECKING:
+    from tracer.recorder import Recorder
+
+SEGMENT_BYTES = 4096 + 512 * 128
+"""Of 512 records."""
+
+NO_ROOM = frozenset({DropReason.SPOOL_FULL, DropReason.NO_SEGMENT})
+
+
+def account_of(folder: Path) -> SpoolAccount:
+    return read_account((folder / PROCESS_FILE).read_bytes())
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def record(recorder: Recorder, num_spans: int) -> None:
+    for _ in range(num_spans):
+        with recorder.span("x"):
+            pass
+
+
+def test_without_an_agent_the_oldest_are_kept_the_newest_counted_and_nothing_else_lost(
+    tmp_path: Path,
+) -> None:
+    recorder = recorder_in(tmp_path, segment_bytes=SEGMENT_BYTES, spool_bytes=3 * SEGMENT_BYTES)
+    recorder.begin_steps()
+    for step in range(1000):
+        record(recorder, 9)
+        recorder.step()
+        if step == 100:  # 1,010 records: two segments are full but for 14 rows
+            wait_until(lambda: len(recorder._source.spares) == 1)
+    recorder.shutdown()
+
+    account, rows = account_of(tmp_path), read_rows(tmp_path)
+    assert account.num_produced == 10_000
+    assert account.num_stored == len(rows) == 3 * 512
+    assert set(dropped(tmp_path)) <= NO_ROOM
+    assert sum(dropped(tmp_path).values()) == 10_000 - 3 * 512
+    # What is kept is the begin of the run, without a hole: of ten records a step, 153 steps ended.
+    kept = [row.step for row in rows if row.record == RecordType.STEP]
+    assert kept == list(range(153))
+
+
+def test_a_burst_of_a_million_spans_takes_no_memory_and_each_is_stored_or_counted(
+    tmp_path: Path,
+) -> None:
+    recorder = recorder_in(tmp_path, segment_bytes=SEGMENT_BYTES, spool_bytes=2 * SEGMENT_BYTES)
+    record(recorder, 10_000)  # full from here on
+    before_bytes = resident_bytes()
+    record(recorder, 990_000)
+    grown_bytes = resident_bytes() - before_bytes
+    recorder.shutdown()
+
+    account = account_of(tmp_path)
+    assert account.num_produced == 1_000_000
+    assert account.num_stored == len(read_rows(tmp_path)) == 2 * 512
+    assert set(dropped(tmp_path)) <= NO_ROOM
+    assert sum(dropped(tmp_path).values()) == 1_000_000 - 2 * 512
+    assert grown_bytes < 1 << 20  # one byte and a bit for each span would show
+
+
+READ_ONLY = """
+    import subprocess, sys, time
+    import tracer
+    from tests.tracer.reading import dropped
+    from tracer.spool import DropReason
+    folder = tracer.install().folder
+    # A mount of its own over the folder: the files that are mapped keep theirs, as on a disk
+    # that the kernel has turned read-only, and everything by name is refused.
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    if subprocess.run(["mount", "-o", "remount,bind,ro", folder]).returncode:
+        sys.exit(77)
+    num_spans, until_s = 0, time.monotonic() + 20
+    while DropReason.SPOOL_FULL not in dropped(folder) and time.monotonic() < until_s:
+        for _ in range(1_000):
+            with tracer.span("x"):
+                pass
+        num_spans += 1_000
+    tracer.event("note", "goes nowhere")
+    print(num_spans)
+    """
+
+
+def test_a_spool_that_turns_read_only_costs_records_that_are_counted_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    if shutil.which("unshare") is None:
+        pytest.skip("needs unshare, for a mount of its own")
+    script = tmp_path / "job.py"
+    script.write_text(textwrap.dedent(READ_ONLY))
+    spool = tmp_path / "spool"
+    done = subprocess.run(
+        ["unshare", "-rm", sys.executable, str(script)],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "RANKSCOPE_TRACE": str(spool),
+            "RANKSCOPE_RUN": "run",
+            "RANKSCOPE_SEGMENT_BYTES": str(SEGMENT_BYTES),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode == 77 or "unshare failed" in done.stderr:
+        pytest.skip("may not mount here")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Read-only file system" in done.stderr
+    (folder,) = (spool / "run").iterdir()
+    account = account_of(folder)
+    assert account.num_produced == int(done.stdout)
+    assert account.num_stored == len(read_rows(folder)) == 2 * 512
+    assert sum(dropped(folder).values()) == account.num_produced - account.num_stored
+    assert set(dropped(folder)) <= NO_ROOM
+    assert not (folder / "exit.json").exists()
