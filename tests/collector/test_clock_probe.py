@@ -41,6 +41,24 @@ def test_the_reference_begins_at_unix_time_and_has_a_name_of_its_own() -> None:
     assert first.reference_id != second.reference_id
 
 
+@pytest.mark.parametrize("by_s", [-3_600, 86_400, 1])
+def test_a_wall_clock_that_is_set_moves_the_reference_by_nothing(
+    monkeypatch: pytest.MonkeyPatch, by_s: int
+) -> None:
+    # GIVEN a reference that began at some Unix time
+    wall_ns = [1_700_000_000 * S]
+    monkeypatch.setattr(time, "time_ns", lambda: wall_ns[0])
+    began_ns = time.monotonic_ns()
+    reference = ReferenceClock.start()
+    before_ns = reference.now_ns()
+    assert 0 <= before_ns - wall_ns[0] < S
+    # WHEN the wall clock is set
+    wall_ns[0] += by_s * S
+
+    # THEN between two readings lies what the monotonic clock says
+    assert 0 <= reference.now_ns() - before_ns <= time.monotonic_ns() - began_ns
+
+
 def test_a_reply_survives_the_way_as_json() -> None:
     reply = ProbeReply(reference_id="r", received_ns=UnixNs(2**60), replied_ns=UnixNs(2**60 + 3))
 
