@@ -170,7 +170,7 @@ def findings(
 
 
 @app.command()
-def serve(
+def serve(  # noqa: PLR0913  # one parameter a flag
     *,
     store: Store = None,
     spool: SpoolFolder = None,
@@ -195,6 +195,12 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    samples: Annotated[
+        bool,
+        typer.Option(
+            "--samples", help="With --spool: read this host and its devices once a second too."
+        ),
+    ] = False,
 ) -> None:
     """Collect from a spool, analyse while runs train, alert, and serve the dashboard."""
     from rankscope.serving import ServeOptions, serve_store
@@ -207,6 +213,7 @@ def serve(
             port=port,
             alert_webhook=alert_webhook,
             topology=topology,
+            samples=samples,
         )
     )
 

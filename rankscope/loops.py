@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from analysis.source import RunSummary, SpanSource
+    from collector.host.sampler import Sampler
     from collector.tail import SpoolTail
     from rankscope.alerting import Alerting
     from rankscope.reports import Reports
@@ -24,6 +25,7 @@ TAIL_PAUSE_S = 1.0
 """Many small inserts cost the engine more than few large ones: fsyncs now, merges later."""
 
 ANALYSIS_PAUSE_S = 1.0
+SAMPLER_PAUSE_S = 1.0
 MIN_PAUSE_NS = 2_000_000_000
 MAX_PAUSE_NS = 30_000_000_000
 """Between two looks at one run that trains; the longer one is reached while it stands still."""
@@ -191,3 +193,8 @@ def tail_loop(tail: SpoolTail) -> Loop:
 def analysis_loop(analysis: LiveAnalysis) -> Loop:
     """Return the loop that analyses what was stored."""
     return Loop("analysis", analysis.turn, pause_s=ANALYSIS_PAUSE_S)
+
+
+def sampler_loop(sampler: Sampler) -> Loop:
+    """Return the loop that reads this host once a second; its turns never raise."""
+    return Loop("sampler", sampler.turn, pause_s=SAMPLER_PAUSE_S)

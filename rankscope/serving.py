@@ -12,7 +12,7 @@ from collector.store import open_store
 from rankscope.errors import BadInputError
 from rankscope.interrupts import terminated_like_interrupted
 from rankscope.listening import listen, url_of
-from rankscope.loops import LiveAnalysis, analysis_loop, tail_loop
+from rankscope.loops import LiveAnalysis, analysis_loop, sampler_loop, tail_loop
 from rankscope.source import StoreSource
 from rankscope.terminal import say
 from rankscope.topology import PlacedSink, Topology, place_ranks, read_topology
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from analysis.source import RunSummary
     from collector.access import Access, AsgiApp
+    from collector.host.sampler import Sampler
     from collector.store import Store
     from collector.tail import SpoolTail
     from collector.token_file import TokenBook
@@ -45,6 +46,8 @@ class ServeOptions:
     port: int | None = None
     alert_webhook: str | None = None
     topology: Path | None = None
+    samples: bool = False
+    """Whether this host is read once a second, beside the spool."""
 
 
 def serve_store(options: ServeOptions) -> None:
@@ -66,7 +69,8 @@ def serve_store(options: ServeOptions) -> None:
         # Noted before the first look at the spool: what it brings is news to alert on.
         before = StoreSource(store).runs()
         tail = None if options.spool is None else _open_spool(options.spool, store, topology, stack)
-        serve_opened(store, bound, tail=tail, webhook=webhook, before=before)
+        sampler = _open_sampler(options, store, stack)
+        serve_opened(store, bound, tail=tail, webhook=webhook, before=before, sampler=sampler)
 
 
 def serve_opened(
@@ -76,6 +80,7 @@ def serve_opened(
     tail: SpoolTail | None,
     webhook: Webhook | None,
     before: Iterable[RunSummary],
+    sampler: Sampler | None = None,
 ) -> None:
     """Serve an open store on a bound socket until SIGINT or SIGTERM.
 
@@ -85,6 +90,7 @@ def serve_opened(
         tail: Follows the spool that ranks write to; None: only what the store holds is shown.
         webhook: Receiver of alerts; the caller closes it.
         before: The runs as the store had them at the start: no alert tells of these again.
+        sampler: Reads this host; None: it is not read.
     """
     from collector.access import Access
     from rankscope.reports import Reports
@@ -99,6 +105,8 @@ def serve_opened(
     loops = (
         [analysis_loop(analysis)] if tail is None else [tail_loop(tail), analysis_loop(analysis)]
     )
+    if sampler is not None:
+        loops.append(sampler_loop(sampler))
     app = _application(access, source, reports, loops)
     with ExitStack() as stack:
         if store.path is not None:
@@ -156,6 +164,21 @@ def _open_spool(folder: Path, store: Store, topology: Topology, stack: ExitStack
     for problem in progress.problems:
         say(problem)
     return tail
+
+
+def _open_sampler(options: ServeOptions, store: Store, stack: ExitStack) -> Sampler | None:
+    if options.spool is None or not options.samples:
+        return None
+    import socket
+
+    from collector.host.sampler import Sampler
+    from collector.host.sources import host_sources
+    from collector.host.table import store_sink
+
+    sink = store_sink(store, host=socket.gethostname())
+    sampler = Sampler(host_sources(options.spool), sink, say=say)
+    stack.callback(sampler.close)
+    return sampler
 
 
 def _alerting(store: Store, *, webhook: Webhook | None, url: str) -> Alerting:

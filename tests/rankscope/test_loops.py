@@ -5,8 +5,9 @@ from queue import Queue
 
 import pytest
 
+from collector.host.sampler import Sampler
 from rankscope.errors import FailedError
-from rankscope.loops import Loop
+from rankscope.loops import Loop, sampler_loop
 
 PATIENCE_S = 10.0
 
@@ -80,3 +81,16 @@ def test_a_defect_ends_it_and_shows() -> None:
             thread.join(PATIENCE_S)
 
     assert loop.why_stopped() == "the work thread has ended"
+
+
+def test_the_sampler_takes_turns_until_it_is_stopped() -> None:
+    taken = threading.Event()
+    sampler = Sampler([], lambda _samples: taken.set())
+    loop = sampler_loop(sampler)
+
+    loop.start()
+
+    assert taken.wait(30)
+    assert loop.why_stopped() is None
+    loop.stop()
+    assert loop.why_stopped() == "the sampler thread has ended"
