@@ -12,7 +12,7 @@ import transformers
 
 import tracer
 from tracer.capture.patch import Patches
-from tracer.integrations.settings import data_parallel, named
+from tracer.integrations.settings import data_parallel, harmless, named
 from tracer.span import SpanKind
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class RankscopeCallback(transformers.TrainerCallback):  # type: ignore[misc, unu
         self._is_due = False
         self._patches = Patches()
 
+    @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ANN401
         """Install the tracer and begin the steps."""
         config = getattr(about.get("model"), "config", None)
@@ -71,16 +72,19 @@ class RankscopeCallback(transformers.TrainerCallback):  # type: ignore[misc, unu
             self._patches.wrap(transformers.Trainer, "_save_checkpoint", _traced_save)
         tracer.begin_steps(state.global_step)
 
+    @harmless
     def on_step_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ANN401
         """End the step before, where the trainer logged nothing after it after all."""
         self._end_step()
 
+    @harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ANN401
         """End the step; one that will be logged ends there, where its loss is known."""
         self._is_due = True
         if not control.should_log:
             self._end_step()
 
+    @harmless
     def on_log(
         self,
         args: Any,  # noqa: ANN401
@@ -93,10 +97,12 @@ class RankscopeCallback(transformers.TrainerCallback):  # type: ignore[misc, unu
         loss = (logs or {}).get("loss")
         self._end_step(loss if isinstance(loss, float) else None)
 
+    @harmless
     def on_save(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ANN401
         """Note the save."""
         tracer.event("checkpoint", f"saved after step {state.global_step - 1}")
 
+    @harmless
     def on_train_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ANN401
         """Give the trainer its own method back; the tracer goes on to the process's end."""
         self._end_step()

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import tracer
-from tracer.integrations.settings import Placement, data_parallel
+from tracer.integrations.settings import Placement, data_parallel, harmless
 
 if TYPE_CHECKING:
     import os
@@ -41,6 +41,7 @@ class RankscopeCallback(Callback):
         self._spool = spool
         self._global_step = 0
 
+    @harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401
         """Install the tracer and begin the steps."""
         place: Placement = {"layout": None, "coords": None}
@@ -61,6 +62,7 @@ class RankscopeCallback(Callback):
         self._global_step = trainer.global_step
         tracer.begin_steps(trainer.global_step)
 
+    @harmless
     def on_train_batch_end(
         self,
         trainer: Any,  # noqa: ANN401
@@ -74,6 +76,7 @@ class RankscopeCallback(Callback):
             self._global_step = trainer.global_step
             tracer.step(loss=loss_on_cpu(outputs))
 
+    @harmless
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:  # noqa: ANN401
         """Note the save; `torch.save` has the time that it takes."""
         tracer.event("checkpoint", f"saving at step {trainer.global_step}")

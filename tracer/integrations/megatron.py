@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tracer
 from tracer.capture.patch import Patches
 from tracer.flops import ModelFlops, megatron_flops
-from tracer.integrations.settings import Placement, named
+from tracer.integrations.settings import Placement, harmless, named
 from tracer.span import SpanKind
 from tracer.topology import Coords, Layout
 
@@ -75,7 +75,7 @@ class _Steps:
             **kwargs: Any,  # noqa: ANN401
         ) -> Any:  # noqa: ANN401
             if self._has_begun:
-                tracer.step(tokens=tokens_of_step())
+                self._end()
             else:
                 self._has_begun = True
                 self._begin(model)
@@ -91,10 +91,15 @@ class _Steps:
             finally:
                 if self._has_begun:
                     self._has_begun = False
-                    tracer.step(tokens=tokens_of_step())
+                    self._end()
 
         return train
 
+    @harmless
+    def _end(self) -> None:
+        tracer.step(tokens=tokens_of_step())
+
+    @harmless
     def _begin(self, model: Any) -> None:  # noqa: ANN401
         args = import_module("megatron.training").get_args()
         flops = flops_of(args)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict
 
+from tracer.blame import is_ours
+from tracer.current import current_tracer
+from tracer.plain import type_name
+from tracer.recorder import Recorder
 from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+P = ParamSpec("P")
+
+_TOLD: set[str] = set()
+"""Hooks whose failure was told; each is told once."""
 
 
 class Placement(TypedDict):
@@ -46,3 +57,27 @@ def named(holder: object, names: Iterable[str]) -> dict[str, object]:
     missing: Any = object()
     found = {name: getattr(holder, name, missing) for name in names}
     return {name: value for name, value in found.items() if value is not missing}
+
+
+def harmless(hook: Callable[P, None]) -> Callable[P, None]:
+    """Return ``hook``, which a framework calls, with errors of ours counted, told and kept from it.
+
+    A framework of another version may lack what a hook reads.
+    """
+
+    @functools.wraps(hook)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            hook(*args, **kwargs)
+        except Exception as problem:
+            if not is_ours(problem):
+                raise
+            present = current_tracer()
+            if isinstance(present, Recorder):
+                present.swallow(problem)
+            name = hook.__qualname__
+            if name not in _TOLD:
+                _TOLD.add(name)
+                sys.stderr.write(f"rankscope: {name}: {type_name(problem)}: {problem}\n")
+
+    return call

@@ -10,7 +10,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import tracer
-from tracer.integrations.settings import Placement, placed
+from tracer.integrations.settings import Placement, harmless, placed
 
 if TYPE_CHECKING:
     import os
@@ -71,7 +71,7 @@ class _Steps:
                 self._end()
             else:
                 self._has_begun = True
-                tracer.begin_steps(self._trainer.step)
+                self._begin()
             return original(*args, **kwargs)
 
         return train_step
@@ -94,6 +94,11 @@ class _Steps:
 
         return close
 
+    @harmless
+    def _begin(self) -> None:
+        tracer.begin_steps(self._trainer.step)
+
+    @harmless
     def _end(self) -> None:
         seen, before = self._tokens_seen(), self._tokens_before
         self._tokens_before = seen

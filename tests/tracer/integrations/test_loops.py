@@ -16,8 +16,10 @@ from torch import nn
 
 import tracer
 from tests.tracer.integrations.recorded import Recorded
+from tests.tracer.reading import dropped
 from tracer.integrations import megatron, torchtitan
 from tracer.integrations.settings import placed
+from tracer.spool import DropReason
 from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
@@ -90,6 +92,24 @@ def test_torchtitan_steps_have_its_numbers_tokens_and_losses(tmp_path: Path) -> 
     assert trainer.metrics_processor.logged == [6.0]
     assert recorded.manifest["model"]["flops_per_token"] == 1234
     assert recorded.manifest["layout"]["dp"] == 1
+
+
+def test_a_trainer_that_lacks_what_we_read_trains_on_and_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Titan()
+    torchtitan.trace(trainer, spool=tmp_path)
+    del trainer.parallel_dims.cp  # as in another version
+
+    trainer.train(3)
+    trainer.close()
+    tracer.shutdown()
+
+    assert trainer.step == 13
+    assert trainer.is_closed
+    (folder,) = (tmp_path / "run").iterdir()
+    assert dropped(folder) == {DropReason.INTERNAL_ERROR: 3}
+    assert capsys.readouterr().err.count("rankscope: _Steps._end: AttributeError") == 1
 
 
 def test_a_rank_stands_where_the_mesh_puts_it() -> None:
