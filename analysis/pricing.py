@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from analysis.whatif import Replayer
 
 
+DOUBT_AT_THRESHOLD = 0.1
+"""Share of the findings that barely reach their threshold which are wrong."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
     """What operations take, one way or another; both of shape (ops,), in ns."""
@@ -122,8 +126,15 @@ def priced(
 
 
 def confidence(excess_ratio: float, threshold: float) -> float:
-    """Return how sure a finding is: 0.5 at its threshold, and halving the doubt with each more."""
-    return float(1.0 - 0.5 ** (excess_ratio / threshold))
+    """Return how often a finding that stands so clear is right.
+
+    ``1 - 0.1 * 0.5 ^ (excess / threshold - 1)``: `DOUBT_AT_THRESHOLD` at its
+    threshold, halved with each further one.
+
+    Source:
+        The labelled benchmark, seeds 8 and 9; docs/benchmarks.md, "Diagnosis".
+    """
+    return float(1.0 - DOUBT_AT_THRESHOLD * 0.5 ** (excess_ratio / threshold - 1.0))
 
 
 def ideal_of_others(

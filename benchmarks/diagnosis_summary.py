@@ -33,6 +33,14 @@ ALWAYS_DUE = frozenset(
 )
 """Causes whose strength the scenario's does not say."""
 
+BY_NOISE = frozenset(
+    {"slow-compute", "clock-throttle", "slow-link", "network-degradation", "host-stall",
+     "data-stall", "stage-imbalance", "launch-skew", "gc-pause", "sequence-imbalance"}
+)  # fmt: skip
+"""Causes whose confidence says how far they stand clear of the noise."""
+
+CONFIDENCES = (0.5, 0.75, 0.9, 0.93, 0.95, 0.97, 0.99)
+
 SIZES = ("small", "2048", "12288")
 ONSET_STEPS = 3
 PAIR = 2
@@ -47,6 +55,7 @@ def summary(results: Sequence[Result]) -> str:
         _by_strength(results),
         _by_cause(results),
         _confusion(results),
+        _calibration(results),
     ]
     return "\n\n".join(parts)
 
@@ -291,6 +300,28 @@ def _confusion(results: Sequence[Result]) -> str:
         [truth, *(str(counts[truth][told] or "") for told in columns)] for truth in sorted(counts)
     ]
     return _table(["one planted \\ first told", *columns], rows)
+
+
+def _calibration(results: Sequence[Result]) -> str:
+    """Tabulate how often findings are right, by the confidence that they were told with."""
+    told: dict[int, list[tuple[float, bool]]] = defaultdict(list)
+    for result in results:
+        for finding in _alarms(result):
+            if finding["cause"] not in BY_NOISE:
+                continue
+            right = any(
+                truth["cause"] == finding["cause"]
+                and (not truth["ranks"] or not finding["ranks"] or _names(finding, truth))
+                for truth in result["truth"]
+            )
+            place = int(np.searchsorted(CONFIDENCES, finding["confidence"], side="right"))
+            told[place].append((finding["confidence"], right))
+    rows = []
+    for place, found in sorted(told.items()):
+        low = CONFIDENCES[place - 1] if place else 0.0
+        mean = float(np.mean([confidence for confidence, _ in found]))
+        rows.append([f"{low} and more", f"{mean:.3f}", share_text(right for _, right in found)])
+    return _table(["confidence", "mean", "findings that are right"], rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
