@@ -58,8 +58,15 @@ def step_table(table: pa.Table) -> StepTable:
         end_ns=to_numpy(table["end_ns"]),
         num_tokens=to_numpy(table["num_tokens"]),
         loss=to_numpy(table["loss"]),
-        left_out=to_numpy(table["left_out"]),
+        left_out=_left_out(table),
     )
+
+
+def _left_out(table: pa.Table) -> NDArray[np.uint32]:
+    """Return what each step left out: nothing where the rows are of a program that leaves none."""
+    if "left_out" in table.column_names:
+        return to_numpy(table["left_out"])
+    return np.zeros(table.num_rows, dtype=np.uint32)
 
 
 def microbatch_table(table: pa.Table) -> MicrobatchTable:
