@@ -45,6 +45,8 @@ def common_dips(stalls: Stalls) -> tuple[Candidate, ...]:
         in_spans.all() or late.all() or (len(dips) >= REGULAR_DIPS and len(spaced) == 1)
     )
     chosen = stalls.among(*Place) & np.isin(stalls.column, dips)
+    whole = stalls.total(*Place)
+    expected = np.broadcast_to(row_medians(whole)[:, None], whole.shape)
     steps = stalls.profile.steps[dips]
     each = count_text(len(dips), "time")
     if len(spaced) == 1 and spaced[0] > 1:
@@ -57,6 +59,7 @@ def common_dips(stalls: Stalls) -> tuple[Candidate, ...]:
             ranks=tuple(stalls.profile.ranks.tolist()),
             steps=(int(steps[0]), int(steps[-1])),
             part=stalls.part(chosen),
+            usual_ns=stalls.usual(chosen, expected),
             excess_ratio=level,
             threshold=DUE_RATIO,
             evidence=(

@@ -108,7 +108,7 @@ def priced(
         whole = _put_back(whole, change, recorded, each)
         touched |= change.part
         if each.usual_ns is not None or each.on_host:
-            least = least.where(change.part, change.mended)
+            least = _without_alike(least.where(change.part, change.mended), change.part, model)
     mended_ns, whole_ns, least_ns = (times.mean_step(replayer) for times in (mended, whole, least))
     found = []
     for number, (each, change) in enumerate(zip(candidates, changes, strict=True)):
@@ -196,6 +196,18 @@ def _mended(candidate: Candidate, unblamed: Times, ideal: Times) -> Times:
     if candidate.is_everywhere:
         return Times(duration_ns=duration_ns, gap_ns=np.zeros_like(ideal.gap_ns))
     return Times(duration_ns=duration_ns, gap_ns=unblamed.gap_ns)
+
+
+def _without_alike(ideal: Times, part: NDArray[np.bool_], model: ReplayModel) -> Times:
+    """Return an ideal whose host gaps elsewhere are not those of a part.
+
+    Gaps that stand alike only where a host was at fault are their own median.
+    """
+    on_host = ~model.on_device
+    label = model.operations.label
+    alike = on_host & ~part & np.isin(label, np.unique(label[part & on_host]))
+    shorter = np.minimum(ideal.duration_ns, model.operations.duration_ns)
+    return Times(duration_ns=np.where(alike, shorter, ideal.duration_ns), gap_ns=ideal.gap_ns)
 
 
 def _put_back(times: Times, change: Change, recorded: Times, candidate: Candidate) -> Times:
