@@ -483,7 +483,8 @@ def test_a_folder_that_goes_away_costs_records_only(tmp_path: Path) -> None:
     )
 
     assert done.returncode == 0
-    assert "No such file or directory" in done.stderr
+    # The process may end before its background thread has looked for a segment in vain.
+    assert done.stderr.count("No such file or directory") <= 1
     assert list(tmp_path.iterdir()) == []
 
 
