@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from analysis.report import RunReport, WaterfallSummary
+    from analysis.report import RunReport, Starved, WaterfallSummary
 
 SCHEMA = 1
 
@@ -38,7 +38,7 @@ def to_document(report: RunReport) -> dict[str, Any]:
         "m_w": report.m_w,
         "m_s": report.m_s,
         "findings": [asdict(finding) for finding in report.findings],
-        "starved": [asdict(entry) for entry in report.starved],
+        "starved": [_starved(entry) for entry in report.starved],
         "mfu": None
         if report.mfu is None
         else {**asdict(report.mfu), "by_step": _text_keys(report.mfu.by_step)},
@@ -46,6 +46,15 @@ def to_document(report: RunReport) -> dict[str, Any]:
         "paced": report.paced,
         "bandwidth": [asdict(entry) for entry in report.bandwidth],
         "waterfall": None if report.waterfall is None else _waterfall(report.waterfall),
+    }
+
+
+def _starved(entry: Starved) -> dict[str, Any]:
+    """Write the fields out: there may be one such entry for each of 12,288 ranks."""
+    return {
+        "rank": entry.rank,
+        "wait_ratio": entry.wait_ratio,
+        "waits_on": [{"rank": each.rank, "ratio": each.ratio} for each in entry.waits_on],
     }
 
 

@@ -42,6 +42,9 @@ TIMED_STEPS = 3
 SMALL_BYTES = 1 << 16
 """A segment that one step fills."""
 
+ONLY = "TRACER_STEP_ONLY"
+"""Environment: scenarios to run, with spaces between."""
+
 SCENARIOS = {
     "healthy": {"RANKSCOPE_SEGMENT_BYTES": str(1 << 20)},
     "agent-dead": {
@@ -123,6 +126,11 @@ def build() -> tuple[Any, Step]:
     return model, step
 
 
+def chosen() -> list[str]:
+    """Return the scenarios to run: all, or those that `ONLY` names."""
+    return os.environ.get(ONLY, " ".join(SCENARIOS)).split()
+
+
 # -- one rank ----------------------------------------------------------------
 
 
@@ -146,7 +154,7 @@ def run_rank(rank: int, folder: Path, quads: int) -> None:
             for quad in range(quads)
             for order in (ORDERS[quad % 2],)
         ]
-        for name in SCENARIOS
+        for name in chosen()
     }
     (folder / f"rank-{rank}.json").write_text(json.dumps(told))
     dist.destroy_process_group()
@@ -230,7 +238,7 @@ def interval(values: list[float], *, rounds: int = 2_000) -> list[float]:
 def summary(told: list[dict[str, Any]]) -> list[dict[str, object]]:
     """Return one row a scenario: ratios by wall clock (the slower rank's) and by CPU (both)."""
     rows: list[dict[str, object]] = []
-    for name in SCENARIOS:
+    for name in chosen():
         by_rank = [rank[name] for rank in told]
         blocks = [block for rank in by_rank for quad in rank for block in quad]
         traced = [block for block in blocks if block["traced"]]
