@@ -43,7 +43,7 @@ def test_a_fresh_store_has_every_table_and_the_newest_version(folder: Path) -> N
         names = {row["name"] for row in store.rows("SHOW TABLES")}
         assert store.schema_version() == known_migrations()[-1].version
     assert names == {
-        "bad_rows", "clock", "events", "findings", "groups", "ledger", "manifests", "microbatches",
+        "attempts", "bad_rows", "clock", "events", "findings", "groups", "ledger", "manifests", "microbatches",
         "ranks", "runs", "samples", "schema_version", "spans", "steps",
     }  # fmt: skip
 
