@@ -16,3 +16,14 @@ CREATE TABLE IF NOT EXISTS attempts (
 ) ENGINE = ReplacingMergeTree
 ORDER BY (run_id, epoch, rank, segment, first_row, end_row, writer)
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
+
+-- Whose a run is: of the claims on one name, the earliest holds. Reads take the least of (at_ns,
+-- owner), so two collectors that took in two owners at once agree afterwards on the same one.
+
+CREATE TABLE IF NOT EXISTS owners (
+    run_id LowCardinality(String),
+    at_ns Int64,
+    owner String
+) ENGINE = ReplacingMergeTree
+ORDER BY (run_id, at_ns, owner)
+SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;

@@ -44,7 +44,7 @@ def test_a_fresh_store_has_every_table_and_the_newest_version(folder: Path) -> N
         assert store.schema_version() == known_migrations()[-1].version
     assert names == {
         "attempts", "bad_rows", "clock", "events", "findings", "groups", "ledger", "manifests", "microbatches",
-        "ranks", "runs", "samples", "schema_version", "spans", "steps",
+        "owners", "ranks", "runs", "samples", "schema_version", "spans", "steps",
     }  # fmt: skip
 
 
