@@ -114,3 +114,21 @@ class TokenFileError(CollectorError):
 
 class TokenRequestError(CollectorError):
     """A token can't be made or revoked as asked."""
+
+
+class WireError(CollectorError):
+    """A body from the wire can't be taken; nothing of it was stored.
+
+    Args:
+        status: 413 or 422, as the answer has it.
+        reason: One plain line.
+        supported: Oldest and newest schema version that are read, where that is the matter.
+    """
+
+    def __init__(
+        self, status: int, reason: str, *, supported: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+        self.supported = supported
