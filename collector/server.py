@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from a2wsgi import WSGIMiddleware
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from collector.access import STRICT_POLICY, AccessGate, safe_next
 from collector.clock_probe import ReferenceClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from collector.access import Access, AsgiApp
 
 MAX_LOGIN_BYTES = 4096
 PAGE_THREADS = 8
+OPENAPI_PATH = "/v1/openapi.json"
 
 LOGIN_PAGE = """<!doctype html>
 <html lang="en">
@@ -52,6 +53,7 @@ def create_server(
     pages: Callable[..., Iterable[bytes]],
     not_ready: Callable[[], str | None],
     policy: str = STRICT_POLICY,
+    routers: Sequence[APIRouter] = (),
 ) -> AsgiApp:
     """Return the ASGI application, with the gate in front of all of it.
 
@@ -60,8 +62,10 @@ def create_server(
         pages: WSGI application of the dashboard, mounted at ``/``.
         not_ready: Why the server cannot do its work just now, in words; None when it can.
         policy: ``Content-Security-Policy`` of ``pages``.
+        routers: Further routes, matched before ``pages``.
     """
-    return AccessGate(create_app(access, pages=pages, not_ready=not_ready), access, policy=policy)
+    app = create_app(access, pages=pages, not_ready=not_ready, routers=routers)
+    return AccessGate(app, access, policy=policy)
 
 
 def create_app(
@@ -69,9 +73,10 @@ def create_app(
     *,
     pages: Callable[..., Iterable[bytes]],
     not_ready: Callable[[], str | None],
+    routers: Sequence[APIRouter] = (),
 ) -> FastAPI:
     """Return the application that stands behind the gate; never serve it bare."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, title="rankscope")
+    app = FastAPI(openapi_url=OPENAPI_PATH, docs_url=None, redoc_url=None, title="rankscope")
 
     @app.get("/healthz")
     def healthz() -> PlainTextResponse:
@@ -105,6 +110,9 @@ def create_app(
         answer.headers["set-cookie"] = access.set_cookie_header()
         return answer
 
+    for router in routers:
+        # Flat, so that a walk over the application's map meets each of them.
+        app.router.routes.extend(router.routes)
     # a2wsgi types scopes and messages as its own dictionaries, Starlette as plain mappings.
     bridge: Any = WSGIMiddleware(pages, workers=PAGE_THREADS)
     app.mount("/", bridge)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from fastapi import APIRouter
 from starlette.routing import Mount, Route
 
 from collector.access import Access
@@ -50,6 +51,26 @@ def test_the_pages_answer_with_the_token(client: Client) -> None:
     answer = client.get("/timeline", headers={"authorization": f"Bearer {TOKEN}"})
 
     assert answer.text == "data of /timeline"
+
+
+def test_the_interface_describes_itself_to_readers(client: Client) -> None:
+    answer = client.get("/v1/openapi.json", headers={"authorization": f"Bearer {TOKEN}"})
+
+    assert "/v1/clock" in answer.json()["paths"]
+
+
+def test_further_routes_come_before_the_pages() -> None:
+    router = APIRouter()
+
+    @router.get("/v1/colour")
+    def colour() -> dict[str, str]:
+        return {"colour": "blue"}
+
+    access = Access(port=8050, token=TOKEN)
+    server = create_server(access, pages=pages, not_ready=ready, routers=[router])
+    answer = Client(server).get("/v1/colour", headers={"authorization": f"Bearer {TOKEN}"})
+
+    assert answer.json() == {"colour": "blue"}
 
 
 def test_no_page_describes_the_interface(client: Client) -> None:

