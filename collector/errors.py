@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -82,6 +83,19 @@ class RunExistsError(CollectorError):
             f" (format {source_format}): choose another --run name"
         )
         self.run_id = run_id
+
+
+class RunDeletedError(CollectorError):
+    """The run was deleted: its name takes in nothing any more."""
+
+    def __init__(self, run_id: str, *, at_ns: int) -> None:
+        when = datetime.fromtimestamp(at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        super().__init__(
+            f"run {run_id!r} was deleted at {when} UTC, and its name is not given again:"
+            " choose another one"
+        )
+        self.run_id = run_id
+        self.at_ns = at_ns
 
 
 class TraceError(CollectorError):

@@ -29,7 +29,7 @@ FROM (
         argMax(layout, epoch) AS layout,
         min(started_ns) AS started_ns,
         max(created_ns) AS created_ns
-    FROM runs FINAL GROUP BY run_id
+    FROM runs FINAL WHERE run_id NOT IN (SELECT run_id FROM deletions) GROUP BY run_id
 ) AS known
 LEFT JOIN (
     SELECT run_id, sum(num_spans) AS num_spans FROM ledger FINAL GROUP BY run_id
@@ -40,9 +40,16 @@ LEFT JOIN (
 ORDER BY created_ns DESC, run_id
 """
 
-SELECT_RUN_NAMES = "SELECT run_id FROM runs GROUP BY run_id ORDER BY max(created_ns) DESC, run_id"
+SELECT_RUN_NAMES = """
+SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM deletions)
+GROUP BY run_id ORDER BY max(created_ns) DESC, run_id
+"""
 
-SELECT_EPOCHS = "SELECT * FROM runs FINAL WHERE run_id = {run_id:String} ORDER BY epoch"
+SELECT_EPOCHS = """
+SELECT * FROM runs FINAL
+WHERE run_id = {run_id:String} AND run_id NOT IN (SELECT run_id FROM deletions)
+ORDER BY epoch
+"""
 
 SELECT_RANKS = """
 SELECT * FROM ranks FINAL WHERE run_id = {run_id:String}

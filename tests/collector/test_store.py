@@ -43,8 +43,9 @@ def test_a_fresh_store_has_every_table_and_the_newest_version(folder: Path) -> N
         names = {row["name"] for row in store.rows("SHOW TABLES")}
         assert store.schema_version() == known_migrations()[-1].version
     assert names == {
-        "attempts", "bad_rows", "clock", "events", "findings", "groups", "ledger", "manifests", "microbatches",
-        "owners", "ranks", "runs", "samples", "schema_version", "spans", "steps",
+        "attempts", "bad_rows", "clock", "closed_steps", "deletions", "events", "expired",
+        "findings", "groups", "ledger", "manifests", "microbatches", "owners", "pyramid", "ranks",
+        "rollups", "runs", "samples", "schema_version", "spans", "steps",
     }  # fmt: skip
 
 
