@@ -1,0 +1,150 @@
+"""The proxy against plain sockets: each fault must be the fault that it is called."""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.proxy import FaultProxy, Faults
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Echo(socketserver.BaseRequestHandler):
+    """Sends back what comes."""
+
+    received: bytearray
+
+    def handle(self) -> None:
+        while data := self._receive():
+            self.received.extend(data)
+            self.request.sendall(data)
+
+    def _receive(self) -> bytes:
+        try:
+            data: bytes = self.request.recv(65536)
+        except ConnectionError:
+            return b""
+        return data
+
+
+@pytest.fixture
+def received() -> bytearray:
+    return bytearray()
+
+
+@pytest.fixture
+def proxy(received: bytearray) -> Iterator[FaultProxy]:
+    handler = type("OwnEcho", (Echo,), {"received": received})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        with FaultProxy(server.server_address[1]) as started:
+            yield started
+        server.shutdown()
+
+
+def connect(proxy: FaultProxy) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
+
+
+def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
+    found = b""
+    while len(found) < num_bytes:
+        piece = sock.recv(num_bytes - len(found))
+        if not piece:
+            break
+        found += piece
+    return found
+
+
+def read_to_the_end(sock: socket.socket, found: bytearray) -> None:
+    while piece := sock.recv(10):
+        found += piece
+
+
+def test_without_a_fault_bytes_come_through_both_ways(proxy: FaultProxy) -> None:
+    with connect(proxy) as sock:
+        sock.sendall(b"x" * 100_000)
+        assert receive_exactly(sock, 100_000) == b"x" * 100_000
+
+    assert (proxy.traffic.num_connections, proxy.traffic.num_resets) == (1, 0)
+
+
+def test_a_cut_network_resets(proxy: FaultProxy) -> None:
+    proxy.faults = Faults(is_cut=True)
+
+    with connect(proxy) as sock, pytest.raises(ConnectionResetError):
+        sock.recv(1)
+
+
+def test_a_blackhole_neither_answers_nor_closes_and_goes_on_when_it_is_over(
+    proxy: FaultProxy,
+) -> None:
+    with connect(proxy) as sock:
+        proxy.faults = Faults(is_blackholed=True)
+        sock.sendall(b"hello")
+        sock.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            sock.recv(1)
+        proxy.faults = Faults()
+        sock.settimeout(5)
+        assert receive_exactly(sock, 5) == b"hello"
+
+
+def test_a_lost_answer_reaches_the_server_and_not_the_client(
+    proxy: FaultProxy, received: bytearray
+) -> None:
+    proxy.faults = Faults(reset_after_reply_bytes=3)
+
+    with connect(proxy) as sock:
+        sock.sendall(b"hello")
+        found = bytearray()
+        with pytest.raises(ConnectionResetError):
+            read_to_the_end(sock, found)
+    assert bytes(received) == b"hello"
+    assert b"hello".startswith(found)
+    assert len(found) <= 3
+
+
+def test_a_request_is_cut_where_it_was_said(proxy: FaultProxy, received: bytearray) -> None:
+    proxy.faults = Faults(reset_after_request_bytes=3)
+
+    with connect(proxy) as sock:
+        sock.sendall(b"hello")
+        with pytest.raises(ConnectionResetError):
+            read_to_the_end(sock, bytearray())
+    assert b"hel".startswith(bytes(received))
+
+
+def test_slices_arrive_whole(proxy: FaultProxy) -> None:
+    proxy.faults = Faults(slice_bytes=7)
+
+    with connect(proxy) as sock:
+        sock.sendall(bytes(range(100)))
+        assert receive_exactly(sock, 100) == bytes(range(100))
+
+
+def test_a_narrow_way_takes_its_time(proxy: FaultProxy) -> None:
+    proxy.faults = Faults(bytes_per_s=20_000, slice_bytes=500)
+
+    begun = time.monotonic()
+    with connect(proxy) as sock:
+        sock.sendall(b"x" * 4_000)
+        receive_exactly(sock, 4_000)
+    assert time.monotonic() - begun >= 0.15
+
+
+def test_open_connections_can_all_be_reset(proxy: FaultProxy) -> None:
+    with connect(proxy) as sock:
+        sock.sendall(b"a")
+        receive_exactly(sock, 1)
+        proxy.reset_all()
+        with pytest.raises(ConnectionResetError):
+            sock.recv(1)
