@@ -80,7 +80,7 @@ def test_without_a_fault_bytes_come_through_both_ways(proxy: FaultProxy) -> None
 def test_a_cut_network_resets(proxy: FaultProxy) -> None:
     proxy.faults = Faults(is_cut=True)
 
-    with connect(proxy) as sock, pytest.raises(ConnectionResetError):
+    with pytest.raises(ConnectionResetError), connect(proxy) as sock:
         sock.recv(1)
 
 
