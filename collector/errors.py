@@ -60,7 +60,16 @@ class StoreClosedError(StoreError):
 
 
 class StoreQueryError(StoreError):
-    """The engine refused a statement."""
+    """The engine refused a statement.
+
+    Args:
+        reason: The engine's first line.
+        code: The engine's number of the error; None where it gave none (no answer, say).
+    """
+
+    def __init__(self, reason: str, *, code: int | None = None) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class RunNameError(CollectorError):

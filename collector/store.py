@@ -144,7 +144,7 @@ class Store:
         except DatabaseError as error:
             if error.code == UNKNOWN_TABLE:
                 return 0
-            raise StoreQueryError(_first_line(error)) from error
+            raise StoreQueryError(_first_line(error), code=error.code) from error
         return int(json.loads(data)["version"])
 
     def close(self) -> None:
@@ -267,7 +267,7 @@ class _translated_errors:  # noqa: N801  # reads as the statement it is
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
         if isinstance(exc, ClickHouseError):
-            raise StoreQueryError(_first_line(exc)) from exc
+            raise StoreQueryError(_first_line(exc), code=getattr(exc, "code", None)) from exc
 
 
 def _plain(parameters: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -22,25 +22,30 @@ from collector.columns import (
     strings,
     to_numpy,
 )
-from collector.cut import Cut, CutKey
+from collector.cut import CutKey
+from collector.cut_batch import CutBatch
 from collector.errors import WireError as WireError
-from collector.records import Decoded
 from collector.wire_schema import (
     KEY_COLUMNS,
     OLDEST_VERSION,
+    ROW_RANK,
     SCHEMA_KEY,
     SCHEMA_VERSION,
     WIRE_TABLES,
     WireColumn,
     cuts_schema,
     struct_type,
+    wire_columns,
 )
 from collector.wire_sizes import checked_inflated_bytes
+from tracer.span import NONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from collector.cut import Cut
 
     Column = pa.Array[Any]
 
@@ -65,36 +70,6 @@ class WireLimits:
 DEFAULT_LIMITS = WireLimits()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WireBatch:
-    """The cuts of one body, with the rows of each table together."""
-
-    keys: tuple[CutKey, ...]
-    sha256: tuple[str, ...]
-    num_torn: tuple[int, ...]
-    tables: dict[str, pa.Table]
-    """By name in `WIRE_TABLES`, the columns as the store has them."""
-
-    offsets: dict[str, NDArray[np.int64]]
-    """Shape (cuts + 1,): where the rows of each cut begin in its table."""
-
-    unknown_columns: tuple[str, ...] = ()
-    """What a newer sender told that this code does not keep."""
-
-    def cut(self, place: int) -> Cut:
-        """Return one cut; its rows are slices and no copies."""
-        parts = {
-            table: self.tables[table].slice(offsets[place], offsets[place + 1] - offsets[place])
-            for table, offsets in self.offsets.items()
-        }
-        return Cut(
-            key=self.keys[place],
-            sha256=self.sha256[place],
-            num_torn=self.num_torn[place],
-            rows=Decoded(**parts),
-        )
-
-
 def encode_cuts(cuts: Sequence[Cut]) -> bytes:
     """Return the body that carries these cuts, in this order."""
     keys: dict[str, Column] = {
@@ -108,8 +83,12 @@ def encode_cuts(cuts: Sequence[Cut]) -> bytes:
         "sha256": strings([cut.sha256 for cut in cuts]),
         "num_torn": numbers(np.array([cut.num_torn for cut in cuts], dtype=np.uint32)),
     }
-    nested = [_nested(table, [getattr(cut.rows, table) for cut in cuts]) for table in WIRE_TABLES]
-    schema = cuts_schema()
+    has_ranks = any(cut.key.rank == NONE for cut in cuts)
+    nested = [
+        _nested(table, [getattr(cut.rows, table) for cut in cuts], has_ranks=has_ranks)
+        for table in WIRE_TABLES
+    ]
+    schema = cuts_schema(has_ranks=has_ranks)
     batch = pa.RecordBatch.from_arrays([*keys.values(), *nested], schema=schema)
     options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=ZSTD_LEVEL))
     sink = pa.BufferOutputStream()
@@ -136,7 +115,7 @@ def decode_cuts(
 
 def decode_batch(
     body: bytes | memoryview | pa.Buffer, *, limits: WireLimits = DEFAULT_LIMITS
-) -> WireBatch:
+) -> CutBatch:
     """Return the cuts of a body, their rows together. Arguments and errors as `decode_cuts`."""
     held = body if isinstance(body, pa.Buffer) else pa.py_buffer(body)
     checked_inflated_bytes(
@@ -173,9 +152,9 @@ def checked_version(schema: pa.Schema) -> int:
     return int(text)
 
 
-def _nested(table: str, parts: Sequence[pa.Table]) -> Column:
+def _nested(table: str, parts: Sequence[pa.Table], *, has_ranks: bool) -> Column:
     """Return one list a cut, whose items are the rows of the cut."""
-    columns = WIRE_TABLES[table]
+    columns = wire_columns(table, has_ranks=has_ranks)
     names = [column.name for column in columns]
     offsets = np.zeros(len(parts) + 1, dtype=np.int32)
     np.cumsum([part.num_rows for part in parts], out=offsets[1:])
@@ -185,7 +164,7 @@ def _nested(table: str, parts: Sequence[pa.Table]) -> Column:
         arrays = [_one_chunk(whole[name]) for name in names]
     else:
         arrays = [_no_rows(column) for column in columns]
-    item_type = struct_type(table)
+    item_type = struct_type(table, has_ranks=has_ranks)
     items: Any = pa.StructArray.from_arrays(arrays, fields=list(item_type))
     list_type: Any = pa.list_(pa.field("item", item_type, nullable=False))
     starts: Any = numbers(offsets)
@@ -213,7 +192,7 @@ def _unknown_columns(schema: pa.Schema) -> tuple[str, ...]:
         if place < 0:
             continue
         item = _item_type(schema.field(place), table)
-        names = {column.name for column in columns}
+        names = {ROW_RANK.name, *(column.name for column in columns)}
         fields = [item.field(index).name for index in range(item.num_fields)]
         found += [f"{table}.{name}" for name in fields if name not in names]
     return tuple(found)
@@ -240,7 +219,7 @@ def _read_all(reader: pa.RecordBatchStreamReader, limits: WireLimits) -> pa.Tabl
     return pa.Table.from_batches(batches, schema=reader.schema)
 
 
-def _decoded(whole: pa.Table, *, unknown: tuple[str, ...], limits: WireLimits) -> WireBatch:
+def _decoded(whole: pa.Table, *, unknown: tuple[str, ...], limits: WireLimits) -> CutBatch:
     keys = {column.name: _key_column(whole, column) for column in KEY_COLUMNS}
     columns = ("run_id", "epoch", "rank", "process", "segment", "first_row", "end_row")
     cut_keys = tuple(
@@ -257,7 +236,7 @@ def _decoded(whole: pa.Table, *, unknown: tuple[str, ...], limits: WireLimits) -
             raise WireError(413, f"the body holds more than {limits.max_rows} rows: send fewer")
         offsets[table] = ends
         tables[table] = _table(items, table, keys=keys, ends=ends)
-    return WireBatch(
+    return CutBatch(
         keys=cut_keys,
         sha256=tuple(keys["sha256"]),
         num_torn=tuple(keys["num_torn"]),
@@ -316,7 +295,7 @@ def _table(
     named: dict[str, Any] = {
         "run_id": _repeated_texts(keys["run_id"], counts),
         "epoch": numbers(np.repeat(np.array(keys["epoch"], dtype=np.int32), counts)),
-        "rank": numbers(np.repeat(np.array(keys["rank"], dtype=np.int32), counts)),
+        "rank": numbers(_ranks(items, table, of_cuts=keys["rank"], counts=counts)),
         "segment": numbers(np.repeat(np.array(keys["segment"], dtype=np.uint64), counts)),
     }
     for column in WIRE_TABLES[table]:
@@ -329,6 +308,21 @@ def _table(
             else _converted(found, column, where=f"{table}.{column.name}")
         )
     return pa.Table.from_arrays(list(named.values()), names=list(named))
+
+
+def _ranks(
+    items: dict[str, pa.ChunkedArray[Any]],
+    table: str,
+    *,
+    of_cuts: list[int],
+    counts: NDArray[np.int64],
+) -> NDArray[np.int32]:
+    """Return the rank of each row: the cut's, or the row's own where the cut is of several."""
+    ranks = np.repeat(np.array(of_cuts, dtype=np.int32), counts)
+    if ROW_RANK.name not in items:
+        return ranks
+    told = to_numpy(_converted(items[ROW_RANK.name], ROW_RANK, where=f"{table}.rank"))
+    return np.where(ranks == NONE, told, ranks).astype(np.int32)
 
 
 def _repeated_texts(texts: list[str], counts: NDArray[np.int64]) -> Column:

@@ -105,25 +105,32 @@ KEY_COLUMNS: tuple[WireColumn, ...] = (
 """What identifies a cut, once for all its rows."""
 
 
-def cuts_schema() -> pa.Schema:
+ROW_RANK = _column("rank", pa.int32())
+"""Stands first in the nested tables of cuts that hold rows of several ranks (their own rank is
+-1, as in simulated runs); a cut of one rank has it in its key alone."""
+
+
+def wire_columns(table: str, *, has_ranks: bool = False) -> tuple[WireColumn, ...]:
+    """Return the columns of a nested table, with the rank of each row or without."""
+    return (ROW_RANK, *WIRE_TABLES[table]) if has_ranks else WIRE_TABLES[table]
+
+
+def cuts_schema(*, has_ranks: bool = False) -> pa.Schema:
     """Return the schema of a stream of cuts as this code writes it."""
     fields: list[pa.Field[Any]] = [
         pa.field(column.name, column.arrow_type, nullable=False) for column in KEY_COLUMNS
     ]
-    fields += [
-        pa.field(
-            table, pa.list_(pa.field("item", struct_type(table), nullable=False)), nullable=False
-        )
-        for table in WIRE_TABLES
-    ]
+    for table in WIRE_TABLES:
+        item = pa.field("item", struct_type(table, has_ranks=has_ranks), nullable=False)
+        fields.append(pa.field(table, pa.list_(item), nullable=False))
     return pa.schema(fields, metadata={SCHEMA_KEY: str(SCHEMA_VERSION).encode()})
 
 
-def struct_type(table: str) -> pa.StructType:
+def struct_type(table: str, *, has_ranks: bool = False) -> pa.StructType:
     """Return the type of one row of a nested table."""
     return pa.struct(
         [
             pa.field(column.name, column.arrow_type, nullable=column.may_be_null)
-            for column in WIRE_TABLES[table]
+            for column in wire_columns(table, has_ranks=has_ranks)
         ]
     )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,6 +117,23 @@ def test_a_cut_without_any_row_keeps_its_range(cuts: list[Cut]) -> None:
     assert (found.key, found.num_torn) == (empty.key, 3)
     assert found.rows.spans.num_rows == 0
     assert found.rows.spans.schema == empty.rows.spans.schema
+
+
+def test_a_cut_of_several_ranks_says_the_rank_of_each_row(cuts: list[Cut]) -> None:
+    """Simulated and imported runs are cut by step and not by rank."""
+    spans = pa.concat_tables([cut.rows.spans for cut in cuts])
+    rows = Decoded(
+        spans=spans, steps=cuts[0].rows.steps, microbatches=cuts[0].rows.microbatches,
+        bad_rows=cuts[0].rows.steps.slice(0, 0),
+    )  # fmt: skip
+    several = Cut(key=replace(cuts[0].key, rank=-1), sha256="00", num_torn=0, rows=rows)
+
+    back, other = decode_cuts(encode_cuts([several, cuts[1]]))
+
+    assert back.rows.spans["rank"].to_pylist() == [0, 0, 1]
+    assert back.rows.spans["name"].to_pylist() == spans["name"].to_pylist()
+    assert back.rows.steps["rank"].to_pylist() == [0]
+    assert other.rows.spans["rank"].to_pylist() == [1]
 
 
 def test_a_batch_says_where_the_rows_of_each_cut_lie(cuts: list[Cut]) -> None:
