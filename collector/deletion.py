@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from collector.errors import RunDeletedError
 from collector.identity import checked_run_name
+from collector.removal import await_removals, free_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,9 +51,10 @@ SELECT DISTINCT run_id FROM merge(currentDatabase(), {tables:String})
 WHERE run_id IN (SELECT run_id FROM deletions) ORDER BY run_id
 """
 
-HIDE_RUN = "DELETE FROM {table:Identifier} WHERE run_id = {run_id:String}"
-
-DROP_HIDDEN = "ALTER TABLE {table:Identifier} APPLY DELETED MASK SETTINGS mutations_sync = 2"
+HIDE_RUN = (
+    "DELETE FROM {table:Identifier} WHERE run_id = {run_id:String}"
+    " SETTINGS lightweight_deletes_sync = 0"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +123,13 @@ class Deletions:
             raise RunDeletedError(run_id, at_ns=at_ns)
 
     def delete(self, run_id: str, *, reason: str = ASKED) -> Deletion:
-        """Delete a run and free what it took on disk; to do it again does no harm.
+        """Delete a run; to do it again does no harm.
 
-        Cut short, it is finished by the next `sweep`.
+        No query sees its rows when this returns; the engine frees their bytes in the
+        background. Cut short, it is finished by the next `sweep`.
 
         Raises:
+            StoreQueryError: The engine took too long; the tombstone stands.
             RunNameError: No run can have this name.
         """
         checked_run_name(run_id)
@@ -135,8 +139,7 @@ class Deletions:
             tombstone = _Tombstone(at_ns=self._unix_ns(), reason=reason)
             self._write(run_id, tombstone)
         removed = self._remove(run_id)
-        for table in removed:
-            self._store.command(DROP_HIDDEN, {"table": table})
+        free_hidden(self._store, removed)
         self._write(run_id, replace(tombstone, done_ns=self._unix_ns()))
         return Deletion(run_id=run_id, at_ns=tombstone.at_ns, num_rows=removed)
 
@@ -155,6 +158,7 @@ class Deletions:
         removed = {row["table"]: row["num_rows"] for row in self._store.rows(COUNT_RUN, bound)}
         for table in removed:
             self._store.command(HIDE_RUN, {"table": table, "run_id": run_id})
+        await_removals(self._store, removed)
         return removed
 
     def _tables(self) -> str:
