@@ -5,6 +5,8 @@ Pure ASGI, so that mounted applications and unknown paths stand behind it too.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hmac
 import secrets
 from collections import OrderedDict
@@ -115,7 +117,7 @@ class Proof(Enum):
 
     NONE = "none"
     OPEN = "open path"
-    BEARER = "bearer token"
+    BEARER = "a token in a header"
     SESSION = "session cookie"
 
 
@@ -176,8 +178,8 @@ class AccessGate:
     def _proof(self, scope: Scope, headers: dict[str, str]) -> Proof:
         if _is_open(scope):
             return Proof.OPEN
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        grant = self._access.grant(token.strip()) if scheme.lower() == "bearer" else None
+        token = _shown_token(headers)
+        grant = self._access.grant(token) if token else None
         if grant is not None:
             scope[GRANT_KEY] = grant
             return Proof.BEARER
@@ -230,6 +232,24 @@ def _headers_of(scope: Scope) -> dict[str, str]:
     return {
         name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
     }
+
+
+def _shown_token(headers: dict[str, str]) -> str:
+    """Return the token that a request shows; "" where it shows none.
+
+    ClickHouse's clients have a name and a password: the token is the password, in basic
+    authentication or in ``X-ClickHouse-Key``, and any name will do.
+    """
+    scheme, _, shown = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return shown.strip()
+    if scheme.lower() == "basic":
+        try:
+            pair = base64.b64decode(shown.strip(), validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError, ValueError):
+            return ""
+        return pair.partition(":")[2]
+    return headers.get("x-clickhouse-key", "").strip()
 
 
 def _host_name(host: str) -> str:

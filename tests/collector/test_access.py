@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 from typing import TYPE_CHECKING
 
 import pytest
@@ -100,6 +101,42 @@ def test_a_malformed_or_wrong_bearer_is_refused(client: Client, value: str) -> N
     answer = client.get("/runs", headers={"authorization": value.encode("latin-1")})
 
     assert answer.status_code == 401
+
+
+def basic(password: str, *, user: str = "anyone") -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def test_a_clickhouse_client_shows_the_token_as_its_password(client: Client) -> None:
+    for headers in (
+        {"authorization": basic(TOKEN)},
+        {"authorization": basic(TOKEN, user="")},
+        {"x-clickhouse-user": "default", "x-clickhouse-key": TOKEN},
+    ):
+        assert client.get("/runs", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": basic("wrong")},
+        {"authorization": basic("")},
+        {"authorization": "Basic"},
+        {"authorization": "Basic ////"},
+        {"authorization": "Basic " + base64.b64encode(TOKEN.encode()).decode()},
+        {"authorization": basic("wrong"), "x-clickhouse-key": TOKEN},
+        {"x-clickhouse-key": "wrong"},
+        {"x-clickhouse-user": TOKEN},
+    ],
+)
+def test_a_wrong_password_opens_nothing(client: Client, headers: dict[str, str]) -> None:
+    assert client.get("/runs", headers=headers).status_code == 401
+
+
+def test_a_browser_that_holds_a_password_does_not_post_for_other_sites(client: Client) -> None:
+    headers = {"authorization": basic(TOKEN), "origin": "http://evil.example"}
+
+    assert client.post("/", headers=headers).status_code == 403
 
 
 def test_the_token_in_the_url_becomes_a_session_and_leaves_the_url(client: Client) -> None:
