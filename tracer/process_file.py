@@ -65,6 +65,15 @@ def map_file(path: Path, num_bytes: int) -> mmap.mmap:
         os.close(fd)
 
 
+def private_memory(num_bytes: int) -> mmap.mmap:
+    """Return zeros that no file and no forked child shares; pages not written to cost nothing.
+
+    Raises:
+        OSError: There is no address space left.
+    """
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 class DropCount:
     """What was lost for one reason."""
 
@@ -83,7 +92,7 @@ class ProcessFile:
     """The mapped process file. Every method may be called from any thread at any moment."""
 
     def __init__(self, folder: Path, identity: SpoolIdentity) -> None:
-        self.buffer: mmap.mmap | bytearray = map_file(folder / PROCESS_FILE, PROCESS_FILE_BYTES)
+        self.buffer = map_file(folder / PROCESS_FILE, PROCESS_FILE_BYTES)
         self.buffer[:HEADER_BYTES] = pack_header(
             replace(identity, capacity=NAME_CAPACITY), magic=PROCESS_MAGIC
         )
@@ -134,8 +143,12 @@ class ProcessFile:
         return self._ids.setdefault(cut, name_id)
 
     def detach(self) -> None:
-        """Write to private memory from now on: after a fork the file is the parent's alone."""
-        self.buffer = bytearray(PROCESS_FILE_BYTES)
+        """Write to private memory from now on.
+
+        After a fork the file is the parent's alone; after goodbye a mapping would keep its
+        blocks on the disk, however long ago a reader removed it.
+        """
+        self.buffer = private_memory(PROCESS_FILE_BYTES)
 
     def _write_name(self, name_id: int, text: bytes) -> None:
         offset = name_slot_offset(name_id)

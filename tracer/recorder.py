@@ -347,6 +347,8 @@ class Recorder:
         self.account.publish()
         if self._failure is None:
             write_exit(self.folder, ended(time.time_ns()))
+        # Captures and hooks that cannot be taken back hold this recorder for good.
+        self._process.detach()
 
     def abandon(self) -> None:
         """Let go of every file without writing: this process is a forked child."""

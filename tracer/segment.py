@@ -7,7 +7,7 @@ from collections import deque
 from operator import length_hint
 from typing import TYPE_CHECKING
 
-from tracer.process_file import map_file
+from tracer.process_file import map_file, private_memory
 from tracer.spool import (
     HEADER_BYTES,
     OPEN_CAPACITY,
@@ -79,7 +79,7 @@ class Segment:
 
     def detach(self) -> None:
         """Write to private memory from now on: after a fork the file is the parent's alone."""
-        self.buffer = bytearray(HEADER_BYTES + self.capacity * RECORD_BYTES)
+        self.buffer = private_memory(HEADER_BYTES + self.capacity * RECORD_BYTES)
 
 
 class OpenEntry:

@@ -5,6 +5,7 @@ import math
 import signal
 import struct
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,8 +18,6 @@ from tracer.span import NONE, SpanFlag, SpanKind
 from tracer.spool import DropReason, RecordType
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tracer.recorder import Recorder
 
 
@@ -369,3 +368,16 @@ def test_shutdown_twice_and_spans_after_it_do_nothing(tmp_path: Path) -> None:
     record(recorder, "later")
 
     assert read_spans(tmp_path) == []
+
+
+def test_after_goodbye_no_file_is_mapped_though_the_recorder_is_held(tmp_path: Path) -> None:
+    def num_mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(str(tmp_path))
+
+    recorder = recorder_in(tmp_path)
+    record(recorder, "x")
+    assert num_mapped() > 1  # the process file, the segment in use and a spare
+    recorder.shutdown()
+
+    assert num_mapped() == 0
+    assert [row.name for row in read_spans(tmp_path)] == ["x"]
