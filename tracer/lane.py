@@ -97,18 +97,16 @@ class Lane:
         self.chunk = chunk
         self.place = PLACE.pack(step, microbatch, chunk, self.track_id)
 
-    def place_of(self, microbatch: int, chunk: int) -> bytes:
-        """Return the place of a span that names either; `NONE` inherits the lane's."""
+    def place_of(
+        self, microbatch: int = NONE, chunk: int = NONE, *, track_id: int | None = None
+    ) -> bytes:
+        """Return the place of a span that names any of these; the others are the lane's."""
         return PLACE.pack(
             self.step,
             self.microbatch if microbatch == NONE else microbatch,
             self.chunk if chunk == NONE else chunk,
-            self.track_id,
+            self.track_id if track_id is None else track_id,
         )
-
-    def place_on(self, track_id: int) -> bytes:
-        """Return the lane's place for a span on another track than the lane's own."""
-        return PLACE.pack(self.step, self.microbatch, self.chunk, track_id)
 
     def append(  # noqa: PLR0913 - positional: hot, and a record has this many fields
         self,

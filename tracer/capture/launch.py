@@ -77,7 +77,7 @@ class Launch:
         self.end_ns: int | None = None
         self._instance = instance
         self.thread_id = threading.get_ident()
-        self._place = lane.place_on(group.track_id)
+        self._place = lane.place_of(track_id=group.track_id)
         self._second = COMM.pack(group.group_id, *instance)
         # Whoever takes the ticket writes the record: the completion callback and the
         # waiting thread may both come, and `list.pop` gives it to one of them.

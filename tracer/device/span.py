@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tracer.clock import monotonic_ns
 from tracer.device.pending import PendingSpan
-from tracer.lane import PLACE, head_word
+from tracer.lane import head_word
 from tracer.span import KIND_CODES, NONE, SpanFlag
 from tracer.spool import RecordType
 
@@ -50,12 +50,14 @@ class DeviceSpan:
 
     __slots__ = (
         "_begin",
+        "_chunk",
         "_device",
         "_kind",
+        "_lane",
         "_launch_ns",
+        "_microbatch",
         "_name",
         "_opened",
-        "_place",
         "_recorder",
     )
 
@@ -70,15 +72,17 @@ class DeviceSpan:
         chunk: int = NONE,
     ) -> None:
         self._recorder = recorder
+        self._lane = recorder.lane()
         self._name = name
         self._kind = KIND_CODES[kind]
         self._device = device
-        self._place = (microbatch, chunk)
+        self._microbatch = microbatch
+        self._chunk = chunk
         self._begin: Mark | None = None
         self._opened: OpenEntry | None = None
 
     def __enter__(self) -> DeviceSpan:
-        lane = self._recorder.lane()
+        lane = self._lane
         try:
             self._launch_ns = monotonic_ns()
             if not lane.depth:
@@ -95,14 +99,13 @@ class DeviceSpan:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        lane = self._recorder.lane()
         try:
             self._leave()
             flags = ON_DEVICE if exc_type is None else ON_DEVICE | SpanFlag.ERROR
             if self._begin is not None:
                 self._end(self._begin, flags)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            lane.swallow(problem)
+            self._lane.swallow(problem)
 
     def cancel(self) -> None:
         """Leave the span without recording it."""
@@ -111,7 +114,7 @@ class DeviceSpan:
             self._recorder.device_timing.give_back(self._begin)
 
     def _leave(self) -> None:
-        self._recorder.lane().depth -= 1
+        self._lane.depth -= 1
         if self._opened is not None:
             self._opened.close()
 
@@ -121,13 +124,7 @@ class DeviceSpan:
         if end is None:
             timing.give_back(begin)
             return
-        lane, (microbatch, chunk) = self._recorder.lane(), self._place
-        place = PLACE.pack(
-            lane.step,
-            lane.microbatch if microbatch == NONE else microbatch,
-            lane.chunk if chunk == NONE else chunk,
-            timing.track_id(begin),
-        )
+        place = self._lane.place_of(self._microbatch, self._chunk, track_id=timing.track_id(begin))
         head, launch_ns, device_lane = self._head(flags), self._launch_ns, self._recorder.comm_lane
 
         def write(start_ns: int, duration_ns: int) -> None:
