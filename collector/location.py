@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,10 @@ SERVER_FILE = "server.json"
 ENGINE_FILE = "status"
 """Where embedded ClickHouse writes its pid, and what it locks."""
 
+SERVER_PARAMETERS = frozenset({"secure", "cluster", "quorum"})
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+"""What a cluster and its database may be called: both stand in statements as they are."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedLocation:
@@ -30,7 +35,7 @@ class EmbeddedLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLocation:
-    """A ClickHouse server, reached over HTTP."""
+    """A ClickHouse server, or any server of a cluster, reached over HTTP."""
 
     host: str
     port: int
@@ -38,6 +43,11 @@ class ServerLocation:
     password: str
     database: str
     secure: bool
+    cluster: str | None = None
+    """Name of the cluster that holds the tables; None: they are on this server alone."""
+
+    quorum: int = 1
+    """Replicas of a shard that must hold a row before it counts as stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +73,8 @@ def parse_store_url(url: str) -> EmbeddedLocation | ServerLocation:
     """Return the location that a store URL names.
 
     Raises:
-        StoreUrlError: Another scheme, a relative path, no host, or a port that is no number.
+        StoreUrlError: Another scheme, a relative path, no host, a port that is no number, an
+            unknown parameter, or a cluster that can't be called so.
     """
     parts = urlsplit(url)
     if parts.scheme == "chdb":
@@ -83,15 +94,42 @@ def _server_location(url: str) -> ServerLocation:
         raise StoreUrlError(_without_password(url), "the port is no number") from None
     if not parts.hostname:
         raise StoreUrlError(_without_password(url), "no host")
-    secure = parse_qs(parts.query).get("secure", ["0"])[-1] in {"1", "true"}
-    return ServerLocation(
+    asked = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    unknown = sorted(asked.keys() - SERVER_PARAMETERS)
+    if unknown:  # a misspelt cluster would make tables on one server without a word
+        raise StoreUrlError(_without_password(url), f"unknown parameter {unknown[0]!r}")
+    secure = asked.get("secure", "0") in {"1", "true"}
+    location = ServerLocation(
         host=parts.hostname,
         port=port or (8443 if secure else 8123),
         user=unquote(parts.username or "default"),
         password=unquote(parts.password or ""),
         database=unquote(parts.path.strip("/")) or "default",
         secure=secure,
+        cluster=asked.get("cluster"),
+        quorum=_quorum(url, asked.get("quorum", "1")),
     )
+    _check_cluster(url, location)
+    return location
+
+
+def _quorum(url: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise StoreUrlError(_without_password(url), f"quorum {text!r} is no number from 1 on")
+    return int(text)
+
+
+def _check_cluster(url: str, location: ServerLocation) -> None:
+    if location.cluster is None:
+        if location.quorum > 1:
+            raise StoreUrlError(_without_password(url), "a quorum needs a cluster")
+        return
+    for what, name in (("cluster", location.cluster), ("database", location.database)):
+        if not IDENTIFIER.fullmatch(name):
+            raise StoreUrlError(
+                _without_password(url),
+                f"{what} {name!r} is not made of letters, digits and '_'",
+            )
 
 
 def printable_url(url: str) -> str:

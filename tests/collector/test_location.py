@@ -41,6 +41,36 @@ def test_a_server_url_names_account_host_and_database() -> None:
     )
 
 
+def test_a_server_url_may_name_a_cluster_and_its_quorum() -> None:
+    found = parse_store_url("clickhouse://db/spans?cluster=rankscope&quorum=2")
+
+    assert isinstance(found, ServerLocation)
+    assert (found.cluster, found.quorum, found.database) == ("rankscope", 2, "spans")
+
+
+@pytest.mark.parametrize(
+    ("query", "what"),
+    [
+        ("clutser=a", "unknown parameter 'clutser'"),
+        ("cluster=a`b", "cluster 'a`b'"),
+        ("cluster=a&quorum=0", "quorum '0'"),
+        ("cluster=a&quorum=auto", "quorum 'auto'"),
+        ("quorum=2", "a quorum needs a cluster"),
+    ],
+)
+def test_what_a_server_url_cannot_ask_for_is_named(query: str, what: str) -> None:
+    with pytest.raises(StoreUrlError, match=what) as caught:
+        parse_store_url(f"clickhouse://ann:secret@db/spans?{query}")
+
+    assert "secret" not in str(caught.value)
+
+
+def test_a_database_that_cannot_stand_in_a_statement_is_no_clusters() -> None:
+    with pytest.raises(StoreUrlError, match="database 'a b'"):
+        parse_store_url("clickhouse://db/a%20b?cluster=c")
+    assert parse_store_url("clickhouse://db/a%20b")
+
+
 def test_a_bare_server_url_takes_clickhouses_defaults() -> None:
     assert parse_store_url("clickhouse://db") == ServerLocation(
         host="db", port=8123, user="default", password="", database="default", secure=False
