@@ -19,6 +19,7 @@ OF_THE_SERVER_EXTRA = frozenset(
         "networkx",
         "numpy",
         "plotly",
+        "prometheus_client",
         "pyarrow",
         "typer",
         "uvicorn",
