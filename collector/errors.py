@@ -155,3 +155,12 @@ class WireError(CollectorError):
         self.status = status
         self.reason = reason
         self.supported = supported
+
+
+class TlsError(CollectorError):
+    """A certificate, its key or the clients' CA can't be used; nothing is served with it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"TLS can't be served with {path}: {reason}")
+        self.path = path
+        self.reason = reason
