@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from collector.errors import StoreVersionError
+from collector.errors import StoreQueryError, StoreVersionError
+from collector.location import ServerLocation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from collector.store import Store
 
 CREATE_VERSION_TABLE = """
@@ -23,6 +27,10 @@ SETTINGS fsync_after_insert = 1, fsync_part_directory = 1
 """
 
 SELECT_VERSION = "SELECT max(version) AS version FROM schema_version"
+
+RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
+"""Pauses before a server is asked again. Two collectors that start at once change the same tables;
+a replica that has not yet heard of the one change refuses the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +58,27 @@ def known_migrations() -> tuple[Migration, ...]:
     return tuple(Migration(version=int(name.split("_", 1)[0]), name=name) for name in names)
 
 
-def migrate(store: Store) -> int:
+def migrate(store: Store, *, sleep: Callable[[float], None] = time.sleep) -> int:
     """Apply every migration that the store lacks, in order; return its version.
 
     A current store costs one read. A migration that was cut short runs again:
-    its version is recorded after its last statement.
+    its version is recorded after its last statement. A server may be brought up
+    by several collectors at once; each statement can be said twice.
 
     Raises:
         StoreVersionError: The store is of a newer version than this code.
+        StoreQueryError: A statement was refused; by a server, after the last retry.
     """
+    is_shared = isinstance(store.location, ServerLocation)
+    for delay_s in RETRY_DELAYS_S if is_shared else ():
+        try:
+            return _apply(store)
+        except StoreQueryError:
+            sleep(delay_s)
+    return _apply(store)
+
+
+def _apply(store: Store) -> int:
     newest = known_migrations()[-1].version
     found = store.schema_version()
     if found > newest:

@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
+from collector.cluster import cluster_settings, statements_for
 from collector.errors import StoreClosedError, StoreError, StoreHeldError, StoreQueryError
 from collector.location import (
     EmbeddedLocation,
@@ -40,8 +41,6 @@ ENGINE_OPTIONS = {"max_server_memory_usage": 6 * GIB, "mark_cache_size": GIB // 
 SETTINGS: dict[str, str | int] = {
     "async_insert": 0,  # on by default since 26.2: it would acknowledge before storing
     "optimize_on_insert": 0,  # merging is the background's work: a third off an insert's time
-    "max_threads": 2,
-    "max_memory_usage": QUERY_MEMORY_BYTES,
     "output_format_arrow_low_cardinality_as_dictionary": 1,
     "output_format_arrow_string_as_string": 1,
     "output_format_arrow_compression_method": "none",
@@ -49,6 +48,9 @@ SETTINGS: dict[str, str | int] = {
 }
 """Set once per connection: a setting given with a query costs the embedded engine a
 read, a set and a reset around it."""
+
+EMBEDDED_LIMITS = {"max_threads": 2, "max_memory_usage": QUERY_MEMORY_BYTES}
+"""Of one query, beside the job on its machine; a server's own profile says what it allows."""
 
 UNKNOWN_TABLE = 60
 
@@ -60,7 +62,8 @@ def open_store(url: str, *, read_only: bool = False) -> Store:
 
     Args:
         url: ``chdb:///absolute/path`` (made if it is not there) or
-            ``clickhouse://user:password@host:8123/database``.
+            ``clickhouse://user:password@host:8123/database``, with ``?cluster=NAME`` where
+            the tables lie on a cluster.
         read_only: Refuse every write in the engine itself, and don't migrate.
 
     Raises:
@@ -87,6 +90,7 @@ class Store:
     def __init__(self, url: str, *, read_only: bool = False) -> None:
         self.location = parse_store_url(url)
         self.url = printable_url(url)
+        self._statements = statements_for(self.location)
         self.read_only = read_only
         self._pid = os.getpid()
         self._local = threading.local()
@@ -114,10 +118,12 @@ class Store:
         return pa.ipc.open_file(pa.py_buffer(data)).read_all()
 
     def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
-        """Run a statement that returns nothing."""
+        """Run a statement that returns nothing; on a cluster, on each of its servers."""
         client = self._client()
-        with _translated_errors():
-            client.command(sql, parameters=_plain(parameters))
+        for said in self._statements.of(sql, parameters):
+            statement = said.sql
+            with _translated_errors():
+                client.command(statement, parameters=_plain(said.parameters))
 
     def insert_arrow(self, table: str, rows: pa.Table) -> None:
         """Insert columns by name; returns when they are on disk."""
@@ -207,7 +213,7 @@ def _connect(location: EmbeddedLocation | ServerLocation, *, url: str, read_only
             password=location.password,
             database=location.database,
             secure=location.secure,
-            settings=SETTINGS | ({"readonly": 2} if read_only else {}),
+            settings=SETTINGS | cluster_settings(location) | ({"readonly": 2} if read_only else {}),
         )
     except ClickHouseError as error:
         raise StoreError(f"no answer from the store {url}: {_first_line(error)}") from error
@@ -227,7 +233,10 @@ def _connect_embedded(path: Path) -> Client:
         raise _held_error(path)
     try:
         return clickhouse_connect.get_client(
-            interface="chdb", path=str(path), settings=SETTINGS, chdb_options=ENGINE_OPTIONS
+            interface="chdb",
+            path=str(path),
+            settings=SETTINGS | EMBEDDED_LIMITS,
+            chdb_options=ENGINE_OPTIONS,
         )
     except ClickHouseError as error:
         raise _embedded_error(path, error) from error

@@ -68,7 +68,9 @@ def test_what_a_server_url_cannot_ask_for_is_named(query: str, what: str) -> Non
 def test_a_database_that_cannot_stand_in_a_statement_is_no_clusters() -> None:
     with pytest.raises(StoreUrlError, match="database 'a b'"):
         parse_store_url("clickhouse://db/a%20b?cluster=c")
-    assert parse_store_url("clickhouse://db/a%20b")
+    alone = parse_store_url("clickhouse://db/a%20b")
+    assert isinstance(alone, ServerLocation)
+    assert alone.database == "a b"
 
 
 def test_a_bare_server_url_takes_clickhouses_defaults() -> None:

@@ -1,0 +1,78 @@
+"""A cluster of one server in this process: the engine's own Distributed tables, no keeper.
+
+The statements are the cluster's, without ``ON CLUSTER`` and ``Replicated``: both need a
+keeper. What is left is what every query of a cluster goes through.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import collector.store
+from collector.cluster import CLUSTER_SETTINGS, ClusterStatements, Statement
+from collector.migrate import migrate
+from collector.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+CLUSTER = "rankscope"
+
+CONFIGURATION = """
+<clickhouse>
+    <tcp_port>9000</tcp_port>
+    <remote_servers>
+        <rankscope>
+            <shard>
+                <internal_replication>true</internal_replication>
+                <replica><host>127.0.0.1</host><port>9000</port></replica>
+            </shard>
+        </rankscope>
+    </remote_servers>
+    <macros><shard>01</shard><replica>a</replica></macros>
+</clickhouse>
+"""
+
+
+class WithoutKeeper(ClusterStatements):
+    """Says what a cluster is told so that a server without a keeper can run it."""
+
+    def of(self, sql: str, parameters: Mapping[str, Any] | None = None) -> tuple[Statement, ...]:
+        said = super().of(sql, parameters)
+        return tuple(replace(statement, sql=without_keeper(statement.sql)) for statement in said)
+
+
+class OneNodeCluster(Store):
+    """An embedded store whose tables are made and changed as on a cluster."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._statements = WithoutKeeper(cluster=CLUSTER, database="default")
+
+
+def without_keeper(statement: str) -> str:
+    """Return the statement as a server without a keeper can run it."""
+    alone = statement.replace(f" ON CLUSTER `{CLUSTER}`", "")
+    return re.sub(r"Replicated(\w*MergeTree)\('[^']*', '[^']*'(?:, )?", r"\1(", alone)
+
+
+@contextmanager
+def one_node_cluster(folder: Path) -> Iterator[Store]:
+    """Open an empty store at ``folder`` as a cluster of one."""
+    configuration = folder / "config.xml"
+    configuration.write_text(CONFIGURATION)
+    with pytest.MonkeyPatch.context() as patch:
+        options = collector.store.ENGINE_OPTIONS | {"config-file": str(configuration)}
+        patch.setattr(collector.store, "ENGINE_OPTIONS", options)
+        # The one server has no port of its own to be asked on.
+        settings = CLUSTER_SETTINGS | {"prefer_localhost_replica": 1}
+        patch.setattr(collector.store, "SETTINGS", collector.store.SETTINGS | settings)
+        with OneNodeCluster(f"chdb://{folder / 'store'}") as store:
+            migrate(store)
+            yield store

@@ -1,0 +1,241 @@
+"""What a cluster is told, by hand, by the engine's parser, and by its Distributed tables."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.cluster import (
+    ClusterStatementError,
+    ClusterStatements,
+    cluster_settings,
+    sharding_key,
+)
+from collector.deletion import Deletions
+from collector.location import ServerLocation, parse_store_url
+from collector.migrate import CREATE_VERSION_TABLE, known_migrations
+from collector.read import list_runs, read_run, read_spans, read_steps
+from collector.tail import SpoolTail
+from collector.writer import StoreWriter
+from tests.collector.spool_builder import SpoolBuilder
+from tests.deploy.one_node import one_node_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from collector.store import Store
+
+STATEMENTS = ClusterStatements(cluster="c1", database="db")
+
+
+def said(sql: str) -> list[str]:
+    return [re.sub(r"\s+", " ", statement.sql) for statement in STATEMENTS.of(sql)]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with one_node_cluster(tmp_path_factory.mktemp("cluster")) as opened:
+        yield opened
+
+
+def test_a_table_becomes_a_replicated_one_and_one_over_all_shards() -> None:
+    local, over = said(
+        "CREATE TABLE IF NOT EXISTS t (\n run_id String,\n rank Int32,\n revision UInt8\n)"
+        " ENGINE = ReplacingMergeTree(revision)\nORDER BY (run_id, rank)\nSETTINGS a = 1"
+    )
+
+    assert local == (
+        "CREATE TABLE IF NOT EXISTS `db`.`t_local` ON CLUSTER `c1`"
+        " ( run_id String, rank Int32, revision UInt8 )"
+        " ENGINE = ReplicatedReplacingMergeTree("
+        "'/clickhouse/tables/{shard}/{database}/{table}', '{replica}', revision)"
+        " ORDER BY (run_id, rank) SETTINGS a = 1"
+    )
+    assert over == (
+        "CREATE TABLE IF NOT EXISTS `db`.`t` ON CLUSTER `c1` AS `db`.`t_local`"
+        " ENGINE = Distributed('c1', 'db', 't_local', cityHash64(run_id, rank))"
+    )
+
+
+@pytest.mark.parametrize(
+    ("order", "key"),
+    [
+        ("(run_id, epoch, step, rank, start_ns)", "cityHash64(run_id, rank)"),
+        ("(run_id, name, host, at_ns)", "cityHash64(run_id, host)"),
+        ("(host, boot_id, at_ns)", "cityHash64(host)"),
+        ("run_id", "cityHash64(run_id)"),
+        ("version", "0"),
+    ],
+)
+def test_a_rows_shard_is_a_function_of_its_sort_key(order: str, key: str) -> None:
+    assert sharding_key(order) == key
+
+
+def test_columns_change_below_first_and_then_above() -> None:
+    added = "ADD COLUMN IF NOT EXISTS a Map(String, Int8), ADD COLUMN IF NOT EXISTS b Int8"
+
+    assert said(f"ALTER TABLE t {added}") == [
+        f"ALTER TABLE `db`.`t_local` ON CLUSTER `c1` {added}",
+        f"ALTER TABLE `db`.`t` ON CLUSTER `c1` {added}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("DELETE FROM t WHERE a = 1", "DELETE FROM `db`.`t_local` ON CLUSTER `c1` WHERE a = 1"),
+        (
+            "ALTER TABLE t MODIFY TTL d + INTERVAL 1 DAY",
+            "ALTER TABLE `db`.`t_local` ON CLUSTER `c1` MODIFY TTL d + INTERVAL 1 DAY",
+        ),
+        ("OPTIMIZE TABLE t FINAL", "OPTIMIZE TABLE `db`.`t_local` ON CLUSTER `c1` FINAL"),
+        ("TRUNCATE TABLE t", "TRUNCATE TABLE `db`.`t_local` ON CLUSTER `c1`"),
+    ],
+)
+def test_rows_change_where_they_lie(sql: str, expected: str) -> None:
+    assert said(sql) == [expected]
+
+
+def test_a_bound_name_gets_its_suffix_where_it_is_bound() -> None:
+    sql = "DELETE FROM {table:Identifier} WHERE run_id = {run_id:String}"
+
+    for given in ("spans", "spans_local"):
+        (found,) = STATEMENTS.of(sql, {"table": given, "run_id": "r"})
+        assert found.sql == (
+            "DELETE FROM `db`.{table:Identifier} ON CLUSTER `c1` WHERE run_id = {run_id:String}"
+        )
+        assert found.parameters == {"table": "spans_local", "run_id": "r"}
+
+
+@pytest.mark.parametrize("sql", ["SELECT 1", "  select 1", "SET final = 1", "INSERT INTO t x"])
+def test_what_changes_no_table_stays_as_it_is(sql: str) -> None:
+    assert [statement.sql for statement in STATEMENTS.of(sql)] == [sql]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "CREATE TABLE t AS u",
+        "CREATE MATERIALIZED VIEW v TO t AS SELECT 1",
+        "CREATE TABLE IF NOT EXISTS t (a Int8) ENGINE = Memory",
+        "RENAME TABLE t TO u",
+        "ALTER TABLE t ADD COLUMN a Int8, DELETE WHERE b = 1",
+        "ALTER TABLE {t:Identifier} ADD COLUMN a Int8",
+    ],
+)
+def test_a_form_that_nobody_has_thought_of_is_refused(sql: str) -> None:
+    with pytest.raises(ClusterStatementError, match=re.escape(sql[:20])):
+        STATEMENTS.of(sql, {"t": "t"})
+
+
+def test_only_a_cluster_has_settings_and_a_quorum_when_it_is_asked_for() -> None:
+    def settings(url: str) -> dict[str, str | int]:
+        location = parse_store_url(url)
+        assert isinstance(location, ServerLocation)
+        return cluster_settings(location)
+
+    assert settings("clickhouse://db/x") == {}
+    assert settings("clickhouse://db/x?cluster=c")["distributed_foreground_insert"] == 1
+    assert "insert_quorum" not in settings("clickhouse://db/x?cluster=c")
+    assert settings("clickhouse://db/x?cluster=c&quorum=2")["insert_quorum"] == 2
+
+
+def test_the_engine_knows_every_setting(store: Store) -> None:
+    names = {row["name"] for row in store.rows("SELECT name FROM system.settings")}
+
+    location = ServerLocation(
+        host="h", port=1, user="u", password="", database="d", secure=False, cluster="c", quorum=2
+    )
+    assert set(cluster_settings(location)) <= names
+
+
+def test_the_engine_parses_all_that_every_migration_says_to_a_cluster(store: Store) -> None:
+    shipped = [sql for known in known_migrations() for sql in known.statements()]
+    statements = [
+        statement.sql
+        for sql in [CREATE_VERSION_TABLE, *shipped]
+        for statement in STATEMENTS.of(sql)
+    ]
+
+    for sql in statements:
+        (parsed,) = store.rows("SELECT formatQuery({sql:String}) AS text", {"sql": sql})
+        assert "ON CLUSTER c1" in parsed["text"]
+    assert len(statements) == 2 * (1 + len(shipped))
+
+
+def test_every_table_of_every_migration_has_both_sides(store: Store) -> None:
+    rows = store.rows("SELECT name, engine FROM system.tables WHERE database = 'default'")
+    engines = {row["name"]: row["engine"] for row in rows}
+    over = {name for name, engine in engines.items() if engine == "Distributed"}
+
+    assert {f"{name}_local" for name in over} == engines.keys() - over
+    assert all(engines[f"{name}_local"].endswith("MergeTree") for name in over)
+    assert {"spans", "ledger", "attempts", "schema_version"} <= over
+
+
+COPY_SPANS = "SELECT * FROM spans WHERE run_id = {run_id:String}"
+COUNT_COPIES = """
+SELECT count() AS num_rows FROM spans_local WHERE run_id = {run_id:String} SETTINGS final = 0
+"""
+
+
+def store_run(store: Store, spool: Path, run_id: str) -> None:
+    """Store 2 ranks of 3 steps with one span each."""
+    for rank in range(2):
+        builder = SpoolBuilder(spool, run_id=run_id, rank=rank)
+        for step in range(3):
+            builder.span("forward", step=step, start_ns=step * 1000)
+            builder.step(step, start_ns=step * 1000, duration_ns=900)
+        builder.end()
+    SpoolTail(spool, store).poll()
+
+
+def test_a_run_goes_in_and_comes_back_through_the_tables_over_all_shards(
+    store: Store, tmp_path: Path
+) -> None:
+    store_run(store, tmp_path, "once")
+
+    (listed,) = [row for row in list_runs(store) if row["run_id"] == "once"]
+    assert (listed["num_spans"], listed["num_steps"], listed["world_size"]) == (6, 3, 2)
+    assert [row["rank"] for row in read_run(store, "once").ranks] == [0, 1]
+    spans = read_spans(store, "once").select(["step", "rank"]).to_pylist()
+    assert [(row["step"], row["rank"]) for row in spans] == [
+        (0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)
+    ]  # fmt: skip
+    assert read_steps(store, "once", first=1, last=1).num_rows == 2
+
+
+def test_rows_that_lie_twice_in_a_shard_show_once_whatever_the_ledger_knows(
+    store: Store, tmp_path: Path
+) -> None:
+    # GIVEN a run of six spans
+    store_run(store, tmp_path, "twice")
+    bound = {"run_id": "twice"}
+
+    # WHEN they are inserted again, by somebody who notes nothing in the ledger
+    store.insert_arrow("spans", store.arrow(COPY_SPANS, bound))
+
+    # THEN the shard holds both copies, and reads show one
+    assert store.rows(COUNT_COPIES, bound) == [{"num_rows": 12}]
+    assert read_spans(store, "twice").num_rows == 6
+
+
+def test_a_writer_finds_on_a_cluster_what_another_has_stored(store: Store, tmp_path: Path) -> None:
+    store_run(store, tmp_path, "found")
+
+    resumed = StoreWriter(store).resume("found")
+
+    assert sorted(resumed.end_rows.values()) == [6, 6]
+    assert resumed.unanswered == ()
+
+
+def test_a_run_is_deleted_on_every_shard(store: Store, tmp_path: Path) -> None:
+    store_run(store, tmp_path, "gone")
+
+    Deletions(store).delete("gone")
+
+    assert store.rows(COUNT_COPIES, {"run_id": "gone"}) == [{"num_rows": 0}]
+    assert "gone" not in [row["run_id"] for row in list_runs(store)]

@@ -1,0 +1,81 @@
+"""Two collectors that start at once on one server, and a server that is not ready."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from collector.errors import StoreQueryError
+from collector.location import parse_store_url
+from collector.migrate import RETRY_DELAYS_S, known_migrations, migrate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+NEWEST = known_migrations()[-1].version
+
+
+class FakeServer:
+    """Keeps what it was told; refuses some of it, as a replica does that lags behind."""
+
+    url = "clickhouse://fake"
+
+    def __init__(self, *, num_refusals: int = 0, location: str = "clickhouse://fake/db") -> None:
+        self.location = parse_store_url(location)
+        self.statements: list[str] = []
+        self.versions: list[int] = []
+        self._num_refusals = num_refusals
+
+    def schema_version(self) -> int:
+        return max(self.versions, default=0)
+
+    def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
+        if self._num_refusals and sql.startswith("ALTER"):
+            self._num_refusals -= 1
+            raise StoreQueryError("Code: 517. DB::Exception: CANNOT_ASSIGN_ALTER", code=517)
+        self.statements.append(sql)
+
+    def insert_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        self.versions += [row["version"] for row in rows]
+
+
+def test_a_change_that_another_collector_is_making_is_asked_for_again() -> None:
+    server, pauses = FakeServer(num_refusals=2), list[float]()
+
+    assert migrate(server, sleep=pauses.append) == NEWEST  # type: ignore[arg-type]  # fake store
+
+    assert pauses == [0.5, 1.0]
+    assert sorted(set(server.versions)) == list(range(1, NEWEST + 1))
+
+
+def test_what_the_other_one_has_finished_meanwhile_is_not_said_again() -> None:
+    # GIVEN a server that refuses once, and another collector that is done during the pause
+    server = FakeServer(num_refusals=1)
+    said = list[int]()
+
+    def finish(_delay_s: float) -> None:
+        server.versions.append(NEWEST)
+        said.append(len(server.statements))
+
+    # WHEN the tables are brought up
+    assert migrate(server, sleep=finish) == NEWEST  # type: ignore[arg-type]  # fake store
+
+    # THEN nothing was said after that
+    assert [len(server.statements)] == said
+
+
+def test_a_server_that_goes_on_refusing_is_an_error_after_the_last_pause() -> None:
+    pauses = list[float]()
+
+    with pytest.raises(StoreQueryError, match="517"):
+        migrate(FakeServer(num_refusals=9), sleep=pauses.append)  # type: ignore[arg-type]
+
+    assert pauses == list(RETRY_DELAYS_S)
+
+
+def test_an_embedded_store_has_one_owner_and_is_not_asked_again() -> None:
+    store = FakeServer(num_refusals=1, location="chdb:///a")
+
+    with pytest.raises(StoreQueryError):
+        migrate(store, sleep=pytest.fail)  # type: ignore[arg-type]  # fake store
