@@ -17,6 +17,14 @@ class UnknownRunError(AnalysisError):
         self.known = known
 
 
+class DeletedRunError(UnknownRunError):
+    """The store held a run of that name, and it was deleted."""
+
+    def __init__(self, run_id: str, known: tuple[str, ...]) -> None:
+        super().__init__(run_id, known)
+        self.args = (f"run {run_id!r} was deleted; see `rankscope runs`",)
+
+
 class EmptyRunError(AnalysisError):
     """The run is known, and the steps asked for hold no spans."""
 

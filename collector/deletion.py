@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+from weakref import WeakKeyDictionary
 
 from collector.errors import RunDeletedError
 from collector.identity import checked_run_name
@@ -34,7 +35,9 @@ SELECT table FROM system.columns
 WHERE database = currentDatabase() AND name = 'run_id' AND table != {tombstones:String}
     AND table IN (
         SELECT name FROM system.tables
-        WHERE database = currentDatabase() AND engine LIKE '%MergeTree'
+        WHERE database = currentDatabase() AND (
+            engine = 'Distributed' OR engine LIKE '%MergeTree' AND name NOT LIKE '%\\_local'
+        )
     )
 ORDER BY table
 """
@@ -42,7 +45,7 @@ ORDER BY table
 SELECT_TOMBSTONES = "SELECT run_id, at_ns, reason, done_ns FROM deletions FINAL"
 
 COUNT_RUN = """
-SELECT _table AS table, count() AS num_rows FROM merge(currentDatabase(), {tables:String})
+SELECT replaceRegexpOne(_table, '_local$', '') AS table, count() AS num_rows FROM merge(currentDatabase(), {tables:String})
 WHERE run_id = {run_id:String} GROUP BY table ORDER BY table = 'runs', table
 """
 
@@ -55,6 +58,14 @@ HIDE_RUN = (
     "DELETE FROM {table:Identifier} WHERE run_id = {run_id:String}"
     " SETTINGS lightweight_deletes_sync = 0"
 )
+
+
+COUNT_TOMBSTONES = "SELECT count() AS n FROM deletions WHERE run_id = {run_id:String}"
+
+
+def was_deleted(store: Store, run_id: str) -> bool:
+    """Return whether the run has a tombstone, asking the store anew."""
+    return bool(store.rows(COUNT_TOMBSTONES, {"run_id": run_id})[0]["n"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +88,16 @@ class _Tombstone:
 
 
 class Deletions:
-    """The tombstones of one store. Threads share it.
+    """The tombstones of one store. Threads share it; `of` returns the one of its process.
 
     Args:
         store: The store.
         unix_ns: Clock of the tombstones.
         monotonic_ns: Clock for how old the known tombstones are.
     """
+
+    _of: ClassVar[WeakKeyDictionary[Store, Deletions]] = WeakKeyDictionary()
+    _making: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
         self,
@@ -98,6 +112,15 @@ class Deletions:
         self._lock = threading.Lock()
         self._known: dict[str, _Tombstone] = {}
         self._read_ns: int | None = None
+
+    @classmethod
+    def of(cls, store: Store) -> Deletions:
+        """Return the tombstones that everybody in this process shares for a store."""
+        with cls._making:
+            found = cls._of.get(store)
+            if found is None:
+                found = cls._of[store] = cls(store)
+            return found
 
     def is_deleted(self, run_id: str) -> bool:
         """Return whether the run has a tombstone; one of another process counts within a second.

@@ -141,8 +141,26 @@ def simulate(  # noqa: PLR0913  # one parameter a flag
 
 
 @app.command()
-def runs(*, as_json: AsJson = False, store: Store = None) -> None:
-    """List the runs of the store, the newest first."""
+def runs(
+    *,
+    delete: Annotated[
+        str | None,
+        typer.Option(
+            "--delete",
+            metavar="RUN",
+            help="Delete this run for good; its name is not given again.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    store: Store = None,
+) -> None:
+    """List the runs of the store, the newest first, or delete one."""
+    if delete is not None:
+        from rankscope.deleting import delete_run
+
+        typer.echo(delete_run(delete, as_json=as_json, store_url=store))
+        return
     from rankscope.listing import list_runs
 
     typer.echo(list_runs(as_json=as_json, store_url=store))

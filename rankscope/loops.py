@@ -142,8 +142,10 @@ class LiveAnalysis:
         self._looks: dict[str, _Look] = {}
 
     def turn(self) -> None:
-        """Analyse what grew."""
-        for run in self._source.runs():
+        """Analyse what grew; forget what was deleted."""
+        runs = self._source.runs()
+        self._reports.keep_only({run.run_id for run in runs})
+        for run in runs:
             size = (run.num_steps, run.state)
             has_grown = self._seen.get(run.run_id) != size
             if self._is_due(run, has_grown=has_grown):

@@ -20,7 +20,7 @@ from analysis.window import RunWindow
 from collector.describe import RUNNING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from analysis.report import RunReport
     from analysis.source import RunSummary, SpanSource, StepTable
@@ -130,6 +130,13 @@ class Reports:
                     entry.window.fit(entry.cost.seconds, TURN_BUDGET_S)
             return entry.report
 
+    def keep_only(self, run_ids: Collection[str]) -> None:
+        """Forget every other run: it is not in the store any more."""
+        with self._lock:
+            self._entries = {
+                run_id: entry for run_id, entry in self._entries.items() if run_id in run_ids
+            }
+
     def cost(self, run_id: str) -> TurnCost | None:
         """Return what the run's last analysis took; None before the first."""
         entry = self._entry(run_id)
@@ -149,6 +156,7 @@ class Reports:
         for summary in found:
             if summary.run_id == run_id:
                 return summary
+        self._source.run_info(run_id)  # knows whether it was deleted
         raise UnknownRunError(run_id, tuple(summary.run_id for summary in found))
 
     def _follow(self, entry: _Entry, run_id: str) -> int:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from collector.deletion import Deletions
 from collector.location import default_store_url, remove_server_file, write_server_file
 from collector.store import open_store
 from rankscope.errors import BadInputError
@@ -16,11 +17,14 @@ from rankscope.loops import LiveAnalysis, analysis_loop, sampler_loop, tail_loop
 from rankscope.source import StoreSource
 from rankscope.terminal import say
 from rankscope.topology import PlacedSink, Topology, place_ranks, read_topology
+from rankscope.upkeep import Upkeep, upkeep_loop
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+    from fastapi import APIRouter
 
     from analysis.source import RunSummary
     from collector.access import Access, AsgiApp
@@ -107,7 +111,8 @@ def serve_opened(
     )
     if sampler is not None:
         loops.append(sampler_loop(sampler))
-    app = _application(access, source, reports, loops)
+    loops.append(upkeep_loop(Upkeep(Deletions.of(store))))
+    app = _application(access, source, reports, loops, routers=[_deletion_routes(store)])
     with ExitStack() as stack:
         if store.path is not None:
             write_server_file(store.path, url=url, token=access.token)
@@ -152,10 +157,11 @@ def _open_spool(folder: Path, store: Store, topology: Topology, stack: ExitStack
         BadInputError: Something is there, and none of it can be read.
     """
     from collector.tail import SegmentFate, SpoolTail
+    from collector.undeleted import UndeletedSink
     from collector.writer import StoreWriter
 
     # A rank whose share of the spool is full would drop what comes next.
-    sink = PlacedSink(StoreWriter(store), topology)
+    sink = PlacedSink(UndeletedSink(StoreWriter(store), Deletions.of(store)), topology)
     tail = SpoolTail(folder, sink, segment_fate=SegmentFate.FREE_WHILE_RUNNING)
     stack.callback(tail.close)
     progress = tail.poll()
@@ -191,8 +197,19 @@ def _alerting(store: Store, *, webhook: Webhook | None, url: str) -> Alerting:
     return Alerting(store, webhook=webhook, page_url=page_url)
 
 
+def _deletion_routes(store: Store) -> APIRouter:
+    from collector.deletion_routes import deletion_router
+
+    return deletion_router(store, Deletions.of(store))
+
+
 def _application(
-    access: Access, source: StoreSource, reports: Reports, loops: list[Loop]
+    access: Access,
+    source: StoreSource,
+    reports: Reports,
+    loops: list[Loop],
+    *,
+    routers: Sequence[APIRouter],
 ) -> AsgiApp:
     from collector.server import create_server
     from dashboard.app import content_security_policy, create_app
@@ -204,7 +221,11 @@ def _application(
         return next((why for loop in loops if (why := loop.why_stopped()) is not None), None)
 
     return create_server(
-        access, pages=pages.server, not_ready=not_ready, policy=content_security_policy(pages)
+        access,
+        pages=pages.server,
+        not_ready=not_ready,
+        policy=content_security_policy(pages),
+        routers=routers,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collector.cut import Cut, CutKey
+from collector.deletion import Deletions
 from collector.errors import RunExistsError
 from collector.manifests import manifest_row
 from collector.records import Decoded
@@ -64,9 +65,11 @@ def store_simulation(
 
     Raises:
         RunExistsError: The store holds a run of that name.
+        RunDeletedError: A run of that name was deleted.
         StoreError: It could not be written.
     """
     run_id = simulation.run_id
+    Deletions(store).check(run_id)
     found = store.rows(SELECT_PRESENCE, {"run_id": run_id})[0]
     if found["num_runs"]:
         raise RunExistsError(run_id, source_format=found["source_format"])

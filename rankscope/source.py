@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from analysis.errors import UnknownRunError
+from analysis.errors import DeletedRunError, UnknownRunError
 from analysis.source import (
     EpochInfo,
     GroupInfo,
@@ -13,6 +13,7 @@ from analysis.source import (
     RunInfo,
     RunSummary,
 )
+from collector.deletion import was_deleted
 from collector.describe import COORD_AXES
 from collector.read import list_runs, read_run, read_spans, read_steps, run_names
 from rankscope.context import read_context
@@ -44,10 +45,11 @@ class StoreSource:
 
         Raises:
             UnknownRunError: The store holds no run of that name.
+            DeletedRunError: It does so no more.
         """
         rows = read_run(self._store, run_id)
         if not rows.epochs:
-            raise UnknownRunError(run_id, run_names(self._store))
+            raise self._unknown(run_id)
         return run_info_of(run_id, rows)
 
     def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
@@ -79,9 +81,12 @@ class StoreSource:
         return read_context(self._store, run_id, first=first, last=last)
 
     def _check_known(self, run_id: str) -> None:
-        known = run_names(self._store)
-        if run_id not in known:
-            raise UnknownRunError(run_id, known)
+        if run_id not in run_names(self._store):
+            raise self._unknown(run_id)
+
+    def _unknown(self, run_id: str) -> UnknownRunError:
+        kind = DeletedRunError if was_deleted(self._store, run_id) else UnknownRunError
+        return kind(run_id, run_names(self._store))
 
 
 def _summary(row: Row) -> RunSummary:

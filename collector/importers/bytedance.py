@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from collector.deletion import Deletions
 from collector.errors import RunExistsError, TraceError
 from collector.identity import checked_run_name, segment_id
 from collector.importers.bytedance_meta import TraceMeta, read_meta
@@ -72,10 +73,12 @@ def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None
     Raises:
         RunNameError: The name can't be stored.
         RunExistsError: The name is taken by another content.
+        RunDeletedError: A run of that name was deleted.
         MetaError: No ``meta``, or it is unreadable, incomplete, or contradicts the trace.
         TraceError: The file is no such trace.
     """
     checked_run_name(run_id)
+    Deletions(store).check(run_id)
     sizes = read_meta(meta, trace=file)
     from collector.importers.bytedance_rows import read_trace  # loads pyarrow
 

@@ -39,11 +39,20 @@ def no_runs() -> Component:
     )
 
 
+def deleted_run(run_id: str) -> Component:
+    """Say that the run was deleted, perhaps while somebody looked at it."""
+    return no_data(
+        f"run {visible(run_id)!r} was deleted",
+        "Nothing of it is left, and its name is not given again. Choose another run above.",
+        command="rankscope runs",
+    )
+
+
 def unknown_run(run_id: str) -> Component:
     """Say that the run is not in the store (any more)."""
     return no_data(
         f"there is no run {visible(run_id)!r} in this store",
-        "It was deleted, or the address is mistyped. Choose another run above.",
+        "The address may be mistyped. Choose another run above.",
         command="rankscope runs",
     )
 

@@ -10,11 +10,11 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
-from analysis.errors import EmptyRunError, UnknownRunError
+from analysis.errors import DeletedRunError, EmptyRunError, UnknownRunError
 from dashboard.address import GroupBy, Page, View, read_address, write_address
 from dashboard.figures.timeline import timeline_figure
 from dashboard.figures.timeline_raster import MAX_BARS, raster_figure, raster_note
-from dashboard.pages.empty import no_data, no_runs, no_steps, unknown_run
+from dashboard.pages.empty import deleted_run, no_data, no_runs, no_steps, unknown_run
 from dashboard.pages.parts import announced, card, graph, graph_style, labelled, register_graph
 from dashboard.text import seconds_text, time_text, visible
 
@@ -155,15 +155,17 @@ def _look(provider: ReportProvider, view: View, base_path: str) -> _Shown:
             return _Shown(view=view, problem=[no_runs()])
         view = replace(view, run=runs[0].run_id)
     run_id = str(view.run)
+    revision = _revision(provider, run_id)
     try:
-        revision = provider.revision(run_id)
         report = provider.report(run_id)
         if report is None or not report.steps:
             return _Shown(view=view, revision=revision, problem=[no_steps(run_id)])
         view = _settled(view, report)
         timeline = provider.timeline(run_id, epoch=view.epoch or 0, step=view.step or 0)
+    except DeletedRunError:
+        return _Shown(view=view, revision=revision, problem=[deleted_run(run_id)])
     except UnknownRunError:
-        return _Shown(view=view, problem=[unknown_run(run_id)])
+        return _Shown(view=view, revision=revision, problem=[unknown_run(run_id)])
     except EmptyRunError as error:
         return _Shown(view=view, problem=[_no_spans(view, error, base_path)])
     return _drawn(view, report, timeline, base_path, revision)
@@ -193,7 +195,11 @@ def _no_spans(view: View, error: EmptyRunError, base_path: str) -> Component:
 
 
 def _drawn(
-    view: View, report: RunReport, timeline: StepTimeline, base_path: str, revision: int
+    view: View,
+    report: RunReport,
+    timeline: StepTimeline,
+    base_path: str,
+    revision: int | None,
 ) -> _Shown:
     num_spans = len(timeline.spans)
     many = num_spans > MAX_BARS

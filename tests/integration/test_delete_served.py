@@ -1,0 +1,46 @@
+"""A run is deleted while a server holds the store and follows its ranks."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.programs import rankscope, serving
+from tests.integration.test_serve import Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.multiproc
+
+
+def runs_of(store: Path) -> list[str]:
+    done = rankscope("runs", "--json", store=store)
+    assert done.returncode == 0, done.stderr
+    return [run["run"] for run in json.loads(done.stdout)["runs"]]
+
+
+def test_a_served_run_is_deleted_through_its_server_and_stays_so(tmp_path: Path) -> None:
+    store, spool = tmp_path / "store", tmp_path / "spool"
+    job, other = Job(spool, run_id="job"), Job(spool, run_id="other")
+    for one in (job, other):
+        one.train(3)
+    with serving("--spool", str(spool), store=store):
+        done = rankscope("runs", "--delete", "job", "--json", store=store)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["num_rows"]["spans"] == 12
+        missing = rankscope("runs", "--delete", "jop", store=store)
+        assert (missing.returncode, missing.stdout) == (2, "")
+        assert "no run 'jop'" in missing.stderr
+    assert runs_of(store) == ["other"]
+
+    # WHEN the job goes on and another server reads the whole spool from its beginning
+    for one in (job, other):
+        one.train(3)
+        one.end()
+    with serving("--spool", str(spool), store=store):
+        pass  # it looks once before it says where it is
+
+    assert runs_of(store) == ["other"]
