@@ -53,6 +53,7 @@ BOTH_TABLES = frozenset(
     {"ADD COLUMN", "DROP COLUMN", "MODIFY COLUMN", "RENAME COLUMN", "COMMENT COLUMN"}
 )
 UNCHANGED = frozenset({"SELECT", "INSERT", "SET", "SYSTEM", "KILL", "EXPLAIN", "SHOW", "WITH"})
+NO_WAITING = " SETTINGS lightweight_deletes_sync = 0"
 
 NAME = r"(?P<table>\w+)"
 NAME_OR_BOUND = r"(?P<table>\w+|\{(?P<bound>\w+):Identifier\})"
@@ -191,8 +192,9 @@ class ClusterStatements:
         )
 
     def _delete(self, match: re.Match[str]) -> tuple[str, ...]:
-        local = self._local(match["table"])
-        return (" ".join(("DELETE FROM", local, self._on_cluster, match["rest"])),)
+        # One server can be asked later how far it is; a cluster is waited for at once.
+        local, rest = self._local(match["table"]), match["rest"].removesuffix(NO_WAITING)
+        return (" ".join(("DELETE FROM", local, self._on_cluster, rest)),)
 
     def _whole(self, match: re.Match[str]) -> tuple[str, ...]:
         local = self._local(match["table"])

@@ -45,7 +45,8 @@ ORDER BY table
 SELECT_TOMBSTONES = "SELECT run_id, at_ns, reason, done_ns FROM deletions FINAL"
 
 COUNT_RUN = """
-SELECT replaceRegexpOne(_table, '_local$', '') AS table, count() AS num_rows FROM merge(currentDatabase(), {tables:String})
+SELECT replaceRegexpOne(_table, '_local$', '') AS table, count() AS num_rows
+FROM merge(currentDatabase(), {tables:String})
 WHERE run_id = {run_id:String} GROUP BY table ORDER BY table = 'runs', table
 """
 

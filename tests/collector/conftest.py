@@ -1,13 +1,22 @@
-"""One embedded store a module: a process can have a single path open at a time."""
+"""One store a module: embedded, and on a server too where one is given.
+
+``RANKSCOPE_TEST_CLICKHOUSE`` holds the URL of a ClickHouse server whose account may create
+databases (`clickhouse://user:password@host:8123/default`, with `?cluster=NAME` for a cluster);
+each module gets a database of its own there. ``one-node`` stands for a cluster of one server
+in this process, without a keeper.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from collector.store import open_store
+from tests.deploy.one_node import one_node_cluster
+from tests.deploy.servers import database_of_its_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,10 +26,23 @@ if TYPE_CHECKING:
 _RUN_NUMBERS = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
-        yield opened
+GIVEN_SERVER = os.environ.get("RANKSCOPE_TEST_CLICKHOUSE")
+
+
+@pytest.fixture(scope="module", params=["embedded", *([GIVEN_SERVER] if GIVEN_SERVER else [])])
+def store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Store]:
+    folder = tmp_path_factory.mktemp("store")
+    if request.param == "embedded":
+        with open_store(f"chdb://{folder}") as opened:
+            yield opened
+    elif request.param == "one-node":
+        with one_node_cluster(folder) as opened:
+            yield opened
+    else:
+        with database_of_its_own(request.param) as url, open_store(url) as opened:
+            yield opened
 
 
 @pytest.fixture

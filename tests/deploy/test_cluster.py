@@ -88,6 +88,10 @@ def test_columns_change_below_first_and_then_above() -> None:
     [
         ("DELETE FROM t WHERE a = 1", "DELETE FROM `db`.`t_local` ON CLUSTER `c1` WHERE a = 1"),
         (
+            "DELETE FROM t WHERE a = 1 SETTINGS lightweight_deletes_sync = 0",
+            "DELETE FROM `db`.`t_local` ON CLUSTER `c1` WHERE a = 1",
+        ),
+        (
             "ALTER TABLE t MODIFY TTL d + INTERVAL 1 DAY",
             "ALTER TABLE `db`.`t_local` ON CLUSTER `c1` MODIFY TTL d + INTERVAL 1 DAY",
         ),
