@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from collector.records import Decoded
     from collector.store import Row
@@ -59,6 +59,9 @@ class Resume:
 
     source_format: str | None = None
     """Format of the run of that name; None where there is none yet."""
+
+    dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Rows that the sink gave up for good, by process and reason. It may go on counting."""
 
 
 class Sink(Protocol):

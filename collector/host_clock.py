@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from collector.host_time import HostTime
 from collector.names import storable_name
 
 if TYPE_CHECKING:
@@ -11,6 +12,14 @@ if TYPE_CHECKING:
     from tracer.spool import SpoolIdentity
 
 UNKNOWN_ERROR_NS = -1
+
+
+class Clocks(Protocol):
+    """Knows how the monotonic clock of each host stands to Unix time."""
+
+    def host_time(self, identity: SpoolIdentity) -> HostTime:
+        """Return the map for the host and boot of a process."""
+        ...
 
 
 class HostClocks:
@@ -26,6 +35,10 @@ class HostClocks:
         self._offset_ns: dict[tuple[str, str], int] = {
             (row["host"], row["boot_id"]): row["offset_ns"] for row in sink.clocks()
         }
+
+    def host_time(self, identity: SpoolIdentity) -> HostTime:
+        """Return the map of the process's host, one offset for ever."""
+        return HostTime.fixed(self.offset_ns(identity))
 
     def offset_ns(self, identity: SpoolIdentity) -> int:
         """Return Unix time - monotonic time on the process's host, storing it if it is new."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from collector.cut import Resume
+    from collector.host_time import HostTime
     from collector.process import ProcessFiles
     from collector.segment import Reading
     from collector.store import Row
@@ -57,7 +58,7 @@ class ProcessTail:
     """A cursor over all that one process writes."""
 
     def __init__(
-        self, files: ProcessFiles, *, offset_ns: int, resume: Resume, grace_ns: int
+        self, files: ProcessFiles, *, clock: HostTime, resume: Resume, grace_ns: int
     ) -> None:
         self.files = files
         self.state = RUNNING
@@ -65,7 +66,7 @@ class ProcessTail:
         self.problems: list[str] = []
         self.last_step = -1
         self.last_end_ns = 0
-        self._offset_ns = offset_ns
+        self._clock = clock
         self._resume = resume
         self._grace_ns = grace_ns
         self._readers: dict[Path, SegmentReader] = {}
@@ -146,11 +147,13 @@ class ProcessTail:
 
     def changed_row(self) -> Row | None:
         """Return the row of table ``ranks`` if it changed since the last call."""
-        told = (self.state, self._dropped, self.files.derived)
+        given_up = self._resume.dropped.get(self.files.process, {})
+        dropped = {**self._dropped, **given_up}
+        told = (self.state, dropped, self.files.derived)
         if told == self._told:
             return None
         self._told = told
-        return rank_row(self.files, state=self.state, exit_ns=self.exit_ns, dropped=self._dropped)
+        return rank_row(self.files, state=self.state, exit_ns=self.exit_ns, dropped=dropped)
 
     def free_segments(self) -> None:
         """Delete the segment files that hold nothing that is not stored."""
@@ -229,7 +232,7 @@ class ProcessTail:
                 "name": storable_name(files.texts([span.name_id])[0]),
                 "kind": str(KINDS[span.kind]) if span.kind < len(KINDS) else "other",
                 "step": span.step,
-                "start_ns": span.start_ns + self._offset_ns,
+                "start_ns": self._clock.unix_at(span.start_ns),
                 "group_id": f"{span.group_id:016x}",
                 "seq": span.seq,
             }
@@ -276,7 +279,7 @@ class ProcessTail:
             epoch=identity.epoch,
             rank=identity.rank,
             segment=segment,
-            offset_ns=self._offset_ns,
+            clock=self._clock,
         )
         return Cut(
             key=CutKey(

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from collector.host_time import HostTime
+
     Records = NDArray[np.void]
 
 _FIELDS: dict[str, tuple[str, int]] = {
@@ -105,8 +107,8 @@ class Origin:
     segment: int
     """`collector.identity.segment_id`."""
 
-    offset_ns: int
-    """Unix time - the host's monotonic clock."""
+    clock: HostTime
+    """Maps the host's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +177,7 @@ def _spans(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
     named = {
         **_identity(len(records), origin),
         "step": numbers(records["step"]),
-        "start_ns": numbers(records["start_ns"] + origin.offset_ns),
+        "start_ns": numbers(origin.clock.unix_ns(records["start_ns"])),
         "kind": coded_strings(records["kind"], [str(kind) for kind in KINDS]),
         "name": _named(records["name"], names),
         "track": _named(records["track"], names),
@@ -186,7 +188,7 @@ def _spans(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
         "microbatch": numbers(records["microbatch"]),
         "chunk": numbers(records["chunk"]),
         "duration_ns": numbers(records["end_ns"] - records["start_ns"]),
-        "launch_ns": numbers(np.where(launch_ns < 0, NONE, launch_ns + origin.offset_ns)),
+        "launch_ns": numbers(np.where(launch_ns < 0, NONE, origin.clock.unix_ns(launch_ns))),
         "num_bytes": comm("num_bytes", NONE),
         "interval_id": comm("interval_id", 0),
         "parent_row": optional_numbers(parent, has_parent),
@@ -198,11 +200,13 @@ def _spans(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
 
 
 def _steps(records: Records, rows: NDArray[np.uint32], *, origin: Origin) -> pa.Table:
+    start_ns = origin.clock.unix_ns(records["start_ns"])
     named = {
         **_identity(len(records), origin),
         "step": numbers(records["step"]),
-        "start_ns": numbers(records["start_ns"] + origin.offset_ns),
-        "end_ns": numbers(records["end_ns"] + origin.offset_ns),
+        "start_ns": numbers(start_ns),
+        # No map of clocks touches how long a step took.
+        "end_ns": numbers(start_ns + (records["end_ns"] - records["start_ns"])),
         "num_tokens": numbers(records["num_tokens"]),
         "loss": numbers(records["loss"]),
         "peak_memory_bytes": numbers(records["peak_memory_bytes"]),

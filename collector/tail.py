@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from collector.cut import Cut, Resume, Sink
+    from collector.host_clock import Clocks
     from collector.store import Row
 
 GRACE_NS = 2_000_000_000
@@ -93,12 +94,14 @@ class SpoolTail:
     storing failed is sent again as it was.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the effects that it has come in here
         self,
         spool_dir: Path,
         sink: Store | Sink,
         *,
         segment_fate: SegmentFate = SegmentFate.KEEP,
+        only_run: str | None = None,
+        clocks: Clocks | None = None,
         grace_ns: int = GRACE_NS,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         unix_ns: Callable[[], int] = time.time_ns,
@@ -109,17 +112,20 @@ class SpoolTail:
             spool_dir: Folder that holds one folder a run.
             sink: An open store, or anything else that takes cuts.
             segment_fate: What becomes of segments whose rows are all stored.
+            only_run: Name of the one folder of a run to follow; None: all of them.
+            clocks: Map the hosts' clocks; None: each host by the first anchor that came.
             grace_ns: How long a claimed row may stay uncommitted.
             monotonic_ns: Clock for the grace time.
             unix_ns: Clock for when rows were written.
         """
         self._spool_dir = Path(spool_dir)
         self._sink: Sink = StoreWriter(sink, unix_ns=unix_ns) if isinstance(sink, Store) else sink
+        self._only_run = only_run
         self._segment_fate = segment_fate
         self._grace_ns = grace_ns
         self._monotonic_ns = monotonic_ns
         self._unix_ns = unix_ns
-        self._clocks: HostClocks | None = None
+        self._clocks = clocks
         self._resumes: dict[str, Resume] = {}
         self._epochs: dict[tuple[str, int], _Epoch] = {}
         self._active: dict[Path, ProcessTail] = {}
@@ -170,7 +176,7 @@ class SpoolTail:
 
     def _discover(self) -> None:
         """Start to follow process folders that are new."""
-        for folder in _process_folders(self._spool_dir):
+        for folder in _process_folders(self._spool_dir, self._only_run):
             if folder in self._active or folder in self._settled:
                 continue
             try:
@@ -207,7 +213,7 @@ class SpoolTail:
             self._clocks = HostClocks(self._sink)
         tail = ProcessTail(
             files,
-            offset_ns=self._clocks.offset_ns(files.identity),
+            clock=self._clocks.host_time(files.identity),
             resume=resume,
             grace_ns=self._grace_ns,
         )
@@ -339,9 +345,18 @@ def _news(epoch: _Epoch) -> list[Row]:
     return [run_row(speaker.files, states=states, created_ns=started_ns, ended_ns=ended_ns)]
 
 
-def _process_folders(spool_dir: Path) -> list[Path]:
+def _process_folders(spool_dir: Path, only_run: str | None) -> list[Path]:
     try:
-        runs = [entry for entry in spool_dir.iterdir() if entry.is_dir()]
+        runs = run_folders(spool_dir) if only_run is None else [spool_dir / only_run]
         return sorted(folder for run in runs for folder in run.iterdir() if folder.is_dir())
     except FileNotFoundError:
         return []
+
+
+def run_folders(spool_dir: Path) -> list[Path]:
+    """Return the folders of the runs; what begins with a dot is the readers' own.
+
+    Raises:
+        FileNotFoundError: There is no spool yet.
+    """
+    return sorted(entry for entry in spool_dir.iterdir() if entry.is_dir() and entry.name[0] != ".")

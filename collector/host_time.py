@@ -1,0 +1,91 @@
+"""A host's monotonic clock as Unix time: straight stretches, none of which is ever revised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+PPB = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """One straight piece of the map; the next one ends it."""
+
+    begin_ns: int
+    """Monotonic time from which it holds; the first one holds before, too."""
+
+    offset_ns: int
+    """Unix time - monotonic time at ``begin_ns``."""
+
+    drift_ppb: int = 0
+    """By how much Unix time runs faster."""
+
+
+class HostTime:
+    """The map of one host and boot. Stretches are added at its end and never changed.
+
+    A moment is mapped by the stretch in which it lies, not by the one that was the newest when
+    somebody looked. A row that is read again is therefore the same row.
+
+    Args:
+        stretches: At least one, in the order of their begin.
+    """
+
+    def __init__(self, stretches: Iterable[Stretch]) -> None:
+        self._stretches = list(stretches)
+        self._set()
+
+    @classmethod
+    def fixed(cls, offset_ns: int) -> HostTime:
+        """Return the map of a host of which one offset is known."""
+        return cls([Stretch(begin_ns=0, offset_ns=offset_ns)])
+
+    @property
+    def newest(self) -> Stretch:
+        """The stretch that holds from its begin on without end."""
+        return self._stretches[-1]
+
+    def add(self, stretch: Stretch) -> None:
+        """End the newest stretch where this one begins.
+
+        Raises:
+            ValueError: It begins before the newest one.
+        """
+        if stretch.begin_ns < self.newest.begin_ns:
+            raise ValueError(
+                f"a stretch begins at {stretch.begin_ns} ns, before the newest at"
+                f" {self.newest.begin_ns} ns"
+            )
+        self._stretches.append(stretch)
+        self._set()
+
+    def unix_ns(self, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return moments of the host's clock as Unix time, the same shape."""
+        if len(self._begin_ns) == 1 and not self._drift_ppb[0]:
+            fixed: NDArray[np.int64] = at_ns + self._offset_ns[0]
+            return fixed
+        # As the first holds before its begin too, nothing lies left of place 0.
+        place = np.maximum(np.searchsorted(self._begin_ns, at_ns, side="right") - 1, 0)
+        age_ns = (at_ns - self._begin_ns[place]).astype(np.float64)
+        # int64 would overflow after some days; a double is exact to far below 1 ns here.
+        crept_ns = np.floor(age_ns * (self._drift_ppb[place] / PPB)).astype(np.int64)
+        mapped: NDArray[np.int64] = at_ns + self._offset_ns[place] + crept_ns
+        return mapped
+
+    def unix_at(self, at_ns: int) -> int:
+        """Return one moment as Unix time."""
+        return int(self.unix_ns(np.array([at_ns], dtype=np.int64))[0])
+
+    def _set(self) -> None:
+        stretches = self._stretches
+        self._begin_ns = np.array([stretch.begin_ns for stretch in stretches], dtype=np.int64)
+        self._offset_ns = np.array([stretch.offset_ns for stretch in stretches], dtype=np.int64)
+        self._drift_ppb = np.array([stretch.drift_ppb for stretch in stretches], dtype=np.int64)
