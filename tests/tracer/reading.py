@@ -12,6 +12,7 @@ from tracer.spool import (
     COMM_OFFSET,
     CORE,
     HAS_COMM,
+    KEPT_REASONS,
     OPEN_CAPACITY,
     OPEN_ENTRY,
     OPEN_ENTRY_BYTES,
@@ -65,6 +66,12 @@ def process_folders(spool: Path) -> dict[int, Path]:
     return folders
 
 
+def only_folder(spool: Path) -> Path:
+    """Return the folder of the one process that recorded."""
+    (folder,) = process_folders(spool).values()
+    return folder
+
+
 def read_rows(folder: Path) -> list[Row]:
     """Return all committed records of a process folder, by start."""
     names = read_names((folder / PROCESS_FILE).read_bytes())
@@ -86,6 +93,11 @@ def dropped(folder: Path) -> dict[DropReason, int]:
     data = (folder / PROCESS_FILE).read_bytes()
     read_header(data, magic=PROCESS_MAGIC, path=folder)
     return read_dropped(data)
+
+
+def num_lost(folder: Path) -> int:
+    """Return how many records the process dropped, for whichever reason."""
+    return sum(num for reason, num in dropped(folder).items() if reason not in KEPT_REASONS)
 
 
 def open_names(folder: Path) -> list[str]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
+from tests.tracer.mounts import run_with_mounts
 from tests.tracer.reading import dropped, read_rows
-from tests.tracer.recording import ROOT, recorder_in, wait_until
+from tests.tracer.recording import recorder_in, wait_until
 from tracer.spool import PROCESS_FILE, DropReason, RecordType, SpoolAccount, read_account
 
 if TYPE_CHECKING:
@@ -104,27 +101,12 @@ READ_ONLY = """
 def test_a_spool_that_turns_read_only_costs_records_that_are_counted_and_nothing_else(
     tmp_path: Path,
 ) -> None:
-    if shutil.which("unshare") is None:
-        pytest.skip("needs unshare, for a mount of its own")
     script = tmp_path / "job.py"
     script.write_text(textwrap.dedent(READ_ONLY))
     spool = tmp_path / "spool"
-    done = subprocess.run(
-        ["unshare", "-rm", sys.executable, str(script)],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "RANKSCOPE_TRACE": str(spool),
-            "RANKSCOPE_RUN": "run",
-            "RANKSCOPE_SEGMENT_BYTES": str(SEGMENT_BYTES),
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    done = run_with_mounts(
+        [sys.executable, script], spool, RANKSCOPE_SEGMENT_BYTES=str(SEGMENT_BYTES)
     )
-    if done.returncode == 77 or "unshare failed" in done.stderr:
-        pytest.skip("may not mount here")
 
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("\n") == 1

@@ -1,0 +1,46 @@
+"""Run a program on a disk of its own: one that is small, or turns read-only."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tracer.recording import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAY_NOT_MOUNT = 77
+"""Exit code by which a command of `run_with_mounts` says that it was refused one."""
+
+
+def run_with_mounts(
+    command: list[str | Path], spool: Path, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that mounts, where nobody else sees it, with the tracer's folder set.
+
+    Where the machine allows no such mounts the test is skipped; with ``CI=true`` it fails.
+    """
+    done = subprocess.run(
+        ["unshare", "-rm", *command],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "RANKSCOPE_TRACE": str(spool),
+            "RANKSCOPE_RUN": "run",
+            **environ,
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode == MAY_NOT_MOUNT or "unshare failed" in done.stderr:
+        message = f"this machine allows no mounts in a namespace of one's own: {done.stderr}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    return done
