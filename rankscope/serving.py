@@ -112,8 +112,9 @@ def serve_opened(
     if sampler is not None:
         loops.append(sampler_loop(sampler))
     loops.append(upkeep_loop(Upkeep(Deletions.of(store))))
-    app = _application(access, source, reports, loops, routers=[_deletion_routes(store)])
     with ExitStack() as stack:
+        routers = [_deletion_routes(store), *_query_routes(store, stack)]
+        app = _application(access, source, reports, loops, routers=routers)
         if store.path is not None:
             write_server_file(store.path, url=url, token=access.token)
             stack.callback(remove_server_file, store.path)
@@ -201,6 +202,18 @@ def _deletion_routes(store: Store) -> APIRouter:
     from collector.deletion_routes import deletion_router
 
     return deletion_router(store, Deletions.of(store))
+
+
+def _query_routes(store: Store, stack: ExitStack) -> list[APIRouter]:
+    """Return the routes to read an embedded store by; a server is read at its own address."""
+    if store.path is None:
+        return []
+    from collector.query.engine import QueryEngine
+    from collector.query.routes import query_router
+
+    engine = QueryEngine(store.path)
+    stack.callback(engine.close)
+    return [query_router(engine)]
 
 
 def _application(

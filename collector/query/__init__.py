@@ -1,0 +1,1 @@
+"""Read the embedded store from outside, as a ClickHouse server that only answers questions."""

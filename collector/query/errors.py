@@ -1,0 +1,90 @@
+"""What the reading interface answers instead of rows: ClickHouse's own codes and status."""
+
+from __future__ import annotations
+
+import re
+
+from collector.errors import CollectorError
+
+READONLY = 164
+ACCESS_DENIED = 497
+TOO_MANY_QUERIES = 202
+NOT_IMPLEMENTED = 48
+UNKNOWN_FORMAT = 73
+UNKNOWN_DATABASE = 81
+BAD_ARGUMENTS = 36
+SYNTAX_ERROR = 62
+TIMEOUT_EXCEEDED = 159
+QUERY_CANCELLED = 394
+
+NAMES = {
+    READONLY: "READONLY",
+    ACCESS_DENIED: "ACCESS_DENIED",
+    TOO_MANY_QUERIES: "TOO_MANY_SIMULTANEOUS_QUERIES",
+    NOT_IMPLEMENTED: "NOT_IMPLEMENTED",
+    UNKNOWN_FORMAT: "UNKNOWN_FORMAT",
+    UNKNOWN_DATABASE: "UNKNOWN_DATABASE",
+    BAD_ARGUMENTS: "BAD_ARGUMENTS",
+    SYNTAX_ERROR: "SYNTAX_ERROR",
+}
+
+STATUSES = {
+    READONLY: 403,
+    ACCESS_DENIED: 403,
+    TOO_MANY_QUERIES: 503,
+    NOT_IMPLEMENTED: 501,
+    TIMEOUT_EXCEEDED: 408,
+    UNKNOWN_DATABASE: 404,
+    60: 404,  # UNKNOWN_TABLE
+    46: 404,  # UNKNOWN_FUNCTION
+    47: 404,  # UNKNOWN_IDENTIFIER
+    UNKNOWN_FORMAT: 404,
+    241: 507,  # MEMORY_LIMIT_EXCEEDED
+    396: 413,  # TOO_MANY_ROWS_OR_BYTES
+}
+"""Status by code. A code that is missing is the asker's mistake: 400."""
+
+ENGINE_FORM = re.compile(r"Code: (\d+)\. (?:DB::)?(?:Exception|NetException): (.*)", re.DOTALL)
+VERSION_TRAIL = re.compile(r" ?\(version [^)]*\)")
+MAX_TEXT = 2_000
+
+
+class QueryError(CollectorError):
+    """A query was not answered.
+
+    Attributes:
+        code: ClickHouse's number for the failure.
+    """
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+    @property
+    def status(self) -> int:
+        """HTTP status of the answer."""
+        return STATUSES.get(self.code, 400)
+
+    def body(self) -> str:
+        """Return the failure as a ClickHouse server words it, on one line."""
+        name = NAMES.get(self.code)
+        trail = f". ({name})" if name is not None else ""
+        return f"Code: {self.code}. DB::Exception: {self}{trail}\n"
+
+
+def refused(text: str) -> QueryError:
+    """Return the answer to a statement that is no plain read."""
+    return QueryError(READONLY, f"{text}: this interface only reads the store's own tables")
+
+
+def engine_error(error: Exception) -> QueryError:
+    """Return the engine's failure, with its code and without what belongs to its host."""
+    text = str(error).strip()
+    found = ENGINE_FORM.search(text)
+    if found is None:
+        return QueryError(BAD_ARGUMENTS, _one_line(text))
+    return QueryError(int(found[1]), _one_line(VERSION_TRAIL.sub("", found[2])))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:MAX_TEXT]

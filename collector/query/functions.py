@@ -1,0 +1,109 @@
+"""Which functions a statement from outside may call: what computes, and nothing that reaches out.
+
+The list is of what is allowed. A function that a later engine brings is refused until somebody
+has looked at it, unless it falls into a category that only computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+CATEGORIES = frozenset(
+    {
+        "Arithmetic", "Arrays", "Bit", "Bitmap", "Comparison", "Conditional", "Dates and Times",
+        "Distance", "Encoding", "Hash", "IP Address", "JSON", "Logical", "Map", "Mathematical",
+        "Null", "Random Number", "Rounding", "String", "String Replacement", "String Search",
+        "String Splitting", "Time Window", "Tuple", "Type Conversion", "URL", "UUID",
+    }
+)  # fmt: skip
+"""Categories of ``system.functions`` whose members compute from their arguments alone."""
+
+SINGLE = frozenset(
+    {
+        "_CAST", "bar", "byteSize", "caseWithExpression", "countDigits", "currentDatabase",
+        "currentUser", "defaultValueOfArgumentType", "digits", "displayName",
+        "finalizeAggregation", "formatReadableDecimalSize", "formatReadableQuantity",
+        "formatReadableSize", "formatReadableTimeDelta", "getSizeOfEnumType", "hostName",
+        "identity", "ignore", "indexHint", "initializeAggregation", "isConstant",
+        "isDecimalOverflow", "lowCardinalityIndices", "lowCardinalityKeys", "materialize",
+        "neighbor", "parseReadableSize", "parseReadableSizeOrNull", "parseReadableSizeOrZero",
+        "parseTimeDelta", "revision", "rowNumberInAllBlocks", "rowNumberInBlock",
+        "runningAccumulate", "runningDifference", "toColumnTypeName", "toTypeName", "transform",
+        "version", "visibleWidth",
+    }
+)  # fmt: skip
+"""Members of the mixed categories "Other" and "Internal" that are allowed."""
+
+FORBIDDEN = frozenset({"formatrow", "formatrownonewline"})
+"""Of an allowed category, but able to load a schema file."""
+
+OF_THE_PARSER = frozenset({"lambda", "exists", "grouping", "untuple", "cast", "in", "view"})
+"""What the parser makes of syntax; ``system.functions`` knows no such names."""
+
+TABLE_FUNCTIONS = frozenset(
+    {"numbers", "numbers_mt", "zeros", "zeros_mt", "generateseries", "generate_series", "values",
+     "view", "null", "sqlstandardvalues"}
+)  # fmt: skip
+"""Table functions that make rows up. All others read something."""
+
+SELECT_FUNCTIONS = """
+SELECT name, is_aggregate, alias_to, categories FROM system.functions WHERE origin = 'System'
+"""
+SELECT_COMBINATORS = "SELECT name FROM system.aggregate_function_combinators"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Functions:
+    """The functions that are allowed; all names in lower case."""
+
+    scalar: frozenset[str]
+    aggregate: frozenset[str]
+    combinators: tuple[str, ...]
+    """Endings that make another aggregate of one: ``If``, ``Array``, ``State``, ..."""
+
+    def allows(self, name: str) -> bool:
+        """Tell whether a statement may call ``name``, in whatever case."""
+        lower = name.lower()
+        return lower in self.scalar or self._is_aggregate(lower)
+
+    def _is_aggregate(self, name: str) -> bool:
+        if name in self.aggregate:
+            return True
+        return any(
+            self._is_aggregate(name.removesuffix(ending))
+            for ending in self.combinators
+            if name.endswith(ending) and len(name) > len(ending)
+        )
+
+
+def allowed_functions(
+    rows: Iterable[Mapping[str, Any]], *, combinators: Iterable[str]
+) -> Functions:
+    """Return what is allowed of the functions that an engine has.
+
+    Args:
+        rows: Those of `SELECT_FUNCTIONS`.
+        combinators: Names of the engine's aggregate combinators.
+    """
+    known = {row["name"]: row for row in rows}
+    allowed = {name for name, row in known.items() if _is_allowed(row, known)}
+    # Some names match in any case: what is refused in one spelling is refused in all.
+    barred = {name.lower() for name in known.keys() - allowed} | FORBIDDEN
+    lower = {name.lower() for name in allowed} - barred
+    aggregate = {name.lower() for name in allowed if known[name]["is_aggregate"]} & lower
+    return Functions(
+        scalar=frozenset(lower - aggregate) | OF_THE_PARSER,
+        aggregate=frozenset(aggregate),
+        combinators=tuple(sorted(name.lower() for name in combinators)),
+    )
+
+
+def _is_allowed(row: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> bool:
+    target = known.get(row["alias_to"], row)
+    return bool(
+        target["is_aggregate"] or target["categories"] in CATEGORIES or target["name"] in SINGLE
+    )

@@ -1,0 +1,95 @@
+"""One session of the embedded engine that can't write: made, used by one thread, and closed."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from collector.query.errors import engine_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The bytes of a result, which lie in the engine's memory."""
+
+    view: memoryview
+    owner: object
+    """What the bytes belong to: the view does not keep them alive."""
+
+
+class Handle:
+    """A read-only session on a store that this process has open.
+
+    Each session has settings of its own, and once ``readonly`` is set none of them can be
+    changed: what one statement does leaves nothing behind for the next.
+
+    Args:
+        path: The store's folder.
+        settings: Name and value; both come from our own tables, never from a request's text.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, int | str]) -> None:
+        import chdb
+
+        # The engine compares paths literally, and this is the spelling that opened it.
+        self._connection: Any = chdb.connect(os.path.realpath(path))  # type: ignore[no-untyped-call]
+        try:
+            self._configure(settings)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def run(
+        self, sql: str, output_format: str, parameters: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Return a small result.
+
+        Raises:
+            QueryError: The engine refused the statement.
+        """
+        return bytes(self.answer(sql, output_format, parameters).view)
+
+    def answer(
+        self, sql: str, output_format: str, parameters: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Return a result without copying it.
+
+        Raises:
+            QueryError: The engine refused the statement.
+        """
+        try:
+            result = self._connection.query(sql, output_format, params=dict(parameters or {}))
+        except Exception as error:  # the engine's own class has no public name
+            raise engine_error(error) from error
+        held = result.get_memview()
+        return Answer(view=held.view() if result.size() else memoryview(b""), owner=(result, held))
+
+    def lines(self, explain: str, statement: str, parameters: Mapping[str, str]) -> list[str]:
+        """Return what the engine's parser says of a statement, which it does not run.
+
+        Args:
+            explain: One of the EXPLAIN forms that only parse.
+            statement: In canonical form: one statement, by the engine's own word.
+            parameters: Its bound parameters.
+
+        Raises:
+            QueryError: The statement can't be parsed.
+        """
+        told = self.run(explain + statement, "JSONCompactEachRow", parameters)
+        return [json.loads(line)[0] for line in told.splitlines()]
+
+    def close(self) -> None:
+        """End the session. Safe to repeat."""
+        self._connection.close()
+
+    def _configure(self, settings: Mapping[str, int | str]) -> None:
+        for name, value in settings.items():
+            shown = str(value) if isinstance(value, int) else f"'{value}'"
+            self._connection.query(f"SET {name} = {shown}")
+        self._connection.query("SET readonly = 1")

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.query.errors import QueryError
+from collector.query.handle import Handle
+from collector.query.native import split_type, with_revision
+from collector.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GO_REVISION = 54_460
+"""What clickhouse-go 2 names in ``client_protocol_version``."""
+
+NOTE = bytes([1, 0, 2, 255, 255, 255, 255, 0])
+
+
+@pytest.fixture(scope="module")
+def handle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Handle]:
+    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as store:
+        assert store.path is not None
+        opened = Handle(store.path, {"max_block_size": 5})
+        yield opened
+        opened.close()
+
+
+def test_a_block_gets_its_note_and_each_column_the_byte_behind_its_type() -> None:
+    one_row = b"\x02\x01" + b"\x01n\x05UInt8" + b"\x07" + b"\x01s\x06String" + b"\x02hi"
+
+    assert bytes(with_revision(memoryview(one_row), GO_REVISION)) == (
+        NOTE + b"\x02\x01" + b"\x01n\x05UInt8" + b"\0\x07" + b"\x01s\x06String" + b"\0\x02hi"
+    )
+
+
+def test_an_older_client_gets_the_blocks_as_they_are() -> None:
+    block = memoryview(b"\x01\x01\x01n\x05UInt8\x07")
+
+    assert with_revision(block, 54_405) is block
+    assert bytes(with_revision(memoryview(b""), GO_REVISION)) == b""
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "number",
+        "toString(number)",
+        "toFixedString('abc', 5)",
+        "toNullable(toString(number))",
+        "if(number = 1, NULL, number)",
+        "toLowCardinality(toString(number % 2))",
+        "toLowCardinality(if(number = 1, NULL, toString(number)))",
+        "range(number)",
+        "arrayMap(x -> toLowCardinality(toString(x)), range(number))",
+        "[range(number), [7]]",
+        "(number, toString(number), [number])",
+        "CAST((1, 'x'), 'Tuple(a UInt8, `b c, (d` String)')",
+        "map(toString(number), [number])",
+        "map(toLowCardinality('k'), toNullable(1))",
+        "toDateTime64(number, 3, 'Europe/Berlin')",
+        "toDateTime(number, 'UTC')",
+        "toDate(number)",
+        "toDecimal64(number, 3)",
+        "toDecimal256(number, 3)",
+        "toUUID('00000000-0000-0000-0000-000000000001')",
+        "CAST('a, (b', 'Enum8(\\'a, (b\\' = 1)')",
+        "toInt256(number)",
+        "toIntervalDay(number)",
+        "number > 1",
+        "toIPv6('::1')",
+        "emptyArrayString()",
+        "NULL",
+    ],
+)
+def test_the_columns_of_every_type_we_offer_are_told_apart(handle: Handle, expression: str) -> None:
+    sql = f"SELECT {expression} AS value, 'end' AS mark FROM numbers(5)"
+    told = handle.run(sql, "Native")
+
+    found = bytes(with_revision(memoryview(told), GO_REVISION))
+
+    # Blocks of one column, of the same rows: what is between the heads is the column's values.
+    alone = handle.run(f"SELECT {expression} AS value FROM numbers(5)", "Native")
+    head_bytes = alone.index(b"value") + len(b"value")
+    head_bytes += 1 + alone[head_bytes]
+    values = alone[head_bytes:]
+    mark = b"\x04mark\x06String\0" + 5 * b"\x03end"
+    assert found == NOTE + b"\x02\x05" + alone[2:head_bytes] + b"\0" + values + mark
+
+
+def test_several_blocks_get_a_note_each(handle: Handle) -> None:
+    told = handle.run("SELECT number FROM numbers(12)", "Native")
+
+    assert told.count(b"UInt64") == 3
+    assert bytes(with_revision(memoryview(told), GO_REVISION)).count(NOTE) == 3
+
+
+def test_a_type_without_a_known_length_is_refused_in_words(handle: Handle) -> None:
+    told = handle.run("SELECT uniqState(number) AS s FROM numbers(3)", "Native")
+
+    with pytest.raises(QueryError, match="AggregateFunction has no native form here: cast it"):
+        with_revision(memoryview(told), GO_REVISION)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "inner"),
+    [
+        ("UInt8", "UInt8", []),
+        ("DateTime64(3, 'UTC')", "DateTime64", ["3", "'UTC'"]),
+        ("Tuple(a UInt8, `b c` Array(String))", "Tuple", ["UInt8", "Array(String)"]),
+        ("Map(String, Tuple(UInt8, x Int8))", "Map", ["String", "Tuple(UInt8, x Int8)"]),
+    ],
+)
+def test_a_type_is_taken_apart(text: str, name: str, inner: list[str]) -> None:
+    assert split_type(text) == (name, inner)
