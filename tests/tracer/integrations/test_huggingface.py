@@ -7,25 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import transformers
 
-import tracer
 from tests.tracer.integrations.recorded import Recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("RANKSCOPE_TRACE", "RANKSCOPE_DISABLE", "RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RANKSCOPE_RUN", "run")
-    yield
-    tracer.shutdown()
 
 
 def samples(*lengths: int) -> list[dict[str, torch.Tensor]]:
@@ -35,7 +22,11 @@ def samples(*lengths: int) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": ids, "labels": ids, "attention_mask": row} for row in mask]
 
 
-def train(folder: Path, callbacks: list[Any], **arguments: object) -> tuple[list[float], Any]:
+def train(
+    folder: Path,
+    callbacks: list[Any],
+    **arguments: Any,  # noqa: ANN401 - those of the library
+) -> tuple[list[float], Any]:
     """Train a toy Llama; return what the trainer logged as losses, and the trainer."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -47,7 +38,7 @@ def train(folder: Path, callbacks: list[Any], **arguments: object) -> tuple[list
         vocab_size=32,
     )
     trainer = transformers.Trainer(
-        model=transformers.AutoModelForCausalLM.from_config(config),
+        model=transformers.AutoModelForCausalLM.from_config(config),  # type: ignore[no-untyped-call]
         args=transformers.TrainingArguments(
             output_dir=str(folder / "out"),
             per_device_train_batch_size=1,

@@ -9,29 +9,19 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-import tracer
 from tests.tracer.integrations.recorded import Recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("RANKSCOPE_TRACE", "RANKSCOPE_DISABLE", "RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RANKSCOPE_RUN", "run")
-    yield
-    tracer.shutdown()
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_callback_records_steps_and_leaves_the_training_as_it_is(tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning.pytorch")
+    import lightning.pytorch as lightning
+
     from tracer.integrations.lightning import RankscopeCallback
 
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.net = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))

@@ -27,15 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("RANKSCOPE_TRACE", "RANKSCOPE_DISABLE", "RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RANKSCOPE_RUN", "run")
-    yield
-    tracer.shutdown()
-
-
 class Processor:
     num_flops_per_token = 1234
 
