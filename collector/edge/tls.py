@@ -136,7 +136,10 @@ def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
-        if error.reason is None:  # of what is no PEM at all
+        reason: str | None = getattr(
+            error, "reason", None
+        )  # some have none, whatever their stub says
+        if reason is None:
             return "it is no PEM file with a certificate and its key"
-        return WORDS.get(error.reason, error.reason.lower().replace("_", " "))
+        return WORDS.get(reason, reason.lower().replace("_", " "))
     return str(error.strerror).lower()

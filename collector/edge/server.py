@@ -1,0 +1,128 @@
+"""Runs an application on a socket, with the edge around it: TLS, caps and deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from collector.edge.acceptor import Acceptor
+from collector.edge.connection import EdgeConnection
+from collector.edge.limits import EdgeLimits
+from collector.edge.refusals import Refusals
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+    from collections.abc import Callable
+
+    from collector.access import AsgiApp
+
+SHUTDOWN_S = 2
+DEFAULT_LIMITS = EdgeLimits()
+
+
+class EdgeServer(uvicorn.Server):
+    """uvicorn with our own door: it listens on nothing itself.
+
+    Args:
+        app: The application, gate included.
+        bound: Where to listen; the caller closes it.
+        tls: None: plain HTTP.
+        limits: Caps and deadlines.
+        refusals: Counts who is turned away; None: nobody sees them.
+    """
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        bound: socket.socket,
+        *,
+        tls: ssl.SSLContext | None = None,
+        limits: EdgeLimits = DEFAULT_LIMITS,
+        refusals: Refusals | None = None,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=EdgeConnection,
+                ws="none",
+                loop="asyncio",
+                log_config=None,
+                log_level="error",
+                access_log=False,  # it would write the token of a first visit
+                server_header=False,
+                # Else anybody on this host could say which address he comes from.
+                proxy_headers=False,
+                timeout_graceful_shutdown=SHUTDOWN_S,
+                timeout_keep_alive=round(limits.keep_alive_s),
+                h11_max_incomplete_event_size=limits.max_header_bytes,
+            )
+        )
+        self._limits = limits
+        self._refusals = refusals or Refusals()
+        self._acceptor = Acceptor(
+            bound,
+            make_protocol=self._connection,
+            tls=tls,
+            limits=limits,
+            refusals=self._refusals,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def num_connections(self) -> int:
+        """Return how many connections there are."""
+        return self._acceptor.num_connections
+
+    def serve_until_told(self) -> None:
+        """Serve until SIGINT or SIGTERM.
+
+        Raises:
+            OSError: The socket broke.
+        """
+        self.run(sockets=[])
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the door."""
+        await super().startup(sockets=sockets)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._acceptor.run()), loop.create_task(self._sweep())]
+        for task in self._tasks:
+            task.add_done_callback(self._end)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the door first, then let what is under way finish."""
+        accepting, sweeping = self._tasks
+        accepting.cancel()
+        await super().shutdown(sockets=sockets)
+        sweeping.cancel()
+
+    def _connection(self, visitor: str, on_end: Callable[[], None]) -> EdgeConnection:
+        return EdgeConnection(
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            asyncio.get_running_loop(),
+            limits=self._limits,
+            refusals=self._refusals,
+            visitor=visitor,
+            on_end=on_end,
+        )
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.sweep_s)
+            now_s = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, EdgeConnection):
+                    connection.sweep(now_s)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        # A door that is broken ends the server: silence would look like a network's fault.
+        if not task.cancelled():
+            self.should_exit = True

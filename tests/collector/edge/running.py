@@ -1,0 +1,137 @@
+"""An edge server in a thread of this process, and visitors with raw sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from collector.edge.limits import EdgeLimits
+from collector.edge.refusals import Refusals
+from collector.edge.server import EdgeServer
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Iterator
+
+    from collector.access import AsgiApp, Message, Receive, Scope, Send
+    from collector.edge.refusals import Refusal
+
+PATIENCE_S = 20.0
+
+SHORT = EdgeLimits(
+    handshake_s=0.3,
+    header_s=0.3,
+    body_window_s=0.3,
+    reader_window_s=0.3,
+    linger_s=0.3,
+    keep_alive_s=5.0,
+    sweep_s=0.02,
+)
+"""Deadlines for tests that wait for them."""
+
+LARGE = EdgeLimits(max_connections=10_000, max_connections_per_address=10_000, sweep_s=0.02)
+"""No cap that a test reaches."""
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with how much body came; ``/early`` answers before it, ``/large`` with 8 MiB."""
+    if scope["type"] != "http":
+        return
+    num_bytes = 0
+    message: Message = {"more_body": scope["path"] != "/early"}
+    while message.get("more_body"):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        num_bytes += len(message["body"])
+    body = b"x" * 2**23 if scope["path"] == "/large" else str(num_bytes).encode()
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class Visitors:
+    """Ask a server on a loopback port."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def connect(self, *, source: str = "127.0.0.1") -> socket.socket:
+        """Return a plain connection from a loopback address."""
+        return socket.create_connection(
+            ("127.0.0.1", self.port), timeout=PATIENCE_S, source_address=(source, 0)
+        )
+
+    def get(self, *, source: str = "127.0.0.1") -> bytes:
+        """Return the whole answer to a small request."""
+        with self.connect(source=source) as visitor:
+            visitor.sendall(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            return read_to_end(visitor)
+
+
+class Running(Visitors):
+    """What a test sees of a server of this process."""
+
+    def __init__(self, server: EdgeServer, port: int, refusals: Refusals) -> None:
+        super().__init__(port)
+        self.server = server
+        self.refusals = refusals
+
+    def wait_for(self, refusal: Refusal) -> None:
+        """Wait until somebody was refused for this reason."""
+        wait_until(lambda: self.refusals.counts[refusal] > 0)
+
+
+@contextmanager
+def running(
+    app: AsgiApp = echo, *, limits: EdgeLimits = SHORT, tls: ssl.SSLContext | None = None
+) -> Iterator[Running]:
+    """Serve ``app`` until the block ends."""
+    refusals = Refusals()
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as bound:
+        server = EdgeServer(app, bound, tls=tls, limits=limits, refusals=refusals)
+        thread = threading.Thread(target=server.serve_until_told)
+        thread.start()
+        try:
+            wait_until(lambda: server.started)
+            yield Running(server, bound.getsockname()[1], refusals)
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for a condition; generous, because tests run on busy machines."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end_s, "it never came true"
+        time.sleep(0.005)
+
+
+def answer_on(visitor: socket.socket) -> bytes:
+    """Return the body of the next answer, which says how long it is."""
+    text = b""
+    while b"\r\n\r\n" not in text:
+        text += visitor.recv(1)
+    num_bytes = int(text.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    body = b""
+    while len(body) < num_bytes:
+        piece = visitor.recv(num_bytes - len(body))
+        assert piece, "it ended within a body"
+        body += piece
+    return body
+
+
+def read_to_end(visitor: socket.socket) -> bytes:
+    """Return what comes until the other side closes; a reset ends it too."""
+    pieces = []
+    try:
+        while piece := visitor.recv(2**16):
+            pieces.append(piece)
+    except ConnectionResetError:
+        pass
+    return b"".join(pieces)
