@@ -93,8 +93,8 @@ class Acceptor:
     def _take(self, connection: socket.socket, visitor: str) -> None:
         refusal = self._full(visitor)
         if refusal is not None:
-            connection.close()
             self._refusals.note(refusal, visitor=visitor)
+            connection.close()
             return
         self._seats[visitor] += 1
         task = asyncio.get_running_loop().create_task(self._connect(connection, visitor))
