@@ -189,11 +189,14 @@ class Store:
             )
         client: Client | None = getattr(self._local, "client", None)
         if client is None:
-            client = _connect(self.location, url=self.url, read_only=self.read_only)
+            client = self._connect()
             self._local.client = client
             with self._lock:
                 self._clients.add(client)
         return client
+
+    def _connect(self) -> Client:
+        return _connect(self.location, url=self.url, read_only=self.read_only)
 
 
 def _connect(location: EmbeddedLocation | ServerLocation, *, url: str, read_only: bool) -> Client:

@@ -22,12 +22,12 @@ def analyze_stored(
     from analysis.document import to_document
     from analysis.verdict import verdict_sentence
     from collector.location import default_store_url
-    from collector.store import open_store
+    from collector.served_store import open_for_reading
     from rankscope.following import History, follows_document, follows_text
     from rankscope.report_text import report_text
     from rankscope.source import StoreSource
 
-    with open_store(store_url or default_store_url()) as store:
+    with open_for_reading(store_url or default_store_url()) as store:
         source = StoreSource(store)
         report = analyze_run(source, run_id, first=first, last=last)
         followed = History(store).of_report(report, source.run_info(run_id))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from collector.location import default_store_url
-from collector.store import open_store
+from collector.served_store import open_for_reading
 from rankscope.columns import aligned, ranges
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def list_runs(*, as_json: bool, store_url: str | None) -> str:
     """Return the runs of the store, the newest first, ready to print."""
     from rankscope.source import StoreSource
 
-    with open_store(store_url or default_store_url()) as store:
+    with open_for_reading(store_url or default_store_url()) as store:
         found = StoreSource(store).runs()
     if as_json:
         return json.dumps({"runs": [_run_document(run) for run in found]})
@@ -51,7 +51,7 @@ def list_alerts(*, as_json: bool, store_url: str | None) -> str:
     """Return the alerts that have fired, the newest first, ready to print."""
     from collector.alerts import read_alerts
 
-    with open_store(store_url or default_store_url()) as store:
+    with open_for_reading(store_url or default_store_url()) as store:
         found = read_alerts(store)
     if as_json:
         return json.dumps({"alerts": [asdict(alert) for alert in found]})
@@ -74,7 +74,7 @@ def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -
     from collector.findings import read_findings
     from rankscope.following import History, follows_document
 
-    with open_store(store_url or default_store_url()) as store:
+    with open_for_reading(store_url or default_store_url()) as store:
         found = read_findings(store, run_id)
         history = History(store)
         followed = [history.of_stored(finding) for finding in found]

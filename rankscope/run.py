@@ -9,7 +9,7 @@ from analysis.analyze import analyze_run, read_run
 from analysis.timeline import step_timeline
 from analysis.verdict import verdict_sentence
 from collector.location import default_store_url
-from collector.store import open_store
+from collector.served_store import open_for_reading
 from rankscope.source import StoreSource
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def open_run(run_id: str, *, store: str | None = None) -> Run:
     """Open a stored run for reading; close it, or leave its ``with`` block, to free the store.
 
-    An embedded store has one owner at a time: stop a `rankscope serve` on it first.
+    A store that a `rankscope serve` holds is read through that server.
 
     Args:
         run_id: Name of the run, as `rankscope runs` lists it.
@@ -46,7 +46,7 @@ def open_run(run_id: str, *, store: str | None = None) -> Run:
         UnknownRunError: The store holds no run of that name.
         StoreError: The store could not be opened.
     """
-    opened = open_store(store or default_store_url())
+    opened = open_for_reading(store or default_store_url())
     try:
         info = StoreSource(opened).run_info(run_id)
     except BaseException:
