@@ -20,9 +20,10 @@ PATIENCE_S = 60.0
 
 
 def environment(store: Path, **more: str) -> dict[str, str]:
-    """Return this process's environment with another store, and no webhook or trace of ours."""
+    """Return this process's environment with another store, and no token, webhook or trace."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE_")}
-    return {**kept, "RANKSCOPE_STORE": f"chdb://{store}", **more}
+    own = {"RANKSCOPE_STORE": f"chdb://{store}", "RANKSCOPE_TOKENS": f"{store}-tokens.json"}
+    return {**kept, **own, **more}
 
 
 def rankscope(

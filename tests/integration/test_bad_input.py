@@ -28,6 +28,7 @@ class Command:
         self._monkeypatch = monkeypatch
         self._capsys = capsys
         monkeypatch.setenv("RANKSCOPE_STORE", f"chdb://{folder / 'store'}")
+        monkeypatch.setenv("RANKSCOPE_TOKENS", str(folder / "tokens.json"))
         self.meta = folder / "meta.yaml"
         self.meta.write_text(META)
 

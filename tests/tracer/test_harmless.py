@@ -14,6 +14,7 @@ import tracer
 from tests.tracer.reading import dropped
 from tests.tracer.recording import ROOT, recorder_in
 from tracer.blame import is_ours
+from tracer.capture.garbage import capture_garbage
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
@@ -144,15 +145,15 @@ def test_a_collection_is_not_disturbed_by_a_lane_that_cannot_be_had(
 ) -> None:
     unraisable: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
-    monkeypatch.setattr("tracer.capture.garbage.LEAST_PAUSE_NS", 0)
-    tracer.install(spool=tmp_path, run="run")
+    recorder = recorder_in(tmp_path)
+    take_off = capture_garbage(recorder, least_pause_ns=0)
     try:
         with monkeypatch.context() as broken:
             broken.setattr("tracer.recorder.Recorder.lane", fails)
             gc.collect()
     finally:
-        tracer.shutdown()
+        take_off()
+        recorder.shutdown()
 
-    (folder,) = (tmp_path / "run").iterdir()
     assert unraisable == []
-    assert dropped(folder)[ERRORS] >= 1
+    assert dropped(tmp_path)[ERRORS] >= 1

@@ -22,8 +22,10 @@ class _Begun(threading.local):
     start_ns = 0
 
 
-def capture_garbage(recorder: Recorder) -> Callable[[], None]:
-    """Make a span of each collection that takes `LEAST_PAUSE_NS` or more.
+def capture_garbage(
+    recorder: Recorder, *, least_pause_ns: int = LEAST_PAUSE_NS
+) -> Callable[[], None]:
+    """Make a span of each collection that takes ``least_pause_ns`` or more.
 
     Returns:
         A function that takes the callback off again.
@@ -34,7 +36,7 @@ def capture_garbage(recorder: Recorder) -> Callable[[], None]:
         now_ns = monotonic_ns()
         if phase == "start":
             begun.start_ns = now_ns
-        elif begun.start_ns and now_ns - begun.start_ns >= LEAST_PAUSE_NS:
+        elif begun.start_ns and now_ns - begun.start_ns >= least_pause_ns:
             try:
                 name = f"gc generation {info['generation']}"
                 recorder.append_span(name, SpanKind.GC, begun.start_ns, now_ns)

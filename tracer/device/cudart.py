@@ -85,19 +85,21 @@ class CudaRuntime:
             raise CudaCallError(name, code)
 
 
-def _find() -> tuple[ctypes.CDLL, Names]:
+def _find(
+    *, runtime_names: Names = RUNTIME_NAMES, driver: str = DRIVER
+) -> tuple[ctypes.CDLL, Names]:
     """Return the library that torch itself uses: another copy would have other thread states.
 
     Raises:
         OSError: As `CudaRuntime` says.
     """
     whole_process = ctypes.CDLL(None)
-    if all(hasattr(whole_process, name) for name in RUNTIME_NAMES):
-        return whole_process, RUNTIME_NAMES
+    if all(hasattr(whole_process, name) for name in runtime_names):
+        return whole_process, runtime_names
     loaded = RUNTIME.search(Path("/proc/self/maps").read_text())
     if loaded is not None:
-        return _having(ctypes.CDLL(loaded.group(1)), RUNTIME_NAMES)
-    return _having(ctypes.CDLL(DRIVER), DRIVER_NAMES)
+        return _having(ctypes.CDLL(loaded.group(1)), runtime_names)
+    return _having(ctypes.CDLL(driver), DRIVER_NAMES)
 
 
 def _having(library: ctypes.CDLL, names: Names) -> tuple[ctypes.CDLL, Names]:

@@ -6,8 +6,7 @@ import ctypes
 
 import pytest
 
-from tracer.device import cudart
-from tracer.device.cudart import DRIVER_NAMES, RUNTIME, CudaRuntime, Names, _having
+from tracer.device.cudart import DRIVER_NAMES, RUNTIME, Names, _find, _having
 
 
 def test_the_runtime_is_found_among_what_the_process_has_mapped() -> None:
@@ -27,9 +26,9 @@ def test_a_library_without_the_functions_is_refused_by_name() -> None:
         _having(ctypes.CDLL("libc.so.6"), DRIVER_NAMES)
 
 
-def test_where_neither_is_to_be_had_there_is_no_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudart, "RUNTIME_NAMES", Names("no_such_function", "nor_this"))
-    monkeypatch.setattr(cudart, "DRIVER", "libcuda-that-is-not-there.so.1")
-
+def test_where_neither_is_to_be_had_it_is_said_what_is_lacking() -> None:
     with pytest.raises(OSError, match=r"lacks no_such_function|that-is-not-there"):
-        CudaRuntime()
+        _find(
+            runtime_names=Names("no_such_function", "nor_this"),
+            driver="libcuda-that-is-not-there.so.1",
+        )
