@@ -1,82 +1,63 @@
 """Spool -> queryable spans, as a ratio to a bare `insert_arrow` of the same rows.
 
-    python -m benchmarks.ingest [--ranks 8] [--rows 131072]
+    python -m benchmarks.ingest [--ranks 8] [--rows 131072] [--rounds 7] [--json FILE]
 
-Writes one spool a rank (segments full of communication spans, 64 names), follows
-it into a fresh embedded store, then inserts the very same Arrow table into an
-empty copy of the table by one bare `insert_arrow`. Both include ClickHouse's
-fsync. Files are freshly written, so they come from the page cache.
+A round runs three ways through one embedded store, there and back again (A B C C B A):
+
+* the whole path: `SpoolTail` over one spool a rank, decoded, noted in the ledger and inserted;
+* a bare `insert_arrow` of the very same rows into an empty copy of the table;
+* the whole path once more, its tables without ClickHouse's fsync.
+
+Ratios are of a round's sums, told as the median over rounds with a 95 % bootstrap interval.
+Files are freshly written, so they come from the page cache. The bytes that a span takes on disk
+are told for these rows, and for a simulated cluster, as inserted and after merging.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import chdb
+import pyarrow as pa
 
-from collector.records import RECORD
+from benchmarks.ingest_spool import write_spool
+from benchmarks.tracer_step import interval
 from collector.store import open_store
 from collector.tail import SpoolTail
-from tests.collector.spool_builder import SpoolBuilder
-from tracer.span import KIND_CODES, SpanKind
-from tracer.spool import HAS_COMM, HEADER_BYTES, RECORD_BYTES, RecordType
+from rankscope.simulating import SimulateOptions, simulate_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
+    from collector.store import Store
 
-NUM_NAMES = 64
-SEGMENT_ROWS = 65_536
-
-READ_BACK = "SELECT * FROM spans ORDER BY run_id, epoch, step, rank, start_ns, segment, row"
-COUNT = "SELECT count() AS num_spans FROM spans"
+READ_BACK = """
+SELECT * FROM spans WHERE run_id = {run_id:String}
+ORDER BY run_id, epoch, step, rank, start_ns, segment, row
+"""
+COUNT = "SELECT count() AS num_spans FROM spans WHERE run_id = {run_id:String}"
 COPY_TABLE = "CREATE TABLE bare AS spans"
+SELECT_SIZE = """
+SELECT sum(bytes_on_disk) / sum(rows) AS num_bytes FROM system.parts
+WHERE active AND table = {table:String}
+"""
+FSYNC = "ALTER TABLE {table:Identifier} MODIFY SETTING fsync_after_insert = {on:UInt8}"
+FSYNC_FOLDER = "ALTER TABLE {table:Identifier} MODIFY SETTING fsync_part_directory = {on:UInt8}"
+WRITTEN_TABLES = ("spans", "ledger", "runs", "ranks", "clock", "groups", "manifests", "events")
 
-
-def write_spool(spool_dir: Path, *, num_ranks: int, num_rows: int) -> None:
-    """Write ``num_rows`` records for each rank."""
-    for rank in range(num_ranks):
-        spool = SpoolBuilder(
-            spool_dir, run_id="bench", rank=rank, world_size=num_ranks, capacity=SEGMENT_ROWS
-        )
-        name_ids = [spool.name(f"operation-{number}") for number in range(NUM_NAMES)]
-        for first in range(0, num_rows, SEGMENT_ROWS):
-            if first:
-                spool.new_segment()
-            count = min(SEGMENT_ROWS, num_rows - first)
-            _fill(spool, np.arange(first, first + count), np.array(name_ids))
-            spool.next_row = count
-            spool.seal()
-        spool.end()
-
-
-def _fill(spool: SpoolBuilder, number: NDArray[Any], name_ids: NDArray[Any]) -> None:
-    random = np.random.default_rng(number[0])
-    records = np.zeros(len(number), dtype=RECORD)
-    records["type"] = RecordType.SPAN
-    records["kind"] = KIND_CODES[SpanKind.TP_COMM]
-    records["flags"] = HAS_COMM | 16
-    records["name"] = name_ids[number % NUM_NAMES]
-    records["start_ns"] = number * 10_000 + random.integers(0, 5_000, len(number))
-    records["duration_ns"] = random.integers(1_000, 9_000, len(number))
-    records["step"] = number // 2_000
-    records["microbatch"] = number % 8
-    records["track"] = name_ids[0]
-    records["launch_ns"] = records["start_ns"] - 500
-    records["group_id"] = 0xABCDEF0123 + number % 4
-    records["seq"] = number
-    records["src_rank"] = records["dst_rank"] = -1
-    records["num_bytes"] = 1 << 20
-    records["commit"] = np.arange(len(number)) + 1
-    with spool.segment.open("r+b") as file:
-        file.seek(HEADER_BYTES)
-        file.write(records.tobytes())
+WAYS = ("whole", "bare", "unsynced", "unsynced", "bare", "whole")
+SIMULATED = SimulateOptions(scenario="healthy", run_id="sized", num_ranks=256, num_steps=4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,18 +68,49 @@ class Cost:
     cpu_s: float
 
 
-def measure(folder: Path, *, num_ranks: int, num_rows: int) -> tuple[Cost, Cost]:
-    """Return the cost of the whole path and of the bare insert."""
-    write_spool(folder / "spool", num_ranks=num_ranks, num_rows=num_rows)
-    num_spans = num_ranks * num_rows
-    with open_store(f"chdb://{folder / 'store'}") as store:
-        tail = SpoolTail(folder / "spool", store)
-        whole = cost_of(tail.poll)
-        if store.rows(COUNT)[0]["num_spans"] != num_spans:
-            raise RuntimeError(f"stored {store.rows(COUNT)[0]} instead of {num_spans} spans")
-        table = store.arrow(READ_BACK).unify_dictionaries()
+class Rig:
+    """One embedded store, and spools to fill it from."""
+
+    def __init__(self, store: Store, folder: Path, *, num_ranks: int, num_rows: int) -> None:
+        self._store = store
+        self._folder = folder
+        self._num_ranks = num_ranks
+        self._num_rows = num_rows
+        self._num_runs = 0
+        run_id = self._store_run()[0]
+        # Read back in the order of the key: sorting is what the bare insert is spared.
+        self._table = store.arrow(READ_BACK, {"run_id": run_id}).unify_dictionaries()
         store.command(COPY_TABLE)
-        return whole, cost_of(lambda: store.insert_arrow("bare", table))
+
+    def cost(self, way: str) -> Cost:
+        """Return what one way costs, with empty tables before it."""
+        self._store.command("TRUNCATE TABLE spans")
+        self._store.command("TRUNCATE TABLE bare")
+        if way == "bare":
+            return cost_of(lambda: self._store.insert_arrow("bare", self._table))
+        self._set_fsync(on=int(way == "whole"))
+        cost = self._store_run()[1]
+        self._set_fsync(on=1)
+        return cost
+
+    def _store_run(self) -> tuple[str, Cost]:
+        run_id = f"bench-{self._num_runs}"
+        self._num_runs += 1
+        spool = self._folder / run_id
+        write_spool(spool, run_id=run_id, num_ranks=self._num_ranks, num_rows=self._num_rows)
+        tail = SpoolTail(spool, self._store)
+        cost = cost_of(tail.poll)
+        tail.close()
+        shutil.rmtree(spool)
+        found = self._store.rows(COUNT, {"run_id": run_id})[0]["num_spans"]
+        if found != self._num_ranks * self._num_rows:
+            raise RuntimeError(f"stored {found} of {self._num_ranks * self._num_rows} spans")
+        return run_id, cost
+
+    def _set_fsync(self, *, on: int) -> None:
+        for table in WRITTEN_TABLES:
+            self._store.command(FSYNC, {"table": table, "on": on})
+            self._store.command(FSYNC_FOLDER, {"table": table, "on": on})
 
 
 def cost_of(work: Callable[[], object]) -> Cost:
@@ -108,22 +120,88 @@ def cost_of(work: Callable[[], object]) -> Cost:
     return Cost(wall_s=time.perf_counter() - begin_s, cpu_s=time.process_time() - begin_cpu_s)
 
 
+def measure(*, num_ranks: int, num_rows: int, num_rounds: int) -> dict[str, Any]:
+    """Return rates, ratios and sizes."""
+    num_spans = num_ranks * num_rows
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with open_store(f"chdb://{folder / 'store'}") as store:
+            rig = Rig(store, folder, num_ranks=num_ranks, num_rows=num_rows)
+            rounds = [[(way, rig.cost(way)) for way in WAYS] for _ in range(num_rounds)]
+            sizes = {"synthetic": sizes_of(store, "spans")}
+        url = f"chdb://{folder / 'simulated'}"
+        simulate_run(SimulateOptions(**_fields(SIMULATED), store_url=url))
+        with open_store(url) as store:
+            sizes["simulated"] = sizes_of(store, "spans")
+    return {
+        "num_spans": num_spans,
+        "rounds": num_rounds,
+        "spans_per_s": {
+            way: round(num_spans / statistics.median(walls(rounds, way)))
+            for way in dict.fromkeys(WAYS)
+        },
+        "whole_to_bare": ratio(rounds, "bare", "whole", "wall_s"),
+        "whole_to_bare_cpu": ratio(rounds, "bare", "whole", "cpu_s"),
+        "fsync_price": ratio(rounds, "unsynced", "whole", "wall_s"),
+        "disk_bytes_per_span": sizes,
+    }
+
+
+def walls(rounds: list[list[tuple[str, Cost]]], way: str) -> list[float]:
+    """Return every wall time of one way."""
+    return [cost.wall_s for costs in rounds for name, cost in costs if name == way]
+
+
+def ratio(
+    rounds: list[list[tuple[str, Cost]]], quick: str, slow: str, clock: str
+) -> dict[str, object]:
+    """Return the speed of ``slow`` as a share of that of ``quick``."""
+
+    def seconds(costs: list[tuple[str, Cost]], way: str) -> float:
+        return sum(getattr(cost, clock) for name, cost in costs if name == way)
+
+    values = [seconds(costs, quick) / seconds(costs, slow) for costs in rounds]
+    return {
+        "median": round(statistics.median(values), 3),
+        "interval": [round(value, 3) for value in interval(values)],
+    }
+
+
+def sizes_of(store: Store, table: str) -> dict[str, float]:
+    """Return the bytes a row takes on disk, as inserted (in part merged) and merged."""
+    inserted = store.rows(SELECT_SIZE, {"table": table})[0]["num_bytes"]
+    store.command("OPTIMIZE TABLE spans FINAL")
+    merged = store.rows(SELECT_SIZE, {"table": table})[0]["num_bytes"]
+    return {"inserted": round(inserted, 2), "merged": round(merged, 2)}
+
+
+def _fields(options: SimulateOptions) -> dict[str, Any]:
+    names = ("scenario", "run_id", "num_ranks", "num_steps")
+    return {name: getattr(options, name) for name in names}
+
+
 def main() -> None:
-    """Print both rates and their ratio."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print the results as JSON, and write them where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--rows", type=int, default=131_072, help="records a rank")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
-    num_spans = options.ranks * options.rows
-    with tempfile.TemporaryDirectory() as folder:
-        whole, bare = measure(Path(folder), num_ranks=options.ranks, num_rows=options.rows)
-    print(
-        f"{num_spans} spans of {RECORD_BYTES} bytes:"
-        f" spool to queryable {num_spans / whole.wall_s / 1e3:.0f}k spans/s,"
-        f" bare insert {num_spans / bare.wall_s / 1e3:.0f}k spans/s;"
-        f" ratio {bare.wall_s / whole.wall_s:.2f} of wall time,"
-        f" {bare.cpu_s / whole.cpu_s:.2f} of CPU time"
-    )
+    before = os.getloadavg()
+    found = measure(num_ranks=options.ranks, num_rows=options.rows, num_rounds=options.rounds)
+    document = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "load_average": {"before": before, "after": os.getloadavg()},
+        "python": platform.python_version(),
+        "chdb": chdb.__version__,
+        "pyarrow": pa.__version__,
+        **found,
+    }
+    text = json.dumps(document, indent=1) + "\n"
+    sys.stdout.write(text)
+    if options.json is not None:
+        options.json.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
