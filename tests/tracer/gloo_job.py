@@ -11,7 +11,7 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -33,11 +33,17 @@ import tracer
 from tracer.topology import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 STEPS = 3
 MICROBATCHES = 2
 WIDTH = 16
+
+
+class Train(Protocol):
+    """Trains a recipe from the same start; returns what torch saw and the losses."""
+
+    def __call__(self, recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]: ...
 
 
 class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -190,7 +196,7 @@ RECIPES: dict[str, tuple[Callable[[int], tuple[nn.Module, Callable[[], float]]],
 
 
 def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
-    """Train the recipe from the same start; return what torch saw and the losses."""
+    """Train one of `RECIPES`."""
     torch.manual_seed(7)
     build, layout = RECIPES[recipe]
     model, step = build(rank)
@@ -206,11 +212,12 @@ def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
     return {"seen": counting.seen, "losses": losses}
 
 
-def main(rank: int, world: int, folder: Path) -> None:
+def train_all(recipes: Iterable[str], train: Train, *, rank: int, world: int, folder: Path) -> None:
+    """Be a rank of a gloo group that trains each recipe untraced and traced; write what it saw."""
     torch.set_num_threads(1)
-    store = FileStore(str(folder / "rendezvous"), world)
+    store = FileStore(str(folder / f"rendezvous-{world}"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    for recipe in RECIPES:
+    for recipe in recipes:
         plain = train(recipe, rank, spool=None)
         traced = train(recipe, rank, spool=folder / "spool")
         told = json.dumps({"plain": plain, "traced": traced})
@@ -219,4 +226,6 @@ def main(rank: int, world: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    train_all(
+        RECIPES, train, rank=int(sys.argv[1]), world=int(sys.argv[2]), folder=Path(sys.argv[3])
+    )

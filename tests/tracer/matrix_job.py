@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._C import _distributed_c10d
-from torch._C._distributed_c10d import FileStore
 from torch._dynamo.utils import counters
 
 import tracer
-from tests.tracer.gloo_job import CountingMode
+from tests.tracer.gloo_job import CountingMode, train_all
 from tests.tracer.matrix_recipes import COMPILED, RECIPES
 
 STEPS = 2
@@ -64,18 +62,12 @@ def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
     }
 
 
-def main(rank: int, world: int, folder: Path, recipes: list[str]) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    store = FileStore(str(folder / f"rendezvous-{world}"), world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    for recipe in recipes:
-        plain = train(recipe, rank, spool=None)
-        traced = train(recipe, rank, spool=folder / "spool")
-        told = json.dumps({"plain": plain, "traced": traced})
-        (folder / f"{recipe}-{rank}.json").write_text(told)
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+    warnings.simplefilter("ignore")
+    train_all(
+        sys.argv[4:],
+        train,
+        rank=int(sys.argv[1]),
+        world=int(sys.argv[2]),
+        folder=Path(sys.argv[3]),
+    )
