@@ -12,7 +12,7 @@ from analysis.analyze import analyze_run
 from analysis.source import SpanTable, StepTable
 from rankscope.simulated import SimulatedSource
 from tests.analysis.cluster import Source
-from tracer.span import KIND_CODES, SpanFlag, SpanKind
+from tracer.span import SpanFlag
 from trainer.simulator.fault import parse_simulated_faults
 from trainer.simulator.scenario import Scenario, TpDetail
 
@@ -207,11 +207,7 @@ def ahead(source: Source, share: float) -> Source:
     """Let the hosts run a share of a step ahead of their devices in all that they do and tell."""
     spans, steps = source.span_table, source.step_table
     early_ns = int(share * float(np.median(steps.end_ns - steps.start_ns)))
-    # The simulator's waits are the compute stream's, whatever their flag says.
-    waits = spans.kind == KIND_CODES[SpanKind.WAIT]
-    on_stream = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
-    flags = np.where(waits, on_stream, spans.flags)
-    on_device = (flags & SpanFlag.HOST_CLOCK) == 0
+    on_device = (spans.flags & SpanFlag.HOST_CLOCK) == 0
     launch_ns = np.where(spans.launch_ns > 0, spans.launch_ns, spans.start_ns) - early_ns
     return replace(
         source,
@@ -219,7 +215,6 @@ def ahead(source: Source, share: float) -> Source:
             spans,
             start_ns=np.where(on_device, spans.start_ns, spans.start_ns - early_ns),
             launch_ns=launch_ns,
-            flags=flags.astype(spans.flags.dtype),
         ),
         step_table=replace(
             steps, start_ns=steps.start_ns - early_ns, end_ns=steps.end_ns - early_ns

@@ -13,7 +13,7 @@ import numpy as np
 from tracer.span import SpanKind
 from trainer.simulator.chance import ItemNoise, Purpose, stream
 from trainer.simulator.groups import Axis
-from trainer.simulator.recorder import ON_HOST, Label, Recorder
+from trainer.simulator.recorder import Label, Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,7 +163,7 @@ class StepState:
 
 
 def wait_label(label: Label) -> Label:
-    """Return the label of a thread's wait for the communication that ``label`` names."""
+    """Return the label of a compute stream's wait for the communication that ``label`` names."""
     return Label(
         kind=SpanKind.WAIT,
         name=f"wait {label.name}",
@@ -174,6 +174,5 @@ def wait_label(label: Label) -> Label:
         dst_stage=label.dst_stage,
         microbatch=label.microbatch,
         chunk=label.chunk,
-        flags=ON_HOST,
         depth=label.depth + 1,
     )
