@@ -137,6 +137,8 @@ def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit
         reasons[step] = "a communication lacks the record of a member"
     for step in distinct(spans.step[split.negative & ~is_one_sided(spans, split)]).tolist():
         reasons[step] = "a rank left a communication before the last one entered it"
+    for step in set(distinct(steps.step).tolist()) - set(distinct(spans.step).tolist()):
+        reasons[step] = "no span of it is stored"
     for step, missing in _not_recorded(run, steps).items():
         reasons[step] = f"spans of it were not recorded, by request: {missing}"
     numbers, counts = np.unique(steps.step, return_counts=True)

@@ -7,7 +7,7 @@ there, and only there, a read pays for removing duplicates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -87,6 +87,11 @@ SELECT_CLOCKS = """
 SELECT host, boot_id, argMax(clock_error_ns, at_ns) AS clock_error_ns FROM clock FINAL
 WHERE (host, boot_id) IN (SELECT host, boot_id FROM ranks WHERE run_id = {run_id:String})
 GROUP BY host, boot_id ORDER BY host, boot_id
+"""
+
+SELECT_EXPIRED = """
+SELECT epoch, last_step, kept_first, kept_last FROM expired FINAL
+WHERE run_id = {run_id:String} ORDER BY epoch
 """
 
 SELECT_EVENTS = """
@@ -186,6 +191,9 @@ class RunRows:
     clocks: list[Row]
     """Latest error bound of each host's clock, -1 where nobody measured it."""
 
+    expired: list[Row] = field(default_factory=list)
+    """Per epoch whose spans are kept no longer: up to which step, and which steps' are."""
+
 
 def list_runs(store: Store) -> list[Row]:
     """Return one row a run, the newest first."""
@@ -214,6 +222,7 @@ def read_run(store: Store, run_id: str) -> RunRows:
         bad=store.rows(SELECT_BAD, bound) if has_bad else [],
         pace=store.rows(SELECT_PACE, bound) if has_pace else [],
         clocks=store.rows(SELECT_CLOCKS, bound),
+        expired=store.rows(SELECT_EXPIRED, bound),
     )
 
 

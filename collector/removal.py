@@ -29,6 +29,17 @@ GROUP BY table ORDER BY table
 FREE_HIDDEN = "ALTER TABLE {table:Identifier} APPLY DELETED MASK SETTINGS mutations_sync = 0"
 
 
+MANY = 0.1
+"""Share of hidden rows from which on their parts are worth writing anew."""
+
+COUNT_HIDDEN = """
+SELECT
+    (SELECT sum(rows) FROM system.parts
+     WHERE active AND database = currentDatabase() AND table = {table:String}) AS num_written,
+    (SELECT count() FROM {table:Identifier}) AS num_shown
+"""
+
+
 def await_removals(store: Store, tables: Iterable[str], *, patience_s: float = PATIENCE_S) -> None:
     """Wait until no query sees a row any more that was removed from these tables.
 
@@ -54,3 +65,16 @@ def free_hidden(store: Store, tables: Iterable[str]) -> None:
     """
     for table in tables:
         store.command(FREE_HIDDEN, {"table": table})
+
+
+def free_where_many_hidden(store: Store, tables: Iterable[str]) -> None:
+    """Do `free_hidden` for the tables of which a tenth or more is hidden.
+
+    Each removal alone would have the engine write gigabytes anew for a few rows.
+    """
+    crowded = []
+    for table in tables:
+        (found,) = store.rows(COUNT_HIDDEN, {"table": table})
+        if found["num_written"] - found["num_shown"] > MANY * found["num_written"]:
+            crowded.append(table)
+    free_hidden(store, crowded)

@@ -219,9 +219,22 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             "--samples", help="With --spool: read this host and its devices once a second too."
         ),
     ] = False,
+    keep_spans: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="Spans of a run that has ended: 48h, 30d, forever, and so on."
+        ),
+    ] = "48h",
+    keep_findings: Annotated[
+        str, typer.Option(metavar="TIME", help="Spans of the steps around its findings.")
+    ] = "30d",
+    keep_runs: Annotated[
+        str, typer.Option(metavar="TIME", help="All else of it; then it is gone.")
+    ] = "365d",
 ) -> None:
     """Collect from a spool, analyse while runs train, alert, and serve the dashboard."""
     from rankscope.serving import ServeOptions, serve_store
+    from rankscope.upkeep import parse_keep
 
     serve_store(
         ServeOptions(
@@ -232,6 +245,7 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             alert_webhook=alert_webhook,
             topology=topology,
             samples=samples,
+            keep=parse_keep(spans=keep_spans, findings=keep_findings, runs=keep_runs),
         )
     )
 

@@ -194,7 +194,11 @@ def _print_result(report: RunReport, plan: DemoPlan, *, as_json: bool) -> None:
 
 
 def _serve(store: Store, bound: socket.socket) -> None:
+    from collector.retention import Keep
     from rankscope.serving import serve_opened
     from rankscope.source import StoreSource
+    from rankscope.upkeep import open_upkeep
 
-    serve_opened(store, bound, tail=None, webhook=None, before=StoreSource(store).runs())
+    before = StoreSource(store).runs()
+    besides = [open_upkeep(store, Keep())]
+    serve_opened(store, bound, tail=None, webhook=None, before=before, besides=besides)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from collector.deletion import Deletions
 from collector.location import default_store_url, remove_server_file, write_server_file
+from collector.retention import Keep
 from collector.store import open_store
 from rankscope.errors import BadInputError
 from rankscope.interrupts import terminated_like_interrupted
@@ -17,7 +18,7 @@ from rankscope.loops import LiveAnalysis, analysis_loop, sampler_loop, tail_loop
 from rankscope.source import StoreSource
 from rankscope.terminal import say
 from rankscope.topology import PlacedSink, Topology, place_ranks, read_topology
-from rankscope.upkeep import Upkeep, upkeep_loop
+from rankscope.upkeep import open_upkeep
 
 if TYPE_CHECKING:
     import socket
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from analysis.source import RunSummary
     from collector.access import Access, AsgiApp
-    from collector.host.sampler import Sampler
     from collector.store import Store
     from collector.tail import SpoolTail
     from collector.token_file import TokenBook
@@ -53,6 +53,9 @@ class ServeOptions:
     samples: bool = False
     """Whether this host is read once a second, beside the spool."""
 
+    keep: Keep = field(default_factory=Keep)
+    """How long what is kept."""
+
 
 def serve_store(options: ServeOptions) -> None:
     """Serve until SIGINT or SIGTERM, then end cleanly.
@@ -73,8 +76,8 @@ def serve_store(options: ServeOptions) -> None:
         # Noted before the first look at the spool: what it brings is news to alert on.
         before = StoreSource(store).runs()
         tail = None if options.spool is None else _open_spool(options.spool, store, topology, stack)
-        sampler = _open_sampler(options, store, stack)
-        serve_opened(store, bound, tail=tail, webhook=webhook, before=before, sampler=sampler)
+        besides = [open_upkeep(store, options.keep), *_sampler_loops(options, store, stack)]
+        serve_opened(store, bound, tail=tail, webhook=webhook, before=before, besides=besides)
 
 
 def serve_opened(
@@ -84,7 +87,7 @@ def serve_opened(
     tail: SpoolTail | None,
     webhook: Webhook | None,
     before: Iterable[RunSummary],
-    sampler: Sampler | None = None,
+    besides: Iterable[Loop] = (),
 ) -> None:
     """Serve an open store on a bound socket until SIGINT or SIGTERM.
 
@@ -94,7 +97,7 @@ def serve_opened(
         tail: Follows the spool that ranks write to; None: only what the store holds is shown.
         webhook: Receiver of alerts; the caller closes it.
         before: The runs as the store had them at the start: no alert tells of these again.
-        sampler: Reads this host; None: it is not read.
+        besides: Further loops.
     """
     from collector.access import Access
     from rankscope.reports import Reports
@@ -109,9 +112,7 @@ def serve_opened(
     loops = (
         [analysis_loop(analysis)] if tail is None else [tail_loop(tail), analysis_loop(analysis)]
     )
-    if sampler is not None:
-        loops.append(sampler_loop(sampler))
-    loops.append(upkeep_loop(Upkeep(Deletions.of(store))))
+    loops += besides
     with ExitStack() as stack:
         routers = [_deletion_routes(store), *_query_routes(store, stack)]
         app = _application(access, source, reports, loops, routers=routers)
@@ -173,9 +174,9 @@ def _open_spool(folder: Path, store: Store, topology: Topology, stack: ExitStack
     return tail
 
 
-def _open_sampler(options: ServeOptions, store: Store, stack: ExitStack) -> Sampler | None:
+def _sampler_loops(options: ServeOptions, store: Store, stack: ExitStack) -> list[Loop]:
     if options.spool is None or not options.samples:
-        return None
+        return []
     import socket
 
     from collector.host.sampler import Sampler
@@ -185,7 +186,7 @@ def _open_sampler(options: ServeOptions, store: Store, stack: ExitStack) -> Samp
     sink = store_sink(store, host=socket.gethostname())
     sampler = Sampler(host_sources(options.spool), sink, say=say)
     stack.callback(sampler.close)
-    return sampler
+    return [sampler_loop(sampler)]
 
 
 def _alerting(store: Store, *, webhook: Webhook | None, url: str) -> Alerting:

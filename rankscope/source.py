@@ -131,6 +131,7 @@ def run_info_of(run_id: str, rows: RunRows) -> RunInfo:
 
 def _warnings(rows: RunRows) -> tuple[str, ...]:
     found = [f"{row['num_rows']} records were set aside: {row['reason']}" for row in rows.bad]
+    found += [_expired_words(row) for row in rows.expired]
     if not rows.epochs[-1]["layout"] and rows.epochs[-1]["world_size"] > 1:
         found.append("the job did not tell its parallel layout")
     elif _is_unplaced(rows):
@@ -139,6 +140,14 @@ def _warnings(rows: RunRows) -> tuple[str, ...]:
             " it is analysed as if it had told neither"
         )
     return tuple(found)
+
+
+def _expired_words(row: Row) -> str:
+    kept = zip(row["kept_first"], row["kept_last"], strict=True)
+    but = " and ".join(f"{first}-{last}" for first, last in kept)
+    return f"the spans of epoch {row['epoch']} up to step {row['last_step']} are kept no longer" + (
+        f", but those of the steps around findings: {but}" if but else ""
+    )
 
 
 def _is_unplaced(rows: RunRows) -> bool:

@@ -19,7 +19,6 @@ from rankscope.provider import StoreProvider
 from rankscope.reports import Reports
 from rankscope.simulating import SimulateOptions, simulate_run
 from rankscope.source import StoreSource
-from rankscope.upkeep import Upkeep
 from tests.dashboard.pages.test_overview import words
 from tests.integration.test_serve import Job
 
@@ -98,19 +97,3 @@ def test_a_run_deleted_while_it_is_viewed_is_named_and_asked_for_no_more(tmp_pat
         ):
             assert "No data because run 'job' was deleted" in words(page)
         assert provider.revision("job") == gone
-
-
-def test_upkeep_sweeps_what_comes_late(tmp_path: Path) -> None:
-    with open_store(f"chdb://{tmp_path}") as store:
-        store.insert_rows("runs", [{"run_id": "job"}])
-        deletions = Deletions(store)
-        deletions.delete("job")
-        store.insert_rows("spans", [{"run_id": "job"}])
-        said: list[str] = []
-        upkeep = Upkeep(deletions, say=said.append)
-
-        upkeep.turn()
-        upkeep.turn()
-
-        assert store.rows("SELECT count() AS n FROM spans") == [{"n": 0}]
-        assert said == ["removed what came late of the deleted run 'job'"]
