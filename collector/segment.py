@@ -134,6 +134,17 @@ class SegmentReader:
             rows=rows.astype(np.uint32),
         )
 
+    def final_end(self, *, is_over: bool) -> int | None:
+        """Return the row behind the last that there will ever be; None while it is written.
+
+        Args:
+            is_over: Whether the process can't write any more.
+        """
+        sealed = sealed_rows(self._header())
+        if sealed is not None:
+            return min(sealed, self.capacity)
+        return _num_touched(self._rows(0, self.capacity)) if is_over else None
+
     def read_again(self, first_row: int, end_row: int) -> Reading:
         """Return exactly these rows, as a cut that was sent before."""
         data = self._rows(first_row, end_row)

@@ -130,6 +130,7 @@ class SpoolTail:
         self._epochs: dict[tuple[str, int], _Epoch] = {}
         self._active: dict[Path, ProcessTail] = {}
         self._settled: set[Path] = set()
+        self._shipped: list[Path] = []
         self._pending: list[tuple[ProcessTail, Cut]] = []
         self._untold: list[tuple[str, list[Row]]] = []
         self._manifests: set[tuple[str, str]] = set()
@@ -167,6 +168,11 @@ class SpoolTail:
             num_running=sum(tail.state == RUNNING for tail in self._active.values()),
             problems=problems,
         )
+
+    @property
+    def settled(self) -> tuple[Path, ...]:
+        """Folders of processes that have ended and of which every word is stored."""
+        return tuple(self._shipped)
 
     def close(self) -> None:
         """Let go of the spool's files; the sink is left open."""
@@ -329,6 +335,7 @@ class SpoolTail:
                 tail.close()
                 del self._active[folder]
                 self._settled.add(folder)
+                self._shipped.append(folder)
 
 
 def _news(epoch: _Epoch) -> list[Row]:

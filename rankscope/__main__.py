@@ -22,6 +22,7 @@ OF_THE_SERVER_EXTRA = frozenset(
         "prometheus_client",
         "pyarrow",
         "typer",
+        "urllib3",
         "uvicorn",
         "yaml",
     }

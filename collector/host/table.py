@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from collector.host.sample import Sample
-    from collector.store import Store
+    from collector.store import Row, Store
 
 OF_NO_RUN = ""
 """Whatever runs on the host reads them: see `collector.samples.read_samples`."""
@@ -38,5 +38,34 @@ def store_sink(store: Store, *, host: str) -> Callable[[Sequence[Sample]], None]
             value=np.array([sample.value for sample in samples], dtype=np.float64),
         )
         write_samples(store, rows)
+
+    return write
+
+
+def buffer_sink(
+    add: Callable[[Sequence[Row]], None], *, host: str
+) -> Callable[[Sequence[Sample]], None]:
+    """Return what hands samples on to ``add`` as rows of table ``samples``.
+
+    Args:
+        add: Takes rows; it must not wait for anybody.
+        host: As the spool's headers call it.
+    """
+    told_host = storable_name(host)
+
+    def write(samples: Sequence[Sample]) -> None:
+        add(
+            [
+                {
+                    "run_id": OF_NO_RUN,
+                    "host": told_host,
+                    "device": sample.device,
+                    "at_ns": sample.at_ns,
+                    "name": storable_name(sample.name),
+                    "value": sample.value,
+                }
+                for sample in samples
+            ]
+        )
 
     return write

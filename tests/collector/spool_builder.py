@@ -107,6 +107,11 @@ class SpoolBuilder:
         self.next_row = 0
         self.new_segment()
 
+    @property
+    def identity(self) -> tuple[str, int, int]:
+        """The run, the epoch and the rank."""
+        return self._shared["run_id"], self._shared["epoch"], self._shared["rank"]
+
     def new_segment(self, *, number: int | None = None) -> None:
         """Begin a segment; the one before stays as it is (see `seal`)."""
         number = self._num_segments if number is None else number

@@ -1,0 +1,192 @@
+"""Ship what all ranks of this host write, one run beside the other, for as long as it takes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from collector.agent.errors import HeldError
+from collector.agent.pace import Backoff
+from collector.agent.troubles import Troubles
+from collector.tail import SegmentFate, SpoolTail, run_folders
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from collector.agent.buffer import RowBuffer
+    from collector.agent.clocks import AgentClocks
+    from collector.agent.outbox import Outbox
+    from collector.agent.room import SpoolRoom
+    from collector.store import Row
+
+TURN_S = 1.0
+"""Between two looks at the spool: many small requests cost the collector more than few large."""
+
+DEFECT_PAUSE_S = 60.0
+MAX_SAMPLES = 1_000
+"""Of one request."""
+
+COLLECTOR = "the collector"
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run of the spool and until when it is left alone."""
+
+    tail: SpoolTail
+    held_until_s: float = 0.0
+    backoff: Backoff = field(default_factory=Backoff)
+
+
+class NodeAgent:
+    """Follows a spool and ships it.
+
+    Each run has a tail of its own, so that one that the collector refuses keeps no other
+    waiting. A collector that does not answer is left alone for all of them.
+
+    Args:
+        spool: Folder that holds one folder a run.
+        outbox: Where cuts and descriptions go.
+        clocks: Place the rows in time.
+        say: Tells a line to whoever watches.
+        room: Bounds the spool; None: only the ranks' own limits do.
+        monotonic_s: For the pauses.
+    """
+
+    def __init__(
+        self,
+        spool: Path,
+        outbox: Outbox,
+        clocks: AgentClocks,
+        *,
+        say: Callable[[str], None],
+        room: SpoolRoom | None = None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spool = spool
+        self._outbox = outbox
+        self._clocks = clocks
+        self._say = say
+        self._room = room
+        self._monotonic_s = monotonic_s
+        self._runs: dict[str, _Run] = {}
+        self._clock_rows: list[Row] = []
+        self._buffers: dict[str, RowBuffer] = {}
+        self._held_until_s = 0.0
+        self._held_token: str | None = None
+        self._backoff = Backoff()
+        self._troubles = Troubles(say, monotonic_s=monotonic_s)
+
+    def ship_also(self, table: str, buffer: RowBuffer) -> None:
+        """Ship what comes into a buffer too, as rows of ``table``."""
+        self._buffers[table] = buffer
+
+    def run(self, stopping: threading.Event) -> None:
+        """Take turns until told to stop; what is under way then is finished or kept."""
+        pause_s = 0.0
+        while not stopping.wait(pause_s):
+            pause_s = self.turn()
+        self.turn()  # ranks of the same pod end with us: what they wrote last
+        self.close()
+
+    def turn(self) -> float:
+        """Look at everything once and ship what is new; return the pause until the next turn."""
+        if self._room is not None:
+            self._keep_room(self._room)
+        now_s = self._monotonic_s()
+        if now_s < self._held_until_s and not self._has_new_token():
+            return min(self._held_until_s - now_s, TURN_S)
+        try:
+            self._discover()
+            for name, run in self._runs.items():
+                self._poll(name, run)
+            self._ship_sides()
+        except HeldError as error:
+            self._hold_all(error)
+            return min(max(self._held_until_s - self._monotonic_s(), 0.0), TURN_S)
+        self._backoff.succeeded()
+        self._troubles.end(COLLECTOR)
+        waits = [run.held_until_s - self._monotonic_s() for run in self._runs.values()]
+        return min([wait for wait in waits if wait > 0] + [TURN_S])
+
+    def close(self) -> None:
+        """Let go of the spool's files."""
+        for run in self._runs.values():
+            run.tail.close()
+
+    def _discover(self) -> None:
+        try:
+            folders = run_folders(self._spool)
+        except FileNotFoundError:
+            return
+        for folder in folders:
+            if folder.name not in self._runs:
+                tail = SpoolTail(
+                    self._spool,
+                    self._outbox,
+                    only_run=folder.name,
+                    clocks=self._clocks,
+                    segment_fate=SegmentFate.FREE,
+                )
+                self._runs[folder.name] = _Run(tail=tail)
+
+    def _poll(self, name: str, run: _Run) -> None:
+        if self._monotonic_s() < run.held_until_s and not self._has_new_token():
+            return
+        try:
+            progress = run.tail.poll()
+        except HeldError as error:
+            if not error.is_of_run:
+                raise
+            self._hold(name, run, error)
+        except Exception as error:  # noqa: BLE001  # another run must go on
+            told = f"{type(error).__name__}: {error}"
+            self._hold(name, run, HeldError(told, pause_s=DEFECT_PAUSE_S))
+        else:
+            run.backoff.succeeded()
+            self._troubles.end(f"run {name}")
+            for problem in progress.problems:
+                self._say(problem)
+
+    def _ship_sides(self) -> None:
+        """Ship what is of no run: clocks, and what the host's sources said."""
+        self._clocks.renew()
+        self._clock_rows += self._clocks.take_rows()
+        if self._clock_rows:
+            self._outbox.upsert("clock", self._clock_rows)
+            self._clock_rows = []
+        for table, buffer in self._buffers.items():
+
+            def send(rows: Sequence[Row], table: str = table) -> None:
+                self._outbox.upsert(table, rows)
+
+            buffer.ship(send, num_at_once=MAX_SAMPLES)
+
+    def _keep_room(self, room: SpoolRoom) -> None:
+        try:
+            runs = self._runs.values()
+            line = room.keep(folder for run in runs for folder in run.tail.settled)
+        except (OSError, HeldError) as error:
+            self._troubles.begin("the spool's limit", str(error))
+        else:
+            if line is not None:
+                self._say(line)
+            self._troubles.end("the spool's limit")
+
+    def _hold_all(self, error: HeldError) -> None:
+        self._held_until_s = self._monotonic_s() + self._backoff.failed(error.pause_s)
+        self._held_token = self._outbox.token_text() if error.is_token else None
+        self._troubles.begin(COLLECTOR, error.reason)
+
+    def _hold(self, name: str, run: _Run, error: HeldError) -> None:
+        run.held_until_s = self._monotonic_s() + run.backoff.failed(error.pause_s)
+        self._held_token = self._outbox.token_text() if error.is_token else None
+        if (error.pause_s or 0.0) >= 1.0:  # a clock that is being tied is no trouble
+            self._troubles.begin(f"run {name}", error.reason)
+
+    def _has_new_token(self) -> bool:
+        """Return whether what holds us is a token that has been replaced."""
+        return self._held_token is not None and self._held_token != self._outbox.token_text()

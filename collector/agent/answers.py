@@ -1,0 +1,161 @@
+"""What an answer of the collector means for what was sent."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from collector.agent.errors import HeldError
+from collector.agent.pace import TOKEN_PAUSE_S
+from collector.cut import CutKey
+from collector.errors import CollectorError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from collector.agent.link import Answer
+    from collector.cut import Cut
+
+OK, MULTIPLE_CHOICES, BAD_REQUEST = 200, 300, 400
+UNAUTHORIZED, FORBIDDEN, GONE, TOO_LARGE, UNPROCESSABLE = 401, 403, 410, 413, 422
+SERVER_ERROR = 500
+
+CONTENT_REFUSALS = frozenset({BAD_REQUEST, 409, TOO_LARGE, 415, UNPROCESSABLE})
+"""The collector will not have what was sent, whoever sends it and whenever."""
+
+PASSING_REFUSALS = frozenset({408, 425, 429})
+"""The collector will have it later."""
+
+SETTLED_STATES = frozenset({"stored", "duplicate", "repeated"})
+CONFLICT = "conflict"
+MAX_REASON_LETTERS = 300
+
+
+class RefusedError(CollectorError):
+    """The collector refuses what was sent for what it is."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"{status}: {reason}")
+        self.status = status
+        self.reason = reason
+
+
+class GoneError(CollectorError):
+    """The run was deleted: nothing more of it is wanted."""
+
+
+def accepted(answer: Answer) -> Any:  # noqa: ANN401  # a JSON document
+    """Return the document of an answer that accepts what was sent.
+
+    Raises:
+        RefusedError: What was sent is refused.
+        GoneError: Its run was deleted.
+        HeldError: It is to be sent again later.
+    """
+    status = answer.status
+    if status == OK:
+        document = _document(answer)
+        if document is None:
+            raise HeldError("the collector's answer is no JSON of at most 64 KiB")
+        return document
+    if status == UNAUTHORIZED:
+        raise HeldError(
+            "the collector does not know the token: renew the file that RANKSCOPE_TOKEN_FILE names",
+            pause_s=TOKEN_PAUSE_S,
+            is_token=True,
+        )
+    if status == FORBIDDEN:
+        raise HeldError(
+            "the token is not for this run, or not of role ingest: renew the file that"
+            " RANKSCOPE_TOKEN_FILE names",
+            pause_s=TOKEN_PAUSE_S,
+            is_of_run=True,
+            is_token=True,
+        )
+    if status == GONE:
+        raise GoneError("the run was deleted")
+    if status in CONTENT_REFUSALS:
+        raise _refusal(answer)
+    raise HeldError(_trouble(status), pause_s=answer.retry_after_s)
+
+
+def checked_states(document: object, cuts: Sequence[Cut]) -> list[str]:
+    """Return what became of each cut, if the answer speaks of exactly these.
+
+    Raises:
+        HeldError: It does not.
+    """
+    told = document.get("cuts") if isinstance(document, dict) else None
+    if not isinstance(told, list) or len(told) != len(cuts):
+        raise HeldError("the collector's answer does not tell of the cuts that were sent")
+    states = []
+    for cut, entry in zip(cuts, told, strict=True):
+        of_cut = {"segment": cut.key.segment, "first_row": cut.key.first_row}
+        if not isinstance(entry, dict) or any(entry.get(k) != v for k, v in of_cut.items()):
+            raise HeldError("the collector's answer tells of other cuts than were sent")
+        state = entry.get("state")
+        if state not in SETTLED_STATES and state != CONFLICT:
+            raise HeldError(f"the collector says {str(state)[:40]!r} of a cut: unknown here")
+        states.append(str(state))
+    return states
+
+
+def checked_resume(
+    document: Any,  # noqa: ANN401  # a JSON document
+    run_id: str,
+) -> tuple[dict[int, int], list[CutKey], str | None]:
+    """Return what the collector holds of a run: end rows, unanswered cuts, source format.
+
+    Raises:
+        HeldError: The document is of another form.
+    """
+    try:
+        end_rows = {int(segment): int(row) for segment, row in document["end_rows"].items()}
+        unanswered = [
+            CutKey(
+                run_id=run_id,
+                epoch=int(entry["epoch"]),
+                rank=int(entry["rank"]),
+                process=str(entry["process"]),
+                segment=int(entry["segment"]),
+                first_row=int(entry["first_row"]),
+                end_row=int(entry["end_row"]),
+            )
+            for entry in document["unanswered"]
+        ]
+        source_format = document["source_format"]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise HeldError("the collector's answer does not tell what it holds") from None
+    return end_rows, unanswered, None if source_format is None else str(source_format)
+
+
+def _refusal(answer: Answer) -> CollectorError:
+    document = _document(answer)
+    if answer.status == UNPROCESSABLE and isinstance(document, dict) and document.get("supported"):
+        return HeldError(f"{_reason(answer)}", pause_s=TOKEN_PAUSE_S, is_of_run=True)
+    return RefusedError(answer.status, _reason(answer))
+
+
+def _trouble(status: int) -> str:
+    if status in PASSING_REFUSALS or status >= SERVER_ERROR:
+        return f"the collector answers {status}"
+    if MULTIPLE_CHOICES <= status < BAD_REQUEST:
+        return f"the address answers with a redirect ({status}), which is not followed"
+    return f"the address answers {status}: it is no collector of this version"
+
+
+def _reason(answer: Answer) -> str:
+    document = _document(answer)
+    told: object = None
+    if isinstance(document, dict):
+        told = document.get("reason") or document.get("detail") or document.get("error")
+    text = told if isinstance(told, str) else answer.body.decode("utf-8", "replace")
+    visible = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(visible.split())[:MAX_REASON_LETTERS] or "no reason given"
+
+
+def _document(answer: Answer) -> Any:  # noqa: ANN401  # a JSON document
+    try:
+        return json.loads(answer.body)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,51 @@
+"""Why the agent can't go on just now. All of it passes: nothing is given up by raising."""
+
+from __future__ import annotations
+
+from collector.errors import CollectorError, StoreError
+
+
+class AgentConfigError(CollectorError):
+    """The agent can't begin with what it was given."""
+
+
+class HeldError(StoreError):
+    """What was to be sent stays where it is; it is sent again later, exactly as it was.
+
+    Args:
+        reason: One plain line.
+        pause_s: How long to leave the collector alone; None: as its failures in a row say.
+        is_of_run: Whether only this run is held; else the collector as a whole.
+        is_token: Whether another token would help: then a new one is tried at once.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        pause_s: float | None = None,
+        is_of_run: bool = False,
+        is_token: bool = False,
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.pause_s = pause_s
+        self.is_of_run = is_of_run
+        self.is_token = is_token
+
+
+class LinkError(HeldError):
+    """The collector gave no answer that could be used.
+
+    Args:
+        reason: One plain line.
+        is_late: Whether a deadline ran out, so that a smaller request may fare better.
+    """
+
+    def __init__(self, reason: str, *, is_late: bool = False) -> None:
+        super().__init__(reason)
+        self.is_late = is_late
+
+
+class JournalError(HeldError):
+    """The agent's own journal can't be written; nothing is sent that is not in it."""

@@ -1,0 +1,214 @@
+"""The sink that ships to a collector; a cut is noted before it leaves for the first time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from collector.agent.answers import (
+    CONFLICT,
+    GoneError,
+    RefusedError,
+    accepted,
+    checked_resume,
+    checked_states,
+)
+from collector.agent.errors import HeldError, LinkError
+from collector.cut import Resume
+from collector.wire import encode_cuts
+from collector.wire_schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from collector.agent.delivery import Delivery
+    from collector.agent.journal import Journal
+    from collector.agent.link import Link
+    from collector.agent.parking import Parking
+    from collector.cut import Cut, CutKey
+    from collector.store import Row
+
+ARROW_STREAM = "application/vnd.apache.arrow.stream"
+JSON = "application/json"
+
+MAX_CUTS = 400
+"""Of one request: the answer has a line for each and must stay below 64 KiB."""
+
+MAX_ROWS = 131_072
+"""Of one request: some 14 MB before compression."""
+
+MIN_ROWS = 1_024
+MAX_DESCRIPTIONS = 1_000
+
+DELETED = "run-deleted"
+REFUSED = "refused"
+
+
+class Outbox:
+    """A `collector.cut.Sink` over HTTP.
+
+    A call that raises `HeldError` has lost nothing: the same cuts may be given again, and
+    those that were confirmed meanwhile are not sent twice.
+
+    Args:
+        link: To the collector.
+        journal: What was promised before.
+        delivery: Deals with refusals.
+        parking: Keeps what is refused for good.
+        say: Tells a line to whoever watches the agent.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        journal: Journal,
+        *,
+        delivery: Delivery,
+        parking: Parking,
+        say: Callable[[str], None],
+    ) -> None:
+        self._link = link
+        self._journal = journal
+        self._delivery = delivery
+        self._parking = parking
+        self._say = say
+        self._max_rows = MAX_ROWS
+        self._deleted: set[str] = set()
+        self.num_rows_settled = 0
+        """Rows of cuts that the collector confirmed."""
+
+    def token_text(self) -> str | None:
+        """Return the token as it is now; None where there is none that can be read."""
+        try:
+            token = self._link.token()
+        except HeldError:
+            return None
+        return None if token is None else token.text
+
+    def resume(self, run_id: str) -> Resume:
+        """Return what the journal and the collector hold of a run."""
+        path = f"/v1/resume?run_id={quote(run_id, safe='')}"
+        try:
+            document = accepted(self._link.get(path))
+        except GoneError:
+            self._tell_deleted(run_id)
+            document = {"end_rows": {}, "unanswered": [], "source_format": None}
+        held, unanswered, source_format = checked_resume(document, run_id)
+        noted = self._journal.end_rows(run_id)
+        end_rows = {
+            segment: max(held.get(segment, 0), noted.get(segment, 0))
+            for segment in held.keys() | noted.keys()
+        }
+        own = self._journal.unanswered(run_id)
+        return Resume(
+            end_rows=end_rows,
+            unanswered=own + tuple(key for key in unanswered if key not in set(own)),
+            source_format=source_format,
+            dropped=self._journal.dropped(run_id),
+        )
+
+    def clocks(self) -> list[Row]:
+        """Return nothing: an agent ties its host's clock itself."""
+        return []
+
+    def upsert(self, table: str, rows: Sequence[Row]) -> None:
+        """Send descriptions; returns when the collector has them on disk."""
+
+        def post(some: Sequence[Row]) -> None:
+            document = {"schema": SCHEMA_VERSION, "rows": list(some)}
+            body = json.dumps(document).encode()
+            try:
+                accepted(self._link.post(f"/v1/rows/{table}", body, content_type=JSON))
+            except GoneError:
+                self._tell_deleted(str(some[0].get("run_id")))
+
+        def park(row: Row, refusal: RefusedError) -> None:
+            body = json.dumps(row).encode()
+            self._park(
+                f"{table}-{hashlib.sha256(body).hexdigest()[:16]}", body, refusal, {"table": table}
+            )
+
+        for first in range(0, len(rows), MAX_DESCRIPTIONS):
+            self._delivery.deliver(rows[first : first + MAX_DESCRIPTIONS], post=post, park=park)
+
+    def ingest(self, cuts: Sequence[Cut]) -> None:
+        """Send cuts, noted first; returns when each is stored, or set aside for good."""
+        todo = [cut for cut in cuts if not self._journal.is_settled(cut.key)]
+        self._journal.note_cuts(todo)
+        for batch in self._batches(todo):
+            self._delivery.deliver(batch, post=self._post_cuts, park=self._park_cut)
+
+    def _batches(self, cuts: Sequence[Cut]) -> Iterator[list[Cut]]:
+        batch: list[Cut] = []
+        num_rows = 0
+        for cut in cuts:
+            more = _num_rows(cut.key)
+            if batch and (num_rows + more > self._max_rows or len(batch) >= MAX_CUTS):
+                yield batch
+                batch, num_rows = [], 0
+            batch.append(cut)
+            num_rows += more
+        if batch:
+            yield batch
+
+    def _post_cuts(self, cuts: Sequence[Cut]) -> None:
+        try:
+            answer = self._link.post("/v1/spans", encode_cuts(cuts), content_type=ARROW_STREAM)
+        except LinkError as error:
+            if error.is_late:
+                self._max_rows = max(self._max_rows // 2, MIN_ROWS)
+            raise
+        try:
+            states = checked_states(accepted(answer), cuts)
+        except GoneError:
+            self._give_up_deleted(cuts)
+            return
+        pairs = list(zip(cuts, states, strict=True))
+        arrived = [cut.key for cut, state in pairs if state != CONFLICT]
+        self._journal.note_settled(arrived)
+        self.num_rows_settled += sum(map(_num_rows, arrived))
+        self._max_rows = min(2 * self._max_rows, MAX_ROWS)
+        for cut, state in pairs:
+            if state == CONFLICT:
+                self._park_cut(cut, RefusedError(409, "stored before with another content"))
+
+    def _park_cut(self, cut: Cut, refusal: RefusedError) -> None:
+        key = cut.key
+        name = f"{key.segment:016x}-{key.first_row}-{key.end_row}"
+        document = {
+            "run_id": key.run_id,
+            "epoch": key.epoch,
+            "rank": key.rank,
+            "process": key.process,
+            "sha256": cut.sha256,
+        }
+        self._park(name, encode_cuts([cut]), refusal, document)
+        self._journal.note_dropped(key, reason=REFUSED, num_rows=_num_records(cut))
+
+    def _park(
+        self, name: str, body: bytes, refusal: RefusedError, document: Mapping[str, object]
+    ) -> None:
+        told = {**document, "status": refusal.status, "reason": refusal.reason}
+        self._parking.park(name, body, told)
+        self._say(f"the collector refuses a batch ({refusal}): it lies in {self._parking.folder}")
+
+    def _give_up_deleted(self, cuts: Sequence[Cut]) -> None:
+        self._tell_deleted(cuts[0].key.run_id)
+        for cut in cuts:
+            self._journal.note_dropped(cut.key, reason=DELETED, num_rows=_num_records(cut))
+
+    def _tell_deleted(self, run_id: str) -> None:
+        if run_id not in self._deleted:
+            self._deleted.add(run_id)
+            self._say(f"run {run_id} was deleted at the collector: nothing more of it is sent")
+
+
+def _num_rows(key: CutKey) -> int:
+    return key.end_row - key.first_row
+
+
+def _num_records(cut: Cut) -> int:
+    """Return the rows that the process committed: torn ones were never produced."""
+    return _num_rows(cut.key) - cut.num_torn

@@ -1,0 +1,131 @@
+"""An agent with everything real but the collector and, where a test says so, the disk."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from collector.agent.agent import NodeAgent
+from collector.agent.clocks import AgentClocks
+from collector.agent.delivery import Delivery
+from collector.agent.journal import Journal
+from collector.agent.link import Link
+from collector.agent.outbox import Outbox
+from collector.agent.parking import Parking
+from collector.agent.room import SpoolRoom
+from collector.identity import segment_id
+from collector.liveness import boot_id
+from tests.collector.agent.fake_collector import TOKEN
+from tests.faults.checker import content_hash, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from collector.agent.journal_file import Storage
+    from tests.collector.spool_builder import SpoolBuilder
+    from tests.faults.checker import Oracle
+
+WAIT_S = 30.0
+
+
+class Pauses:
+    """A clock for the agent's pauses that jumps over them."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Rig:
+    """One agent process, as far as its parts go.
+
+    Args:
+        spool: Its spool; the state lies in ``.agent`` in it.
+        url: The collector.
+        storage: The journal's disk; None: the real one.
+        max_spool_bytes: Limit of the spool; None: none.
+        environment: Where the token is.
+        answer_s: How long an answer may take.
+    """
+
+    def __init__(
+        self,
+        spool: Path,
+        url: str,
+        *,
+        storage: Storage | None = None,
+        max_spool_bytes: int | None = None,
+        environment: dict[str, str] | None = None,
+        answer_s: float = 5.0,
+    ) -> None:
+        self.lines: list[str] = []
+        self.pauses = Pauses()
+        self.state = spool / ".agent"
+        self.state.mkdir(parents=True, exist_ok=True)
+        own = {"RANKSCOPE_TOKEN": TOKEN} if environment is None else environment
+        self.link = Link([url], agent="test/0", environment=own, answer_s=answer_s)
+        self.journal = Journal(self.state / "journal", storage=storage)
+        self.outbox = Outbox(
+            self.link,
+            self.journal,
+            delivery=Delivery(pause=lambda _s: None),
+            parking=Parking(self.state / "dead"),
+            say=self.lines.append,
+        )
+        clocks = AgentClocks(
+            self.journal,
+            own=(socket.gethostname(), boot_id()),
+            estimate=lambda: None,
+            monotonic_ns=time.monotonic_ns,
+        )
+        room = None
+        if max_spool_bytes is not None:
+            room = SpoolRoom(spool, max_spool_bytes, self.journal, monotonic_s=self.pauses)
+        self.agent = NodeAgent(
+            spool, self.outbox, clocks, say=self.lines.append, room=room, monotonic_s=self.pauses
+        )
+
+    def turn(self) -> float:
+        """Take a turn, and skip the pause that it asks for."""
+        pause_s = self.agent.turn()
+        self.pauses.now_s += pause_s
+        return pause_s
+
+    def turn_until(self, is_done: Callable[[], bool]) -> None:
+        """Take turns until something holds; fail when it never does."""
+        deadline_s = time.monotonic() + WAIT_S
+        while not is_done():
+            assert time.monotonic() < deadline_s, self.lines
+            self.turn()
+
+    def close(self) -> None:
+        """End as a process does: nothing is said to anybody."""
+        self.agent.close()
+        self.journal.close()
+        self.link.close()
+
+
+def write_spans(
+    builder: SpoolBuilder, oracle: Oracle, num_spans: int, *, chooser: random.Random | None = None
+) -> None:
+    """Write spans of one process, each noted in the oracle."""
+    chooser = chooser or random.Random(0)
+    for _ in range(num_spans):
+        if builder.next_row == builder.capacity:
+            builder.seal()
+            builder.new_segment()
+        number = int(builder.segment.stem.removeprefix("seg-"))
+        name, step = f"op-{chooser.randrange(50)}", chooser.randrange(5)
+        duration_ns = chooser.randrange(1, 10**6)
+        run_id, epoch, rank = builder.identity
+        segment = segment_id(builder.process.hex, number)
+        oracle.attempt(
+            key_of(run_id, epoch, rank, segment, builder.next_row),
+            content_hash(name, step, duration_ns),
+        )
+        builder.span(name, step=step, start_ns=5_000, duration_ns=duration_ns)

@@ -1,0 +1,332 @@
+"""From a spool to a collector that works, and to one that does not, and back."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.collector.agent.fake_collector import FakeCollector, Reply
+from tests.collector.agent.rig import Rig, write_spans
+from tests.collector.spool_builder import SpoolBuilder
+from tests.faults.checker import Oracle, check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.faults.checker import Verdict
+
+
+@pytest.fixture
+def collector() -> Iterator[FakeCollector]:
+    with FakeCollector() as started:
+        yield started
+
+
+@pytest.fixture
+def oracle(tmp_path: Path) -> Iterator[Oracle]:
+    with Oracle(tmp_path / "oracle", is_synced=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    return folder
+
+
+def verdict_of(collector: FakeCollector, tmp_path: Path, **account: int) -> Verdict:
+    return check(tmp_path / "oracle", collector.stored.rows, **account)
+
+
+def test_all_rows_and_descriptions_arrive_once_and_segments_are_freed(
+    collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    ranks = [SpoolBuilder(spool, run_id="run", rank=rank) for rank in range(2)]
+    for builder in ranks:
+        write_spans(builder, oracle, 150)
+        builder.end()
+    rig = Rig(spool, collector.url)
+
+    rig.turn_until(lambda: len(collector.stored.rows) == 300)
+    rig.turn()
+
+    assert verdict_of(collector, tmp_path).is_clean
+    states = {row["rank"]: row["exit_state"] for row in collector.stored.described["ranks"]}
+    assert states == {0: "ended", 1: "ended"}
+    assert {row["state"] for row in collector.stored.described["runs"]} >= {"ended"}
+    assert not list(spool.glob("run/*/seg-*"))
+    rig.close()
+
+
+def test_small_segments_of_many_ranks_go_in_few_requests(
+    collector: FakeCollector, oracle: Oracle, spool: Path
+) -> None:
+    for rank in range(20):
+        builder = SpoolBuilder(spool, run_id="run", rank=rank)
+        write_spans(builder, oracle, 3)
+        builder.end()
+    rig = Rig(spool, collector.url)
+
+    rig.turn_until(lambda: len(collector.stored.rows) == 60)
+
+    assert collector.num_requests("/v1/spans") == 1
+    rig.close()
+
+
+def test_an_answer_that_is_lost_costs_no_row_and_doubles_none(
+    collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    builder = SpoolBuilder(spool, run_id="run")
+    write_spans(builder, oracle, 40)
+    builder.end()
+    answers = iter([Reply(status=500), Reply(status=502)])
+    collector.after_storing = lambda: next(answers, None)
+    rig = Rig(spool, collector.url)
+
+    rig.turn_until(lambda: not rig.journal.unanswered("run") and bool(collector.stored.rows))
+
+    assert collector.num_requests("/v1/spans") == 3
+    assert verdict_of(collector, tmp_path).is_clean
+    rig.close()
+
+
+def test_a_restarted_agent_goes_on_where_the_last_one_was(
+    collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    # GIVEN an agent that ended after its cut was stored and before it heard of it
+    builder = SpoolBuilder(spool, run_id="run")
+    write_spans(builder, oracle, 40)
+    collector.after_storing = lambda: Reply(status=503)
+    first = Rig(spool, collector.url)
+    first.turn_until(lambda: bool(collector.stored.rows))
+    first.close()
+
+    # WHEN more is written and another agent starts
+    collector.after_storing = lambda: None
+    write_spans(builder, oracle, 20)
+    builder.end()
+    second = Rig(spool, collector.url)
+    second.turn_until(lambda: len(collector.stored.rows) >= 60)
+
+    # THEN it sent the old cut again as it was, and then the rest
+    assert verdict_of(collector, tmp_path).is_clean
+    second.close()
+
+
+def test_an_agent_that_lost_its_journal_asks_the_collector(
+    collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    builder = SpoolBuilder(spool, run_id="run")
+    write_spans(builder, oracle, 40)
+    first = Rig(spool, collector.url)
+    first.turn_until(lambda: bool(collector.stored.rows))
+    first.close()
+    (spool / ".agent" / "journal").unlink()
+
+    write_spans(builder, oracle, 10)
+    builder.end()
+    second = Rig(spool, collector.url)
+    second.turn_until(lambda: len(collector.stored.rows) >= 50)
+
+    assert verdict_of(collector, tmp_path).is_clean
+    second.close()
+
+
+def test_while_nobody_answers_the_agent_keeps_all_and_says_so_once(
+    oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    with FakeCollector() as gone:
+        port = gone.port
+    builder = SpoolBuilder(spool, run_id="run")
+    write_spans(builder, oracle, 40)
+    rig = Rig(spool, f"http://localhost:{port}")
+    for _ in range(20):
+        rig.turn()
+    assert len(rig.lines) == 1
+    assert rig.lines[0].startswith("the collector: ")
+
+    write_spans(builder, oracle, 24)
+    builder.end()
+    with FakeCollector(port=port) as back:
+        rig.turn_until(lambda: len(back.stored.rows) >= 64)
+        rig.turn()
+
+        assert verdict_of(back, tmp_path).is_clean
+    assert len(rig.lines) == 2
+    assert "works again after" in rig.lines[1]
+    rig.close()
+
+
+def test_one_poison_cut_of_a_hundred_is_parked_with_its_bytes_and_the_rest_arrives(
+    collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    from collector.wire import decode_cuts
+
+    for rank in range(100):
+        builder = SpoolBuilder(spool, run_id="run", rank=rank)
+        write_spans(builder, oracle, 2)
+        builder.end()
+
+    def refuse_poison(path: str, body: bytes) -> Reply | None:
+        if path == "/v1/spans" and any(cut.key.rank == 37 for cut in decode_cuts(body)):
+            return Reply(status=422, document={"reason": "row 1 is poison"})
+        return None
+
+    collector.misbehave = refuse_poison
+    rig = Rig(spool, collector.url)
+    rig.turn_until(lambda: len(collector.stored.rows) >= 198)
+    for _ in range(3):
+        rig.turn()
+
+    assert verdict_of(collector, tmp_path, num_dropped=2).is_clean
+    (told,) = (spool / ".agent" / "dead").glob("*.json")
+    document = json.loads(told.read_text())
+    assert (document["status"], document["reason"], document["rank"]) == (
+        422,
+        "row 1 is poison",
+        37,
+    )
+    (kept,) = decode_cuts(told.with_suffix(".body").read_bytes())
+    assert (kept.key.rank, kept.rows.spans.num_rows) == (37, 2)
+    newest = [row for row in collector.stored.described["ranks"] if row["rank"] == 37][-1]
+    assert newest["dropped"] == {"refused": 2}
+    rig.close()
+
+
+def test_a_poison_cut_alone_is_refused_three_times_before_it_is_parked(
+    collector: FakeCollector, oracle: Oracle, spool: Path
+) -> None:
+    builder = SpoolBuilder(spool, run_id="run")
+    write_spans(builder, oracle, 2)
+    builder.end()
+    collector.misbehave = lambda path, _: Reply(status=400) if path == "/v1/spans" else None
+    rig = Rig(spool, collector.url)
+
+    rig.turn_until((spool / ".agent" / "dead").exists)
+    rig.turn()
+
+    assert collector.num_requests("/v1/spans") == 3
+    rig.close()
+
+
+def test_a_collector_that_refuses_everything_does_not_empty_the_spool_into_the_parking(
+    collector: FakeCollector, oracle: Oracle, spool: Path
+) -> None:
+    for rank in range(100):
+        builder = SpoolBuilder(spool, run_id="run", rank=rank)
+        write_spans(builder, oracle, 1)
+        builder.end()
+    collector.misbehave = lambda path, _: Reply(status=400) if path == "/v1/spans" else None
+    rig = Rig(spool, collector.url)
+
+    for _ in range(5):
+        rig.turn()
+
+    assert 8 <= len(list((spool / ".agent" / "dead").glob("*.json"))) <= 9
+    assert any("refuses everything" in line for line in rig.lines)
+    rig.close()
+
+
+def test_a_cut_that_is_there_with_another_content_is_parked_and_the_others_go_on(
+    collector: FakeCollector, oracle: Oracle, spool: Path
+) -> None:
+    builders = [SpoolBuilder(spool, run_id="run", rank=rank) for rank in range(2)]
+    for builder in builders:
+        write_spans(builder, oracle, 4)
+    rig = Rig(spool, collector.url)
+    rig.turn_until(lambda: len(collector.stored.rows) >= 8)
+    collector.stored.cuts = {
+        place: ("another", end) if end == 4 else (sha, end)
+        for place, (sha, end) in collector.stored.cuts.items()
+    }
+    rig.close()
+    (spool / ".agent" / "journal").unlink()
+    collector.misbehave = lambda path, _: (
+        Reply(status=200, document={"end_rows": {}, "unanswered": [], "source_format": None})
+        if path == "/v1/resume"
+        else None
+    )
+
+    again = Rig(spool, collector.url)
+    again.turn_until(lambda: len(list((spool / ".agent" / "dead").glob("*.json"))) == 2)
+
+    assert any("stored before with another content" in line for line in again.lines)
+    again.close()
+
+
+def test_a_run_that_was_deleted_is_let_go_and_others_go_on(
+    collector: FakeCollector, oracle: Oracle, spool: Path
+) -> None:
+    from collector.wire import decode_cuts
+
+    for run_id in ("gone", "kept"):
+        builder = SpoolBuilder(spool, run_id=run_id)
+        write_spans(builder, oracle, 4)
+        builder.end()
+
+    def deleted(path: str, body: bytes) -> Reply | None:
+        is_gone = path == "/v1/spans" and decode_cuts(body)[0].key.run_id == "gone"
+        return Reply(status=410) if is_gone else None
+
+    collector.misbehave = deleted
+    rig = Rig(spool, collector.url)
+    rig.turn_until(lambda: len(collector.stored.rows) == 4)
+    rig.turn()
+
+    assert [line for line in rig.lines if "deleted" in line] == [
+        "run gone was deleted at the collector: nothing more of it is sent"
+    ]
+    assert not list(spool.glob("gone/*/seg-*"))
+    assert not (spool / ".agent" / "dead").exists()
+    rig.close()
+
+
+def test_a_run_that_the_token_does_not_cover_keeps_no_other_waiting(
+    collector: FakeCollector, oracle: Oracle, spool: Path
+) -> None:
+    from collector.wire import decode_cuts
+
+    for run_id in ("a-foreign", "own"):
+        builder = SpoolBuilder(spool, run_id=run_id)
+        write_spans(builder, oracle, 4)
+        builder.end()
+
+    def scoped(path: str, body: bytes) -> Reply | None:
+        is_foreign = path == "/v1/spans" and decode_cuts(body)[0].key.run_id == "a-foreign"
+        return Reply(status=403) if is_foreign else None
+
+    collector.misbehave = scoped
+    rig = Rig(spool, collector.url)
+    for _ in range(4):
+        rig.turn()
+
+    assert {key[0] for key, _ in collector.stored.rows} == {"own"}
+    assert list(spool.glob("a-foreign/*/seg-*"))
+    assert [line.partition(":")[0] for line in rig.lines] == ["run a-foreign"]
+    rig.close()
+
+
+def test_a_collector_too_old_for_our_data_leaves_it_in_the_spool(
+    collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    builder = SpoolBuilder(spool, run_id="run")
+    write_spans(builder, oracle, 4)
+    builder.end()
+    too_old = Reply(
+        status=422, document={"reason": "version 1, I read 0 to 0", "supported": [0, 0]}
+    )
+    collector.misbehave = lambda path, _: too_old if path == "/v1/spans" else None
+    rig = Rig(spool, collector.url)
+    for _ in range(6):
+        rig.turn()
+    assert not (spool / ".agent" / "dead").exists()
+
+    collector.misbehave = lambda _path, _body: None
+    rig.turn_until(lambda: len(collector.stored.rows) == 4)
+
+    assert verdict_of(collector, tmp_path).is_clean
+    rig.close()
