@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from collector.alertmanager import alertmanager_alerts, is_alertmanager
 from collector.alerts import Delivery
 from collector.errors import CollectorError
 
@@ -48,7 +49,8 @@ class Webhook:
     """One receiver of alerts.
 
     Args:
-        url: ``http`` or ``https``; redirects are not followed.
+        url: ``http`` or ``https``; redirects are not followed. One that ends in
+            ``/api/v2/alerts`` is an Alertmanager's, and gets alerts in its form.
         timeout_s: Of connecting and of each read.
         retry_delays_s: Pauses before each further try after an unanswered post, status 429,
             or 500 and above; any other status that is no success is final.
@@ -73,6 +75,7 @@ class Webhook:
             raise WebhookUrlError(url, "the port is no number") from None
         if not parts.hostname:
             raise WebhookUrlError(url, "it names no host")
+        self._is_alertmanager = is_alertmanager(url)
         self._is_https = parts.scheme == "https"
         self._host, self._port = parts.hostname, port
         self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -87,11 +90,12 @@ class Webhook:
         """Send ``document`` as JSON some time soon; never waits.
 
         Args:
-            document: The body.
+            document: The body, as `rankscope.alerting.alert_document` writes it.
             on_done: Called once with what became of it, from the webhook's thread, or from this
                 one when too many wait already.
         """
-        post = _Post(body=json.dumps(document).encode(), on_done=on_done)
+        body = alertmanager_alerts(document) if self._is_alertmanager else document
+        post = _Post(body=json.dumps(body).encode(), on_done=on_done)
         try:
             self._posts.put_nowait(post)
         except queue.Full:
