@@ -62,7 +62,9 @@ class WireLimits:
     max_wire_bytes: int = 32 * MIB
     max_inflated_bytes: int = 256 * MIB
     max_rows: int = 2_000_000
-    max_cuts: int = 20_000
+    max_cuts: int = 800
+    """So that an answer, 72 bytes a cut, fits the 64 KiB that an agent reads."""
+
     max_text_bytes: int = MIB
     """Of one text; a name is cut to 256 bytes anyway."""
 

@@ -1,0 +1,1 @@
+"""The collector's ingest service: what agents send comes in here."""

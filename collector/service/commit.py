@@ -1,0 +1,127 @@
+"""Put what many requests bring into one insert a table: each waits for the insert, none for long.
+
+While one insert is under way the next ones gather, so that the busier the server is, the
+larger the inserts are. An acknowledgement follows the insert; nothing is acknowledged before.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from collector.errors import StoreQueryError, WireError
+from collector.service.trouble import TOO_MANY_PARTS, BusyError, is_data_fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from collector.cut_batch import CutBatch
+    from collector.service.trouble import StoreTrouble
+    from collector.writer import CutState
+
+    Write = Callable[[Sequence[CutBatch]], list[list[CutState]]]
+
+MAX_ROWS = 262_144
+"""Of one group: large enough to be quick, small enough to hold in memory."""
+
+MAX_BATCHES = 1_024
+MIN_GATHER_S = 0.005
+MAX_GATHER_S = 2.0
+CLOSE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Parcel:
+    batch: CutBatch
+    done: Future[list[CutState]] = field(default_factory=Future)
+
+
+class GroupCommit:
+    """One thread that stores what was submitted, in groups.
+
+    Args:
+        write: Stores batches and returns what became of each cut; all or nothing.
+        trouble: Is told how it went.
+    """
+
+    def __init__(self, write: Write, *, trouble: StoreTrouble) -> None:
+        self._write = write
+        self._trouble = trouble
+        self._queue: queue.SimpleQueue[_Parcel | None] = queue.SimpleQueue()
+        self._gather_s = MIN_GATHER_S
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
+        self.num_groups = 0
+        self.num_rows = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread lives."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def submit(self, batch: CutBatch) -> Future[list[CutState]]:
+        """Return what will become of a batch's cuts: their states, a `BusyError`, a `WireError`."""
+        parcel = _Parcel(batch)
+        self._queue.put(parcel)
+        return parcel.done
+
+    def close(self) -> None:
+        """Store what waits, and end the thread."""
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while (first := self._queue.get()) is not None:
+            group = self._gathered(first)
+            self._commit(group)
+            if self._ended.is_set():
+                return
+
+    def _gathered(self, first: _Parcel) -> list[_Parcel]:
+        group, num_rows = [first], first.batch.num_rows
+        while num_rows < MAX_ROWS and len(group) < MAX_BATCHES:
+            try:
+                parcel = self._queue.get(timeout=self._gather_s)
+            except queue.Empty:
+                break
+            if parcel is None:
+                self._ended.set()
+                break
+            group.append(parcel)
+            num_rows += parcel.batch.num_rows
+        return group
+
+    def _commit(self, group: list[_Parcel]) -> None:
+        try:
+            states = self._write([parcel.batch for parcel in group])
+        except Exception as error:  # noqa: BLE001  # whatever it is, the others must go on
+            self._failed(group, error)
+            return
+        self._trouble.succeeded()
+        self._gather_s = max(MIN_GATHER_S, self._gather_s / 2)
+        self.num_groups += 1
+        self.num_rows += sum(parcel.batch.num_rows for parcel in group)
+        for parcel, of_batch in zip(group, states, strict=True):
+            parcel.done.set_result(of_batch)
+
+    def _failed(self, group: list[_Parcel], error: Exception) -> None:
+        if isinstance(error, StoreQueryError) and error.code == TOO_MANY_PARTS:
+            # Fewer, larger inserts are what the engine asks for.
+            self._gather_s = min(MAX_GATHER_S, self._gather_s * 4)
+        if not is_data_fault(error):
+            busy = self._trouble.failed(error)
+            for parcel in group:
+                parcel.done.set_exception(BusyError(busy.reason, retry_after_s=busy.retry_after_s))
+        elif len(group) == 1:
+            group[0].done.set_exception(WireError(422, f"the store refuses the rows: {error}"))
+        else:  # one of them is at fault: the others must not suffer with it
+            for parcel in group:
+                self._commit([parcel])

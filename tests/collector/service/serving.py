@@ -1,0 +1,120 @@
+"""A served collector in process: the gate, the routes and a real store."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from collector.access import Access
+from collector.server import create_server
+from collector.service.router import ARROW_TYPE, ingest_router
+from collector.service.service import IngestService, ServiceLimits
+from collector.token_file import TokenBook, write_tokens
+from collector.tokens import Role, make_token
+from collector.wire import encode_cuts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator
+    from pathlib import Path
+
+    from collector.cut import Cut
+    from collector.store import Store
+
+OWN = "own-token"
+BASE = "http://127.0.0.1:8050"
+
+
+def no_pages(environ: dict[str, str], start_response: Any) -> Iterable[bytes]:  # noqa: ANN401 -- WSGI's
+    start_response("404 Not Found", [])
+    return [b""]
+
+
+class Collector:
+    """A server whose store is real; each request runs in an event loop of its own."""
+
+    def __init__(self, service: IngestService, access: Access) -> None:
+        self.service = service
+        self.app = create_server(
+            access,
+            pages=no_pages,
+            not_ready=service.why_not_ready,
+            routers=[ingest_router(service)],
+        )
+
+    def ship(self, *cuts: Cut, token: str = OWN, **headers: str) -> httpx.Response:
+        return self.post("/v1/spans", encode_cuts(cuts), token=token, **headers)
+
+    def post(
+        self,
+        path: str,
+        content: bytes | AsyncIterator[bytes],
+        *,
+        token: str = OWN,
+        media: str = ARROW_TYPE,
+        **headers: str,
+    ) -> httpx.Response:
+        told = {"authorization": f"Bearer {token}", "content-type": media, **headers}
+        return self.ask("POST", path, content=content, headers=told)
+
+    def rows(self, table: str, rows: list[dict[str, Any]], *, token: str = OWN) -> httpx.Response:
+        told = {"authorization": f"Bearer {token}"}
+        document = {"schema": 1, "rows": rows}
+        return self.ask("POST", f"/v1/rows/{table}", json=document, headers=told)
+
+    def resume(self, *, token: str = OWN, **query: str | int | list[int]) -> httpx.Response:
+        headers = {"authorization": f"Bearer {token}"}
+        return self.ask("GET", "/v1/resume", params=query, headers=headers)
+
+    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:  # noqa: ANN401 -- httpx's
+        return asyncio.run(self._ask(method, path, options))
+
+    async def _ask(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
+        async with self.visitor() as visitor:
+            return await visitor.request(method, path, **options)
+
+    def visitor(self) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app=self.app)
+        return httpx.AsyncClient(transport=transport, base_url=BASE, timeout=60)
+
+
+def tokens_for(folder: Path, **holders: tuple[Role, str]) -> tuple[TokenBook, dict[str, str]]:
+    """Return a book with one token for each holder, and the tokens by holder.
+
+    Args:
+        folder: Where the file goes.
+        holders: Role and run prefix by holder; ``_at_`` in a name stands for ``@``.
+    """
+    records, tokens = [], {}
+    for name, (role, prefix) in holders.items():
+        holder = name.replace("_at_", "@")
+        token, record = make_token(
+            [], role=role, run_prefix=prefix, holder=holder, days=1, now_ns=10**18
+        )
+        records.append(record)
+        tokens[name] = token
+    path = folder / "tokens.json"
+    write_tokens(path, records)
+    return TokenBook(path, unix_ns=lambda: 10**18), tokens
+
+
+@contextmanager
+def serving(
+    store: Store, *, tokens: TokenBook | None = None, **options: Any
+) -> Iterator[Collector]:
+    """Run a collector over ``store`` for as long as the block runs."""
+    limits = limits or ServiceLimits(num_decoders=1)
+    service = IngestService(store, limits=limits, **options)
+    service.start()
+    try:
+        yield Collector(service, Access(port=8050, token=OWN, tokens=tokens))
+    finally:
+        service.close()
+
+
+async def pieces(content: bytes, *, size: int = 65_536) -> AsyncIterator[bytes]:
+    """Return a body that does not say how long it is."""
+    for at in range(0, len(content), size):
+        yield content[at : at + size]
