@@ -28,8 +28,17 @@ ROUTE_RULES = {
     ("HEAD", "/v1/openapi.json"): RouteRule(role=Role.READ, any_scope=True),
     ("DELETE", "/v1/runs"): RouteRule(role=Role.ADMIN, any_scope=True),
     ("POST", "/v1/clock"): RouteRule(role=Role.INGEST, any_scope=True),
+    ("POST", "/v1/spans"): RouteRule(role=Role.INGEST, any_scope=True),
+    ("POST", "/v1/rows/{table}"): RouteRule(role=Role.INGEST, any_scope=True),
+    ("GET", "/v1/resume"): RouteRule(role=Role.INGEST, any_scope=True),
 }
-"""By method and path, as the application has them."""
+"""By method and path, as the application has them. A last part in braces stands for any one."""
+
+_OF_FOLDERS = {
+    (method, path.rpartition("/")[0]): rule
+    for (method, path), rule in ROUTE_RULES.items()
+    if path.endswith("}")
+}
 
 PAGES = RouteRule(role=Role.READ, any_scope=False)
 """Everything outside `API_PREFIX` is the dashboard, which shows all runs and changes none."""
@@ -39,7 +48,7 @@ UNKNOWN = RouteRule(role=Role.ADMIN, any_scope=False)
 
 def rule_of(method: str, path: str) -> RouteRule:
     """Return what a request needs."""
-    known = ROUTE_RULES.get((method, path))
+    known = ROUTE_RULES.get((method, path)) or _OF_FOLDERS.get((method, path.rpartition("/")[0]))
     if known is not None:
         return known
     return UNKNOWN if path.startswith(API_PREFIX) else PAGES

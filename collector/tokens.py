@@ -98,6 +98,9 @@ class Grant:
     token_id: str | None
     """None: the server's own token or a session opened with it."""
 
+    holder: str = ""
+    """Who carries the token; "" for the server's own."""
+
     def allows(self, needed: Role) -> bool:
         """Tell whether this role covers what needs another."""
         return self.role in {needed, Role.ADMIN}
@@ -218,4 +221,9 @@ class TokenSet:
         matches = hmac.compare_digest(hash_of(text), kept)
         if record is None or not matches or record.state(now_ns) is not TokenState.LIVE:
             return None
-        return Grant(role=record.role, run_prefix=record.run_prefix, token_id=record.token_id)
+        return Grant(
+            role=record.role,
+            run_prefix=record.run_prefix,
+            token_id=record.token_id,
+            holder=record.holder,
+        )

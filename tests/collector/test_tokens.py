@@ -52,7 +52,7 @@ def test_a_new_token_opens_what_it_was_made_for_until_its_day() -> None:
     tokens = TokenSet([record])
 
     assert tokens.grant(token, now_ns=NOW_NS) == Grant(
-        role=Role.INGEST, run_prefix="llama-", token_id=record.token_id
+        role=Role.INGEST, run_prefix="llama-", token_id=record.token_id, holder="agent"
     )
     assert tokens.grant(token, now_ns=NOW_NS + 7 * DAY_NS - 1) is not None
     assert tokens.grant(token, now_ns=NOW_NS + 7 * DAY_NS) is None
@@ -379,6 +379,9 @@ def test_every_route_of_the_application_is_in_the_table(doors: Doors) -> None:
 
 ALLOWED = {
     ("POST", "/v1/clock"): {"own", "ingest", "ingest for a run", "admin", "admin for a run"},
+    ("POST", "/v1/spans"): {"own", "ingest", "ingest for a run", "admin", "admin for a run"},
+    ("POST", "/v1/rows/spans"): {"own", "ingest", "ingest for a run", "admin", "admin for a run"},
+    ("GET", "/v1/resume"): {"own", "ingest", "ingest for a run", "admin", "admin for a run"},
     ("GET", "/timeline"): {"own", "read", "admin"},
     ("POST", "/_dash-update-component"): {"own", "read", "admin"},
     ("GET", "/v1/openapi.json"): {"own", "read", "read for a run", "admin", "admin for a run"},
