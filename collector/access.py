@@ -5,22 +5,33 @@ Pure ASGI, so that mounted applications and unknown paths stand behind it too.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hmac
 import secrets
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
-from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
+from collector.asking import (
+    clean_url,
+    cookie_in,
+    headers_of,
+    host_name,
+    is_foreign,
+    is_navigation,
+    is_secure,
+    query_tokens,
+    shown_token,
+    visitor_in,
+)
+from collector.edge.refusals import Refusal, Refusals
+from collector.edge.throttle import Throttle
 from collector.route_roles import is_allowed
+from collector.sessions import Sessions
 from collector.tokens import FULL_GRANT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 
     from collector.token_file import TokenBook
     from collector.tokens import Grant
@@ -55,15 +66,27 @@ SECURITY_HEADERS = (
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 SAFE_METHODS = frozenset({"GET", "HEAD"})
-MAX_SESSIONS = 256
 TOKEN_BYTES = 32
+BEARER_TRIES = 100
+"""Failures of one visitor a minute: agents behind one address may share it."""
+
 GRANT_KEY = "rankscope.grant"
 """Where the gate leaves, in the ASGI scope, what a request may do: a `Grant`."""
 
 UNAUTHORIZED = b"401: open the address with the token that `rankscope serve` printed\n"
 WRONG_ROLE = b"403: this token is not for that\n"
 FOREIGN_ORIGIN = b"403: this request came from another site's page\n"
-FOREIGN_HOST = b"400: ask for this server by a loopback name (127.0.0.1, localhost)\n"
+FOREIGN_HOST = b"400: ask for this server by a name of its own (its operator: --server-name)\n"
+THROTTLED = b"429: too many wrong tokens: wait, and mend the token\n"
+
+ANSWERS = {
+    Refusal.FOREIGN_HOST: (400, FOREIGN_HOST),
+    Refusal.NO_TOKEN: (401, UNAUTHORIZED),
+    Refusal.WRONG_ROLE: (403, WRONG_ROLE),
+    Refusal.FOREIGN_ORIGIN: (403, FOREIGN_ORIGIN),
+    Refusal.THROTTLED: (429, THROTTLED),
+}
+"""By why somebody is turned away here, the status and the body, which are always the same."""
 
 
 @dataclass(kw_only=True)
@@ -77,7 +100,17 @@ class Access:
     tokens: TokenBook | None = field(default=None, repr=False)
     """Those that `rankscope token` made; None: only the server's own token counts."""
 
-    _sessions: OrderedDict[str, None] = field(default_factory=OrderedDict, repr=False)
+    sessions: Sessions = field(default_factory=Sessions, repr=False)
+    """Those of browsers; all are of the server's own token."""
+
+    logins: Throttle = field(default_factory=Throttle, repr=False)
+    """Of the login form and of ``?token=``."""
+
+    bearers: Throttle = field(
+        default_factory=lambda: Throttle(tries=BEARER_TRIES, tries_of_strangers=10 * BEARER_TRIES),
+        repr=False,
+    )
+    """Of tokens in a header; a right one is always let in."""
 
     @property
     def cookie_name(self) -> str:
@@ -94,22 +127,45 @@ class Access:
             return FULL_GRANT
         return None if self.tokens is None else self.tokens.grant(text)
 
-    def open_session(self) -> str:
-        """Return a new session id; beyond `MAX_SESSIONS` the oldest session ends."""
-        session = secrets.token_urlsafe(TOKEN_BYTES)
-        self._sessions[session] = None
-        while len(self._sessions) > MAX_SESSIONS:
-            self._sessions.popitem(last=False)
-        return session
+    def log_in(self, text: str, *, visitor: str) -> int | None:
+        """Take a try to log in; return None where it is the token, else how long to wait.
 
-    def is_session(self, session: str) -> bool:
-        """Tell whether ``session`` is open."""
-        # The ids are random: looking one up tells an asker nothing about another.
-        return session in self._sessions
+        Args:
+            text: What was given.
+            visitor: Who tries, as `visitor_of` says.
 
-    def set_cookie_header(self) -> str:
-        """Open a session and return the ``Set-Cookie`` value that hands it to the browser."""
-        return f"{self.cookie_name}={self.open_session()}; Path=/; HttpOnly; SameSite=Strict"
+        Returns:
+            0: wrong; above 0: whole seconds to wait, and nothing was compared.
+        """
+        wait_s = self.logins.wait_s(visitor)
+        if wait_s:
+            return wait_s
+        if self.is_token(text):
+            self.logins.succeeded(visitor)
+            return None
+        self.logins.failed(visitor)
+        return 0
+
+    def set_cookie_header(self, *, is_secure: bool, instead_of: str = "") -> str:
+        """Open a session and return the ``Set-Cookie`` value that hands it to the browser.
+
+        Args:
+            is_secure: Whether the browser came by TLS; it then never sends the cookie without.
+            instead_of: The session that the browser shows now; it ends.
+        """
+        self.sessions.end(instead_of)
+        flags = "; Secure" if is_secure else ""
+        return (
+            f"{self.cookie_name}={self.sessions.open()}; Path=/; HttpOnly; SameSite=Strict{flags}"
+        )
+
+    def clear_cookie_header(self) -> str:
+        """Return the ``Set-Cookie`` value that makes a browser forget its session."""
+        return f"{self.cookie_name}=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict"
+
+    def session_in(self, headers: Mapping[str, str]) -> str:
+        """Return what the cookie of this server says; "" where there is none."""
+        return cookie_in(headers, self.cookie_name)
 
 
 class Proof(Enum):
@@ -131,6 +187,7 @@ class AccessGate:
             `STRICT_POLICY`.
         names: Host names by which the server may be asked. Any port is let pass, because
             an ssh tunnel changes it; the name alone is what a rebound DNS entry can't forge.
+        refusals: Counts and tells who was turned away.
     """
 
     def __init__(
@@ -140,11 +197,13 @@ class AccessGate:
         *,
         policy: str = STRICT_POLICY,
         names: frozenset[str] = LOOPBACK_NAMES,
+        refusals: Refusals | None = None,
     ) -> None:
         self._app = app
         self._access = access
         self._names = names
         self._policy = policy
+        self._refusals = refusals or Refusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or pass on one connection."""
@@ -157,45 +216,82 @@ class AccessGate:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _answer_http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = _headers_of(scope)
+        headers = headers_of(scope)
         readable = scope["method"] in SAFE_METHODS
         proof = self._proof(scope, headers)
-        if _host_name(headers.get("host", "")) not in self._names:
-            await _reply(send, 400, FOREIGN_HOST)
-        elif readable and proof is not Proof.OPEN and _query_tokens(scope):
+        if host_name(headers.get("host", "")) not in self._names:
+            await self._turn_away(scope, send, Refusal.FOREIGN_HOST)
+        elif readable and proof is not Proof.OPEN and query_tokens(scope):
             await self._trade_token(scope, send, proof)
         elif proof is Proof.NONE:
-            await _refuse(scope, send, headers)
+            await self._refuse(scope, send, headers)
         elif proof is not Proof.OPEN and not is_allowed(
             scope[GRANT_KEY], scope["method"], scope["path"]
         ):
-            await _reply(send, 403, WRONG_ROLE)
-        elif not readable and _is_foreign(headers, must_tell=proof is Proof.SESSION):
-            await _reply(send, 403, FOREIGN_ORIGIN)
+            await self._turn_away(scope, send, Refusal.WRONG_ROLE)
+        elif not readable and is_foreign(scope, headers, must_tell=proof is Proof.SESSION):
+            await self._turn_away(scope, send, Refusal.FOREIGN_ORIGIN)
         else:
             await self._app(scope, receive, send)
 
     def _proof(self, scope: Scope, headers: dict[str, str]) -> Proof:
-        if _is_open(scope):
-            return Proof.OPEN
-        token = _shown_token(headers)
+        """Return by what a request comes in, and leave what it may do in the scope."""
+        token = shown_token(headers)
         grant = self._access.grant(token) if token else None
+        proof = Proof.BEARER if grant is not None else Proof.NONE
+        if grant is None and self._access.sessions.is_open(self._access.session_in(headers)):
+            grant, proof = FULL_GRANT, Proof.SESSION
         if grant is not None:
             scope[GRANT_KEY] = grant
-            return Proof.BEARER
-        if self._access.is_session(_cookie(headers, self._access.cookie_name)):
-            scope[GRANT_KEY] = FULL_GRANT
-            return Proof.SESSION
-        return Proof.NONE
+        return Proof.OPEN if _is_open(scope) else proof
 
     async def _trade_token(self, scope: Scope, send: Send, proof: Proof) -> None:
         """Trade ``?token=`` for a session and a URL without it, to be safe in any history."""
-        if self._access.is_token(_query_tokens(scope)[-1]):
-            await _redirect(send, _clean_url(scope), self._access.set_cookie_header())
-        elif proof is Proof.NONE:
-            await _refuse(scope, send, _headers_of(scope))
+        headers = headers_of(scope)
+        wait_s = self._access.log_in(query_tokens(scope)[-1], visitor=visitor_in(scope))
+        if wait_s is None:
+            cookie = self._access.set_cookie_header(
+                is_secure=is_secure(scope), instead_of=self._access.session_in(headers)
+            )
+            await _redirect(send, clean_url(scope), cookie)
+        elif proof is not Proof.NONE:
+            await _redirect(send, clean_url(scope))
+        elif wait_s:
+            await self._turn_away(scope, send, Refusal.THROTTLED, wait_s=wait_s)
         else:
-            await _redirect(send, _clean_url(scope))
+            await self._refuse(scope, send, headers)
+
+    async def _refuse(self, scope: Scope, send: Send, headers: dict[str, str]) -> None:
+        """Send a browser that opens a page to the login, and everything else away."""
+        if scope["method"] in SAFE_METHODS and is_navigation(headers):
+            await _redirect(send, f"{LOGIN_PATH}?{urlencode({'next': clean_url(scope)})}")
+            return
+        visitor = visitor_in(scope)
+        wait_s = self._access.bearers.wait_s(visitor) if shown_token(headers) else 0
+        if wait_s:
+            await self._turn_away(scope, send, Refusal.THROTTLED, wait_s=wait_s)
+            return
+        if shown_token(headers):
+            self._access.bearers.failed(visitor)
+        await self._turn_away(scope, send, Refusal.NO_TOKEN)
+
+    async def _turn_away(
+        self, scope: Scope, send: Send, refusal: Refusal, *, wait_s: int = 0
+    ) -> None:
+        status, body = ANSWERS[refusal]
+        grant = scope.get(GRANT_KEY)
+        self._refusals.note(
+            refusal,
+            visitor=visitor_in(scope),
+            method=scope["method"],
+            path=scope["path"],  # never the query, which may hold a token
+            status=status,
+            token_id=None if grant is None else grant.token_id,
+        )
+        more = [(b"www-authenticate", b"Bearer")] if refusal is Refusal.NO_TOKEN else []
+        if wait_s:
+            more.append((b"retry-after", str(wait_s).encode()))
+        await _reply(send, status, body, more)
 
     def _with_headers(self, scope: Scope, send: Send) -> Send:
         """Add the security headers to whatever answers; only static files may be cached."""
@@ -228,97 +324,12 @@ def safe_next(url: str) -> str:
     return url if is_local and is_plain and not parts.netloc else "/"
 
 
-def _headers_of(scope: Scope) -> dict[str, str]:
-    return {
-        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
-    }
-
-
-def _shown_token(headers: dict[str, str]) -> str:
-    """Return the token that a request shows; "" where it shows none.
-
-    ClickHouse's clients have a name and a password: the token is the password, in basic
-    authentication or in ``X-ClickHouse-Key``, and any name will do.
-    """
-    scheme, _, shown = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return shown.strip()
-    if scheme.lower() == "basic":
-        try:
-            pair = base64.b64decode(shown.strip(), validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError, ValueError):
-            return ""
-        return pair.partition(":")[2]
-    return headers.get("x-clickhouse-key", "").strip()
-
-
-def _host_name(host: str) -> str:
-    """Return the name in a ``Host`` header, without port and brackets; "" where it is no host."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
 def _is_open(scope: Scope) -> bool:
     path = scope["path"]
     if path in OPEN_PATHS:
         return True
     is_plain = ".." not in path and "//" not in path and "\\" not in path
     return is_plain and scope["method"] in SAFE_METHODS and path.startswith(OPEN_PREFIXES)
-
-
-def _is_foreign(headers: dict[str, str], *, must_tell: bool) -> bool:
-    """Tell whether another site's page sent the request (OWASP's fetch-metadata rule).
-
-    Args:
-        headers: The request's.
-        must_tell: Count a request that says nothing of its origin as foreign.
-    """
-    origin = headers.get("origin")
-    if origin is not None:
-        return urlsplit(origin).netloc != headers.get("host", "")
-    site = headers.get("sec-fetch-site")
-    if site is not None:
-        return site not in {"same-origin", "none"}
-    return must_tell
-
-
-def _is_navigation(headers: dict[str, str]) -> bool:
-    mode = headers.get("sec-fetch-mode")
-    wants_html = "text/html" in headers.get("accept", "")
-    return wants_html and mode in {None, "navigate"}
-
-
-def _cookie(headers: dict[str, str], name: str) -> str:
-    try:
-        cookies = SimpleCookie(headers.get("cookie", ""))
-    except CookieError:
-        return ""
-    return cookies[name].value if name in cookies else ""
-
-
-def _query(scope: Scope) -> list[tuple[str, str]]:
-    return parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-
-
-def _query_tokens(scope: Scope) -> list[str]:
-    return [value for key, value in _query(scope) if key == "token"]
-
-
-def _clean_url(scope: Scope) -> str:
-    """Return the path and query asked for, without the token; always a path of this server."""
-    path = "/" + quote(scope["path"].lstrip("/\\"))
-    query = urlencode([(key, value) for key, value in _query(scope) if key != "token"])
-    return f"{path}?{query}" if query else path
-
-
-async def _refuse(scope: Scope, send: Send, headers: dict[str, str]) -> None:
-    """Send a browser that opens a page to the login, and everything else away."""
-    if scope["method"] in SAFE_METHODS and _is_navigation(headers):
-        await _redirect(send, f"{LOGIN_PATH}?{urlencode({'next': _clean_url(scope)})}")
-    else:
-        await _reply(send, 401, UNAUTHORIZED, [(b"www-authenticate", b"Bearer")])
 
 
 async def _redirect(send: Send, url: str, set_cookie: str | None = None) -> None:

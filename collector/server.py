@@ -10,8 +10,18 @@ from a2wsgi import WSGIMiddleware
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
-from collector.access import STRICT_POLICY, AccessGate, safe_next
+from collector.access import (
+    GRANT_KEY,
+    LOGIN_PATH,
+    LOOPBACK_NAMES,
+    STRICT_POLICY,
+    AccessGate,
+    safe_next,
+)
+from collector.asking import is_secure, visitor_in
 from collector.clock_probe import ReferenceClock
+from collector.edge.refusals import Refusal, Refusals
+from collector.tokens import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -41,19 +51,23 @@ input, button {{ font: inherit; padding: .4rem .6rem; width: 100%; box-sizing: b
 <label>Token<input type="password" name="token" autofocus required autocomplete="off"></label>
 <button>Sign in</button>
 </form>
-</html>
+{leave}</html>
 """
 ASK = "Open the address that <code>rankscope serve</code> printed, or paste its token here."
+LEAVE = '<form method="post" action="/logout"><button>Sign out</button></form>\n'
+WAIT = "Too many wrong tokens from your address. Wait {wait_s} s, then try again."
 WRONG = "That is not this server's token: it changes at each start. Copy it from the terminal."
 
 
-def create_server(
+def create_server(  # noqa: PLR0913  # all that is wired together here
     access: Access,
     *,
     pages: Callable[..., Iterable[bytes]],
     not_ready: Callable[[], str | None],
     policy: str = STRICT_POLICY,
     routers: Sequence[APIRouter] = (),
+    names: frozenset[str] = LOOPBACK_NAMES,
+    refusals: Refusals | None = None,
 ) -> AsgiApp:
     """Return the ASGI application, with the gate in front of all of it.
 
@@ -63,9 +77,12 @@ def create_server(
         not_ready: Why the server cannot do its work just now, in words; None when it can.
         policy: ``Content-Security-Policy`` of ``pages``.
         routers: Further routes, matched before ``pages``.
+        names: Host names by which the server may be asked.
+        refusals: Counts and tells who was turned away; None: nobody sees them.
     """
-    app = create_app(access, pages=pages, not_ready=not_ready, routers=routers)
-    return AccessGate(app, access, policy=policy)
+    counted = refusals or Refusals()
+    app = create_app(access, pages=pages, not_ready=not_ready, routers=routers, refusals=counted)
+    return AccessGate(app, access, policy=policy, names=names, refusals=counted)
 
 
 def create_app(
@@ -74,6 +91,7 @@ def create_app(
     pages: Callable[..., Iterable[bytes]],
     not_ready: Callable[[], str | None],
     routers: Sequence[APIRouter] = (),
+    refusals: Refusals | None = None,
 ) -> FastAPI:
     """Return the application that stands behind the gate; never serve it bare."""
     app = FastAPI(openapi_url=OPENAPI_PATH, docs_url=None, redoc_url=None, title="rankscope")
@@ -83,12 +101,13 @@ def create_app(
         return PlainTextResponse("ok\n")
 
     @app.get("/readyz")
-    def readyz() -> PlainTextResponse:
+    def readyz(request: Request) -> PlainTextResponse:
         reason = not_ready()
-        # The reason stays out of the answer: the path is open, and it may name a folder.
-        return (
-            PlainTextResponse("ok\n") if reason is None else PlainTextResponse("not ready\n", 503)
-        )
+        if reason is None:
+            return PlainTextResponse("ok\n")
+        # The path is open, and the reason may name a folder: it is for those who may read.
+        told = f": {reason}" if _may_read(request) else ""
+        return PlainTextResponse(f"not ready{told}\n", 503)
 
     reference = ReferenceClock.start()
 
@@ -96,20 +115,7 @@ def create_app(
     async def clock() -> dict[str, Any]:
         return reference.answer(reference.now_ns()).document()
 
-    @app.get("/login")
-    def login_form(request: Request) -> HTMLResponse:
-        return _login_page(ASK, safe_next(request.query_params.get("next", "/")))
-
-    @app.post("/login")
-    async def login(request: Request) -> Response:
-        fields = await _read_form(request)
-        following = safe_next(fields.get("next", "/"))
-        if not access.is_token(fields.get("token", "").strip()):
-            return _login_page(WRONG, following, status=401)
-        answer = RedirectResponse(following, status_code=303)
-        answer.headers["set-cookie"] = access.set_cookie_header()
-        return answer
-
+    _add_login(app, access, refusals or Refusals())
     for router in routers:
         # Flat, so that a walk over the application's map meets each of them.
         app.router.routes.extend(router.routes)
@@ -119,8 +125,55 @@ def create_app(
     return app
 
 
-def _login_page(message: str, following: str, *, status: int = 200) -> HTMLResponse:
-    page = LOGIN_PAGE.format(message=message, next=escape(following, quote=True))
+def _add_login(app: FastAPI, access: Access, refusals: Refusals) -> None:
+    """Add the routes by which a browser's session begins and ends."""
+
+    @app.get("/login")
+    def login_form(request: Request) -> HTMLResponse:
+        following = safe_next(request.query_params.get("next", "/"))
+        return _login_page(ASK, following, is_in=GRANT_KEY in request.scope)
+
+    @app.post("/login")
+    async def login(request: Request) -> Response:
+        visitor = visitor_in(request.scope)
+        fields = await _read_form(request)
+        following = safe_next(fields.get("next", "/"))
+        wait_s = access.log_in(fields.get("token", "").strip(), visitor=visitor)
+        if wait_s is None:
+            answer = RedirectResponse(following, status_code=303)
+            answer.headers["set-cookie"] = access.set_cookie_header(
+                is_secure=is_secure(request.scope), instead_of=access.session_in(request.headers)
+            )
+            return answer
+        if not wait_s:
+            refusals.note(Refusal.WRONG_LOGIN, visitor=visitor, status=401)
+            return _login_page(WRONG, following, status=401)
+        refusals.note(Refusal.THROTTLED, visitor=visitor, path="/login", status=429)
+        page = _login_page(WAIT.format(wait_s=wait_s), following, status=429)
+        page.headers["retry-after"] = str(wait_s)
+        return page
+
+    @app.post("/logout")
+    def logout(request: Request) -> Response:
+        access.sessions.end(access.session_in(request.headers))
+        answer = RedirectResponse(LOGIN_PATH, status_code=303)
+        answer.headers["set-cookie"] = access.clear_cookie_header()
+        return answer
+
+
+def _may_read(request: Request) -> bool:
+    grant = request.scope.get(GRANT_KEY)
+    return grant is not None and grant.allows(Role.READ) and not grant.run_prefix
+
+
+def _login_page(
+    message: str, following: str, *, status: int = 200, is_in: bool = False
+) -> HTMLResponse:
+    page = LOGIN_PAGE.format(
+        message=message,
+        next=escape(following, quote=True),
+        leave=LEAVE if is_in else "",
+    )
     return HTMLResponse(page, status_code=status)
 
 

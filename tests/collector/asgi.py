@@ -28,6 +28,7 @@ class Client:
     """One visitor of ``app``; redirects are shown, not followed."""
 
     def __init__(self, app: AsgiApp) -> None:
+        self.app = app
         self._transport = httpx.ASGITransport(app=app)
         self._cookies = httpx.Cookies()
 

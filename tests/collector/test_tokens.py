@@ -383,6 +383,7 @@ ALLOWED = {
     ("POST", "/v1/rows/spans"): {"own", "ingest", "ingest for a run", "admin", "admin for a run"},
     ("GET", "/v1/resume"): {"own", "ingest", "ingest for a run", "admin", "admin for a run"},
     ("GET", "/timeline"): {"own", "read", "admin"},
+    ("POST", "/logout"): {"own", "read", "read for a run", "admin", "admin for a run"},
     ("POST", "/_dash-update-component"): {"own", "read", "admin"},
     ("GET", "/v1/openapi.json"): {"own", "read", "read for a run", "admin", "admin for a run"},
     ("HEAD", "/v1/openapi.json"): {"own", "read", "read for a run", "admin", "admin for a run"},
