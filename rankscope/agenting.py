@@ -108,14 +108,21 @@ def _run_until(stopping: threading.Event, agent: NodeAgent, link: Link) -> None:
 def _assemble(
     options: AgentOptions, state: Path, *, link: Link, journal: Journal, clocks: AgentClocks
 ) -> NodeAgent:
-    from collector.agent.agent import NodeAgent
+    from collector.agent.agent import NodeAgent, ranks_in
     from collector.agent.delivery import Delivery
     from collector.agent.outbox import Outbox
     from collector.agent.parking import Parking
     from collector.agent.room import SpoolRoom
 
     parking = Parking(state / "dead")
-    outbox = Outbox(link, journal, delivery=Delivery(), parking=parking, say=say)
+    outbox = Outbox(
+        link,
+        journal,
+        delivery=Delivery(),
+        parking=parking,
+        say=say,
+        ranks_of=lambda run_id: ranks_in(options.spool, run_id),
+    )
     limit = options.max_spool_bytes
     room = None if limit is None else SpoolRoom(options.spool, limit, journal)
     return NodeAgent(options.spool, outbox, clocks, say=say, room=room)

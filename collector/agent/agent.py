@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from collector.agent.errors import HeldError
 from collector.agent.pace import Backoff
 from collector.agent.troubles import Troubles
+from collector.errors import CollectorError
+from collector.process import ProcessFiles
 from collector.tail import SegmentFate, SpoolTail, run_folders
 
 if TYPE_CHECKING:
@@ -190,3 +192,16 @@ class NodeAgent:
     def _has_new_token(self) -> bool:
         """Return whether what holds us is a token that has been replaced."""
         return self._held_token is not None and self._held_token != self._outbox.token_text()
+
+
+def ranks_in(spool: Path, run_id: str) -> list[int]:
+    """Return the ranks of a run whose processes write, or wrote, to a spool."""
+    ranks = set()
+    for folder in (folder for run in run_folders(spool) for folder in run.iterdir()):
+        try:
+            files = ProcessFiles(folder)
+        except (OSError, CollectorError):
+            continue
+        if files.run_id == run_id:
+            ranks.add(files.identity.rank)
+    return sorted(ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from collector.agent.errors import HeldError
@@ -28,6 +29,8 @@ PASSING_REFUSALS = frozenset({408, 425, 429})
 
 SETTLED_STATES = frozenset({"stored", "duplicate", "repeated"})
 CONFLICT = "conflict"
+DELETED = "deleted"
+KNOWN_STATES = SETTLED_STATES | {CONFLICT, DELETED}
 MAX_REASON_LETTERS = 300
 
 
@@ -94,17 +97,28 @@ def checked_states(document: object, cuts: Sequence[Cut]) -> list[str]:
         if not isinstance(entry, dict) or any(entry.get(k) != v for k, v in of_cut.items()):
             raise HeldError("the collector's answer tells of other cuts than were sent")
         state = entry.get("state")
-        if state not in SETTLED_STATES and state != CONFLICT:
+        if state not in KNOWN_STATES:
             raise HeldError(f"the collector says {str(state)[:40]!r} of a cut: unknown here")
         states.append(str(state))
     return states
 
 
-def checked_resume(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPage:
+    """A page of what the collector holds of a run."""
+
+    end_rows: dict[int, int]
+    unanswered: list[CutKey]
+    source_format: str | None
+    next_after: int | None
+    """The segment after which the next page begins; None on the last one."""
+
+
+def checked_page(
     document: Any,  # noqa: ANN401  # a JSON document
     run_id: str,
-) -> tuple[dict[int, int], list[CutKey], str | None]:
-    """Return what the collector holds of a run: end rows, unanswered cuts, source format.
+) -> HeldPage:
+    """Return a page of what the collector holds.
 
     Raises:
         HeldError: The document is of another form.
@@ -123,10 +137,15 @@ def checked_resume(
             )
             for entry in document["unanswered"]
         ]
-        source_format = document["source_format"]
+        source_format, following = document["source_format"], document.get("next")
+        return HeldPage(
+            end_rows=end_rows,
+            unanswered=unanswered,
+            source_format=None if source_format is None else str(source_format),
+            next_after=None if following is None else int(following),
+        )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise HeldError("the collector's answer does not tell what it holds") from None
-    return end_rows, unanswered, None if source_format is None else str(source_format)
 
 
 def _refusal(answer: Answer) -> CollectorError:

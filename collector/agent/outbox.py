@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 from collector.agent.answers import (
     CONFLICT,
+    DELETED,
+    SETTLED_STATES,
     GoneError,
     RefusedError,
     accepted,
-    checked_resume,
+    checked_page,
     checked_states,
 )
 from collector.agent.errors import HeldError, LinkError
@@ -23,6 +25,7 @@ from collector.wire_schema import SCHEMA_VERSION
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from collector.agent.answers import HeldPage
     from collector.agent.delivery import Delivery
     from collector.agent.journal import Journal
     from collector.agent.link import Link
@@ -41,9 +44,15 @@ MAX_ROWS = 131_072
 
 MIN_ROWS = 1_024
 MAX_DESCRIPTIONS = 1_000
+MAX_RANKS = 1_000
+"""Asked for by name; a host has fewer."""
 
-DELETED = "run-deleted"
+MAX_PAGES = 10_000
+"""Of 300 segments each."""
+
+RUN_DELETED = "run-deleted"
 REFUSED = "refused"
+"""Reasons under which `ranks.dropped` counts rows."""
 
 
 class Outbox:
@@ -58,6 +67,7 @@ class Outbox:
         delivery: Deals with refusals.
         parking: Keeps what is refused for good.
         say: Tells a line to whoever watches the agent.
+        ranks_of: Returns the ranks of a run on this host.
     """
 
     def __init__(
@@ -68,7 +78,9 @@ class Outbox:
         delivery: Delivery,
         parking: Parking,
         say: Callable[[str], None],
+        ranks_of: Callable[[str], list[int]] = lambda _run_id: [],
     ) -> None:
+        self._ranks_of = ranks_of
         self._link = link
         self._journal = journal
         self._delivery = delivery
@@ -88,14 +100,10 @@ class Outbox:
         return None if token is None else token.text
 
     def resume(self, run_id: str) -> Resume:
-        """Return what the journal and the collector hold of a run."""
-        path = f"/v1/resume?run_id={quote(run_id, safe='')}"
-        try:
-            document = accepted(self._link.get(path))
-        except GoneError:
-            self._tell_deleted(run_id)
-            document = {"end_rows": {}, "unanswered": [], "source_format": None}
-        held, unanswered, source_format = checked_resume(document, run_id)
+        """Return what the journal and the collector hold of the run's ranks on this host."""
+        pages = self._held_pages(run_id)
+        held = {segment: row for page in pages for segment, row in page.end_rows.items()}
+        unanswered = [key for page in pages for key in page.unanswered]
         noted = self._journal.end_rows(run_id)
         end_rows = {
             segment: max(held.get(segment, 0), noted.get(segment, 0))
@@ -105,9 +113,26 @@ class Outbox:
         return Resume(
             end_rows=end_rows,
             unanswered=own + tuple(key for key in unanswered if key not in set(own)),
-            source_format=source_format,
+            source_format=pages[-1].source_format if pages else None,
             dropped=self._journal.dropped(run_id),
         )
+
+    def _held_pages(self, run_id: str) -> list[HeldPage]:
+        """Return what the collector holds; nothing where the run was deleted there."""
+        ranks = self._ranks_of(run_id)[:MAX_RANKS]
+        asked = [("run_id", run_id), *(("rank", str(rank)) for rank in ranks)]
+        pages: list[HeldPage] = []
+        after: int | None = 0
+        while after is not None and len(pages) < MAX_PAGES:
+            query = urlencode([*asked, ("after", str(after))])
+            try:
+                document = accepted(self._link.get(f"/v1/resume?{query}"))
+            except GoneError:
+                self._tell_deleted(run_id)
+                break
+            pages.append(checked_page(document, run_id))
+            after = pages[-1].next_after
+        return pages
 
     def clocks(self) -> list[Row]:
         """Return nothing: an agent ties its host's clock itself."""
@@ -166,10 +191,12 @@ class Outbox:
             self._give_up_deleted(cuts)
             return
         pairs = list(zip(cuts, states, strict=True))
-        arrived = [cut.key for cut, state in pairs if state != CONFLICT]
+        arrived = [cut.key for cut, state in pairs if state in SETTLED_STATES]
         self._journal.note_settled(arrived)
         self.num_rows_settled += sum(map(_num_rows, arrived))
         self._max_rows = min(2 * self._max_rows, MAX_ROWS)
+        if deleted := [cut for cut, state in pairs if state == DELETED]:
+            self._give_up_deleted(deleted)
         for cut, state in pairs:
             if state == CONFLICT:
                 self._park_cut(cut, RefusedError(409, "stored before with another content"))
@@ -197,7 +224,7 @@ class Outbox:
     def _give_up_deleted(self, cuts: Sequence[Cut]) -> None:
         self._tell_deleted(cuts[0].key.run_id)
         for cut in cuts:
-            self._journal.note_dropped(cut.key, reason=DELETED, num_rows=_num_records(cut))
+            self._journal.note_dropped(cut.key, reason=RUN_DELETED, num_rows=_num_records(cut))
 
     def _tell_deleted(self, run_id: str) -> None:
         if run_id not in self._deleted:
