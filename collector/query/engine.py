@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import uuid
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -22,12 +23,14 @@ from collector.query.statement import checked_statement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from concurrent.futures import Future
     from pathlib import Path
 
     from collector.query.functions import Functions
     from collector.query.handle import Answer
 
 KILL = "KILL QUERY WHERE Settings['log_comment'] = {mark:String} ASYNC"
+KILL_PAUSE_S = 0.02
 PARSER_SETTINGS = {"max_threads": 1, "max_execution_time": 10, "max_query_size": 1 << 20}
 
 
@@ -43,9 +46,9 @@ class QueryRequest:
     default_format: str = "TabSeparated"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class QueryResult:
-    """What came of a statement."""
+    """What came of a statement. Its bytes count as held for as long as it lives."""
 
     answer: Answer
     output_format: str
@@ -64,8 +67,9 @@ class QueryEngine:
         self._path = path
         self._limits = limits or QueryLimits()
         self._threads = ThreadPoolExecutor(self._limits.max_running, thread_name_prefix="query")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a result may die while this thread holds it
         self._num_present = 0
+        self._held_bytes = 0
         self._is_closed = False
         self._parsers: list[Handle] = []
         self._local = threading.local()
@@ -79,21 +83,23 @@ class QueryEngine:
         Raises:
             QueryError: It was refused, failed, or there are too many already.
         """
-        most = self._limits.max_running + self._limits.max_waiting
-        with self._lock:
-            if self._is_closed or self._num_present >= most:
-                raise QueryError(TOO_MANY_QUERIES, f"{most} statements run or wait: come again")
-            self._num_present += 1
+        self._enter()
         mark = uuid.uuid4().hex
-        loop = asyncio.get_running_loop()
+        running = self._threads.submit(self._answer, request, mark)
         try:
-            return await loop.run_in_executor(self._threads, self._answer, request, mark)
+            return await asyncio.shield(asyncio.wrap_future(running))
         except asyncio.CancelledError:
-            await asyncio.shield(asyncio.to_thread(self._kill, mark))
+            await self._end(running, mark)
             raise
         finally:
             with self._lock:
                 self._num_present -= 1
+
+    async def _end(self, running: Future[QueryResult], mark: str) -> None:
+        """End a statement; one that is still being parsed is ended as soon as it has begun."""
+        while not (running.cancel() or running.done()):
+            await asyncio.to_thread(self._kill, mark)
+            await asyncio.sleep(KILL_PAUSE_S)
 
     def close(self) -> None:
         """End what runs, and every session. Safe to repeat."""
@@ -126,9 +132,27 @@ class QueryEngine:
             with self._lock:
                 self._running.discard(mark)
             handle.close()
-        return QueryResult(
+        result = QueryResult(
             answer=answer, output_format=statement.output_format, timezone=self._timezone
         )
+        num_bytes = len(answer.view)
+        with self._lock:
+            self._held_bytes += num_bytes
+        weakref.finalize(result, self._let_go, num_bytes)
+        return result
+
+    def _enter(self) -> None:
+        most = self._limits.max_running + self._limits.max_waiting
+        with self._lock:
+            if self._is_closed or self._num_present >= most:
+                raise QueryError(TOO_MANY_QUERIES, f"{most} statements run or wait: come again")
+            if self._held_bytes >= self._limits.max_held_bytes:
+                raise QueryError(TOO_MANY_QUERIES, "too much waits to be fetched: come again")
+            self._num_present += 1
+
+    def _let_go(self, num_bytes: int) -> None:
+        with self._lock:
+            self._held_bytes -= num_bytes
 
     def _parser(self) -> Handle:
         """Return this thread's session for parsing."""
@@ -152,7 +176,7 @@ class QueryEngine:
         return self._functions
 
     def _kill(self, mark: str) -> None:
-        """End a statement; one that has ended or not begun is none to end."""
+        """Tell the engine to end a statement; one that has not begun or has ended is left alone."""
         handle = Handle(self._path, {"max_threads": 1})
         try:
             handle.run(KILL, "TSV", {"mark": mark})

@@ -19,13 +19,17 @@ class QueryLimits:
 
     max_seconds: int = 120
     max_rows: int = 50_000_000
-    max_result_bytes: int = 2 * GIB
-    max_memory_bytes: int = 3 * GIB
-    """Of one statement; the engine's own limit holds for all of them together."""
+    max_result_bytes: int = GIB
+    max_memory_bytes: int = 5 * GIB // 2
+    """Of one statement, its result included. `max_running` of them leave the engine
+    (`collector.store.ENGINE_OPTIONS`) room for ingest."""
 
-    max_running: int = 3
+    max_running: int = 2
     max_waiting: int = 32
     """Beyond these a statement is sent away at once, to come again later."""
+
+    max_held_bytes: int = 2 * GIB
+    """Of results that their askers have not fetched yet; beyond it too."""
 
     def settings(self) -> dict[str, int | str]:
         """Return the engine's settings that hold for each statement."""
