@@ -219,6 +219,15 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             "--samples", help="With --spool: read this host and its devices once a second too."
         ),
     ] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            metavar="collector|dashboard",
+            help="One half of the server, on a store that others use too; default: both.",
+            show_default=False,
+        ),
+    ] = None,
     keep_spans: Annotated[
         str,
         typer.Option(
@@ -233,7 +242,7 @@ def serve(  # noqa: PLR0913  # one parameter a flag
     ] = "365d",
 ) -> None:
     """Collect from a spool, analyse while runs train, alert, and serve the dashboard."""
-    from rankscope.serving import ServeOptions, serve_store
+    from rankscope.serving import ServeOptions, parse_part, serve_store
     from rankscope.upkeep import parse_keep
 
     serve_store(
@@ -245,6 +254,7 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             alert_webhook=alert_webhook,
             topology=topology,
             samples=samples,
+            only=parse_part(only),
             keep=parse_keep(spans=keep_spans, findings=keep_findings, runs=keep_runs),
         )
     )

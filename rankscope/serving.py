@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from collector.deletion import Deletions
@@ -22,22 +23,33 @@ from rankscope.upkeep import open_upkeep
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from fastapi import APIRouter
 
     from analysis.source import RunSummary
     from collector.access import Access, AsgiApp
+    from collector.service.service import IngestService
     from collector.store import Store
     from collector.tail import SpoolTail
     from collector.token_file import TokenBook
     from collector.webhook import Webhook
     from rankscope.alerting import Alerting
     from rankscope.loops import Loop
-    from rankscope.reports import Reports
+    from rankscope.provider import StoreProvider
 
 SHUTDOWN_S = 2
+
+
+class Part(StrEnum):
+    """A half of the server that can run without the other, where the store is a server."""
+
+    COLLECTOR = "collector"
+    """Takes in; any number of them may write to one store."""
+
+    DASHBOARD = "dashboard"
+    """Analyses, alerts and shows; one is enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +68,36 @@ class ServeOptions:
     keep: Keep = field(default_factory=Keep)
     """How long what is kept."""
 
+    only: Part | None = None
+    """One half of the server; None: both."""
+
+
+def parse_part(text: str | None) -> Part | None:
+    """Return the half of the server that a flag names.
+
+    Raises:
+        BadInputError: There is no such half.
+    """
+    if text is None:
+        return None
+    try:
+        return Part(text)
+    except ValueError as error:
+        raise BadInputError(f"--only {text}: give collector or dashboard") from error
+
 
 def serve_store(options: ServeOptions) -> None:
     """Serve until SIGINT or SIGTERM, then end cleanly.
 
     Raises:
         BadInputError: The host is no loopback address, the port is taken, nothing of the
-            spool can be read, or the topology file is not of its form.
+            spool can be read, the topology file is not of its form, or a dashboard alone
+            was given a spool.
         WebhookUrlError: The webhook's address cannot be posted to.
         StoreError: The store could not be opened.
     """
+    if options.only is Part.DASHBOARD and options.spool is not None:
+        raise BadInputError("a dashboard alone follows no spool: leave out --spool, or --only")
     with ExitStack() as stack:
         stack.enter_context(terminated_like_interrupted())
         topology = _read_topology(options.topology)
@@ -77,7 +109,16 @@ def serve_store(options: ServeOptions) -> None:
         before = StoreSource(store).runs()
         tail = None if options.spool is None else _open_spool(options.spool, store, topology, stack)
         besides = [open_upkeep(store, options.keep), *_sampler_loops(options, store, stack)]
-        serve_opened(store, bound, tail=tail, webhook=webhook, before=before, besides=besides)
+        takes_in = options.only is not Part.DASHBOARD
+        serve_opened(
+            store,
+            bound,
+            tail=tail,
+            webhook=webhook,
+            before=before if options.only is not Part.COLLECTOR else None,
+            besides=besides,
+            ingest=_open_ingest(store, topology, stack) if takes_in else None,
+        )
 
 
 def serve_opened(
@@ -86,8 +127,9 @@ def serve_opened(
     *,
     tail: SpoolTail | None,
     webhook: Webhook | None,
-    before: Iterable[RunSummary],
+    before: Iterable[RunSummary] | None,
     besides: Iterable[Loop] = (),
+    ingest: IngestService | None = None,
 ) -> None:
     """Serve an open store on a bound socket until SIGINT or SIGTERM.
 
@@ -96,10 +138,13 @@ def serve_opened(
         bound: Where to listen; the caller closes it.
         tail: Follows the spool that ranks write to; None: only what the store holds is shown.
         webhook: Receiver of alerts; the caller closes it.
-        before: The runs as the store had them at the start: no alert tells of these again.
+        before: The runs as the store had them at the start: no alert tells of these again;
+            None: nothing is analysed here, and there are no pages.
         besides: Further loops.
+        ingest: Takes in what agents send; None: nothing is sent here.
     """
     from collector.access import Access
+    from rankscope.provider import StoreProvider
     from rankscope.reports import Reports
     from rankscope.tracking import Tracking
 
@@ -107,15 +152,22 @@ def serve_opened(
     access = Access(port=bound.getsockname()[1], tokens=_open_tokens())
     source = StoreSource(store)
     reports = Reports(source)
-    alerting = _alerting(store, webhook=webhook, url=url)
-    analysis = LiveAnalysis(source, reports, alerting, Tracking(store), before=before)
-    loops = (
-        [analysis_loop(analysis)] if tail is None else [tail_loop(tail), analysis_loop(analysis)]
-    )
+    loops = [] if tail is None else [tail_loop(tail)]
+    if before is not None:
+        alerting = _alerting(store, webhook=webhook, url=url)
+        tracking = Tracking(store)
+        loops.append(
+            analysis_loop(LiveAnalysis(source, reports, alerting, tracking, before=before))
+        )
     loops += besides
     with ExitStack() as stack:
         routers = [_deletion_routes(store), *_query_routes(store, stack)]
-        app = _application(access, source, reports, loops, routers=routers)
+        checks = [loop.why_stopped for loop in loops]
+        if ingest is not None:
+            routers.append(_ingest_routes(ingest))
+            checks.append(ingest.why_not_ready)
+        provider = None if before is None else StoreProvider(source, reports)
+        app = _application(access, provider, checks, routers=routers)
         if store.path is not None:
             write_server_file(store.path, url=url, token=access.token)
             stack.callback(remove_server_file, store.path)
@@ -199,6 +251,28 @@ def _alerting(store: Store, *, webhook: Webhook | None, url: str) -> Alerting:
     return Alerting(store, webhook=webhook, page_url=page_url)
 
 
+def _open_ingest(store: Store, topology: Topology, stack: ExitStack) -> IngestService:
+    from collector.service.service import IngestService
+
+    is_deleted = Deletions.of(store).is_deleted
+    service = IngestService(store, is_deleted=is_deleted, placed=topology.placed, say=say)
+    stack.callback(service.close)
+    service.start()
+    return service
+
+
+def _ingest_routes(service: IngestService) -> APIRouter:
+    from collector.service.router import ingest_router
+
+    return ingest_router(service)
+
+
+def _no_pages(environ: dict[str, object], start_response: Callable[..., object]) -> list[bytes]:
+    """Answer for a collector without a dashboard."""
+    start_response("404 Not Found", [("Content-Type", "text/plain")])
+    return [b"404: this collector has no pages; a dashboard on the same store shows its runs\n"]
+
+
 def _deletion_routes(store: Store) -> APIRouter:
     from collector.deletion_routes import deletion_router
 
@@ -219,21 +293,21 @@ def _query_routes(store: Store, stack: ExitStack) -> list[APIRouter]:
 
 def _application(
     access: Access,
-    source: StoreSource,
-    reports: Reports,
-    loops: list[Loop],
+    provider: StoreProvider | None,
+    checks: Sequence[Callable[[], str | None]],
     *,
     routers: Sequence[APIRouter],
 ) -> AsgiApp:
     from collector.server import create_server
-    from dashboard.app import content_security_policy, create_app
-    from rankscope.provider import StoreProvider
-
-    pages = create_app(StoreProvider(source, reports))
 
     def not_ready() -> str | None:
-        return next((why for loop in loops if (why := loop.why_stopped()) is not None), None)
+        return next((why for check in checks if (why := check()) is not None), None)
 
+    if provider is None:
+        return create_server(access, pages=_no_pages, not_ready=not_ready, routers=routers)
+    from dashboard.app import content_security_policy, create_app
+
+    pages = create_app(provider)
     return create_server(
         access,
         pages=pages.server,
