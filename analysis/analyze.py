@@ -13,7 +13,7 @@ from analysis.circles import circles
 from analysis.configuration import misconfigurations
 from analysis.device_steps import steps_on_device
 from analysis.diagnose import Case, diagnose, insufficient
-from analysis.distinct import distinct
+from analysis.distinct import distinct, number_rows
 from analysis.errors import CycleError, EmptyRunError
 from analysis.exits import crashes
 from analysis.hangs import hangs
@@ -185,10 +185,11 @@ def _replayable(
             found = circles(reading.model)
             if not found:
                 raise
+        kept = sorted(set(reading.steps) - set(found))
         rest = read_run(
             run,
-            rows_of_spans(spans, np.isin(spans.step, list(set(reading.steps) - set(found)))),
-            rows_of_steps(steps, np.isin(steps.step, list(set(reading.steps) - set(found)))),
+            rows_of_spans(spans, np.isin(spans.step, kept)),
+            rows_of_steps(steps, np.isin(steps.step, kept)),
         )
         reading = replace(rest, left_out=reading.left_out | rest.left_out | found)
     return reading, None
@@ -330,8 +331,8 @@ def _coverage(run: RunInfo, steps: StepTable, reading: Reading) -> float | None:
     expected = num_expected(run)
     if run.source_format == "bytedance":
         expected = run.layout.dp * run.layout.pp
-    pairs = np.unique(np.stack((steps.step, steps.rank)), axis=1)
-    taken = int(np.isin(pairs[0], reading.steps).sum())
+    rows = np.flatnonzero(np.isin(steps.step, reading.steps))
+    _, taken = number_rows(steps.step[rows], steps.rank[rows])
     return taken / (expected * num_steps)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from analysis.intervals import Line
 from analysis.occupancy import P2P_KINDS, of_kinds
 from analysis.operation_times import operation_times
+from analysis.ordering import stable_order
 from analysis.program import compile_program
 from analysis.report import BubbleShape
 from analysis.whatif import ratio
@@ -92,6 +93,27 @@ def phases_of(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int8]:
     return phase
 
 
+def bubble_ratio(
+    num_stages: int, num_chunks: int, num_microbatches: int, *, deferred_ratio: float
+) -> float:
+    """Return how much of the ideal time a pipeline's schedule costs by itself.
+
+    Args:
+        num_stages: p.
+        num_chunks: v, model chunks a rank.
+        num_microbatches: m.
+        deferred_ratio: W / (F + B + W), the share of compute that weights' gradients put off
+            take; 0 where the backward is not split.
+
+    Source:
+        Narayanan et al., arXiv 2104.04473, section 2.2: ``(p - 1) / (v m)``. Qi et al., arXiv
+        2401.10241, table 2: where the weights' gradients W come later (ZB-H1), ``F + B - W``
+        remains of each ``F + B + W``.
+    """
+    left = max(1 - 2 * deferred_ratio, 0.0)
+    return left * (num_stages - 1) / (num_chunks * num_microbatches)
+
+
 def schedule_of(
     reading: Reading, layout: Layout, *, bubble_ns: int, compute_ns: int
 ) -> BubbleShape | None:
@@ -102,11 +124,6 @@ def schedule_of(
         layout: Its number of stages.
         bubble_ns: Bubble of all ranks and steps.
         compute_ns: Their useful forward and backward compute.
-
-    Source:
-        Narayanan et al., arXiv 2104.04473, section 2.2: ``(p - 1) / (v m)`` of the ideal time
-        is what a 1F1B schedule costs by itself. Qi et al., arXiv 2401.10241, table 2: where the
-        weights' gradients W come later (ZB-H1), ``F + B - W`` remains of each ``F + B + W``.
     """
     items = reading.items
     forward = items.kind == KIND_CODES[SpanKind.FORWARD]
@@ -119,9 +136,9 @@ def schedule_of(
         num_stages=layout.pp,
         num_chunks=num_chunks,
         num_microbatches=num_microbatches,
-        formula_ratio=max(1 - 2 * items.deferred_ratio, 0.0)
-        * (layout.pp - 1)
-        / (num_chunks * num_microbatches),
+        formula_ratio=bubble_ratio(
+            layout.pp, num_chunks, num_microbatches, deferred_ratio=items.deferred_ratio
+        ),
         measured_ratio=ratio(bubble_ns, compute_ns),
     )
 
@@ -135,7 +152,7 @@ def _done_before(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int64]:
     rows = np.flatnonzero(~of_kinds(model, P2P_KINDS))
     line = Line.over(model.rank, operations.start_ns, operations.end_ns)
     end = line.place(model.rank[rows], operations.end_ns[rows])
-    order = np.argsort(end, kind="stable")
+    order = stable_order(end)
     index = np.searchsorted(end[order], line.place(waits.rank, waits.start_ns), side="right") - 1
     found = rows[order[np.maximum(index, 0)]] if len(rows) else np.zeros(len(index), np.int64)
     known = (index >= 0) & (model.rank[found] == waits.rank)

@@ -16,6 +16,7 @@ import numpy as np
 
 from analysis.bytedance_columns import rows_of_columns
 from analysis.bytedance_format import CODE, DP_ONLY, OPTIMIZER, TYPES
+from analysis.ordering import sort_rows
 from analysis.parallel import ROWS_AT_ONCE, in_pieces
 
 if TYPE_CHECKING:
@@ -219,5 +220,5 @@ def _order(columns: Columns, block: NDArray[np.int32], num_per_block: NDArray[np
     # holds just its own; then the same is true of the second, and so on.
     if all(in_pieces(place, num)) and int(order.min(initial=0)) >= 0:
         return order
-    sorted_rows: NDArray[np.int64] = np.lexsort((columns.start_ns, columns.seq, block))
+    sorted_rows: NDArray[np.int64] = sort_rows(block, columns.seq, columns.start_ns)
     return sorted_rows

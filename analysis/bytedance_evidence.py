@@ -19,6 +19,7 @@ from analysis.bytedance_format import (
 )
 from analysis.evidence import GapItems, Link, Place, Transfers
 from analysis.operations import NO_GROUP, latest_by_group
+from analysis.ordering import stable_order
 from analysis.transfers import Members, collect_transfers
 from tracer.span import SpanKind
 
@@ -99,7 +100,7 @@ def transfers_of(trace: Trace) -> Transfers:
                 is_pair=True,
             )
         if not by_group:
-            order = np.argsort(group, kind="stable")
+            order = stable_order(group)
             by_group[0], by_group[1] = order, group[order]
         begin, end = np.searchsorted(by_group[1], [group[row], group[row] + 1])
         ranks = np.unique(trace.rank[members[by_group[0][begin:end]]])

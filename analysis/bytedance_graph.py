@@ -32,6 +32,7 @@ from analysis.bytedance_pipeline import DIRECTIONS, link_pipeline
 from analysis.bytedance_rows import Rows, in_start_order
 from analysis.edges import Edges
 from analysis.operations import NO_GROUP, positions_in_runs
+from analysis.ordering import sort_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -149,7 +150,7 @@ def _step_end(rows: Rows, edges: Edges, *, overlapped: bool) -> None:
     computes = in_start_order(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
     is_last = np.append(rows.worker[computes][1:] != rows.worker[computes][:-1], True)
     members = np.concatenate((computes[is_last], np.flatnonzero(place[rows.type] > 0)))
-    members = members[np.lexsort((members, place[rows.type[members]], rows.worker[members]))]
+    members = members[sort_rows(rows.worker[members], place[rows.type[members]], members)]
     edges.chain(members, rows.worker[members])
     if overlapped:
         last_backward, key = _one_by_chunk(rows, BACKWARD_COMPUTE, last=True)

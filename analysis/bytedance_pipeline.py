@@ -21,6 +21,7 @@ from analysis.bytedance_format import (
     NO_OP_SLACK_NS,
 )
 from analysis.operations import positions_in_runs
+from analysis.ordering import stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -168,7 +169,7 @@ def _pair(
     target = (rows.stage[sends] + direction.towards) % num_stages
     send_key = rows.worker_dp[rows.worker[sends]] * num_stages + target
     recv_key = rows.worker_dp[rows.worker[recvs]] * num_stages + rows.stage[recvs]
-    order = np.argsort(send_key, kind="stable")
+    order = stable_order(send_key)
     sends, send_key = sends[order], send_key[order]
     longest = max(int(np.bincount(rows.worker[sends]).max(initial=0)), 1) + 1
     longest = max(longest, int(np.bincount(rows.worker[recvs]).max(initial=0)) + 1)

@@ -21,6 +21,7 @@ from analysis.bytedance_format import (
 from analysis.bytedance_rows import in_start_order
 from analysis.model import ComputeItems, Reading
 from analysis.operations import NO_GROUP, latest_by_group, positions_in_runs
+from analysis.ordering import places_of, sort_rows
 from analysis.source import rows_of_spans
 from analysis.starved import WaitIntervals, without_overlap
 from tracer.span import KIND_CODES, SpanKind
@@ -83,7 +84,7 @@ def _incomplete_steps(spans: SpanTable) -> dict[int, str]:
 
 def _recorded_times(steps: tuple[int, ...], spans: SpanTable) -> NDArray[np.int64]:
     """Return last end - first start of each step, over all its operations."""
-    index = np.searchsorted(steps, spans.step)
+    index = places_of(spans.step, np.array(steps))
     first = np.full(len(steps), np.iinfo(np.int64).max)
     last = np.full(len(steps), np.iinfo(np.int64).min)
     np.minimum.at(first, index, spans.start_ns)
@@ -97,8 +98,9 @@ def _items(trace: Trace) -> ComputeItems:
     compute = in_start_order(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
     forward = rows.type[compute] == CODE[FORWARD_COMPUTE]
     kind = np.where(forward, KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
-    order = np.lexsort((rows.start[compute], rows.chunk[compute], kind, trace.rank[compute],
-                        rows.step[compute]))  # fmt: skip
+    order = sort_rows(
+        rows.step[compute], trace.rank[compute], kind, rows.chunk[compute], rows.start[compute]
+    )
     compute, kind = compute[order], kind[order].astype(np.int8)
     key = np.stack((rows.step[compute], trace.rank[compute], kind, rows.chunk[compute]))
     changes = np.append(True, (np.diff(key, axis=1) != 0).any(axis=0))

@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.bytedance_blocks import NUM_TYPES, place_blocks
 from analysis.bytedance_format import CODE
+from analysis.ordering import sort_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,4 +97,4 @@ def in_start_order(rows: Rows, names: tuple[str, ...]) -> NDArray[np.int64]:
     members = np.flatnonzero(np.isin(rows.type, [CODE[name] for name in names]))
     if len(names) == 1:
         return members
-    return members[np.lexsort((rows.end[members], rows.start[members], rows.worker[members]))]
+    return members[sort_rows(rows.worker[members], rows.start[members], rows.end[members])]

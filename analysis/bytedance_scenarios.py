@@ -19,6 +19,7 @@ from analysis.bytedance_durations import ideal_durations
 from analysis.bytedance_format import FOLDED, TYPES
 from analysis.lane_block import Block, Part
 from analysis.lane_program import compile_lanes
+from analysis.ordering import sort_rows
 from analysis.whatif import WORST_SHARE, WhatIf, recoverable
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class Scenarios:
         slowdown = np.full((len(replicas), self._trace.num_stages), -np.inf)
         for stage, times in result.by_stage_ns.items():
             slowdown[:, stage] = np.minimum(by_dp, times.mean()) / ideal
-        order = np.lexsort((self._trace.lowest_rank.ravel(), -slowdown.ravel()))
+        order = sort_rows(-slowdown.ravel(), self._trace.lowest_rank.ravel())
         num_worst = math.ceil(WORST_SHARE * len(result.by_worker_ns))
         worst = np.zeros(slowdown.size, dtype=np.bool_)
         worst[order[:num_worst]] = True

@@ -29,6 +29,7 @@ from analysis.bytedance_graph import infer
 from analysis.bytedance_pipeline import DIRECTIONS, is_real_recv, is_real_send
 from analysis.bytedance_rows import Rows
 from analysis.lane_program import Shape
+from analysis.ordering import sort_rows
 from analysis.parallel import in_pieces
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def _start_order(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np
 
     Where the first lane's order leaves no doubt, it is taken instead of sorted anew.
     """
-    order = np.lexsort((end[:, 0], start[:, 0]))
+    order = sort_rows(start[:, 0], end[:, 0])
     ordered = start[order]
     clear = (ordered[1:] > ordered[:-1]).all(axis=0)
     orders = np.broadcast_to(order[:, None], start.shape)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.ordering import sort_rows, stable_order
 from analysis.phases import row_medians
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def group_medians(
         Two arrays of shape (num_groups,); the medians in the unit of ``value``.
     """
     num = np.bincount(group, minlength=num_groups).astype(np.int64)
-    ordered = np.append(value[np.lexsort((value, group))].astype(np.float64), np.nan)
+    ordered = np.append(value[sort_rows(group, value)].astype(np.float64), np.nan)
     first = np.cumsum(num) - num
     low = np.where(num > 0, first + (num - 1) // 2, -1)
     high = np.where(num > 0, first + num // 2, -1)
@@ -89,7 +90,7 @@ def median_by_kind(
     enough = np.zeros(len(values), dtype=np.bool_)
     if not len(values):
         return medians, enough
-    order = np.argsort(kind, kind="stable")
+    order = stable_order(kind)
     changes = np.flatnonzero(np.diff(kind[order])) + 1
     for first, last in pairwise([0, *changes.tolist(), len(order)]):
         rows = order[first:last]

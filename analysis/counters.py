@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.ordering import sort_rows
 from analysis.words import count_text
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _growth(
 ) -> list[tuple[int, float, float]]:
     """Return (host, growth a second inside a phase, outside it) of each counter of one name."""
     rows = np.flatnonzero(samples.name == code)
-    rows = rows[np.lexsort((samples.at_ns[rows], samples.device[rows], samples.host[rows]))]
+    rows = rows[sort_rows(samples.host[rows], samples.device[rows], samples.at_ns[rows])]
     host, device, at = samples.host[rows], samples.device[rows], samples.at_ns[rows]
     same = (host[1:] == host[:-1]) & (device[1:] == device[:-1])
     grown = np.maximum(np.diff(samples.value[rows]), 0.0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.ordering import stable_order
 from analysis.step_graph import graph_of_steps, slack
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _walk_back(
     graph: StepGraph, ends: NDArray[np.float64], rank: NDArray[np.int32]
 ) -> NDArray[np.int64]:
     """Return the nodes of one longest way to each step's sink, in order of time."""
-    order = np.argsort(graph.dst, kind="stable")
+    order = stable_order(graph.dst)
     sources = graph.src[order]
     first = np.searchsorted(graph.dst[order], np.arange(graph.num_nodes + 1))
     found: list[int] = []

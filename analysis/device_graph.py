@@ -14,6 +14,7 @@ import numpy as np
 
 from analysis.distinct import distinct
 from analysis.operations import positions_in_runs
+from analysis.ordering import stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +52,7 @@ def _paths(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return edges between device operations that stand for all paths through the host."""
     into = np.flatnonzero(host[operations.dst])
-    into = into[np.argsort(operations.dst[into], kind="stable")]
+    into = into[stable_order(operations.dst[into])]
     before = operations.src[into]
     first = np.searchsorted(operations.dst[into], np.arange(len(operations) + 1))
     src, dst = operations.src, operations.dst

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.distinct import number_rows
+from analysis.ordering import sort_rows
 from tracer.span import KIND_CODES, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
@@ -40,12 +41,11 @@ def steps_on_device(spans: SpanTable, steps: StepTable) -> StepTable:
     first, last = _on_stream(spans, steps)
     known = last >= 0
     outside = known & ((first < steps.start_ns) | (last > steps.end_ns))
-    # A step may have ended on the host before any of it ran: then it lies wholly outside.
     if not outside.any():
         return steps
     rank, _ = number_rows(steps.epoch, steps.rank)
     moves = np.bincount(rank, weights=outside).astype(np.bool_)[rank] & known
-    order = np.lexsort((steps.step, rank))
+    order = sort_rows(rank, steps.step)
     start, end = steps.start_ns.copy(), steps.end_ns.copy()
     start[moves], end[moves] = first[moves], last[moves]
     before, after = order[:-1], order[1:]

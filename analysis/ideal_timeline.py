@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.ordering import sort_rows
 from analysis.step_graph import graph_of_steps, replayed_times
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def ideal_timeline(model: ReplayModel, step: int) -> IdealTimeline:
     """
     times = replayed_times(graph_of_steps(model, [step]), model.ideal_ns, model.ideal_gap_ns)
     operations = model.operations
-    order = np.lexsort((times.end_ns, times.start_ns, model.rank[times.rows]))
+    order = sort_rows(model.rank[times.rows], times.start_ns, times.end_ns)
     rows = times.rows[order]
     start, end = operations.start_ns[rows], operations.end_ns[rows]
     begin = int(start.min())

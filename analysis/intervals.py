@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.distinct import distinct
+from analysis.ordering import places_of, sort_rows, stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +43,7 @@ class Line:
 
     def place(self, rank: NDArray[np.int32], time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where a rank's time lies on the line."""
-        index: NDArray[np.int64] = np.searchsorted(self.ranks, rank)
+        index: NDArray[np.int64] = places_of(rank, self.ranks)
         place: NDArray[np.int64] = index * self.stride_ns + (time_ns - self.origin_ns)
         return place
 
@@ -72,7 +73,7 @@ def outermost(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.in
 
     An interval that only reaches into another's end is dropped too.
     """
-    order = np.lexsort((-end, start))
+    order = sort_rows(start, -end)
     if not len(order):
         return order
     reach = np.maximum.accumulate(end[order])
@@ -86,7 +87,7 @@ def union(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Merge intervals that touch or overlap; empty ones vanish."""
     real = end > start
-    order = np.argsort(start[real], kind="stable")
+    order = stable_order(start[real])
     start, end = start[real][order], end[real][order]
     if not len(start):
         return start, end

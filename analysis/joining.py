@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.context import MicrobatchTable, SampleTable
+from analysis.ordering import sort_rows
 from analysis.source import SpanTable, StepTable
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def join_samples(first: SampleTable, second: SampleTable) -> SampleTable:
     names, name_codes = _joint_texts(first.names, second.names)
     renamed = {"host": _recoded(second.host, host_codes), "name": _recoded(second.name, name_codes)}
     columns = _columns(first, second, renamed)
-    order = np.lexsort((columns["at_ns"], columns["device"], columns["host"], columns["name"]))
+    order = sort_rows(columns["name"], columns["host"], columns["device"], columns["at_ns"])
     ordered = {name: column[order] for name, column in columns.items()}
     return SampleTable(**ordered, hosts=hosts, names=names)
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.bubble import bubble_ratio
+from analysis.distinct import number_rows
 from analysis.matmul import device_of, layer_of, reachable_ratio
 from analysis.phases import DUE_RATIO
 from analysis.report import Finding
@@ -102,12 +104,11 @@ def _too_few_microbatches(
     forward = items.kind == KIND_CODES[SpanKind.FORWARD]
     if stages == 1 or not forward.any():
         return None
-    cell = np.stack((items.step, items.rank, items.chunk))[:, forward]
-    _, counts = np.unique(cell, axis=1, return_counts=True)
-    num = int(np.median(counts))
+    cell, _ = number_rows(items.step[forward], items.rank[forward], items.chunk[forward])
+    num = int(np.median(np.bincount(cell)))
     if num * chunks >= stages:
         return None
-    bubble = max(1 - 2 * items.deferred_ratio, 0.0) * (stages - 1) / (chunks * num)
+    bubble = bubble_ratio(stages, chunks, num, deferred_ratio=items.deferred_ratio)
     gain = 1.0 - (1.0 + bubble / 2) / (1.0 + bubble)
     return _finding(
         steps,

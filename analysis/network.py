@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.cells import MATES_ENOUGH, faster_steps, group_medians, median_by_kind
 from analysis.noise import flapping_deviation, num_deviations
+from analysis.ordering import places_of
 from analysis.phases import CLEAR_FACTOR, DUE_RATIO, MEDIAN_ERROR, Phase, row_medians, standing_out
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def profile_links(
     place = np.array(
         [_stages_of(link.members, coords) for link in transfers.links], dtype=np.int64
     ).reshape(-1, 2)
-    column = np.searchsorted(numbers, transfers.step)
+    column = places_of(transfers.step, numbers)
     for kind in range(int(transfers.alike.max(initial=-1)) + 1):
         rows = np.flatnonzero(transfers.alike == kind)
         links, row = np.unique(transfers.link[rows], return_inverse=True)

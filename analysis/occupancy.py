@@ -13,6 +13,7 @@ import numpy as np
 
 from analysis.intervals import NOWHERE, Line, covering
 from analysis.operations import NO_GROUP, latest_by_group
+from analysis.ordering import places_of, sort_rows, stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,13 +81,13 @@ def rank_steps_of(run: RunInfo, reading: Reading, spans: SpanTable, steps: StepT
     if run.source_format == "bytedance":
         return _whole_steps(numbers, reading, spans)
     taken = np.flatnonzero(np.isin(steps.step, numbers))
-    taken = taken[np.lexsort((steps.epoch[taken], steps.step[taken], steps.rank[taken]))]
+    taken = taken[sort_rows(steps.rank[taken], steps.step[taken], steps.epoch[taken])]
     rank, step = steps.rank[taken], steps.step[taken]
     is_last = np.ones(len(taken), dtype=np.bool_)
     is_last[:-1] = (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])
     return _in_order(
         rank[is_last],
-        np.searchsorted(numbers, step[is_last]),
+        places_of(step[is_last], numbers),
         steps.start_ns[taken[is_last]],
         steps.end_ns[taken[is_last]],
     )
@@ -171,7 +172,7 @@ def exposable_transfers(model: ReplayModel) -> tuple[NDArray[np.int64], NDArray[
 
 def _whole_steps(numbers: NDArray[np.int64], reading: Reading, spans: SpanTable) -> RankSteps:
     taken = np.isin(spans.step, numbers)
-    index = np.searchsorted(numbers, spans.step[taken])
+    index = places_of(spans.step[taken], numbers)
     first = np.full(len(numbers), np.iinfo(np.int64).max)
     last = np.full(len(numbers), np.iinfo(np.int64).min)
     np.minimum.at(first, index, spans.start_ns[taken])
@@ -187,7 +188,7 @@ def _in_order(
     start_ns: NDArray[np.int64],
     end_ns: NDArray[np.int64],
 ) -> RankSteps:
-    order = np.lexsort((start_ns, rank))
+    order = sort_rows(rank, start_ns)
     return RankSteps(
         rank=rank[order],
         step_index=step_index[order],
@@ -205,7 +206,7 @@ def _placed(
     """Return (start, end, index) on the line, sorted; of two that overlap the earlier keeps it."""
     start = line.place(rank, start_ns)
     end = start + (end_ns - start_ns)
-    order = np.argsort(start, kind="stable")
+    order = stable_order(start)
     start, end = start[order], end[order]
     if len(order):
         reach = np.maximum.accumulate(end)
@@ -235,7 +236,7 @@ def _next_on_line(
     operations = model.operations
     rows = np.flatnonzero(~of_kinds(model, P2P_KINDS))
     start = line.place(model.rank[rows], operations.start_ns[rows])
-    order = np.argsort(start, kind="stable")
+    order = stable_order(start)
     rows, start = rows[order], start[order]
     index = np.searchsorted(start, at, side="left")
     known = index < len(rows)

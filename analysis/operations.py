@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.ordering import stable_order
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -80,7 +82,7 @@ def latest_by_group(group: NDArray[np.int64], value: NDArray[np.int64]) -> NDArr
     members = np.flatnonzero(group != NO_GROUP)
     if not len(members):
         return latest
-    ordered = members[np.argsort(group[members], kind="stable")]
+    ordered = members[stable_order(group[members])]
     begins = np.flatnonzero(np.diff(group[ordered], prepend=NO_GROUP))
     sizes = np.diff(np.append(begins, len(ordered)))
     latest[ordered] = np.repeat(np.maximum.reduceat(value[ordered], begins), sizes)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from analysis.bubble import BACKWARD_KINDS, FORWARD_KINDS
+from analysis.distinct import number_rows
 from analysis.occupancy import of_kinds
 from analysis.parts import EmptyPartError
 from analysis.whatif import ratio, recoverable
@@ -113,8 +114,10 @@ def rebalanced(replayer: Replayer, stage: int) -> PartPrice:
     model = replayer.model
     duration = model.operations.duration_ns
     compute = of_kinds(model, FORWARD_KINDS | BACKWARD_KINDS)
-    pairs = np.unique(np.stack((model.stage[compute], model.rank[compute])), axis=1)
-    num_ranks = np.bincount(pairs[0])
+    pair, num_pairs = number_rows(model.stage[compute], model.rank[compute])
+    stage_of_pair = np.zeros(num_pairs, dtype=np.int64)
+    stage_of_pair[pair] = model.stage[compute]
+    num_ranks = np.bincount(stage_of_pair)
     work = np.bincount(model.stage[compute], weights=duration[compute])
     a_rank = np.divide(work, num_ranks, out=np.zeros_like(work), where=num_ranks > 0)
     whole, own = float(a_rank.sum()), float(a_rank[stage]) if stage < len(a_rank) else 0.0

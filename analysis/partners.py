@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.distinct import number_rows
-from analysis.occupancy import of_kinds
+from analysis.occupancy import COMPUTE_KINDS, of_kinds
+from analysis.operations import positions_in_runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.model import ReplayModel
-
-COMPUTE_KINDS = frozenset(
-    {"forward", "backward", "optimizer", "forward-compute", "backward-compute"}
-)
 
 
 def least_of_partners(
@@ -47,16 +44,13 @@ def least_of_partners(
     )
     rows = rows[order]
     rank, step = model.rank[rows], model.operations.step[rows]
-    of_rank = np.zeros(int(rank.max(initial=0)) + 1, dtype=np.int64)
+    of_rank = np.zeros(max(workers) + 1, dtype=np.int64)
     for each, worker in workers.items():
-        of_rank[each] = number[worker] if each < len(of_rank) else 0
-    first = np.ones(len(rows), dtype=np.bool_)
-    first[1:] = (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])
-    begin = np.flatnonzero(first)
-    length = np.diff(np.append(begin, len(rows)))
-    ordinal = np.arange(len(rows)) - np.repeat(begin, length)
+        of_rank[each] = number[worker]
+    rank_step, num_rank_steps = number_rows(step, rank)
+    length = np.bincount(rank_step, minlength=num_rank_steps)[rank_step]
     piece, num = number_rows(
-        step, of_rank[rank], np.repeat(length, length), ordinal, model.kind[rows]
+        step, of_rank[rank], length, positions_in_runs(rank_step), model.kind[rows]
     )
     shortest = np.full(num, np.inf)
     np.minimum.at(shortest, piece, duration_ns[rows])

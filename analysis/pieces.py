@@ -13,6 +13,7 @@ import numpy as np
 
 from analysis.distinct import distinct
 from analysis.intervals import NOWHERE, Line, covering, outermost, union
+from analysis.ordering import sort_rows, stable_order
 from tracer.span import KIND_CODES, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def windows_of(steps: StepTable, line: Line, step_index: NDArray[np.int32]) -> W
         step_index: Shape (rows,): index of the row's step.
     """
     start = line.place(steps.rank, steps.start_ns)
-    order = np.argsort(start, kind="stable")
+    order = stable_order(start)
     return Windows(
         start=start[order],
         end=line.place(steps.rank, steps.end_ns)[order],
@@ -166,7 +167,7 @@ def _with_anchors(
     # A wait may end with the step itself, which is half-open.
     anchors = anchors[covering(windows.start, windows.end, anchors - 1) != NOWHERE]
     first, last = np.concatenate((first, anchors)), np.concatenate((last, anchors))
-    order = np.lexsort((last, first))
+    order = sort_rows(first, last)
     first, last = first[order], last[order]
     empty = first == last
     return first, last, covering(windows.start, windows.end, first - empty)
@@ -203,7 +204,7 @@ def _ordinals(
     ordinal = np.full(len(span), GAP, dtype=np.int64)
     num = np.zeros(len(span), dtype=np.int64)
     own = np.flatnonzero((span != GAP) & (host_kind == GAP))
-    order = own[np.argsort(span[own], kind="stable")]
+    order = own[stable_order(span[own])]
     if len(order):
         first = np.flatnonzero(np.diff(span[order], prepend=GAP))
         sizes = np.diff(np.append(first, len(order)))

@@ -15,6 +15,7 @@ import numpy as np
 from analysis.distinct import number_rows
 from analysis.intervals import NOWHERE
 from analysis.operations import positions_in_runs
+from analysis.ordering import sort_rows
 from tracer.span import KIND_CODES, NONE, SpanKind
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def portions_of(spans: SpanTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     if _microbatches(spans, forward)[1] != len(forward):
         return found
     size = np.bincount(work, minlength=num)[work]
-    order = np.lexsort((spans.start_ns[rows[backward]], work))
+    order = sort_rows(work, spans.start_ns[rows[backward]])
     place = np.empty(len(backward), dtype=np.int64)
     place[order] = positions_in_runs(work[order])
     number = size * (size - 1) // 2 + place

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from analysis.cells import group_medians
-from analysis.distinct import number_rows
-from analysis.occupancy import of_kinds
-from analysis.partners import COMPUTE_KINDS, least_of_partners
+from analysis.distinct import distinct
+from analysis.partners import least_of_partners
 from analysis.report import Finding
+from analysis.unblamed_ideal import ideal_of_others
 from analysis.whatif import ratio, recoverable
 
 if TYPE_CHECKING:
@@ -38,11 +37,13 @@ class Times:
     duration_ns: NDArray[np.float64]
     gap_ns: NDArray[np.float64]
 
-    def where(self, part: NDArray[np.bool_], other: Times) -> Times:
-        """Return these times with a part's taken from ``other``."""
+    def exchanged(
+        self, durations: NDArray[np.bool_], gaps: NDArray[np.bool_], other: Times
+    ) -> Times:
+        """Return these times with the durations and gaps of some operations from ``other``."""
         return Times(
-            duration_ns=np.where(part, other.duration_ns, self.duration_ns),
-            gap_ns=np.where(part, other.gap_ns, self.gap_ns),
+            duration_ns=np.where(durations, other.duration_ns, self.duration_ns),
+            gap_ns=np.where(gaps, other.gap_ns, self.gap_ns),
         )
 
     def least(self, other: Times, where: NDArray[np.bool_]) -> Times:
@@ -62,8 +63,22 @@ class Times:
 class Change(NamedTuple):
     """What mending a candidate changes."""
 
+    candidate: Candidate
     part: NDArray[np.bool_]
+    """Shape (ops,): its operations in the steps that show it."""
+
     mended: Times
+    """What the part takes without it; elsewhere anything."""
+
+    @property
+    def host_part(self) -> NDArray[np.bool_]:
+        """Return the operations whose launch gaps come back with it.
+
+        Late starts come back only with causes on the host: else a rank begins a
+        step late because it ended the one before late, and a step that is
+        replayed alone must not be charged with what its predecessor lost.
+        """
+        return self.part if self.candidate.on_host else np.zeros_like(self.part)
 
 
 def priced(
@@ -98,30 +113,35 @@ def priced(
         gap_ns=model.ideal_gap_ns,
     )
     changes = [
-        Change(_recorded_part(each, model), _mended(each, unblamed, ideal)) for each in candidates
+        Change(each, _recorded_part(each, model), _mended(each, unblamed, ideal))
+        for each in candidates
     ]
-    mended, least, whole = unblamed, ideal, unblamed
-    touched = np.zeros(len(model.rank), dtype=np.bool_)
-    for each, change in zip(candidates, changes, strict=True):
-        again = touched & change.part
-        mended = mended.where(change.part, change.mended.least(mended, again))
-        whole = _put_back(whole, change, recorded, each)
-        touched |= change.part
-        if each.usual_ns is not None or each.on_host:
-            least = _without_alike(least.where(change.part, change.mended), change.part, model)
-    mended_ns, whole_ns, least_ns = (times.mean_step(replayer) for times in (mended, whole, least))
+    mended = _all_mended(changes, unblamed)
+    blamed = sum(change.part.astype(np.int32) for change in changes)
+    late = sum(change.host_part.astype(np.int32) for change in changes)
+    whole = Times(
+        duration_ns=np.where(blamed > 0, recorded.duration_ns, mended.duration_ns),
+        gap_ns=np.where(late > 0, recorded.gap_ns, mended.gap_ns),
+    )
+    mended_ns, whole_ns = mended.mean_step(replayer), whole.mean_step(replayer)
+    least_ns = _least(changes, ideal, model).mean_step(replayer)
     found = []
-    for number, (each, change) in enumerate(zip(candidates, changes, strict=True)):
+    for change in changes:
         if not change.part.any():
-            found.append(_finding(each, None, None))
+            found.append(_finding(change.candidate, None, None))
             continue
-        put_back_ns = _put_back(mended, change, recorded, each).mean_step(replayer)
-        without = mended
-        for other, (one, kept) in enumerate(zip(candidates, changes, strict=True)):
-            if other != number:
-                without = _put_back(without, kept, recorded, one)
-        share = recoverable(whole_ns, without.mean_step(replayer), least_ns)
-        found.append(_finding(each, ratio(put_back_ns, mended_ns), share))
+        put_back = mended.exchanged(change.part, change.host_part, recorded)
+        without = whole.exchanged(
+            change.part & (blamed == 1), change.host_part & (late == 1), mended
+        )
+        without_ns = without.mean_step(replayer)
+        found.append(
+            _finding(
+                change.candidate,
+                ratio(put_back.mean_step(replayer), mended_ns),
+                recoverable(whole_ns, without_ns, least_ns),
+            )
+        )
     return tuple(found)
 
 
@@ -137,55 +157,25 @@ def confidence(excess_ratio: float, threshold: float) -> float:
     return float(1.0 - DOUBT_AT_THRESHOLD * 0.5 ** (excess_ratio / threshold - 1.0))
 
 
-def ideal_of_others(
-    model: ReplayModel, candidates: Sequence[Candidate], duration_ns: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return ideal durations in which no candidate has a share.
-
-    Compute's ideal is a mean over all ranks. Here it is scaled, kind by kind,
-    so that it is the mean over the operations outside of every candidate's
-    part; a communication's is the median of the alike ones outside. What has
-    none outside keeps its ideal.
-
-    Args:
-        model: The operations.
-        candidates: What they say themselves of the usual does not count.
-        duration_ns: Shape (ops,): what operations took.
-
-    Returns:
-        Shape (ops,), ns.
-    """
-    inside = np.zeros(len(model.rank), dtype=np.bool_)
-    for each in candidates:
-        if each.part is not None:
-            inside |= each.part if each.usual_ns is None else each.part & np.isnan(each.usual_ns)
-    ideal = model.ideal_ns.astype(np.float64)
-    is_compute = of_kinds(model, COMPUTE_KINDS)
-    for code in np.unique(model.kind[is_compute]).tolist():
-        of_kind = model.kind == code
-        others = of_kind & model.on_device & ~inside
-        expected = float(model.ideal_ns[others].sum())
-        if expected > 0:
-            ideal[of_kind] *= float(duration_ns[others].sum()) / expected
-    return _alike_outside(model, inside & model.on_device & ~is_compute, inside, ideal)
+def _all_mended(changes: Sequence[Change], unblamed: Times) -> Times:
+    """Return the run in which every candidate is mended: what two share takes the less of both."""
+    mended = unblamed
+    touched = np.zeros(len(unblamed.duration_ns), dtype=np.bool_)
+    for change in changes:
+        taken = change.mended.least(mended, touched & change.part)
+        mended = mended.exchanged(change.part, change.part, taken)
+        touched |= change.part
+    return mended
 
 
-def _alike_outside(
-    model: ReplayModel,
-    wanted: NDArray[np.bool_],
-    inside: NDArray[np.bool_],
-    ideal: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Return ideals with those wanted as the median of what is alike and not inside."""
-    label = model.operations.label
-    concerned = np.flatnonzero(np.isin(label, np.unique(label[wanted])))
-    number, num = number_rows(label[concerned])
-    outside = ~inside[concerned]
-    duration_ns = model.operations.duration_ns[concerned]
-    median, _ = group_medians(duration_ns[outside], number[outside], num)
-    found = np.where(wanted[concerned], median[number], np.nan)
-    ideal[concerned] = np.where(np.isnan(found), ideal[concerned], found)
-    return ideal
+def _least(changes: Sequence[Change], ideal: Times, model: ReplayModel) -> Times:
+    """Return the ideal run, as far as candidates do not know better what is usual."""
+    least = ideal
+    for change in changes:
+        if change.candidate.usual_ns is not None or change.candidate.on_host:
+            least = least.exchanged(change.part, change.part, change.mended)
+            least = _without_alike(least, change.part, model)
+    return least
 
 
 def _mended(candidate: Candidate, unblamed: Times, ideal: Times) -> Times:
@@ -205,21 +195,9 @@ def _without_alike(ideal: Times, part: NDArray[np.bool_], model: ReplayModel) ->
     """
     on_host = ~model.on_device
     label = model.operations.label
-    alike = on_host & ~part & np.isin(label, np.unique(label[part & on_host]))
+    alike = on_host & ~part & np.isin(label, distinct(label[part & on_host]))
     shorter = np.minimum(ideal.duration_ns, model.operations.duration_ns)
     return Times(duration_ns=np.where(alike, shorter, ideal.duration_ns), gap_ns=ideal.gap_ns)
-
-
-def _put_back(times: Times, change: Change, recorded: Times, candidate: Candidate) -> Times:
-    """Return a run with a candidate as recorded.
-
-    Late starts come back only with causes on the host: else a rank begins a
-    step late because it ended the one before late, and a step that is replayed
-    alone must not be charged with what its predecessor lost.
-    """
-    gap_ns = recorded.gap_ns if candidate.on_host else times.gap_ns
-    back = Times(duration_ns=recorded.duration_ns, gap_ns=gap_ns)
-    return times.where(change.part, back)
 
 
 def _recorded_part(candidate: Candidate, model: ReplayModel) -> NDArray[np.bool_]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from analysis.cells import group_medians
 from analysis.distinct import distinct, number_rows
+from analysis.ordering import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,7 +102,7 @@ def _totals(
     items: ComputeItems, ranks: NDArray[np.int32], steps: NDArray[np.int32]
 ) -> NDArray[np.float64]:
     """Sum over (kind, chunk) the median item times the number of items."""
-    cell = np.searchsorted(ranks, items.rank) * len(steps) + np.searchsorted(steps, items.step)
+    cell = places_of(items.rank, ranks) * len(steps) + places_of(items.step, steps)
     group, num_groups = number_rows(cell, items.kind, items.chunk)
     median, num = group_medians(items.self_ns, group, num_groups)
     cell_of_group = np.zeros(num_groups, dtype=np.int64)

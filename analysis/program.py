@@ -14,6 +14,7 @@ import numpy as np
 
 from analysis.distinct import number_rows
 from analysis.operations import NO_GROUP
+from analysis.ordering import places_of, sort_rows, stable_order
 from analysis.schedule import Schedule, order_by_level, replay
 
 if TYPE_CHECKING:
@@ -173,6 +174,12 @@ class _Frame:
     local: NDArray[np.int64]
     first: NDArray[np.int64]
     num_replicas: int
+    lead: NDArray[np.int64]
+    """Each operation's lead: the lowest local member of its group in its own instance, -1 without
+    a group."""
+
+    beyond: NDArray[np.bool_]
+    """Whether an operation's group reaches beyond its instance."""
 
 
 def compile_program(operations: Operations, *, host_gaps: bool) -> Program:
@@ -187,7 +194,7 @@ def compile_program(operations: Operations, *, host_gaps: bool) -> Program:
         CycleError: Operations of a step wait for each other.
     """
     replicas = np.flatnonzero(np.bincount(operations.replica))
-    replica = np.searchsorted(replicas, operations.replica)
+    replica = places_of(operations.replica, replicas)
     num_steps = len(operations.steps)
     whole = operations
     left = np.ones(num_steps, dtype=np.bool_)
@@ -201,18 +208,21 @@ def compile_program(operations: Operations, *, host_gaps: bool) -> Program:
         left = ~alike
     if left.any():
         frame = _frame(whole, np.zeros(len(whole), dtype=np.int64), 1)
-        signature, _ = _signatures(whole, frame)
+        # The only step is like no other: nothing to tell apart.
+        alone = num_steps == 1
+        signature = np.zeros(1, dtype=np.uint64) if alone else _signatures(whole, frame)[0]
         classes += _compile(whole, frame, signature, np.flatnonzero(left), host_gaps)
     return Program(classes=tuple(classes), num_steps=num_steps, replicas=replicas)
 
 
 def _frame(operations: Operations, replica: NDArray[np.int64], num_replicas: int) -> _Frame:
     instance = operations.step.astype(np.int64) * num_replicas + replica
-    order = np.argsort(instance, kind="stable")
+    order = stable_order(instance)
     first = np.searchsorted(instance[order], np.arange(len(operations.steps) * num_replicas + 1))
     local = np.empty(len(operations), dtype=np.int64)
     local[order] = np.arange(len(operations)) - first[instance[order]]
-    return _Frame(order, instance, local, first, num_replicas)
+    lead, beyond = _leads(operations.group, instance, local)
+    return _Frame(order, instance, local, first, num_replicas, lead, beyond)
 
 
 def _mix(*parts: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.uint64]:
@@ -227,23 +237,20 @@ def _mix(*parts: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.uint64]:
     return state
 
 
-def _leads(operations: Operations, frame: _Frame) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return each operation's lead (lowest local member of its group in its own instance, -1
-    without a group) and whether its group reaches beyond its instance.
-    """
-    lead = np.full(len(operations), -1, dtype=np.int64)
-    beyond = np.zeros(len(operations), dtype=np.bool_)
-    members = np.flatnonzero(operations.group != NO_GROUP)
+def _leads(
+    group: NDArray[np.int64], instance: NDArray[np.int64], local: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return each operation's lead, and whether its group reaches beyond its instance."""
+    lead = np.full(len(group), -1, dtype=np.int64)
+    beyond = np.zeros(len(group), dtype=np.bool_)
+    members = np.flatnonzero(group != NO_GROUP)
     if not len(members):
         return lead, beyond
-    group, instance = operations.group[members], frame.instance[members]
-    order = np.lexsort((frame.local[members], instance, group))
-    group, instance, ordered = group[order], instance[order], members[order]
+    ordered = members[sort_rows(group[members], instance[members], local[members])]
+    group, instance = group[ordered], instance[ordered]
     new_group = np.diff(group, prepend=NO_GROUP) != 0
     begins = np.flatnonzero(new_group | (np.diff(instance, prepend=-1) != 0))
-    lead[ordered] = np.repeat(
-        frame.local[ordered[begins]], np.diff(np.append(begins, len(ordered)))
-    )
+    lead[ordered] = np.repeat(local[ordered[begins]], np.diff(np.append(begins, len(ordered))))
     starts = np.flatnonzero(new_group)
     sizes = np.diff(np.append(starts, len(ordered)))
     last = starts + sizes - 1
@@ -257,8 +264,7 @@ def _signatures(
     """Hash each instance's structure; tell which steps may be cut into replicas at all."""
     num_instances = len(frame.first) - 1
     signature = np.zeros(num_instances, dtype=np.uint64)
-    lead, beyond = _leads(operations, frame)
-    per_node = _mix(frame.local, operations.label, lead, beyond, operations.closes_step)
+    per_node = _mix(frame.local, operations.label, frame.lead, frame.beyond, operations.closes_step)
     per_edge = _mix(frame.local[operations.src], frame.local[operations.dst])
     with np.errstate(over="ignore"):
         np.add.at(signature, frame.instance, per_node)
@@ -266,25 +272,20 @@ def _signatures(
     fits = np.ones(len(operations.steps), dtype=np.bool_)
     crossing = frame.instance[operations.src] != frame.instance[operations.dst]
     fits[operations.step[operations.dst[crossing]]] = False
-    fits[_steps_with_uneven_groups(operations, frame, lead, beyond)] = False
+    fits[_steps_with_uneven_groups(operations, frame)] = False
     return signature, fits
 
 
-def _steps_with_uneven_groups(
-    operations: Operations,
-    frame: _Frame,
-    lead: NDArray[np.int64],
-    beyond: NDArray[np.bool_],
-) -> NDArray[np.int32]:
+def _steps_with_uneven_groups(operations: Operations, frame: _Frame) -> NDArray[np.int32]:
     """Find steps with a group that joins several replicas, but not the same nodes of them all."""
-    rows = np.flatnonzero(beyond)
+    rows = np.flatnonzero(frame.beyond)
     if not len(rows):
         return operations.step[:0]
-    rows = rows[np.lexsort((frame.instance[rows], operations.group[rows]))]
+    rows = rows[sort_rows(operations.group[rows], frame.instance[rows])]
     group = operations.group[rows]
     starts = np.flatnonzero(np.diff(group, prepend=NO_GROUP))
-    lowest = np.minimum.reduceat(lead[rows], starts)
-    highest = np.maximum.reduceat(lead[rows], starts)
+    lowest = np.minimum.reduceat(frame.lead[rows], starts)
+    highest = np.maximum.reduceat(frame.lead[rows], starts)
     new_instance = np.diff(group, prepend=NO_GROUP) != 0
     new_instance |= np.diff(frame.instance[rows], prepend=-1) != 0
     num_instances = np.add.reduceat(new_instance.astype(np.int64), starts)
@@ -303,8 +304,7 @@ def _compile(
     """Build one class for each distinct signature among ``steps``."""
     if not len(steps):
         return []
-    lead, beyond = _leads(operations, frame)
-    by_instance = np.argsort(frame.instance[operations.dst], kind="stable")
+    by_instance = stable_order(frame.instance[operations.dst])
     edge_instance = frame.instance[operations.dst][by_instance]
     classes = []
     kinds, kind_of_step = np.unique(signature[steps], return_inverse=True)
@@ -318,8 +318,10 @@ def _compile(
             num_ops=len(nodes),
             src=frame.local[operations.src[edges]],
             dst=frame.local[operations.dst[edges]],
-            lead=lead[nodes],
-            across=beyond[nodes] if frame.num_replicas > 1 else np.zeros(len(nodes), np.bool_),
+            lead=frame.lead[nodes],
+            across=frame.beyond[nodes]
+            if frame.num_replicas > 1
+            else np.zeros(len(nodes), np.bool_),
         )
         classes.append(_step_class(operations, frame, graph, members, nodes, host_gaps))
     return classes

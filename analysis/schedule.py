@@ -15,6 +15,7 @@ import numpy as np
 
 from analysis.distinct import distinct
 from analysis.errors import CycleError
+from analysis.ordering import sort_rows, stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,10 +76,10 @@ def order_by_level(
     fan_in = np.bincount(dst, minlength=num_nodes)
     # Within a level: wide nodes first, then by falling fan-in, so that the nodes
     # which have a k-th predecessor are always a prefix.
-    order = np.lexsort((-fan_in, level))
+    order = sort_rows(level, -fan_in)
     position = np.empty(num_nodes, dtype=np.int64)
     position[order] = np.arange(num_nodes)
-    by_node = np.argsort(position[dst], kind="stable")
+    by_node = stable_order(position[dst])
     sources = position[src][by_node]
     first_edge = np.concatenate(([0], np.cumsum(fan_in[order])))
     borders = np.searchsorted(level[order], np.arange(int(level.max(initial=-1)) + 2))
@@ -152,7 +153,7 @@ def levels_of(num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]) ->
     """
     level = np.full(num_nodes, UNORDERED, dtype=np.int64)
     missing = np.bincount(dst, minlength=num_nodes)
-    by_src = np.argsort(src, kind="stable")
+    by_src = stable_order(src)
     targets = dst[by_src]
     first = np.searchsorted(src[by_src], np.arange(num_nodes + 1))
     frontier = np.flatnonzero(missing == 0)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.bubble import BACKWARD_KINDS, FORWARD_KINDS
 from analysis.candidate import Candidate
 from analysis.counters import clock_drop
+from analysis.occupancy import of_kinds
 from analysis.phases import DUE_RATIO
 from analysis.profile import Basis
 from analysis.sequence import own_medians, sequence_effect
@@ -202,14 +204,16 @@ def sequence_candidate(
     effect = sequence_effect(items, lengths, blamed, is_routed=is_routed)
     if effect is None:
         return None
-    chosen = _of_microbatches(replayer.model, blamed)
-    evened_ns = _evened(replayer.model, chosen)
+    model = replayer.model
+    chosen = of_kinds(model, FORWARD_KINDS | BACKWARD_KINDS) & model.on_device
+    chosen &= ~np.isin(model.rank, list(blamed))
+    evened_ns = _evened(model, chosen)
     without = replayer.full_with(evened_ns)
     recorded = replayer.full_recorded()
     lost = float(recorded.mean() / without.mean() - 1.0) if without.mean() > 0 else 0.0
     if lost < DUE_RATIO:
         return None
-    steps = replayer.model.operations.steps
+    steps = model.operations.steps
     what = (
         f"compute follows the sum of squared lengths (correlation {effect.correlation:.2f})"
         if effect.by_lengths
@@ -228,13 +232,6 @@ def sequence_candidate(
             f" {what}: with equal ones a step would be {1 - 1 / (1 + lost):.0%} shorter"
         ),
     )
-
-
-def _of_microbatches(model: ReplayModel, blamed: Collection[int]) -> NDArray[np.bool_]:
-    """Tell which operations are forward or backward pieces of ranks that are not to blame."""
-    names = ("forward", "backward", "forward-compute", "backward-compute")
-    codes = [code for code, kind in enumerate(model.kinds) if kind in names]
-    return np.isin(model.kind, codes) & model.on_device & ~np.isin(model.rank, list(blamed))
 
 
 def _evened(model: ReplayModel, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.cells import summed
 from analysis.evidence import Place
+from analysis.ordering import places_of
 from analysis.phases import row_medians
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ class Stalls:
 
 def stalls_of(profile: Profile, gaps: GapItems, duration_ns: NDArray[np.float64]) -> Stalls:
     """Lay a run's host gaps out over the ranks and steps of its profile."""
-    at = np.minimum(np.searchsorted(profile.ranks, gaps.rank), len(profile.ranks) - 1)
-    column = np.minimum(np.searchsorted(profile.steps, gaps.step), len(profile.steps) - 1)
+    at = np.minimum(places_of(gaps.rank, profile.ranks), len(profile.ranks) - 1)
+    column = np.minimum(places_of(gaps.step, profile.steps), len(profile.steps) - 1)
     known = (profile.ranks[at] == gaps.rank) & (profile.steps[column] == gaps.step)
     return Stalls(
         profile=profile,

@@ -10,6 +10,7 @@ import numpy as np
 from analysis.distinct import number_rows
 from analysis.intervals import Line
 from analysis.operations import NO_GROUP
+from analysis.ordering import sort_rows, stable_order
 from analysis.report import Starved, WaitsOn
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def without_overlap(waits: WaitIntervals) -> WaitIntervals:
         return waits
     line = Line.over(waits.rank, waits.start_ns, waits.end_ns)
     begin = line.place(waits.rank, waits.start_ns)
-    order = np.argsort(begin, kind="stable")
+    order = stable_order(begin)
     begin = begin[order]
     end = begin + (waits.end_ns - waits.start_ns)[order]
     reach = np.append(begin[0], np.maximum.accumulate(end)[:-1])
@@ -186,14 +187,14 @@ def _last_predecessor(model: ReplayModel) -> NDArray[np.int64]:
     """
     operations = model.operations
     before = np.full(len(operations), NOBODY, dtype=np.int64)
-    order = np.lexsort((operations.end_ns[operations.src], operations.dst))
+    order = sort_rows(operations.dst, operations.end_ns[operations.src])
     dst = operations.dst[order]
     last = np.append(dst[1:] != dst[:-1], True) if len(dst) else np.zeros(0, dtype=np.bool_)
     before[dst[last]] = operations.src[order[last]]
 
     line = Line.over(model.rank, operations.start_ns, operations.end_ns)
     end = line.place(model.rank, operations.end_ns)
-    by_end = np.argsort(end, kind="stable")
+    by_end = stable_order(end)
     # Strictly before, so that walking back always gets on, past empty operations too.
     start = line.place(model.rank, operations.start_ns)
     index = np.searchsorted(end[by_end], start, side="left") - 1
@@ -214,7 +215,7 @@ def _last_member(model: ReplayModel) -> NDArray[np.int64]:
     if not len(members):
         return last
     order = members[
-        np.lexsort((-model.rank[members], operations.start_ns[members], operations.group[members]))
+        sort_rows(operations.group[members], operations.start_ns[members], -model.rank[members])
     ]
     ends = np.flatnonzero(np.append(np.diff(operations.group[order]) != 0, True))
     last[order] = np.repeat(order[ends], np.diff(np.append(-1, ends)))

@@ -13,6 +13,7 @@ import numpy as np
 
 from analysis.errors import EmptyRunError
 from analysis.operations import NO_GROUP
+from analysis.ordering import places_of
 from analysis.schedule import order_by_level, replay
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def graph_of_steps(model: ReplayModel, steps: Sequence[int] | None = None) -> St
             )
     wanted = np.array([operations.steps.index(step) for step in numbers], dtype=np.int64)
     rows = np.flatnonzero(np.isin(operations.step, wanted))
-    step_index = np.searchsorted(wanted, operations.step[rows])
+    step_index = places_of(operations.step[rows], wanted)
     arrival, gate, num_gates = _gates(operations.group[rows])
     num_before_sinks = len(rows) + int((gate >= 0).sum()) + num_gates
     sink = num_before_sinks + np.arange(len(numbers))

@@ -9,6 +9,7 @@ import numpy as np
 from analysis.distinct import distinct
 from analysis.intervals import NOWHERE
 from analysis.model import Reading
+from analysis.ordering import places_of
 from analysis.pieces import cut
 from analysis.portions import portions_by_span
 from analysis.source import rows_of_spans, rows_of_steps
@@ -89,7 +90,7 @@ def read_traced(
     portion = portions_by_span(spans, pieces.compute)
     model, number = graph_of(run, joined, pieces, numbers=tuple(numbers.tolist()), portion=portion)
     piece_number, comm_number = number[: len(pieces.start)], number[len(pieces.start) :]
-    index = np.searchsorted(numbers, steps.step)
+    index = places_of(steps.step, numbers)
     first = np.full(len(numbers), np.iinfo(np.int64).max)
     last = np.full(len(numbers), np.iinfo(np.int64).min)
     np.minimum.at(first, index, steps.start_ns)
@@ -116,10 +117,8 @@ def _latest_epochs(steps: StepTable, spans: SpanTable) -> tuple[StepTable, SpanT
     if is_last.all():
         return steps, spans, 0
     numbers, epochs = pairs[is_last].T
-    keep = np.isin(steps.step, numbers) & (
-        steps.epoch == epochs[np.searchsorted(numbers, steps.step)]
-    )
-    at = np.minimum(np.searchsorted(numbers, spans.step), len(numbers) - 1)
+    keep = np.isin(steps.step, numbers) & (steps.epoch == epochs[places_of(steps.step, numbers)])
+    at = np.minimum(places_of(spans.step, numbers), len(numbers) - 1)
     keep_spans = (numbers[at] == spans.step) & (spans.epoch == epochs[at])
     return (
         rows_of_steps(steps, keep),

@@ -9,6 +9,7 @@ import numpy as np
 from analysis.distinct import distinct
 from analysis.evidence import GapItems, Link, Place, Transfers
 from analysis.intervals import NOWHERE
+from analysis.ordering import sort_rows
 from analysis.pieces import GAP, Pieces, own_compute
 from analysis.traced_graph import is_buffered
 from analysis.traced_ranks import groups_as_traced
@@ -100,7 +101,7 @@ def _places(joined: Joined, pieces: Pieces) -> NDArray[np.int8]:
 
 def _between_steps(joined: Joined, pieces: Pieces, steps: StepTable) -> NDArray[np.int64]:
     """Return, at each window's first piece, how long after the rank's step before it began."""
-    order = np.lexsort((steps.step, steps.rank, steps.epoch))
+    order = sort_rows(steps.epoch, steps.rank, steps.step)
     epoch, rank, step = steps.epoch[order], steps.rank[order], steps.step[order]
     follows = np.zeros(len(order), dtype=np.bool_)
     follows[1:] = (epoch[1:] == epoch[:-1]) & (rank[1:] == rank[:-1]) & (step[1:] == step[:-1] + 1)

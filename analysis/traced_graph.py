@@ -16,6 +16,7 @@ from analysis.distinct import number_rows
 from analysis.intervals import NOWHERE
 from analysis.model import ReplayModel
 from analysis.operations import NO_GROUP, Operations, latest_by_group
+from analysis.ordering import places_of, sort_rows
 from analysis.pieces import GAP, Pieces, Windows, own_compute
 from analysis.portions import MOST_PORTIONS
 from analysis.traced_ideal import ideal_durations, ideal_gaps
@@ -63,7 +64,7 @@ def graph_of(
     position = np.array(
         [[getattr(coords[r], axis) for r in joined.line.ranks.tolist()] for axis in ("dp", "pp")],
         dtype=np.int32,
-    )[:, np.searchsorted(joined.line.ranks, rank)]
+    )[:, places_of(rank, joined.line.ranks)]
     dp, stage = position
     labels = _labels(joined, pieces, stage, portion)
     duration = np.concatenate(
@@ -85,7 +86,7 @@ def graph_of(
     step = windows.step_index[window]
     place = np.concatenate((pieces.start, launch))
     is_comm = np.arange(len(window)) >= num_pieces
-    order = np.lexsort((place, is_comm, rank, dp, step))
+    order = sort_rows(step, dp, rank, is_comm, place)
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
     kind = _kinds(joined, pieces)
@@ -227,7 +228,7 @@ def _stream_edges(joined: Joined, num_pieces: int) -> tuple[NDArray[np.int64], N
         return rows[:0], rows[:0]
     row = joined.comm[rows]
     stream, _ = number_rows(joined.comm_window[rows], spans.track[row])
-    order = np.lexsort((spans.start_ns[row], stream))
+    order = sort_rows(stream, spans.start_ns[row])
     before, after = order[:-1], order[1:]
     follows = (stream[before] == stream[after]) & (flags[rows[after]] & SpanFlag.ASYNC != 0)
     end_ns = (spans.start_ns + spans.duration_ns)[row]

@@ -12,6 +12,7 @@ from analysis.intervals import NOWHERE
 from analysis.merging import worker_numbers
 from analysis.model import ComputeItems
 from analysis.operations import positions_in_runs
+from analysis.ordering import places_of, sort_rows
 from analysis.pieces import Pieces, own_compute
 from analysis.portions import WHOLE, is_deferred
 from tracer.span import KIND_CODES, KINDS, SpanKind
@@ -62,7 +63,7 @@ def compute_items(
     step = windows.step_index[window]
     rank, kind, chunk = spans.rank[span], spans.kind[span], spans.chunk[span]
     part = portion[span]
-    order = np.lexsort((spans.start_ns[span], part, chunk, kind, rank, step))
+    order = sort_rows(step, rank, kind, chunk, part, spans.start_ns[span])
     kind_of_rank, _ = number_rows(step[order], rank[order], kind[order], chunk[order], part[order])
     microbatch = positions_in_runs(kind_of_rank).astype(np.int32)
     ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
@@ -72,7 +73,7 @@ def compute_items(
     kinds_traced = {KINDS[code].value for code in distinct(spans.kind[joined.comm]).tolist()}
     worker = worker_numbers(ranks, kinds_traced, joined.line.ranks)
     late_ns = _partners_late(
-        (step[order], worker[np.searchsorted(joined.line.ranks, rank[order])], kind[order],
+        (step[order], worker[places_of(rank[order], joined.line.ranks)], kind[order],
          chunk[order], part[order], microbatch),
         spans.start_ns[span][order],
     )  # fmt: skip
@@ -114,7 +115,7 @@ def _over_outside(
     spans, line = joined.spans, joined.line
     stage_of = np.array([ranks[rank].coords.pp for rank in line.ranks.tolist()])
     span = pieces.compute[whole]
-    stage = stage_of[np.searchsorted(line.ranks, spans.rank[span])]
+    stage = stage_of[places_of(spans.rank[span], line.ranks)]
     work, num = number_rows(spans.kind[span], spans.chunk[span], stage)
     length = (pieces.end - pieces.start)[whole]
     total = np.bincount(work, weights=length, minlength=num)
@@ -158,7 +159,7 @@ def _joined_portions(
     )
     self_ns = np.bincount(work, weights=items.self_ns, minlength=num).astype(np.int64)
     # Items are in order of (step, rank, kind, chunk, portion): whole ones and first halves mix.
-    order = np.lexsort((spans.start_ns[span], items.chunk, items.kind, items.rank, items.step))
+    order = sort_rows(items.step, items.rank, items.kind, items.chunk, spans.start_ns[span])
     first = order[~later[order]]
     step, rank = items.step[first], items.rank[first]
     kind, chunk = items.kind[first], items.chunk[first]

@@ -11,6 +11,7 @@ import numpy as np
 
 from analysis.distinct import number_rows
 from analysis.intervals import NOWHERE, Line, covering, outermost
+from analysis.ordering import places_of, stable_order
 from analysis.pieces import COMPUTE_KINDS, Windows, windows_of
 from analysis.waits import instance_keys
 from tracer.span import KIND_CODES, SpanFlag, SpanKind
@@ -96,7 +97,7 @@ def join_waits(
         np.concatenate((spans.start_ns, steps.start_ns)),
         np.concatenate((spans.start_ns + spans.duration_ns, steps.end_ns)),
     )
-    windows = windows_of(steps, line, np.searchsorted(numbers, steps.step).astype(np.int32))
+    windows = windows_of(steps, line, places_of(steps.step, numbers).astype(np.int32))
     usable = np.isin(spans.step, numbers)
     comm = np.flatnonzero((split.instance != NOWHERE) & usable)
     launch_ns = _launch_ns(spans, comm)
@@ -182,7 +183,7 @@ def _launched_last_before(
         return rank.astype(np.int64) * length + (at - begin)
 
     key = placed(spans.rank[compute], theirs)
-    order = np.argsort(key, kind="stable")
+    order = stable_order(key)
     at = np.searchsorted(key[order], placed(spans.rank[comm], launch), side="left") - 1
     found = compute[order][np.maximum(at, 0)]
     same_rank = (at >= 0) & (spans.rank[found] == spans.rank[comm])

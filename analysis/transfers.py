@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.distinct import number_rows
 from analysis.evidence import NO_LINK, Link, Transfers
+from analysis.ordering import stable_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +65,7 @@ def collect_transfers(
             many members, and whether they lie on several hosts.
         num_operations: Operations of the replay.
     """
-    order = np.argsort(members.instance, kind="stable")
+    order = stable_order(members.instance)
     first = np.flatnonzero(np.diff(members.instance[order], prepend=-1))
     sizes = np.diff(np.append(first, len(order)))
     lead = order[first]

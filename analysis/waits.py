@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.distinct import distinct, row_keys
+from analysis.ordering import stable_order
 from tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _instances(
     if not len(rows):
         return rows, rows, np.zeros(0, dtype=np.bool_)
     instance = instance_keys(spans, rows)
-    by_member = np.argsort(row_keys(instance, spans.rank[rows]), kind="stable")
+    by_member = stable_order(row_keys(instance, spans.rank[rows]))
     rows, instance = rows[by_member], instance[by_member]
 
     changes = np.diff(instance, prepend=instance[0] - 1) != 0

@@ -22,6 +22,7 @@ from analysis.bubble import (
 )
 from analysis.intervals import NOWHERE
 from analysis.occupancy import COMPUTE_KINDS, Occupancy, occupancy_of, of_kinds, rank_steps_of
+from analysis.ordering import places_of, stable_order
 from analysis.report import WaitsOn, WaterfallSummary
 from analysis.starved import WaitIntervals, blame
 
@@ -166,7 +167,7 @@ def waterfall_of(
     _add_rest(time, filled, reading.model, is_bytedance=run.source_format == "bytedance")
     bubble = int(time[:, [CODE[part] for part in BUBBLES.values()]].sum())
     ranks = np.unique(rank_steps.rank)
-    row = np.searchsorted(ranks, rank_steps.rank)
+    row = places_of(rank_steps.rank, ranks)
     shape = (len(ranks), len(reading.steps))
     time_ns, total_ns = np.zeros((*shape, len(PARTS)), np.int64), np.zeros(shape, np.int64)
     time_ns[row, rank_steps.step_index] = time
@@ -235,7 +236,7 @@ def summary_of(
     found = waiting_on(model, waterfall, trail=trail)
     by_culprit = np.bincount(found.on_rank, weights=found.waiting_ns)
     whole = float(waterfall.total_ns.sum())
-    largest = np.argsort(-by_culprit, kind="stable")[:MOST_CULPRITS].tolist()
+    largest = stable_order(-by_culprit)[:MOST_CULPRITS].tolist()
     return WaterfallSummary(
         parts=tuple(part.value for part in PARTS),
         mean_ratio={part.value: ratio for part, ratio in waterfall.mean_ratio().items()},

@@ -114,14 +114,6 @@ class Replayer:
         times = self._device.isolated_step_times(recorded, self._ideal_ns, dp)
         return {int(dp): times[index] for index, dp in enumerate(self._device.replicas)}
 
-    def device_with(self, duration_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return T by step of the device replay with other durations. Shape (steps,), ns.
-
-        Args:
-            duration_ns: Shape (ops,); what lies on the host counts for nothing.
-        """
-        return self._device.step_times(duration_ns[self._at])
-
     def full_recorded(self) -> NDArray[np.float64]:
         """Return T by step of the full replay: recorded durations and launch gaps."""
         return self._full_program().step_times(
@@ -138,14 +130,6 @@ class Replayer:
         return self._full_program().step_times(
             np.where(part, model.ideal_ns, operations.duration_ns),
             np.where(part, model.ideal_gap_ns, operations.gap_ns),
-        )
-
-    def full_put_back(self, part: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return T by step of the full ideal replay with a part put back as recorded."""
-        operations, model = self.model.operations, self.model
-        return self._full_program().step_times(
-            np.where(part, operations.duration_ns, model.ideal_ns),
-            np.where(part, operations.gap_ns, model.ideal_gap_ns),
         )
 
     def full_with(

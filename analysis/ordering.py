@@ -1,0 +1,108 @@
+"""Stable orders of long columns, several times as fast as numpy's own.
+
+numpy sorts 64-bit integers by SIMD instructions, but finds a stable order by merging. A column of
+small range leaves room for the row's number below it, and then one such sort gives the order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+_KEY_BITS = 62
+
+_FEW = 1024
+"""Rows that any way sorts quickly."""
+
+_DENSE = 4
+"""A table of all values this many times as large as the number of rows is still quicker than to
+search for each."""
+
+
+def stable_order(column: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the rows by ascending value, equal ones as they stand: ``argsort(kind="stable")``.
+
+    Args:
+        column: Shape (rows,); integers, truth values, or floats (NaN comes last).
+    """
+    if len(column) <= _FEW or column.dtype.kind == "f":
+        return np.argsort(column, kind="stable")
+    lowest, bits = _range_of(column)
+    row_bits = (len(column) - 1).bit_length()
+    if bits + row_bits > _KEY_BITS:
+        return np.argsort(column, kind="stable")
+    packed = column.astype(np.int64)
+    packed -= lowest
+    packed <<= row_bits
+    packed |= np.arange(len(packed))
+    packed.sort()
+    packed &= (1 << row_bits) - 1
+    return packed
+
+
+def sort_rows(*columns: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the rows by the columns, the first counting most, equal ones as they stand.
+
+    Args:
+        columns: Each of shape (rows,), as in `stable_order`.
+    """
+    if len(columns[0]) <= _FEW:
+        return np.lexsort(columns[::-1])
+    keys = _merged(columns)
+    order = stable_order(keys[-1])
+    for key in keys[-2::-1]:
+        order = order[stable_order(key[order])]
+    return order
+
+
+def _merged(columns: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Put neighbouring columns into one as long as it leaves room for the row's number."""
+    room = _KEY_BITS - (len(columns[0]) - 1).bit_length()
+    keys: list[NDArray[Any]] = []
+    used = room + 1
+    for column in columns:
+        if column.dtype.kind == "f":
+            keys.append(column)
+            used = room + 1
+            continue
+        lowest, bits = _range_of(column)
+        if bits > room:
+            keys.append(column)
+            used = room + 1
+        elif used + bits > room:
+            keys.append(column.astype(np.int64) - lowest)
+            used = bits
+        else:
+            keys[-1] <<= bits
+            keys[-1] |= column.astype(np.int64) - lowest
+            used += bits
+    return keys
+
+
+def _range_of(column: NDArray[Any]) -> tuple[int, int]:
+    """Return a column's lowest value, and how many bits what lies above it takes."""
+    lowest, highest = int(column.min()), int(column.max())
+    return lowest, (highest - lowest).bit_length()
+
+
+def places_of(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where each value stands in ``ascending``, or would: ``searchsorted`` from the left.
+
+    Args:
+        values: Shape (rows,).
+        ascending: Shape (numbers,), sorted.
+    """
+    if len(values) <= _FEW or not len(ascending):
+        return np.searchsorted(ascending, values)
+    lowest, highest = int(values.min()), int(values.max())
+    if highest - lowest >= _DENSE * len(values):
+        return np.searchsorted(ascending, values)
+    table = np.searchsorted(ascending, np.arange(lowest, highest + 1))
+    found: NDArray[np.int64] = table[values - values.dtype.type(lowest)]
+    return found

@@ -1,0 +1,81 @@
+"""Orders are those of numpy's stable sorts, whatever the columns hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis import ordering
+from analysis.ordering import places_of, sort_rows, stable_order
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NUM_ROWS = 3_000
+"""Beyond what is sorted by numpy alone."""
+
+COLUMNS = {
+    "small": lambda rng: rng.integers(-5, 5, NUM_ROWS).astype(np.int32),
+    "bytes": lambda rng: rng.integers(0, 3, NUM_ROWS).astype(np.uint8),
+    "times": lambda rng: 1_700_000_000_000_000_000 + rng.integers(0, 1 << 34, NUM_ROWS),
+    "hashes": lambda rng: rng.integers(0, 1 << 64, NUM_ROWS // 4, dtype=np.uint64).repeat(4),
+    "whole": lambda rng: rng.integers(np.iinfo(np.int64).min, np.iinfo(np.int64).max, NUM_ROWS),
+    "truth": lambda rng: rng.random(NUM_ROWS) < 0.5,
+    "floats": lambda rng: np.where(rng.random(NUM_ROWS) < 0.1, np.nan, rng.random(NUM_ROWS)),
+    "equal": lambda rng: np.full(NUM_ROWS, 7),
+}
+"""By what they are like: of which ranges columns are."""
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_one_column_is_ordered_as_numpy_orders_it(name: str) -> None:
+    column = COLUMNS[name](np.random.default_rng(1))
+
+    assert (stable_order(column) == np.argsort(column, kind="stable")).all()
+
+
+@given(
+    names=st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, max_size=5),
+    seed=st.integers(0, 1000),
+)
+def test_several_columns_are_ordered_as_lexsort_orders_them(names: list[str], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    columns = [COLUMNS[name](rng) for name in names]
+
+    assert (sort_rows(*columns) == np.lexsort(columns[::-1])).all()
+
+
+def test_the_columns_that_are_sorted_stay_as_they_are() -> None:
+    rng = np.random.default_rng(2)
+    columns = [COLUMNS[name](rng) for name in ("small", "bytes", "truth")]
+    before = [column.copy() for column in columns]
+
+    sort_rows(*columns)
+    stable_order(columns[0])
+
+    for column, copy in zip(columns, before, strict=True):
+        assert (column == copy).all()
+
+
+def test_no_rows_have_an_empty_order() -> None:
+    assert not len(sort_rows(np.array([], dtype=np.int64), np.array([], dtype=np.int32)))
+
+
+@pytest.mark.parametrize(
+    "ascending",
+    [np.array([3, 5, 9]), np.arange(-20, 20, 2), np.array([], dtype=np.int64)],
+    ids=["few", "many", "none"],
+)
+@pytest.mark.parametrize("spread", [30, 1 << 40], ids=["dense", "sparse"])
+def test_a_value_stands_where_a_search_finds_it(ascending: NDArray[np.int64], spread: int) -> None:
+    values: NDArray[Any] = np.random.default_rng(3).integers(-spread, spread, NUM_ROWS)
+
+    assert (places_of(values, ascending) == np.searchsorted(ascending, values)).all()
+
+
+def test_few_rows_take_the_plain_way() -> None:
+    assert ordering._FEW < NUM_ROWS
