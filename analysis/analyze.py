@@ -67,7 +67,24 @@ def analyze_run(
         UnknownRunError: The store holds no such run.
         EmptyRunError: The run has no spans in these steps.
     """
-    run = source.run_info(run_id)
+    return analyze_known(source, source.run_info(run_id), first=first, last=last)
+
+
+def analyze_known(
+    source: SpanSource, run: RunInfo, *, first: int | None = None, last: int | None = None
+) -> RunReport:
+    """Analyse a run whose description is at hand already, as `analyze_run` does.
+
+    Args:
+        source: The store.
+        run: The run, as the store described it.
+        first: First step to take in; None: from the beginning.
+        last: Last step to take in; None: to the end.
+
+    Raises:
+        EmptyRunError: The run has no spans in these steps.
+    """
+    run_id = run.run_id
     steps = source.steps(run_id, first=first, last=last)
     spans = source.spans(run_id, first=first, last=last)
     context = source.context(run_id, first=first, last=last)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from analysis.report import Finding
 from analysis.words import count_text, name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from analysis.context import RankManifest, RunContext
     from analysis.source import RunInfo
@@ -79,7 +80,7 @@ def misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
     shares: dict[tuple[int, ...], float] = {}
     for epoch in run.epochs:
         told = {one.rank: one.settings for one in context.manifests if one.epoch == epoch.epoch}
-        for ranks, difference, share in _disagreements(told, _positions(run, epoch.epoch)):
+        for ranks, difference, share in _disagreements(told, partial(_positions, run, epoch.epoch)):
             found[ranks].setdefault(difference.name, difference)
             shares[ranks] = min(share, shares.get(ranks, 1.0))
     findings = [
@@ -114,12 +115,13 @@ def _positions(run: RunInfo, epoch: int) -> Positions:
 
 
 def _disagreements(
-    told: Mapping[int, Mapping[str, str]], positions: Positions
+    told: Mapping[int, Mapping[str, str]], positions_of: Callable[[], Positions]
 ) -> Iterable[tuple[tuple[int, ...], Difference, float]]:
     """Yield (ranks that differ, the setting, share of ranks that agree)."""
     groups = _alike(told)
     if len(groups) == 1:
         return
+    positions = positions_of()
     names = sorted({name for settings, _ in groups for name in settings})
     for name in names:
         if belongs_to_one_process(name):

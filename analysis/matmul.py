@@ -114,10 +114,12 @@ def device_of(ranks: Iterable[RankInfo]) -> Device | None:
 
 
 def _told(manifests: tuple[RankManifest, ...], names: frozenset[str]) -> int | None:
+    # Ranks of equal settings share one mapping.
+    contents = {id(manifest.settings): manifest.settings for manifest in manifests}
     found = {
         value
-        for manifest in manifests
-        for name, value in manifest.settings.items()
+        for settings in contents.values()
+        for name, value in settings.items()
         if name.startswith(CONFIG) and name.rpartition(".")[2] in names
     }
     if len(found) != 1:

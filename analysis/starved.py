@@ -93,7 +93,7 @@ def blame(model: ReplayModel, waits: WaitIntervals, *, trail: Trail | None = Non
         trail: That of ``model``; None: find it.
 
     Returns:
-        Sums by pair; over the pairs of one rank they are what it waited.
+        Sums by pair, by ascending rank; over the pairs of one rank they are what it waited.
     """
     trail = trail_of(model) if trail is None else trail
     before, last_member = trail.before, trail.last_member
@@ -141,19 +141,30 @@ def starved_ranks(
         trail: That of ``model``; None: find it.
     """
     found = blame(model, waits, trail=trail)
-    by_rank: dict[int, list[WaitsOn]] = {}
-    rows = zip(found.rank.tolist(), found.on_rank.tolist(), found.waited_ns.tolist(), strict=True)
-    for rank, on, waited in rows:
-        by_rank.setdefault(rank, []).append(WaitsOn(rank=on, ratio=waited / total_ns[rank]))
+    first = np.flatnonzero(np.diff(found.rank, prepend=NOBODY))
+    if not len(first):
+        return ()
+    num = np.diff(np.append(first, len(found.rank)))
+    ranks = found.rank[first].tolist()
+    ratio = found.waited_ns / np.repeat([float(total_ns[rank]) for rank in ranks], num)
+    whole = np.add.reduceat(ratio, first)
+    # Pairs come by rank: the most guilty of each stand before the others of the same rank.
+    order = sort_rows(found.rank, -found.waited_ns)
+    culprit, share = found.on_rank[order].tolist(), ratio[order].tolist()
     starved = [
         Starved(
             rank=rank,
-            wait_ratio=sum(part.ratio for part in parts),
-            waits_on=tuple(sorted(parts, key=lambda part: -part.ratio)[:MOST_CULPRITS]),
+            wait_ratio=wait_ratio,
+            waits_on=tuple(
+                WaitsOn(rank=culprit[row], ratio=share[row])
+                for row in range(begin, begin + min(count, MOST_CULPRITS))
+            ),
         )
-        for rank, parts in by_rank.items()
+        for rank, wait_ratio, begin, count in zip(
+            ranks, whole.tolist(), first.tolist(), num.tolist(), strict=True
+        )
+        if wait_ratio >= LEAST_RATIO
     ]
-    starved = [entry for entry in starved if entry.wait_ratio >= LEAST_RATIO]
     return tuple(sorted(starved, key=lambda entry: (-entry.wait_ratio, entry.rank)))
 
 

@@ -155,7 +155,8 @@ def _launched_by(joined: Joined, pieces: Pieces, launch: NDArray[np.int64]) -> N
     """
     before: NDArray[np.int64] = np.searchsorted(pieces.end, launch, side="right") - 1
     begin, end = joined.blocked()
-    passing = (pieces.start == pieces.end) & ~np.isin(pieces.start, end[end > begin])
+    passing = pieces.start == pieces.end
+    passing[passing] = ~np.isin(pieces.start[passing], end[end > begin])
     at_once = (before >= 0) & passing[before] & (pieces.start[before] == launch)
     earlier: NDArray[np.int64] = before - at_once
     return earlier

@@ -18,19 +18,22 @@ def analyze_stored(
         EmptyRunError: It holds no spans in these steps.
         StoreError: The store could not be opened or read.
     """
-    from analysis.analyze import analyze_run
+    from analysis.analyze import analyze_known
     from analysis.document import to_document
     from analysis.verdict import verdict_sentence
     from collector.location import default_store_url
     from collector.served_store import open_for_reading
+    from rankscope.allocation import keep_freed_memory
     from rankscope.following import History, follows_document, follows_text
     from rankscope.report_text import report_text
     from rankscope.source import StoreSource
 
+    keep_freed_memory()
     with open_for_reading(store_url or default_store_url()) as store:
         source = StoreSource(store)
-        report = analyze_run(source, run_id, first=first, last=last)
-        followed = History(store).of_report(report, source.run_info(run_id))
+        run = source.run_info(run_id)
+        report = analyze_known(source, run, first=first, last=last)
+        followed = History(store).of_report(report, run)
     if as_json:
         document = to_document(report)
         for finding, found in zip(document["findings"], followed, strict=True):
