@@ -88,6 +88,10 @@ def analyze_known(
     steps = source.steps(run_id, first=first, last=last)
     spans = source.spans(run_id, first=first, last=last)
     context = source.context(run_id, first=first, last=last)
+    if not len(spans) and first is None and last is None:
+        told = _told(run, spans, steps, context)
+        if any(finding.cause in ENDINGS for finding in told):
+            return _nothing_to_replay(run, spans, steps, told)
     if not len(spans):
         died = "; ".join(finding.evidence for finding in crashes(run, context))
         raise EmptyRunError(
@@ -119,12 +123,12 @@ def report_of(
     """
     steps = steps_on_device(spans, steps)
     coords = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
-    told = (*hangs(run, spans, steps, context), *crashes(run, context))
+    told = _told(run, spans, steps, context)
     reading, replayer = _replayable(run, spans, steps, reading)
     if replayer is None:
-        return _nothing_to_replay(run, spans, steps, reading, told)
+        return _nothing_to_replay(run, spans, steps, told, reading)
     ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
-    told += (*misconfigurations(run, context), *layout_findings(run, reading, ranks, context))
+    told += layout_findings(run, reading, ranks, context)
     result = what_if(replayer)
     slowdown = result.slowdown(result.replayed_ns)
     profile = profile_of(reading.items, coords) if len(reading.items) else None
@@ -259,20 +263,38 @@ def _step_bounds(steps: StepTable, numbers: tuple[int, ...]) -> dict[int, tuple[
     return dict(zip(numbers, pairs, strict=True))
 
 
+def _told(
+    run: RunInfo, spans: SpanTable, steps: StepTable, context: RunContext
+) -> tuple[Finding, ...]:
+    """Return what is known without a replay: how the job ended, and how its ranks differ."""
+    ended = (*hangs(run, spans, steps, context), *crashes(run, context))
+    return (*ended, *misconfigurations(run, context))
+
+
 def _nothing_to_replay(
     run: RunInfo,
     spans: SpanTable,
     steps: StepTable,
-    reading: Reading,
     told: tuple[Finding, ...],
+    reading: Reading | None = None,
 ) -> RunReport:
-    """Report a run of which no step can be replayed: what was recorded, and why no more."""
+    """Report a run of which no step can be replayed: what was recorded, and why no more.
+
+    Args:
+        run: Layout, ranks and groups.
+        spans: Its spans, if any.
+        steps: Its steps, if any.
+        told: What is known without a replay.
+        reading: The same as operations; None: there are no spans.
+    """
     numbers = distinct(spans.step)
     actual = [
         int((rows.start_ns + rows.duration_ns).max() - rows.start_ns.min())
         for rows in (_step_of(spans, int(step)) for step in numbers)
     ]
-    why = _left_out_sentence(reading.left_out)
+    left_out = {} if reading is None else reading.left_out
+    why = _left_out_sentence(left_out) or "nothing of it was recorded"
+    actual_s = float(np.mean(actual)) / NS_PER_S if actual else None
     coords = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
     return RunReport(
         run=run.run_id,
@@ -283,7 +305,7 @@ def _nothing_to_replay(
         coords=coords,
         steps=tuple(numbers.tolist()),
         num_spans=len(spans),
-        step_time_s=StepTimes(actual=float(np.mean(actual)) / NS_PER_S, replayed=None, ideal=None),
+        step_time_s=StepTimes(actual=actual_s, replayed=None, ideal=None),
         launch_slowdown=None,
         replay_error_ratio=None,
         slowdown=None,
@@ -321,21 +343,23 @@ def _seconds_by_step(
     return {step: float(time) / NS_PER_S for step, time in zip(steps, times_ns, strict=True)}
 
 
-def _quality(run: RunInfo, steps: StepTable, reading: Reading, *, isolated: bool = True) -> Quality:
-    warnings = [*run.warnings, *reading.warnings]
+def _quality(
+    run: RunInfo, steps: StepTable, reading: Reading | None, *, isolated: bool = True
+) -> Quality:
+    warnings = [*run.warnings, *(() if reading is None else reading.warnings)]
     if not isolated:
         warnings.append(
             "slowdown by dp position and worker is left out: so many dp positions whose steps"
             " differ in structure would each take a replay; analyze fewer steps (--steps A:B)"
         )
-    if reading.left_out:
+    if reading is not None and reading.left_out:
         warnings.append(_left_out_sentence(reading.left_out))
     if run.num_torn:
         warnings.append(f"{run.num_torn} records were torn when a process died")
     return Quality(
         dropped_spans=run.num_dropped,
         clock_error_ns=run.clock_error_ns,
-        coverage_ratio=_coverage(run, steps, reading),
+        coverage_ratio=None if reading is None else _coverage(run, steps, reading),
         warnings=tuple(warnings),
     )
 

@@ -89,8 +89,8 @@ class Quality:
 class StepTimes:
     """Mean seconds per step."""
 
-    actual: float
-    """Recorded: last end - first start of each step (T_base)."""
+    actual: float | None
+    """Recorded: last end - first start of each step (T_base); None where no step was recorded."""
 
     replayed: float | None
     """T of the device replay; None where nothing could be replayed."""

@@ -113,7 +113,7 @@ def _gain(report: RunReport, finding: Finding) -> str:
     part = "all" if share >= 1.0 else f"{share:.0%}"
     lost = ""
     times = report.step_time_s
-    if times.ideal is not None:
+    if times.actual is not None and times.ideal is not None:
         # The share is of the full replay, launch gaps included, which is the recorded time.
         won = share * (times.actual - times.ideal)
         lost = f", {duration_text(won * NS_PER_S)} a step"

@@ -180,9 +180,7 @@ class Reports:
 
     def _analyze(self, summary: RunSummary) -> RunReport | None:
         steps = self._source.steps(summary.run_id)
-        if not len(steps):
-            return None
-        first = _first_within(self._max_spans, summary, steps)
+        first = _first_within(self._max_spans, summary, steps) if len(steps) else None
         try:
             report = analyze_run(self._source, summary.run_id, first=first)
         except EmptyRunError:

@@ -31,9 +31,8 @@ def excess_figure(report: RunReport) -> go.Figure:
     step time, so that noise looks like noise.
     """
     shown = worst_in_blocks(report.excess, max_rows=MAX_ROWS, max_columns=MAX_COLUMNS)
-    limit_ns = max(
-        _LEAST_RANGE_RATIO * report.step_time_s.actual * NS_PER_S, _high(shown.excess_ns)
-    )
+    step_s = report.step_time_s.actual or 0.0
+    limit_ns = max(_LEAST_RANGE_RATIO * step_s * NS_PER_S, _high(shown.excess_ns))
     unit, unit_ns = axis_unit(limit_ns)
     spaced = len(shown.rank_blocks) <= _TALL_CELLS and len(shown.step_blocks) <= _TALL_CELLS
     figure = go.Figure(

@@ -10,7 +10,7 @@ import pytest
 from analysis.analyze import analyze_run
 from analysis.document import to_document
 from analysis.errors import EmptyRunError
-from analysis.source import rows_of_spans
+from analysis.source import rows_of_spans, rows_of_steps
 from analysis.traced import read_traced
 from analysis.verdict import verdict_sentence
 from analysis.whatif import Replayer
@@ -174,11 +174,47 @@ def test_steps_without_spans_are_an_error_that_says_where_to_look() -> None:
         analyze_run(job({}), "tiny", first=100)
 
 
-def test_a_run_that_died_before_its_first_span_says_of_what() -> None:
+def test_steps_without_spans_of_a_run_that_died_say_of_what() -> None:
     around = context_of(failed(5, 10.0, "ValueError", "bad token", step=None))
 
     with pytest.raises(EmptyRunError, match=r"it died: rank 5 failed first.*bad token"):
         analyze_run(replace(job({}), around=around), "tiny", first=100)
+
+
+def test_a_run_that_died_before_its_first_span_is_reported() -> None:
+    # GIVEN a run that recorded nothing, and how rank 5 of it ended
+    source = job({})
+    nothing = replace(
+        source,
+        span_table=rows_of_spans(source.span_table, np.zeros(len(source.span_table), np.bool_)),
+        step_table=rows_of_steps(source.step_table, np.zeros(len(source.step_table), np.bool_)),
+        around=context_of(failed(5, 10.0, "ValueError", "bad token", step=None)),
+    )
+
+    # WHEN it is analysed
+    report = analyze_run(nothing, "tiny")
+
+    # THEN the report names what it died of, and leaves unknown what nobody saw
+    assert causes(report) == [("crash", (5,))]
+    assert "bad token" in report.top_finding.evidence
+    assert report.num_spans == 0
+    assert report.steps == ()
+    assert report.step_time_s.actual is None
+    assert report.quality.coverage_ratio is None
+    json.dumps(to_document(report), allow_nan=False)
+    assert "Rank 5" in verdict_sentence(report)
+
+
+def test_a_run_that_recorded_nothing_and_did_not_die_has_no_report() -> None:
+    source = job({})
+    nothing = replace(
+        source,
+        span_table=rows_of_spans(source.span_table, np.zeros(len(source.span_table), np.bool_)),
+        step_table=rows_of_steps(source.step_table, np.zeros(len(source.step_table), np.bool_)),
+    )
+
+    with pytest.raises(EmptyRunError, match="rankscope runs"):
+        analyze_run(nothing, "tiny")
 
 
 def test_only_the_steps_asked_for_take_part() -> None:

@@ -13,12 +13,14 @@ from analysis import ordering
 from analysis.ordering import places_of, sort_rows, stable_order
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 NUM_ROWS = 3_000
 """Beyond what is sorted by numpy alone."""
 
-COLUMNS = {
+COLUMNS: dict[str, Callable[[np.random.Generator], NDArray[Any]]] = {
     "small": lambda rng: rng.integers(-5, 5, NUM_ROWS).astype(np.int32),
     "bytes": lambda rng: rng.integers(0, 3, NUM_ROWS).astype(np.uint8),
     "times": lambda rng: 1_700_000_000_000_000_000 + rng.integers(0, 1 << 34, NUM_ROWS),
