@@ -60,6 +60,9 @@ def operation_times(
             node_ends = replay(found.schedule, durations[operation] + gaps[gap])
             ends[operation[operation >= 0]] = node_ends[operation >= 0]
             arrived[gap[gap >= 0]] = node_ends[gap >= 0]
+    if not program.has_arrivals:
+        reaches = operations.group[operations.dst] != NO_GROUP
+        np.maximum.at(arrived, operations.dst[reaches], ends[operations.src[reaches]])
     gate = ends - duration_ns
     return OperationTimes(
         start_ns=np.where(operations.group == NO_GROUP, gate, arrived),

@@ -8,6 +8,7 @@ that all replicas share (a gradient reduction, say) wait across the lanes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +47,10 @@ class StepClass:
     """Nodes whose last end is the step's end."""
 
     gap: NDArray[np.int64]
-    """Shape (nodes, replicas, steps): whose launch gap is added; empty in a device replay."""
+    """Shape (nodes, replicas, steps): whose launch gap is added; empty in a device replay.
+
+    Without `Program.has_arrivals` no member of a group has one.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,9 @@ class Program:
     replicas: NDArray[np.int64]
     """The data-parallel positions, ascending."""
 
+    has_arrivals: bool
+    """Whether members of groups may have launch gaps."""
+
     def step_times(
         self, duration_ns: NDArray[np.float64], gap_ns: NDArray[np.float64] | None = None
     ) -> NDArray[np.float64]:
@@ -65,7 +72,8 @@ class Program:
 
         Args:
             duration_ns: Shape (ops,): durations and transfers.
-            gap_ns: Shape (ops,): launch gaps, for a program compiled with them.
+            gap_ns: Shape (ops,): launch gaps, for a program compiled with them; without
+                `has_arrivals` those of members of groups are not looked at.
 
         Returns:
             Shape (steps,): time from each step's start to the last end of an
@@ -165,6 +173,16 @@ class Program:
         return times
 
 
+class _Gaps(Enum):
+    """Whose launch gaps a replay holds."""
+
+    NONE = 0
+    OF_THE_REST = 1
+    """Of operations without a group."""
+
+    OF_ALL = 2
+
+
 @dataclass(frozen=True, slots=True)
 class _Frame:
     """One way to cut the operations into instances: by step and replica, or by step."""
@@ -182,13 +200,17 @@ class _Frame:
     """Whether an operation's group reaches beyond its instance."""
 
 
-def compile_program(operations: Operations, *, host_gaps: bool) -> Program:
+def compile_program(
+    operations: Operations, *, host_gaps: bool, late_members: bool = True
+) -> Program:
     """Compile ``operations`` for replay.
 
     Args:
         operations: What to replay.
         host_gaps: Whether launch gaps take part (the *full* replay) or not
             (the *device* replay).
+        late_members: Whether members of groups have launch gaps. Where none has, the replay is
+            a third smaller without a node for each.
 
     Raises:
         CycleError: Operations of a step wait for each other.
@@ -197,6 +219,8 @@ def compile_program(operations: Operations, *, host_gaps: bool) -> Program:
     replica = places_of(operations.replica, replicas)
     num_steps = len(operations.steps)
     whole = operations
+    gaps = _Gaps.OF_ALL if late_members else _Gaps.OF_THE_REST
+    gaps = gaps if host_gaps else _Gaps.NONE
     left = np.ones(num_steps, dtype=np.bool_)
     classes: list[StepClass] = []
     if len(replicas) > 1:
@@ -204,15 +228,20 @@ def compile_program(operations: Operations, *, host_gaps: bool) -> Program:
         signature, alike = _signatures(whole, frame)
         by_step = signature.reshape(num_steps, len(replicas))
         alike &= (by_step == by_step[:, :1]).all(axis=1)
-        classes += _compile(whole, frame, by_step[:, 0], np.flatnonzero(alike), host_gaps)
+        classes += _compile(whole, frame, by_step[:, 0], np.flatnonzero(alike), gaps)
         left = ~alike
     if left.any():
         frame = _frame(whole, np.zeros(len(whole), dtype=np.int64), 1)
         # The only step is like no other: nothing to tell apart.
         alone = num_steps == 1
         signature = np.zeros(1, dtype=np.uint64) if alone else _signatures(whole, frame)[0]
-        classes += _compile(whole, frame, signature, np.flatnonzero(left), host_gaps)
-    return Program(classes=tuple(classes), num_steps=num_steps, replicas=replicas)
+        classes += _compile(whole, frame, signature, np.flatnonzero(left), gaps)
+    return Program(
+        classes=tuple(classes),
+        num_steps=num_steps,
+        replicas=replicas,
+        has_arrivals=gaps is _Gaps.OF_ALL,
+    )
 
 
 def _frame(operations: Operations, replica: NDArray[np.int64], num_replicas: int) -> _Frame:
@@ -299,7 +328,7 @@ def _compile(
     frame: _Frame,
     signature: NDArray[np.uint64],
     steps: NDArray[np.int64],
-    host_gaps: bool,  # noqa: FBT001 -- private; the public function names it
+    gaps: _Gaps,
 ) -> list[StepClass]:
     """Build one class for each distinct signature among ``steps``."""
     if not len(steps):
@@ -323,7 +352,7 @@ def _compile(
             if frame.num_replicas > 1
             else np.zeros(len(nodes), np.bool_),
         )
-        classes.append(_step_class(operations, frame, graph, members, nodes, host_gaps))
+        classes.append(_step_class(operations, frame, graph, members, nodes, gaps))
     return classes
 
 
@@ -344,14 +373,14 @@ def _step_class(
     graph: _Graph,
     steps: NDArray[np.int64],
     nodes: NDArray[np.int64],
-    host_gaps: bool,  # noqa: FBT001
+    gaps: _Gaps,
 ) -> StepClass:
     """Turn groups into gates and order the result.
 
-    A member of a group is two nodes (three with launch gaps): the *gate* of the
+    A member of a group is two nodes (three with a launch gap): the *gate* of the
     group waits for all that any member waits for, and the member's own node
-    waits for the gate alone. With gaps, each member waits in a node of its own
-    before the gate, so that a late launch delays the group.
+    waits for the gate alone. With gaps of members, each waits in a node of its
+    own before the gate, so that a late launch delays the group.
     """
     members = np.flatnonzero(graph.lead >= 0)
     gate_of_lead, num_leads = number_rows(graph.lead[members])
@@ -359,7 +388,7 @@ def _step_class(
     num_nodes = graph.num_ops + num_leads
     arrival = np.arange(graph.num_ops)
     src, dst = [graph.src], []
-    if host_gaps:
+    if gaps is _Gaps.OF_ALL:
         arrival[members] = num_nodes + np.arange(len(members))
         num_nodes += len(members)
         src += [arrival[members], gate]
@@ -381,9 +410,11 @@ def _step_class(
     shape = (num_nodes, frame.num_replicas, len(steps))
     operation = np.full(shape, NO_OPERATION, dtype=np.int64)
     operation[schedule.position[: graph.num_ops]] = rows
-    gap = np.full(shape if host_gaps else (0, 0, 0), NO_OPERATION, dtype=np.int64)
-    if host_gaps:
-        gap[schedule.position[arrival]] = rows
+    has_gaps = gaps is not _Gaps.NONE
+    gap = np.full(shape if has_gaps else (0, 0, 0), NO_OPERATION, dtype=np.int64)
+    if has_gaps:
+        with_gap = np.flatnonzero((graph.lead < 0) | (gaps is _Gaps.OF_ALL))
+        gap[schedule.position[arrival[with_gap]]] = rows[with_gap]
     return StepClass(
         schedule=schedule,
         operation=operation,

@@ -146,8 +146,9 @@ def starved_ranks(
         return ()
     num = np.diff(np.append(first, len(found.rank)))
     ranks = found.rank[first].tolist()
-    ratio = found.waited_ns / np.repeat([float(total_ns[rank]) for rank in ranks], num)
-    whole = np.add.reduceat(ratio, first)
+    total = np.array([float(total_ns[rank]) for rank in ranks])
+    ratio = found.waited_ns / np.repeat(total, num)
+    whole = np.add.reduceat(found.waited_ns, first) / total
     # Pairs come by rank: the most guilty of each stand before the others of the same rank.
     order = sort_rows(found.rank, -found.waited_ns)
     culprit, share = found.on_rank[order].tolist(), ratio[order].tolist()

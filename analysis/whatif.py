@@ -15,6 +15,7 @@ import numpy as np
 
 from analysis.device_graph import without_host
 from analysis.operation_times import OperationTimes, operation_times
+from analysis.operations import NO_GROUP
 from analysis.program import Program, compile_program
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Replayer:
         operations, self._at = without_host(model.operations, model.on_device)
         self._device = compile_program(operations, host_gaps=False)
         self._full: Program | None = None
+        self._members = np.flatnonzero(model.operations.group != NO_GROUP)
         self._recorded_ns = operations.duration_ns
         self._ideal_ns = model.ideal_ns[self._at]
 
@@ -116,18 +118,16 @@ class Replayer:
 
     def full_recorded(self) -> NDArray[np.float64]:
         """Return T by step of the full replay: recorded durations and launch gaps."""
-        return self._full_program().step_times(
-            self.model.operations.duration_ns, self.model.operations.gap_ns
-        )
+        return self.full_with(self.model.operations.duration_ns)
 
     def full_ideal(self) -> NDArray[np.float64]:
         """Return T_ideal by step of the full replay: host gaps at their median."""
-        return self._full_program().step_times(self.model.ideal_ns, self.model.ideal_gap_ns)
+        return self.full_with(self.model.ideal_ns, self.model.ideal_gap_ns)
 
     def full_without(self, part: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return T by step of the full recorded replay with a part made ideal."""
         operations, model = self.model.operations, self.model
-        return self._full_program().step_times(
+        return self.full_with(
             np.where(part, model.ideal_ns, operations.duration_ns),
             np.where(part, model.ideal_gap_ns, operations.gap_ns),
         )
@@ -142,18 +142,19 @@ class Replayer:
             gap_ns: Shape (ops,); None: as recorded.
         """
         gaps = self.model.operations.gap_ns if gap_ns is None else gap_ns
-        return self._full_program().step_times(duration_ns, gaps)
+        return self._full_program(gaps).step_times(duration_ns, gaps)
 
     def full_ideal_times(self) -> OperationTimes:
         """Return when each operation begins and ends in the ideal full replay."""
         model = self.model
-        return operation_times(
-            self._full_program(), model.operations, model.ideal_ns, model.ideal_gap_ns
-        )
+        program = self._full_program(model.ideal_gap_ns)
+        return operation_times(program, model.operations, model.ideal_ns, model.ideal_gap_ns)
 
-    def _full_program(self) -> Program:
-        if self._full is None:
-            self._full = compile_program(self.model.operations, host_gaps=True)
+    def _full_program(self, gap_ns: NDArray[np.float64]) -> Program:
+        """Return the full replay, compiled anew where these gaps are the first of members."""
+        late = bool(gap_ns[self._members].any())
+        if self._full is None or (late and not self._full.has_arrivals):
+            self._full = compile_program(self.model.operations, host_gaps=True, late_members=late)
         return self._full
 
 

@@ -5,9 +5,11 @@ import pytest
 
 from analysis.bytedance_reading import read_bytedance
 from analysis.operation_times import operation_times
+from analysis.operations import NO_GROUP
 from analysis.program import compile_program
 from analysis.step_graph import graph_of_steps, replayed_times
 from analysis.traced import read_traced
+from analysis.whatif import Replayer
 from tests.analysis.bytedance_cluster import ByteDanceCluster
 from tests.analysis.cluster import MS, gpt_cluster, source_of
 from tracer.topology import Layout
@@ -45,3 +47,41 @@ def test_steps_and_replicas_together_give_what_each_step_alone_gives(name: str) 
     assert alone.rows.tolist() == list(range(len(operations)))
     for column in ("start_ns", "gate_ns", "end_ns"):
         assert getattr(together, column).tolist() == getattr(alone, column).tolist()
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_members_without_launch_gaps_need_no_nodes_of_their_own(name: str) -> None:
+    # GIVEN gaps of operations that are in no group
+    model = MODELS[name]
+    operations = model.operations
+    gap = np.where(operations.group == NO_GROUP, 1.0 + np.arange(len(operations)) % 7, 0.0)
+
+    # WHEN it is replayed with and without nodes for members that come late
+    lean = compile_program(operations, host_gaps=True, late_members=False)
+    full = compile_program(operations, host_gaps=True)
+
+    # THEN every time is the same
+    assert not lean.has_arrivals
+    assert (
+        lean.step_times(operations.duration_ns, gap).tolist()
+        == full.step_times(operations.duration_ns, gap).tolist()
+    )
+    one, other = (
+        operation_times(program, operations, operations.duration_ns, gap)
+        for program in (lean, full)
+    )
+    for column in ("start_ns", "gate_ns", "end_ns"):
+        assert getattr(one, column).tolist() == getattr(other, column).tolist()
+
+
+def test_gaps_of_members_are_replayed_also_when_they_come_later() -> None:
+    # GIVEN a run whose members have no gaps, replayed so
+    model = MODELS["traced"]
+    replayer = Replayer(model)
+    before = replayer.full_recorded()
+
+    # WHEN each member of a group comes 1 s late
+    late = np.where(model.operations.group == NO_GROUP, 0.0, 1e9)
+
+    # THEN it counts
+    assert (replayer.full_with(model.operations.duration_ns, late) >= before + 1e9).all()
