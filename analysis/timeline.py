@@ -65,10 +65,22 @@ def step_timeline(source: SpanSource, run_id: str, *, epoch: int, step: int) -> 
             f"run {run_id!r} has no spans of step {step} in epoch {epoch}:"
             " nothing of it has arrived yet, or its spans are no longer kept"
         )
+    return timeline_of(info, spans, epoch=epoch, step=step)
+
+
+def timeline_of(info: RunInfo, spans: SpanTable, *, epoch: int, step: int) -> StepTimeline:
+    """Split the communication of one step of one epoch.
+
+    Args:
+        info: The run.
+        spans: All spans of this step, at least one.
+        epoch: Their epoch.
+        step: Their step.
+    """
     incarnation = next((known for known in info.epochs if known.epoch == epoch), None)
     split = _split(spans, info, incarnation)
     return StepTimeline(
-        run=run_id,
+        run=info.run_id,
         epoch=epoch,
         step=step,
         begin_ns=int(spans.start_ns.min()),

@@ -93,26 +93,26 @@ def test_a_run_whose_spans_went_is_still_analysed_and_says_so(tmp_path: Path) ->
         simulation = simulate(
             Scenario(
                 dp=4,
-                num_steps=60,
-                faults=parse_simulated_faults(["slow-compute:rank=2,factor=2,steps=50-55"]),
+                num_steps=30,
+                faults=parse_simulated_faults(["slow-compute:rank=2,factor=2,steps=20-24"]),
             ),
             run_id="job",
         )
         store_simulation(store, simulation, simulation.tables())
         source = StoreSource(store)
         before = analyze_run(source, "job")
-        finding = {"run_id": "job", "cause": "slow-compute", "first_step": 50, "last_step": 55}
+        finding = {"run_id": "job", "cause": "slow-compute", "first_step": 20, "last_step": 24}
         store.insert_rows("findings", [finding])
         later = time.time_ns() + 49 * HOUR_NS
         Retention(store, Deletions(store), unix_ns=lambda: later).expire()
 
         after = analyze_run(source, "job")
 
-        assert len(before.steps) == 60
-        assert after.steps == tuple(range(42, 60))
+        assert len(before.steps) == 30
+        assert after.steps == tuple(range(12, 30))
         assert (after.top_finding.cause, after.top_finding.ranks) == ("slow-compute", (2,))
         assert any(
-            "up to step 59 are kept no longer, but those of the steps around findings: 42-59"
+            "up to step 29 are kept no longer, but those of the steps around findings: 12-29"
             in warning
             for warning in after.quality.warnings
         )
