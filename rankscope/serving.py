@@ -121,7 +121,7 @@ def serve_store(options: ServeOptions) -> None:
         )
 
 
-def serve_opened(
+def serve_opened(  # noqa: PLR0913  # what a server is made of
     store: Store,
     bound: socket.socket,
     *,
