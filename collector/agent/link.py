@@ -33,11 +33,7 @@ if TYPE_CHECKING:
     from urllib3.response import HTTPResponse
 
 MAX_ANSWER_BYTES = 64 << 10
-CONNECT_S = 5.0
-STALL_S = 20.0
-"""Longest time in which a piece of 16 KiB must leave."""
-
-ANSWER_S = 30.0
+PIECE_BYTES = 16_384
 LONGEST_ANSWER_S = 600.0
 CLOSE_S = 1.0
 SEND_BUFFER_BYTES = 256 << 10
@@ -51,7 +47,7 @@ SOCKET_OPTIONS: list[tuple[int, int, int | bytes]] = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES),
-    (socket.IPPROTO_TCP, TCP_USER_TIMEOUT, round(STALL_S * 1_000)),
+    (socket.IPPROTO_TCP, TCP_USER_TIMEOUT, 30_000),
 ]
 
 
@@ -66,6 +62,21 @@ class TlsFiles:
     """The agent's own, where the collector asks for one."""
 
     key: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """How long the parts of an exchange may take."""
+
+    connect_s: float = 5.0
+    stall_s: float = 20.0
+    """For each piece of 16 KiB to leave."""
+
+    answer_s: float = 30.0
+    """At first; one that comes late makes the next longer."""
+
+
+DEADLINES = Deadlines()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +130,7 @@ class Link:
         agent: Value of ``X-Rankscope-Agent``.
         tls: Certificates.
         environment: Names the token, which is read anew for each request.
-        answer_s: How long an answer may take at first; a late one makes the next longer.
+        deadlines: How long the parts of an exchange may take.
 
     Raises:
         AgentConfigError: An address or a certificate can't be used.
@@ -132,7 +143,7 @@ class Link:
         agent: str,
         tls: TlsFiles | None = None,
         environment: Mapping[str, str] = os.environ,
-        answer_s: float = ANSWER_S,
+        deadlines: Deadlines = DEADLINES,
     ) -> None:
         self._endpoints = [_Endpoint.of(url) for url in urls]
         is_tls = any(endpoint.is_tls for endpoint in self._endpoints)
@@ -140,8 +151,8 @@ class Link:
         self._agent = agent
         self._environment = environment
         self._place = 0
-        self._shortest_s = answer_s
-        self._answer_s = answer_s
+        self._deadlines = deadlines
+        self._answer_s = deadlines.answer_s
         self._connection: HTTPConnection | None = None
         self._is_closed = False
         self._lock = threading.Lock()
@@ -214,6 +225,8 @@ class Link:
             connection = self._connected()
             watchdog.start()
             answer = self._ask(connection, method, path, body=body, headers=headers)
+            # Headers that were cut short in the middle read as if they were all.
+            _check_in_time(is_late)
         except (HTTPError, HTTPException, OSError) as error:
             self._drop()
             self._place = (self._place + 1) % len(self._endpoints)
@@ -224,13 +237,13 @@ class Link:
         finally:
             watchdog.cancel()
         took_s = time.monotonic() - begun_s
-        self._answer_s = max(self._shortest_s, min(self._answer_s, 4 * took_s))
+        self._answer_s = max(self._deadlines.answer_s, min(self._answer_s, 4 * took_s))
         return answer
 
     def _deadline_s(self, body: bytes | None) -> float:
         """Return how long the whole exchange may take, whatever drips meanwhile."""
-        num_pieces = 1 + len(body or b"") // 16_384
-        return self._answer_s + num_pieces * STALL_S
+        num_pieces = 1 + len(body or b"") // PIECE_BYTES
+        return self._answer_s + num_pieces * self._deadlines.stall_s
 
     def _ask(
         self,
@@ -242,7 +255,7 @@ class Link:
         headers: Mapping[str, str],
     ) -> Answer:
         target = self._endpoints[self._place].prefix + path
-        connection.timeout = STALL_S
+        connection.timeout = self._deadlines.stall_s
         # As a file it goes out in pieces, each with a deadline of its own.
         pieces = None if body is None else io.BytesIO(body)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -284,12 +297,15 @@ class Link:
     def _new_connection(self, endpoint: _Endpoint) -> HTTPConnection:
         if not endpoint.is_tls:
             return HTTPConnection(
-                endpoint.host, endpoint.port, timeout=CONNECT_S, socket_options=SOCKET_OPTIONS
+                endpoint.host,
+                endpoint.port,
+                timeout=self._deadlines.connect_s,
+                socket_options=SOCKET_OPTIONS,
             )
         return HTTPSConnection(
             endpoint.host,
             endpoint.port,
-            timeout=CONNECT_S,
+            timeout=self._deadlines.connect_s,
             socket_options=SOCKET_OPTIONS,
             ssl_context=self._context,
             cert_reqs="CERT_REQUIRED",
@@ -314,6 +330,11 @@ class Link:
             with contextlib.suppress(OSError):
                 # A TLS socket would say goodbye first, and wait.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def _check_in_time(is_late: threading.Event) -> None:
+    if is_late.is_set():
+        raise TimeoutError
 
 
 def _context(tls: TlsFiles) -> ssl.SSLContext:

@@ -11,7 +11,7 @@ from collector.agent.agent import NodeAgent
 from collector.agent.clocks import AgentClocks
 from collector.agent.delivery import Delivery
 from collector.agent.journal import Journal
-from collector.agent.link import Link
+from collector.agent.link import Deadlines, Link
 from collector.agent.outbox import Outbox
 from collector.agent.parking import Parking
 from collector.agent.room import SpoolRoom
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tests.faults.checker import Oracle
 
 WAIT_S = 30.0
+QUICK = Deadlines(connect_s=2, stall_s=2, answer_s=5)
 
 
 class Pauses:
@@ -50,7 +51,7 @@ class Rig:
         storage: The journal's disk; None: the real one.
         max_spool_bytes: Limit of the spool; None: none.
         environment: Where the token is.
-        answer_s: How long an answer may take.
+        deadlines: How long the parts of an exchange may take.
     """
 
     def __init__(
@@ -61,14 +62,14 @@ class Rig:
         storage: Storage | None = None,
         max_spool_bytes: int | None = None,
         environment: dict[str, str] | None = None,
-        answer_s: float = 5.0,
+        deadlines: Deadlines = QUICK,
     ) -> None:
         self.lines: list[str] = []
         self.pauses = Pauses()
         self.state = spool / ".agent"
         self.state.mkdir(parents=True, exist_ok=True)
         own = {"RANKSCOPE_TOKEN": TOKEN} if environment is None else environment
-        self.link = Link([url], agent="test/0", environment=own, answer_s=answer_s)
+        self.link = Link([url], agent="test/0", environment=own, deadlines=deadlines)
         self.journal = Journal(self.state / "journal", storage=storage)
         self.outbox = Outbox(
             self.link,

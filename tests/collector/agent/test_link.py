@@ -1,0 +1,223 @@
+"""The link against whatever may stand where a collector should."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import tracemalloc
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.agent.errors import AgentConfigError, HeldError, LinkError
+from collector.agent.link import MAX_ANSWER_BYTES, Deadlines, Link
+from tests.collector.agent.fake_collector import FakeCollector, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+QUICK = Deadlines(connect_s=1, stall_s=0.3, answer_s=0.3)
+TOKEN = {"RANKSCOPE_TOKEN": "test-token"}
+MEBIBYTE = bytes(1 << 20)
+
+
+@contextmanager
+def speaking(talk: Callable[[socket.socket], object]) -> Iterator[int]:
+    """Lend a port behind which ``talk`` is done with each connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+        def answer(connection: socket.socket) -> None:
+            with connection, suppress(OSError):
+                connection.recv(65536)
+                talk(connection)
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def link_to(port: int, *, environment: dict[str, str] | None = None) -> Iterator[Link]:
+    own = TOKEN if environment is None else environment
+    link = Link([f"http://localhost:{port}"], agent="host/1", environment=own, deadlines=QUICK)
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+def drip(text: bytes) -> Callable[[socket.socket], None]:
+    def talk(connection: socket.socket) -> None:
+        while True:
+            for byte in text:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.05)
+
+    return talk
+
+
+def flood(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 10000000000\r\n\r\n")
+    while True:
+        connection.sendall(MEBIBYTE)
+
+
+def test_an_answer_brings_its_status_and_body() -> None:
+    with FakeCollector() as collector, link_to(collector.port) as link:
+        answer = link.post("/v1/clock", b"", content_type="application/json")
+
+    assert answer.status == 200
+    assert b"reference_id" in answer.body
+
+
+def test_the_token_and_the_agent_go_with_each_request_and_the_connection_stays() -> None:
+    heard: list[bytes] = []
+
+    def talk(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        heard.append(connection.recv(65536))
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+    with speaking(talk) as port, link_to(port) as link:
+        link.get("/v1/resume")
+        link.get("/v1/resume")
+
+    assert b"Authorization: Bearer test-token\r\n" in heard[0]
+    assert b"X-Rankscope-Agent: host/1\r\n" in heard[0]
+
+
+def test_a_body_of_ten_gigabytes_is_not_read() -> None:
+    with speaking(flood) as port, link_to(port) as link:
+        tracemalloc.start()
+        answer = link.get("/v1/resume")
+        _, most_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+    assert answer.body == b""
+    assert most_bytes < 16 * MAX_ANSWER_BYTES
+
+
+def test_a_redirect_is_an_answer_and_nobody_goes_there() -> None:
+    with FakeCollector() as other, FakeCollector() as collector, link_to(collector.port) as link:
+        headers = {"location": f"{other.url}/v1/resume"}
+        collector.misbehave = lambda _path, _body: Reply(status=307, headers=headers)
+        answer = link.get("/v1/resume")
+
+    assert answer.status == 307
+    assert other.requests == []
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        lambda connection: connection.recv(1),
+        drip(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 1000),
+        drip(b"x"),
+    ],
+    ids=["silence", "headers-that-never-end", "no-status-line"],
+)
+def test_who_never_answers_is_given_up_in_time(talk: Callable[[socket.socket], object]) -> None:
+    with speaking(talk) as port, link_to(port) as link:
+        begun_s = time.monotonic()
+        with pytest.raises(LinkError) as caught:
+            link.post("/v1/spans", bytes(10_000), content_type="x")
+
+    assert caught.value.is_late
+    assert time.monotonic() - begun_s < 5
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"\0\0\0\0\r\n\r\n", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 abc\r\n\r\n"],
+    ids=["nothing", "zeros", "another-protocol", "no-status"],
+)
+def test_what_is_no_http_is_an_error_of_the_link(answer: bytes) -> None:
+    def talk(connection: socket.socket) -> None:
+        connection.sendall(answer)
+
+    with speaking(talk) as port, link_to(port) as link, pytest.raises(LinkError):
+        link.get("/v1/resume")
+
+
+def test_a_connection_that_was_closed_while_idle_is_no_trouble() -> None:
+    with FakeCollector() as collector, link_to(collector.port) as link:
+
+        def close_after(_path: str, _body: bytes) -> Reply:
+            return Reply(status=200, headers={"connection": "close", "keep-alive": "timeout=0"})
+
+        collector.misbehave = close_after
+        assert [link.get("/v1/resume").status for _ in range(3)] == [200, 200, 200]
+
+
+def test_a_late_answer_makes_the_next_deadline_longer_until_one_comes_in_time() -> None:
+    delays_s = iter([0.5, 0.5, 0.0])
+
+    def talk(connection: socket.socket) -> None:
+        time.sleep(next(delays_s))
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+
+    with speaking(talk) as port, link_to(port) as link:
+        with pytest.raises(LinkError, match="no answer in time"):
+            link.get("/")
+        assert link.get("/").status == 200
+
+
+def test_an_address_that_fails_makes_room_for_the_next() -> None:
+    with FakeCollector() as gone:
+        dead_port = gone.port
+    with FakeCollector() as collector:
+        urls = [f"http://localhost:{dead_port}", collector.url]
+        link = Link(urls, agent="host/1", environment=TOKEN, deadlines=QUICK)
+        with pytest.raises(LinkError):
+            link.get("/v1/resume?run_id=x")
+        assert link.get("/v1/resume?run_id=x").status == 200
+        link.close()
+
+
+def test_a_closed_link_ends_who_waits_on_it() -> None:
+    patient = Deadlines(connect_s=1, stall_s=60, answer_s=60)
+    with speaking(lambda connection: connection.recv(1)) as port:
+        link = Link([f"http://localhost:{port}"], agent="h/1", environment=TOKEN, deadlines=patient)
+        found: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                link.get("/")
+            except HeldError as error:
+                found.append(error)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        while link._connection is None or link._connection.sock is None:
+            time.sleep(0.01)
+        link.close()
+        waiter.join(5)
+
+        assert not waiter.is_alive()
+    assert len(found) == 1
+    with pytest.raises(HeldError, match="stopping"):
+        link.get("/")
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://collector.example:8050", "plain text"),
+        ("ftp://collector.example", "https://HOST"),
+        ("collector.example", "https://HOST"),
+        ("https://user:secret@collector.example", "RANKSCOPE_TOKEN_FILE"),
+        ("https://collector.example:x", "no number"),
+    ],
+)
+def test_an_address_that_can_not_be_used_is_refused_at_once(url: str, told: str) -> None:
+    with pytest.raises(AgentConfigError, match=told) as caught:
+        Link([url], agent="host/1", environment=TOKEN)
+    assert "secret" not in str(caught.value)
