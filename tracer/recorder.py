@@ -16,27 +16,23 @@ from tracer.device.absent import NO_DEVICE_TIMING
 from tracer.exit_record import ended, failed, write_exit
 from tracer.head_words import HeadWords
 from tracer.host_span import HostSpan, UnkeptSpan, host_span, placed_span
-from tracer.lane import PLACE, head_word
 from tracer.lanes import Lanes
-from tracer.memory import peak_memory_bytes
 from tracer.noop import NOOP_SPAN
 from tracer.plain import plain, plain_text, type_name
 from tracer.process_file import ProcessFile
 from tracer.sampling import Settings
 from tracer.showing import Showing
-from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
+from tracer.span import KIND_CODES, NONE, SpanKind
 from tracer.spare import SegmentSource, SpoolLimits
 from tracer.spool import (
     EVENTS_FILE,
     GROUPS_FILE,
-    MICROBATCH,
     NAME_BYTES,
-    STEP,
     DropReason,
-    RecordType,
     SpoolIdentity,
 )
 from tracer.steering import Steering
+from tracer.step_records import StepRecords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,6 +74,7 @@ class Recorder:
         )
         self._arguments = Arguments(lambda: self.drop(DropReason.BAD_ARGUMENT))
         self._head_words = HeadWords(self._process, self._arguments)
+        self._step_records = StepRecords(self._arguments)
         self._step_start_ns: int | None = None
         self._failure: dict[str, object] | None = None
         self._closers: list[Callable[[], None]] = []
@@ -214,22 +211,15 @@ class Recorder:
         if start_ns is None:
             self._begin_step(0, now_ns)
             return
-        lane = self.lane()
         counted = self.count_tokens()
-        second = STEP.pack(
-            self._arguments.count(counted if tokens is None else tokens),
-            self._arguments.loss(loss),
-            peak_memory_bytes(),
-            self.sampling.left_out,
-        )
-        lane.append(
-            head_word(RecordType.STEP, kind=0, flags=int(SpanFlag.HOST_CLOCK), name_id=0),
-            start_ns,
-            now_ns - start_ns,
-            PLACE.pack(self.step_number, NONE, NONE, lane.track_id),
-            start_ns,
-            0,
-            second,
+        self._step_records.end_step(
+            self.lane(),
+            self.step_number,
+            start_ns=start_ns,
+            end_ns=now_ns,
+            tokens=counted if tokens is None else tokens,
+            loss=loss,
+            left_out=self.sampling.left_out,
         )
         self._begin_step(self.step_number + 1, now_ns)
 
@@ -244,18 +234,12 @@ class Recorder:
         self, index: int, tokens: int | None, sum_squared_lengths: int | None
     ) -> None:
         """Note what a capture found micro-batch ``index`` of this step to hold."""
-        now_ns = monotonic_ns()
-        lane = self.lane()
-        lane.append(
-            head_word(RecordType.MICROBATCH, kind=0, flags=int(SpanFlag.HOST_CLOCK), name_id=0),
-            now_ns,
-            0,
-            PLACE.pack(self.step_number, self.index(index), lane.chunk, lane.track_id),
-            now_ns,
-            0,
-            MICROBATCH.pack(
-                self._arguments.count(tokens), self._arguments.count(sum_squared_lengths)
-            ),
+        self._step_records.note_microbatch(
+            self.lane(),
+            self.step_number,
+            index=index,
+            tokens=tokens,
+            sum_squared_lengths=sum_squared_lengths,
         )
 
     # -- what is not a span --------------------------------------------------
