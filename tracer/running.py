@@ -54,7 +54,7 @@ class Running:
 
 
 def read_running(spool: Path, *, now_monotonic_ns: int | None = None) -> list[Running]:
-    """Return what runs now in every process that has not said goodbye, longest first.
+    """Return what runs now in every process that has not said goodbye, by rank, longest first.
 
     A process that was killed has not either: what it was doing last still
     stands. Nothing is waited for; a process is looked at as it is.
@@ -92,11 +92,12 @@ def _of_process(folder: Path, now_ns: int) -> Iterator[Running]:
     except OSError:
         return
     groups = _group_names(folder)
+    boot_id = read_boot_id()
     for path in sorted(folder.glob(SEGMENT_GLOB)):
         with contextlib.suppress(OSError, SpoolError), path.open("rb") as file:
             header = file.read(HEADER_BYTES)
             identity = read_header(header, magic=SEGMENT_MAGIC, path=path)
-            is_here = identity.boot_id == read_boot_id() and any(identity.boot_id)
+            is_here = identity.boot_id == boot_id and any(boot_id)
             for entry in _entries(header):
                 start_ns, group_id, seq, name_id, step, kind, _, _ = entry
                 yield Running(

@@ -5,19 +5,16 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import transformers
 
 import tracer
 from tracer.capture.patch import Patches
-from tracer.integrations.settings import data_parallel, harmless, named
-from tracer.span import SpanKind
+from tracer.integrations.settings import data_parallel, harmless, named, traced_save
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
 
 CONFIG = (
     "per_device_train_batch_size",
@@ -69,7 +66,7 @@ class RankscopeCallback(transformers.TrainerCallback):  # type: ignore[misc, unu
             **data_parallel(args.world_size, args.process_index),
         )
         if hasattr(transformers.Trainer, "_save_checkpoint"):
-            self._patches.wrap(transformers.Trainer, "_save_checkpoint", _traced_save)
+            self._patches.wrap(transformers.Trainer, "_save_checkpoint", traced_save)
         tracer.begin_steps(state.global_step)
 
     @harmless
@@ -112,12 +109,3 @@ class RankscopeCallback(transformers.TrainerCallback):  # type: ignore[misc, unu
         if self._is_due:
             self._is_due = False
             tracer.step(loss=loss)
-
-
-def _traced_save(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def save(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        with tracer.span("save checkpoint", kind=SpanKind.CHECKPOINT):
-            return original(*args, **kwargs)
-
-    return save

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tracer
 from tracer.capture.patch import Patches
 from tracer.flops import ModelFlops, megatron_flops
-from tracer.integrations.settings import Placement, harmless, named
-from tracer.span import SpanKind
+from tracer.integrations.settings import Placement, harmless, named, traced_save
 from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def trace(*, spool: str | os.PathLike[str] | None = None) -> Patches:
     patches.wrap(training, "train_step", steps.around)
     for name in ("train", "save_checkpoint"):
         if hasattr(training, name):
-            patches.wrap(training, name, steps.ending if name == "train" else _traced_save)
+            patches.wrap(training, name, steps.ending if name == "train" else traced_save)
     return patches
 
 
@@ -162,12 +161,3 @@ def placement_of(num_chunks: int) -> Placement:
             cp=groups.get_context_parallel_rank(),
         ),
     }
-
-
-def _traced_save(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def save(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        with tracer.span("save checkpoint", kind=SpanKind.CHECKPOINT):
-            return original(*args, **kwargs)
-
-    return save

@@ -7,9 +7,10 @@ import sys
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict
 
 from tracer.blame import is_ours
-from tracer.current import current_tracer
+from tracer.current import current_tracer, span
 from tracer.plain import type_name
 from tracer.recorder import Recorder
+from tracer.span import SpanKind
 from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
@@ -81,3 +82,14 @@ def harmless(hook: Callable[P, None]) -> Callable[P, None]:
                 sys.stderr.write(f"rankscope: {name}: {type_name(problem)}: {problem}\n")
 
     return call
+
+
+def traced_save(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``original``, which saves a checkpoint, with a span of each of its calls."""
+
+    @functools.wraps(original)
+    def save(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with span("save checkpoint", kind=SpanKind.CHECKPOINT):
+            return original(*args, **kwargs)
+
+    return save
