@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 USER = "rankscope"
 """Any name will do: the token is the password."""
 
+PONG = b"Ok.\n"
 CONNECT_S = 10
 ANSWER_S = 600
 
@@ -53,9 +57,11 @@ def server_of(url: str) -> ServerFile | None:
 def _open_served(url: str, server: ServerFile, held: StoreHeldError) -> Store:
     from clickhouse_connect.driver.exceptions import ClickHouseError
 
+    if not _answers(server):
+        raise held
     try:
         store = ServedStore(url, server)
-    except (ClickHouseError, OSError) as error:
+    except ClickHouseError as error:
         raise held from error
     try:
         store.check_version()
@@ -63,6 +69,22 @@ def _open_served(url: str, server: ServerFile, held: StoreHeldError) -> Store:
         store.close()
         raise
     return store
+
+
+def _answers(server: ServerFile) -> bool:
+    """Return whether the server is there and takes its token; asked before the driver is, which
+    logs what it fails at.
+    """
+    try:
+        parts = urlsplit(server.url)
+        connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        connection = connect(parts.hostname or "", parts.port, timeout=CONNECT_S)
+        with closing(connection):
+            connection.request("GET", "/ping", headers={"Authorization": f"Bearer {server.token}"})
+            answer = connection.getresponse()
+            return answer.status == HTTPStatus.OK and answer.read(len(PONG)) == PONG
+    except (OSError, HTTPException, ValueError):
+        return False
 
 
 class ServedStore(Store):

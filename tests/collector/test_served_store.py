@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.errors import StoreError, StoreHeldError, StoreQueryError
+from collector.location import SERVER_FILE, write_server_file
+from collector.served_store import ServedStore, open_for_reading, server_of
+from rankscope.analyzing import analyze_stored
+from rankscope.listing import list_alerts, list_findings, list_runs
+from tests.integration.programs import rankscope, serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.multiproc
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with one simulated run."""
+    path = tmp_path_factory.mktemp("served") / "store"
+    made = rankscope(
+        "simulate", "slow-compute", "--run", "sim", "--ranks", "8", "--steps", "8", store=path
+    )
+    assert made.returncode == 0, made.stderr
+    return path
+
+
+def everything(url: str) -> list[str]:
+    """What the commands that read print."""
+    whole = {"first": None, "last": None}
+    return [
+        list_runs(as_json=False, store_url=url),
+        list_runs(as_json=True, store_url=url),
+        list_alerts(as_json=True, store_url=url),
+        list_findings("sim", as_json=True, store_url=url),
+        analyze_stored("sim", **whole, as_json=False, store_url=url),
+        analyze_stored("sim", **whole, as_json=True, store_url=url),
+        analyze_stored("sim", first=2, last=5, as_json=True, store_url=url),
+    ]
+
+
+def test_commands_say_the_same_to_the_byte_while_a_server_holds_the_store(folder: Path) -> None:
+    url = f"chdb://{folder}"
+    alone = everything(url)
+
+    with serving(store=folder):
+        served = everything(url)
+        as_process = rankscope("runs", store=folder)
+        unknown = rankscope("analyze", "nobody", store=folder)
+
+    assert served == alone
+    assert json.loads(alone[5])["findings"][0]["cause"] == "slow-compute"
+    assert (as_process.stdout, as_process.stderr) == (alone[0] + "\n", "")
+    assert unknown.returncode == 2
+    assert unknown.stderr.startswith("rankscope: ")
+    assert "sim" in unknown.stderr
+
+
+def test_a_notebook_reads_through_the_server_and_can_change_nothing(folder: Path) -> None:
+    from rankscope import open_run
+
+    url = f"chdb://{folder}"
+    with open_run("sim", store=url) as run:
+        spans, verdict = run.spans(), run.verdict
+
+    with serving(store=folder):
+        with open_run("sim", store=url) as run:
+            assert run.verdict == verdict
+            found = run.spans()
+            assert found.start_ns.tolist() == spans.start_ns.tolist()
+            assert (found.names, found.tracks) == (spans.names, spans.tracks)
+        with open_for_reading(url) as store:
+            assert isinstance(store, ServedStore)
+            with pytest.raises(StoreError, match="takes no changes"):
+                store.insert_rows("clock", [{"host": "h"}])
+            with pytest.raises(StoreError, match="takes no changes"):
+                store.command("TRUNCATE TABLE runs")
+            with pytest.raises(StoreQueryError, match="can't be read here"):
+                store.rows("SELECT * FROM system.users")
+
+
+def test_a_server_that_does_not_answer_leaves_the_message_as_it_was(folder: Path) -> None:
+    with serving(store=folder) as server:
+        told = folder / SERVER_FILE
+        known = json.loads(told.read_text())
+        with socket.create_server(("127.0.0.1", 0)) as bound:
+            silent = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        wrongs = (
+            {"url": silent},
+            {"token": "another"},
+            {"token": None},
+            {"url": "http://127.0.0.1:notaport"},
+        )
+        for wrong in wrongs:
+            told.write_text(json.dumps({**known, **wrong}))
+            with pytest.raises(StoreHeldError) as caught:
+                open_for_reading(f"chdb://{folder}")
+            assert caught.value.holder_pid == server.process.pid
+            assert "stop it, or pass another --store" in str(caught.value)
+        told.write_text(json.dumps(known))
+
+
+def test_a_store_that_nobody_holds_is_opened_itself(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with open_for_reading(f"chdb://{path}") as store:
+        assert not isinstance(store, ServedStore)
+        write_server_file(path, url="http://127.0.0.1:1", token="left behind")
+    assert server_of(f"chdb://{path}") is not None  # this process is alive
+    with open_for_reading(f"chdb://{path}") as store:
+        assert not isinstance(store, ServedStore)
+    assert server_of("clickhouse://user@host/db") is None
