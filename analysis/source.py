@@ -179,6 +179,16 @@ def rows_of_spans(spans: SpanTable, keep: NDArray[np.bool_]) -> SpanTable:
     return SpanTable(**columns, names=spans.names, tracks=spans.tracks)
 
 
+def range_of_spans(spans: SpanTable, begin: int, end: int) -> SpanTable:
+    """Return the rows ``begin`` to ``end``, the latter not included, without a copy."""
+    columns = {
+        name: getattr(spans, name)[begin:end]
+        for name in spans.__dataclass_fields__
+        if name not in ("names", "tracks")
+    }
+    return SpanTable(**columns, names=spans.names, tracks=spans.tracks)
+
+
 def rows_of_steps(steps: StepTable, keep: NDArray[np.bool_]) -> StepTable:
     """Return the rows of ``steps`` that ``keep``, shape (rows,), says."""
     return StepTable(**{name: getattr(steps, name)[keep] for name in steps.__dataclass_fields__})

@@ -1,4 +1,4 @@
-"""What a server does for its store besides writing: sweep up behind deletions, and expire."""
+"""What a server does for its store besides writing: sweep up, expire, roll up."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collector.retention import DAY_NS, HOUR_NS, Keep, Retention
 from rankscope import terminal
 from rankscope.errors import BadInputError
 from rankscope.loops import Loop
+from rankscope.rolling import Rolling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,7 @@ class Upkeep:
     Args:
         deletions: The store's tombstones.
         retention: Removes what is kept no longer.
+        rolling: Rolls up the steps that close.
         say: Tells a line to the person at the terminal.
         monotonic_ns: Clock for the pauses between two removals.
     """
@@ -41,12 +43,14 @@ class Upkeep:
         self,
         deletions: Deletions,
         retention: Retention,
+        rolling: Rolling,
         *,
         say: Callable[[str], None] = terminal.say,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._deletions = deletions
         self._retention = retention
+        self._rolling = rolling
         self._say = say
         self._monotonic_ns = monotonic_ns
         self._expire_ns = monotonic_ns() + FIRST_EXPIRE_NS
@@ -58,6 +62,7 @@ class Upkeep:
         if self._monotonic_ns() >= self._expire_ns:
             self._expire()
             self._expire_ns = self._monotonic_ns() + EXPIRE_EVERY_NS
+        self._rolling.turn()
 
     def _expire(self) -> None:
         went = self._retention.expire()
@@ -78,7 +83,7 @@ def open_upkeep(store: Store, keep: Keep) -> Loop:
         keep: How long what is kept.
     """
     deletions = Deletions.of(store)
-    upkeep = Upkeep(deletions, Retention(store, deletions, keep=keep))
+    upkeep = Upkeep(deletions, Retention(store, deletions, keep=keep), Rolling(store))
     return Loop("upkeep", upkeep.turn, pause_s=UPKEEP_PAUSE_S)
 
 

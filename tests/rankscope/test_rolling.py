@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from analysis.kind_times import kind_times
+from analysis.timeline import step_timeline
+from collector.deletion import Deletions
+from collector.retention import DAY_NS, Retention
+from collector.rollups import OpenStep, in_batches, open_steps, read_rollups
+from collector.store import Store, open_store
+from rankscope.rolling import TURN_NS, Rolling
+from rankscope.source import StoreSource
+from tracer.span import KINDS, NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+RANKS = (0, 1)
+GROUP = 7
+MS = 1_000_000
+NUM_STEPS = 3
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def run_id() -> str:
+    return f"run-{next(_NUMBERS)}"
+
+
+def describe(store: Store, run_id: str, *, state: str = "ended") -> None:
+    """Make the run known, with its group."""
+    store.insert_rows(
+        "runs",
+        [
+            {
+                "run_id": run_id, "state": state, "source_format": "rankscope", "world_size": 2,
+                "layout": {"dp": 2}, "created_ns": 1, "revision": 1 + (state == "ended"),
+            }
+        ],
+    )  # fmt: skip
+    store.insert_rows(
+        "groups",
+        [{"run_id": run_id, "group_id": GROUP, "kind": "dp-comm", "members": list(RANKS)}],
+    )
+
+
+def span_rows(run_id: str, *, num_steps: int = NUM_STEPS) -> list[dict[str, Any]]:
+    """Return a forward and an all-reduce of each rank and step; rank 1 computes longer."""
+    rows = []
+    for step, rank in itertools.product(range(num_steps), RANKS):
+        begin, own = step * 100 * MS, (40 + 30 * rank + step) * MS
+        whole = {"run_id": run_id, "step": step, "rank": rank, "segment": rank + 1}
+        forward = {"kind": "forward", "start_ns": begin, "duration_ns": own, "seq": NONE}
+        comm = {
+            "kind": "dp-comm", "start_ns": begin + own, "duration_ns": 90 * MS - own,
+            "seq": step, "group_id": GROUP,
+        }  # fmt: skip
+        for place, one in enumerate((forward, comm)):
+            ends = {"src_rank": NONE, "dst_rank": NONE}
+            rows.append({**whole, **one, **ends, "row": 2 * step + place})
+    return rows
+
+
+def put(store: Store, run_id: str, rows: list[dict[str, Any]]) -> None:
+    """Store spans as a cut of their own; a row that is there already makes it a repeated one."""
+    store.insert_rows("spans", rows)
+    cut = {"run_id": run_id, "segment": next(_NUMBERS), "num_spans": len(rows), "revision": 2}
+    store.insert_rows("ledger", [{**cut, "state": "repeated"}])
+
+
+def rolled(store: Store, run_id: str) -> list[dict[str, Any]]:
+    """Return what the store has rolled up of a run."""
+    rows: list[dict[str, Any]] = read_rollups(store, run_id).to_pylist()
+    return rows
+
+
+def from_scratch(store: Store, run_id: str) -> list[dict[str, Any]]:
+    """Roll up by the analysis alone what a reader of the store sees."""
+    found = []
+    source = StoreSource(store)
+    for step in sorted(set(source.spans(run_id).step.tolist())):
+        times = kind_times(step_timeline(source, run_id, epoch=0, step=step))
+        for place in range(len(times)):
+            numbers = {
+                name: int(getattr(times, name)[place])
+                for name in (
+                    "num_spans", "num_unsplit", "busy_ns", "wait_ns", "transfer_ns", "exposed_ns"
+                )
+            }  # fmt: skip
+            found.append(
+                {
+                    "epoch": 0, "step": step, "rank": int(times.rank[place]),
+                    "kind": KINDS[int(times.kind[place])].value, **numbers,
+                }
+            )  # fmt: skip
+    return sorted(found, key=lambda row: (row["step"], row["rank"], row["kind"]))
+
+
+def test_a_closed_run_is_rolled_up_step_by_step(store: Store, run_id: str) -> None:
+    describe(store, run_id)
+    put(store, run_id, span_rows(run_id))
+
+    assert Rolling(store).turn()
+
+    found = rolled(store, run_id)
+    assert found[:4] == [
+        {"epoch": 0, "step": 0, "rank": rank, "kind": kind, "num_spans": 1, "num_unsplit": 0,
+         "busy_ns": busy * MS, "wait_ns": wait * MS, "transfer_ns": transfer * MS,
+         "exposed_ns": exposed * MS}
+        for rank, kind, busy, wait, transfer, exposed in (
+            (0, "dp-comm", 50, 30, 20, 50),
+            (0, "forward", 40, 0, 0, 0),
+            (1, "dp-comm", 20, 0, 20, 20),
+            (1, "forward", 70, 0, 0, 0),
+        )
+    ]  # fmt: skip
+    assert found == from_scratch(store, run_id)
+    assert open_steps(store, run_id, state="ended") == ()
+
+
+def test_the_newest_steps_of_a_run_that_goes_on_stay_open(store: Store, run_id: str) -> None:
+    describe(store, run_id, state="running")
+    put(store, run_id, span_rows(run_id, num_steps=6))
+    rolling = Rolling(store)
+
+    rolling.turn()
+    assert {row["step"] for row in rolled(store, run_id)} == {0, 1, 2, 3}
+
+    describe(store, run_id)
+    rolling.turn()
+    assert {row["step"] for row in rolled(store, run_id)} == {0, 1, 2, 3, 4, 5}
+
+
+def test_late_rows_change_what_others_waited(store: Store, run_id: str) -> None:
+    describe(store, run_id)
+    rows = span_rows(run_id, num_steps=1)
+    late = [row for row in rows if row["rank"] == 1]
+    put(store, run_id, [row for row in rows if row["rank"] == 0])
+    rolling = Rolling(store)
+    rolling.turn()
+    assert [row["num_unsplit"] for row in rolled(store, run_id)] == [1, 0]
+
+    put(store, run_id, late)
+    rolling.turn()
+
+    assert [row["wait_ns"] for row in rolled(store, run_id)] == [30 * MS, 0, 0, 0]
+
+
+def test_a_group_that_is_told_late_splits_what_was_rolled_up_before(
+    store: Store, run_id: str
+) -> None:
+    put(store, run_id, span_rows(run_id, num_steps=1))
+    store.insert_rows("runs", [{"run_id": run_id, "state": "running", "world_size": 2}])
+    store.insert_rows("runs", [{"run_id": run_id, "state": "lost", "revision": 1}])
+    rolling = Rolling(store)
+    rolling.turn()
+    assert sum(row["num_unsplit"] for row in rolled(store, run_id)) == 2
+
+    describe(store, run_id)
+    rolling.turn()
+
+    assert sum(row["num_unsplit"] for row in rolled(store, run_id)) == 0
+
+
+def test_a_computation_that_saw_less_never_replaces_one_that_saw_more(
+    store: Store, run_id: str
+) -> None:
+    # GIVEN a server that read before the late rows and writes after one that read all
+    describe(store, run_id)
+    rows = span_rows(run_id, num_steps=1)
+    put(store, run_id, rows[:3])
+    later = _WritesLater(store)
+    Rolling(later).turn()  # type: ignore[arg-type]
+    put(store, run_id, rows[3:])
+    Rolling(store).turn()
+    whole = rolled(store, run_id)
+
+    # WHEN the slow one writes
+    later.write()
+
+    assert rolled(store, run_id) == whole == from_scratch(store, run_id)
+
+
+def test_what_expired_keeps_its_rollups_when_a_late_row_comes(store: Store, run_id: str) -> None:
+    describe(store, run_id)
+    put(store, run_id, span_rows(run_id))
+    rolling = Rolling(store)
+    rolling.turn()
+    whole = rolled(store, run_id)
+    later = 49 * DAY_NS
+    Retention(store, Deletions(store), unix_ns=lambda: later).expire()
+    assert not len(StoreSource(store).spans(run_id))
+
+    put(store, run_id, span_rows(run_id)[:1])
+    rolling.turn()
+
+    assert rolled(store, run_id) == whole
+
+
+def test_another_process_leaves_alone_what_is_done(store: Store, run_id: str) -> None:
+    describe(store, run_id)
+    put(store, run_id, span_rows(run_id))
+    Rolling(store).turn()
+    asked = _Asked(store)
+
+    assert Rolling(asked).turn()  # type: ignore[arg-type]
+
+    assert not [sql for sql in asked.sql if "FROM spans" in sql]
+
+
+def test_a_turn_ends_in_time_and_the_next_one_goes_on(store: Store, run_id: str) -> None:
+    describe(store, run_id)
+    put(store, run_id, span_rows(run_id))
+    ticks = itertools.count(step=TURN_NS)  # each look at the clock is a turn later
+    slow = Rolling(store, monotonic_ns=lambda: next(ticks))
+
+    assert not slow.turn()
+    assert rolled(store, run_id) == []
+    assert Rolling(store).turn()
+    assert rolled(store, run_id) == from_scratch(store, run_id)
+
+
+def test_neighbouring_steps_are_read_together_up_to_a_size() -> None:
+    def steps(*places: tuple[int, int]) -> list[OpenStep]:
+        return [OpenStep(epoch=e, step=s, num_spans=10, num_described=0) for e, s in places]
+
+    found = in_batches(steps((0, 0), (0, 1), (0, 2), (0, 4), (1, 5), (1, 6)), max_spans=20)
+
+    assert [[(one.epoch, one.step) for one in batch] for batch in found] == [
+        [(0, 0), (0, 1)], [(0, 2)], [(0, 4)], [(1, 5), (1, 6)],
+    ]  # fmt: skip
+    (huge,) = in_batches([replace(steps((0, 0))[0], num_spans=10**9)], max_spans=20)
+    assert len(huge) == 1
+
+
+@settings(
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_any_order_with_duplicates_and_late_rows_gives_what_from_scratch_does(
+    store: Store, data: st.DataObject
+) -> None:
+    # GIVEN the rows of a run in any order, some of them twice, rolled up at any moment between
+    run_id = f"any-{next(_NUMBERS)}"
+    describe(store, run_id)
+    rows = span_rows(run_id)
+    arrivals = data.draw(st.permutations([*range(len(rows)), *range(0, len(rows), 3)]))
+    cuts = data.draw(st.lists(st.integers(1, len(arrivals) - 1), max_size=3, unique=True))
+    rolling = Rolling(store)
+    for begin, end in itertools.pairwise([0, *sorted(cuts), len(arrivals)]):
+        put(store, run_id, [rows[place] for place in arrivals[begin:end]])
+        if data.draw(st.booleans()):
+            rolling.turn()
+    rolling.turn()
+
+    assert rolled(store, run_id) == from_scratch(store, run_id)
+
+
+class _WritesLater:
+    """A store that keeps back what is rolled up, until it is told to write."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._tables: list[pa.Table] = []
+        self._rows: list[dict[str, Any]] = []
+        self.rows, self.arrow = store.rows, store.arrow
+
+    def insert_arrow(self, table: str, rows: pa.Table) -> None:
+        assert table == "rollups"
+        self._tables.append(rows)
+
+    def insert_rows(self, table: str, rows: list[dict[str, Any]]) -> None:
+        assert table == "closed_steps"
+        self._rows += rows
+
+    def write(self) -> None:
+        for rows in self._tables:
+            self._store.insert_arrow("rollups", rows)
+        self._store.insert_rows("closed_steps", self._rows)
+
+
+class _Asked:
+    """A store that remembers what it was asked."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.sql: list[str] = []
+
+    def rows(self, sql: str, parameters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        self.sql.append(sql)
+        return self._store.rows(sql, parameters)
