@@ -15,7 +15,7 @@ PAGE_SEGMENTS = 300
 PAGE_UNANSWERED = 200
 
 SELECT_SEGMENTS = """
-SELECT segment, any(epoch) AS epoch, any(rank) AS rank, any(process) AS process,
+SELECT segment, any(epoch) AS of_epoch, any(rank) AS of_rank, any(process) AS of_process,
     groupArray((first_row, end_row, state)) AS ranges
 FROM ledger FINAL
 WHERE run_id = {run_id:String} AND segment > {after:UInt64} AND first_row < end_row
@@ -69,9 +69,9 @@ def _state_of(row: Row) -> tuple[int, list[Row]]:
             end_row = max(end_row, end)
     return end_row, [
         {
-            "epoch": row["epoch"],
-            "rank": row["rank"],
-            "process": row["process"],
+            "epoch": row["of_epoch"],
+            "rank": row["of_rank"],
+            "process": row["of_process"],
             "segment": row["segment"],
             "first_row": first,
             "end_row": end,

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from collector.cut_batch import TABLES, CutBatch
 from collector.errors import StoreError, WireError
+from collector.ledger import Ledger
 from collector.service.admission import ByteBudget
 from collector.service.bodies import Body, check_declared, declared_bytes, read_body, spool_body
 from collector.service.commit import GroupCommit
@@ -91,6 +92,7 @@ class IngestService:
         monotonic_s: Clock for the pauses while the store can't be written to.
         unix_ns: Clock for when rows were written.
         free: Room on the store's disk, in bytes.
+        has_rivals: As `collector.ledger.Ledger` has it.
     """
 
     def __init__(  # noqa: PLR0913  # effects come in here
@@ -104,6 +106,7 @@ class IngestService:
         monotonic_s: Callable[[], float] = time.monotonic,
         unix_ns: Callable[[], int] = time.time_ns,
         free: Callable[[Path], int] = free_bytes,
+        has_rivals: bool | None = None,
     ) -> None:
         self._store = store
         self._is_deleted = is_deleted
@@ -120,7 +123,10 @@ class IngestService:
         self.inflated_budget = ByteBudget(
             self._limits.max_inflated_bytes_under_way, what="bytes of decoded rows"
         )
-        self._writer = StoreWriter(store, unix_ns=unix_ns, on_conflict=self._conflict)
+        ledger = None if has_rivals is None else Ledger(store, has_rivals=has_rivals)
+        self._writer = StoreWriter(
+            store, unix_ns=unix_ns, on_conflict=self._conflict, ledger=ledger
+        )
         self._owners = Owners(store, unix_ns=unix_ns)
         self.decoders = DecoderPool(self._limits.num_decoders, say=say)
         self.commit = GroupCommit(self._write, trouble=self.trouble)

@@ -102,7 +102,11 @@ def tokens_for(folder: Path, **holders: tuple[Role, str]) -> tuple[TokenBook, di
 
 @contextmanager
 def serving(
-    store: Store, *, tokens: TokenBook | None = None, **options: Any
+    store: Store,
+    *,
+    tokens: TokenBook | None = None,
+    limits: ServiceLimits | None = None,
+    **options: Any,  # noqa: ANN401 -- the service's own
 ) -> Iterator[Collector]:
     """Run a collector over ``store`` for as long as the block runs."""
     limits = limits or ServiceLimits(num_decoders=1)
