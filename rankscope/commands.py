@@ -192,8 +192,34 @@ def serve(  # noqa: PLR0913  # one parameter a flag
     *,
     store: Store = None,
     spool: SpoolFolder = None,
-    host: Annotated[str, typer.Option(help="A loopback address.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Any but a loopback address needs TLS and a token.")
+    ] = "127.0.0.1",
     port: Port = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert", metavar="FILE", help="Certificate, then those up to the CA's; PEM."
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option("--tls-key", metavar="FILE", help="Its key, without a password, mode 0600."),
+    ] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-client-ca", metavar="FILE", help="CA whose certificates clients must show."
+        ),
+    ] = None,
+    server_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--server-name",
+            metavar="NAME",
+            help="Host name of this server, besides its certificate's; may be repeated.",
+        ),
+    ] = None,
     alert_webhook: Annotated[
         str | None,
         typer.Option(
@@ -242,6 +268,7 @@ def serve(  # noqa: PLR0913  # one parameter a flag
     ] = "365d",
 ) -> None:
     """Collect from a spool, analyse while runs train, alert, and serve the dashboard."""
+    from rankscope.listening import ListenOptions
     from rankscope.serving import ServeOptions, parse_part, serve_store
     from rankscope.upkeep import parse_keep
 
@@ -249,8 +276,14 @@ def serve(  # noqa: PLR0913  # one parameter a flag
         ServeOptions(
             store_url=store,
             spool=spool,
-            host=host,
-            port=port,
+            listen=ListenOptions(
+                host=host,
+                port=port,
+                tls_cert=tls_cert,
+                tls_key=tls_key,
+                tls_client_ca=tls_client_ca,
+                server_names=tuple(server_name or ()),
+            ),
             alert_webhook=alert_webhook,
             topology=topology,
             samples=samples,

@@ -18,18 +18,17 @@ from collector.location import default_store_url
 from collector.store import open_store
 from rankscope.errors import FailedError
 from rankscope.interrupts import terminated_like_interrupted
-from rankscope.listening import listen
+from rankscope.listening import ListenOptions, listening
 from rankscope.planting import DemoPlan, is_found, outcome_line, plan_demo
 from rankscope.terminal import Progress, say, terminal_width
 from rankscope.training import StepDone, Training, require_torch, training_command
 from tracer.topology import Layout
 
 if TYPE_CHECKING:
-    import socket
-
     from analysis.report import RunReport
     from collector.store import Store
     from collector.tail import SpoolTail
+    from rankscope.listening import Listening
 
 PROGRESS_S = 0.5
 POLL_S = 2.0
@@ -74,13 +73,14 @@ def run_demo(options: DemoOptions) -> int:
     run_id = f"demo-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     with ExitStack() as stack:
         stack.enter_context(terminated_like_interrupted())
-        bound = stack.enter_context(listen("127.0.0.1", options.port)) if options.serve else None
+        where = ListenOptions(port=options.port)
+        doors = stack.enter_context(listening(where)) if options.serve else None
         store = stack.enter_context(open_store(options.store_url or default_store_url()))
         collect_training(store, plan, run_id=run_id, spool=options.spool)
         report = _diagnose(store, run_id)
         _print_result(report, plan, as_json=options.as_json)
-        if bound is not None:
-            _serve(store, bound)
+        if doors is not None:
+            _serve(store, doors)
     return 0 if is_found(report, plan) else 1
 
 
@@ -193,7 +193,7 @@ def _print_result(report: RunReport, plan: DemoPlan, *, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _serve(store: Store, bound: socket.socket) -> None:
+def _serve(store: Store, doors: Listening) -> None:
     from collector.retention import Keep
     from rankscope.serving import serve_opened
     from rankscope.source import StoreSource
@@ -201,4 +201,4 @@ def _serve(store: Store, bound: socket.socket) -> None:
 
     before = StoreSource(store).runs()
     besides = [open_upkeep(store, Keep())]
-    serve_opened(store, bound, tail=None, webhook=None, before=before, besides=besides)
+    serve_opened(store, doors, tail=None, webhook=None, before=before, besides=besides)

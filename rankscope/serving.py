@@ -14,7 +14,7 @@ from collector.retention import Keep
 from collector.store import open_store
 from rankscope.errors import BadInputError
 from rankscope.interrupts import terminated_like_interrupted
-from rankscope.listening import listen, url_of
+from rankscope.listening import ListenOptions, listening
 from rankscope.loops import LiveAnalysis, analysis_loop, sampler_loop, tail_loop
 from rankscope.source import StoreSource
 from rankscope.terminal import say
@@ -22,7 +22,6 @@ from rankscope.topology import PlacedSink, Topology, place_ranks, read_topology
 from rankscope.upkeep import open_upkeep
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
@@ -30,16 +29,16 @@ if TYPE_CHECKING:
 
     from analysis.source import RunSummary
     from collector.access import Access, AsgiApp
+    from collector.edge.refusals import Refusals
     from collector.service.service import IngestService
     from collector.store import Store
     from collector.tail import SpoolTail
     from collector.token_file import TokenBook
     from collector.webhook import Webhook
     from rankscope.alerting import Alerting
+    from rankscope.listening import Listening
     from rankscope.loops import Loop
     from rankscope.provider import StoreProvider
-
-SHUTDOWN_S = 2
 
 
 class Part(StrEnum):
@@ -58,8 +57,7 @@ class ServeOptions:
 
     store_url: str | None = None
     spool: Path | None = None
-    host: str = "127.0.0.1"
-    port: int | None = None
+    listen: ListenOptions = field(default_factory=ListenOptions)
     alert_webhook: str | None = None
     topology: Path | None = None
     samples: bool = False
@@ -90,9 +88,10 @@ def serve_store(options: ServeOptions) -> None:
     """Serve until SIGINT or SIGTERM, then end cleanly.
 
     Raises:
-        BadInputError: The host is no loopback address, the port is taken, nothing of the
-            spool can be read, the topology file is not of its form, or a dashboard alone
-            was given a spool.
+        BadInputError: Others could reach the host and something is missing for that, the port
+            is taken, nothing of the spool can be read, the topology file is not of its form, or a
+            dashboard alone was given a spool.
+        TlsError: The certificate can't be served.
         WebhookUrlError: The webhook's address cannot be posted to.
         StoreError: The store could not be opened.
     """
@@ -101,7 +100,7 @@ def serve_store(options: ServeOptions) -> None:
     with ExitStack() as stack:
         stack.enter_context(terminated_like_interrupted())
         topology = _read_topology(options.topology)
-        bound = stack.enter_context(listen(options.host, options.port))
+        doors = stack.enter_context(listening(options.listen))
         webhook = _open_webhook(options.alert_webhook, stack)
         store = stack.enter_context(open_store(options.store_url or default_store_url()))
         place_ranks(store, topology)
@@ -112,7 +111,7 @@ def serve_store(options: ServeOptions) -> None:
         takes_in = options.only is not Part.DASHBOARD
         serve_opened(
             store,
-            bound,
+            doors,
             tail=tail,
             webhook=webhook,
             before=before if options.only is not Part.COLLECTOR else None,
@@ -123,7 +122,7 @@ def serve_store(options: ServeOptions) -> None:
 
 def serve_opened(  # noqa: PLR0913  # what a server is made of
     store: Store,
-    bound: socket.socket,
+    doors: Listening,
     *,
     tail: SpoolTail | None,
     webhook: Webhook | None,
@@ -131,11 +130,11 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
     besides: Iterable[Loop] = (),
     ingest: IngestService | None = None,
 ) -> None:
-    """Serve an open store on a bound socket until SIGINT or SIGTERM.
+    """Serve an open store at open doors until SIGINT or SIGTERM.
 
     Args:
         store: The store; the caller closes it.
-        bound: Where to listen; the caller closes it.
+        doors: Where to listen; the caller closes them.
         tail: Follows the spool that ranks write to; None: only what the store holds is shown.
         webhook: Receiver of alerts; the caller closes it.
         before: The runs as the store had them at the start: no alert tells of these again;
@@ -144,17 +143,18 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
         ingest: Takes in what agents send; None: nothing is sent here.
     """
     from collector.access import Access
+    from collector.edge.refusals import Refusals
     from rankscope.provider import StoreProvider
     from rankscope.reports import Reports
     from rankscope.tracking import Tracking
 
-    url = url_of(bound)
-    access = Access(port=bound.getsockname()[1], tokens=_open_tokens())
+    access = Access(port=doors.port, tokens=_open_tokens())
+    refusals = Refusals()
     source = StoreSource(store)
     reports = Reports(source)
     loops = [] if tail is None else [tail_loop(tail)]
     if before is not None:
-        alerting = _alerting(store, webhook=webhook, url=url)
+        alerting = _alerting(store, webhook=webhook, url=doors.url)
         tracking = Tracking(store)
         loops.append(
             analysis_loop(LiveAnalysis(source, reports, alerting, tracking, before=before))
@@ -167,16 +167,18 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
             routers.append(_ingest_routes(ingest))
             checks.append(ingest.why_not_ready)
         provider = None if before is None else StoreProvider(source, reports)
-        app = _application(access, provider, checks, routers=routers)
+        app = _application(
+            access, provider, checks, routers=routers, names=doors.names, refusals=refusals
+        )
         if store.path is not None:
-            write_server_file(store.path, url=url, token=access.token)
+            write_server_file(store.path, url=doors.local_url, token=access.token)
             stack.callback(remove_server_file, store.path)
         for loop in loops:
             stack.callback(loop.stop)
             loop.start()
         try:
-            _announce(url, access.token)
-            _run_server(app, bound)
+            _announce(doors.url, access.token)
+            _run_server(app, doors, refusals)
         except KeyboardInterrupt:
             say("stopping")
 
@@ -297,6 +299,8 @@ def _application(
     checks: Sequence[Callable[[], str | None]],
     *,
     routers: Sequence[APIRouter],
+    names: frozenset[str],
+    refusals: Refusals,
 ) -> AsgiApp:
     from collector.server import create_server
 
@@ -304,7 +308,14 @@ def _application(
         return next((why for check in checks if (why := check()) is not None), None)
 
     if provider is None:
-        return create_server(access, pages=_no_pages, not_ready=not_ready, routers=routers)
+        return create_server(
+            access,
+            pages=_no_pages,
+            not_ready=not_ready,
+            routers=routers,
+            names=names,
+            refusals=refusals,
+        )
     from dashboard.app import content_security_policy, create_app
 
     pages = create_app(provider)
@@ -314,20 +325,17 @@ def _application(
         not_ready=not_ready,
         policy=content_security_policy(pages),
         routers=routers,
+        names=names,
+        refusals=refusals,
     )
 
 
-def _run_server(app: AsgiApp, bound: socket.socket) -> None:
-    import uvicorn
+def _run_server(app: AsgiApp, doors: Listening, refusals: Refusals) -> None:
+    from collector.edge.limits import EdgeLimits, fit_connections
+    from collector.edge.server import EdgeServer
 
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,  # it would write the token of a first visit
-        server_header=False,
-        timeout_graceful_shutdown=SHUTDOWN_S,
-    )
-    uvicorn.Server(config).run(sockets=[bound])
+    limits = EdgeLimits(max_connections=fit_connections())
+    EdgeServer(app, doors.doors, limits=limits, refusals=refusals).serve_until_told()
 
 
 def _announce(url: str, token: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -15,7 +16,7 @@ from collector.edge.refusals import Refusals
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from collector.access import AsgiApp
 
@@ -23,23 +24,32 @@ SHUTDOWN_S = 2
 DEFAULT_LIMITS = EdgeLimits()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """Where visitors come in."""
+
+    bound: socket.socket
+    """Listens; whoever made it closes it."""
+
+    tls: ssl.SSLContext | None = None
+    """None: plain HTTP."""
+
+
 class EdgeServer(uvicorn.Server):
     """uvicorn with our own door: it listens on nothing itself.
 
     Args:
         app: The application, gate included.
-        bound: Where to listen; the caller closes it.
-        tls: None: plain HTTP.
-        limits: Caps and deadlines.
+        doors: Where visitors come in.
+        limits: Caps and deadlines; the caps are each door's.
         refusals: Counts who is turned away; None: nobody sees them.
     """
 
     def __init__(
         self,
         app: AsgiApp,
-        bound: socket.socket,
+        doors: Sequence[Door],
         *,
-        tls: ssl.SSLContext | None = None,
         limits: EdgeLimits = DEFAULT_LIMITS,
         refusals: Refusals | None = None,
     ) -> None:
@@ -62,19 +72,22 @@ class EdgeServer(uvicorn.Server):
         )
         self._limits = limits
         self._refusals = refusals or Refusals()
-        self._acceptor = Acceptor(
-            bound,
-            make_protocol=self._connection,
-            tls=tls,
-            limits=limits,
-            refusals=self._refusals,
-        )
+        self._acceptors = [
+            Acceptor(
+                door.bound,
+                make_protocol=self._connection,
+                tls=door.tls,
+                limits=limits,
+                refusals=self._refusals,
+            )
+            for door in doors
+        ]
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def num_connections(self) -> int:
         """Return how many connections there are."""
-        return self._acceptor.num_connections
+        return sum(acceptor.num_connections for acceptor in self._acceptors)
 
     def serve_until_told(self) -> None:
         """Serve until SIGINT or SIGTERM.
@@ -88,17 +101,19 @@ class EdgeServer(uvicorn.Server):
                 task.result()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the door."""
+        """Open the doors."""
         await super().startup(sockets=sockets)
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._acceptor.run()), loop.create_task(self._sweep())]
+        accepting = [loop.create_task(acceptor.run()) for acceptor in self._acceptors]
+        self._tasks = [*accepting, loop.create_task(self._sweep())]
         for task in self._tasks:
             task.add_done_callback(self._end)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the door first, then let what is under way finish."""
-        accepting, sweeping = self._tasks
-        accepting.cancel()
+        """Close the doors first, then let what is under way finish."""
+        *accepting, sweeping = self._tasks
+        for task in accepting:
+            task.cancel()
         await super().shutdown(sockets=sockets)
         sweeping.cancel()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from collector.edge.limits import EdgeLimits
 from collector.edge.refusals import Refusals
-from collector.edge.server import EdgeServer
+from collector.edge.server import Door, EdgeServer
 
 if TYPE_CHECKING:
     import ssl
@@ -92,7 +92,7 @@ def running(
     """Serve ``app`` until the block ends."""
     refusals = Refusals()
     with socket.create_server(("127.0.0.1", 0), backlog=512) as bound:
-        server = EdgeServer(app, bound, tls=tls, limits=limits, refusals=refusals)
+        server = EdgeServer(app, [Door(bound=bound, tls=tls)], limits=limits, refusals=refusals)
         thread = threading.Thread(target=server.serve_until_told)
         thread.start()
         try:
