@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
     from tracer.sampling import Settings
 
 ROOT = Path(__file__).parents[2]
+
+LONGEST_S = 60.0
+PAUSE_S = 0.005
 
 
 def recorder_in(
@@ -41,11 +43,11 @@ def recorder_in(
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for the background thread, which looks twice a second."""
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
-    assert condition()
+    """Return once another thread or process has made ``condition`` true; fail if none does."""
+    deadline_s = time.monotonic() + LONGEST_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "waited in vain"
+        time.sleep(PAUSE_S)
 
 
 def run_script(script: str, spool: Path, **environ: str) -> subprocess.CompletedProcess[str]:

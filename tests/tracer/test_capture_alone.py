@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers a backend
 
 import tracer
-from tests.tracer.reading import Row, dropped, process_folders, read_rows, read_spans
+from tests.tracer.reading import Row, dropped, only_folder, read_rows, read_spans
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _group_of_one() -> Iterator[None]:
 
 def spans_after_goodbye(spool: Path) -> list[Row]:
     tracer.shutdown()
-    (folder,) = process_folders(spool).values()
+    folder = only_folder(spool)
     return read_spans(folder)
 
 
@@ -115,7 +115,7 @@ def test_a_group_made_by_hand_is_left_alone_and_counted(tmp_path: Path) -> None:
     rows = spans_after_goodbye(tmp_path)
 
     assert [row.kind for row in rows] == ["other", "wait"]
-    (folder,) = process_folders(tmp_path).values()
+    folder = only_folder(tmp_path)
     assert dropped(folder) == {DropReason.INTERNAL_ERROR: 1}
     assert "not capturing group 'by hand'" in (folder / "events.jsonl").read_text()
 
@@ -170,7 +170,7 @@ def test_after_goodbye_torch_is_as_it_was(tmp_path: Path) -> None:
     dist.all_reduce(torch.ones(2))
 
     assert (dist.Work.wait, dist.batch_isend_irecv, torch.autograd.backward) == before
-    (folder,) = process_folders(tmp_path).values()
+    folder = only_folder(tmp_path)
     assert read_spans(folder) == []
 
 
@@ -189,7 +189,7 @@ def test_an_error_of_the_capture_turns_it_off_and_leaves_the_job_alone(
     dist.all_reduce(values)
 
     assert spans_after_goodbye(tmp_path) == []
-    (folder,) = process_folders(tmp_path).values()
+    folder = only_folder(tmp_path)
     assert dropped(folder) == {DropReason.INTERNAL_ERROR: 1}
     assert "turned itself off" in (folder / "events.jsonl").read_text()
 
@@ -204,7 +204,7 @@ def test_where_torch_lacks_a_name_the_job_runs_and_an_event_says_so(
     assert len(works) == 2
 
     assert spans_after_goodbye(tmp_path) == []
-    (folder,) = process_folders(tmp_path).values()
+    folder = only_folder(tmp_path)
     assert dropped(folder) == {DropReason.INTERNAL_ERROR: 1}
     assert "no communication capture" in (folder / "events.jsonl").read_text()
 
@@ -270,7 +270,7 @@ def test_a_long_collection_of_garbage_is_a_span(tmp_path: Path) -> None:
     gc.collect()
     tracer.shutdown()
     del kept
-    (folder,) = process_folders(tmp_path).values()
+    folder = only_folder(tmp_path)
     pauses = [row for row in read_rows(folder) if row.kind == "gc"]
 
     assert "gc generation 2" in {row.name for row in pauses}

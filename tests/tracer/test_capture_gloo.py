@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from collections import Counter, defaultdict
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.tracer.ranks import run_ranks
 from tests.tracer.reading import Row, dropped, process_folders, read_spans
 from tracer.span import SpanFlag
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
 WORLD = 4
 RECIPES = ("pipeline", "sharded", "replicated")
 
@@ -52,21 +51,7 @@ ROOTED = {"broadcast", "reduce", "scatter", "gather", "send"}
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the job once; its folder."""
     folder: Path = tmp_path_factory.mktemp("gloo")
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.tracer.gloo_job", str(rank), str(WORLD), str(folder)],
-            cwd=ROOT,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
-    for rank, process in enumerate(ranks):
-        output, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, f"rank {rank}:\n{output}"
+    run_ranks("tests.tracer.gloo_job", WORLD, folder)
     return folder
 
 

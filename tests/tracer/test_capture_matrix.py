@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from collections import Counter, defaultdict
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.tracer.matrix_recipes import COMPILED, NUM_RANKS, RECIPES
+from tests.tracer.ranks import run_ranks
 from tests.tracer.reading import dropped, process_folders
 from tests.tracer.test_capture_gloo import (
     CALLED,
@@ -28,9 +25,11 @@ from tests.tracer.test_capture_gloo import (
 )
 from tracer.span import SpanFlag
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[2]
 STEPS = 2
 
 MATRIX_CALLED = CALLED | {
@@ -59,36 +58,10 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("matrix")
     for num_ranks in sorted(set(NUM_RANKS.values())):
         recipes = [recipe for recipe in RECIPES if NUM_RANKS[recipe] == num_ranks]
-        run_job(folder, num_ranks, recipes)
-    return folder
-
-
-def run_job(folder: Path, num_ranks: int, recipes: list[str]) -> None:
-    environ = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_FR_BUFFER_SIZE": "2000",
-    }
-    command = [sys.executable, "-m", "tests.tracer.matrix_job"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(num_ranks), str(folder), *recipes],
-            cwd=ROOT,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        run_ranks(
+            "tests.tracer.matrix_job", num_ranks, folder, *recipes, TORCH_FR_BUFFER_SIZE="2000"
         )
-        for rank in range(num_ranks)
-    ]
-    try:
-        for rank, process in enumerate(ranks):
-            output, _ = process.communicate(timeout=300)
-            assert process.returncode == 0, f"rank {rank}:\n{output}"
-    finally:
-        for process in ranks:
-            process.kill()
+    return folder
 
 
 def seen_by_torch(document: dict[str, Any], recipe: str) -> Counter[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import tracer
-from tests.tracer.reading import process_folders, read_spans
+from tests.tracer.reading import only_folder, read_spans
 from tests.tracer.recording import run_script
 from tracer.topology import Coords, Layout
 
@@ -91,7 +91,7 @@ def test_the_manifest_says_what_the_job_told(
     )
     tracer.shutdown()
 
-    (folder,) = process_folders(tmp_path).values()
+    folder = only_folder(tmp_path)
     text = (folder / "manifest.json").read_text()
     manifest = json.loads(text)
     assert folder.name == f"e0-r00003-{manifest['process_uuid'][:12]}"
@@ -124,7 +124,7 @@ def test_events_are_written_down_with_plain_data(tmp_path: Path) -> None:
     tracer.event("checkpoint", "saved", num_bytes=12, loss=float("nan"), thing={1, 2})
     tracer.shutdown()
 
-    (folder,) = process_folders(tmp_path).values()
+    folder = only_folder(tmp_path)
     (line,) = (folder / "events.jsonl").read_text().splitlines()
     event = json.loads(line)
     assert (event["kind"], event["text"]) == ("checkpoint", "saved")
@@ -147,7 +147,7 @@ def test_traced_functions_keep_their_name_value_and_exception(tmp_path: Path) ->
     tracer.shutdown()
 
     assert double.__name__ == "double"
-    (folder,) = process_folders(tmp_path).values()
+    folder = only_folder(tmp_path)
     names = [row.name for row in read_spans(folder)]
     assert names[0].endswith("double")
     assert names[1] == "halving"
@@ -194,7 +194,7 @@ def test_captures_begin_when_the_job_loads_torch_after_the_tracer(tmp_path: Path
     )
 
     assert (done.returncode, done.stderr) == (0, "")
-    (folder,) = process_folders(tmp_path).values()
+    folder = only_folder(tmp_path)
     kinds = [(row.kind, row.step) for row in read_spans(folder)]
     assert [about for about in kinds if about[0] in ("backward", "optimizer")] == [
         ("backward", 0),
@@ -223,6 +223,6 @@ def test_a_torch_that_cannot_be_loaded_fails_as_without_us(tmp_path: Path) -> No
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "import of torch halted; None in sys.modules\n"
-    (folder,) = process_folders(tmp_path).values()
+    folder = only_folder(tmp_path)
     assert [row.name for row in read_spans(folder)] == ["host work"]
     assert not (folder / "events.jsonl").exists()

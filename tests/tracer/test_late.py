@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tracer.recording import recorder_in
-from tests.tracer.waiting import wait_until
+from tests.tracer.recording import recorder_in, wait_until
 from tracer.late import LateWatch, late_after_ns, stacks, watch_late_steps
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tracer.reading import dropped, process_folders, read_spans
+from tests.tracer.reading import dropped, only_folder, read_spans
 from tests.tracer.recording import ROOT, recorder_in, run_script
 from tracer.current import set_current, span
 from tracer.noop import NOOP_TRACER
@@ -22,11 +22,6 @@ from tracer.spool import SEGMENT_GLOB, iter_committed, sealed_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def only_folder(spool: Path) -> Path:
-    (folder,) = process_folders(spool).values()
-    return folder
 
 
 def exit_record(spool: Path) -> dict[str, object]:

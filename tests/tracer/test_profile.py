@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.tracer.recording import recorder_in
-from tests.tracer.waiting import wait_until
+from tests.tracer.recording import recorder_in, wait_until
 from tracer.control import write_control
 from tracer.profile import ProfileError, Request, offer_profiles, read_request
 

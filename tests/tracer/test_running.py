@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tracer.recording import ROOT, recorder_in
-from tests.tracer.waiting import wait_until
+from tests.tracer.recording import ROOT, recorder_in, wait_until
 from tracer.running import read_running
 from tracer.span import SpanKind, group_id_of
 
