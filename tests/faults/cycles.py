@@ -1,0 +1,274 @@
+"""The whole path as processes, some of which are killed again and again while ranks write.
+
+A seed gives the order of faults. Rows go into the spool of three ranks by the test's own process,
+each noted in the oracle first; `rankscope agent` ships them to `rankscope serve --only collector`.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from collector.location import read_server_file
+from collector.read import may_repeat
+from collector.store import open_store
+from tests.collector.agent.rig import write_spans
+from tests.collector.spool_builder import SpoolBuilder
+from tests.faults.checker import Oracle, check, content_hash, key_of
+from tests.integration.programs import COMMAND, environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+    from tests.faults.checker import Key, Verdict
+
+RUN = "run"
+NUM_RANKS = 3
+ROWS_A_BURST = 100
+PATIENCE_S = 120.0
+MOST_WAIT_S = 0.6
+"""How long a cycle may last before its fault, so that faults fall into any moment of a batch."""
+
+WAITED_SHARE = 0.5
+"""Of the collectors that were killed: until the next fault they are waited for."""
+
+COUNT_ROWS = "SELECT count() FROM (SELECT DISTINCT epoch, rank, segment, row FROM spans)"
+SELECT_ROWS = """
+SELECT run_id, epoch, rank, segment, row, name, step, duration_ns FROM spans{final}
+"""
+
+
+@dataclass(kw_only=True)
+class WholePath:
+    """An agent and a collector, and three ranks' spools."""
+
+    folder: Path
+    chooser: random.Random
+    faults: list[str] = field(default_factory=list)
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _builders: list[SpoolBuilder] = field(default_factory=list)
+    _port: int = 0
+    _is_first: bool = True
+
+    def __enter__(self) -> Self:
+        self.spool.mkdir(parents=True)
+        self._port = _free_port()
+        made = subprocess.run(
+            [*COMMAND, "token", "create", "--role", "ingest", "--holder", "cycles",
+             "--out", str(self.folder / "agent.token")],
+            env=self._environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert made.returncode == 0, made.stderr
+        self._builders = [SpoolBuilder(self.spool, run_id=RUN, rank=n) for n in range(NUM_RANKS)]
+        self.oracle = Oracle(self.folder / "oracle", is_synced=False)
+        self.start("collector")
+        self.wait_for(self._is_ready)
+        self.start("agent")
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for name in ("agent", "collector"):
+            self.end(name)
+        self.oracle.__exit__(exc_type, exc, traceback)
+
+    @property
+    def spool(self) -> Path:
+        return self.folder / "spool"
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return environment(
+            self.store, RANKSCOPE_TOKEN_FILE=str(self.folder / "agent.token"), PYTHONUNBUFFERED="1"
+        )
+
+    def start(self, name: str) -> None:
+        """Start a process."""
+        arguments = {
+            "collector": ["serve", "--only", "collector", "--port", str(self._port)],
+            "agent": [
+                "agent", "--spool", str(self.spool), "--no-samples",
+                "--collector", f"http://127.0.0.1:{self._port}",
+            ],
+        }[name]  # fmt: skip
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [*COMMAND, *arguments], env=self._environment, stdout=log, stderr=log
+            )
+
+    def kill(self, name: str) -> None:
+        """Kill a process as a power cut would, and start it again.
+
+        Half of the collectors are killed next while they still start.
+        """
+        self._processes[name].send_signal(signal.SIGKILL)
+        self._processes[name].wait(PATIENCE_S)
+        self.start(name)
+        if name == "collector" and self.chooser.random() < WAITED_SHARE:
+            self.wait_for(self._is_ready)
+
+    def freeze(self, seconds: float) -> None:
+        """Let the collector stand still for a while: connections stay open, nothing answers."""
+        self._processes["collector"].send_signal(signal.SIGSTOP)
+        try:
+            self._write()
+            time.sleep(seconds)
+        finally:
+            self._processes["collector"].send_signal(signal.SIGCONT)
+
+    def end(self, name: str) -> None:
+        """Ask a process to end, and wait for it."""
+        process = self._processes.get(name)
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+
+    def cycle(self) -> None:
+        """Write, wait a moment, and do one of the faults."""
+        self._write()
+        time.sleep(self.chooser.uniform(0.0, MOST_WAIT_S))
+        fault = self.chooser.choice(sorted(FAULTS))
+        self.faults.append(fault)
+        FAULTS[fault](self)
+
+    def drain(self) -> float:
+        """Let the ranks end and everything arrive; return how long that took, in seconds."""
+        for builder in self._builders:
+            builder.end()
+        began_s = time.monotonic()
+        with (self.folder / "oracle").open("rb") as lines:
+            num_written = sum(b'"attempt"' in line for line in lines)
+        self.wait_for(lambda: self._num_stored() >= num_written)
+        return time.monotonic() - began_s
+
+    def verdict(self) -> Verdict:
+        """End both processes, and compare what was written with what the store shows."""
+        self.end("agent")
+        self.end("collector")
+        with open_store(f"chdb://{self.store}") as store:
+            final = " FINAL" if may_repeat(store, RUN) else ""
+            rows = store.rows(SELECT_ROWS.format(final=final))
+        return check(self.folder / "oracle", [_seen(row) for row in rows])
+
+    def wait_for(self, is_done: Callable[[], bool]) -> None:
+        """Look again and again until something holds; fail with the logs when it never does."""
+        until_s = time.monotonic() + PATIENCE_S
+        while not is_done():
+            assert time.monotonic() < until_s, self.told()
+            time.sleep(0.05)
+
+    def told(self) -> str:
+        """Return what the processes said, and which faults there were."""
+        logs = [
+            (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]
+            for name in ("collector", "agent")
+            if (self.folder / f"{name}.log").exists()
+        ]
+        return "\n".join([", ".join(self.faults), *logs])
+
+    def _write(self) -> None:
+        for builder in self._builders:
+            write_spans(builder, self.oracle, ROWS_A_BURST, chooser=self.chooser)
+
+    def _is_ready(self) -> bool:
+        assert self._processes["collector"].poll() is None, self.told()
+        return self._ask("/readyz") is not None
+
+    def _num_stored(self) -> int:
+        server = read_server_file(self.store)
+        if server is None or server.token is None:
+            return 0
+        answer = self._ask("/", COUNT_ROWS, **{"X-ClickHouse-Key": server.token})
+        return int(answer) if answer else 0
+
+    def _ask(self, path: str, body: str | None = None, **headers: str) -> str | None:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self._port}{path}",
+            data=None if body is None else body.encode(),
+            headers=headers,
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                text: str = answer.read().decode()
+                return text
+        except (urllib.error.URLError, OSError):
+            return None
+
+
+def _kill_both(path: WholePath) -> None:
+    path.kill("agent")
+    path.kill("collector")
+
+
+FAULTS: dict[str, Callable[[WholePath], None]] = {
+    "agent killed": lambda path: path.kill("agent"),
+    "collector killed": lambda path: path.kill("collector"),
+    "both killed": _kill_both,
+    "collector frozen": lambda path: path.freeze(path.chooser.uniform(0.2, 2.0)),
+}
+
+
+def _seen(row: Mapping[str, object]) -> tuple[Key, str]:
+    key = key_of(*(row[name] for name in ("run_id", "epoch", "rank", "segment", "row")))
+    return key, content_hash(row["name"], row["step"], row["duration_ns"])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def main() -> None:
+    """Run cycles and print what they left: ``python -m tests.faults.cycles FOLDER NUM SEED``."""
+    from pathlib import Path
+
+    folder, num_cycles, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    began_s = time.monotonic()
+    with WholePath(folder=folder, chooser=random.Random(seed)) as path:
+        for number in range(num_cycles):
+            path.cycle()
+            if number % 10 == 9:
+                sys.stderr.write(f"{number + 1} of {num_cycles}\n")
+        drained_s = path.drain()
+        verdict = path.verdict()
+    counts = {fault: path.faults.count(fault) for fault in sorted(FAULTS)}
+    sys.stdout.write(
+        f"seed {seed}, {num_cycles} cycles in {time.monotonic() - began_s:.0f} s: {counts}\n"
+        f"drained {drained_s:.1f} s after the last fault\n"
+        f"stored {verdict.num_stored}, lost {len(verdict.lost)}, doubled"
+        f" {len(verdict.duplicated)}, made up {len(verdict.unexpected)}, changed"
+        f" {len(verdict.corrupt)}, unaccounted {verdict.num_unaccounted}\n"
+    )
+    sys.exit(0 if verdict.is_clean else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""The whole path under random faults: 30 cycles here, 300 by `make faults`."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.cycles import NUM_RANKS, ROWS_A_BURST, WholePath
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NUM_CYCLES = 30
+SEED = 20_261_121
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_or_doubled_however_often_processes_are_killed(tmp_path: Path) -> None:
+    # GIVEN ranks that write, an agent that ships, a collector that stores
+    with WholePath(folder=tmp_path / "path", chooser=random.Random(SEED)) as path:
+        # WHEN the agent, the collector or both are killed, or the collector stands still
+        for _ in range(NUM_CYCLES):
+            path.cycle()
+        path.drain()
+
+        # THEN each row is in the store once, as it was written
+        verdict = path.verdict()
+        assert verdict.is_clean, (verdict, path.told())
+        assert verdict.num_stored >= NUM_CYCLES * NUM_RANKS * ROWS_A_BURST
