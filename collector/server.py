@@ -20,6 +20,7 @@ from collector.access import (
 )
 from collector.asking import is_secure, visitor_in
 from collector.clock_probe import ReferenceClock
+from collector.edge.bodies import CappedBodies
 from collector.edge.refusals import Refusal, Refusals
 from collector.tokens import Role
 
@@ -82,7 +83,8 @@ def create_server(  # noqa: PLR0913  # all that is wired together here
     """
     counted = refusals or Refusals()
     app = create_app(access, pages=pages, not_ready=not_ready, routers=routers, refusals=counted)
-    return AccessGate(app, access, policy=policy, names=names, refusals=counted)
+    behind = CappedBodies(app, counted)
+    return AccessGate(behind, access, policy=policy, names=names, refusals=counted)
 
 
 def create_app(
