@@ -160,7 +160,7 @@ def _nested(table: str, parts: Sequence[pa.Table], *, has_ranks: bool) -> Column
     names = [column.name for column in columns]
     offsets = np.zeros(len(parts) + 1, dtype=np.int32)
     np.cumsum([part.num_rows for part in parts], out=offsets[1:])
-    kept = [part.select(names) for part in parts if part.num_rows]
+    kept = [_filled(part, columns).select(names) for part in parts if part.num_rows]
     if kept:
         whole = pa.concat_tables(kept).unify_dictionaries()
         arrays = [_one_chunk(whole[name]) for name in names]
@@ -171,6 +171,16 @@ def _nested(table: str, parts: Sequence[pa.Table], *, has_ranks: bool) -> Column
     list_type: Any = pa.list_(pa.field("item", item_type, nullable=False))
     starts: Any = numbers(offsets)
     return cast("Column", pa.ListArray.from_arrays(starts, items, type=list_type))
+
+
+def _filled(rows: pa.Table, columns: Sequence[WireColumn]) -> pa.Table:
+    """Return the rows with what their maker does not know told as unknown."""
+    for column in columns:
+        if column.name not in rows.column_names and (
+            column.default is not None or column.may_be_null
+        ):
+            rows = rows.append_column(column.name, _standing_in(column, rows.num_rows))
+    return rows
 
 
 def _no_rows(column: WireColumn) -> Column:

@@ -136,6 +136,15 @@ def test_a_cut_of_several_ranks_says_the_rank_of_each_row(cuts: list[Cut]) -> No
     assert other.rows.spans["rank"].to_pylist() == [1]
 
 
+def test_a_maker_of_rows_need_not_know_every_column(cuts: list[Cut]) -> None:
+    """Simulated steps leave nothing out, and say nothing of it."""
+    rows = replace(cuts[0].rows, steps=cuts[0].rows.steps.drop_columns(["left_out"]))
+
+    (back,) = decode_cuts(encode_cuts([replace(cuts[0], rows=rows)]))
+
+    assert back.rows.steps["left_out"].to_pylist() == [0]
+
+
 def test_a_batch_says_where_the_rows_of_each_cut_lie(cuts: list[Cut]) -> None:
     batch = decode_batch(encode_cuts([*cuts, *cuts]))
 
