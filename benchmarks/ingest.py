@@ -158,7 +158,7 @@ def ratio(
     """Return the speed of ``slow`` as a share of that of ``quick``."""
 
     def seconds(costs: list[tuple[str, Cost]], way: str) -> float:
-        return sum(getattr(cost, clock) for name, cost in costs if name == way)
+        return float(sum(getattr(cost, clock) for name, cost in costs if name == way))
 
     values = [seconds(costs, quick) / seconds(costs, slow) for costs in rounds]
     return {

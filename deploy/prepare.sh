@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Makes what docker-compose.yml needs and nobody may know: a CA and the server's certificate, random
+# passwords (.env), and a folder for tokens. What is there already stays.
+#
+#   deploy/prepare.sh [HOST...]     names or addresses by which agents reach this machine
+set -euo pipefail
+umask 077
+cd "$(dirname "$0")/.."
+
+secrets=deploy/secrets
+mkdir -p "$secrets/ca" "$secrets/tls" "$secrets/tokens"
+
+names=(localhost collector collector-1 collector-2 balancer dashboard cluster-dashboard "$@")
+alternatives="IP:127.0.0.1,IP:::1"
+for name in "${names[@]}"; do
+    if [[ "$name" =~ ^[0-9.]+$ || "$name" == *:* ]]; then
+        alternatives+=",IP:$name"
+    else
+        alternatives+=",DNS:$name"
+    fi
+done
+
+if [[ ! -e "$secrets/ca/ca.key" ]]; then
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 \
+        -subj "/CN=rankscope deployment CA" -addext "basicConstraints=critical,CA:TRUE" \
+        -addext "keyUsage=critical,keyCertSign,cRLSign" \
+        -keyout "$secrets/ca/ca.key" -out "$secrets/tls/ca.crt" 2> /dev/null
+fi
+if [[ ! -e "$secrets/tls/server.key" ]]; then
+    openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=rankscope" \
+        -keyout "$secrets/tls/server.key" -out "$secrets/tls/server.csr" 2> /dev/null
+    openssl x509 -req -in "$secrets/tls/server.csr" -days 365 \
+        -set_serial "0x$(openssl rand -hex 16)" \
+        -CA "$secrets/tls/ca.crt" -CAkey "$secrets/ca/ca.key" -out "$secrets/tls/server.crt" \
+        -extfile <(printf 'basicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\nsubjectAltName=%s\n' \
+            "$alternatives") 2> /dev/null
+    rm "$secrets/tls/server.csr"
+fi
+
+if [[ ! -e .env ]]; then
+    {
+        for name in CLICKHOUSE_PASSWORD RANKSCOPE_READER_PASSWORD RANKSCOPE_CLUSTER_SECRET GRAFANA_PASSWORD; do
+            # Hexadecimal: it stands in a URL as it is.
+            printf '%s=%s\n' "$name" "$(openssl rand -hex 24)"
+        done
+        printf 'RANKSCOPE_UID=%s\nRANKSCOPE_GID=%s\n' "$(id -u)" "$(id -g)"
+        printf 'RANKSCOPE_SERVER_NAME=%s\n' "${1:-localhost}"
+    } > .env
+fi
+echo "ready: .env and $secrets; agents need $secrets/tls/ca.crt, and nobody needs $secrets/ca but this script"

@@ -1,0 +1,87 @@
+"""nginx.conf by nginx's own grammar, and by nginx where it is installed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import crossplane  # type: ignore[import-untyped]
+import pytest
+
+from tests.deploy.files import DEPLOY, SERVER_XML, services, texts, xml
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONFIGURATION = DEPLOY / "nginx" / "nginx.conf"
+
+
+def parsed(path: Path) -> dict[str, Any]:
+    # `resolve` of an upstream's server is younger than the grammar's last release.
+    found: dict[str, Any] = crossplane.parse(str(path), single=True, strict=True)
+    return found
+
+
+def blocks(directives: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [one for one in directives if one["directive"] == name]
+
+
+def stream() -> list[dict[str, Any]]:
+    (found,) = blocks(parsed(CONFIGURATION)["config"][0]["parsed"], "stream")
+    directives: list[dict[str, Any]] = found["block"]
+    return directives
+
+
+def test_every_directive_is_known_and_stands_where_it_may() -> None:
+    document = parsed(CONFIGURATION)
+
+    assert document["status"] == "ok", document["errors"]
+
+
+def test_the_grammar_would_see_a_mistake(tmp_path: Path) -> None:
+    broken = tmp_path / "nginx.conf"
+    broken.write_text(CONFIGURATION.read_text().replace("proxy_timeout", "proxy_timeoutt"))
+
+    assert parsed(broken)["status"] == "failed"
+
+
+def test_the_balancer_passes_on_to_every_collector_and_every_server() -> None:
+    (http_port,) = texts(xml(SERVER_XML), "http_port")
+    upstreams = {
+        one["args"][0]: {server["args"][0] for server in blocks(one["block"], "server")}
+        for one in blocks(stream(), "upstream")
+    }
+
+    running = services("cluster")
+    assert upstreams["collectors"] == {f"{name}:8443" for name in running if "collector-" in name}
+    assert upstreams["servers"] == {
+        f"{name}:{http_port}" for name in running if name.startswith("clickhouse")
+    }
+
+
+def test_each_port_leads_to_an_upstream_and_agents_come_in_by_the_published_one() -> None:
+    servers = [one["block"] for one in blocks(stream(), "server")]
+    leads = {
+        blocks(one, "listen")[0]["args"][0]: blocks(one, "proxy_pass")[0]["args"][0]
+        for one in servers
+    }
+
+    assert leads == {"8443": "collectors", "8123": "servers"}
+    (published,) = services("cluster")["balancer"]["ports"]
+    assert published.endswith(":8443:8443")
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_nginx_itself_takes_it(tmp_path: Path) -> None:
+    # Names of containers can't be looked up here, and before 1.27.3 `resolve` was not free.
+    alone = re.sub(r"server [\w-]+:(\d+)(.*?) resolve;", r"server 127.0.0.1:\1\2;",
+                   CONFIGURATION.read_text())  # fmt: skip
+    (tmp_path / "nginx.conf").write_text(alone)
+    done = subprocess.run(
+        ["nginx", "-t", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,251 @@
+"""docker-compose.yml against the published schema, and against what it refers to."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as Xml
+
+import jsonschema
+import pytest
+import typer.main
+
+from collector.location import ServerLocation, parse_store_url
+from rankscope.commands import app
+from tests.deploy.files import (
+    CLUSTER_XML,
+    COMPOSE,
+    DEPLOY,
+    KEEPER_XML,
+    PREPARE,
+    ROOT,
+    SERVER_XML,
+    USERS_XML,
+    VARIABLE,
+    compose,
+    mounts,
+    prepared_variables,
+    profiles_of,
+    services,
+    texts,
+    xml,
+)
+
+PROFILES = ("single", "cluster")
+SCHEMA = json.loads((Path(__file__).parent / "compose-spec.json").read_text(encoding="utf-8"))
+
+
+def names_in(profile: str) -> set[str]:
+    """Return every name by which a container of this profile finds another."""
+    found = services(profile)
+    aliases = {
+        alias
+        for service in found.values()
+        for network in (service.get("networks") or {}).values()
+        for alias in network.get("aliases", [])
+    }
+    return set(found) | aliases
+
+
+def stores(profile: str) -> dict[str, str]:
+    return {
+        name: VARIABLE.sub("secret", service["environment"]["RANKSCOPE_STORE"])
+        for name, service in services(profile).items()
+        if "RANKSCOPE_STORE" in (service.get("environment") or {})
+    }
+
+
+def test_the_file_follows_the_published_schema() -> None:
+    jsonschema.Draft202012Validator(SCHEMA).validate(compose())
+
+
+def test_the_schema_would_see_a_mistake() -> None:
+    document = compose()
+    document["services"]["grafana"]["helthcheck"] = {}
+
+    with pytest.raises(jsonschema.ValidationError, match="helthcheck"):
+        jsonschema.Draft202012Validator(SCHEMA).validate(document)
+
+
+def test_each_profile_has_what_was_promised() -> None:
+    beside = {"alertmanager", "grafana"}
+
+    assert set(services("single")) == {"clickhouse", "collector", "dashboard"} | beside
+    assert set(services("cluster")) == {
+        "keeper-1", "keeper-2", "keeper-3",
+        "clickhouse-1-1", "clickhouse-1-2", "clickhouse-2-1", "clickhouse-2-2",
+        "collector-1", "collector-2", "balancer", "cluster-dashboard",
+    } | beside  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(services()))
+def test_what_a_service_waits_for_starts_wherever_it_does(name: str) -> None:
+    service = services()[name]
+
+    for needed, how in (service.get("depends_on") or {}).items():
+        other = services()[needed]
+        assert profiles_of(name, service) <= profiles_of(needed, other)
+        assert how["condition"] != "service_healthy" or "healthcheck" in other
+
+
+@pytest.mark.parametrize("name", sorted(services()))
+def test_an_image_is_pinned_and_what_is_mounted_is_there(name: str) -> None:
+    service = services()[name]
+
+    assert re.search(r":[\w.]*\d", service["image"]) or "build" in service
+    for source in mounts(service):
+        made = source.startswith("./deploy/secrets/")
+        assert made or (ROOT / source).exists(), source
+
+
+def test_no_secret_is_written_down_and_every_variable_comes_from_somewhere() -> None:
+    text = COMPOSE.read_text(encoding="utf-8")
+    found = {match["name"]: match["rest"] or "" for match in VARIABLE.finditer(text)}
+
+    required = {name for name, rest in found.items() if not rest.startswith(":-")}
+    assert required <= prepared_variables()
+    assert all(found[name].startswith(":?") for name in required)  # an empty one stops it
+    for service in services().values():
+        for name, value in (service.get("environment") or {}).items():
+            if re.search("PASSWORD|SECRET|TOKEN$", name):
+                assert VARIABLE.fullmatch(value), name
+
+
+def test_only_agents_get_in_from_outside() -> None:
+    published = {
+        name: [VARIABLE.sub(lambda found: found["rest"][2:], port) for port in service["ports"]]
+        for name, service in services().items()
+        if "ports" in service
+    }
+
+    beyond_loopback = {
+        name for name, ports in published.items() if not all("127.0.0.1:" in port for port in ports)
+    }
+    assert beyond_loopback == {"collector", "balancer"}
+    assert published["collector"] == published["balancer"] == ["0.0.0.0:8443:8443"]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_store_that_each_process_opens_is_there(profile: str) -> None:
+    (http_port,) = texts(xml(SERVER_XML), "http_port")
+    accounts = {account.tag for account in xml(USERS_XML).iterfind("users/*")}
+    servers = [one for name, one in services(profile).items() if name.startswith("clickhouse")]
+
+    assert len(stores(profile)) == {"single": 2, "cluster": 3}[profile]
+    for url in stores(profile).values():
+        location = parse_store_url(url)
+        assert isinstance(location, ServerLocation)
+        assert location.host in names_in(profile)
+        assert location.port == int(http_port)
+        assert location.user in accounts
+        for server in servers:
+            assert server["environment"]["CLICKHOUSE_DB"] == location.database
+            assert server["environment"]["CLICKHOUSE_USER"] == location.user
+        assert (location.cluster is not None) == (profile == "cluster")
+        if location.cluster is not None:
+            assert xml(CLUSTER_XML).find(f"remote_servers/{location.cluster}") is not None
+
+
+def test_every_server_stands_where_the_clusters_file_says() -> None:
+    shards = [
+        texts(shard, "replica/host")
+        for shard in xml(CLUSTER_XML).iterfind("remote_servers/rankscope/shard")
+    ]
+    (native,) = texts(xml(SERVER_XML), "tcp_port")
+
+    assert [len(replicas) for replicas in shards] == [2, 2]
+    for shard, replicas in enumerate(shards, start=1):
+        for replica, host in enumerate(replicas, start=1):
+            service = services("cluster")[host]
+            assert service["hostname"] == host
+            where = service["environment"]["SHARD"], service["environment"]["REPLICA"]
+            assert where == (str(shard), str(replica))
+    ports = texts(xml(CLUSTER_XML), "remote_servers/rankscope/shard/replica/port")
+    assert set(ports) == {native}
+    replication = texts(xml(CLUSTER_XML), "remote_servers/rankscope/shard/internal_replication")
+    assert replication == ["true", "true"]  # else the engine would write each row to both itself
+
+
+def test_the_keepers_know_one_another_and_the_servers_know_them() -> None:
+    keepers = dict(
+        zip(
+            texts(xml(KEEPER_XML), "keeper_server/raft_configuration/server/id"),
+            texts(xml(KEEPER_XML), "keeper_server/raft_configuration/server/hostname"),
+            strict=True,
+        )
+    )
+    running = {
+        one["environment"]["KEEPER"]: one["hostname"]
+        for name, one in services("cluster").items()
+        if name.startswith("keeper")
+    }
+
+    assert keepers == running
+    assert texts(xml(CLUSTER_XML), "zookeeper/node/host") == list(running.values())
+    (port,) = texts(xml(KEEPER_XML), "keeper_server/tcp_port")
+    assert set(texts(xml(CLUSTER_XML), "zookeeper/node/port")) == {port}
+    assert all(port in services()[name]["healthcheck"]["test"][1] for name in running.values())
+
+
+def test_what_a_configuration_takes_from_the_environment_is_in_it() -> None:
+    checked = 0
+    for name, service in services().items():
+        for source in mounts(service):
+            path = ROOT / source
+            if path.suffix != ".xml":
+                continue
+            root = Xml.fromstring(path.read_text(encoding="utf-8"))
+            wanted = {one.attrib["from_env"] for one in root.iter() if "from_env" in one.attrib}
+            assert wanted <= set(service["environment"]), name
+            checked += len(wanted)
+    assert checked == 1 * 2 + 4 * 5 + 3 * 1
+
+
+def command_of(service: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    program, name, *flags = service["command"]
+    assert program == "rankscope"
+    return name, dict(flag.split("=", 1) for flag in flags)
+
+
+@pytest.mark.parametrize(
+    "name", ["collector", "dashboard", "collector-1", "collector-2", "cluster-dashboard"]
+)
+def test_the_commands_and_their_flags_exist_and_name_files_that_are_mounted(name: str) -> None:
+    service = services()[name]
+    command, flags = command_of(service)
+    known = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+
+    assert set(flags) <= {option for parameter in known.params for option in parameter.opts}
+    assert flags["--only"] == ("dashboard" if "dashboard" in name else "collector")
+    made = PREPARE.read_text(encoding="utf-8")
+    for flag in ("--tls-cert", "--tls-key"):
+        folder, _, file = flags[flag].rpartition("/")
+        assert folder in mounts(service).values()
+        assert f"$secrets/tls/{file}" in made
+    published = [port.rpartition(":")[2] for one in [service] for port in one.get("ports", [])]
+    assert set(published) <= {flags["--port"]}
+
+
+def test_alerts_go_to_the_alertmanager_that_stands_beside() -> None:
+    for name in ("dashboard", "cluster-dashboard"):
+        assert command_of(services()[name])[1]["--alert-webhook"] == (
+            "http://alertmanager:9093/api/v2/alerts"
+        )
+    assert services()["alertmanager"]["ports"] == ["127.0.0.1:9093:9093"]
+
+
+def test_the_image_copies_every_package_and_nothing_that_is_not_there() -> None:
+    recipe = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    copied = {
+        name
+        for line in re.findall(r"^COPY (.+)$", recipe, re.MULTILINE)
+        for name in shlex.split(line)[:-1]
+    }
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks"}
+
+    assert packages <= copied
+    assert all((ROOT / name).exists() for name in copied)
+    assert compose()["x-rankscope"]["build"]["dockerfile"] == "deploy/Dockerfile"

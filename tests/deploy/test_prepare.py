@@ -1,0 +1,95 @@
+"""deploy/prepare.sh, run: keys that only their owner reads, and a certificate that holds."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import ssl
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from collector.edge.tls import TlsFiles, load_tls
+from tests.deploy.files import DEPLOY, PREPARE, prepared_variables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.multiproc,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed"),
+]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    (tmp_path / "deploy").mkdir()
+    shutil.copy(PREPARE, tmp_path / "deploy" / "prepare.sh")
+    prepare(tmp_path, "collect.example", "10.1.2.3")
+    return tmp_path
+
+
+def prepare(folder: Path, *hosts: str) -> None:
+    command = [str(folder / "deploy" / "prepare.sh"), *hosts]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+def values(folder: Path) -> dict[str, str]:
+    lines = (folder / ".env").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+def test_all_that_the_compose_file_asks_for_is_there_and_nobody_else_reads_it(
+    prepared: Path,
+) -> None:
+    assert prepared_variables() <= values(prepared).keys()
+    private = [path for path in prepared.rglob("*") if path.is_file() and path.suffix != ".sh"]
+    assert {path.name for path in private} == {
+        ".env",
+        "ca.key",
+        "ca.crt",
+        "server.key",
+        "server.crt",
+    }
+    assert all(path.stat().st_mode & 0o077 == 0 for path in private)
+    # What is mounted into containers holds no key that could sign another certificate.
+    assert not (prepared / "deploy" / "secrets" / "tls" / "ca.key").exists()
+
+
+def test_the_certificate_serves_every_name_that_it_is_asked_by(prepared: Path) -> None:
+    folder = prepared / "deploy" / "secrets" / "tls"
+    tls = load_tls(TlsFiles(cert=folder / "server.crt", key=folder / "server.key"))
+
+    assert {"localhost", "collector-1", "collector-2", "collect.example", "10.1.2.3"} <= tls.names
+    trusting = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    assert len(trusting.get_ca_certs()) == 1
+    done = subprocess.run(
+        ["openssl", "verify", "-CAfile", str(folder / "ca.crt"), str(folder / "server.crt")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_second_time_changes_nothing(prepared: Path) -> None:
+    before = {path: path.read_bytes() for path in prepared.rglob("*") if path.is_file()}
+
+    prepare(prepared, "another.example")
+
+    assert {path: path.read_bytes() for path in prepared.rglob("*") if path.is_file()} == before
+
+
+def test_passwords_are_long_different_and_stand_in_a_url_as_they_are(prepared: Path) -> None:
+    secrets = [
+        value for name, value in values(prepared).items() if re.search("PASSWORD|SECRET", name)
+    ]
+
+    assert len(set(secrets)) == len(secrets) == 4
+    assert all(re.fullmatch("[0-9a-f]{48}", value) for value in secrets)
+
+
+def test_the_alertmanagers_file_is_yaml_with_a_receiver_for_its_route() -> None:
+    document = yaml.safe_load((DEPLOY / "alertmanager" / "alertmanager.yml").read_text())
+
+    assert document["route"]["receiver"] in {one["name"] for one in document["receivers"]}
