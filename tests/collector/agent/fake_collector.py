@@ -41,18 +41,22 @@ class Stored:
     rows: list[tuple[Key, str]] = field(default_factory=list)
     """Each span row that was inserted, as often as it was."""
 
-    cuts: dict[tuple[str, int, int], tuple[str, int]] = field(default_factory=dict)
-    """(run, segment, first row) -> (sha256, end row)."""
+    cuts: dict[tuple[str, int, int, int], str] = field(default_factory=dict)
+    """(run, segment, first row, end row) -> sha256."""
 
     described: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def take(self, cut: Cut) -> str:
-        """Store a cut and return its state, as the ledger would have it."""
-        place = (cut.key.run_id, cut.key.segment, cut.key.first_row)
+        """Store a cut and return its state, as the ledger would have it.
+
+        Unlike the ledger it takes rows twice that come in cuts of other bounds: an agent
+        never cuts anew what it may have sent.
+        """
+        place = (cut.key.run_id, cut.key.segment, cut.key.first_row, cut.key.end_row)
         known = self.cuts.get(place)
         if known is not None:
-            return "duplicate" if known[0] == cut.sha256 else "conflict"
-        self.cuts[place] = (cut.sha256, cut.key.end_row)
+            return "duplicate" if known == cut.sha256 else "conflict"
+        self.cuts[place] = cut.sha256
         for row in cut.rows.spans.to_pylist():
             key = key_of(row["run_id"], row["epoch"], row["rank"], row["segment"], row["row"])
             content = content_hash(row["name"], row["step"], row["duration_ns"])
@@ -62,7 +66,7 @@ class Stored:
     def end_rows(self, run_id: str) -> dict[str, int]:
         """Return the end of what is held of each segment of a run."""
         found: dict[str, int] = {}
-        for (run, segment, _), (_, end_row) in self.cuts.items():
+        for run, segment, _, end_row in self.cuts:
             if run == run_id:
                 found[str(segment)] = max(found.get(str(segment), 0), end_row)
         return found
@@ -161,6 +165,7 @@ class FakeCollector:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     collector: ClassVar[FakeCollector]
 
     def do_GET(self) -> None:
