@@ -171,9 +171,8 @@ def _swallow(problem: Exception) -> None:
 def _keep_or_not() -> None:
     """Follow the tracer when it begins or ceases to keep host spans."""
     global _threads  # noqa: PLW0603 - one tracer a process
-    tracer = _tracer
-    is_kept = isinstance(tracer, Recorder) and tracer.keeps(HOST)
-    _threads = tracer.lanes.threads if is_kept else None  # type: ignore[attr-defined]
+    own = _tracer
+    _threads = own.lanes.threads if isinstance(own, Recorder) and own.keeps(HOST) else None
 
 
 def _traced(name: str, function: Callable[P, R]) -> Callable[P, R]:
