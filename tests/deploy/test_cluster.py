@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 from typing import TYPE_CHECKING
 
 import pytest
 
+import collector
+import rankscope
 from collector.cluster import (
     ClusterStatementError,
     ClusterStatements,
@@ -168,6 +172,35 @@ def test_the_engine_parses_all_that_every_migration_says_to_a_cluster(store: Sto
         (parsed,) = store.rows("SELECT formatQuery({sql:String}) AS text", {"sql": sql})
         assert "ON CLUSTER c1" in parsed["text"]
     assert len(statements) == 2 * (1 + len(shipped))
+
+
+CHANGING = ("CREATE ", "ALTER ", "DELETE ", "OPTIMIZE ", "TRUNCATE ", "DROP ", "RENAME ")
+
+
+def changing_statements() -> dict[str, str]:
+    """Return every constant of our packages that changes tables, by where it stands."""
+    found: dict[str, str] = {}
+    for package in (collector, rankscope):
+        for entry in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if entry.name.endswith("__main__"):
+                continue
+            for name, value in vars(importlib.import_module(entry.name)).items():
+                several = value.values() if isinstance(value, dict) else [value]
+                for text in several:
+                    if isinstance(text, str) and text.strip().startswith(CHANGING):
+                        found[f"{entry.name}.{name} {text[:40]!r}"] = text
+    return found
+
+
+def test_whatever_our_own_code_says_to_change_tables_can_be_said_to_a_cluster() -> None:
+    found = changing_statements()
+
+    assert {"collector.deletion", "collector.removal", "collector.retention"} <= {
+        where.rpartition(".")[0] for where in (key.split()[0] for key in found)
+    }
+    for text in found.values():
+        bound = dict.fromkeys(re.findall(r"\{(\w+):Identifier\}", text), "spans")
+        assert all("ON CLUSTER `c1`" in said.sql for said in STATEMENTS.of(text, bound))
 
 
 def test_every_table_of_every_migration_has_both_sides(store: Store) -> None:
