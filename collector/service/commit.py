@@ -31,6 +31,7 @@ MAX_BATCHES = 1_024
 MIN_GATHER_S = 0.005
 MAX_GATHER_S = 2.0
 CLOSE_S = 10.0
+ENDING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,15 @@ class GroupCommit:
         self._write = write
         self._trouble = trouble
         self._queue: queue.SimpleQueue[_Parcel | None] = queue.SimpleQueue()
-        self._gather_s = MIN_GATHER_S
-        self._ended = threading.Event()
+        self.gather_s = MIN_GATHER_S
+        """How long a group waits for one batch more."""
+
+        self._closing = threading.Lock()
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
         self.num_groups = 0
+        """Inserts of one group each; far fewer than requests, when there are many."""
+
         self.num_rows = 0
 
     @property
@@ -67,37 +73,45 @@ class GroupCommit:
         self._thread.start()
 
     def submit(self, batch: CutBatch) -> Future[list[CutState]]:
-        """Return what will become of a batch's cuts: their states, a `BusyError`, a `WireError`."""
+        """Return what will become of a batch's cuts: their states, a `BusyError`, a `WireError`.
+
+        Raises:
+            BusyError: It was closed.
+        """
         parcel = _Parcel(batch)
-        self._queue.put(parcel)
+        with self._closing:
+            if self._is_closed:
+                raise BusyError("the collector is ending", retry_after_s=ENDING_S)
+            self._queue.put(parcel)
         return parcel.done
 
     def close(self) -> None:
         """Store what waits, and end the thread."""
-        self._queue.put(None)
+        with self._closing:
+            self._is_closed = True
+            self._queue.put(None)  # behind all that was submitted
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        while (first := self._queue.get()) is not None:
-            group = self._gathered(first)
+        is_over = False
+        while not is_over and (first := self._queue.get()) is not None:
+            group, is_over = self._gathered(first)
             self._commit(group)
-            if self._ended.is_set():
-                return
 
-    def _gathered(self, first: _Parcel) -> list[_Parcel]:
+    def _gathered(self, first: _Parcel) -> tuple[list[_Parcel], bool]:
+        """Return what goes in together, and whether nothing comes after."""
         group, num_rows = [first], first.batch.num_rows
         while num_rows < MAX_ROWS and len(group) < MAX_BATCHES:
             try:
-                parcel = self._queue.get(timeout=self._gather_s)
+                parcel = self._queue.get(timeout=self.gather_s)
             except queue.Empty:
                 break
             if parcel is None:
-                self._ended.set()
-                break
+                return group, True
             group.append(parcel)
             num_rows += parcel.batch.num_rows
-        return group
+        return group, False
 
     def _commit(self, group: list[_Parcel]) -> None:
         try:
@@ -106,7 +120,7 @@ class GroupCommit:
             self._failed(group, error)
             return
         self._trouble.succeeded()
-        self._gather_s = max(MIN_GATHER_S, self._gather_s / 2)
+        self.gather_s = max(MIN_GATHER_S, self.gather_s / 2)
         self.num_groups += 1
         self.num_rows += sum(parcel.batch.num_rows for parcel in group)
         for parcel, of_batch in zip(group, states, strict=True):
@@ -115,7 +129,7 @@ class GroupCommit:
     def _failed(self, group: list[_Parcel], error: Exception) -> None:
         if isinstance(error, StoreQueryError) and error.code == TOO_MANY_PARTS:
             # Fewer, larger inserts are what the engine asks for.
-            self._gather_s = min(MAX_GATHER_S, self._gather_s * 4)
+            self.gather_s = min(MAX_GATHER_S, self.gather_s * 4)
         if not is_data_fault(error):
             busy = self._trouble.failed(error)
             for parcel in group:
