@@ -70,7 +70,6 @@ class WholePath:
             env=self._environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
         assert made.returncode == 0, made.stderr
-        self._builders = [SpoolBuilder(self.spool, run_id=RUN, rank=n) for n in range(NUM_RANKS)]
         self.oracle = Oracle(self.folder / "oracle", is_synced=False)
         self.start("collector")
         self.wait_for(self._is_ready)
@@ -125,6 +124,15 @@ class WholePath:
         self.start(name)
         if name == "collector" and self.chooser.random() < WAITED_SHARE:
             self.wait_for(self._is_ready)
+
+    def kill_only(self, name: str) -> None:
+        """Kill a process, and leave it so."""
+        self._processes.pop(name).kill()
+
+    def pid_of(self, name: str) -> int:
+        """Return a process's id, 0 where it does not run."""
+        process = self._processes.get(name)
+        return 0 if process is None else process.pid
 
     def freeze(self, seconds: float) -> None:
         """Let the collector stand still for a while: connections stay open, nothing answers."""
@@ -193,21 +201,25 @@ class WholePath:
         return "\n".join([", ".join(self.faults), *logs])
 
     def _write(self) -> None:
+        if not self._builders:
+            ranks = range(NUM_RANKS)
+            self._builders = [SpoolBuilder(self.spool, run_id=RUN, rank=rank) for rank in ranks]
         for builder in self._builders:
             write_spans(builder, self.oracle, ROWS_A_BURST, chooser=self.chooser)
 
     def _is_ready(self) -> bool:
         assert self._processes["collector"].poll() is None, self.told()
-        return self._ask("/readyz") is not None
+        return self.ask("/readyz") is not None
 
     def _num_stored(self) -> int:
         server = read_server_file(self.store)
         if server is None or server.token is None:
             return 0
-        answer = self._ask("/", COUNT_ROWS, **{"X-ClickHouse-Key": server.token})
+        answer = self.ask("/", COUNT_ROWS, **{"X-ClickHouse-Key": server.token})
         return int(answer) if answer else 0
 
-    def _ask(self, path: str, body: str | None = None, **headers: str) -> str | None:
+    def ask(self, path: str, body: str | None = None, **headers: str) -> str | None:
+        """Ask the collector; None where it does not answer, or refuses."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self._port}{path}",
             data=None if body is None else body.encode(),
