@@ -25,6 +25,7 @@ COORD_AXES = ("dp", "tp", "pp", "cp", "ep")
 EXIT_LINE = -1
 LOST_LINE = -2
 STALLED_LINE = -3
+CLOCK_LINE = -4
 """Line numbers of the events that stand in no ``events.jsonl``."""
 
 MAX_INT32 = (1 << 31) - 1

@@ -69,15 +69,16 @@ class HostTime:
 
     def unix_ns(self, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return moments of the host's clock as Unix time, the same shape."""
-        if len(self._begin_ns) == 1 and not self._drift_ppb[0]:
-            fixed: NDArray[np.int64] = at_ns + self._offset_ns[0]
+        begin_ns, offset_ns, drift_ppb = self._table
+        if len(begin_ns) == 1 and not drift_ppb[0]:
+            fixed: NDArray[np.int64] = at_ns + offset_ns[0]
             return fixed
         # As the first holds before its begin too, nothing lies left of place 0.
-        place = np.maximum(np.searchsorted(self._begin_ns, at_ns, side="right") - 1, 0)
-        age_ns = (at_ns - self._begin_ns[place]).astype(np.float64)
+        place = np.maximum(np.searchsorted(begin_ns, at_ns, side="right") - 1, 0)
+        age_ns = (at_ns - begin_ns[place]).astype(np.float64)
         # int64 would overflow after some days; a double is exact to far below 1 ns here.
-        crept_ns = np.floor(age_ns * (self._drift_ppb[place] / PPB)).astype(np.int64)
-        mapped: NDArray[np.int64] = at_ns + self._offset_ns[place] + crept_ns
+        crept_ns = np.floor(age_ns * (drift_ppb[place] / PPB)).astype(np.int64)
+        mapped: NDArray[np.int64] = at_ns + offset_ns[place] + crept_ns
         return mapped
 
     def unix_at(self, at_ns: int) -> int:
@@ -85,7 +86,6 @@ class HostTime:
         return int(self.unix_ns(np.array([at_ns], dtype=np.int64))[0])
 
     def _set(self) -> None:
-        stretches = self._stretches
-        self._begin_ns = np.array([stretch.begin_ns for stretch in stretches], dtype=np.int64)
-        self._offset_ns = np.array([stretch.offset_ns for stretch in stretches], dtype=np.int64)
-        self._drift_ppb = np.array([stretch.drift_ppb for stretch in stretches], dtype=np.int64)
+        rows = [(one.begin_ns, one.offset_ns, one.drift_ppb) for one in self._stretches]
+        # One assignment: another thread may be reading.
+        self._table = np.array(rows, dtype=np.int64).T

@@ -174,6 +174,11 @@ class SpoolTail:
         """Folders of processes that have ended and of which every word is stored."""
         return tuple(self._shipped)
 
+    @property
+    def running(self) -> tuple[ProcessFiles, ...]:
+        """The files of the processes that have not ended, in no order."""
+        return tuple(tail.files for tail in self._active.values() if tail.state == RUNNING)
+
     def close(self) -> None:
         """Let go of the spool's files; the sink is left open."""
         for tail in self._active.values():

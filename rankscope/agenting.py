@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from collector.agent.agent import NodeAgent
-    from collector.agent.clocks import AgentClocks, ProbeThread
+    from collector.agent.clocks import AgentClocks
     from collector.agent.journal import Journal
     from collector.agent.link import Link
+    from collector.agent.probing import ProbeThread
     from rankscope.loops import Loop
 
 STATE_FOLDER = ".agent"
@@ -73,7 +74,7 @@ def run_agent(options: AgentOptions) -> None:
         journal = _open_journal(state, stack)
         clocks, probes = _tie_clock(probe_link, journal)
         agent = _assemble(options, state, link=link, journal=journal, clocks=clocks)
-        loops = _sample_loops(options, agent, stack)
+        loops = _sample_loops(options, agent, clocks, stack)
         probes.start()
         stack.callback(probes.stop)
         for loop in loops:
@@ -129,19 +130,35 @@ def _assemble(
 
 
 def _tie_clock(link: Link, journal: Journal) -> tuple[AgentClocks, ProbeThread]:
-    from collector.agent.clocks import AgentClocks, ProbeThread
-    from collector.agent.probing import exchange_over
+    from collector.agent.clocks import AgentClocks
+    from collector.agent.probing import ProbeThread, exchange_over
     from collector.clock_sync import HostClock
+    from collector.clock_watch import ClockEvent, ClockEventKind, ClockWatch
     from collector.liveness import boot_id
     from tracer.clock import monotonic_ns
 
     probes = ProbeThread(HostClock(exchange_over(link), monotonic_ns=monotonic_ns))
-    own = (socket.gethostname(), boot_id())
-    clocks = AgentClocks(journal, own=own, estimate=probes.latest, monotonic_ns=monotonic_ns)
+    clock_watch = ClockWatch()
+
+    def watch() -> list[ClockEvent]:
+        found = clock_watch.look()
+        if any(event.kind is ClockEventKind.SUSPEND for event in found):
+            probes.forget()
+        return [*found, *probes.take_events()]
+
+    clocks = AgentClocks(
+        journal,
+        own=(socket.gethostname(), boot_id()),
+        estimate=probes.latest,
+        monotonic_ns=monotonic_ns,
+        watch=watch,
+    )
     return clocks, probes
 
 
-def _sample_loops(options: AgentOptions, agent: NodeAgent, stack: ExitStack) -> list[Loop]:
+def _sample_loops(
+    options: AgentOptions, agent: NodeAgent, clocks: AgentClocks, stack: ExitStack
+) -> list[Loop]:
     if not options.samples:
         return []
     from collector.agent.buffer import RowBuffer
@@ -152,7 +169,7 @@ def _sample_loops(options: AgentOptions, agent: NodeAgent, stack: ExitStack) -> 
 
     buffer = RowBuffer()
     sink = buffer_sink(buffer.add, host=socket.gethostname())
-    sampler = Sampler(host_sources(options.spool), sink, say=say)
+    sampler = Sampler(host_sources(options.spool), sink, unix_ns=clocks.unix_now, say=say)
     stack.callback(sampler.close)
     agent.ship_also("samples", buffer)
     return [sampler_loop(sampler)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from collector.agent.errors import HeldError
 from collector.agent.pace import Backoff
 from collector.agent.troubles import Troubles
+from collector.describe import CLOCK_LINE, event_row
 from collector.errors import CollectorError
 from collector.process import ProcessFiles
 from collector.tail import SegmentFate, SpoolTail, run_folders
@@ -76,6 +77,7 @@ class NodeAgent:
         self._monotonic_s = monotonic_s
         self._runs: dict[str, _Run] = {}
         self._clock_rows: list[Row] = []
+        self._clock_events: list[Row] = []
         self._buffers: dict[str, RowBuffer] = {}
         self._held_until_s = 0.0
         self._held_token: str | None = None
@@ -156,6 +158,7 @@ class NodeAgent:
     def _ship_sides(self) -> None:
         """Ship what is of no run: clocks, and what the host's sources said."""
         self._clocks.renew()
+        self._ship_clock_events()
         self._clock_rows += self._clocks.take_rows()
         if self._clock_rows:
             self._outbox.upsert("clock", self._clock_rows)
@@ -166,6 +169,26 @@ class NodeAgent:
                 self._outbox.upsert(table, rows)
 
             buffer.ship(send, num_at_once=MAX_SAMPLES)
+
+    def _ship_clock_events(self) -> None:
+        """Tell each run that trains here what happened to this host's clocks."""
+        for at_ns, event in self._clocks.take_events():
+            for run in self._runs.values():
+                ranks = sorted(run.tail.running, key=lambda files: files.identity.rank)
+                self._clock_events += [
+                    event_row(
+                        files,
+                        line=CLOCK_LINE,
+                        at_ns=at_ns,
+                        kind=event.kind,
+                        text=event.text,
+                        data={"shift_ns": event.shift_ns, "host": files.identity.host},
+                    )
+                    for files in ranks[:1]
+                ]
+        if self._clock_events:
+            self._outbox.upsert("events", self._clock_events)
+            self._clock_events = []
 
     def _keep_room(self, room: SpoolRoom) -> None:
         try:

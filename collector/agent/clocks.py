@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from collector.agent.errors import HeldError
@@ -12,10 +12,11 @@ from collector.names import storable_name
 from tracer.span import MonotonicNs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from collector.agent.journal import Journal
-    from collector.clock_sync import ClockEstimate, HostClock
+    from collector.clock_sync import ClockEstimate
+    from collector.clock_watch import ClockEvent
     from collector.store import Row
     from tracer.spool import SpoolIdentity
 
@@ -38,52 +39,6 @@ MAX_SLEW_PPB = 500_000
 """A larger difference than 5 ms is no error of measurement; it is stepped over at once."""
 
 TELL_NS = 60 * NS_PER_S
-LOOK_S = 0.02
-ESTIMATE_S = 5.0
-
-
-class ProbeThread:
-    """Probes the collector beside everything else, so that no transfer delays a probe.
-
-    Args:
-        clock: What to poll; this thread's alone.
-    """
-
-    def __init__(self, clock: HostClock) -> None:
-        self._clock = clock
-        self._latest: ClockEstimate | None = None
-        self._is_stopping = threading.Event()
-        self._is_suspended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="clock-probes", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End; a probe under way is not waited for."""
-        self._is_stopping.set()
-
-    def latest(self) -> ClockEstimate | None:
-        """Return the newest estimate; None before there is one."""
-        return self._latest
-
-    def forget(self) -> None:
-        """Begin anew, for the host was suspended."""
-        self._is_suspended.set()
-
-    def _run(self) -> None:
-        num_since = 0
-        while not self._is_stopping.wait(LOOK_S):
-            if self._is_suspended.is_set():
-                self._is_suspended.clear()
-                self._clock.forget()
-            if not self._clock.poll():
-                continue
-            num_since += 1
-            # Fits cost some ms: often at first, and then with every fifth probe or so.
-            if num_since >= ESTIMATE_S or self._latest is None:
-                self._latest, num_since = self._clock.estimate(), 0
 
 
 class AgentClocks:
@@ -98,6 +53,7 @@ class AgentClocks:
         own: This host's name and boot, as spools have them.
         estimate: Returns the newest estimate of this host's clock.
         monotonic_ns: This host's ``CLOCK_MONOTONIC``.
+        watch: Returns what happened to this host's clocks since it was last asked.
     """
 
     def __init__(
@@ -107,8 +63,10 @@ class AgentClocks:
         own: tuple[str, bytes],
         estimate: Callable[[], ClockEstimate | None],
         monotonic_ns: Callable[[], int],
+        watch: Callable[[], Sequence[ClockEvent]] = tuple,
     ) -> None:
         self._journal = journal
+        self._watch = watch
         self._own = (storable_name(own[0]), own[1].hex())
         self._estimate = estimate
         self._monotonic_ns = monotonic_ns
@@ -161,6 +119,17 @@ class AgentClocks:
             at = MonotonicNs(now_ns)
             error_ns = abs(known.unix_at(now_ns) - estimate.unix_ns(at)) + estimate.error_ns(at)
             self._tell(self._own, known.newest, at_ns=now_ns, error_ns=error_ns)
+
+    def unix_now(self) -> int:
+        """Return the time as rows of this host have it; the wall clock's before it is tied."""
+        known = self._maps.get(self._own)
+        return time.time_ns() if known is None else known.unix_at(self._monotonic_ns())
+
+    def take_events(self) -> list[tuple[int, ClockEvent]]:
+        """Return what happened to this host's clocks, each with its Unix time."""
+        known = self._maps.get(self._own)
+        found = self._watch()
+        return [] if known is None else [(known.unix_at(event.at_ns), event) for event in found]
 
     def take_rows(self) -> list[Row]:
         """Return the rows of table ``clock`` that are still to be sent."""

@@ -21,10 +21,11 @@ from tests.collector.agent.fake_collector import TOKEN
 from tests.faults.checker import content_hash, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from collector.agent.journal_file import Storage
+    from collector.clock_watch import ClockEvent
     from tests.collector.spool_builder import SpoolBuilder
     from tests.faults.checker import Oracle
 
@@ -52,6 +53,8 @@ class Rig:
         max_spool_bytes: Limit of the spool; None: none.
         environment: Where the token is.
         deadlines: How long the parts of an exchange may take.
+        own: Name and boot of its host.
+        watch: What happens to its clocks.
     """
 
     def __init__(
@@ -63,13 +66,15 @@ class Rig:
         max_spool_bytes: int | None = None,
         environment: dict[str, str] | None = None,
         deadlines: Deadlines = QUICK,
+        own: tuple[str, bytes] | None = None,
+        watch: Callable[[], Sequence[ClockEvent]] = tuple,
     ) -> None:
         self.lines: list[str] = []
         self.pauses = Pauses()
         self.state = spool / ".agent"
         self.state.mkdir(parents=True, exist_ok=True)
-        own = {"RANKSCOPE_TOKEN": TOKEN} if environment is None else environment
-        self.link = Link([url], agent="test/0", environment=own, deadlines=deadlines)
+        held = {"RANKSCOPE_TOKEN": TOKEN} if environment is None else environment
+        self.link = Link([url], agent="test/0", environment=held, deadlines=deadlines)
         self.journal = Journal(self.state / "journal", storage=storage)
         self.outbox = Outbox(
             self.link,
@@ -80,9 +85,10 @@ class Rig:
         )
         clocks = AgentClocks(
             self.journal,
-            own=(socket.gethostname(), boot_id()),
+            own=own or (socket.gethostname(), boot_id()),
             estimate=lambda: None,
-            monotonic_ns=time.monotonic_ns,
+            monotonic_ns=lambda: round(self.pauses() * 1e9),
+            watch=watch,
         )
         room = None
         if max_spool_bytes is not None:
