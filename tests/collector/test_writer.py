@@ -77,6 +77,17 @@ def test_a_cut_is_known_after_a_restart(store: Store, run_id: str) -> None:
     assert put(StoreWriter(store, ledger=Ledger(store)), cut) == [DUPLICATE]
 
 
+def test_a_cut_is_known_after_a_hundred_others(store: Store, run_id: str) -> None:
+    """No window of the engine's is what tells duplicates: the ledger forgets none."""
+    writer, cut = StoreWriter(store), span_cut(run_id, 0, 2)
+    put(writer, cut)
+    for at in range(1, 11):
+        put(writer, *[span_cut(run_id, 20 * at + 2 * n, 20 * at + 2 * n + 2) for n in range(10)])
+
+    assert put(writer, cut) == [DUPLICATE]
+    assert in_engine(store, run_id) == 202
+
+
 def test_a_cut_given_twice_in_one_insert_goes_in_once(store: Store, run_id: str) -> None:
     cut = span_cut(run_id, 0, 10)
 
