@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from analysis.picture import StepPicture
     from analysis.report import RunReport
     from analysis.source import RunSummary
     from analysis.timeline import StepTimeline
+    from dashboard.address import GroupBy
 
 
 class ReportProvider(Protocol):
@@ -31,6 +33,12 @@ class ReportProvider(Protocol):
 
     def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline:
         """Return one step; `analysis.errors.EmptyRunError` where it holds no spans."""
+        ...
+
+    def picture(
+        self, run_id: str, *, epoch: int, step: int, group_by: GroupBy
+    ) -> StepPicture | None:
+        """Return one step's pixels where these are kept; None: draw them from `timeline`."""
         ...
 
     def revision(self, run_id: str) -> int:

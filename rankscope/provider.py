@@ -8,25 +8,38 @@ from typing import TYPE_CHECKING
 
 from analysis.timeline import step_timeline
 from analysis.verdict import verdict_sentence
+from rankscope.pictures import read_picture
 
 if TYPE_CHECKING:
+    from analysis.picture import StepPicture
     from analysis.report import RunReport
     from analysis.source import RunSummary, SpanSource
     from analysis.timeline import StepTimeline
+    from collector.store import Store
+    from dashboard.address import GroupBy
     from rankscope.reports import Reports
+    from tracer.topology import Coords
 
 MAX_TIMELINES = 8
 """Steps kept drawn up; a page asks for the same one at each zoom."""
 
 
 class StoreProvider:
-    """`dashboard.provider.ReportProvider` over one store."""
+    """`dashboard.provider.ReportProvider` over one store.
 
-    def __init__(self, source: SpanSource, reports: Reports) -> None:
+    Args:
+        source: The runs.
+        reports: Their diagnoses.
+        store: Where pictures of closed steps are kept; None: each is drawn from its spans.
+    """
+
+    def __init__(self, source: SpanSource, reports: Reports, *, store: Store | None = None) -> None:
+        self._store = store
         self._source = source
         self._reports = reports
         self._lock = threading.Lock()
         self._timelines: OrderedDict[tuple[str, int, int, int], StepTimeline] = OrderedDict()
+        self._coords: tuple[tuple[str, int, int], dict[int, Coords]] = (("", 0, 0), {})
 
     def runs(self) -> tuple[RunSummary, ...]:
         """Return every run, the newest first."""
@@ -62,6 +75,39 @@ class StoreProvider:
             while len(self._timelines) > MAX_TIMELINES:
                 self._timelines.popitem(last=False)
         return drawn
+
+    def picture(
+        self, run_id: str, *, epoch: int, step: int, group_by: GroupBy
+    ) -> StepPicture | None:
+        """Return one step's pixels where these are kept; None: draw them from `timeline`.
+
+        Raises:
+            UnknownRunError: The store holds no run of that name.
+        """
+        if self._store is None:
+            return None
+        return read_picture(
+            self._store,
+            run_id,
+            epoch=epoch,
+            step=step,
+            group_by=group_by,
+            coords=self._coords_of(run_id, epoch),
+        )
+
+    def _coords_of(self, run_id: str, epoch: int) -> dict[int, Coords]:
+        """Return where the ranks stand; kept for the run that was asked for last."""
+        key = (run_id, self._reports.revision(run_id), epoch)
+        with self._lock:
+            if self._coords[0] == key:
+                return self._coords[1]
+        incarnation = [
+            found for found in self._source.run_info(run_id).epochs if found.epoch == epoch
+        ]
+        coords = {rank.rank: rank.coords for found in incarnation for rank in found.ranks}
+        with self._lock:
+            self._coords = (key, coords)
+        return coords
 
     def revision(self, run_id: str) -> int:
         """Return a number that changes whenever new data of the run came."""

@@ -13,6 +13,7 @@ from analysis.source import range_of_spans
 from analysis.timeline import timeline_of
 from collector.columns import coded_strings, numbers, repeated_string
 from collector.describe import RUNNING
+from collector.pyramid import write_pixels
 from collector.read import read_spans_once
 from collector.rollups import (
     ClosedStep,
@@ -22,6 +23,7 @@ from collector.rollups import (
     runs_rolled_up,
     write_rollups,
 )
+from rankscope.pictures import picture_rows
 from rankscope.source import StoreSource
 from rankscope.tables import span_table
 from tracer.span import KINDS
@@ -113,7 +115,7 @@ class Rolling:
     def _roll_up_batch(self, info: RunInfo, batch: tuple[OpenStep, ...]) -> None:
         first, last = batch[0].step, batch[-1].step
         spans = span_table(read_spans_once(self._store, info.run_id, first=first, last=last))
-        tables, closed = [], []
+        tables, pictures, closed = [], [], []
         epoch_begin, epoch_end = np.searchsorted(spans.epoch, (batch[0].epoch, batch[0].epoch + 1))
         spans = range_of_spans(spans, int(epoch_begin), int(epoch_end))
         for step in batch:
@@ -124,8 +126,10 @@ class Rolling:
             timeline = timeline_of(info, own, epoch=step.epoch, step=step.step)
             done = self._closed(timeline, step)
             tables.append(rollup_rows(info.run_id, done, kind_times(timeline)))
+            pictures += picture_rows(timeline, done)
             closed.append(done)
         if closed:
+            write_pixels(self._store, pictures)
             write_rollups(self._store, pa.concat_tables(tables).unify_dictionaries(), closed)
 
     def _closed(self, timeline: StepTimeline, step: OpenStep) -> ClosedStep:

@@ -15,6 +15,7 @@ from collector.store import open_store
 from rankscope.errors import BadInputError
 from rankscope.interrupts import terminated_like_interrupted
 from rankscope.listening import ListenOptions, listening
+from rankscope.logs import Log, logged_to
 from rankscope.loops import LiveAnalysis, analysis_loop, sampler_loop, tail_loop
 from rankscope.source import StoreSource
 from rankscope.terminal import say
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from analysis.source import RunSummary
     from collector.access import Access, AsgiApp
+    from collector.edge.metrics import Metrics
     from collector.edge.refusals import Refusals
     from collector.service.service import IngestService
     from collector.store import Store
@@ -69,6 +71,17 @@ class ServeOptions:
     only: Part | None = None
     """One half of the server; None: both."""
 
+    log_json: bool = False
+    """Whether it says what it says as JSON documents, and no token on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guards:
+    """What watches over all that is asked of the server."""
+
+    refusals: Refusals
+    metrics: Metrics
+
 
 def parse_part(text: str | None) -> Part | None:
     """Return the half of the server that a flag names.
@@ -99,6 +112,7 @@ def serve_store(options: ServeOptions) -> None:
         raise BadInputError("a dashboard alone follows no spool: leave out --spool, or --only")
     with ExitStack() as stack:
         stack.enter_context(terminated_like_interrupted())
+        log = stack.enter_context(logged_to(Log(as_json=options.log_json)))
         topology = _read_topology(options.topology)
         doors = stack.enter_context(listening(options.listen))
         webhook = _open_webhook(options.alert_webhook, stack)
@@ -117,6 +131,7 @@ def serve_store(options: ServeOptions) -> None:
             before=before if options.only is not Part.COLLECTOR else None,
             besides=besides,
             ingest=_open_ingest(store, topology, stack) if takes_in else None,
+            log=log,
         )
 
 
@@ -129,6 +144,7 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
     before: Iterable[RunSummary] | None,
     besides: Iterable[Loop] = (),
     ingest: IngestService | None = None,
+    log: Log | None = None,
 ) -> None:
     """Serve an open store at open doors until SIGINT or SIGTERM.
 
@@ -141,6 +157,7 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
             None: nothing is analysed here, and there are no pages.
         besides: Further loops.
         ingest: Takes in what agents send; None: nothing is sent here.
+        log: Takes what there is to tell; None: stderr, as text.
     """
     from collector.access import Access
     from collector.edge.refusals import Refusals
@@ -149,7 +166,9 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
     from rankscope.tracking import Tracking
 
     access = Access(port=doors.port, tokens=_open_tokens())
-    refusals = Refusals()
+    log = log or Log()
+    log.hide(access.token)
+    refusals = Refusals(log.tell)
     source = StoreSource(store)
     reports = Reports(source)
     loops = [] if tail is None else [tail_loop(tail)]
@@ -166,9 +185,10 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
         if ingest is not None:
             routers.append(_ingest_routes(ingest))
             checks.append(ingest.why_not_ready)
-        provider = None if before is None else StoreProvider(source, reports)
+        guards = Guards(refusals=refusals, metrics=_metrics(store, loops, ingest))
+        provider = None if before is None else StoreProvider(source, reports, store=store)
         app = _application(
-            access, provider, checks, routers=routers, names=doors.names, refusals=refusals
+            access, provider, checks, routers=routers, names=doors.names, guards=guards
         )
         if store.path is not None:
             write_server_file(store.path, url=doors.local_url, token=access.token)
@@ -177,8 +197,9 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
             stack.callback(loop.stop)
             loop.start()
         try:
-            _announce(doors.url, access.token)
-            _run_server(app, doors, refusals)
+            _run_server(
+                app, doors, guards, on_start=lambda: _announce(log, doors.url, access.token)
+            )
         except KeyboardInterrupt:
             say("stopping")
 
@@ -300,7 +321,7 @@ def _application(
     *,
     routers: Sequence[APIRouter],
     names: frozenset[str],
-    refusals: Refusals,
+    guards: Guards,
 ) -> AsgiApp:
     from collector.server import create_server
 
@@ -314,7 +335,8 @@ def _application(
             not_ready=not_ready,
             routers=routers,
             names=names,
-            refusals=refusals,
+            refusals=guards.refusals,
+            metrics=guards.metrics,
         )
     from dashboard.app import content_security_policy, create_app
 
@@ -326,18 +348,35 @@ def _application(
         policy=content_security_policy(pages),
         routers=routers,
         names=names,
-        refusals=refusals,
+        refusals=guards.refusals,
+        metrics=guards.metrics,
     )
 
 
-def _run_server(app: AsgiApp, doors: Listening, refusals: Refusals) -> None:
+def _run_server(
+    app: AsgiApp, doors: Listening, guards: Guards, *, on_start: Callable[[], None]
+) -> None:
     from collector.edge.limits import EdgeLimits, fit_connections
     from collector.edge.server import EdgeServer
+    from rankscope.metering import read_edge
 
     limits = EdgeLimits(max_connections=fit_connections())
-    EdgeServer(app, doors.doors, limits=limits, refusals=refusals).serve_until_told()
+    server = EdgeServer(app, doors.doors, limits=limits, refusals=guards.refusals)
+    guards.metrics.add(read_edge(server, doors, guards.refusals))
+    server.serve_until_told(on_start=on_start)
 
 
-def _announce(url: str, token: str) -> None:
+def _metrics(store: Store, loops: Sequence[Loop], ingest: IngestService | None) -> Metrics:
+    from collector.edge.metrics import Metrics
+    from rankscope.metering import read_ingest, read_loops, read_store
+
+    readers = [read_loops(loops), read_store(store)]
+    return Metrics(readers if ingest is None else [*readers, read_ingest(ingest)])
+
+
+def _announce(log: Log, url: str, token: str) -> None:
+    if log.as_json:  # then stdout goes to a journal, where a token has no place
+        log.tell("serving", {"url": url})
+        return
     sys.stdout.write(f"dashboard: {url}/?token={token}\n(Ctrl-C ends it)\n")
     sys.stdout.flush()

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dashboard.figures.timeline_hover import hover_texts
-from dashboard.figures.timeline_rows import Rows, lay_rows
+from dashboard.figures.timeline_rows import Rows, group_lines, group_names, lay_rows
 from dashboard.theme import INK, KIND_COLORS, NS_PER_MS, dressed
 from tracer.span import KINDS, SpanKind
 
@@ -174,18 +174,8 @@ def dress_rows(figure: go.Figure, rows: Rows, group_by: GroupBy) -> None:
         automargin=False,
         uirevision=f"{figure.layout.uirevision} {group_by}",
     )
-    for at, label in rows.groups:
-        if at > 0:
-            figure.add_hline(y=at - 0.5, line={"color": "rgba(134,142,150,0.45)", "width": 1})
-        figure.add_annotation(
-            text=f"<b>{label}</b>",
-            x=0,
-            xref="paper",
-            xanchor="left",
-            xshift=-126,
-            y=at,
-            yref="y",
-            yanchor="middle",
-            showarrow=False,
-            align="left",
-        )
+    line = {"color": "rgba(134,142,150,0.45)", "width": 1}
+    figure.update_layout(
+        shapes=group_lines((at - 0.5 for at, _ in rows.groups if at > 0), line),
+        annotations=group_names(rows.groups, yanchor="middle", align="left"),
+    )

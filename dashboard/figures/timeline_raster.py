@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
-from analysis.raster import step_raster
-from dashboard.figures.timeline_rows import group_starts, row_order
+from analysis.picture import picture_of
+from dashboard.figures.timeline_rows import group_lines, group_names, group_starts, row_order
 from dashboard.text import ranks_text
 from dashboard.theme import INK, KIND_COLORS, NS_PER_MS, dressed
 from tracer.span import KIND_CODES, KINDS
@@ -16,6 +16,7 @@ from tracer.span import KIND_CODES, KINDS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from analysis.picture import StepPicture
     from analysis.raster import KindCells, StepRaster
     from analysis.timeline import StepTimeline
     from dashboard.address import GroupBy
@@ -41,8 +42,20 @@ def raster_figure(timeline: StepTimeline, group_by: GroupBy) -> go.Figure:
     compute above communication; beyond it one line shows compute, and
     communication where nothing was computed.
     """
-    ranks = row_order(timeline, group_by)
-    raster = step_raster(timeline, ranks, max_rows=MAX_ROWS, num_bins=NUM_BINS)
+    return picture_figure(
+        picture_of(timeline, row_order(timeline, group_by), max_rows=MAX_ROWS, num_bins=NUM_BINS),
+        group_by,
+    )
+
+
+def picture_figure(picture: StepPicture, group_by: GroupBy) -> go.Figure:
+    """Draw what `raster_figure` does from pixels that are there already.
+
+    Args:
+        picture: The step, its rows in the order of ``group_by``.
+        group_by: What the rows are gathered by.
+    """
+    raster, ranks = picture.raster, picture.ranks
     lines = ("", ", communication") if len(raster.rank_blocks) <= MAX_PAIRED else ("",)
     labels = [
         f"{'rank' if len(block) == 1 else 'ranks'} {ranks_text(block, most=3)}{line}"
@@ -63,9 +76,9 @@ def raster_figure(timeline: StepTimeline, group_by: GroupBy) -> go.Figure:
             hovertemplate="%{y}<br>%{x:,.3f} ms<extra></extra>",
         )
     )
-    _part_groups(figure, ranks, timeline, group_by, len(labels) / len(ranks))
+    _part_groups(figure, picture, group_by, len(labels) / len(ranks))
     _add_legend(figure, np.unique(np.concatenate([raster.compute.kind, raster.comm.kind])))
-    dressed(figure, height=_HEIGHT, keep=f"{timeline.run} {timeline.epoch} {timeline.step}")
+    dressed(figure, height=_HEIGHT, keep=f"{picture.run} {picture.epoch} {picture.step}")
     figure.update_layout(margin={"l": 132, "r": 16, "t": 40, "b": 48}, dragmode="zoom")
     figure.update_xaxes(
         title_text="time since the step's first span (ms)", tickformat=",", showgrid=False
@@ -76,11 +89,14 @@ def raster_figure(timeline: StepTimeline, group_by: GroupBy) -> go.Figure:
 
 def raster_note(timeline: StepTimeline) -> str:
     """Say what a pixel stands for; the page shows it beside the figure."""
-    num_ranks = len(np.unique(timeline.spans.rank))
+    return pixel_note(len(timeline.spans), num_ranks=len(np.unique(timeline.spans.rank)))
+
+
+def pixel_note(num_spans: int, *, num_ranks: int) -> str:
+    """Say what a pixel stands for where so many spans of so many ranks share the picture."""
     per_row = -(-num_ranks // MAX_ROWS)
-    num_spans = f"{len(timeline.spans):,}"
     said = [
-        f"Showing {num_spans} spans as areas: more than {MAX_BARS:,} cannot be drawn one by one.",
+        f"Showing {num_spans:,} spans as areas: more than {MAX_BARS:,} cannot be drawn one by one.",
         "A pixel has the colour of the kind that fills most of it, and is pale if half empty.",
     ]
     if per_row > 1:
@@ -102,26 +118,17 @@ def _cells(raster: StepRaster, *, num_lines: int) -> NDArray[np.float32]:
 
 def _part_groups(
     figure: go.Figure,
-    ranks: tuple[int, ...],
-    timeline: StepTimeline,
+    picture: StepPicture,
     group_by: GroupBy,
     scale: float,
 ) -> None:
     """Name the groups in the margin and part them by lines; ``scale`` is lines per rank."""
-    for first, label in group_starts(ranks, timeline.coords, group_by):
-        at = first * scale - 0.5
-        if first > 0:
-            figure.add_hline(y=at, line={"color": INK, "width": 1})
-        figure.add_annotation(
-            text=f"<b>{label}</b>",
-            x=0,
-            xref="paper",
-            xanchor="left",
-            xshift=-126,
-            y=at,
-            yanchor="top",
-            showarrow=False,
-        )
+    starts = group_starts(picture.ranks, picture.coords, group_by)
+    groups = [(first * scale - 0.5, label) for first, label in starts]
+    figure.update_layout(
+        shapes=group_lines((at for at, _ in groups[1:]), {"color": INK, "width": 1}),
+        annotations=group_names(groups, yanchor="top"),
+    )
 
 
 def _shades(cells: KindCells) -> NDArray[np.float32]:

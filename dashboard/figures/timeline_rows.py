@@ -11,6 +11,8 @@ from dashboard.address import GroupBy
 from tracer.span import KINDS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from numpy.typing import NDArray
 
     from analysis.timeline import StepTimeline
@@ -20,6 +22,7 @@ _ROW_FILL = 0.86
 _COMPUTE_SHARE = 0.5
 _LANE_FILL = 0.94
 _MOST_TICKS = 64
+MOST_NAMES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +45,23 @@ class Rows:
 
 
 def row_order(timeline: StepTimeline, group_by: GroupBy) -> tuple[int, ...]:
-    """Return the ranks of the step from the top: by the grouped axis, then the others, then rank.
+    """Return the ranks of the step from the top; see `rank_order`."""
+    return rank_order(np.unique(timeline.spans.rank).tolist(), timeline.coords, group_by)
+
+
+def rank_order(
+    ranks: Iterable[int], coords: dict[int, Coords], group_by: GroupBy
+) -> tuple[int, ...]:
+    """Return ranks from the top: by the grouped axis, then the others, then rank.
 
     Ranks whose position nobody told come last.
     """
-    ranks = np.unique(timeline.spans.rank).tolist()
 
     def place(rank: int) -> tuple[int, ...]:
-        coords = timeline.coords.get(rank)
-        if group_by is GroupBy.RANK or coords is None:
-            return (coords is None, 0, 0, 0, 0, rank)
-        first = getattr(coords, group_by.value)
-        return (0, first, coords.pp, coords.dp, coords.tp, rank)
+        at = coords.get(rank)
+        if group_by is GroupBy.RANK or at is None:
+            return (at is None, 0, 0, 0, 0, rank)
+        return (0, getattr(at, group_by.value), at.pp, at.dp, at.tp, rank)
 
     return tuple(sorted(ranks, key=place))
 
@@ -124,3 +132,49 @@ def group_starts(
         if not groups or groups[-1][1] != label:
             groups.append((row, label))
     return tuple(groups)
+
+
+def group_lines(rows: Iterable[float], line: dict[str, object]) -> list[dict[str, object]]:
+    """Return lines across the figure at these heights, as plotly's shapes.
+
+    Plotly's own ``add_hline`` takes a time that grows with the square of their number.
+    """
+    return [
+        {
+            "type": "line",
+            "x0": 0,
+            "x1": 1,
+            "xref": "x domain",
+            "y0": row,
+            "y1": row,
+            "yref": "y",
+            "line": line,
+        }
+        for row in rows
+    ]
+
+
+def group_names(groups: Sequence[tuple[float, str]], **place: object) -> list[dict[str, object]]:
+    """Return the names of groups in the left margin, as plotly's annotations.
+
+    Beyond `MOST_NAMES` only evenly spaced ones have room.
+
+    Args:
+        groups: Height and name of each.
+        place: How a name stands at its height.
+    """
+    every = max(1, -(-len(groups) // MOST_NAMES))
+    return [
+        {
+            "text": f"<b>{label}</b>",
+            "x": 0,
+            "xref": "paper",
+            "xanchor": "left",
+            "xshift": -126,
+            "y": at,
+            "yref": "y",
+            "showarrow": False,
+            **place,
+        }
+        for at, label in groups[::every]
+    ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dash import html
 
+from analysis.errors import DeletedRunError, UnknownRunError
 from dashboard.pages.parts import card
 from dashboard.text import visible
 
@@ -39,8 +40,14 @@ def no_runs() -> Component:
     )
 
 
-def deleted_run(run_id: str) -> Component:
-    """Say that the run was deleted, perhaps while somebody looked at it."""
+def missing_run(error: UnknownRunError) -> Component:
+    """Say why the run is not there."""
+    if isinstance(error, DeletedRunError):
+        return _deleted_run(error.run_id)
+    return _unknown_run(error.run_id)
+
+
+def _deleted_run(run_id: str) -> Component:
     return no_data(
         f"run {visible(run_id)!r} was deleted",
         "Nothing of it is left, and its name is not given again. Choose another run above.",
@@ -48,8 +55,7 @@ def deleted_run(run_id: str) -> Component:
     )
 
 
-def unknown_run(run_id: str) -> Component:
-    """Say that the run is not in the store (any more)."""
+def _unknown_run(run_id: str) -> Component:
     return no_data(
         f"there is no run {visible(run_id)!r} in this store",
         "The address may be mistyped. Choose another run above.",

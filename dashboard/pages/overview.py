@@ -9,12 +9,12 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
-from analysis.errors import DeletedRunError, UnknownRunError
+from analysis.errors import UnknownRunError
 from dashboard.address import Page, View, write_address
 from dashboard.figures.excess import excess_figure, excess_note
 from dashboard.figures.step_time import step_time_figure
 from dashboard.figures.workers import worker_figure
-from dashboard.pages.empty import deleted_run, no_runs, no_steps, unknown_run
+from dashboard.pages.empty import missing_run, no_runs, no_steps
 from dashboard.pages.overview_cards import (
     findings_table,
     key_figures,
@@ -156,10 +156,8 @@ def _look(provider: ReportProvider, run_id: str | None, base_path: str) -> _Show
     revision = _revision(provider, run_id)
     try:
         report = provider.report(run_id)
-    except DeletedRunError:
-        return _Shown(run=run_id, revision=revision, problem=[deleted_run(run_id)])
-    except UnknownRunError:
-        return _Shown(run=run_id, revision=revision, problem=[unknown_run(run_id)])
+    except UnknownRunError as error:
+        return _Shown(run=run_id, revision=revision, problem=[missing_run(error)])
     if report is None:
         return _Shown(run=run_id, revision=revision, problem=[no_steps(run_id)])
     return _Shown(

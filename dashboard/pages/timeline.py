@@ -10,17 +10,24 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
-from analysis.errors import DeletedRunError, EmptyRunError, UnknownRunError
+from analysis.errors import EmptyRunError, UnknownRunError
 from dashboard.address import GroupBy, Page, View, read_address, write_address
 from dashboard.figures.timeline import timeline_figure
-from dashboard.figures.timeline_raster import MAX_BARS, raster_figure, raster_note
-from dashboard.pages.empty import deleted_run, no_data, no_runs, no_steps, unknown_run
+from dashboard.figures.timeline_raster import (
+    MAX_BARS,
+    picture_figure,
+    pixel_note,
+    raster_figure,
+    raster_note,
+)
+from dashboard.pages.empty import missing_run, no_data, no_runs, no_steps
 from dashboard.pages.parts import announced, card, graph, graph_style, labelled, register_graph
 from dashboard.text import seconds_text, time_text, visible
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
+    from analysis.picture import StepPicture
     from analysis.report import RunReport
     from analysis.timeline import StepTimeline
     from dashboard.provider import ReportProvider
@@ -161,11 +168,13 @@ def _look(provider: ReportProvider, view: View, base_path: str) -> _Shown:
         if report is None or not report.steps:
             return _Shown(view=view, revision=revision, problem=[no_steps(run_id)])
         view = _settled(view, report)
-        timeline = provider.timeline(run_id, epoch=view.epoch or 0, step=view.step or 0)
-    except DeletedRunError:
-        return _Shown(view=view, revision=revision, problem=[deleted_run(run_id)])
-    except UnknownRunError:
-        return _Shown(view=view, revision=revision, problem=[unknown_run(run_id)])
+        place = {"epoch": view.epoch or 0, "step": view.step or 0}
+        picture = provider.picture(run_id, **place, group_by=view.group_by)
+        if picture is not None:
+            return _pictured(view, report, picture, base_path, revision)
+        timeline = provider.timeline(run_id, **place)
+    except UnknownRunError as error:
+        return _Shown(view=view, revision=revision, problem=[missing_run(error)])
     except EmptyRunError as error:
         return _Shown(view=view, problem=[_no_spans(view, error, base_path)])
     return _drawn(view, report, timeline, base_path, revision)
@@ -201,22 +210,43 @@ def _drawn(
     base_path: str,
     revision: int | None,
 ) -> _Shown:
-    num_spans = len(timeline.spans)
+    num_spans, num_ranks = len(timeline.spans), len(set(timeline.spans.rank.tolist()))
     many = num_spans > MAX_BARS
     draw = raster_figure if many else timeline_figure
-    ideal = report.ideal_s_by_step.get(timeline.step)
     return _Shown(
         view=view,
         revision=revision,
         title=f"Step {timeline.step}",
-        about=(
-            f"{time_text(timeline.end_ns - timeline.begin_ns)}, ideal {seconds_text(ideal)};"
-            f" {num_spans:,} spans of {len(set(timeline.spans.rank.tolist())):,} ranks,"
-            f" epoch {timeline.epoch}"
-        ),
+        about=_about(report, timeline, num_spans=num_spans, num_ranks=num_ranks),
         controls=_controls(view, report, base_path),
         figure=draw(timeline, view.group_by),
         note=raster_note(timeline) if many else "",
+    )
+
+
+def _pictured(
+    view: View, report: RunReport, picture: StepPicture, base_path: str, revision: int | None
+) -> _Shown:
+    """Show pixels that were drawn when the step closed."""
+    num_spans, num_ranks = picture.num_spans, picture.num_ranks
+    return _Shown(
+        view=view,
+        revision=revision,
+        title=f"Step {picture.step}",
+        about=_about(report, picture, num_spans=num_spans, num_ranks=num_ranks),
+        controls=_controls(view, report, base_path),
+        figure=picture_figure(picture, view.group_by),
+        note=pixel_note(num_spans, num_ranks=num_ranks),
+    )
+
+
+def _about(
+    report: RunReport, step: StepTimeline | StepPicture, *, num_spans: int, num_ranks: int
+) -> str:
+    ideal = report.ideal_s_by_step.get(step.step)
+    return (
+        f"{time_text(step.end_ns - step.begin_ns)}, ideal {seconds_text(ideal)};"
+        f" {num_spans:,} spans of {num_ranks:,} ranks, epoch {step.epoch}"
     )
 
 

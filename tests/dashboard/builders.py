@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
+    from analysis.picture import StepPicture
+    from dashboard.address import GroupBy
+
 
 def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] = ()) -> SpanTable:
     """Lay spans out as columns, in the order given."""
@@ -111,6 +114,12 @@ class FakeProvider:
 
     def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline:
         return step_timeline(self, run_id, epoch=epoch, step=step)
+
+    def picture(
+        self, run_id: str, *, epoch: int, step: int, group_by: GroupBy
+    ) -> StepPicture | None:
+        self._check(run_id)
+        return None
 
     def run_info(self, run_id: str) -> RunInfo:
         self._check(run_id)
