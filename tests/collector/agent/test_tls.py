@@ -1,0 +1,134 @@
+"""The agent's side of TLS: whom it speaks to, and that it never speaks in plain text instead."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.agent.errors import AgentConfigError, LinkError
+from collector.agent.link import Deadlines, Link, TlsFiles
+from tests.collector.agent.fake_collector import FakeCollector
+from tests.collector.edge.authority import Authority
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from collector.edge.tls import TlsFiles as ServerFiles
+
+TOKEN = {"RANKSCOPE_TOKEN": "test-token"}
+QUICK = Deadlines(connect_s=2, stall_s=2, answer_s=2)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def serving(
+    files: ServerFiles, *, client_ca: Path | None = None, only: ssl.TLSVersion | None = None
+) -> FakeCollector:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.cert, files.key)
+    if client_ca is not None:
+        context.load_verify_locations(client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    if only is not None:
+        context.minimum_version = only
+        context.maximum_version = only
+    return FakeCollector(context=context)
+
+
+def ask(url: str, tls: TlsFiles) -> int:
+    link = Link([url], agent="host/1", environment=TOKEN, tls=tls, deadlines=QUICK)
+    try:
+        return link.get("/v1/resume?run_id=run").status
+    finally:
+        link.close()
+
+
+def test_a_collector_whose_certificate_is_good_is_spoken_to(authority: Authority) -> None:
+    with serving(authority.issue("localhost")) as collector:
+        assert ask(collector.url, TlsFiles(ca=authority.file)) == 200
+
+
+def test_the_agent_shows_its_own_certificate_where_one_is_asked_for(authority: Authority) -> None:
+    own = authority.issue("agent", file="agent")
+    with serving(authority.issue("localhost"), client_ca=authority.file) as collector:
+        tls = TlsFiles(ca=authority.file, certificate=own.cert, key=own.key)
+        assert ask(collector.url, tls) == 200
+        with pytest.raises(LinkError):
+            ask(collector.url, TlsFiles(ca=authority.file))
+
+
+@pytest.mark.parametrize("fault", ["expired", "other-name", "other-authority", "unknown-authority"])
+def test_any_other_certificate_is_refused_and_nothing_was_sent(
+    fault: str, authority: Authority, tmp_path: Path
+) -> None:
+    names = ["elsewhere.example"] if fault == "other-name" else ["localhost"]
+    files = authority.issue(*names, from_day=-9 if fault == "expired" else -1, days=3)
+    trusted: Path | None = authority.file
+    if fault == "other-authority":
+        (tmp_path / "other").mkdir()
+        trusted = Authority(tmp_path / "other").file
+    elif fault == "unknown-authority":
+        trusted = None
+    with serving(files) as collector:
+        with pytest.raises(LinkError, match="certificate"):
+            ask(collector.url, TlsFiles(ca=trusted))
+        assert collector.requests == []
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+def test_old_versions_of_tls_are_refused(version: ssl.TLSVersion, authority: Authority) -> None:
+    with serving(authority.issue("localhost"), only=version) as collector:
+        with pytest.raises(LinkError):
+            ask(collector.url, TlsFiles(ca=authority.file))
+        assert collector.requests == []
+
+
+@pytest.fixture
+def plain_port() -> Iterator[tuple[int, bytearray]]:
+    """A port behind which nobody speaks TLS, and what came there."""
+    heard = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def listen() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        heard.extend(connection.recv(65536))
+                        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+        threading.Thread(target=listen, daemon=True).start()
+        yield server.getsockname()[1], heard
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_collector_that_lost_its_tls_hears_no_token(
+    authority: Authority, plain_port: tuple[int, bytearray]
+) -> None:
+    port, heard = plain_port
+
+    with pytest.raises(LinkError):
+        ask(f"https://localhost:{port}", TlsFiles(ca=authority.file))
+
+    assert b"test-token" not in heard
+    assert heard[:1] == b"\x16"  # a TLS handshake, and nothing else
+
+
+@pytest.mark.parametrize("name", ["missing.pem", "no-certificate.pem"])
+def test_a_file_that_holds_no_certificate_is_refused_at_the_start(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "no-certificate.pem").write_text("hello")
+
+    with pytest.raises(AgentConfigError, match="certificates can't be used"):
+        Link(["https://x"], agent="a", environment=TOKEN, tls=TlsFiles(ca=tmp_path / name))

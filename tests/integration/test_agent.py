@@ -1,0 +1,127 @@
+"""`rankscope agent` as a process: what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.collector.agent.fake_collector import TOKEN, FakeCollector
+from tests.collector.agent.rig import write_spans
+from tests.collector.spool_builder import SpoolBuilder
+from tests.faults.checker import Oracle, check
+from tests.faults.proxy import FaultProxy, Faults
+from tests.integration.programs import COMMAND, PATIENCE_S, environment, rankscope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
+
+
+@contextmanager
+def shipping(
+    spool: Path, url: str, *arguments: str, token: str = TOKEN
+) -> Iterator[subprocess.Popen[str]]:
+    """Run an agent until the block ends; one that still runs then is killed."""
+    process = subprocess.Popen(
+        [*COMMAND, "agent", "--spool", str(spool), "--collector", url, *arguments],
+        env=environment(spool, RANKSCOPE_TOKEN=token),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_an_agent_ships_a_host_and_ends_when_told_to_and_goes_on_later(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    with Oracle(tmp_path / "oracle", is_synced=False) as oracle, FakeCollector() as collector:
+        builder = SpoolBuilder(spool, run_id="run")
+        write_spans(builder, oracle, 50)
+        with shipping(spool, collector.url) as agent:
+            wait_for(lambda: len(collector.stored.rows) >= 49)
+            wait_for(lambda: bool(collector.stored.described.get("samples")))
+            agent.send_signal(signal.SIGTERM)
+            _, told = agent.communicate(timeout=PATIENCE_S)
+            assert agent.returncode == 0
+            assert "stopped" in told
+        write_spans(builder, oracle, 50)
+        builder.end()
+        with shipping(spool, collector.url, "--no-samples"):
+            wait_for(lambda: len(collector.stored.rows) >= 100)
+
+        assert check(tmp_path / "oracle", collector.stored.rows).is_clean
+        names = {row["name"] for row in collector.stored.described["samples"]}
+        assert {"disk-free-bytes:/", "sampler-cpu-ns"} <= names
+
+
+def test_an_agent_that_waits_for_an_answer_ends_within_seconds(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    SpoolBuilder(spool, run_id="run").end()
+    with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
+        proxy.faults = Faults(is_blackholed=True)
+        with shipping(spool, f"http://localhost:{proxy.port}", "--no-samples") as agent:
+            wait_for(lambda: proxy.traffic.num_connections >= 2)
+            begun_s = time.monotonic()
+            agent.send_signal(signal.SIGTERM)
+            agent.communicate(timeout=PATIENCE_S)
+
+            assert agent.returncode == 0
+            assert time.monotonic() - begun_s < 10
+
+
+def test_a_second_agent_of_one_spool_is_refused(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    with FakeCollector() as collector, shipping(spool, collector.url, "--no-samples"):
+        wait_for((spool / ".agent" / "journal").exists)
+        second = rankscope(
+            "agent", "--spool", str(spool), "--collector", collector.url, store=tmp_path
+        )
+
+    assert second.returncode == 2
+    assert "another agent runs" in second.stderr
+
+
+def test_what_would_send_the_token_in_plain_text_is_refused(tmp_path: Path) -> None:
+    url = "http://collector.example"
+    found = rankscope("agent", "--spool", str(tmp_path), "--collector", url, store=tmp_path)
+
+    assert found.returncode == 2
+    (line,) = found.stderr.strip().splitlines()[-1:]
+    assert "plain text" in line
+
+
+def test_the_token_stands_in_no_command_line_and_no_output(tmp_path: Path) -> None:
+    secret = "canary-4f1c"
+    spool = tmp_path / "spool"
+    SpoolBuilder(spool, run_id="run").end()
+    with (
+        FakeCollector() as collector,
+        shipping(spool, collector.url, "--no-samples", token=secret) as agent,
+    ):
+        wait_for(lambda: collector.num_requests("/v1/resume") > 0)
+        agent.send_signal(signal.SIGTERM)
+        out, told = agent.communicate(timeout=PATIENCE_S)
+
+    assert "does not know the token" in told
+    assert secret not in out + told
+    journal = (spool / ".agent" / "journal").read_text()
+    assert secret not in journal
