@@ -27,6 +27,7 @@ ROUTE_RULES = {
     ("GET", "/v1/openapi.json"): RouteRule(role=Role.READ, any_scope=True),
     ("HEAD", "/v1/openapi.json"): RouteRule(role=Role.READ, any_scope=True),
     ("DELETE", "/v1/runs"): RouteRule(role=Role.ADMIN, any_scope=True),
+    ("GET", "/metrics"): RouteRule(role=Role.READ, any_scope=False),
     ("POST", "/logout"): RouteRule(role=Role.READ, any_scope=True),
     ("POST", "/v1/clock"): RouteRule(role=Role.INGEST, any_scope=True),
     ("POST", "/v1/spans"): RouteRule(role=Role.INGEST, any_scope=True),

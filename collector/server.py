@@ -21,6 +21,7 @@ from collector.access import (
 from collector.asking import is_secure, visitor_in
 from collector.clock_probe import ReferenceClock
 from collector.edge.bodies import CappedBodies
+from collector.edge.metrics import Measured, metrics_router
 from collector.edge.refusals import Refusal, Refusals
 from collector.tokens import Role
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from collector.access import Access, AsgiApp
+    from collector.edge.metrics import Metrics
 
 MAX_LOGIN_BYTES = 4096
 PAGE_THREADS = 8
@@ -69,6 +71,7 @@ def create_server(  # noqa: PLR0913  # all that is wired together here
     routers: Sequence[APIRouter] = (),
     names: frozenset[str] = LOOPBACK_NAMES,
     refusals: Refusals | None = None,
+    metrics: Metrics | None = None,
 ) -> AsgiApp:
     """Return the ASGI application, with the gate in front of all of it.
 
@@ -80,11 +83,15 @@ def create_server(  # noqa: PLR0913  # all that is wired together here
         routers: Further routes, matched before ``pages``.
         names: Host names by which the server may be asked.
         refusals: Counts and tells who was turned away; None: nobody sees them.
+        metrics: What ``/metrics`` tells; None: there is no such route.
     """
+    if metrics is not None:
+        routers = [*routers, metrics_router(metrics)]
     counted = refusals or Refusals()
     app = create_app(access, pages=pages, not_ready=not_ready, routers=routers, refusals=counted)
     behind = CappedBodies(app, counted)
-    return AccessGate(behind, access, policy=policy, names=names, refusals=counted)
+    gate = AccessGate(behind, access, policy=policy, names=names, refusals=counted)
+    return gate if metrics is None else Measured(gate, metrics)
 
 
 def create_app(

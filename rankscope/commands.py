@@ -220,6 +220,12 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             help="Host name of this server, besides its certificate's; may be repeated.",
         ),
     ] = None,
+    log_json: Annotated[
+        bool,
+        typer.Option(
+            "--log-json", help="Say everything as JSON documents on stderr, and no token anywhere."
+        ),
+    ] = False,
     alert_webhook: Annotated[
         str | None,
         typer.Option(
@@ -284,6 +290,7 @@ def serve(  # noqa: PLR0913  # one parameter a flag
                 tls_client_ca=tls_client_ca,
                 server_names=tuple(server_name or ()),
             ),
+            log_json=log_json,
             alert_webhook=alert_webhook,
             topology=topology,
             samples=samples,

@@ -19,6 +19,7 @@ from collector.store import open_store
 from rankscope.errors import FailedError
 from rankscope.interrupts import terminated_like_interrupted
 from rankscope.listening import ListenOptions, listening
+from rankscope.logs import Log, logged_to
 from rankscope.planting import DemoPlan, is_found, outcome_line, plan_demo
 from rankscope.terminal import Progress, say, terminal_width
 from rankscope.training import StepDone, Training, require_torch, training_command
@@ -201,4 +202,5 @@ def _serve(store: Store, doors: Listening) -> None:
 
     before = StoreSource(store).runs()
     besides = [open_upkeep(store, Keep())]
-    serve_opened(store, doors, tail=None, webhook=None, before=before, besides=besides)
+    with logged_to(Log()) as log:
+        serve_opened(store, doors, tail=None, webhook=None, before=before, besides=besides, log=log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,14 @@ class Loop:
         self._say = say or terminal.say
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._name = name
+        self.name = name
+        """Of the thread."""
+        self.num_turns = 0
+        self.num_failures = 0
+        self.busy_ns = 0
+        """In turns, since the start."""
+        self.counts: Counter[str] = Counter()
+        """What the turns brought, where they count it."""
         self.trouble: str | None = None
         """Why the last turn failed; None when it did not."""
 
@@ -76,19 +84,23 @@ class Loop:
     def why_stopped(self) -> str | None:
         """Return why this loop does no work just now; None when it does."""
         if not self._thread.is_alive():
-            return f"the {self._name} thread has ended"
+            return f"the {self.name} thread has ended"
         return self.trouble
 
     def _run(self) -> None:
         while not self._stopping.wait(self._pause_s):
+            begun_ns = time.monotonic_ns()
             try:
                 self._turn()
             except Exception as error:
                 if exit_code_of(error) is None:
                     raise
-                self._tell(f"{self._name}: {plain_line(error)}")
+                self.num_failures += 1
+                self._tell(f"{self.name}: {plain_line(error)}")
             else:
                 self.trouble = None
+            self.num_turns += 1
+            self.busy_ns += time.monotonic_ns() - begun_ns
 
     def _tell(self, line: str) -> None:
         if line != self.trouble:
@@ -186,10 +198,18 @@ def tail_loop(tail: SpoolTail) -> Loop:
     """Return the loop that stores what ranks write."""
 
     def turn() -> None:
-        for problem in tail.poll().problems:
+        progress = tail.poll()
+        loop.counts.update(
+            spans=progress.num_spans,
+            steps=progress.num_steps,
+            torn=progress.num_torn,
+            bad=progress.num_bad,
+        )
+        for problem in progress.problems:
             terminal.say(problem)
 
-    return Loop("tail", turn, pause_s=TAIL_PAUSE_S)
+    loop = Loop("tail", turn, pause_s=TAIL_PAUSE_S)
+    return loop
 
 
 def analysis_loop(analysis: LiveAnalysis) -> Loop:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_WIDTH = 120
 WIDTH_OF_NONE = 100
@@ -15,10 +18,24 @@ def terminal_width() -> int:
     return min(MAX_WIDTH, shutil.get_terminal_size((WIDTH_OF_NONE, 24)).columns)
 
 
-def say(line: str) -> None:
-    """Tell a line on stderr, which leaves stdout to the result."""
+def _say_on_stderr(line: str) -> None:
     sys.stderr.write(f"rankscope: {line}\n")
     sys.stderr.flush()
+
+
+_SAYING: list[Callable[[str], None]] = [_say_on_stderr]
+"""One place, so that a server's log can take over whoever speaks."""
+
+
+def say(line: str) -> None:
+    """Tell a line on stderr, which leaves stdout to the result."""
+    _SAYING[0](line)
+
+
+def said_by(speaker: Callable[[str], None]) -> Callable[[str], None]:
+    """Let ``speaker`` tell the lines of `say` from now on; return who told them before."""
+    before, _SAYING[0] = _SAYING[0], speaker
+    return before
 
 
 class Progress:

@@ -82,6 +82,7 @@ class EdgeServer(uvicorn.Server):
             )
             for door in doors
         ]
+        self._on_start: Callable[[], None] = lambda: None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -89,12 +90,17 @@ class EdgeServer(uvicorn.Server):
         """Return how many connections there are."""
         return sum(acceptor.num_connections for acceptor in self._acceptors)
 
-    def serve_until_told(self) -> None:
+    def serve_until_told(self, *, on_start: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGINT or SIGTERM.
+
+        Args:
+            on_start: Called when visitors can come in and signals are waited for: one that came
+                earlier would find half an event loop.
 
         Raises:
             OSError: The socket broke.
         """
+        self._on_start = on_start
         self.run(sockets=[])
         for task in self._tasks:
             if task.done() and not task.cancelled():
@@ -108,6 +114,7 @@ class EdgeServer(uvicorn.Server):
         self._tasks = [*accepting, loop.create_task(self._sweep())]
         for task in self._tasks:
             task.add_done_callback(self._end)
+        self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the doors first, then let what is under way finish."""

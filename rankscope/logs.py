@@ -1,0 +1,152 @@
+"""What the server says while it runs: one line an event, for a person or for a program.
+
+Nothing that came from outside can break a line, colour a terminal or show a secret: what is
+not printable is written as its escape, and what looks like a token is masked.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import traceback
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TextIO
+
+from rankscope import terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+SECRETS = (
+    (re.compile(r"(?i)((?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{8,}"), r"\1***"),
+    # A token of the file: its id is no secret and says which one to revoke.
+    (re.compile(r"(rst_[0-9a-f]{12})_[A-Za-z0-9_-]+"), r"\1_***"),
+    (re.compile(r"(?i)([?&](?:token|password)=)[^&\s\"']+"), r"\1***"),
+    (re.compile(r"(://[^/\s:@]*:)[^/\s@]+@"), r"\1***@"),
+)
+MESSAGE = "message"
+LOGGED = "logged"
+MAX_ERROR_LETTERS = 500
+
+
+class Log:
+    """Writes events.
+
+    Args:
+        stream: Where to; None: stderr as it is at each line.
+        as_json: Whether as JSON documents, one a line; else as text.
+        secrets: Texts that are never written, whatever they stand in.
+    """
+
+    def __init__(
+        self, stream: TextIO | None = None, *, as_json: bool = False, secrets: Iterable[str] = ()
+    ) -> None:
+        self._stream = stream
+        self.as_json = as_json
+        """Whether a program reads it."""
+        self._secrets = tuple(secret for secret in secrets if secret)
+
+    def hide(self, secret: str) -> None:
+        """Never write a text from now on."""
+        self._secrets = (*self._secrets, secret)
+
+    def tell(self, event: str, fields: Mapping[str, object]) -> None:
+        """Write an event with its fields; those that are None are left out."""
+        known = {name: self._safe(value) for name, value in fields.items() if value is not None}
+        if self.as_json:
+            at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            self._write(json.dumps({"at": at, "event": event, **known}))
+        else:
+            words = [f"{name}={_word(value)}" for name, value in known.items()]
+            self._write(f"rankscope: {' '.join([event, *words])}")
+
+    def say(self, line: str) -> None:
+        """Write a plain line for a person."""
+        if self.as_json:
+            self.tell(MESSAGE, {"text": line})
+        else:
+            self._write(f"rankscope: {self._safe(line)}")
+
+    def _safe(self, value: object) -> object:
+        if isinstance(value, bool | int | float):
+            return value
+        return printable(self._masked(str(value)))
+
+    def _masked(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        for form, instead in SECRETS:
+            text = form.sub(instead, text)
+        return text
+
+    def _write(self, line: str) -> None:
+        stream = self._stream or sys.stderr
+        stream.write(line + "\n")
+        stream.flush()
+
+
+class LogHandler(logging.Handler):
+    """Brings what libraries log, tracebacks too, into the one log.
+
+    Args:
+        log: Takes it.
+    """
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell a record as one event."""
+        try:
+            fields: dict[str, object] = {
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "text": record.getMessage(),
+            }
+            if record.exc_info and record.exc_info[1] is not None:
+                error = record.exc_info[1]
+                fields["error"] = f"{type(error).__name__}: {error}"[:MAX_ERROR_LETTERS]
+                frames = traceback.extract_tb(record.exc_info[2])
+                fields["where"] = " < ".join(
+                    f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-6:])
+                )
+            self._log.tell(LOGGED, fields)
+        except Exception:  # noqa: BLE001  # a log that fails must not end what it tells of
+            self.handleError(record)
+
+
+@contextmanager
+def logged_to(log: Log) -> Iterator[Log]:
+    """Send everything that is said in this process to ``log`` while the block runs."""
+    handler = LogHandler(log)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    before = terminal.said_by(log.say)
+    try:
+        yield log
+    finally:
+        terminal.said_by(before)
+        root.removeHandler(handler)
+
+
+def printable(text: str) -> str:
+    """Return the text with everything that is no visible letter as its escape.
+
+    Line ends, escape sequences, zero-width and right-to-left marks, lone surrogates.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def _word(value: object) -> str:
+    text = str(value)
+    is_plain = text and not any(letter in ' "=' for letter in text)
+    return text if is_plain else json.dumps(text, ensure_ascii=False)
