@@ -242,13 +242,14 @@ def _lost(profile: LinkProfile, slow: SlowLink) -> float:
 
 
 def common_slowness(
-    profile: LinkProfile, hosts: Mapping[int, str]
+    profile: LinkProfile, hosts: Mapping[int, str], *, least_steps: int = LONE_STEPS
 ) -> tuple[Phase, NDArray[np.bool_]] | None:
     """Find steps in which most links between hosts are slower than in others.
 
     Args:
         profile: Transfers by link and step.
         hosts: Host of each rank. Where none is known, or all ranks share one, all links count.
+        least_steps: Fewer single slow steps than this are no phase.
 
     Returns:
         The phase, and which links take part, shape (links,); None where there is none.
@@ -272,7 +273,7 @@ def common_slowness(
         excess, few=np.ones(1, dtype=np.bool_), shortest=LONE_STEPS, deviation=deviation
     )
     steady = phases and _stands_apart(level[0], phases[0], num_rows=1)
-    phase = phases[0] if steady else _flapping(excess[0], deviation)
+    phase = phases[0] if steady else _flapping(excess[0], deviation, least_steps)
     if phase is None:
         return None
     # A flapping network is slow in some steps of its phase only.
@@ -285,11 +286,11 @@ def common_slowness(
     return (phase, slower) if slower.sum() >= MOST_SHARE * known.sum() else None
 
 
-def _flapping(excess: NDArray[np.float64], deviation: float) -> Phase | None:
-    """Return the phase of single slow steps, at least `LONE_STEPS` of them, that stand out."""
+def _flapping(excess: NDArray[np.float64], deviation: float, least_steps: int) -> Phase | None:
+    """Return the phase of single slow steps, at least so many, that stand out."""
     threshold = max(DUE_RATIO, num_deviations(len(excess)) * deviation)
     slow = np.flatnonzero(excess >= threshold)
-    if len(slow) < LONE_STEPS:
+    if len(slow) < least_steps:
         return None
     return Phase(
         row=0,

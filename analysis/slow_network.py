@@ -173,17 +173,21 @@ def _of_culprit(profile: LinkProfile, culprit: Culprit) -> Candidate:
 def _everywhere(
     profile: LinkProfile, hosts: Mapping[int, str], trouble_in: Callable[[tuple[int, int]], Trouble]
 ) -> Candidate | None:
-    """Return that most links are slower in some steps, where they are several.
+    """Return that most links are slower in some steps, where links and steps are several.
 
     Fewer count where several hosts' counters tell of trouble in these steps.
     """
     common = common_slowness(profile, hosts)
+    is_brief = common is None
+    if common is None:
+        common = common_slowness(profile, hosts, least_steps=1)
     if common is None:
         return None
     phase, chosen = common
     links = np.flatnonzero(chosen)
     first, last = int(profile.steps[phase.first]), int(profile.steps[phase.last])
-    if len(links) < SEVERAL_LINKS and len(trouble_in((first, last)).hosts) < PAIR:
+    alone = is_brief or len(links) < SEVERAL_LINKS
+    if alone and len(trouble_in((first, last)).hosts) < PAIR:
         return None
     return Candidate(
         cause="network-degradation",

@@ -96,6 +96,21 @@ def test_a_degraded_network_is_told_with_what_its_counters_say(reason: str, word
     assert word in finding.evidence
 
 
+def test_one_step_of_a_degraded_network_is_told_where_counters_say_the_same() -> None:
+    (finding,) = diagnosis("network-degradation:factor=3,reason=flap,steps=8-8")
+
+    assert (finding.cause, finding.steps) == ("network-degradation", (8, 8))
+    assert "flapping links" in finding.evidence
+
+
+def test_one_step_of_slow_transfers_that_no_counter_tells_of_proves_no_bad_network() -> None:
+    silent = replace(BASE, record_samples=False)
+
+    findings = diagnosis("network-degradation:factor=3,reason=flap,steps=8-8", scenario=silent)
+
+    assert [finding.cause for finding in findings] == ["healthy"]
+
+
 @pytest.mark.parametrize("spans", ["yes", "no"])
 def test_pauses_that_ranks_take_in_turn_are_garbage_collection(spans: str) -> None:
     findings = diagnosis(f"gc-pause:ms=200,probability=0.01,spans={spans}")
