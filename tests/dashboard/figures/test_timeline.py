@@ -11,6 +11,7 @@ from dashboard.figures.timeline import timeline_figure
 from dashboard.figures.timeline_hover import hover_texts
 from dashboard.figures.timeline_raster import raster_figure, raster_note
 from dashboard.figures.timeline_rows import lay_rows, row_order
+from dashboard.theme import KIND_COLORS
 from tests.dashboard.builders import FakeProvider, report, span_table, traces, training_provider
 from tracer.span import Span, SpanFlag, SpanKind, UnixNs
 from tracer.topology import Layout
@@ -187,6 +188,28 @@ def test_a_crowd_is_drawn_as_areas_and_says_what_a_pixel_is() -> None:
     assert "Communication shows where nothing was computed." in raster_note(timeline)
     names = {trace.name for trace in traces(figure)[1:]}
     assert names == {"forward", "backward", "optimizer", "tp-comm", "dp-comm", "wait"}
+    assert len(figure.to_json()) < 1_000_000  # of the 2 MB that a browser is sent at most
+
+
+def test_a_pixel_has_the_colour_of_its_kind_and_none_where_nothing_was() -> None:
+    # Rank 0 computes 0 to 9 and communicates 9 to 12: three quarters, and the last one.
+    timeline = step(compute(0, 0, 9_000), comm(0, 9_000, 12_000))
+    drawn = traces(raster_figure(timeline, GroupBy.PP))[0]
+
+    def color(line: int, part: float) -> str:
+        value = float(drawn.z[line][int(part * len(drawn.z[line]))])
+        place = (value - drawn.zmin) / (drawn.zmax - drawn.zmin)
+        return next(str(c) for edge, c in reversed(drawn.colorscale) if edge <= place)
+
+    forward, tp_comm = (KIND_COLORS[kind] for kind in (SpanKind.FORWARD, SpanKind.TP_COMM))
+    assert color(0, 0.5) == rgba(forward)
+    assert color(1, 0.9) == rgba(tp_comm)
+    assert color(0, 0.9) == color(1, 0.5) == "rgba(0,0,0,0)"
+
+
+def rgba(color: str) -> str:
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},1)"
 
 
 def test_few_ranks_have_two_lines_each_as_areas() -> None:
