@@ -24,7 +24,9 @@ MAX_ROWS = 10_000
 MAX_MEMBERS = 65_536
 MAX_ENTRIES = 512
 MAX_WORD_BYTES = 256
-MAX_TEXT_LETTERS = 65_536
+MAX_TEXT_LETTERS = 4 << 20
+"""A manifest lists the hosts of the whole job, and an event may hold a stack of each thread."""
+
 SCHEMA = 1
 
 

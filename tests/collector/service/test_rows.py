@@ -99,7 +99,7 @@ RUN = {"run_id": "r", "epoch": 0, "revision": 1}
         ({**RUN, "layout": {"dp": 2**40}}, "expected an integer"),
         ({**RUN, "layout": {str(n): 1 for n in range(600)}}, "at most 512 entries"),
         ({**RUN, "state": 3}, "state: expected a text"),
-        ({**RUN, "manifest": "x" * 70_000}, "at most 65536 letters"),
+        ({**RUN, "manifest": "x" * (1 + (4 << 20))}, "at most 4194304 letters"),
         ([], "no object"),
     ],
 )
