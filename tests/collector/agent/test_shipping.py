@@ -327,3 +327,30 @@ def test_a_collector_too_old_for_our_data_leaves_it_in_the_spool(
 
     assert verdict_of(collector, tmp_path).is_clean
     rig.close()
+
+
+def test_one_description_that_is_refused_is_parked_and_all_else_arrives(
+    collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    for rank in range(5):
+        builder = SpoolBuilder(spool, run_id="run", rank=rank)
+        write_spans(builder, oracle, 4)
+        builder.end()
+
+    def refuse_one(path: str, body: bytes) -> Reply | None:
+        is_poison = path == "/v1/rows/ranks" and b'"rank": 3' in body
+        return Reply(status=422, document={"error": "row 3, host: no"}) if is_poison else None
+
+    collector.misbehave = refuse_one
+    rig = Rig(spool, collector.url)
+    rig.turn_until(lambda: len(collector.stored.rows) == 20)
+    for _ in range(2):
+        rig.turn()
+
+    assert verdict_of(collector, tmp_path).is_clean
+    assert {row["rank"] for row in collector.stored.described["ranks"]} == {0, 1, 2, 4}
+    told = [json.loads(path.read_text()) for path in (rig.state / "dead").glob("ranks-*.json")]
+    assert {(document["status"], document["reason"]) for document in told} == {
+        (422, "row 3, host: no")
+    }
+    rig.close()
