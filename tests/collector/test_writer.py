@@ -41,8 +41,8 @@ def names(first: int, end: int) -> list[str]:
 
 def in_engine(store: Store, run_id: str) -> int:
     bound = {"r": run_id}
-    rows = store.rows("SELECT count() AS n FROM spans WHERE run_id = {r:String}", bound)
-    return int(rows[0]["n"])
+    copies = "SELECT count() AS n FROM spans WHERE run_id = {r:String} SETTINGS final = 0"
+    return int(store.rows(copies, bound)[0]["n"])
 
 
 def counted(store: Store, run_id: str) -> int:
