@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from tracer.device.backend import DeviceBackend
 
 CALIBRATION_CYCLES = 50_000_000
@@ -112,14 +110,8 @@ class FakeRig:
     dist_backend = "gloo"
 
     def __init__(self, connections: int) -> None:
-        from tests.tracer.device.torch.fake_cuda import FakeCuda
-        from tracer.capture import on_device
+        from tests.tracer.device.claiming import ClaimingCuda
 
-        class ClaimingCuda(FakeCuda):
-            def device_of(self, objects: Iterable[object]) -> int | None:
-                return 0 if any(isinstance(one, torch.Tensor) for one in objects) else None
-
-        on_device.BACKEND = self.dist_backend
         self._cuda = ClaimingCuda(drift=12e-6, connections=connections)
         self.backend: DeviceBackend = self._cuda
         self.default = self._cuda.stream(0)

@@ -15,19 +15,17 @@ if TYPE_CHECKING:
     from tracer.capture.launch import Launch
     from tracer.recorder import Recorder
 
-BACKEND = "nccl"
-"""The backend whose works return before they are done and whose waits hold up a stream only."""
-
 
 class OnDevice:
-    """Lets launches on NCCL be timed by marks; all others are left to the host's clock.
+    """Lets launches on the device's own library (NCCL) be timed by marks.
 
-    On NCCL a wait returns to the host at once, so the host's clock says nothing there.
+    There a wait returns to the host at once, so the host's clock says nothing; all
+    others are left to it.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._is_nccl: dict[tuple[str, int], bool] = {}
+        self._is_own: dict[tuple[str, int], bool] = {}
 
     def enter(self, launch: Launch, process_group: Any, tensors: object) -> None:  # noqa: ANN401
         """Mark a launch that is about to be issued, where a device carries it out.
@@ -42,7 +40,7 @@ class OnDevice:
         if device is None:
             self._without_timing(launch, process_group, first)
             return
-        if not self._on_nccl(process_group, device):
+        if not self._on_own_streams(process_group, device):
             return
         alone = not launch.flags & SpanFlag.COALESCED
         launch.enter_device(
@@ -58,16 +56,17 @@ class OnDevice:
         """Leave a launch out whose device is not timed: the host knows nothing of its end."""
         if first is None or first.device.type != "cuda":
             return
-        if self._on_nccl(process_group, first.device.index):
+        if self._on_own_streams(process_group, first.device.index):
             self._recorder.drop(DropReason.DEVICE_ERROR)
             launch.lose()
 
-    def _on_nccl(self, process_group: Any, device: int) -> bool:  # noqa: ANN401
+    def _on_own_streams(self, process_group: Any, device: int) -> bool:  # noqa: ANN401
         key = (process_group.group_name, device)
-        known = self._is_nccl.get(key)
+        known = self._is_own.get(key)
         if known is None:
             backend = process_group._get_backend(torch.device("cuda", device))
-            known = self._is_nccl.setdefault(key, BACKEND in str(backend.name()).lower())
+            wanted = self._recorder.device_timing.comm_backend
+            known = self._is_own.setdefault(key, wanted in str(backend.name()).lower())
         return known
 
 

@@ -13,8 +13,17 @@ if TYPE_CHECKING:
     from tracer.device.pending import Pending
 
 
+NCCL = "nccl"
+"""CUDA's `DeviceBackend.comm_backend`."""
+
+
 class DeviceTimer(Protocol):
     """What the captures ask of the device timing. No method raises or waits."""
+
+    @property
+    def comm_backend(self) -> str:
+        """As `DeviceBackend.comm_backend`."""
+        ...
 
     @property
     def active(self) -> bool:
@@ -56,6 +65,8 @@ class NoDeviceTiming:
     __slots__ = ()
 
     active = False
+    comm_backend = NCCL
+    """Works of it are left out: the host knows nothing of their ends."""
 
     def device_of(self, objects: Iterable[object]) -> None:
         """Return None."""

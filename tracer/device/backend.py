@@ -36,6 +36,14 @@ class DeviceEvent(Protocol):
 class DeviceBackend(Protocol):
     """The few things that device timing does with a device. None of them waits for it."""
 
+    @property
+    def comm_backend(self) -> str:
+        """What torch calls the library whose works run on the device's own streams.
+
+        They return before they are done, and waiting for them holds up a stream only.
+        """
+        ...
+
     def device_of(self, objects: Iterable[object]) -> int | None:
         """Return the device of the first tensor or device among ``objects``; None where none is."""
         ...

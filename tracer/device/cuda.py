@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tracer.device.absent import NCCL
 from tracer.device.cudart import CudaRuntime
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 class CudaBackend:
     """Devices as torch shows them. Nothing here synchronises or initialises CUDA."""
+
+    comm_backend = NCCL
 
     def __init__(self) -> None:
         """Find the CUDA runtime.

@@ -34,7 +34,7 @@ class CudaWhenUsed(NoDeviceTiming):
         try:
             device = cuda_device_of(objects)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            self._recorder.lane().swallow(problem)
+            self._recorder.swallow(problem)
             return None
         if device is None:
             return None

@@ -53,6 +53,7 @@ class DeviceTiming:
     ) -> None:
         self.active = True
         self.num_resolved = 0
+        self.comm_backend = backend.comm_backend
         self._recorder = recorder
         self._backend = backend
         self._capacity = capacity

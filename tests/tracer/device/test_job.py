@@ -9,26 +9,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
+from tests.tracer.device.claiming import ClaimingCuda
 from tests.tracer.device.timing import TimedRecorder
-from tests.tracer.device.torch.fake_cuda import FakeCuda
 from tests.tracer.reading import Row, dropped, read_spans
-from tracer.capture import on_device
 from tracer.capture.start import start_captures
 from tracer.span import SpanFlag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.tracer.device.torch.fake_cuda import FakeCuda
 
 ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 MS = 1_000_000
-
-
-class ClaimingCuda(FakeCuda):
-    """Takes every tensor for one of its own, and every operation for a kernel."""
-
-    def device_of(self, objects: Iterable[object]) -> int | None:
-        return 0 if any(isinstance(one, torch.Tensor) for one in objects) else None
 
 
 @pytest.fixture
@@ -37,9 +31,8 @@ def cuda() -> ClaimingCuda:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A world of one, whose backend is taken for NCCL."""
-    monkeypatch.setattr(on_device, "BACKEND", "gloo")
+def world(tmp_path: Path) -> Iterator[None]:
+    """A world of one, on gloo."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()

@@ -84,6 +84,8 @@ class FakeEvent:
 class FakeCuda:
     """A `DeviceBackend`."""
 
+    comm_backend = "nccl"
+
     drift: float = 0.0
     """The host's clock runs ``1 + drift`` times as fast as the device's."""
 
