@@ -94,6 +94,17 @@ class RunExistsError(CollectorError):
         self.run_id = run_id
 
 
+class RunBegunError(CollectorError):
+    """Rows of another content lie under the name, of a run that was never finished."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(
+            f"run {run_id!r} was begun with another content and never finished:"
+            " choose another --run name, or stop the server and try again, which removes it"
+        )
+        self.run_id = run_id
+
+
 class RunDeletedError(CollectorError):
     """The run was deleted: its name takes in nothing any more."""
 

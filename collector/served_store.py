@@ -96,7 +96,8 @@ class ServedStore(Store):
     """
 
     def __init__(self, url: str, server: ServerFile) -> None:
-        self._server = server
+        self.server = server
+        """Who serves it."""
         super().__init__(url, read_only=True)
 
     def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
@@ -123,25 +124,25 @@ class ServedStore(Store):
             raise StoreVersionError(self.url, found=found, known=known)
         if found < known:
             raise StoreError(
-                f"the server {self._server.url} that holds the store {self.url} is of an older"
+                f"the server {self.server.url} that holds the store {self.url} is of an older"
                 f" rankscope (tables of version {found}, this one knows {known}): restart it"
             )
 
     def _refuse(self) -> NoReturn:
         raise StoreError(
-            f"the store {self.url} is read through the server {self._server.url},"
+            f"the store {self.url} is read through the server {self.server.url},"
             " which takes no changes this way"
         )
 
     def _connect(self) -> Client:
         import clickhouse_connect
 
-        parts = urlsplit(self._server.url)
+        parts = urlsplit(self.server.url)
         return clickhouse_connect.get_client(
             host=parts.hostname or "",
             port=parts.port or 0,
             username=USER,
-            password=self._server.token or "",
+            password=self.server.token or "",
             secure=parts.scheme == "https",
             compress=False,  # one machine: compressing costs more than it saves
             autogenerate_session_id=False,

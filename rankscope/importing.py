@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from collector.location import default_store_url
-from collector.store import open_store
+from collector.served_store import open_for_reading
 from rankscope.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def import_files(
         )
     from collector.importers.bytedance import import_bytedance
 
-    with open_store(store_url or default_store_url()) as store:
+    with open_for_reading(store_url or default_store_url()) as store:
         result = import_bytedance(store, files[0], run_id=run_id, meta=meta)
     counts = f"{result.num_spans:,} spans, {result.num_steps} steps, {result.num_ranks} ranks"
     if result.already_imported:

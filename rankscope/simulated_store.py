@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collector.cut import Cut, CutKey
 from collector.deletion import Deletions
-from collector.errors import RunExistsError
+from collector.errors import RunBegunError, RunExistsError
 from collector.manifests import manifest_row
 from collector.records import Decoded
-from collector.samples import write_samples
-from collector.writer import StoreWriter
+from collector.served_writer import run_writer
 from tracer.span import NONE
 
 if TYPE_CHECKING:
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from collector.served_writer import RunWriter
     from collector.store import Row, Store
     from trainer.simulator.simulation import Simulation
     from trainer.simulator.tables import StepTables
-
-CUT_ROWS = 1_000_000
-"""Most spans in one insert."""
 
 DESCRIPTION_ROWS = 5_000
 
@@ -34,7 +32,9 @@ SELECT_PRESENCE = """
 SELECT
     (SELECT any(source_format) FROM runs WHERE run_id = {run_id:String}) AS source_format,
     (SELECT count() FROM runs WHERE run_id = {run_id:String}) AS num_runs,
-    (SELECT count() FROM ledger WHERE run_id = {run_id:String}) AS num_cuts
+    (SELECT count() FROM ledger WHERE run_id = {run_id:String}) AS num_cuts,
+    (SELECT count() FROM ledger
+     WHERE run_id = {run_id:String} AND process != {process:String}) AS num_others
 """
 
 DELETE_LEFTOVERS = "DELETE FROM {table:Identifier} WHERE run_id = {run_id:String}"
@@ -65,37 +65,47 @@ def store_simulation(
 
     Raises:
         RunExistsError: The store holds a run of that name.
+        RunBegunError: A server holds the store, and an unfinished run of that name is in it.
         RunDeletedError: A run of that name was deleted.
         StoreError: It could not be written.
     """
     run_id = simulation.run_id
     Deletions(store).check(run_id)
-    found = store.rows(SELECT_PRESENCE, {"run_id": run_id})[0]
+    presence = {"run_id": run_id, "process": simulation.process}
+    found = store.rows(SELECT_PRESENCE, presence)[0]
     if found["num_runs"]:
         raise RunExistsError(run_id, source_format=found["source_format"])
-    if found["num_cuts"]:
+    if store.read_only:
+        # A server removes nothing for us. What the same simulation left is sent again, and is
+        # known by its keys.
+        if found["num_others"]:
+            raise RunBegunError(run_id)
+    elif found["num_cuts"]:
         for name in TABLES:  # what a simulation that was cut short left behind
             store.command(DELETE_LEFTOVERS, {"table": name, "run_id": run_id})
-    writer = StoreWriter(store)
+    with closing(run_writer(store)) as writer:
+        return _store_all(writer, simulation, steps)
+
+
+def _store_all(writer: RunWriter, simulation: Simulation, steps: Iterable[StepTables]) -> Simulated:
     num_spans, num_steps = 0, 0
     for tables in steps:
-        for cut in _cuts(simulation, tables):
+        for cut in _cuts(simulation, tables, cut_rows=writer.cut_rows):
             writer.ingest([cut])
-        write_samples(store, tables.samples)
-        if tables.events.num_rows:
-            store.insert_arrow("events", tables.events)
+        writer.insert("samples", tables.samples)
+        writer.insert("events", tables.events)
         num_spans += tables.spans.num_rows
         num_steps += 1
     _describe(writer, simulation)
     return Simulated(num_spans=num_spans, num_steps=num_steps)
 
 
-def _cuts(simulation: Simulation, tables: StepTables) -> Iterator[Cut]:
+def _cuts(simulation: Simulation, tables: StepTables, *, cut_rows: int) -> Iterator[Cut]:
     """Cut a step into inserts; the last one holds the rows that are no spans."""
     spans, steps, microbatches = tables.spans, tables.steps, tables.microbatches
-    firsts = range(0, max(1, spans.num_rows), CUT_ROWS)
+    firsts = range(0, max(1, spans.num_rows), cut_rows)
     for first in firsts:
-        part = spans.slice(first, CUT_ROWS)
+        part = spans.slice(first, cut_rows)
         is_last = first == firsts[-1]
         rows = Decoded(
             spans=part,
@@ -129,7 +139,7 @@ def _content_hash(rows: pa.Table) -> str:
     return digest.hexdigest()
 
 
-def _describe(writer: StoreWriter, simulation: Simulation) -> None:
+def _describe(writer: RunWriter, simulation: Simulation) -> None:
     """Store what is known of the run besides its spans; the run itself last."""
     run_id = simulation.run_id
     groups: list[Row] = [

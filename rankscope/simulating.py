@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from collector.identity import checked_run_name
 from collector.location import default_store_url
-from collector.store import open_store
+from collector.served_store import open_for_reading
 from rankscope.errors import BadInputError
 from rankscope.terminal import Progress
 
@@ -78,7 +78,7 @@ def simulate_run(options: SimulateOptions) -> str:
         done = write_files(simulation, steps, folder=options.out)
         following = f"wrote {options.out}"
     else:
-        with open_store(options.store_url or default_store_url()) as store:
+        with open_for_reading(options.store_url or default_store_url()) as store:
             done = store_simulation(store, simulation, steps)
         following = f"next: rankscope analyze {options.run_id}"
     if options.as_json:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from collector.cut import Cut, CutKey
 from collector.deletion import Deletions
-from collector.errors import RunExistsError, TraceError
+from collector.errors import RunBegunError, RunExistsError, TraceError
 from collector.identity import checked_run_name, segment_id
 from collector.importers.bytedance_meta import TraceMeta, read_meta
 from tracer.span import NONE
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from collector.importers.bytedance_rows import TraceRows
+    from collector.served_writer import RunWriter
     from collector.store import Row, Store
 
 SOURCE_FORMAT = "bytedance"
@@ -35,7 +38,9 @@ SELECT
     (SELECT any(source_format) FROM runs WHERE run_id = {run_id:String}) AS source_format,
     (SELECT count() FROM ledger WHERE run_id = {run_id:String}) AS num_cuts,
     (SELECT count() FROM ledger
-     WHERE run_id = {run_id:String} AND sha256 = {sha256:String}) AS num_same
+     WHERE run_id = {run_id:String} AND sha256 = {sha256:String}) AS num_same,
+    (SELECT count() FROM ledger
+     WHERE run_id = {run_id:String} AND process != {shipped:String}) AS num_others
 """
 
 DELETE_LEFTOVERS = (
@@ -73,6 +78,7 @@ def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None
     Raises:
         RunNameError: The name can't be stored.
         RunExistsError: The name is taken by another content.
+        RunBegunError: A server holds the store, and an unfinished run of that name is in it.
         RunDeletedError: A run of that name was deleted.
         MetaError: No ``meta``, or it is unreadable, incomplete, or contradicts the trace.
         TraceError: The file is no such trace.
@@ -83,11 +89,19 @@ def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None
     from collector.importers.bytedance_rows import read_trace  # loads pyarrow
 
     sha256 = _content_hash(file, sizes)
-    found = store.rows(SELECT_PRESENCE, {"run_id": run_id, "sha256": sha256})[0]
+    presence = {"run_id": run_id, "sha256": sha256, "shipped": _shipped_process(sha256)}
+    found = store.rows(SELECT_PRESENCE, presence)[0]
     if found["num_runs"] and not (found["source_format"] == SOURCE_FORMAT and found["num_same"]):
         raise RunExistsError(run_id, source_format=found["source_format"])
     trace = read_trace(file, meta=sizes)
-    if not found["num_runs"]:
+    if not found["num_runs"] and store.read_only:
+        if found["num_others"]:
+            raise RunBegunError(run_id)
+        from collector.served_writer import run_writer
+
+        with closing(run_writer(store)) as writer:
+            _ship(writer, trace, run_id=run_id, meta=sizes, sha256=sha256)
+    elif not found["num_runs"]:
         if found["num_cuts"]:
             for statement in DELETE_LEFTOVERS:
                 store.command(statement, {"run_id": run_id})
@@ -128,6 +142,54 @@ def _store(store: Store, trace: TraceRows, *, run_id: str, meta: TraceMeta, sha2
     store.insert_rows("ranks", _rank_rows(trace, run_id=run_id, process=process))
     store.insert_rows("ledger", [{**cut, "state": "stored", "revision": 2}])
     store.insert_rows("runs", [_run_row(run_id, meta=meta, now_ns=now_ns)])
+
+
+def _ship(
+    writer: RunWriter, trace: TraceRows, *, run_id: str, meta: TraceMeta, sha256: str
+) -> None:
+    """Store a trace through the server that holds the store; the run itself last."""
+    import numpy as np
+
+    from collector.columns import numbers
+    from collector.records import Decoded
+
+    process = _shipped_process(sha256)
+    segment = segment_id(process, 0)
+    num_spans = len(trace.start_ns)
+    steps = trace.step_table(run_id, epoch=EPOCH, segment=segment)
+    # Rows of a cut have numbers of their own within it: the steps follow the spans.
+    at = steps.schema.get_field_index("row")
+    last_rows = np.arange(num_spans, num_spans + steps.num_rows, dtype=np.uint32)
+    steps = steps.set_column(at, "row", numbers(last_rows))
+    for first in range(0, num_spans, writer.cut_rows):
+        rows = slice(first, first + writer.cut_rows)
+        spans = trace.span_table(run_id, epoch=EPOCH, segment=segment, rows=rows)
+        is_last = first + writer.cut_rows >= num_spans
+        decoded = Decoded(
+            spans=spans,
+            steps=steps if is_last else steps.slice(0, 0),
+            microbatches=steps.slice(0, 0),
+            bad_rows=steps.slice(0, 0),
+        )
+        key = CutKey(
+            run_id=run_id,
+            epoch=EPOCH,
+            rank=NONE,
+            process=process,
+            segment=segment,
+            first_row=first,
+            end_row=first + spans.num_rows + decoded.steps.num_rows,
+        )
+        writer.ingest([Cut(key=key, sha256=sha256, num_torn=0, rows=decoded)])
+    writer.upsert("ranks", _rank_rows(trace, run_id=run_id, process=process))
+    writer.upsert("runs", [_run_row(run_id, meta=meta, now_ns=time.time_ns())])
+
+
+def _shipped_process(sha256: str) -> str:
+    """Return the name under which a server stores the rows: not that of an import of this
+    process, which numbers them otherwise.
+    """
+    return sha256[32:]
 
 
 def _rank_rows(trace: TraceRows, *, run_id: str, process: str) -> list[Row]:
