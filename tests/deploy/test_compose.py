@@ -227,6 +227,7 @@ def test_the_commands_and_their_flags_exist_and_name_files_that_are_mounted(name
         assert f"$secrets/tls/{file}" in made
     published = [port.rpartition(":")[2] for one in [service] for port in one.get("ports", [])]
     assert set(published) <= {flags["--port"]}
+    assert service["environment"]["PORT"] == flags["--port"]  # where its health is asked
 
 
 def test_alerts_go_to_the_alertmanager_that_stands_beside() -> None:
