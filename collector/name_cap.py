@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -67,6 +67,8 @@ class NameCap:
         Raises:
             StoreError: The names of a run could not be read.
         """
+        if self._is_known(spans):
+            return spans
         run_codes, runs = to_codes(spans["run_id"])
         name_codes, names = to_codes(spans["name"])
         with self._lock:
@@ -86,6 +88,14 @@ class NameCap:
         texts = (*names, OTHER_NAME)
         column = coded_strings(np.where(is_other, len(names), name_codes), texts)
         return spans.set_column(spans.schema.get_field_index("name"), "name", _used(column))
+
+    def _is_known(self, spans: pa.Table) -> bool:
+        """Return whether the spans are of one run, which has all their names: the usual case."""
+        runs, names = _texts(spans["run_id"]), _texts(spans["name"])
+        if runs is None or names is None or len(runs) != 1:
+            return False
+        with self._lock:
+            return self._known(runs[0]).issuperset(names)
 
     def _take(self, run_id: str, codes: NDArray[np.int32], names: tuple[str, ...]) -> Any:  # noqa: ANN401
         """Add a run's names as far as it may have them; return the codes of the others."""
@@ -110,6 +120,18 @@ class NameCap:
                 del self._names[next(iter(self._names))]
             self._names[run_id] = known
         return known
+
+
+def _texts(column: pa.ChunkedArray[Any]) -> list[str] | None:
+    """Return the dictionary that all chunks share; None where there are several."""
+    chunks = cast("list[pa.DictionaryArray[Any, Any]]", column.chunks)
+    if not chunks or any(len(part.dictionary) != len(chunks[0].dictionary) for part in chunks):
+        return None
+    if len(chunks) > 1 and not all(
+        part.dictionary.equals(chunks[0].dictionary) for part in chunks[1:]
+    ):
+        return None
+    return cast("list[str]", chunks[0].dictionary.to_pylist())
 
 
 def _used(column: Any) -> Any:  # noqa: ANN401  # an Arrow column
