@@ -137,7 +137,11 @@ def measure(*, num_ranks: int, num_rows: int, num_rounds: int) -> dict[str, Any]
         "num_spans": num_spans,
         "rounds": num_rounds,
         "spans_per_s": {
-            way: round(num_spans / statistics.median(walls(rounds, way)))
+            way: round(num_spans / statistics.median(seconds_of(rounds, way, "wall_s")))
+            for way in dict.fromkeys(WAYS)
+        },
+        "spans_per_cpu_s": {
+            way: round(num_spans / statistics.median(seconds_of(rounds, way, "cpu_s")))
             for way in dict.fromkeys(WAYS)
         },
         "whole_to_bare": ratio(rounds, "bare", "whole", "wall_s"),
@@ -147,9 +151,9 @@ def measure(*, num_ranks: int, num_rows: int, num_rounds: int) -> dict[str, Any]
     }
 
 
-def walls(rounds: list[list[tuple[str, Cost]]], way: str) -> list[float]:
-    """Return every wall time of one way."""
-    return [cost.wall_s for costs in rounds for name, cost in costs if name == way]
+def seconds_of(rounds: list[list[tuple[str, Cost]]], way: str, clock: str) -> list[float]:
+    """Return what one way took each time, by wall or CPU clock."""
+    return [float(getattr(cost, clock)) for costs in rounds for name, cost in costs if name == way]
 
 
 def ratio(
