@@ -63,20 +63,19 @@ WHERE run_id IN {run_ids:Array(String)} AND first_step IS NOT NULL AND cause NOT
     ('healthy', 'insufficient-evidence')
 """
 
-IS_OLD = """
-run_id = {run_id:String} AND epoch = {epoch:Int32} AND step <= {last_step:Int32}
+COUNT_OLD = """
+SELECT count() AS n FROM {table:Identifier}
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step <= {last_step:Int32}
 AND NOT arrayExists((a, b) -> step >= a AND step <= b,
     {kept_first:Array(Int32)}, {kept_last:Array(Int32)})
 """
 
-COUNT_OLD = {
-    table: f"SELECT count() AS n FROM {table} WHERE {IS_OLD}"  # noqa: S608  # constants alone
-    for table in STEP_TABLES
-}
-HIDE_OLD = {
-    table: f"DELETE FROM {table} WHERE {IS_OLD} SETTINGS lightweight_deletes_sync = 0"  # noqa: S608
-    for table in STEP_TABLES
-}
+HIDE_OLD = """
+DELETE FROM {table:Identifier}
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step <= {last_step:Int32}
+AND NOT arrayExists((a, b) -> step >= a AND step <= b,
+    {kept_first:Array(Int32)}, {kept_last:Array(Int32)}) SETTINGS lightweight_deletes_sync = 0
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +215,8 @@ class Retention:
         for row in lasts:
             old = _old_steps(row, findings)
             num_rows = {
-                table: self._store.rows(COUNT_OLD[table], old)[0]["n"] for table in STEP_TABLES
+                table: self._store.rows(COUNT_OLD, {**old, "table": table})[0]["n"]
+                for table in STEP_TABLES
             }
             if not any(num_rows.values()):
                 continue
@@ -224,7 +224,7 @@ class Retention:
             self._store.insert_rows("expired", [{**old, "at_ns": now_ns}])
             for table in STEP_TABLES:
                 if num_rows[table]:
-                    self._store.command(HIDE_OLD[table], old)
+                    self._store.command(HIDE_OLD, {**old, "table": table})
             removed[row["run_id"]] = removed.get(row["run_id"], 0) + num_rows["spans"]
         await_removals(self._store, STEP_TABLES)
         return removed

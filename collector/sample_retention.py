@@ -29,13 +29,17 @@ LEFT JOIN (
 ORDER BY first_ns
 """
 
-IS_OLD = """
-at_ns < {before_ns:Int64}
-AND NOT arrayExists((a, b) -> at_ns >= a AND at_ns <= b, {first:Array(Int64)}, {last:Array(Int64)})
+COUNT_OLD = """
+SELECT count() AS n FROM samples
+WHERE at_ns < {before_ns:Int64} AND NOT arrayExists((a, b) -> at_ns >= a AND at_ns <= b,
+    {first:Array(Int64)}, {last:Array(Int64)})
 """
 
-COUNT_OLD = f"SELECT count() AS n FROM samples WHERE {IS_OLD}"  # noqa: S608  # constants alone
-HIDE_OLD = f"DELETE FROM samples WHERE {IS_OLD} SETTINGS lightweight_deletes_sync = 0"  # noqa: S608
+HIDE_OLD = """
+DELETE FROM samples
+WHERE at_ns < {before_ns:Int64} AND NOT arrayExists((a, b) -> at_ns >= a AND at_ns <= b,
+    {first:Array(Int64)}, {last:Array(Int64)}) SETTINGS lightweight_deletes_sync = 0
+"""
 
 END_OF_TIME = (1 << 63) - 1
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from analysis.kind_times import kind_times
 from analysis.timeline import step_timeline
 from collector.deletion import Deletions
+from collector.errors import StoreQueryError
 from collector.retention import DAY_NS, Retention
 from collector.rollups import OpenStep, in_batches, open_steps, read_rollups
 from collector.store import Store, open_store
@@ -231,6 +232,22 @@ def test_a_turn_ends_in_time_and_the_next_one_goes_on(store: Store, run_id: str)
     assert not slow.turn()
     assert rolled(store, run_id) == []
     assert Rolling(store).turn()
+    assert rolled(store, run_id) == from_scratch(store, run_id)
+
+
+def test_a_table_that_is_away_is_told_and_work_goes_on_when_it_is_back(
+    store: Store, run_id: str
+) -> None:
+    describe(store, run_id)
+    put(store, run_id, span_rows(run_id))
+    rolling = Rolling(store)
+    store.command("RENAME TABLE rollups TO rollups_away")
+    with pytest.raises(StoreQueryError, match="rollups"):
+        rolling.turn()
+
+    store.command("RENAME TABLE rollups_away TO rollups")
+
+    assert rolling.turn()
     assert rolled(store, run_id) == from_scratch(store, run_id)
 
 
