@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from collector.errors import StoreQueryError, WireError
-from collector.service.trouble import TOO_MANY_PARTS, BusyError, is_data_fault
+from collector.service.trouble import ENDING_S, TOO_MANY_PARTS, BusyError, is_data_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +31,6 @@ MAX_BATCHES = 1_024
 MIN_GATHER_S = 0.005
 MAX_GATHER_S = 2.0
 CLOSE_S = 10.0
-ENDING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import pyarrow as pa
 from collector.errors import WireError
 from collector.service.decoder import GIB, MESSAGE_BYTES
 from collector.service.handover import mapped, read_batch
+from collector.service.trouble import ENDING_S, BusyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +54,12 @@ class Decoder:
         self._answer_s = answer_s
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
+        self._is_asked = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for its answer."""
+        return not self._is_asked
 
     @property
     def pid(self) -> int | None:
@@ -90,8 +97,14 @@ class Decoder:
         finally:
             os.close(rows)
 
+    def kill(self) -> None:
+        """End the process at once; whoever waits for its answer hears that it is gone."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def close(self) -> None:
-        """End the process."""
+        """End the process, while nobody waits for it."""
         self._end()
 
     def _start(self) -> None:
@@ -122,6 +135,15 @@ class Decoder:
         connection = self._connection
         if connection is None:
             raise OSError("no connection")
+        self._is_asked = True
+        try:
+            return self._exchange(connection, body, limits)
+        finally:
+            self._is_asked = False
+
+    def _exchange(
+        self, connection: socket.socket, body: int, limits: WireLimits
+    ) -> tuple[dict[str, Any], int | None]:
         socket.send_fds(connection, [json.dumps(asdict(limits)).encode()], [body])
         message, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1)
         reply = json.loads(message)  # an empty one is none: the process is gone
@@ -166,10 +188,11 @@ class DecoderPool:
         """Decoders that ended before they answered."""
 
         self._say = say
-        self._all = [make() for _ in range(num_decoders)]
+        self.all = [make() for _ in range(num_decoders)]
         self._free: queue.SimpleQueue[Decoder] = queue.SimpleQueue()
-        for decoder in self._all:
+        for decoder in self.all:
             self._free.put(decoder)
+        self._is_closed = False
         self._killers: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -179,6 +202,7 @@ class DecoderPool:
         Raises:
             WireError: The body can't be taken; one that has killed a decoder twice is among
                 these, and is not tried again.
+            BusyError: The pool was closed.
         """
         digest = hashlib.blake2b(memoryview(mapped(body)), digest_size=16).digest()
         if digest in self._killers:
@@ -187,8 +211,10 @@ class DecoderPool:
         for _ in range(ATTEMPTS):
             decoder = self._free.get()
             try:
+                self._check_open()
                 return decoder.decode(body, limits)
             except DecoderGoneError as error:
+                self._check_open()
                 self.num_deaths += 1
                 why = str(error)
             finally:
@@ -201,6 +227,16 @@ class DecoderPool:
         raise WireError(422, f"the body can't be decoded: it ends the decoder ({why})")
 
     def close(self) -> None:
-        """End all of them."""
-        for decoder in self._all:
+        """End all of them; bodies that are being decoded are refused as at a busy time."""
+        self._is_closed = True
+        for decoder in self.all:
+            decoder.kill()
+        for _ in self.all:
+            decoder = self._free.get()  # given back by whoever used it, now that it is dead
             decoder.close()
+        for decoder in self.all:
+            self._free.put(decoder)  # for whoever waits for one, to be told
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise BusyError("the collector is ending", retry_after_s=ENDING_S)

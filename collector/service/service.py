@@ -142,8 +142,8 @@ class IngestService:
     def close(self) -> None:
         """Store what was let in, and end every thread and process."""
         self.commit.close()
-        self._threads.shutdown(wait=True, cancel_futures=True)
         self.decoders.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     def why_not_ready(self) -> str | None:
         """Return why nothing can be stored just now; None where it can."""

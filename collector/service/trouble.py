@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from typing import TYPE_CHECKING
@@ -28,6 +27,8 @@ and whatever else lives on it, down too."""
 
 RETRY_S = 2.0
 MAX_RETRY_S = 30.0
+ENDING_S = 1.0
+"""When to ask a server again that is ending: another one, or the next, answers soon."""
 
 
 class StoreFullError(StoreError):
@@ -127,7 +128,7 @@ class StoreTrouble:
             self._until_s = self._monotonic_s() + self._pause_s
             pause_s = self._pause_s
         if is_new:
-            self._say(f"ingest stands still: {error}{os.linesep}".strip())
+            self._say(f"ingest stands still: {error}")
         return BusyError("the store can't be written to just now", retry_after_s=pause_s)
 
     def succeeded(self) -> None:
