@@ -71,6 +71,7 @@ class ProcessTail:
         self._grace_ns = grace_ns
         self._readers: dict[Path, SegmentReader] = {}
         self._finished: set[Path] = set()
+        self._freed: set[Path] = set()
         self._refused: set[Path] = set()
         self._exit_seen_ns = 0
         self._unanswered = [key for key in resume.unanswered if key.process == files.process]
@@ -115,20 +116,20 @@ class ProcessTail:
                 yield self._cut(reader, reader.read_again(key.first_row, key.end_row))
         if again:
             return  # the cursors stand before these cuts until they are stored
-        for path, reader in list(self._readers.items()):
+        for reader in list(self._readers.values()):
             reading = reader.read(now_ns=now_ns, is_over=self._is_over)
             if reading is not None:
                 yield self._cut(reader, reading)
             elif reader.is_finished:
-                reader.close()
-                del self._readers[path]
-                self._finished.add(path)
+                self._finish(reader)
 
     def advance(self, cut: Cut) -> None:
         """Move the cursor past a cut that is stored."""
         reader = self._reader_of(cut.key.segment)
         if reader is not None:
             reader.advance(cut.key.end_row)
+            if reader.is_read_up:
+                self._finish(reader)
         self._moved_ns = None
         self._note_progress(cut)
 
@@ -157,15 +158,22 @@ class ProcessTail:
 
     def free_segments(self) -> None:
         """Delete the segment files that hold nothing that is not stored."""
-        for path in self._finished:
+        for path in self._finished - self._freed:
             if not open_spans(path):
                 path.unlink(missing_ok=True)
+                self._freed.add(path)
 
     def close(self) -> None:
         """Let go of the files."""
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
+
+    def _finish(self, reader: SegmentReader) -> None:
+        """Read a segment no more: all of it is stored."""
+        reader.close()
+        del self._readers[reader.path]
+        self._finished.add(reader.path)
 
     def _read_exit(self) -> dict[str, Any] | None:
         """Return the exit record; one that can't be read counts as a failure of unknown kind."""

@@ -134,6 +134,12 @@ class SegmentReader:
             rows=rows.astype(np.uint32),
         )
 
+    @property
+    def is_read_up(self) -> bool:
+        """Whether the cursor stands behind the last row of a lane that has moved on."""
+        sealed = sealed_rows(self._header())
+        return sealed is not None and self.next_row >= min(sealed, self.capacity)
+
     def final_end(self, *, is_over: bool) -> int | None:
         """Return the row behind the last that there will ever be; None while it is written.
 

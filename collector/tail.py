@@ -154,6 +154,7 @@ class SpoolTail:
         for batch in self._batches(now_ns):
             self._pending = batch
             self._send(totals)
+            self._free()  # after an outage a look is long, and the ranks need the room
         self._conclude()
         self._tell_states()
         self._settle()
@@ -329,13 +330,18 @@ class SpoolTail:
             self._sink.upsert(table, rows)
             del self._untold[0]
 
-    def _settle(self) -> None:
-        """Stop following what has ended and is stored; free segments if that is wanted."""
-        for folder, tail in list(self._active.items()):
+    def _free(self) -> None:
+        """Delete segments that are stored, if that is wanted."""
+        for tail in self._active.values():
             if self._segment_fate is SegmentFate.FREE or (
                 self._segment_fate is SegmentFate.FREE_WHILE_RUNNING and not tail.is_over
             ):
                 tail.free_segments()
+
+    def _settle(self) -> None:
+        """Stop following what has ended and is stored."""
+        self._free()
+        for folder, tail in list(self._active.items()):
             if tail.is_finished:
                 tail.close()
                 del self._active[folder]

@@ -295,6 +295,30 @@ def test_an_outage_beyond_all_limits_is_accounted_for_to_the_row(
     rig.close()
 
 
+def test_a_backlog_is_freed_while_it_is_shipped_and_not_only_at_its_end(
+    oracle: Oracle, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collector.tail.BATCH_ROWS", 64)
+    monkeypatch.setattr("collector.tail.FEW_ROWS", 1)
+    with FakeCollector() as collector:
+        for rank in range(4):
+            builder = SpoolBuilder(spool, run_id="run", rank=rank, capacity=32)
+            write_spans(builder, oracle, 32 * 4)
+            builder.end()
+        present: list[int] = []
+        rig = Rig(spool, collector.url)
+
+        def count() -> None:
+            present.append(len(list(spool.glob("run/*/seg-*"))))
+
+        collector.after_storing = count
+        rig.turn()
+
+    assert present[0] == 16
+    assert min(present) < 16
+    rig.close()
+
+
 def test_what_the_ranks_dropped_stands_beside_what_the_agent_dropped(
     oracle: Oracle, spool: Path
 ) -> None:
