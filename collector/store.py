@@ -259,6 +259,12 @@ def _embedded_error(path: Path, error: Exception) -> StoreError:
             f"this process already has another embedded store open, so it cannot open {path}:"
             " close that one first"
         )
+    if "EmbeddedServer" in str(error):
+        # What it found is in the line that the engine itself has written to stderr.
+        return StoreError(
+            f"cannot open the store at {path}: the engine cannot read its files, and has changed"
+            " nothing; keep the folder for recovery, and pass another --store or a backup"
+        )
     return StoreError(f"cannot open the store at {path}: {_first_line(error)}")
 
 

@@ -117,6 +117,7 @@ def serve_store(options: ServeOptions) -> None:
         doors = stack.enter_context(listening(options.listen))
         webhook = _open_webhook(options.alert_webhook, stack)
         store = stack.enter_context(open_store(options.store_url or default_store_url()))
+        _tell_damage(store)
         place_ranks(store, topology)
         # Noted before the first look at the spool: what it brings is news to alert on.
         before = StoreSource(store).runs()
@@ -202,6 +203,16 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
             )
         except KeyboardInterrupt:
             say("stopping")
+
+
+def _tell_damage(store: Store) -> None:
+    """Say what an embedded store lacks; a server of its own has its own log."""
+    if store.path is None:
+        return
+    from collector.damage import damage_of
+
+    for line in damage_of(store):
+        say(line)
 
 
 def _open_tokens() -> TokenBook:
