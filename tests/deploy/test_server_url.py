@@ -1,0 +1,77 @@
+"""`clickhouse://`: the same store over HTTP. The engine behind it is the embedded one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.errors import StoreError, StoreQueryError
+from collector.migrate import known_migrations
+from collector.read import list_runs, may_repeat, read_spans
+from collector.store import open_store
+from collector.tail import SpoolTail
+from tests.collector.spool_builder import SpoolBuilder
+from tests.deploy.servers import database_of_its_own
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from collector.store import Store
+
+pytestmark = pytest.mark.multiproc
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("engine")
+    command = [sys.executable, "-m", "tests.deploy.http_engine", str(folder), "ann", "p@ss"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield f"clickhouse://ann:p%40ss@127.0.0.1:{int(process.stdout.readline())}/default"
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture
+def store(server: str) -> Iterator[Store]:
+    with database_of_its_own(server) as url, open_store(url) as opened:
+        yield opened
+
+
+def test_a_run_goes_to_a_server_and_comes_back(store: Store, tmp_path: Path) -> None:
+    builder = SpoolBuilder(tmp_path, run_id="job")
+    builder.span("forward", start_ns=5)
+    builder.step(0, start_ns=0, duration_ns=100)
+    builder.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    assert store.path is None
+    assert store.schema_version() == known_migrations()[-1].version
+    assert [row["run_id"] for row in list_runs(store)] == ["job"]
+    assert read_spans(store, "job")["name"].to_pylist() == ["forward"]
+    assert not may_repeat(store, "job")
+
+
+def test_values_are_bound_and_refusals_are_one_line(store: Store) -> None:
+    hostile = "x' OR 1 = 1 -- {x:String} \\'"
+    store.insert_rows("clock", [{"host": hostile}, {"host": "harmless"}])
+
+    found = store.rows("SELECT host FROM clock WHERE host = {h:String}", {"h": hostile})
+    assert found == [{"host": hostile}]
+    with pytest.raises(StoreQueryError, match="nonsense") as caught:
+        store.rows("SELECT nonsense FROM spans")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_password_is_told_without_it(server: str) -> None:
+    with pytest.raises(StoreError, match="no answer from the store") as caught:
+        open_store(server.replace("p%40ss", "secret-guess"))
+
+    assert "secret-guess" not in str(caught.value)
