@@ -28,6 +28,9 @@ ROUTE_RULES = {
     ("HEAD", "/v1/openapi.json"): RouteRule(role=Role.READ, any_scope=True),
     ("DELETE", "/v1/runs"): RouteRule(role=Role.ADMIN, any_scope=True),
     ("GET", "/metrics"): RouteRule(role=Role.READ, any_scope=False),
+    # Statements can't be limited to some runs, and read all of them.
+    ("POST", "/"): RouteRule(role=Role.READ, any_scope=False),
+    ("GET", "/ping"): RouteRule(role=Role.READ, any_scope=False),
     ("POST", "/logout"): RouteRule(role=Role.READ, any_scope=True),
     ("POST", "/v1/clock"): RouteRule(role=Role.INGEST, any_scope=True),
     ("POST", "/v1/spans"): RouteRule(role=Role.INGEST, any_scope=True),
