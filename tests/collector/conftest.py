@@ -29,7 +29,12 @@ _RUN_NUMBERS = itertools.count()
 GIVEN_SERVER = os.environ.get("RANKSCOPE_TEST_CLICKHOUSE")
 
 
-@pytest.fixture(scope="module", params=["embedded", *([GIVEN_SERVER] if GIVEN_SERVER else [])])
+STORES = [pytest.param("embedded", id="embedded")]
+if GIVEN_SERVER:  # it may hold a password, which belongs into no test's name
+    STORES.append(pytest.param(GIVEN_SERVER, id="given"))
+
+
+@pytest.fixture(scope="module", params=STORES)
 def store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Store]:

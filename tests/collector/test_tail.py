@@ -26,6 +26,7 @@ from collector.store import Store
 from collector.tail import SegmentFate, SpoolTail
 from rankscope.source import StoreSource
 from tests.collector.spool_builder import OFFSET_NS, SpoolBuilder, this_host
+from tests.deploy.servers import url_of
 from tracer.span import KIND_CODES, NONE, SpanKind
 from tracer.spool import DropReason
 from tracer.topology import Coords, Layout
@@ -171,7 +172,7 @@ class DyingStore(Store):
     """A store whose power is cut once: when the rows are in and the ledger is to say so."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store.url)
+        super().__init__(url_of(store))
         self._num_notes = 0
 
     def insert_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import clickhouse_connect
 
@@ -13,6 +13,8 @@ from collector.location import ServerLocation, parse_store_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from collector.store import Store
 
 
 @contextmanager
@@ -34,3 +36,16 @@ def database_of_its_own(url: str) -> Iterator[str]:
             yield urlsplit(url)._replace(path=f"/{name}").geturl()
         finally:
             client.command(f"DROP DATABASE `{name}` {everywhere} SYNC")
+
+
+def url_of(store: Store) -> str:
+    """Return the URL by which the store can be opened again; its own has no password."""
+    location = store.location
+    if not isinstance(location, ServerLocation):
+        return store.url
+    asked: dict[str, int | str] = {"secure": int(location.secure), "quorum": location.quorum}
+    if location.cluster is not None:
+        asked["cluster"] = location.cluster
+    account = f"{quote(location.user, safe='')}:{quote(location.password, safe='')}"
+    where = f"{location.host}:{location.port}/{location.database}"
+    return f"clickhouse://{account}@{where}?{urlencode(asked)}"
