@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dash import Dash, Input, Output, State
 
 from dashboard.address import Page, read_address
+from dashboard.forged import guard
 from dashboard.pages import overview, shell, timeline
 from dashboard.pages.empty import unknown_page
 
@@ -46,6 +47,8 @@ def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
         add_log_handler=False,
         enable_mcp=False,
     )
+    app.server.debug = False  # FLASK_DEBUG would show tracebacks
+    guard(app)
     app.layout = shell.shell()
     shell.register(app, provider, base_path=base_path)
     overview.register(app, provider, base_path=base_path)
