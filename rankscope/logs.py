@@ -29,7 +29,6 @@ SECRETS = (
 )
 MESSAGE = "message"
 LOGGED = "logged"
-MAX_ERROR_LETTERS = 500
 
 
 class Log:
@@ -108,8 +107,8 @@ class LogHandler(logging.Handler):
                 "text": record.getMessage(),
             }
             if record.exc_info and record.exc_info[1] is not None:
-                error = record.exc_info[1]
-                fields["error"] = f"{type(error).__name__}: {error}"[:MAX_ERROR_LETTERS]
+                # Where it failed and as what; an error's text may hold whatever was sent.
+                fields["error"] = type(record.exc_info[1]).__name__
                 frames = traceback.extract_tb(record.exc_info[2])
                 fields["where"] = " < ".join(
                     f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-6:])

@@ -1,0 +1,166 @@
+"""`rankscope serve` as others meet it: over TLS, without secrets, and never in a debugger."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import subprocess
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from collector.token_file import write_tokens
+from collector.tokens import Role, make_token
+from tests.collector.edge.authority import Authority
+from tests.integration.programs import COMMAND, PATIENCE_S, environment, rankscope, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.multiproc
+
+NAME = "localhost"
+CANARY = "canary-" + "z" * 40
+
+
+def test_beyond_loopback_the_command_ends_and_says_what_to_set(tmp_path: Path) -> None:
+    ended = rankscope("serve", "--host", "0.0.0.0", store=tmp_path / "store")
+
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    (line,) = ended.stderr.splitlines()
+    assert "--tls-cert" in line
+    assert "--tls-key" in line
+    assert "rankscope token create" in line
+
+
+def test_over_tls_it_serves_who_trusts_it_and_its_own_host(tmp_path: Path) -> None:
+    files = Authority(tmp_path).issue(NAME)
+    token = kept_token(tmp_path / "tokens.json", Role.READ)
+    with serving(
+        *("--host", "0.0.0.0", "--tls-cert", str(files.cert), "--tls-key", str(files.key)),
+        store=tmp_path / "store",
+        RANKSCOPE_TOKENS=str(tmp_path / "tokens.json"),
+    ) as server:
+        port = server.url.rpartition(":")[2]
+        trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        bearer = {"authorization": f"Bearer {token}"}
+        with httpx.Client(base_url=f"https://{NAME}:{port}", verify=trusting) as client:
+            assert client.get("/healthz").status_code == 200
+            assert client.get("/", headers=bearer).status_code == 200
+            figures = client.get("/metrics", headers=bearer).text
+            cookie = client.get("/", params={"token": server.token}).headers["set-cookie"]
+        assert "; Secure" in cookie
+        names = {family.name for family in text_string_to_metric_families(figures)}
+        assert {
+            "rankscope_build_info",
+            "rankscope_certificate_expires_seconds",
+            "rankscope_connections",
+            "rankscope_http_requests",
+            "rankscope_ingest_cuts",
+            "rankscope_loop_up",
+            "rankscope_store_rows",
+            "rankscope_store_up",
+        } <= names
+        # A command of this host finds the store through the server, without a certificate.
+        listed = rankscope("runs", "--json", store=tmp_path / "store")
+        assert listed.returncode == 0, listed.stderr
+
+
+def test_no_secret_is_told_anywhere(tmp_path: Path) -> None:
+    # GIVEN a server whose log goes to a journal
+    tokens = tmp_path / "tokens.json"
+    token = kept_token(tokens, Role.INGEST)
+    more = {"RANKSCOPE_TOKENS": str(tokens), "RANKSCOPE_STORE": f"chdb://{tmp_path / 'store'}"}
+    with (
+        subprocess.Popen(
+            [*COMMAND, "serve", "--log-json"],
+            env=environment(tmp_path / "store", **more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+        ending(process),
+    ):
+        assert process.stderr is not None
+        told = [process.stderr.readline()]
+        while json.loads(told[-1])["event"] != "serving":
+            told.append(process.stderr.readline())
+        url = json.loads(told[-1])["url"]
+        own = json.loads((tmp_path / "store" / "server.json").read_text())["token"]
+        # WHEN secrets come by every way, right ones and wrong ones
+        with httpx.Client(base_url=url) as client:
+            bearer = {"authorization": f"Bearer {own}"}
+            for secret in (CANARY, token):
+                client.get("/", headers={"authorization": f"Bearer {secret}"})
+                client.get("/", headers={"cookie": f"rankscope_session_8050={secret}"})
+                client.get("/", params={"token": secret})
+                client.get(f"/{secret}" if secret is token else "/x%0d%0a%1b[31m")
+                client.post("/login", data={"token": secret})
+                client.post("/v1/spans", content=secret.encode(), headers=bearer)
+                client.post("/_dash-update-component", json={"output": secret}, headers=bearer)
+            figures = client.get("/metrics", headers=bearer).text
+            asked = client.post("/", content=b"SELECT 1", headers=bearer)
+        command_line = f"/proc/{process.pid}/cmdline"
+        with open(command_line, encoding="utf-8") as file:  # noqa: PTH123  # not a real file
+            shown = file.read()
+        process.terminate()
+        out, err = process.communicate(timeout=PATIENCE_S)
+
+    # THEN each line is one event, and none holds a secret; nor do figures and process list
+    assert asked.status_code == 200
+    events = [json.loads(line) for line in [*told, *err.splitlines()]]
+    reasons = {event.get("reason") for event in events if event["event"] == "refused"}
+    assert {"no-token", "wrong-role", "wrong-login"} <= reasons
+    everything = "".join(told) + out + err + figures + shown
+    for secret in (own, token, CANARY):
+        assert secret not in everything
+    assert out == ""
+
+
+@pytest.mark.parametrize("variable", ["FLASK_DEBUG", "DASH_DEBUG", "DASH_UI", "WERKZEUG_DEBUG_PIN"])
+def test_no_variable_brings_a_debugger(tmp_path: Path, variable: str) -> None:
+    with (
+        serving(store=tmp_path / "store", **{variable: "1"}) as server,
+        httpx.Client(base_url=server.url, headers=server.bearer) as client,
+    ):
+        # Every path of the pages is the one frame; a console would be another document.
+        frame = client.get("/").text
+        console = client.get("/console")
+        broken = client.post("/_dash-update-component", content=b"{")
+        debugged = client.get("/", params={"__debugger__": "yes", "cmd": "resource"})
+
+    assert console.status_code == 404 or without_end(console.text) == without_end(frame)
+    for answer in (console, broken, debugged):
+        assert "Traceback" not in answer.text
+        assert "EVALEX" not in answer.text
+    assert '"ui":true' not in frame.replace(" ", "")
+
+
+@contextmanager
+def ending(process: subprocess.Popen[str]) -> Iterator[None]:
+    """End the process whatever becomes of the block."""
+    try:
+        yield
+    finally:
+        process.terminate()
+
+
+def without_end(frame: str) -> str:
+    """Return the frame without the name that Dash makes up for each visit."""
+    return re.sub(r'"end_id":"[^"]*"', "", frame)
+
+
+def kept_token(path: Path, role: Role) -> str:
+    """Return a token whose hash is in the file at ``path``."""
+    token, record = make_token(
+        [], role=role, run_prefix="", holder="test", days=1, now_ns=time.time_ns()
+    )
+    write_tokens(path, [record])
+    return token
