@@ -206,10 +206,11 @@ def _held(state: Path) -> Iterator[None]:
     except OSError as error:
         raise BadInputError(f"--state {state} can't be written ({error.strerror})") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInputError(f"another agent runs with --state {state}: stop it first") from None
         yield
-    except BlockingIOError:
-        raise BadInputError(f"another agent runs with --state {state}: stop it first") from None
     finally:
         os.close(descriptor)
 

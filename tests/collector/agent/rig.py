@@ -7,7 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from collector.agent.agent import NodeAgent
+from collector.agent.agent import NodeAgent, ranks_in
 from collector.agent.clocks import AgentClocks
 from collector.agent.delivery import Delivery
 from collector.agent.journal import Journal
@@ -82,6 +82,7 @@ class Rig:
             delivery=Delivery(pause=lambda _s: None),
             parking=Parking(self.state / "dead"),
             say=self.lines.append,
+            ranks_of=lambda run_id: ranks_in(spool, run_id),
         )
         clocks = AgentClocks(
             self.journal,

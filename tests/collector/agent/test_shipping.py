@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from collector.identity import segment_id
 from tests.collector.agent.fake_collector import FakeCollector, Reply
 from tests.collector.agent.rig import Rig, write_spans
 from tests.collector.spool_builder import SpoolBuilder
@@ -134,6 +135,39 @@ def test_an_agent_that_lost_its_journal_asks_the_collector(
 
     assert verdict_of(collector, tmp_path).is_clean
     second.close()
+
+
+def test_what_the_collector_holds_is_asked_page_by_page_for_our_ranks_only(
+    collector: FakeCollector, oracle: Oracle, spool: Path
+) -> None:
+    builders = [SpoolBuilder(spool, run_id="run", rank=rank) for rank in (3, 5)]
+    for builder in builders:
+        write_spans(builder, oracle, 6)
+        builder.end()
+    ids = [segment_id(builder.process.hex, 0) for builder in builders]
+    pages = iter(
+        [
+            {"end_rows": {str(ids[0]): 6}, "unanswered": [], "source_format": None, "next": 7},
+            {"end_rows": {str(ids[1]): 4}, "unanswered": [], "source_format": None, "next": None},
+        ]
+    )
+    collector.misbehave = lambda path, _: (
+        Reply(status=200, document=next(pages)) if path == "/v1/resume" else None
+    )
+    rig = Rig(spool, collector.url)
+    rig.turn_until(lambda: bool(collector.stored.rows))
+    rig.turn()
+
+    asked = [path for _, path in collector.requests if path.startswith("/v1/resume")]
+    assert asked == [
+        "/v1/resume?run_id=run&rank=3&rank=5&after=0",
+        "/v1/resume?run_id=run&rank=3&rank=5&after=7",
+    ]
+    assert sorted((key[3], key[4]) for key, _ in collector.stored.rows) == [
+        (str(ids[1]), "4"),
+        (str(ids[1]), "5"),
+    ]
+    rig.close()
 
 
 def test_while_nobody_answers_the_agent_keeps_all_and_says_so_once(
