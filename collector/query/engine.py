@@ -18,7 +18,7 @@ from collector.query.functions import (
     allowed_functions,
 )
 from collector.query.handle import Handle
-from collector.query.settings import QueryLimits, settings_of
+from collector.query.settings import VALUES, QueryLimits, settings_of
 from collector.query.statement import checked_statement
 
 if TYPE_CHECKING:
@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 
 KILL = "KILL QUERY WHERE Settings['log_comment'] = {mark:String} ASYNC"
 KILL_PAUSE_S = 0.02
-PARSER_SETTINGS = {"max_threads": 1, "max_execution_time": 10, "max_query_size": 1 << 20}
+PARSER_SETTINGS: dict[str, int | str] = {
+    "max_threads": 1,
+    "max_execution_time": 10,
+    "max_query_size": 1 << 20,
+    "aggregate_function_input_format": VALUES,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

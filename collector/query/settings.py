@@ -46,12 +46,17 @@ class QueryLimits:
             "max_ast_elements": 20_000,
             "max_expanded_ast_elements": 100_000,
             "allow_introspection_functions": 0,
+            "aggregate_function_input_format": VALUES,
             "max_bytes_before_external_group_by": 0,
             "max_bytes_before_external_sort": 0,
         }
 
 
 MAX_STATEMENT_BYTES = 1 << 18
+
+VALUES = "value"
+"""What a text that is cast to an aggregate's state stands for. The engine's default, the bytes of
+the state itself, would let a statement hand it memory of its own making."""
 
 OUTPUT: dict[str, int | str] = {
     "output_format_arrow_low_cardinality_as_dictionary": 1,

@@ -75,6 +75,7 @@ NODES = frozenset(
 FUNCTION_NAME = re.compile(r"function_name: ([^,\s]+)")
 IDENTIFIER_NAME = re.compile(r"identifier: ([^,\s]+)")
 QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|`(?:[^`\\]|\\.)*`", re.DOTALL)
+STATE_PARAMETER = re.compile(r"\{\w+:[^}]*(?<!Simple)AggregateFunction")
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.]{1,256}")
 
 
@@ -144,6 +145,9 @@ def _check_names(canonical: str, parameters: Mapping[str, str]) -> None:
     for quoted in QUOTED.findall(canonical):
         if quoted.startswith("`") and "\\" in quoted:
             raise refused("a name with a control character, a quote or a backslash is refused")
+    if STATE_PARAMETER.search(canonical):
+        # No setting keeps the engine from taking such a value for the bytes of a state.
+        raise refused("a bound aggregate state is refused")
     if ":Identifier}" in canonical:
         for value in parameters.values():
             if not PLAIN_NAME.fullmatch(value):

@@ -353,6 +353,16 @@ def test_a_name_that_would_break_the_lines_of_the_tree_is_refused(ask: Ask) -> N
         ask("SELECT 1 AS `x\\n FUNCTION id: 1, function_name: plus`")
 
 
+def test_no_text_becomes_the_bytes_of_an_aggregates_state(ask: Ask) -> None:
+    # 5 as the bytes of a sum's state. Taken for bytes it would be 5; as a text it is no number.
+    made = "CAST(unhex('0500000000000000'), concat('Aggregate', 'Function(sum, UInt64)'))"
+    assert ask(f"SELECT finalizeAggregation({made})") == b"0\n"
+    assert ask("SELECT sumMerge(CAST('5', 'AggregateFunction(sum, UInt64)'))") == b"5\n"
+    for bound in ("AggregateFunction(sum, UInt64)", "Array(AggregateFunction(sum, UInt64))"):
+        with pytest.raises(QueryError, match="aggregate state is refused"):
+            ask(f"SELECT {{a:{bound}}}", a="\\x05")
+
+
 def test_nothing_was_written_or_changed(
     ask: Ask, filled: dict[str, str], store: Store, tmp_path: Path
 ) -> None:
