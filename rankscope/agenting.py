@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from rankscope.loops import Loop
 
 STATE_FOLDER = ".agent"
+BURST_FILE = "burst.json"
+BURST_LOOK_S = 0.2
+MAX_BURST_ROWS = 200_000
+"""Of a burst that waits to be shipped; its oldest readings make room."""
+
 DRAIN_S = 3.0
 """How long what is under way may take once the agent is told to stop."""
 
@@ -162,17 +167,22 @@ def _sample_loops(
     if not options.samples:
         return []
     from collector.agent.buffer import RowBuffer
+    from collector.agent.burst_desk import BurstDesk
     from collector.host.sampler import Sampler
     from collector.host.sources import host_sources
     from collector.host.table import buffer_sink
-    from rankscope.loops import sampler_loop
+    from rankscope.loops import Loop, sampler_loop
 
-    buffer = RowBuffer()
-    sink = buffer_sink(buffer.add, host=socket.gethostname())
+    host = socket.gethostname()
+    buffer, burst_buffer = RowBuffer(), RowBuffer(MAX_BURST_ROWS)
+    sink = buffer_sink(buffer.add, host=host)
+    request = (options.state or options.spool / STATE_FOLDER) / BURST_FILE
+    desk = BurstDesk(request, buffer_sink(burst_buffer.add, host=host), say=say)
     sampler = Sampler(host_sources(options.spool), sink, unix_ns=clocks.unix_now, say=say)
     stack.callback(sampler.close)
     agent.ship_also("samples", buffer)
-    return [sampler_loop(sampler)]
+    agent.ship_also("samples", burst_buffer)
+    return [sampler_loop(sampler), Loop("bursts", desk.look, pause_s=BURST_LOOK_S)]
 
 
 def _open_journal(state: Path, stack: ExitStack) -> Journal:

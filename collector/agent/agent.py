@@ -78,7 +78,7 @@ class NodeAgent:
         self._runs: dict[str, _Run] = {}
         self._clock_rows: list[Row] = []
         self._clock_events: list[Row] = []
-        self._buffers: dict[str, RowBuffer] = {}
+        self._buffers: list[tuple[str, RowBuffer]] = []
         self._held_until_s = 0.0
         self._held_token: str | None = None
         self._backoff = Backoff()
@@ -86,7 +86,7 @@ class NodeAgent:
 
     def ship_also(self, table: str, buffer: RowBuffer) -> None:
         """Ship what comes into a buffer too, as rows of ``table``."""
-        self._buffers[table] = buffer
+        self._buffers.append((table, buffer))
 
     def run(self, stopping: threading.Event) -> None:
         """Take turns until told to stop; what is under way then is finished or kept."""
@@ -163,7 +163,7 @@ class NodeAgent:
         if self._clock_rows:
             self._outbox.upsert("clock", self._clock_rows)
             self._clock_rows = []
-        for table, buffer in self._buffers.items():
+        for table, buffer in self._buffers:
 
             def send(rows: Sequence[Row], table: str = table) -> None:
                 self._outbox.upsert(table, rows)
