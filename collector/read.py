@@ -230,8 +230,8 @@ def read_steps(
     store: Store, run_id: str, *, first: int | None = None, last: int | None = None
 ) -> pa.Table:
     """Return the step rows with ``first <= step <= last``, by (epoch, step, rank)."""
-    sql = SELECT_STEPS_ONCE if may_repeat(store, run_id) else SELECT_STEPS
-    return store.arrow(sql, _range(run_id, first, last))
+    bound = _range(run_id, first, last)
+    return _each_once(store, run_id, bound, plain=SELECT_STEPS, once=SELECT_STEPS_ONCE)
 
 
 def read_spans(
@@ -241,8 +241,8 @@ def read_spans(
 
     Spans outside any step are left out.
     """
-    sql = SELECT_SPANS_ONCE if may_repeat(store, run_id) else SELECT_SPANS
-    return store.arrow(sql, _range(run_id, first, last))
+    bound = _range(run_id, first, last)
+    return _each_once(store, run_id, bound, plain=SELECT_SPANS, once=SELECT_SPANS_ONCE)
 
 
 def read_spans_once(store: Store, run_id: str, *, first: int, last: int) -> pa.Table:
@@ -293,6 +293,21 @@ def read_last_steps(store: Store, run_id: str, epoch: int) -> dict[int, int]:
 def may_repeat(store: Store, run_id: str) -> bool:
     """Return whether the ledger knows of a cut of this run that may be stored twice."""
     return bool(store.rows(COUNT_DOUBTFUL, {"run_id": run_id})[0]["num_doubtful"])
+
+
+def _each_once(
+    store: Store, run_id: str, bound: dict[str, Any], *, plain: str, once: str
+) -> pa.Table:
+    """Return what ``plain`` selects if no row of it can be there twice, else what ``once`` does.
+
+    A repetition is noted before it goes in, so one that came while ``plain`` was read is
+    known afterwards.
+    """
+    if not may_repeat(store, run_id):
+        rows = store.arrow(plain, bound)
+        if not may_repeat(store, run_id):
+            return rows
+    return store.arrow(once, bound)
 
 
 def _range(run_id: str, first: int | None, last: int | None) -> dict[str, Any]:
