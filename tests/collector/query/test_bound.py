@@ -5,8 +5,17 @@ from __future__ import annotations
 import ast
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from collector.errors import StoreQueryError
+from collector.read import read_run
+
+if TYPE_CHECKING:
+    from collector.store import Store
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("analysis", "collector", "dashboard", "rankscope", "trainer")
@@ -129,3 +138,28 @@ def test_the_walk_lets_constants_and_bound_values_pass() -> None:
     )
 
     assert problems_in(textwrap.dedent(source), "x.py") == []
+
+
+NAUGHTY = [
+    "' OR 1 = 1 --", "'; DROP TABLE runs; --", "\\' OR 1 = 1 --", "known' UNION SELECT * FROM runs",
+    "{run_id:String}", "%(run_id)s", "known\\", "`known`", '"known"', "known/**/", "0x6b6e6f776e",
+    "known\x00", "known\t", "known\n", "$$known$$", "\u02bc OR 1=1",
+]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(name=st.one_of(st.sampled_from(NAUGHTY), st.text(max_size=40)))
+def test_a_runs_name_is_matched_by_the_letter(filled: Store, name: str) -> None:
+    try:
+        found = read_run(filled, name).epochs
+    except StoreQueryError:
+        assert "\0" in name or not name.isprintable()  # the engine takes no such text
+    else:
+        assert [row["run_id"] for row in found] == ([name] if name == "known" else [])
+    assert [row["run_id"] for row in filled.rows("SELECT run_id FROM runs")] == ["known"]
+
+
+@pytest.fixture(scope="module")
+def filled(store: Store) -> Store:
+    store.insert_rows("runs", [{"run_id": "known", "epoch": 0, "revision": 1}])
+    return store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
     from collector.query.engine import QueryEngine
+    from collector.store import Store
 
 TOKEN = "correct-horse"
 PATIENCE_S = 60.0
@@ -210,6 +212,35 @@ def test_a_failure_has_clickhouses_code_and_one_line(
     )
     assert answer.text.startswith(f"Code: {code}. DB::Exception: ")
     assert answer.text.count("\n") == 1
+
+
+def num_running(store: Store, mark: str) -> int:
+    found = store.rows(
+        "SELECT count() AS n FROM system.processes WHERE position(query, {mark:String}) > 0"
+        " AND position(query, 'system.processes') = 0",
+        {"mark": mark},
+    )
+    return int(found[0]["n"])
+
+
+def test_a_statement_whose_asker_hangs_up_is_ended(url: str, store: Store) -> None:
+    port = int(url.rpartition(":")[2])
+    body = b"SELECT max(sipHash64(number + 4711)) FROM numbers(1000000000000)"
+    head = (
+        f"POST / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nX-ClickHouse-Key: {TOKEN}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+
+    def until(wanted: int) -> bool:
+        deadline = time.monotonic() + PATIENCE_S
+        while num_running(store, "4711") != wanted and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return num_running(store, "4711") == wanted
+
+    with socket.create_connection(("127.0.0.1", port)) as asker:
+        asker.sendall(head.encode() + body)
+        assert until(1)
+    assert until(0)  # its own limit is twice as far
 
 
 def test_an_answer_is_compressed_for_whom_asks(url: str) -> None:
