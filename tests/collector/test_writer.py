@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -196,7 +196,7 @@ class Interrupted:
     """A store on which something happens just before, or just after, its n-th statement."""
 
     def __init__(
-        self, store: Store, happening: Callable[[], None], *, at: int, is_after: bool
+        self, store: Store, happening: Callable[[], None], *, at: int, is_after: bool = False
     ) -> None:
         self._store = store
         self._happening = happening
@@ -206,6 +206,10 @@ class Interrupted:
 
     def rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
         found: list[Row] = self._do(lambda: self._store.rows(sql, parameters))
+        return found
+
+    def arrow(self, sql: str, parameters: Mapping[str, Any] | None = None) -> pa.Table:
+        found: pa.Table = self._do(lambda: self._store.arrow(sql, parameters))
         return found
 
     def insert_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -286,6 +290,26 @@ def test_two_collectors_that_store_one_cut_at_once_show_it_once(
         if in_engine(store, name) > 5:
             assert may_repeat(store, name)
     assert at >= 6  # look, note, attempt, look for others, insert, note
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_cut_that_comes_again_while_its_run_is_read_shows_once(
+    store: Store, run_id: str, at: int
+) -> None:
+    """Before the ledger is asked, before the rows are read, and after."""
+    cut = span_cut(run_id, 0, 5)
+    lost = Interrupted(store, power_cut, at=4)  # the rows are in, and nobody knows
+    with pytest.raises(PowerCutError):
+        put(interrupted_writer(lost, has_rivals=False), cut)
+
+    def again() -> None:
+        assert put(interrupted_writer(store, has_rivals=False), cut) == [REPEATED]
+
+    between = Interrupted(store, again, at=at)
+    rows = read_spans(cast("Store", between), run_id)
+
+    assert in_engine(store, run_id) == 10
+    assert sorted(str(name) for name in rows["name"].to_pylist()) == names(0, 5)
 
 
 def test_two_deaths_in_a_row_show_no_row_twice(store: Store, run_id: str) -> None:
