@@ -23,6 +23,7 @@ from collector.rollups import (
     runs_rolled_up,
     write_rollups,
 )
+from rankscope import terminal
 from rankscope.pictures import picture_rows
 from rankscope.source import StoreSource
 from rankscope.tables import span_table
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 BATCH_SPANS = 1_000_000
 """Read at once; a step that has more is read whole."""
 
+MAX_STEP_SPANS = 8_000_000
+"""Of a step that is rolled up: it is read whole, at some 200 bytes a span while it is split."""
+
 TURN_NS = 2_000_000_000
 """After which a turn begins no further batch: upkeep shares the engine with whoever looks."""
 
@@ -51,6 +55,8 @@ class Rolling:
 
     Args:
         store: The store.
+        max_step_spans: Steps with more spans are left out, and that is said once a run.
+        say: Tells a line to the person at the terminal.
         unix_ns: Clock for when a step was rolled up.
         monotonic_ns: Clock for how long a turn takes.
     """
@@ -59,10 +65,15 @@ class Rolling:
         self,
         store: Store,
         *,
+        max_step_spans: int = MAX_STEP_SPANS,
+        say: Callable[[str], None] = terminal.say,
         unix_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._store = store
+        self._max_step_spans = max_step_spans
+        self._say = say
+        self._told: set[str] = set()
         self._source = StoreSource(store)
         self._unix_ns = unix_ns
         self._monotonic_ns = monotonic_ns
@@ -102,7 +113,12 @@ class Rolling:
 
     def _roll_up(self, run: RunSummary, give_up_ns: int) -> bool:
         """Roll up the open steps of a run; return whether the time sufficed."""
-        steps = open_steps(self._store, run.run_id, state=run.state)
+        found = open_steps(self._store, run.run_id, state=run.state)
+        steps = [step for step in found if step.num_spans <= self._max_step_spans]
+        if len(steps) < len(found) and run.run_id not in self._told:
+            self._told.add(run.run_id)
+            limit = f"{self._max_step_spans:,}"
+            self._say(f"{run.run_id}: steps of more than {limit} spans are not rolled up")
         if not steps:
             return True
         info = self._source.run_info(run.run_id)

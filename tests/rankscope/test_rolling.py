@@ -251,6 +251,23 @@ def test_a_table_that_is_away_is_told_and_work_goes_on_when_it_is_back(
     assert rolled(store, run_id) == from_scratch(store, run_id)
 
 
+def test_a_step_too_large_to_be_read_whole_is_left_out_and_told_once(
+    store: Store, run_id: str
+) -> None:
+    describe(store, run_id)
+    rows = span_rows(run_id)
+    put(store, run_id, [row for row in rows if row["step"] or row["rank"]])  # step 0 has two spans
+    said: list[str] = []
+    rolling = Rolling(store, max_step_spans=2, say=said.append)
+
+    assert rolling.turn()
+    put(store, run_id, rows[4:5])  # a span comes again, so the run is looked at again
+    assert rolling.turn()
+
+    assert {row["step"] for row in rolled(store, run_id)} == {0}
+    assert said == [f"{run_id}: steps of more than 2 spans are not rolled up"]
+
+
 def test_neighbouring_steps_are_read_together_up_to_a_size() -> None:
     def steps(*places: tuple[int, int]) -> list[OpenStep]:
         return [OpenStep(epoch=e, step=s, num_spans=10, num_described=0) for e, s in places]
