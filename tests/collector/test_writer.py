@@ -308,19 +308,19 @@ def test_a_cut_that_comes_again_while_its_run_is_read_shows_once(
     between = Interrupted(store, again, at=at)
     rows = read_spans(cast("Store", between), run_id)
 
-    assert in_engine(store, run_id) == 10
+    assert may_repeat(store, run_id)  # the copies may have been merged meanwhile
     assert sorted(str(name) for name in rows["name"].to_pylist()) == names(0, 5)
 
 
 def test_two_deaths_in_a_row_show_no_row_twice(store: Store, run_id: str) -> None:
     """Both after the rows were in and before the ledger said so."""
     cut = span_cut(run_id, 0, 5)
-    for in_store in (5, 10):
-        dying = Interrupted(store, power_cut, at=4, is_after=False)
+    for is_second in (False, True):
+        dying = Interrupted(store, power_cut, at=4)
         with pytest.raises(PowerCutError):
             put(interrupted_writer(dying, has_rivals=False), cut)
-        assert in_engine(store, run_id) == in_store
         assert shown(store, run_id) == names(0, 5)
+        assert may_repeat(store, run_id) == is_second
 
 
 def test_the_attempt_of_a_collector_that_died_counts(store: Store, run_id: str) -> None:
