@@ -124,10 +124,12 @@ def test_no_secret_is_told_anywhere(tmp_path: Path) -> None:
     assert out == ""
 
 
-@pytest.mark.parametrize("variable", ["FLASK_DEBUG", "DASH_DEBUG", "DASH_UI", "WERKZEUG_DEBUG_PIN"])
-def test_no_variable_brings_a_debugger(tmp_path: Path, variable: str) -> None:
+DEBUGGING = ("FLASK_DEBUG", "DASH_DEBUG", "DASH_UI", "WERKZEUG_DEBUG_PIN")
+
+
+def test_no_variable_brings_a_debugger(tmp_path: Path) -> None:
     with (
-        serving(store=tmp_path / "store", **{variable: "1"}) as server,
+        serving(store=tmp_path / "store", **dict.fromkeys(DEBUGGING, "1")) as server,
         httpx.Client(base_url=server.url, headers=server.bearer) as client,
     ):
         # Every path of the pages is the one frame; a console would be another document.
