@@ -322,7 +322,7 @@ def forbidden(draw: st.DrawFn) -> str:
 
 
 @settings(
-    max_examples=150,
+    max_examples=80,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
