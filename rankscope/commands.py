@@ -220,6 +220,14 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             help="Host name of this server, besides its certificate's; may be repeated.",
         ),
     ] = None,
+    connections_per_address: Annotated[
+        int,
+        typer.Option(
+            "--connections-per-address",
+            min=1,
+            help="Behind a load balancer: as many as all its visitors need.",
+        ),
+    ] = 512,
     log_json: Annotated[
         bool,
         typer.Option(
@@ -289,6 +297,7 @@ def serve(  # noqa: PLR0913  # one parameter a flag
                 tls_key=tls_key,
                 tls_client_ca=tls_client_ca,
                 server_names=tuple(server_name or ()),
+                connections_per_address=connections_per_address,
             ),
             log_json=log_json,
             alert_webhook=alert_webhook,

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from collector.access import LOOPBACK_NAMES
+from collector.edge.limits import MOST_FROM_ONE_ADDRESS
 from collector.edge.server import Door
 from collector.edge.tls import TlsFiles, load_tls
 from collector.token_file import default_tokens_path, read_tokens
@@ -43,6 +44,9 @@ class ListenOptions:
     server_names: tuple[str, ...] = ()
     """Host names of this server, besides those of its certificate."""
 
+    connections_per_address: int = MOST_FROM_ONE_ADDRESS
+    """At one time; behind a load balancer every visitor has the balancer's address."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
@@ -58,6 +62,7 @@ class Listening:
     port: int
     names: frozenset[str]
     tls: ServerTls | None
+    connections_per_address: int
 
 
 @contextmanager
@@ -89,6 +94,7 @@ def listening(options: ListenOptions) -> Iterator[Listening]:
             port=port,
             names=names,
             tls=tls,
+            connections_per_address=options.connections_per_address,
         )
 
 

@@ -371,7 +371,10 @@ def _run_server(
     from collector.edge.server import EdgeServer
     from rankscope.metering import read_edge
 
-    limits = EdgeLimits(max_connections=fit_connections())
+    limits = EdgeLimits(
+        max_connections=fit_connections(),
+        max_connections_per_address=doors.connections_per_address,
+    )
     server = EdgeServer(app, doors.doors, limits=limits, refusals=guards.refusals)
     guards.metrics.add(read_edge(server, doors, guards.refusals))
     server.serve_until_told(on_start=on_start)

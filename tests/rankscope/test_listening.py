@@ -100,6 +100,11 @@ def test_with_both_every_address_is_served_by_the_certificates_name(place: Place
         assert opened.local_url == f"http://127.0.0.1:{inner.bound.getsockname()[1]}"
 
 
+def test_a_load_balancers_address_may_have_more_connections() -> None:
+    with listening(ListenOptions(connections_per_address=2000)) as opened:
+        assert opened.connections_per_address == 2000
+
+
 def test_a_given_name_goes_before_the_certificates(place: Place) -> None:
     place.keep_token(made_ns=time.time_ns())
     names = ("Runs.Example.org",)
