@@ -15,6 +15,7 @@ from analysis.device_steps import steps_on_device
 from analysis.diagnose import Case, diagnose, insufficient
 from analysis.distinct import distinct, number_rows
 from analysis.errors import CycleError, EmptyRunError
+from analysis.even_lengths import even_lengths
 from analysis.exits import crashes
 from analysis.hangs import hangs
 from analysis.layout import layout_findings
@@ -33,12 +34,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from analysis.context import RunContext
-    from analysis.model import Reading
+    from analysis.context import MicrobatchTable, RunContext
+    from analysis.model import ComputeItems, Reading
     from analysis.profile import Profile
     from analysis.report import Finding
     from analysis.source import RunInfo, SpanSource, SpanTable, StepTable
     from analysis.whatif import WhatIf
+    from tracer.topology import Coords
 
 K = TypeVar("K")
 NS_PER_S = 1e9
@@ -131,7 +133,7 @@ def report_of(
     told += layout_findings(run, reading, ranks, context)
     result = what_if(replayer)
     slowdown = result.slowdown(result.replayed_ns)
-    profile = profile_of(reading.items, coords) if len(reading.items) else None
+    profile = _profile(reading.items, coords, context.microbatches)
 
     def case(compared: Profile) -> Case:
         return Case(
@@ -214,6 +216,16 @@ def _replayable(
         )
         reading = replace(rest, left_out=reading.left_out | rest.left_out | found)
     return reading, None
+
+
+def _profile(
+    items: ComputeItems, coords: Mapping[int, Coords], lengths: MicrobatchTable
+) -> Profile | None:
+    """Compare the ranks' compute, as if micro-batches were of equal length where that is known."""
+    if not len(items):
+        return None
+    evened = even_lengths(items, lengths)
+    return profile_of(items if evened is None else evened, coords, is_evened=evened is not None)
 
 
 def _findings(

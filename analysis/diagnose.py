@@ -72,8 +72,9 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
     candidates = _candidates(case, workers)
     sequences = _of_sequences(case, candidates)
     if sequences is not None:
-        # One rank's longer step or two are what unequal lengths make.
-        candidates = tuple(each for each in candidates if not _is_brief_compute(each))
+        if not case.profile.is_evened:
+            # One rank's longer step or two are what unequal lengths make.
+            candidates = tuple(each for each in candidates if not _is_brief_compute(each))
         candidates = (*candidates, sequences)
     findings = sorted(
         priced(candidates, case.replayer, workers),

@@ -66,6 +66,9 @@ class Profile:
     basis: tuple[Basis, ...]
     """Shape (ranks,)."""
 
+    is_evened: bool = False
+    """Whether compute is told as it would be with micro-batches of equal length."""
+
     @property
     def excess_ratio(self) -> NDArray[np.float64]:
         """Shape (ranks, steps): how much longer than expected, 0 for equal."""
@@ -73,12 +76,15 @@ class Profile:
         return ratio
 
 
-def profile_of(items: ComputeItems, coords: Mapping[int, Coords]) -> Profile:
+def profile_of(
+    items: ComputeItems, coords: Mapping[int, Coords], *, is_evened: bool = False
+) -> Profile:
     """Compare each rank with its peers, step by step.
 
     Args:
         items: Compute of each rank by micro-batch, waits cut out.
         coords: Position of each rank; its stage is ``coords[rank].pp``.
+        is_evened: Whether the items are those of `analysis.even_lengths`.
     """
     ranks, steps = distinct(items.rank), distinct(items.step)
     total = _totals(items, ranks, steps)
@@ -95,6 +101,7 @@ def profile_of(items: ComputeItems, coords: Mapping[int, Coords]) -> Profile:
         total_ns=total,
         expected_ns=expected,
         basis=tuple(basis),
+        is_evened=is_evened,
     )
 
 

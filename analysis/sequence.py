@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.cells import group_medians
 from analysis.distinct import number_rows
+from analysis.ordering import sort_rows, stable_order
 from tracer.span import KIND_CODES, SpanKind
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ def _pairs(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     found = []
     for kind in (FORWARD, BACKWARD):
         rows = np.flatnonzero(items.kind == kind)
-        order = np.lexsort(
-            (items.microbatch[rows], items.chunk[rows], items.rank[rows], items.step[rows])
+        order = sort_rows(
+            items.step[rows], items.rank[rows], items.chunk[rows], items.microbatch[rows]
         )
         found.append(rows[order])
     forward, backward = found
@@ -122,16 +123,19 @@ def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None
     return float(np.corrcoef(x, y)[0, 1])
 
 
-def _length_correlation(
-    items: ComputeItems,
-    ratio: NDArray[np.float64],
-    forward: NDArray[np.int64],
-    lengths: MicrobatchTable,
-) -> float | None:
-    """Return how compute follows the sum of squared lengths; None where these are unknown."""
+def squares_of(items: ComputeItems, lengths: MicrobatchTable) -> NDArray[np.float64]:
+    """Return the sum of squared lengths of each item's micro-batch, NaN where nobody told it.
+
+    Args:
+        items: Compute by micro-batch.
+        lengths: What the loaders told.
+
+    Returns:
+        Shape (items,).
+    """
     known = lengths.sum_squared_lengths >= 0
-    if not known.any():
-        return None
+    if not known.any() or not len(items):
+        return np.full(len(items), np.nan)
     size = int(max(items.microbatch.max(), lengths.microbatch.max())) + 1
     ranks = int(max(items.rank.max(), lengths.rank.max())) + 1
 
@@ -139,9 +143,22 @@ def _length_correlation(
         return (table.step.astype(np.int64) * ranks + table.rank) * size + table.microbatch
 
     told = keys(lengths)[known]
-    order = np.argsort(told)
-    wanted = keys(items)[forward]
+    order = stable_order(told)
+    wanted = keys(items)
     at = np.minimum(np.searchsorted(told[order], wanted), len(told) - 1)
-    same = told[order][at] == wanted
-    squares = lengths.sum_squared_lengths[known][order][at][same].astype(np.float64)
-    return _correlation(ratio[forward][same], squares) if same.sum() >= LEAST_ITEMS else None
+    squares = lengths.sum_squared_lengths[known][order][at].astype(np.float64)
+    return np.where(told[order][at] == wanted, squares, np.nan)
+
+
+def _length_correlation(
+    items: ComputeItems,
+    ratio: NDArray[np.float64],
+    forward: NDArray[np.int64],
+    lengths: MicrobatchTable,
+) -> float | None:
+    """Return how compute follows the sum of squared lengths; None where these are unknown."""
+    squares = squares_of(items, lengths)[forward]
+    known = ~np.isnan(squares)
+    if known.sum() < LEAST_ITEMS:
+        return None
+    return _correlation(ratio[forward][known], squares[known])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from analysis.source import RankInfo
     from analysis.suspects import Suspect
     from analysis.whatif import Replayer
+
+
+EVENED = "; these times are as with micro-batches of equal length"
 
 
 def compute_candidates(
@@ -70,6 +73,8 @@ def compute_candidates(
         for suspect in slow
     ]
     found += [_of_stage(suspect, profile, model, ranks) for suspect in stages]
+    if profile.is_evened:
+        found = [replace(each, evidence=each.evidence + EVENED) for each in found]
     return tuple(found)
 
 
