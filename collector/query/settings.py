@@ -49,6 +49,8 @@ class QueryLimits:
             "aggregate_function_input_format": VALUES,
             "max_bytes_before_external_group_by": 0,
             "max_bytes_before_external_sort": 0,
+            # A cut whose confirmation was lost may be there twice: nobody shall count it twice.
+            "final": 1,
         }
 
 
@@ -86,6 +88,7 @@ NUMBERS = {
     "output_format_arrow_string_as_string": 1,
     "output_format_arrow_low_cardinality_as_dictionary": 1,
     "extremes": 1,
+    "final": 1,
     "join_use_nulls": 1,
     "cast_string_to_dynamic_use_inference": 1,
 }

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from collector.store import Store
+    from tests.collector.query.conftest import Ask
 
 LIMITS = QueryLimits(
     max_seconds=2,
@@ -133,3 +134,19 @@ def test_a_result_that_nobody_fetches_keeps_others_out_until_it_is_let_go(
     assert len(held.answer.view) == 1_100
     del held
     assert ask(small, "SELECT 1") == b"1\n"
+
+
+def test_rows_that_lie_there_twice_are_read_once(store: Store, ask: Ask) -> None:
+    # GIVEN a sample that was shipped twice
+    row = {
+        "run_id": "", "host": "twice", "device": -1, "at_ns": 1, "name": "cpu-busy-ratio",
+        "value": 0.5,
+    }  # fmt: skip
+    for _ in range(2):
+        store.insert_rows("samples", [row])
+
+    # WHEN it is counted from outside
+    counted = ask("SELECT count() FROM samples WHERE host = 'twice'")
+
+    # THEN it is one
+    assert counted.strip() == b"1"
