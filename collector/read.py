@@ -8,12 +8,16 @@ there, and only there, a read pays for removing duplicates.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
     from collector.store import Row, Store
+
+Found = TypeVar("Found")
 
 MAX_STEP = (1 << 31) - 1
 
@@ -231,7 +235,13 @@ def read_steps(
 ) -> pa.Table:
     """Return the step rows with ``first <= step <= last``, by (epoch, step, rank)."""
     bound = _range(run_id, first, last)
-    return _each_once(store, run_id, bound, plain=SELECT_STEPS, once=SELECT_STEPS_ONCE)
+    return each_once(
+        store,
+        run_id,
+        lambda sql: store.arrow(sql, bound),
+        plain=SELECT_STEPS,
+        once=SELECT_STEPS_ONCE,
+    )
 
 
 def read_spans(
@@ -242,7 +252,13 @@ def read_spans(
     Spans outside any step are left out.
     """
     bound = _range(run_id, first, last)
-    return _each_once(store, run_id, bound, plain=SELECT_SPANS, once=SELECT_SPANS_ONCE)
+    return each_once(
+        store,
+        run_id,
+        lambda sql: store.arrow(sql, bound),
+        plain=SELECT_SPANS,
+        once=SELECT_SPANS_ONCE,
+    )
 
 
 def read_spans_once(store: Store, run_id: str, *, first: int, last: int) -> pa.Table:
@@ -295,19 +311,31 @@ def may_repeat(store: Store, run_id: str) -> bool:
     return bool(store.rows(COUNT_DOUBTFUL, {"run_id": run_id})[0]["num_doubtful"])
 
 
-def _each_once(
-    store: Store, run_id: str, bound: dict[str, Any], *, plain: str, once: str
-) -> pa.Table:
-    """Return what ``plain`` selects if no row of it can be there twice, else what ``once`` does.
+def each_once(
+    store: Store,
+    run_id: str,
+    ask: Callable[[str], Found],
+    *,
+    plain: str,
+    once: str,
+) -> Found:
+    """Return what ``plain`` selects if no row of the run can be there twice, else ``once``.
 
     A repetition is noted before it goes in, so one that came while ``plain`` was read is
     known afterwards.
+
+    Args:
+        store: The store.
+        run_id: The run that is asked about.
+        ask: Runs a statement.
+        plain: Reads rows as they lie there.
+        once: Reads the same without duplicates, which takes longer.
     """
     if not may_repeat(store, run_id):
-        rows = store.arrow(plain, bound)
+        found = ask(plain)
         if not may_repeat(store, run_id):
-            return rows
-    return store.arrow(once, bound)
+            return found
+    return ask(once)
 
 
 def _range(run_id: str, first: int | None, last: int | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from collector.describe import RUNNING
-from collector.read import may_repeat
+from collector.read import each_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -108,8 +108,13 @@ def open_steps(store: Store, run_id: str, *, state: str) -> tuple[OpenStep, ...]
         state: Its state: while it is running, the newest steps are left alone.
     """
     bound = {"run_id": run_id}
-    sql = SELECT_PRESENT_ONCE if may_repeat(store, run_id) else SELECT_PRESENT
-    present = store.rows(sql, bound)
+    present = each_once(
+        store,
+        run_id,
+        lambda sql: store.rows(sql, bound),
+        plain=SELECT_PRESENT,
+        once=SELECT_PRESENT_ONCE,
+    )
     described = {row["epoch"]: row["num_described"] for row in store.rows(SELECT_DESCRIBED, bound)}
     expired = {row["epoch"]: row for row in store.rows(SELECT_EXPIRED, bound)}
     rolled = {

@@ -12,6 +12,7 @@ from collector.errors import StoreError
 from collector.ledger import Ledger, Range, missing
 from collector.name_cap import MAX_NAMES, OTHER_NAME, NameCap
 from collector.read import may_repeat, read_run, read_spans
+from collector.rollups import open_steps
 from collector.writer import CutState, StoreWriter
 from tests.collector.cut_builder import SEGMENT, span_cut
 
@@ -310,6 +311,24 @@ def test_a_cut_that_comes_again_while_its_run_is_read_shows_once(
 
     assert may_repeat(store, run_id)  # the copies may have been merged meanwhile
     assert sorted(str(name) for name in rows["name"].to_pylist()) == names(0, 5)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_cut_that_comes_again_while_its_steps_are_counted_counts_once(
+    store: Store, run_id: str, at: int
+) -> None:
+    cut = span_cut(run_id, 0, 5)
+    lost = Interrupted(store, power_cut, at=4)
+    with pytest.raises(PowerCutError):
+        put(interrupted_writer(lost, has_rivals=False), cut)
+
+    def again() -> None:
+        assert put(interrupted_writer(store, has_rivals=False), cut) == [REPEATED]
+
+    between = Interrupted(store, again, at=at)
+    found = open_steps(cast("Store", between), run_id, state="ended")
+
+    assert sum(step.num_spans for step in found) == 5
 
 
 def test_two_deaths_in_a_row_show_no_row_twice(store: Store, run_id: str) -> None:
