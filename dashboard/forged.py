@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flask import Response, request
@@ -15,20 +16,75 @@ if TYPE_CHECKING:
 UPDATE_PATH = "/_dash-update-component"
 REFUSED = "400: no page of this server sends that\n"
 
-TEXT = (str, type(None))
-NUMBER = (int, type(None))
-TYPES: dict[str, tuple[type, ...]] = {
-    "pathname": TEXT,
-    "search": TEXT,
-    "href": TEXT,
-    "hash": TEXT,
-    "n_intervals": NUMBER,
-    "n_clicks": NUMBER,
-    "clickData": (dict, type(None)),
-    "relayoutData": (dict, type(None)),
-    "hoverData": (dict, type(None)),
+Check = Callable[[object], bool]
+
+MOST_DIGITS = 15
+"""Of a step that a page names; the address takes no more either."""
+
+
+def _is_text(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_number(value: object) -> bool:
+    return value is None or isinstance(value, int)
+
+
+def _is_path(value: object) -> bool:
+    return value is None or (isinstance(value, str) and value.startswith("/"))
+
+
+def _is_step(value: object) -> bool:
+    is_plain = isinstance(value, str) and value.isascii() and value.isdigit()
+    return value is None or (is_plain and len(str(value)) <= MOST_DIGITS)
+
+
+def _is_runs(value: object) -> bool:
+    """Tell whether it is what the chooser shows: page, run, and each run with its state."""
+    match value:
+        case None | [str(), str() | None, list()]:
+            return True
+        case _:
+            return False
+
+
+def _is_shown(*names: str) -> Check:
+    """Return a check of what a page shows: a run, and a number by each name."""
+
+    def check(value: object) -> bool:
+        return (
+            isinstance(value, dict)
+            and value.keys() == {"run", *names}
+            and _is_text(value["run"])
+            and all(_is_number(value[name]) for name in names)
+        )
+
+    return check
+
+
+def _is_click(value: object) -> bool:
+    """Tell whether it is a click on a cell; its x is a step, or the first and last of several."""
+    if not value:
+        return value is None or value == {}
+    points = value.get("points") if isinstance(value, dict) else None
+    if not isinstance(points, list) or not points or not isinstance(points[0], dict):
+        return False
+    step = points[0].get("x")
+    return isinstance(step, str | int) and _is_step(str(step).partition("-")[0])
+
+
+CHECKS: dict[str, Check] = {
+    "url.pathname": _is_path,
+    "url.search": _is_text,
+    "tick.n_intervals": _is_number,
+    "runs-shown.data": _is_runs,
+    "choose-run.value": _is_text,
+    "overview-shown.data": _is_shown("revision"),
+    "overview-excess.clickData": _is_click,
+    "timeline-shown.data": _is_shown("revision", "step"),
+    "timeline-choose-step.value": _is_step,
 }
-"""Of what a property is, where it can be only that."""
+"""By property, what a page can send of it; of one that is not here nothing is taken."""
 
 
 def guard(app: Dash) -> None:
@@ -69,9 +125,12 @@ def is_of(callbacks: Mapping[str, Any], body: object) -> bool:
 def _parsed(body: bytes) -> object:
     """Return what a body holds; None where it is no JSON, or nested past all use."""
     try:
-        return json.loads(body)
+        parsed: object = json.loads(body)
+        # Half of a surrogate pair is JSON and no text: an address made of it can't be written.
+        json.dumps(parsed, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
+    return parsed
 
 
 def _is_filled(given: object, declared: list[dict[str, Any]]) -> bool:
@@ -79,7 +138,8 @@ def _is_filled(given: object, declared: list[dict[str, Any]]) -> bool:
     wanted = [f"{one['id']}.{one['property']}" for one in declared]
     if _named(given) != wanted or not isinstance(given, list):
         return False
-    return all(isinstance(one.get("value"), TYPES.get(one["property"], (object,))) for one in given)
+    pairs = zip(wanted, given, strict=True)
+    return all(name in CHECKS and CHECKS[name](one.get("value")) for name, one in pairs)
 
 
 def _named(given: object) -> list[str] | None:

@@ -95,7 +95,7 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         prevent_initial_call=True,
     )
     def choose(chosen: str | None, path: str, shown: Any) -> str:  # noqa: ANN401
-        if chosen is None or chosen == shown[1]:
+        if chosen is None or shown is None or chosen == shown[1]:
             raise PreventUpdate
         here = read_address(app.strip_relative_path(path) or "", "").page
         page = Page.TIMELINE if here is Page.TIMELINE else Page.RUN

@@ -85,6 +85,154 @@ def test_what_no_page_sends_is_refused_and_runs_nothing(
     assert provider.num_reports == 0
 
 
+CALLBACKS: dict[str, dict[str, Any]] = {
+    "run-chooser.children": {
+        "url.pathname": "/",
+        "url.search": "",
+        "tick.n_intervals": 1,
+        "runs-shown.data": ["", "demo-42", [["demo-42", "running"]]],
+    },
+    "choose-run.value": {
+        "choose-run.value": "demo-42",
+        "url.pathname": "/timeline",
+        "runs-shown.data": ["timeline", "other", []],
+    },
+    "overview-shown.data": {
+        "tick.n_intervals": 1,
+        "overview-shown.data": {"run": "demo-42", "revision": 7},
+    },
+    "overview-excess.clickData": {
+        "overview-excess.clickData": {"points": [{"x": "3-4", "y": "5", "z": 0.1}]},
+        "overview-shown.data": {"run": "demo-42", "revision": 7},
+    },
+    "timeline-shown.data": {
+        "url.search": "?run=demo-42",
+        "tick.n_intervals": 1,
+        "timeline-shown.data": {"run": "demo-42", "step": 3, "revision": 7},
+    },
+    "timeline-choose-step.value": {
+        "timeline-choose-step.value": "4",
+        "url.search": "",
+        "timeline-shown.data": {"run": "demo-42", "step": 3, "revision": 7},
+    },
+}
+"""What a page sends, by the callback's first output or, where several lead to the address, its
+first input."""
+
+NOT_OF_A_PAGE: dict[str, list[Any]] = {
+    "url.pathname": ["no-slash", 7, "/\ud800"],
+    "url.search": [7, ["a"], "?run=\ud800"],
+    "tick.n_intervals": ["1", {}, 1.5],
+    "runs-shown.data": [
+        7,
+        "x",
+        {},
+        [],
+        ["", "demo-42"],
+        [["a"], "b", []],
+        ["", {}, []],
+        ["", "", 1],
+    ],
+    "choose-run.value": [7, ["demo-42"], {}, "\ud800"],
+    "overview-shown.data": [
+        None,
+        [],
+        "demo-42",
+        {},
+        {"run": "demo-42"},
+        {"run": 7, "revision": 7},
+        {"run": ["demo-42"], "revision": 7},
+        {"run": "demo-42", "revision": "7"},
+        {"run": "demo-42", "revision": 7, "more": 1},
+        {"run": "\ud800", "revision": 7},
+    ],
+    "overview-excess.clickData": [
+        7,
+        "x",
+        [1],
+        {"points": []},
+        {"points": {}},
+        {"points": [7]},
+        {"points": [{}]},
+        {"points": [{"x": "a"}]},
+        {"points": [{"x": ""}]},
+        {"points": [{"x": [3]}]},
+        {"points": [{"x": "9" * 16}]},
+        {"points": [{"x": "\u0663"}]},
+    ],
+    "timeline-shown.data": [
+        None,
+        {"run": "demo-42", "revision": 7},
+        {"run": "demo-42", "step": [3], "revision": 7},
+        {"run": {}, "step": 3, "revision": 7},
+    ],
+    "timeline-choose-step.value": [7, "", "a", "-1", "1.5", "9" * 16, ["4"]],
+}
+
+
+def update(client: FlaskClient, name: str, **changed: object) -> dict[str, Any]:
+    """Return what a page sends for a callback of `CALLBACKS`, with some values changed."""
+    values = {**CALLBACKS[name], **changed}
+    names = list(values)
+    for one in client.get("/_dash-dependencies").get_json():
+        given = [f"{part['id']}.{part['property']}" for part in one["inputs"] + one["state"]]
+        if given == names:
+            outputs = [
+                dict(zip(("id", "property"), part.partition("@")[0].split("."), strict=True))
+                for part in one["output"].strip(".").split("...")
+            ]
+            return {
+                "output": one["output"],
+                "outputs": outputs if one["output"].startswith("..") else outputs[0],
+                "inputs": [
+                    {**part, "value": values[f"{part['id']}.{part['property']}"]}
+                    for part in one["inputs"]
+                ],
+                "state": [
+                    {**part, "value": values[f"{part['id']}.{part['property']}"]}
+                    for part in one["state"]
+                ],
+                "changedPropIds": names[:1],
+            }
+    raise AssertionError(f"no callback takes {names}")
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_every_callback_takes_what_its_page_sends(client: FlaskClient, name: str) -> None:
+    assert post(client, update(client, name)) in {200, 204}
+
+
+def test_a_choice_before_any_run_was_shown_leads_nowhere(client: FlaskClient) -> None:
+    assert post(client, update(client, "choose-run.value", **{"runs-shown.data": None})) == 204
+
+
+def test_no_callback_is_left_out_here_or_unchecked(client: FlaskClient) -> None:
+    told = client.get("/_dash-dependencies").get_json()
+    ours = [one for one in told if one["clientside_function"] is None]
+    taken = {
+        f"{part['id']}.{part['property']}" for one in ours for part in one["inputs"] + one["state"]
+    }
+
+    assert len(ours) == len(CALLBACKS) + 1  # and the page itself
+    assert taken == set(NOT_OF_A_PAGE)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        (name, place, value)
+        for name, values in CALLBACKS.items()
+        for place in values
+        for value in NOT_OF_A_PAGE[place]
+    ],
+)
+def test_a_value_that_no_page_sends_is_refused(
+    client: FlaskClient, provider: FakeProvider, name: str, place: str, value: object
+) -> None:
+    assert post(client, update(client, name, **{place: value})) == 400
+    assert provider.num_reports == 0
+
+
 @pytest.mark.parametrize(
     "body",
     [
