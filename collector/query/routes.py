@@ -33,6 +33,9 @@ PARAMETER_PREFIX = "param_"
 OF_THE_REQUEST = frozenset({"query", "database", "default_format", "query_id", "user", "password"})
 """What the URL says besides settings and bound parameters."""
 
+ASKER_GONE = 499
+"""Nobody reads it; it stands in counts of requests, as nginx has it."""
+
 CONTENT_TYPES = {
     "JSON": "application/json; charset=UTF-8",
     "JSONCompact": "application/json; charset=UTF-8",
@@ -66,6 +69,8 @@ def query_router(engine: QueryEngine) -> APIRouter:
         try:
             asked, revision = await _read(request)
             result = await _until_gone(engine, asked, request)
+            if result is None:
+                return PlainTextResponse("", ASKER_GONE)
             return await asyncio.to_thread(_response, result, request, revision)
         except QueryError as error:
             headers = {"X-ClickHouse-Exception-Code": str(error.code)}
@@ -81,15 +86,18 @@ def query_router(engine: QueryEngine) -> APIRouter:
     return router
 
 
-async def _until_gone(engine: QueryEngine, asked: QueryRequest, request: Request) -> QueryResult:
-    """Return the answer; when the asker goes away meanwhile, end the statement."""
+async def _until_gone(
+    engine: QueryEngine, asked: QueryRequest, request: Request
+) -> QueryResult | None:
+    """Return the answer; when the asker goes away meanwhile, end the statement and return None."""
     answering = asyncio.create_task(engine.answer(asked))
     leaving = asyncio.create_task(_gone(request))
     try:
         await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
             answering.cancel()
-        return await answering
+            await asyncio.wait({answering})
+        return None if answering.cancelled() else answering.result()
     finally:
         leaving.cancel()
 
