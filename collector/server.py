@@ -14,6 +14,7 @@ from collector.access import (
     GRANT_KEY,
     LOGIN_PATH,
     LOOPBACK_NAMES,
+    OPEN_PREFIXES,
     STRICT_POLICY,
     AccessGate,
     safe_next,
@@ -23,6 +24,7 @@ from collector.clock_probe import ReferenceClock
 from collector.edge.bodies import CappedBodies
 from collector.edge.metrics import Measured, metrics_router
 from collector.edge.refusals import Refusal, Refusals
+from collector.edge.static_files import StaticFiles
 from collector.tokens import Role
 
 if TYPE_CHECKING:
@@ -130,7 +132,8 @@ def create_app(
         app.router.routes.extend(router.routes)
     # a2wsgi types scopes and messages as its own dictionaries, Starlette as plain mappings.
     bridge: Any = WSGIMiddleware(pages, workers=PAGE_THREADS)
-    app.mount("/", bridge)
+    # Strangers may ask for these files, and take them as slowly as they like.
+    app.mount("/", StaticFiles(bridge, prefixes=OPEN_PREFIXES))
     return app
 
 
