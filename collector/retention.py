@@ -1,8 +1,9 @@
 """Which rows are kept no longer, and their removal.
 
-A run is live while it runs, or while rows of it came in the last quarter of an hour; nothing
-of a live run ever expires. Of a run that has ended, the spans go first, but those of the
-steps around its findings; much later these; in the end the run itself, like one that is
+A run is live while it runs, or while rows or heartbeats of it came in the last quarter of
+an hour; nothing of a live run ever expires, save heartbeats: their table itself keeps the
+last hour and each rank's newest. Of a run that has ended, the spans go first, but those of
+the steps around its findings; much later these; in the end the run itself, like one that is
 deleted. Imported traces stay until somebody deletes them.
 """
 
@@ -46,8 +47,8 @@ LEFT JOIN (
     SELECT run_id, max(at_ns) AS wrote_ns FROM ledger GROUP BY run_id
 ) AS wrote USING run_id
 LEFT JOIN (
-    SELECT run_id, max(at_ns) AS beat_ns FROM samples
-    WHERE run_id != '' AND at_ns > {live_ns:Int64} GROUP BY run_id
+    SELECT run_id, max(at_ns) AS beat_ns FROM heartbeats
+    WHERE at_ns > {live_ns:Int64} GROUP BY run_id
 ) AS beat USING run_id
 ORDER BY run_id
 """

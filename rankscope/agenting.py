@@ -79,7 +79,7 @@ def run_agent(options: AgentOptions) -> None:
         journal = _open_journal(state, stack)
         clocks, probes = _tie_clock(probe_link, journal)
         agent = _assemble(options, state, link=link, journal=journal, clocks=clocks)
-        loops = _sample_loops(options, agent, clocks, stack)
+        loops = _sample_loops(options, agent, clocks, stack, link=link)
         probes.start()
         stack.callback(probes.stop)
         for loop in loops:
@@ -162,26 +162,30 @@ def _tie_clock(link: Link, journal: Journal) -> tuple[AgentClocks, ProbeThread]:
 
 
 def _sample_loops(
-    options: AgentOptions, agent: NodeAgent, clocks: AgentClocks, stack: ExitStack
+    options: AgentOptions, agent: NodeAgent, clocks: AgentClocks, stack: ExitStack, *, link: Link
 ) -> list[Loop]:
     if not options.samples:
         return []
+    from collector.agent.beats import MAX_BEATS, BeatShipper
     from collector.agent.buffer import RowBuffer
     from collector.agent.burst_desk import BurstDesk
+    from collector.host.beats import beat_sink
     from collector.host.sampler import Sampler
     from collector.host.sources import host_sources
     from collector.host.table import buffer_sink
     from rankscope.loops import Loop, sampler_loop
 
     host = socket.gethostname()
-    buffer, burst_buffer = RowBuffer(), RowBuffer(MAX_BURST_ROWS)
+    buffer, burst_buffer, beats = RowBuffer(), RowBuffer(MAX_BURST_ROWS), RowBuffer(MAX_BEATS)
     sink = buffer_sink(buffer.add, host=host)
     request = (options.state or options.spool / STATE_FOLDER) / BURST_FILE
     desk = BurstDesk(request, buffer_sink(burst_buffer.add, host=host), say=say)
-    sampler = Sampler(host_sources(options.spool), sink, unix_ns=clocks.unix_now, say=say)
+    sources = host_sources(options.spool, on_heartbeats=beat_sink(beats.add))
+    sampler = Sampler(sources, sink, unix_ns=clocks.unix_now, say=say)
     stack.callback(sampler.close)
     agent.ship_also("samples", buffer)
     agent.ship_also("samples", burst_buffer)
+    agent.ship_beats(beats, BeatShipper(link, say=say))
     return [sampler_loop(sampler), Loop("bursts", desk.look, pause_s=BURST_LOOK_S)]
 
 

@@ -265,14 +265,20 @@ def _sampler_loops(options: ServeOptions, store: Store, stack: ExitStack) -> lis
         return []
     import socket
 
+    from collector.agent.beats import MAX_BEATS
+    from collector.agent.buffer import RowBuffer
+    from collector.host.beats import beat_sink
     from collector.host.sampler import Sampler
     from collector.host.sources import host_sources
     from collector.host.table import store_sink
+    from rankscope.beating import beat_loop
 
     sink = store_sink(store, host=socket.gethostname())
-    sampler = Sampler(host_sources(options.spool), sink, say=say)
+    beats = RowBuffer(MAX_BEATS)
+    sources = host_sources(options.spool, on_heartbeats=beat_sink(beats.add))
+    sampler = Sampler(sources, sink, say=say)
     stack.callback(sampler.close)
-    return [sampler_loop(sampler)]
+    return [sampler_loop(sampler), beat_loop(store, beats, Deletions.of(store))]
 
 
 def _alerting(store: Store, *, webhook: Webhook | None, url: str) -> Alerting:

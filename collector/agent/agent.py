@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from collector.agent.beats import EVERY_S, NUM_AT_ONCE
 from collector.agent.errors import HeldError
 from collector.agent.pace import Backoff
 from collector.agent.troubles import Troubles
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from collector.agent.beats import BeatShipper
     from collector.agent.buffer import RowBuffer
     from collector.agent.clocks import AgentClocks
     from collector.agent.outbox import Outbox
@@ -79,6 +81,8 @@ class NodeAgent:
         self._clock_rows: list[Row] = []
         self._clock_events: list[Row] = []
         self._buffers: list[tuple[str, RowBuffer]] = []
+        self._beats: tuple[RowBuffer, BeatShipper] | None = None
+        self._beats_due_s = 0.0
         self._held_until_s = 0.0
         self._held_token: str | None = None
         self._backoff = Backoff()
@@ -88,11 +92,16 @@ class NodeAgent:
         """Ship what comes into a buffer too, as rows of ``table``."""
         self._buffers.append((table, buffer))
 
+    def ship_beats(self, buffer: RowBuffer, shipper: BeatShipper) -> None:
+        """Ship the heartbeats that come into a buffer too."""
+        self._beats = (buffer, shipper)
+
     def run(self, stopping: threading.Event) -> None:
         """Take turns until told to stop; what is under way then is finished or kept."""
         pause_s = 0.0
         while not stopping.wait(pause_s):
             pause_s = self.turn()
+        self._beats_due_s = 0.0
         self.turn()  # ranks of the same pod end with us: what they wrote last
         self.close()
 
@@ -169,6 +178,14 @@ class NodeAgent:
                 self._outbox.upsert(table, rows)
 
             buffer.ship(send, num_at_once=MAX_SAMPLES)
+        self._ship_beats()
+
+    def _ship_beats(self) -> None:
+        if self._beats is None or self._monotonic_s() < self._beats_due_s:
+            return
+        buffer, shipper = self._beats
+        buffer.ship(shipper.send, num_at_once=NUM_AT_ONCE)
+        self._beats_due_s = self._monotonic_s() + EVERY_S
 
     def _ship_clock_events(self) -> None:
         """Tell each run that trains here what happened to this host's clocks."""

@@ -166,6 +166,22 @@ ROW_TABLES: dict[str, RowTable] = {
         identity={"host": _word, "device": INT32, "at_ns": INT64, "name": _word, "value": _float},
         others={"run_id": _word},
     ),
+    "heartbeats": RowTable(
+        identity={
+            "run_id": _word,
+            "epoch": INT32,
+            "rank": INT32,
+            "host": _word,
+            "at_ns": INT64,
+            "state": _word,
+        },
+        others={
+            "pid": INT64,
+            **dict.fromkeys(("address", "pod", "hardware"), _word),
+            **dict.fromkeys(("local_rank", "step"), INT32),
+            **dict.fromkeys(("rdma_sent_bytes", "rdma_received_bytes"), OPT_INT64),
+        },
+    ),
 }
 """What `POST /v1/rows/TABLE` takes. Rows of `clock` and `samples` may be of no run: they are of a
 host, whatever runs there."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 NOW_NS = 2_000_000_000_000_000_000
 SECOND_NS = 1_000_000_000
+MINUTE_NS = 60 * SECOND_NS
 NUM_STEPS = 200
 
 
@@ -190,6 +191,15 @@ def test_rows_that_come_late_make_a_run_live_again(store: Store, run_id: str) ->
 
     assert run_id not in expire(store, after_ns=49 * HOUR_NS)
     assert run_id in expire(store, after_ns=98 * HOUR_NS)
+
+
+def test_a_run_that_was_heard_of_a_moment_ago_is_live(store: Store, run_id: str) -> None:
+    store_run(store, run_id)
+    later = NOW_NS + 49 * HOUR_NS
+    store.insert_rows("heartbeats", [{"run_id": run_id, "at_ns": later, "state": "training"}])
+
+    assert run_id not in expire(store, after_ns=49 * HOUR_NS + 14 * MINUTE_NS)
+    assert run_id in expire(store, after_ns=49 * HOUR_NS + 16 * MINUTE_NS)
 
 
 def test_readings_go_with_the_spans_that_they_explain(store: Store, run_id: str) -> None:
