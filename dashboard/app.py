@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dash import Dash, Input, Output, State
+from dash.exceptions import DependencyException
 
 from dashboard.address import Page, read_address
 from dashboard.forged import guard
@@ -48,6 +49,7 @@ def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
         enable_mcp=False,
     )
     app.server.debug = False  # FLASK_DEBUG would show tracebacks
+    app.server.register_error_handler(DependencyException, _no_such_file)
     guard(app)
     app.layout = shell.shell()
     shell.register(app, provider, base_path=base_path)
@@ -64,6 +66,11 @@ def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
         return overview.overview_page(provider, view.run, base_path=base_path)
 
     return app
+
+
+def _no_such_file(_error: Exception) -> tuple[str, int, dict[str, str]]:
+    """Answer for a script that no component has; Dash takes it for an error of its own."""
+    return "404: there is no such file\n", 404, {"Content-Type": "text/plain"}
 
 
 def content_security_policy(app: Dash) -> str:

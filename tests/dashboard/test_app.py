@@ -42,6 +42,15 @@ def test_the_policy_allows_no_script_but_ours() -> None:
     assert policy["frame-ancestors"] == "'none'"
 
 
+def test_a_script_that_nobody_has_is_missing_and_no_error_of_ours() -> None:
+    client = create_app(FakeProvider()).server.test_client()
+
+    for path in ("nobody/x.js", "dash/x.js", "dash/../x.js"):
+        answer = client.get(f"/_dash-component-suites/{path}")
+        assert answer.status_code == 404
+        assert "registered" not in answer.text
+
+
 def test_no_console_is_served_whatever_the_environment_asks_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
