@@ -5,6 +5,10 @@ from typing import Annotated
 
 import typer
 
+from rankscope.flags import AsJson, Port, SpoolFolder, Store
+from rankscope.service_commands import agent, serve
+from rankscope.token_commands import token
+
 app = typer.Typer(
     name="rankscope",
     help="Which rank of a distributed training is truly slow, which only wait for it, and why.",
@@ -13,40 +17,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-token = typer.Typer(
-    name="token",
-    help="Make, list and revoke the tokens that let agents and people in.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-app.add_typer(token)
-
-Store = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        metavar="URL",
-        envvar="RANKSCOPE_STORE",
-        help="chdb:///absolute/path or clickhouse://user:password@host:8123/database; "
-        "default: the embedded store in your data folder.",
-        show_default=False,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-SpoolFolder = Annotated[
-    Path | None, typer.Option("--spool", metavar="DIR", help="Folder that the ranks write to.")
-]
-Port = Annotated[
-    int | None,
-    typer.Option(
-        "--port",
-        min=1,
-        max=65535,
-        help="Default: 8050, or the next free one.",
-        show_default=False,
-    ),
-]
 
 
 @app.command("import")
@@ -187,187 +157,8 @@ def findings(
     typer.echo(list_findings(run, as_json=as_json, store_url=store))
 
 
-@app.command()
-def serve(  # noqa: PLR0913  # one parameter a flag
-    *,
-    store: Store = None,
-    spool: SpoolFolder = None,
-    host: Annotated[
-        str, typer.Option(help="Any but a loopback address needs TLS and a token.")
-    ] = "127.0.0.1",
-    port: Port = None,
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-cert", metavar="FILE", help="Certificate, then those up to the CA's; PEM."
-        ),
-    ] = None,
-    tls_key: Annotated[
-        Path | None,
-        typer.Option("--tls-key", metavar="FILE", help="Its key, without a password, mode 0600."),
-    ] = None,
-    tls_client_ca: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-client-ca", metavar="FILE", help="CA whose certificates clients must show."
-        ),
-    ] = None,
-    server_name: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--server-name",
-            metavar="NAME",
-            help="Host name of this server, besides its certificate's; may be repeated.",
-        ),
-    ] = None,
-    connections_per_address: Annotated[
-        int,
-        typer.Option(
-            "--connections-per-address",
-            min=1,
-            help="Behind a load balancer: as many as all its visitors need.",
-        ),
-    ] = 512,
-    log_json: Annotated[
-        bool,
-        typer.Option(
-            "--log-json", help="Say everything as JSON documents on stderr, and no token anywhere."
-        ),
-    ] = False,
-    alert_webhook: Annotated[
-        str | None,
-        typer.Option(
-            "--alert-webhook",
-            metavar="URL",
-            envvar="RANKSCOPE_ALERT_WEBHOOK",
-            help="Where to post alerts to, as JSON.",
-            show_default=False,
-        ),
-    ] = None,
-    topology: Annotated[
-        Path | None,
-        typer.Option(
-            "--topology",
-            metavar="FILE",
-            help="TOML or JSON that says which switch, rack and rail each host and device has.",
-            show_default=False,
-        ),
-    ] = None,
-    samples: Annotated[
-        bool,
-        typer.Option(
-            "--samples", help="With --spool: read this host and its devices once a second too."
-        ),
-    ] = False,
-    only: Annotated[
-        str | None,
-        typer.Option(
-            "--only",
-            metavar="collector|dashboard",
-            help="One half of the server, on a store that others use too; default: both.",
-            show_default=False,
-        ),
-    ] = None,
-    keep_spans: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME", help="Spans of a run that has ended: 48h, 30d, forever, and so on."
-        ),
-    ] = "48h",
-    keep_findings: Annotated[
-        str, typer.Option(metavar="TIME", help="Spans of the steps around its findings.")
-    ] = "30d",
-    keep_runs: Annotated[
-        str, typer.Option(metavar="TIME", help="All else of it; then it is gone.")
-    ] = "365d",
-) -> None:
-    """Collect from a spool, analyse while runs train, alert, and serve the dashboard."""
-    from rankscope.listening import ListenOptions
-    from rankscope.serving import ServeOptions, parse_part, serve_store
-    from rankscope.upkeep import parse_keep
-
-    serve_store(
-        ServeOptions(
-            store_url=store,
-            spool=spool,
-            listen=ListenOptions(
-                host=host,
-                port=port,
-                tls_cert=tls_cert,
-                tls_key=tls_key,
-                tls_client_ca=tls_client_ca,
-                server_names=tuple(server_name or ()),
-                connections_per_address=connections_per_address,
-            ),
-            log_json=log_json,
-            alert_webhook=alert_webhook,
-            topology=topology,
-            samples=samples,
-            only=parse_part(only),
-            keep=parse_keep(spans=keep_spans, findings=keep_findings, runs=keep_runs),
-        )
-    )
-
-
-@app.command()
-def agent(  # noqa: PLR0913  # one parameter a flag
-    *,
-    spool: Annotated[
-        Path, typer.Option("--spool", metavar="DIR", help="Folder that this host's ranks write to.")
-    ],
-    collector: Annotated[
-        list[str],
-        typer.Option(
-            "--collector",
-            metavar="URL",
-            help="https://HOST[:PORT]; may be repeated: when one fails the next is asked.",
-        ),
-    ],
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="What was sent and not confirmed, and what was refused; default: DIR/.agent.",
-            show_default=False,
-        ),
-    ] = None,
-    ca: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Who may sign the collector's certificate."),
-    ] = None,
-    cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The agent's own certificate.")
-    ] = None,
-    key: Annotated[Path | None, typer.Option(metavar="FILE", help="And its key.")] = None,
-    samples: Annotated[
-        bool,
-        typer.Option("--samples/--no-samples", help="Read this host and its devices too."),
-    ] = True,
-    max_spool_bytes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Most bytes of the spool while nothing can be shipped; default: what the ranks"
-            " allow themselves.",
-            show_default=False,
-        ),
-    ] = None,
-) -> None:
-    """Ship what this host's ranks record to a collector; RANKSCOPE_TOKEN_FILE names the token."""
-    from rankscope.agenting import AgentOptions, run_agent
-
-    run_agent(
-        AgentOptions(
-            spool=spool,
-            collectors=tuple(collector),
-            state=state,
-            ca=ca,
-            certificate=cert,
-            key=key,
-            samples=samples,
-            max_spool_bytes=max_spool_bytes,
-        )
-    )
+app.command()(serve)
+app.command()(agent)
 
 
 @app.command()
@@ -414,49 +205,4 @@ def demo(  # noqa: PLR0913  # one parameter a flag
     raise typer.Exit(status)
 
 
-@token.command("create")
-def token_create(
-    *,
-    role: Annotated[str, typer.Option(metavar="ROLE", help="ingest, read or admin.")],
-    run_prefix: Annotated[
-        str,
-        typer.Option("--run-prefix", metavar="TEXT", help="Runs that begin so; default: all."),
-    ] = "",
-    days: Annotated[int, typer.Option(min=1, help="How long it lives.")] = 90,
-    holder: Annotated[
-        str, typer.Option(metavar="NAME", help="Who carries it; two live ones for each.")
-    ] = "default",
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Write the token there, for its owner alone."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Make a token; it is shown once and kept as a hash."""
-    from rankscope.tokens import create_token
-
-    typer.echo(
-        create_token(
-            role=role, run_prefix=run_prefix, holder=holder, days=days, out=out, as_json=as_json
-        )
-    )
-
-
-@token.command("list")
-def token_list(*, as_json: AsJson = False) -> None:
-    """List the tokens: whose, for what, until when; never the tokens themselves."""
-    from rankscope.tokens import list_tokens
-
-    typer.echo(list_tokens(as_json=as_json))
-
-
-@token.command("revoke")
-def token_revoke(
-    token_id: Annotated[str, typer.Argument(metavar="ID", show_default=False)],
-    *,
-    as_json: AsJson = False,
-) -> None:
-    """Make a token worthless, from the next request on."""
-    from rankscope.tokens import revoke_token
-
-    typer.echo(revoke_token(token_id, as_json=as_json))
+app.add_typer(token)
