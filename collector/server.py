@@ -22,6 +22,7 @@ from collector.access import (
 from collector.asking import is_secure, visitor_in
 from collector.clock_probe import ReferenceClock
 from collector.edge.bodies import CappedBodies
+from collector.edge.methods import KnownMethods
 from collector.edge.metrics import Measured, metrics_router
 from collector.edge.refusals import Refusal, Refusals
 from collector.edge.static_files import StaticFiles
@@ -133,7 +134,10 @@ def create_app(
     # a2wsgi types scopes and messages as its own dictionaries, Starlette as plain mappings.
     bridge: Any = WSGIMiddleware(pages, workers=PAGE_THREADS)
     # Strangers may ask for these files, and take them as slowly as they like.
-    app.mount("/", StaticFiles(bridge, prefixes=OPEN_PREFIXES))
+    files = StaticFiles(bridge, prefixes=OPEN_PREFIXES)
+    app.mount("/", KnownMethods(app.router.routes, files))
+    described = app.openapi
+    app.openapi = lambda: _with_exact_bounds(described())  # type: ignore[method-assign]  # FastAPI's way
     return app
 
 
@@ -171,6 +175,18 @@ def _add_login(app: FastAPI, access: Access, refusals: Refusals) -> None:
         answer = RedirectResponse(LOGIN_PATH, status_code=303)
         answer.headers["set-cookie"] = access.clear_cookie_header()
         return answer
+
+
+def _with_exact_bounds(document: Any) -> Any:  # noqa: ANN401  # whatever JSON holds
+    """Return the description with whole numbers written as such.
+
+    FastAPI makes floats of them, and the shortest text of 2.0 ** 63 is that of a larger number.
+    """
+    if isinstance(document, dict):
+        return {name: _with_exact_bounds(inner) for name, inner in document.items()}
+    if isinstance(document, list):
+        return [_with_exact_bounds(inner) for inner in document]
+    return int(document) if isinstance(document, float) and document.is_integer() else document
 
 
 def _may_read(request: Request) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 
 from collector.access import GRANT_KEY
 from collector.errors import WireError
 from collector.identity import RUN_NAME
-from collector.service.rows import ROW_TABLES
+from collector.service.rows import ROW_TABLES, request_schema
 from collector.service.trouble import BusyError
 
 if TYPE_CHECKING:
@@ -57,31 +57,7 @@ def ingest_router(service: IngestService) -> APIRouter:
 
         return await _answered(service, take)
 
-    @router.post(
-        "/v1/rows/{table}",
-        summary="Store descriptions",
-        responses=REFUSALS | {404: {"description": "No such table takes rows."}},
-        openapi_extra=_body(
-            JSON_TYPE,
-            {
-                "type": "object",
-                "required": ["schema", "rows"],
-                "properties": {
-                    "schema": {"const": 1},
-                    "rows": {"type": "array", "items": {"type": "object"}},
-                },
-            },
-        ),
-    )
-    async def rows(
-        request: Request,
-        table: Annotated[str, Path(json_schema_extra={"enum": list(ROW_TABLES)})],
-    ) -> JSONResponse:
-        async def take() -> JSONResponse:
-            _check_type(request, JSON_TYPE)
-            return JSONResponse(await service.take_rows(table, request, request.scope[GRANT_KEY]))
-
-        return await _answered(service, take)
+    _add_rows(router, service)
 
     @router.get(
         "/v1/resume",
@@ -104,6 +80,40 @@ def ingest_router(service: IngestService) -> APIRouter:
         return await _answered(service, tell)
 
     return router
+
+
+def _add_rows(router: APIRouter, service: IngestService) -> None:
+    """Add a route for each table of descriptions, and one that refuses all others."""
+
+    async def rows(request: Request, table: str) -> JSONResponse:
+        async def take() -> JSONResponse:
+            _check_type(request, JSON_TYPE)
+            return JSONResponse(await service.take_rows(table, request, request.scope[GRANT_KEY]))
+
+        return await _answered(service, take)
+
+    def rows_of(table: str) -> Callable[[Request], Awaitable[JSONResponse]]:
+        async def take(request: Request) -> JSONResponse:
+            return await rows(request, table)
+
+        return take
+
+    for table in ROW_TABLES:
+        router.add_api_route(
+            f"/v1/rows/{table}",
+            rows_of(table),
+            methods=["POST"],
+            response_class=JSONResponse,
+            response_model=None,
+            name=f"{table}_rows",
+            summary=f"Store rows of table {table}",
+            responses=REFUSALS,
+            openapi_extra=_body(JSON_TYPE, request_schema(table)),
+        )
+    # Of no other table: told as the others are, and described nowhere.
+    router.add_api_route(
+        "/v1/rows/{table}", rows, methods=["POST"], response_model=None, include_in_schema=False
+    )
 
 
 async def _answered(

@@ -7,177 +7,125 @@ can be told which one is wrong.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from collector.errors import RunNameError, WireError
 from collector.identity import checked_run_name
-from collector.names import storable_name
+from collector.service.checks import (
+    FLOAT,
+    INT32,
+    INT64,
+    MEMBERS,
+    OPT_FLOAT,
+    OPT_INT64,
+    RUN,
+    RUN_OR_NONE,
+    TEXT,
+    UINT64,
+    WORD,
+    mapping,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
+    from collector.service.checks import Check
     from collector.store import Row
 
 MAX_ROWS = 10_000
-MAX_MEMBERS = 65_536
-MAX_ENTRIES = 512
-MAX_WORD_BYTES = 256
-MAX_TEXT_LETTERS = 4 << 20
-"""A manifest lists the hosts of the whole job, and an event may hold a stack of each thread."""
-
 SCHEMA = 1
-
-
-def _int(bits: int, *, signed: bool = True) -> Callable[[Any], int]:
-    low = -(1 << (bits - 1)) if signed else 0
-    high = (1 << (bits - 1 if signed else bits)) - 1
-
-    def check(value: Any) -> int:  # noqa: ANN401  # whatever JSON holds
-        if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"expected an integer from {low} to {high}")
-        return int(value)
-
-    return check
-
-
-def _float(value: Any) -> float:  # noqa: ANN401  # as above
-    if type(value) not in {int, float} or not math.isfinite(value):
-        raise ValueError("expected a finite number")
-    return float(value)
-
-
-def _word(value: Any) -> str:  # noqa: ANN401  # as above
-    """Return a name, safe to store; the same as the tail writes."""
-    if not isinstance(value, str):
-        raise ValueError("expected a text")  # noqa: TRY004  # one kind of error for all checks
-    return storable_name(value)
-
-
-def _text(value: Any) -> str:  # noqa: ANN401  # as above
-    """Return a text that may hold line breaks (a traceback, a document)."""
-    if not isinstance(value, str) or len(value) > MAX_TEXT_LETTERS:
-        raise ValueError(f"expected a text of at most {MAX_TEXT_LETTERS} letters")
-    kept = "".join(letter if letter in "\n\t" or letter.isprintable() else "�" for letter in value)
-    return kept.encode("utf-8", "replace").decode()
-
-
-def _mapping(value: Any, check: Callable[[Any], Any]) -> dict[str, Any]:  # noqa: ANN401  # as above
-    if not isinstance(value, dict) or len(value) > MAX_ENTRIES:
-        raise ValueError(f"expected an object of at most {MAX_ENTRIES} entries")
-    return {_word(name): check(inner) for name, inner in value.items()}
-
-
-def _members(value: Any) -> list[int]:  # noqa: ANN401  # as above
-    if not isinstance(value, list) or len(value) > MAX_MEMBERS:
-        raise ValueError(f"expected a list of at most {MAX_MEMBERS} ranks")
-    check = _int(32)
-    return [check(member) for member in value]
-
-
-def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else check(value)
-
-
-INT32, INT64 = _int(32), _int(64)
-UINT64 = _int(64, signed=False)
-OPT_INT64, OPT_FLOAT = _optional(INT64), _optional(_float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTable:
     """One table that may be written by descriptions."""
 
-    identity: dict[str, Callable[[Any], Any]]
+    identity: dict[str, Check]
     """Columns that must be there."""
 
-    others: dict[str, Callable[[Any], Any]]
+    others: dict[str, Check]
     """Columns that may be left out, and take the table's default then."""
-
-
-def _texts(value: Any) -> dict[str, Any]:  # noqa: ANN401  # as above
-    return _mapping(value, _text)
 
 
 ROW_TABLES: dict[str, RowTable] = {
     "runs": RowTable(
-        identity={"run_id": _word, "epoch": INT32, "revision": UINT64},
+        identity={"run_id": RUN, "epoch": INT32, "revision": UINT64},
         others={
             "created_ns": INT64,
             "started_ns": OPT_INT64,
             "ended_ns": OPT_INT64,
-            "state": _word,
-            "source_format": _word,
+            "state": WORD,
+            "source_format": WORD,
             "world_size": INT32,
-            "layout": lambda value: _mapping(value, INT32),
-            "model": _text,
+            "layout": mapping(INT32),
+            "model": TEXT,
             "flops_per_token": OPT_FLOAT,
-            "flops_convention": _word,
-            "paced": _text,
-            "manifest": _text,
+            "flops_convention": WORD,
+            "paced": TEXT,
+            "manifest": TEXT,
         },
     ),
     "ranks": RowTable(
         identity={
-            "run_id": _word,
+            "run_id": RUN,
             "epoch": INT32,
             "rank": INT32,
-            "process": _word,
+            "process": WORD,
             "revision": UINT64,
         },
         others={
-            "host": _word,
-            "boot_id": _word,
+            "host": WORD,
+            "boot_id": WORD,
             "local_rank": INT32,
-            "pod": _word,
-            "device_uuid": _word,
-            "device_name": _word,
-            "dtype": _word,
+            "pod": WORD,
+            "device_uuid": WORD,
+            "device_name": WORD,
+            "dtype": WORD,
             "peak_flops_per_s": OPT_FLOAT,
             **dict.fromkeys(("dp", "tp", "pp", "cp", "ep"), INT32),
-            "switch": _word,
-            "rack": _word,
-            "rail": _word,
+            "switch": WORD,
+            "rack": WORD,
+            "rail": WORD,
             "pid": INT64,
-            "manifest_hash": _word,
+            "manifest_hash": WORD,
             "started_ns": OPT_INT64,
-            "exit_state": _word,
+            "exit_state": WORD,
             "exit_ns": OPT_INT64,
-            "dropped": lambda value: _mapping(value, UINT64),
+            "dropped": mapping(UINT64),
         },
     ),
     "groups": RowTable(
-        identity={"run_id": _word, "epoch": INT32, "group_id": UINT64},
-        others={"kind": _word, "name": _word, "members": _members},
+        identity={"run_id": RUN, "epoch": INT32, "group_id": UINT64},
+        others={"kind": WORD, "name": WORD, "members": MEMBERS},
     ),
     "events": RowTable(
-        identity={"run_id": _word, "epoch": INT32, "rank": INT32, "at_ns": INT64, "kind": _word},
-        others={"text": _text, "data": _text, "process": _word, "line": INT64},
+        identity={"run_id": RUN, "epoch": INT32, "rank": INT32, "at_ns": INT64, "kind": WORD},
+        others={"text": TEXT, "data": TEXT, "process": WORD, "line": INT64},
     ),
     "manifests": RowTable(
-        identity={"run_id": _word, "manifest_hash": _word}, others={"settings": _texts}
+        identity={"run_id": RUN, "manifest_hash": WORD}, others={"settings": mapping(TEXT)}
     ),
     "clock": RowTable(
-        identity={"host": _word, "boot_id": _word, "at_ns": INT64, "offset_ns": INT64},
+        identity={"host": WORD, "boot_id": WORD, "at_ns": INT64, "offset_ns": INT64},
         others={"drift_ppb": INT64, "clock_error_ns": INT64},
     ),
     "samples": RowTable(
-        identity={"host": _word, "device": INT32, "at_ns": INT64, "name": _word, "value": _float},
-        others={"run_id": _word},
+        identity={"host": WORD, "device": INT32, "at_ns": INT64, "name": WORD, "value": FLOAT},
+        others={"run_id": RUN_OR_NONE},
     ),
     "heartbeats": RowTable(
         identity={
-            "run_id": _word,
+            "run_id": RUN,
             "epoch": INT32,
             "rank": INT32,
-            "host": _word,
+            "host": WORD,
             "at_ns": INT64,
-            "state": _word,
+            "state": WORD,
         },
         others={
             "pid": INT64,
-            **dict.fromkeys(("address", "pod", "hardware"), _word),
+            **dict.fromkeys(("address", "pod", "hardware"), WORD),
             **dict.fromkeys(("local_rank", "step"), INT32),
             **dict.fromkeys(("rdma_sent_bytes", "rdma_received_bytes"), OPT_INT64),
         },
@@ -215,6 +163,28 @@ def parsed_rows(table: str, body: bytes) -> list[Row]:
     return [_row(known, row, place, of_a_host=table in OF_A_HOST) for place, row in enumerate(rows)]
 
 
+def request_schema(table: str) -> dict[str, Any]:
+    """Return the JSON Schema of a request that brings rows of ``table``.
+
+    Columns that it does not name may come, and are left out.
+    """
+    known = ROW_TABLES[table]
+    columns = known.identity | known.others
+    row = {
+        "type": "object",
+        "required": list(known.identity),
+        "properties": {name: check.schema for name, check in columns.items()},
+    }
+    return {
+        "type": "object",
+        "required": ["schema", "rows"],
+        "properties": {
+            "schema": {"type": "integer", "enum": [SCHEMA]},
+            "rows": {"type": "array", "maxItems": MAX_ROWS, "items": row},
+        },
+    }
+
+
 def runs_of(rows: list[Row]) -> set[str]:
     """Return the runs that rows speak of; a host's rows speak of none."""
     return {row["run_id"] for row in rows if row.get("run_id")}
@@ -227,13 +197,13 @@ def _row(known: RowTable, row: object, place: int, *, of_a_host: bool) -> Row:
     if missing:
         raise WireError(422, f"row {place} lacks {', '.join(sorted(missing))}")
     kept: Row = {}
-    checks: Mapping[str, Callable[[Any], Any]] = known.identity | known.others
+    checks: Mapping[str, Check] = known.identity | known.others
     for name, value in row.items():
         check = checks.get(name)
         if check is None:
             continue  # a newer sender's: it has no place here
         try:
-            kept[name] = check(value)
+            kept[name] = check.take(value)
         except ValueError as error:
             raise WireError(422, f"row {place}, {name}: {error}") from error
     if not of_a_host or kept.get("run_id"):

@@ -73,6 +73,31 @@ def test_further_routes_come_before_the_pages() -> None:
     assert answer.json() == {"colour": "blue"}
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("TRACE", "/v1/clock", "POST"),
+        ("GET", "/v1/clock", "POST"),
+        ("BREW", "/healthz", "GET"),
+        ("PUT", "/login", "GET, POST"),
+        ("GET", "/logout", "POST"),
+    ],
+)
+def test_a_route_takes_its_own_methods_and_no_page_the_others(
+    client: Client, method: str, path: str, allow: str
+) -> None:
+    answer = client.request(method, path, headers={"authorization": f"Bearer {TOKEN}"})
+
+    assert (answer.status_code, answer.headers["allow"]) == (405, allow)
+    assert "data" not in answer.text
+
+
+def test_the_pages_take_any_method_where_no_route_is(client: Client) -> None:
+    for path in ("/", "/timeline", "/v1/nothing"):
+        answer = client.post(path, headers={"authorization": f"Bearer {TOKEN}"})
+        assert answer.text == f"data of {path}"
+
+
 def test_no_page_describes_the_interface(client: Client) -> None:
     # With the token, these fall through to the dashboard instead of FastAPI's own pages.
     for path in ("/docs", "/redoc", "/openapi.json"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.core import NotSet
 
 from collector.service.router import ARROW_TYPE
@@ -41,14 +41,15 @@ def test_no_request_of_any_form_is_an_error_of_ours(
         schema = schemathesis.openapi.from_dict(described)
         described_ones: Any = schema.get_all_operations()
         operations = [found.ok() for found in described_ones]
-        assert {"/v1/spans", "/v1/rows/{table}", "/v1/resume"} <= {one.path for one in operations}
+        assert {"/v1/spans", "/v1/rows/ranks", "/v1/resume"} <= {one.path for one in operations}
         for operation in operations:
             if operation.path.startswith("/log"):
                 continue  # a browser's, in test_login.py
 
             @settings(
-                max_examples=6,
+                max_examples=6 if sort == "own" else 3,  # the others are turned away before
                 deadline=None,
+                phases=[Phase.generate],  # to shrink a failure takes minutes
                 derandomize=True,
                 database=None,
                 suppress_health_check=list(HealthCheck),
@@ -63,6 +64,8 @@ def test_no_request_of_any_form_is_an_error_of_ours(
                     content=body_of(case),
                 )
                 assert answer.status_code < 500 or answer.status_code == 503
+                if sort == "own" and operation.path.startswith("/v1/rows/"):
+                    assert answer.status_code == 200, answer.text  # as described is as taken
                 if sort in {"none", "expired"} and case.path not in {"/healthz", "/readyz"}:
                     assert answer.status_code in {401, 429}
 

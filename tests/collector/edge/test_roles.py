@@ -15,6 +15,7 @@ from collector.edge.metrics import Metrics, metrics_router
 from collector.query.routes import query_router
 from collector.server import create_app
 from collector.service.router import ingest_router
+from collector.service.rows import ROW_TABLES
 from collector.token_file import TokenBook, write_tokens
 from collector.tokens import Role, make_token
 from tests.collector.asgi import Client
@@ -37,6 +38,7 @@ MAY = {
     ("POST", "/v1/clock"): ANY_AGENT,
     ("POST", "/v1/spans"): ANY_AGENT,
     ("POST", "/v1/rows/{table}"): ANY_AGENT,
+    **{("POST", f"/v1/rows/{table}"): ANY_AGENT for table in ROW_TABLES},
     ("GET", "/v1/resume"): ANY_AGENT,
     ("DELETE", "/v1/runs"): TRUSTED | {"admin for a run"},
     ("POST", "/logout"): ANY_READER,
