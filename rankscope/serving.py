@@ -23,15 +23,10 @@ from rankscope.topology import PlacedSink, Topology, place_ranks, read_topology
 from rankscope.upkeep import open_upkeep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from fastapi import APIRouter
-
     from analysis.source import RunSummary
-    from collector.access import Access, AsgiApp
-    from collector.edge.metrics import Metrics
-    from collector.edge.refusals import Refusals
     from collector.service.service import IngestService
     from collector.store import Store
     from collector.tail import SpoolTail
@@ -40,7 +35,6 @@ if TYPE_CHECKING:
     from rankscope.alerting import Alerting
     from rankscope.listening import Listening
     from rankscope.loops import Loop
-    from rankscope.provider import StoreProvider
 
 
 class Part(StrEnum):
@@ -73,14 +67,6 @@ class ServeOptions:
 
     log_json: bool = False
     """Whether it says what it says as JSON documents, and no token on stdout."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guards:
-    """What watches over all that is asked of the server."""
-
-    refusals: Refusals
-    metrics: Metrics
 
 
 def parse_part(text: str | None) -> Part | None:
@@ -162,6 +148,13 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
     """
     from collector.access import Access
     from collector.edge.refusals import Refusals
+    from rankscope.answering import (
+        Guards,
+        open_application,
+        open_metrics,
+        open_routers,
+        run_server,
+    )
     from rankscope.provider import StoreProvider
     from rankscope.reports import Reports
     from rankscope.tracking import Tracking
@@ -169,7 +162,6 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
     access = Access(port=doors.port, tokens=_open_tokens())
     log = log or Log()
     log.hide(access.token)
-    refusals = Refusals(log.tell)
     source = StoreSource(store)
     reports = Reports(source)
     loops = [] if tail is None else [tail_loop(tail)]
@@ -181,15 +173,17 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
         )
     loops += besides
     with ExitStack() as stack:
-        routers = [_deletion_routes(store), *_query_routes(store, stack)]
         checks = [loop.why_stopped for loop in loops]
         if ingest is not None:
-            routers.append(_ingest_routes(ingest))
             checks.append(ingest.why_not_ready)
-        guards = Guards(refusals=refusals, metrics=_metrics(store, loops, ingest))
-        provider = None if before is None else StoreProvider(source, reports, store=store)
-        app = _application(
-            access, provider, checks, routers=routers, names=doors.names, guards=guards
+        guards = Guards(refusals=Refusals(log.tell), metrics=open_metrics(store, loops, ingest))
+        app = open_application(
+            access,
+            None if before is None else StoreProvider(source, reports, store=store),
+            checks,
+            routers=open_routers(store, ingest, stack),
+            names=doors.names,
+            guards=guards,
         )
         if store.path is not None:
             write_server_file(store.path, url=doors.local_url, token=access.token)
@@ -198,9 +192,7 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
             stack.callback(loop.stop)
             loop.start()
         try:
-            _run_server(
-                app, doors, guards, on_start=lambda: _announce(log, doors.url, access.token)
-            )
+            run_server(app, doors, guards, on_start=lambda: _announce(log, doors.url, access.token))
         except KeyboardInterrupt:
             say("stopping")
 
@@ -299,99 +291,6 @@ def _open_ingest(store: Store, topology: Topology, stack: ExitStack) -> IngestSe
     stack.callback(service.close)
     service.start()
     return service
-
-
-def _ingest_routes(service: IngestService) -> APIRouter:
-    from collector.service.router import ingest_router
-
-    return ingest_router(service)
-
-
-def _no_pages(environ: dict[str, object], start_response: Callable[..., object]) -> list[bytes]:
-    """Answer for a collector without a dashboard."""
-    start_response("404 Not Found", [("Content-Type", "text/plain")])
-    return [b"404: this collector has no pages; a dashboard on the same store shows its runs\n"]
-
-
-def _deletion_routes(store: Store) -> APIRouter:
-    from collector.deletion_routes import deletion_router
-
-    return deletion_router(store, Deletions.of(store))
-
-
-def _query_routes(store: Store, stack: ExitStack) -> list[APIRouter]:
-    """Return the routes to read an embedded store by; a server is read at its own address."""
-    if store.path is None:
-        return []
-    from collector.query.engine import QueryEngine
-    from collector.query.routes import query_router
-
-    engine = QueryEngine(store.path)
-    stack.callback(engine.close)
-    return [query_router(engine)]
-
-
-def _application(
-    access: Access,
-    provider: StoreProvider | None,
-    checks: Sequence[Callable[[], str | None]],
-    *,
-    routers: Sequence[APIRouter],
-    names: frozenset[str],
-    guards: Guards,
-) -> AsgiApp:
-    from collector.server import create_server
-
-    def not_ready() -> str | None:
-        return next((why for check in checks if (why := check()) is not None), None)
-
-    if provider is None:
-        return create_server(
-            access,
-            pages=_no_pages,
-            not_ready=not_ready,
-            routers=routers,
-            names=names,
-            refusals=guards.refusals,
-            metrics=guards.metrics,
-        )
-    from dashboard.app import content_security_policy, create_app
-
-    pages = create_app(provider)
-    return create_server(
-        access,
-        pages=pages.server,
-        not_ready=not_ready,
-        policy=content_security_policy(pages),
-        routers=routers,
-        names=names,
-        refusals=guards.refusals,
-        metrics=guards.metrics,
-    )
-
-
-def _run_server(
-    app: AsgiApp, doors: Listening, guards: Guards, *, on_start: Callable[[], None]
-) -> None:
-    from collector.edge.limits import EdgeLimits, fit_connections
-    from collector.edge.server import EdgeServer
-    from rankscope.metering import read_edge
-
-    limits = EdgeLimits(
-        max_connections=fit_connections(),
-        max_connections_per_address=doors.connections_per_address,
-    )
-    server = EdgeServer(app, doors.doors, limits=limits, refusals=guards.refusals)
-    guards.metrics.add(read_edge(server, doors, guards.refusals))
-    server.serve_until_told(on_start=on_start)
-
-
-def _metrics(store: Store, loops: Sequence[Loop], ingest: IngestService | None) -> Metrics:
-    from collector.edge.metrics import Metrics
-    from rankscope.metering import read_ingest, read_loops, read_store
-
-    readers = [read_loops(loops), read_store(store)]
-    return Metrics(readers if ingest is None else [*readers, read_ingest(ingest)])
 
 
 def _announce(log: Log, url: str, token: str) -> None:
