@@ -191,8 +191,14 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
         for loop in loops:
             stack.callback(loop.stop)
             loop.start()
+        part = Part.COLLECTOR if before is None else Part.DASHBOARD
         try:
-            run_server(app, doors, guards, on_start=lambda: _announce(log, doors.url, access.token))
+            run_server(
+                app,
+                doors,
+                guards,
+                on_start=lambda: _announce(log, doors.url, access.token, part=part),
+            )
         except KeyboardInterrupt:
             say("stopping")
 
@@ -293,9 +299,9 @@ def _open_ingest(store: Store, topology: Topology, stack: ExitStack) -> IngestSe
     return service
 
 
-def _announce(log: Log, url: str, token: str) -> None:
+def _announce(log: Log, url: str, token: str, *, part: Part) -> None:
     if log.as_json:  # then stdout goes to a journal, where a token has no place
         log.tell("serving", {"url": url})
         return
-    sys.stdout.write(f"dashboard: {url}/?token={token}\n(Ctrl-C ends it)\n")
+    sys.stdout.write(f"{part}: {url}/?token={token}\n(Ctrl-C ends it)\n")
     sys.stdout.flush()

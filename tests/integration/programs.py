@@ -45,6 +45,9 @@ class Server:
     """A `rankscope serve` under way."""
 
     process: subprocess.Popen[str]
+    part: str
+    """What it says that it is."""
+
     url: str
     token: str
 
@@ -73,7 +76,8 @@ def serving(*arguments: str, store: Path, **more: str) -> Iterator[Server]:
             raise AssertionError(f"the server ended: {process.stderr.read()}")
         address = urlsplit(line.split()[-1])
         (token,) = parse_qs(address.query)["token"]
-        yield Server(process=process, url=f"http://{address.netloc}", token=token)
+        part = line.partition(":")[0]
+        yield Server(process=process, part=part, url=f"http://{address.netloc}", token=token)
     finally:
         process.terminate()
         process.communicate(timeout=PATIENCE_S)

@@ -96,12 +96,21 @@ def test_nothing_but_the_open_paths_answers_without_the_token(tmp_path: Path) ->
     assert not told.exists()
 
 
+def test_a_collector_alone_says_what_it_is_and_has_no_pages(tmp_path: Path) -> None:
+    with serving("--only", "collector", store=tmp_path / "store") as server:
+        page = httpx.get(f"{server.url}/", headers=server.bearer)
+
+    assert server.part == "collector"
+    assert page.status_code == 404
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     with serving("--spool", str(tmp_path / "spool"), store=tmp_path / "store") as server:
         server.process.send_signal(number)
         _, err = server.process.communicate(timeout=PATIENCE_S)
 
+    assert server.part == "dashboard"
     assert server.process.returncode == 0
     # Another server of this machine may hold the first port; nothing else may be said.
     assert [line for line in err.splitlines() if "is taken" not in line] == ["rankscope: stopping"]
