@@ -7,8 +7,12 @@ there, and only there, a read pays for removing duplicates.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from collector.describe import RUNNING
+from collector.gaps import read_gaps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -198,6 +202,9 @@ class RunRows:
     expired: list[Row] = field(default_factory=list)
     """Per epoch whose spans are kept no longer: up to which step, and which steps' are."""
 
+    gaps: list[Row] = field(default_factory=list)
+    """The first ranges of rows that did not come though later ones did: see `read_gaps`."""
+
 
 def list_runs(store: Store) -> list[Row]:
     """Return one row a run, the newest first."""
@@ -209,8 +216,14 @@ def run_names(store: Store) -> tuple[str, ...]:
     return tuple(row["run_id"] for row in store.rows(SELECT_RUN_NAMES))
 
 
-def read_run(store: Store, run_id: str) -> RunRows:
-    """Return what is known of a run besides its spans."""
+def read_run(store: Store, run_id: str, *, unix_ns: Callable[[], int] = time.time_ns) -> RunRows:
+    """Return what is known of a run besides its spans.
+
+    Args:
+        store: Where from.
+        run_id: The run.
+        unix_ns: Clock that the age of a gap is measured by.
+    """
     bound = {"run_id": run_id}
     epochs = store.rows(SELECT_EPOCHS, bound)
     if not epochs:
@@ -227,6 +240,7 @@ def read_run(store: Store, run_id: str) -> RunRows:
         pace=store.rows(SELECT_PACE, bound) if has_pace else [],
         clocks=store.rows(SELECT_CLOCKS, bound),
         expired=store.rows(SELECT_EXPIRED, bound),
+        gaps=read_gaps(store, run_id, is_running=epochs[-1]["state"] == RUNNING, now_ns=unix_ns()),
     )
 
 

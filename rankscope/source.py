@@ -132,6 +132,7 @@ def run_info_of(run_id: str, rows: RunRows) -> RunInfo:
 def _warnings(rows: RunRows) -> tuple[str, ...]:
     found = [f"{row['num_rows']} records were set aside: {row['reason']}" for row in rows.bad]
     found += [_expired_words(row) for row in rows.expired]
+    found += _gap_words(rows.gaps)
     if not rows.epochs[-1]["layout"] and rows.epochs[-1]["world_size"] > 1:
         found.append("the job did not tell its parallel layout")
     elif _is_unplaced(rows):
@@ -148,6 +149,16 @@ def _expired_words(row: Row) -> str:
     return f"the spans of epoch {row['epoch']} up to step {row['last_step']} are kept no longer" + (
         f", but those of the steps around findings: {but}" if but else ""
     )
+
+
+def _gap_words(gaps: list[Row]) -> list[str]:
+    told = [
+        f"missing rows {row['gap_first']}..{row['gap_last']} of segment {row['segment']:016x}"
+        f" of rank {row['rank']} (epoch {row['epoch']}): later ones came"
+        for row in gaps
+    ]
+    num_more = gaps[0]["num_gaps"] - len(gaps) if gaps else 0
+    return [*told, f"{num_more} more ranges of rows are missing"] if num_more else told
 
 
 def _is_unplaced(rows: RunRows) -> bool:
