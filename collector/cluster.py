@@ -97,6 +97,9 @@ class Statements(Protocol):
     def of(self, sql: str, parameters: Mapping[str, Any] | None = None) -> tuple[Statement, ...]:
         """Return what to run for ``sql``, in this order."""
 
+    def table_here(self, table: str) -> str:
+        """Return the name of the table that holds the rows on the server that is asked."""
+
 
 def statements_for(location: EmbeddedLocation | ServerLocation) -> Statements:
     """Return how a store at ``location`` says its statements."""
@@ -119,6 +122,10 @@ class OneServerStatements:
     def of(self, sql: str, parameters: Mapping[str, Any] | None = None) -> tuple[Statement, ...]:
         """Return ``sql`` alone."""
         return (Statement(sql=sql, parameters=parameters),)
+
+    def table_here(self, table: str) -> str:
+        """Return ``table``."""
+        return table
 
 
 class ClusterStatements:
@@ -157,6 +164,10 @@ class ClusterStatements:
                     for statement in said(match)
                 )
         raise ClusterStatementError(sql, "no known form of a statement that changes tables")
+
+    def table_here(self, table: str) -> str:
+        """Return the name of the local table; ``table`` itself holds no rows."""
+        return table + LOCAL_SUFFIX
 
     def _create(self, match: re.Match[str]) -> tuple[str, ...]:
         table, given = match["table"], match["arguments"]

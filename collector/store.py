@@ -125,6 +125,13 @@ class Store:
             with _translated_errors():
                 client.command(statement, parameters=_plain(said.parameters))
 
+    def table_here(self, table: str) -> str:
+        """Return the table in which the asked server has its own rows of ``table``.
+
+        On a cluster that is its share, of whose parts ``system.parts`` tells.
+        """
+        return self._statements.table_here(table)
+
     def insert_arrow(self, table: str, rows: pa.Table) -> None:
         """Insert columns by name; returns when they are on disk."""
         client = self._client()

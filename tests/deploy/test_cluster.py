@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,7 @@ from collector.deletion import Deletions
 from collector.location import ServerLocation, parse_store_url
 from collector.migrate import CREATE_VERSION_TABLE, known_migrations
 from collector.read import list_runs, read_run, read_spans, read_steps
+from collector.removal import free_hidden, free_where_many_hidden
 from collector.tail import SpoolTail
 from collector.writer import StoreWriter
 from tests.collector.spool_builder import SpoolBuilder
@@ -276,3 +278,36 @@ def test_a_run_is_deleted_on_every_shard(store: Store, tmp_path: Path) -> None:
 
     assert store.rows(COUNT_COPIES, {"run_id": "gone"}) == [{"num_rows": 0}]
     assert "gone" not in [row["run_id"] for row in list_runs(store)]
+
+
+COUNT_FREED = """
+SELECT count() AS n FROM system.mutations
+WHERE table = 'spans_local' AND position(command, 'APPLY DELETED MASK') > 0
+"""
+
+
+def test_parts_are_written_anew_where_many_of_a_servers_rows_are_hidden(
+    store: Store, tmp_path: Path
+) -> None:
+    # GIVEN a run whose rows lie there twice, and none is hidden: nothing is to be done
+    store_run(store, tmp_path, "hidden")
+    store.insert_arrow("spans", store.arrow(COPY_SPANS, {"run_id": "hidden"}))
+    free_hidden(store, ["spans"])  # of the tests before
+    wait_for_mutations(store)
+    (before,) = store.rows(COUNT_FREED)
+    free_where_many_hidden(store, ["spans"])
+    assert store.rows(COUNT_FREED) == [before]
+
+    # WHEN half of them are removed
+    store.command("DELETE FROM spans WHERE run_id = 'hidden' AND rank = 1")
+    free_where_many_hidden(store, ["spans"])
+
+    assert store.rows(COUNT_FREED) == [{"n": before["n"] + 1}]
+
+
+def wait_for_mutations(store: Store) -> None:
+    for _ in range(3_000):
+        if store.rows("SELECT count() AS n FROM system.mutations WHERE NOT is_done")[0]["n"] == 0:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the engine is still at it after 30 s")
