@@ -184,6 +184,8 @@ class NodeAgent:
         if self._beats is None or self._monotonic_s() < self._beats_due_s:
             return
         buffer, shipper = self._beats
+        if not len(buffer):
+            return
         buffer.ship(shipper.send, num_at_once=NUM_AT_ONCE)
         self._beats_due_s = self._monotonic_s() + EVERY_S
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from tests.collector.agent.fake_collector import TOKEN, FakeCollector
 from tests.collector.agent.rig import write_spans
-from tests.collector.spool_builder import SpoolBuilder
+from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.faults.checker import Oracle, check
 from tests.faults.proxy import FaultProxy, Faults
 from tests.integration.programs import COMMAND, PATIENCE_S, environment, rankscope
@@ -70,6 +71,21 @@ def test_an_agent_ships_a_host_and_ends_when_told_to_and_goes_on_later(tmp_path:
         assert check(tmp_path / "oracle", collector.stored.rows).is_clean
         names = {row["name"] for row in collector.stored.described["samples"]}
         assert {"disk-free-bytes:/", "sampler-cpu-ns"} <= names
+
+
+def test_an_agent_tells_where_its_ranks_run_and_how_far_they_are(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    builder = SpoolBuilder(spool, run_id="run", rank=3, **this_host())
+    builder.span(step=41)
+    with FakeCollector() as collector:
+        with shipping(spool, collector.url) as agent:
+            wait_for(lambda: bool(collector.stored.described.get("heartbeats")))
+            agent.send_signal(signal.SIGTERM)
+            agent.communicate(timeout=PATIENCE_S)
+        beat = collector.stored.described["heartbeats"][0]
+
+    assert (beat["run_id"], beat["rank"], beat["step"]) == ("run", 3, 41)
+    assert beat["host"] == os.uname().nodename
 
 
 def test_an_agent_that_waits_for_an_answer_ends_within_seconds(tmp_path: Path) -> None:
