@@ -92,7 +92,10 @@ NUMBERS = {
     "join_use_nulls": 1,
     "cast_string_to_dynamic_use_inference": 1,
 }
-"""Settings that a request may choose, from 0 to this."""
+"""Settings that a request may choose, from 0, or `LEAST`, to this."""
+
+LEAST = {"max_threads": 1}
+"""0 threads would be one for each core."""
 
 WORDS = {
     "result_overflow_mode": frozenset({"throw", "break"}),
@@ -133,8 +136,9 @@ def settings_of(asked: Mapping[str, str], limits: QueryLimits) -> dict[str, int 
             chosen[name] = min(_number(name, text) or cap, cap)
         elif name in NUMBERS:
             value = _number(name, text)
-            if value > NUMBERS[name]:
-                raise QueryError(BAD_ARGUMENTS, f"setting {name} is at most {NUMBERS[name]} here")
+            least, most = LEAST.get(name, 0), NUMBERS[name]
+            if not least <= value <= most:
+                raise QueryError(BAD_ARGUMENTS, f"setting {name} is {least} to {most} here")
             chosen[name] = value
         elif name in WORDS:
             if text not in WORDS[name]:

@@ -78,6 +78,7 @@ def test_a_request_may_lower_a_limit_and_not_raise_it(small: QueryEngine) -> Non
     ("name", "value"),
     [
         ("max_threads", "64"),
+        ("max_threads", "0"),
         ("max_execution_time", "-1"),
         ("max_result_rows", "1 OR 1"),
         ("max_result_rows", "9" * 30),
