@@ -30,7 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
-@pytest.fixture(scope="session")
+# Of the package, not of the session: while Playwright runs, no other test's event loop can.
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     found = next((path for path in map(shutil.which, NAMES) if path), None)
     if found is None:

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-import ast
 import gc
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-import collector
 from collector.columns import coded_strings, numbers, optional_numbers, to_codes, to_numpy
 from collector.errors import (
     StoreClosedError,
@@ -27,6 +24,7 @@ from collector.store import Store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -261,43 +259,6 @@ def test_columns_pass_through_the_store_unchanged(folder: Path) -> None:
     assert [texts[code] for code in codes] == ["alpha", "beta", "beta", "alpha"]
     assert to_numpy(found["start_ns"]).tolist() == [-1, 0, 5, 2**62]
     assert found["parent_row"].to_pylist() == [9, None, None, 7]
-
-
-def test_no_statement_is_put_together_from_strings() -> None:
-    # What reaches the engine is a constant or a variable that holds one; values are bound.
-    package = Path(collector.__file__).parent
-    offenders = [
-        f"{path.name}:{call.lineno}"
-        for path in sorted(package.rglob("*.py"))
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
-        and call.func.attr in {"rows", "arrow", "command", "raw_query", "query", "query_arrow"}
-        and call.args
-        and not isinstance(call.args[0], ast.Constant | ast.Name)
-    ]
-    built = [
-        f"{path.name}:{node.lineno}"
-        for path in sorted(package.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.JoinedStr | ast.BinOp)
-        and any(
-            isinstance(part, ast.Constant)
-            and isinstance(part.value, str)
-            and part.value.lstrip().startswith(("SELECT ", "INSERT ", "ALTER ", "DELETE "))
-            for part in ast.walk(node)
-        )
-    ]
-
-    assert offenders == []
-    assert built == []
-
-
-def test_the_check_above_would_see_a_built_statement() -> None:
-    tree = ast.parse('store.rows(f"SELECT {x}")')
-
-    (call,) = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    assert not isinstance(call.args[0], ast.Constant | ast.Name)
 
 
 @pytest.mark.multiproc

@@ -122,6 +122,10 @@ def test_bad_usage_says_what_to_do(tmp_path: Path, arguments: list[str]) -> None
     assert not (tmp_path / "spool").exists()
 
 
+ABORTED_AT_EXIT = "terminate called without an active exception"
+"""What torch itself says now and then, on a busy machine, when a process of an untraced job ends."""
+
+
 @pytest.mark.multiproc
 def test_torchrun_traces_a_script_that_knows_of_nothing(tmp_path: Path) -> None:
     def job(*options: str) -> list[str]:
@@ -139,6 +143,8 @@ def test_torchrun_traces_a_script_that_knows_of_nothing(tmp_path: Path) -> None:
             timeout=120,
             check=False,
         )
+        if not options and ABORTED_AT_EXIT in done.stderr:
+            return job()
         assert done.returncode == 0, done.stderr
         return sorted(done.stdout.splitlines())
 

@@ -74,7 +74,7 @@ def url(engine: QueryEngine, tokens: dict[str, str]) -> Iterator[str]:
 
     access = Access(port=0, token=TOKEN, tokens=TokenBook(Path(tokens["path"])))
     app = create_server(access, pages=pages, not_ready=lambda: None, routers=[query_router(engine)])
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
     deadline = time.monotonic() + PATIENCE_S
