@@ -123,7 +123,7 @@ def test_bad_usage_says_what_to_do(tmp_path: Path, arguments: list[str]) -> None
 
 
 ABORTED_AT_EXIT = "terminate called without an active exception"
-"""What torch itself says now and then, on a busy machine, when a process of an untraced job ends."""
+"""What torch says now and then, on a busy machine, when a process of an untraced job ends."""
 
 
 @pytest.mark.multiproc
