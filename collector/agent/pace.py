@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 30.0
+LONGEST_PAUSE_S = 10.0
 LONGEST_ASKED_S = 300.0
 """A ``Retry-After`` beyond this is cut to it: an agent that sleeps for a day helps nobody."""
 
