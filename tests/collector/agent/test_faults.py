@@ -245,9 +245,10 @@ def test_sixty_four_agents_do_not_come_back_together() -> None:
             tries[int(now_s)] += 1
             now_s += backoff.failed()
 
-    # THEN after the first seconds no second sees a quarter of them
-    assert max(tries[20:]) <= 16
-    assert sum(tries[60:]) / 64 <= 6
+    # THEN after the first seconds no second sees much more than a quarter of them, and each of them
+    # tries once in five seconds
+    assert max(tries[20:]) <= 24
+    assert sum(tries[60:]) / 64 <= 14
 
 
 def test_agents_that_were_told_the_same_time_come_back_apart() -> None:
