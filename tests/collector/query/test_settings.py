@@ -42,6 +42,16 @@ def ask(engine: QueryEngine, text: str, **settings: str) -> bytes:
     return bytes(asyncio.run(engine.answer(request)).answer.view)
 
 
+def once_let_go(engine: QueryEngine, text: str) -> bytes:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return ask(engine, text)
+        except QueryError:
+            if time.monotonic() > deadline:
+                raise
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
@@ -134,7 +144,8 @@ def test_a_result_that_nobody_fetches_keeps_others_out_until_it_is_let_go(
         ask(small, "SELECT 1")
     assert len(held.answer.view) == 1_100
     del held
-    assert ask(small, "SELECT 1") == b"1\n"
+    # The thread that answered may still hold the result for a moment.
+    assert once_let_go(small, "SELECT 1") == b"1\n"
 
 
 def test_rows_that_lie_there_twice_are_read_once(store: Store, ask: Ask) -> None:
