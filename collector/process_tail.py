@@ -92,6 +92,11 @@ class ProcessTail:
         """Whether the process can't write any more."""
         return self._is_over
 
+    @property
+    def refused(self) -> frozenset[Path]:
+        """Segments that can't be read, of a newer version say; they are left as they are."""
+        return frozenset(self._refused)
+
     def look(self, *, now_ns: int) -> Words:
         """Find new segments, read new lines, and see whether the process has ended."""
         files = self.files

@@ -18,6 +18,7 @@ from tracer.spool import (
     RECORD_BYTES,
     SEGMENT_MAGIC,
     NotASpoolError,
+    SpoolError,
     read_header,
     sealed_rows,
 )
@@ -242,14 +243,18 @@ def _identity(header: bytes, path: Path) -> SpoolIdentity:
 
 
 def open_spans(path: Path) -> list[OpenSpan]:
-    """Return what stands in the open table of a segment; nothing where it can't be read."""
+    """Return what stands in the open table of a segment.
+
+    Nothing where it can't be read, or is of another version: its table may mean other things.
+    """
     try:
         with path.open("rb") as file:
             header = file.read(HEADER_BYTES)
-    except OSError:
+        read_header(header, magic=SEGMENT_MAGIC, path=path)
+    except (OSError, SpoolError):
         return []
     found = []
-    for slot in range(OPEN_CAPACITY if len(header) == HEADER_BYTES else 0):
+    for slot in range(OPEN_CAPACITY):
         entry = OPEN_ENTRY.unpack_from(header, OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES)
         start_ns, group_id, seq, name_id, step, kind, _depth, check = entry
         if start_ns and check == start_ns:

@@ -59,6 +59,9 @@ class TailProgress:
     num_running: int
     """Of these, the ones that have not ended."""
 
+    num_refused: int
+    """Segments and folders so far that can't be read, of a newer version say, and are left."""
+
     problems: tuple[str, ...]
     """What can't be read and is left as it is, one plain line each, told once."""
 
@@ -136,6 +139,7 @@ class SpoolTail:
         self._manifests: set[tuple[str, str]] = set()
         self._new_manifests: list[Row] = []
         self._num_processes = 0
+        self._refused: set[Path] = set()
         self._problems: list[str] = []
 
     def poll(self) -> TailProgress:
@@ -167,6 +171,7 @@ class SpoolTail:
             num_bad=totals.num_bad,
             num_processes=self._num_processes,
             num_running=sum(tail.state == RUNNING for tail in self._active.values()),
+            num_refused=len(self._refused),
             problems=problems,
         )
 
@@ -200,6 +205,7 @@ class SpoolTail:
             except (SpoolProblem, OSError) as error:
                 self._problems.append(str(error))
                 self._settled.add(folder)
+                self._refused.add(folder)
         self._tell_manifests()
 
     def _tell_manifests(self) -> None:
@@ -244,6 +250,7 @@ class SpoolTail:
                 continue
             groups += words.groups
             events += words.events
+            self._refused |= tail.refused
             self._problems += tail.problems
             tail.problems.clear()
         self._upsert("groups", groups)
@@ -346,7 +353,8 @@ class SpoolTail:
                 tail.close()
                 del self._active[folder]
                 self._settled.add(folder)
-                self._shipped.append(folder)
+                if not tail.refused:  # else it holds what was never read
+                    self._shipped.append(folder)
 
 
 def _news(epoch: _Epoch) -> list[Row]:

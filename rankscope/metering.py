@@ -62,7 +62,8 @@ def read_loops(loops: Sequence[Loop]) -> Reader:
         if brought:
             yield Reading(
                 name="spool_rows_total",
-                text="Rows that the tail took from the spool, by what became of them.",
+                text="Rows that the tail took from the spool, by what became of them;"
+                " refused_files: files that it can't read, and left.",
                 label="kind",
                 values={name: count for counts in brought for name, count in counts.items()},
             )
