@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from analysis.profile import Profile
     from analysis.report import Finding
     from analysis.source import RunInfo, SpanSource, SpanTable, StepTable
+    from analysis.waterfall import Waterfall
     from analysis.whatif import WhatIf
     from tracer.topology import Coords
 
@@ -131,28 +133,31 @@ def report_of(
         return _nothing_to_replay(run, spans, steps, told, reading)
     ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
     told += layout_findings(run, reading, ranks, context)
-    result = what_if(replayer)
-    slowdown = result.slowdown(result.replayed_ns)
-    profile = _profile(reading.items, coords, context.microbatches)
+    # numpy lets other threads go on while it works on long arrays.
+    with ThreadPoolExecutor(1) as aside:
+        recorded = aside.submit(_as_recorded, run, spans, steps, reading, replayer)
+        result = what_if(replayer)
+        slowdown = result.slowdown(result.replayed_ns)
+        profile = _profile(reading.items, coords, context.microbatches)
 
-    def case(compared: Profile) -> Case:
-        return Case(
-            reading=reading,
-            profile=compared,
-            replayer=replayer,
-            ranks=ranks,
-            context=context,
-            step_ns=_step_bounds(steps, reading.steps),
-            slowdown=slowdown,
-        )
+        def case(compared: Profile) -> Case:
+            return Case(
+                reading=reading,
+                profile=compared,
+                replayer=replayer,
+                ranks=ranks,
+                context=context,
+                step_ns=_step_bounds(steps, reading.steps),
+                slowdown=slowdown,
+            )
 
+        findings = _with_told(_findings(run, profile, case), told)
+        trail = trail_of(reading.model)
+        rank_times = dict.fromkeys(coords, int(reading.actual_ns.sum()))
+        starved = starved_ranks(reading.model, reading.waits, rank_times, trail=trail)
+        full, waterfall = recorded.result()
     actual = float(reading.actual_ns.mean())
     replayed, ideal = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
-    full = float(replayer.full_recorded().mean())
-    rank_times = dict.fromkeys(coords, int(reading.actual_ns.sum()))
-    trail = trail_of(reading.model)
-    ideal_times = replayer.full_ideal_times() if run.layout.pp > 1 else None
-    waterfall = waterfall_of(run, reading, spans, steps, ideal=ideal_times)
     return RunReport(
         run=run.run_id,
         source_format=run.source_format,
@@ -182,8 +187,8 @@ def report_of(
         ideal_s_by_step=_seconds_by_step(reading.steps, result.ideal_ns),
         m_w=result.m_w,
         m_s=result.m_s,
-        findings=_with_told(_findings(run, profile, case), told),
-        starved=starved_ranks(reading.model, reading.waits, rank_times, trail=trail),
+        findings=findings,
+        starved=starved,
         mfu=compute_mfu(run, steps),
         quality=_quality(run, steps, reading, isolated=bool(result.by_dp_ns)),
         excess=_excess(profile),
@@ -191,6 +196,15 @@ def report_of(
         bandwidth=bandwidths(reading.transfers, {rank: ranks[rank].host for rank in ranks}),
         waterfall=summary_of(reading.model, waterfall, trail=trail),
     )
+
+
+def _as_recorded(
+    run: RunInfo, spans: SpanTable, steps: StepTable, reading: Reading, replayer: Replayer
+) -> tuple[float, Waterfall]:
+    """Return the mean step of the full replay, in ns, and where the recorded time went."""
+    full_ns = float(replayer.full_recorded().mean())
+    ideal = replayer.full_ideal_times() if run.layout.pp > 1 else None
+    return full_ns, waterfall_of(run, reading, spans, steps, ideal=ideal)
 
 
 def _replayable(

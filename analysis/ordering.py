@@ -106,3 +106,17 @@ def places_of(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) -> NDAr
     table = np.searchsorted(ascending, np.arange(lowest, highest + 1))
     found: NDArray[np.int64] = table[values - values.dtype.type(lowest)]
     return found
+
+
+def is_among(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) -> NDArray[np.bool_]:
+    """Tell which values are in ``ascending``; quickest where the values ascend too.
+
+    Args:
+        values: Shape (rows,).
+        ascending: Shape (numbers,), sorted.
+    """
+    if not len(ascending):
+        return np.zeros(len(values), dtype=np.bool_)
+    at = np.minimum(places_of(values, ascending), len(ascending) - 1)
+    found: NDArray[np.bool_] = ascending[at] == values
+    return found

@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.distinct import distinct
 from analysis.intervals import NOWHERE, Line, covering, outermost, union
-from analysis.ordering import sort_rows, stable_order
+from analysis.ordering import is_among, sort_rows, stable_order
 from tracer.span import KIND_CODES, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _with_anchors(
     at the same instant: it must not hang on what preceded the wait.
     """
     ends = distinct(wait_end)
-    hangs = ~_is_among(ends, first) | _is_among(ends, distinct(launches))
+    hangs = ~is_among(ends, first) | is_among(ends, distinct(launches))
     anchors = ends[hangs]
     # A wait may end with the step itself, which is half-open.
     anchors = anchors[covering(windows.start, windows.end, anchors - 1) != NOWHERE]
@@ -171,15 +171,6 @@ def _with_anchors(
     first, last = first[order], last[order]
     empty = first == last
     return first, last, covering(windows.start, windows.end, first - empty)
-
-
-def _is_among(value: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tell which values are among ascending places. Shape as ``value``."""
-    if not len(places):
-        return np.zeros(len(value), dtype=np.bool_)
-    at = np.minimum(np.searchsorted(places, value), len(places) - 1)
-    found: NDArray[np.bool_] = places[at] == value
-    return found
 
 
 def _rows_of(spans: SpanTable, kinds: tuple[SpanKind, ...]) -> NDArray[np.int64]:

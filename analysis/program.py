@@ -247,7 +247,8 @@ def compile_program(
 def _frame(operations: Operations, replica: NDArray[np.int64], num_replicas: int) -> _Frame:
     instance = operations.step.astype(np.int64) * num_replicas + replica
     order = stable_order(instance)
-    first = np.searchsorted(instance[order], np.arange(len(operations.steps) * num_replicas + 1))
+    num_instances = len(operations.steps) * num_replicas
+    first = np.concatenate(([0], np.cumsum(np.bincount(instance, minlength=num_instances))))
     local = np.empty(len(operations), dtype=np.int64)
     local[order] = np.arange(len(operations)) - first[instance[order]]
     lead, beyond = _leads(operations.group, instance, local)

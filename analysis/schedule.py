@@ -82,7 +82,7 @@ def order_by_level(
     by_node = stable_order(position[dst])
     sources = position[src][by_node]
     first_edge = np.concatenate(([0], np.cumsum(fan_in[order])))
-    borders = np.searchsorted(level[order], np.arange(int(level.max(initial=-1)) + 2))
+    borders = np.concatenate(([0], np.cumsum(np.bincount(level))))
     across = across[order]
     levels = tuple(
         _level(first, last, first_edge, sources, across)
@@ -155,7 +155,7 @@ def levels_of(num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]) ->
     missing = np.bincount(dst, minlength=num_nodes)
     by_src = stable_order(src)
     targets = dst[by_src]
-    first = np.searchsorted(src[by_src], np.arange(num_nodes + 1))
+    first = np.concatenate(([0], np.cumsum(np.bincount(src, minlength=num_nodes))))
     frontier = np.flatnonzero(missing == 0)
     depth = 0
     while len(frontier):

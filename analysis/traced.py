@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,7 +75,7 @@ def read_traced(
         joined.line,
         joined.windows,
         joined.blocked(),
-        joined.launch(),
+        joined.launch,
     )
     if clock_error_ns is None and (split.transfer_ns < -1).any():
         worst = float(-split.transfer_ns.min())
@@ -88,8 +89,14 @@ def read_traced(
     if repeated:
         warnings.append(f"{repeated} steps ran again in a later epoch; their last run counts")
     portion = portions_by_span(spans, pieces.compute)
-    model, number = graph_of(run, joined, pieces, numbers=tuple(numbers.tolist()), portion=portion)
-    piece_number, comm_number = number[: len(pieces.start)], number[len(pieces.start) :]
+    with ThreadPoolExecutor(2) as aside:
+        items = aside.submit(compute_items, joined, pieces, numbers, run, portion=portion)
+        named = tuple(numbers.tolist())
+        model, number = graph_of(run, joined, pieces, numbers=named, portion=portion)
+        piece_number, comm_number = number[: len(pieces.start)], number[len(pieces.start) :]
+        transfers = aside.submit(transfers_of, joined, numbers, run, number=number)
+        gaps = gaps_of(joined, pieces, steps, numbers=numbers, piece_number=piece_number)
+        waits = _wait_intervals(joined, comm_number)
     index = places_of(steps.step, numbers)
     first = np.full(len(numbers), np.iinfo(np.int64).max)
     last = np.full(len(numbers), np.iinfo(np.int64).min)
@@ -97,13 +104,13 @@ def read_traced(
     np.maximum.at(last, index, steps.end_ns)
     return Reading(
         model=model,
-        items=compute_items(joined, pieces, numbers, run, portion=portion),
-        steps=tuple(numbers.tolist()),
+        items=items.result(),
+        steps=named,
         actual_ns=last - first,
         left_out=left_out,
-        waits=_wait_intervals(joined, comm_number),
-        gaps=gaps_of(joined, pieces, steps, numbers=numbers, piece_number=piece_number),
-        transfers=transfers_of(joined, numbers, run, number=number),
+        waits=waits,
+        gaps=gaps,
+        transfers=transfers.result(),
         warnings=tuple(warnings),
     )
 
@@ -173,7 +180,7 @@ def _wait_intervals(joined: Joined, number: NDArray[np.int64]) -> WaitIntervals:
     start = spans.start_ns[wait]
     arrival = spans.start_ns[comm] + split.wait_ns[comm]
     end = np.minimum(arrival, start + spans.duration_ns[wait])
-    real = (end > start) & ~is_one_sided(spans, split)[comm]
+    real = (end > start) & ~joined.one_sided[member]
     # Threads of one rank may wait at the same time.
     return without_overlap(
         WaitIntervals(

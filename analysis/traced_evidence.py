@@ -9,12 +9,11 @@ import numpy as np
 from analysis.distinct import distinct
 from analysis.evidence import GapItems, Link, Place, Transfers
 from analysis.intervals import NOWHERE
-from analysis.ordering import sort_rows
+from analysis.ordering import is_among, sort_rows
 from analysis.pieces import GAP, Pieces, own_compute
-from analysis.traced_graph import is_buffered
 from analysis.traced_ranks import groups_as_traced
 from analysis.transfers import Members, collect_transfers
-from analysis.waits import is_one_sided, is_p2p
+from analysis.waits import is_p2p
 from tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
@@ -83,9 +82,8 @@ def _places(joined: Joined, pieces: Pieces) -> NDArray[np.int8]:
     for code, before in _PLACE_BEFORE_KIND.items():
         place[np.flatnonzero(known)[kind == code]] = before
 
-    collective = joined.comm[~is_p2p(joined.spans)[joined.comm]]
-    launched = distinct(joined.launch()[np.isin(joined.comm, collective, assume_unique=True)])
-    place[np.isin(pieces.end, launched)] = Place.LAUNCH
+    launched = distinct(joined.launch[~is_p2p(joined.spans)[joined.comm]])
+    place[is_among(pieces.end, launched)] = Place.LAUNCH
 
     earlier = np.maximum.accumulate(np.where(own, index, NOWHERE))
     is_first = earlier < 0
@@ -134,7 +132,7 @@ def transfers_of(
     groups = {group.group_id: group for group in groups_as_traced(run)}
     hosts = {info.rank: info.host for epoch in run.epochs for info in epoch.ranks}
     unclear = (spans.flags[comm] & SpanFlag.END_BOUND) != 0
-    unclear |= is_one_sided(spans, joined.split)[comm] | is_buffered(joined)
+    unclear |= joined.waits_for_nobody
     pair = is_p2p(spans)[comm]
     source, target = spans.src_rank[comm], spans.dst_rank[comm]
     ids, group = np.unique(spans.group_id[comm], return_inverse=True)

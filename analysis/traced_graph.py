@@ -8,20 +8,21 @@ waited for.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import number_rows
+from analysis.distinct import distinct, number_rows
 from analysis.intervals import NOWHERE
 from analysis.model import ReplayModel
-from analysis.operations import NO_GROUP, Operations, latest_by_group
-from analysis.ordering import places_of, sort_rows
+from analysis.operations import NO_GROUP, Operations
+from analysis.ordering import is_among, places_of, sort_rows
 from analysis.pieces import GAP, Pieces, Windows, own_compute
 from analysis.portions import MOST_PORTIONS
 from analysis.traced_ideal import ideal_durations, ideal_gaps
-from analysis.waits import is_one_sided, is_p2p
-from tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
+from analysis.waits import is_p2p
+from tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,8 +56,6 @@ def graph_of(
     """
     spans, windows, comm = joined.spans, joined.windows, joined.comm
     num_pieces = len(pieces.start)
-    launch = joined.launch()
-    src, dst = _edges(joined, pieces, launch)
 
     window = np.concatenate((pieces.window, joined.comm_window))
     rank = windows.rank[window]
@@ -66,34 +65,35 @@ def graph_of(
         dtype=np.int32,
     )[:, places_of(rank, joined.line.ranks)]
     dp, stage = position
-    labels = _labels(joined, pieces, stage, portion)
     duration = np.concatenate(
         (
             pieces.end - pieces.start,
             spans.duration_ns[comm]
-            - np.where(_waits_for_nobody(joined), 0, joined.split.wait_ns[comm]),
+            - np.where(joined.waits_for_nobody, 0, joined.split.wait_ns[comm]),
         )
     ).astype(np.float64)
     gap = np.zeros(len(window))
     gap[:num_pieces] = _late_starts(pieces, windows)
-
-    group = np.concatenate((np.full(num_pieces, NO_GROUP, dtype=np.int64), _grouped(joined)))
-    extra = (_buffered_edges(joined, num_pieces), _stream_edges(joined, num_pieces))
-    src, dst = (
-        np.concatenate((side, *(pair[k] for pair in extra))) for k, side in enumerate((src, dst))
-    )
-
-    step = windows.step_index[window]
-    place = np.concatenate((pieces.start, launch))
-    is_comm = np.arange(len(window)) >= num_pieces
-    order = sort_rows(step, dp, rank, is_comm, place)
-    number = np.empty_like(order)
-    number[order] = np.arange(len(order))
     kind = _kinds(joined, pieces)
-    ideal = ideal_durations(
-        joined, pieces, kind=kind, label=labels, portion=portion, duration_ns=duration
-    )
-    ideal_gap = ideal_gaps(pieces, gap)
+
+    def labels_and_ideals() -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        labels = _labels(joined, pieces, stage, portion)
+        ideal = ideal_durations(
+            joined, pieces, kind=kind, label=labels, portion=portion, duration_ns=duration
+        )
+        return labels, ideal
+
+    # numpy lets other threads go on while it works on long arrays.
+    with ThreadPoolExecutor(1) as aside:
+        valued = aside.submit(labels_and_ideals)
+        src, dst = _all_edges(joined, pieces)
+        is_comm = np.arange(len(window)) >= num_pieces
+        step = windows.step_index[window]
+        order = sort_rows(step, dp, rank, is_comm, np.concatenate((pieces.start, joined.launch)))
+        number = np.empty_like(order)
+        number[order] = np.arange(len(order))
+        labels, ideal = valued.result()
+    group = np.concatenate((np.full(num_pieces, NO_GROUP, dtype=np.int64), _grouped(joined)))
     operations = Operations(
         steps=numbers,
         step=step[order],
@@ -113,7 +113,7 @@ def graph_of(
     model = ReplayModel(
         operations=operations,
         ideal_ns=ideal[order],
-        ideal_gap_ns=ideal_gap[order],
+        ideal_gap_ns=ideal_gaps(pieces, gap)[order],
         kind=kind[order],
         kinds=tuple(kind.value for kind in KINDS),
         rank=rank[order],
@@ -124,16 +124,26 @@ def graph_of(
     return model, number
 
 
-def _edges(
-    joined: Joined, pieces: Pieces, launch: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _all_edges(joined: Joined, pieces: Pieces) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (src, dst) with pieces numbered first and communications after them."""
+    num_pieces = len(pieces.start)
+    parts = (
+        _edges(joined, pieces),
+        _buffered_edges(joined, num_pieces),
+        _stream_edges(joined, num_pieces),
+    )
+    src, dst = (np.concatenate(side) for side in zip(*parts, strict=True))
+    return src, dst
+
+
+def _edges(joined: Joined, pieces: Pieces) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return what pieces wait for, and what communications do on the rank that launched them."""
     num = len(pieces.start)
     follows = pieces.window[1:] == pieces.window[:-1]
     index = np.arange(num)
     src, dst = [index[:-1][follows]], [index[1:][follows]]
 
-    before = _launched_by(joined, pieces, launch)
+    before = _launched_by(joined, pieces)
     known = (before >= 0) & (pieces.window[before] == joined.comm_window) if num else before >= 0
     src.append(before[known])
     dst.append(num + np.flatnonzero(known))
@@ -148,15 +158,16 @@ def _edges(
     return np.concatenate(src), np.concatenate(dst)
 
 
-def _launched_by(joined: Joined, pieces: Pieces, launch: NDArray[np.int64]) -> NDArray[np.int64]:
+def _launched_by(joined: Joined, pieces: Pieces) -> NDArray[np.int64]:
     """Return the piece that had ended when each communication was launched, -1 where none had.
 
     Where a wait of no length stands at the same instant, the launch came first.
     """
+    launch = joined.launch
     before: NDArray[np.int64] = np.searchsorted(pieces.end, launch, side="right") - 1
     begin, end = joined.blocked()
     passing = pieces.start == pieces.end
-    passing[passing] = ~np.isin(pieces.start[passing], end[end > begin])
+    passing[passing] = ~is_among(pieces.start[passing], distinct(end[end > begin]))
     at_once = (before >= 0) & passing[before] & (pieces.start[before] == launch)
     earlier: NDArray[np.int64] = before - at_once
     return earlier
@@ -185,28 +196,13 @@ def _late_starts(pieces: Pieces, windows: Windows) -> NDArray[np.float64]:
 def _grouped(joined: Joined) -> NDArray[np.int64]:
     """Return each communication's group instance, `NO_GROUP` where it waits for nobody."""
     group = joined.split.instance[joined.comm].copy()
-    group[_waits_for_nobody(joined)] = NO_GROUP
+    group[joined.waits_for_nobody] = NO_GROUP
     return group
-
-
-def _waits_for_nobody(joined: Joined) -> NDArray[np.bool_]:
-    """Tell buffered sends, and members of rooted collectives that left before others entered."""
-    return is_buffered(joined) | is_one_sided(joined.spans, joined.split)[joined.comm]
-
-
-def is_buffered(joined: Joined) -> NDArray[np.bool_]:
-    """Tell the sends that had ended before their receive began."""
-    spans, comm = joined.spans, joined.comm
-    start = spans.start_ns[comm]
-    sends = (spans.src_rank[comm] == spans.rank[comm]) & (spans.dst_rank[comm] != NONE)
-    arrival = latest_by_group(joined.split.instance[comm], start)
-    buffered: NDArray[np.bool_] = sends & (start + spans.duration_ns[comm] < arrival)
-    return buffered
 
 
 def _buffered_edges(joined: Joined, num_pieces: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Let the receive of a buffered send wait for it."""
-    buffered = is_buffered(joined)
+    buffered = joined.buffered
     instance = joined.split.instance[joined.comm]
     sends = np.flatnonzero(buffered)
     receives = np.flatnonzero(np.isin(instance, instance[sends]) & ~buffered)
@@ -251,7 +247,7 @@ def _labels(
     kind = np.where(pieces.compute == GAP, GAP, spans.kind[span]).astype(np.int64)
     before = np.append(GAP, kind[:-1])
     after = np.append(kind[1:], GAP)
-    of_pieces: tuple[NDArray[Any], ...] = (
+    of_pieces = (
         np.where(is_gap, 1, 0),
         np.where(is_gap, pieces.host_kind, kind * MOST_PORTIONS**2 + portion[span]),
         np.where(is_gap, before, np.where(pieces.compute == GAP, 0, spans.chunk[span])),
@@ -259,14 +255,6 @@ def _labels(
         np.where(is_gap, 0, pieces.ordinal),
         stage[: len(span)],
     )
-    nothing = np.zeros(len(comm), dtype=np.int64)
-    of_comm: tuple[NDArray[Any], ...] = (
-        nothing + 2,
-        spans.kind[comm],
-        spans.name[comm],
-        spans.num_bytes[comm],
-        nothing,
-        nothing,
-    )
-    columns = (np.concatenate(pair) for pair in zip(of_pieces, of_comm, strict=True))
-    return number_rows(*columns)[0]
+    piece_label, num_labels = number_rows(*of_pieces)
+    comm_label, _ = number_rows(spans.kind[comm], spans.name[comm], spans.num_bytes[comm])
+    return np.concatenate((piece_label, num_labels + comm_label))

@@ -11,10 +11,11 @@ import numpy as np
 
 from analysis.distinct import number_rows
 from analysis.intervals import NOWHERE, Line, covering, outermost
+from analysis.operations import latest_by_group
 from analysis.ordering import places_of, stable_order
 from analysis.pieces import COMPUTE_KINDS, Windows, windows_of
-from analysis.waits import instance_keys
-from tracer.span import KIND_CODES, SpanFlag, SpanKind
+from analysis.waits import instance_keys, is_one_sided
+from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,6 +45,17 @@ class Joined:
     """Rows of the communications that take part."""
 
     comm_window: NDArray[np.int64]
+    launch: NDArray[np.int64]
+    """Shape (communications,): where on the line each was launched. A launch within
+    `LAUNCH_SLACK_NS` of a border of the compute around it counts as there: nothing is computed in
+    between, and alike steps look alike."""
+
+    buffered: NDArray[np.bool_]
+    """Shape (communications,): sends that had ended before their receive began."""
+
+    one_sided: NDArray[np.bool_]
+    """Shape (communications,): `is_one_sided`."""
+
     wait: NDArray[np.int64]
     """Rows that say where a rank was blocked: wait records, and synchronous communications
     that have none."""
@@ -51,26 +63,13 @@ class Joined:
     wait_comm: NDArray[np.int64]
     """Shape (wait rows,): index into ``comm`` of what was waited for, or `NOWHERE`."""
 
-    def launch(self) -> NDArray[np.int64]:
-        """Return where on the line each communication was launched.
+    @property
+    def waits_for_nobody(self) -> NDArray[np.bool_]:
+        """Tell buffered sends, and members of rooted collectives that left before others entered.
 
-        A launch within `LAUNCH_SLACK_NS` of a border of the compute around it counts as there:
-        nothing is computed in between, and alike steps look alike.
+        Shape (communications,).
         """
-        spans, line = self.spans, self.line
-        launch = line.place(spans.rank[self.comm], _launch_ns(spans, self.comm))
-        compute = np.flatnonzero(np.isin(spans.kind, _COMPUTE))
-        start = line.place(spans.rank[compute], spans.start_ns[compute])
-        end = start + spans.duration_ns[compute]
-        kept = outermost(start, end)
-        start, end = start[kept], end[kept]
-        around = covering(start, end, launch)
-        inside = around != NOWHERE
-        first, last = start[around[inside]], end[around[inside]]
-        at = launch[inside]
-        at = np.where(at - first <= LAUNCH_SLACK_NS, first, at)
-        launch[inside] = np.where(last - at <= LAUNCH_SLACK_NS, last, at)
-        return launch
+        return self.buffered | self.one_sided
 
     def blocked(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return (start, end) on the line of each wait."""
@@ -100,10 +99,11 @@ def join_waits(
     windows = windows_of(steps, line, places_of(steps.step, numbers).astype(np.int32))
     usable = np.isin(spans.step, numbers)
     comm = np.flatnonzero((split.instance != NOWHERE) & usable)
-    launch_ns = _launch_ns(spans, comm)
-    comm_window = covering(windows.start, windows.end, line.place(spans.rank[comm], launch_ns))
+    launch = line.place(spans.rank[comm], _launch_ns(spans, comm))
+    comm_window = covering(windows.start, windows.end, launch)
     inside = comm_window != NOWHERE
     comm, comm_window = comm[inside], comm_window[inside]
+    launch = _at_borders(spans, line, launch[inside])
 
     recorded = np.flatnonzero((spans.kind == WAIT) & usable)
     both = np.concatenate((comm, recorded))
@@ -127,9 +127,37 @@ def join_waits(
         split=split,
         comm=comm,
         comm_window=comm_window,
+        launch=launch,
+        buffered=_buffered(spans, split, comm),
+        one_sided=is_one_sided(spans, split)[comm],
         wait=np.concatenate((recorded, comm[alone])),
         wait_comm=np.concatenate((recorded_comm, alone)),
     ), warnings
+
+
+def _at_borders(spans: SpanTable, line: Line, launch: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Move launches within `LAUNCH_SLACK_NS` of a border of the compute around them there."""
+    compute = np.flatnonzero(np.isin(spans.kind, _COMPUTE))
+    start = line.place(spans.rank[compute], spans.start_ns[compute])
+    end = start + spans.duration_ns[compute]
+    kept = outermost(start, end)
+    start, end = start[kept], end[kept]
+    around = covering(start, end, launch)
+    inside = around != NOWHERE
+    first, last = start[around[inside]], end[around[inside]]
+    at = launch[inside]
+    at = np.where(at - first <= LAUNCH_SLACK_NS, first, at)
+    launch[inside] = np.where(last - at <= LAUNCH_SLACK_NS, last, at)
+    return launch
+
+
+def _buffered(spans: SpanTable, split: WaitSplit, comm: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell the sends that had ended before their receive began. Shape as ``comm``."""
+    start = spans.start_ns[comm]
+    sends = (spans.src_rank[comm] == spans.rank[comm]) & (spans.dst_rank[comm] != NONE)
+    arrival = latest_by_group(split.instance[comm], start)
+    buffered: NDArray[np.bool_] = sends & (start + spans.duration_ns[comm] < arrival)
+    return buffered
 
 
 def _launch_ns(spans: SpanTable, comm: NDArray[np.int64]) -> NDArray[np.int64]:

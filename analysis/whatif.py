@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,13 +60,17 @@ class WhatIf:
 
 
 class Replayer:
-    """Replays one model with any part of it recorded and the rest ideal, or the reverse."""
+    """Replays one model with any part of it recorded and the rest ideal, or the reverse.
+
+    Several threads may ask it at the same time.
+    """
 
     def __init__(self, model: ReplayModel) -> None:
         self.model = model
         operations, self._at = without_host(model.operations, model.on_device)
         self._device = compile_program(operations, host_gaps=False)
         self._full: Program | None = None
+        self._compiling = Lock()
         self._members = np.flatnonzero(model.operations.group != NO_GROUP)
         self._recorded_ns = operations.duration_ns
         self._ideal_ns = model.ideal_ns[self._at]
@@ -153,9 +158,12 @@ class Replayer:
     def _full_program(self, gap_ns: NDArray[np.float64]) -> Program:
         """Return the full replay, compiled anew where these gaps are the first of members."""
         late = bool(gap_ns[self._members].any())
-        if self._full is None or (late and not self._full.has_arrivals):
-            self._full = compile_program(self.model.operations, host_gaps=True, late_members=late)
-        return self._full
+        with self._compiling:
+            if self._full is None or (late and not self._full.has_arrivals):
+                self._full = compile_program(
+                    self.model.operations, host_gaps=True, late_members=late
+                )
+            return self._full
 
 
 def what_if(replayer: Replayer) -> WhatIf:
