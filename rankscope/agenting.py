@@ -36,6 +36,7 @@ DRAIN_S = 3.0
 """How long what is under way may take once the agent is told to stop."""
 
 LET_GO_S = 2.0
+SIGNAL_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,10 @@ def _run_until(stopping: threading.Event, agent: NodeAgent, link: Link) -> None:
 
     thread = threading.Thread(target=run, name="agent", daemon=True)
     thread.start()
-    stopping.wait()
+    # The kernel may give a signal to another thread. Python's handler runs in this one alone,
+    # and not as long as this one sleeps: it would sleep for ever.
+    while not stopping.wait(SIGNAL_LOOK_S):
+        pass
     thread.join(DRAIN_S)
     link.close()
     thread.join(LET_GO_S)

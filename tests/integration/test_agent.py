@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +21,6 @@ from tests.integration.programs import COMMAND, PATIENCE_S, environment, ranksco
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 
@@ -101,6 +101,19 @@ def test_an_agent_that_waits_for_an_answer_ends_within_seconds(tmp_path: Path) -
 
             assert agent.returncode == 0
             assert time.monotonic() - begun_s < 10
+
+
+def test_a_signal_that_another_thread_is_given_ends_the_agent_too(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    SpoolBuilder(spool, run_id="run").end()
+    with FakeCollector() as collector, shipping(spool, collector.url, "--no-samples") as agent:
+        wait_for(lambda: collector.num_requests("/v1/resume") > 0)
+        newest = max(int(task.name) for task in Path(f"/proc/{agent.pid}/task").iterdir())
+        os.kill(newest, signal.SIGTERM)
+        _, told = agent.communicate(timeout=PATIENCE_S)
+
+    assert agent.returncode == 0
+    assert "stopped" in told
 
 
 def test_a_second_agent_of_one_spool_is_refused(tmp_path: Path) -> None:
