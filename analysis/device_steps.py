@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.distinct import number_rows
 from analysis.ordering import sort_rows
+from analysis.waits import is_communication
 from tracer.span import KIND_CODES, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ ON_STREAM = [
     for kind in (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER, SpanKind.WAIT)
 ]
 """What a compute stream does one after the other. Asynchronous communication may outlast its step,
-so it tells no border."""
+so it tells no border but where a step begins."""
+
+TIMED = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN | SpanFlag.END_BOUND
+"""One of these is set in whatever was timed on a device, if only roughly."""
 
 
 def steps_on_device(spans: SpanTable, steps: StepTable) -> StepTable:
@@ -59,10 +63,12 @@ def _on_stream(spans: SpanTable, steps: StepTable) -> tuple[NDArray[np.int64], N
     """Return when each step's stream first and last did something for it; -1 where unknown."""
     first = np.full(len(steps), -1, dtype=np.int64)
     last = first.copy()
-    rows = np.flatnonzero(
-        np.isin(spans.kind, ON_STREAM) & ((spans.flags & SpanFlag.DEVICE_END_KNOWN) != 0)
-    )
-    if not len(rows) or not len(steps):
+    on_device = ((spans.flags & SpanFlag.HOST_CLOCK) == 0) & ((spans.flags & TIMED) != 0)
+    # A communication begins after the stream has come to its launch.
+    begins = on_device & (np.isin(spans.kind, ON_STREAM) | is_communication(spans))
+    ends = np.isin(spans.kind, ON_STREAM) & ((spans.flags & SpanFlag.DEVICE_END_KNOWN) != 0)
+    rows = np.flatnonzero(begins | ends)
+    if not ends.any() or not len(steps):
         return first, last
     key, num = number_rows(
         np.concatenate((steps.epoch, spans.epoch[rows])),
@@ -72,7 +78,9 @@ def _on_stream(spans: SpanTable, steps: StepTable) -> tuple[NDArray[np.int64], N
     begin = np.full(num, np.iinfo(np.int64).max)
     until = np.full(num, -1, dtype=np.int64)
     np.minimum.at(begin, key[len(steps) :], spans.start_ns[rows])
-    np.maximum.at(until, key[len(steps) :], (spans.start_ns + spans.duration_ns)[rows])
+    ended = ends[rows]
+    end_ns = (spans.start_ns + spans.duration_ns)[rows]
+    np.maximum.at(until, key[len(steps) :][ended], end_ns[ended])
     last = until[key[: len(steps)]]
     first = np.where(last >= 0, begin[key[: len(steps)]], -1)
     return first, last

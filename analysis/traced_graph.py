@@ -65,13 +65,7 @@ def graph_of(
         dtype=np.int32,
     )[:, places_of(rank, joined.line.ranks)]
     dp, stage = position
-    duration = np.concatenate(
-        (
-            pieces.end - pieces.start,
-            spans.duration_ns[comm]
-            - np.where(joined.waits_for_nobody, 0, joined.split.wait_ns[comm]),
-        )
-    ).astype(np.float64)
+    duration = np.concatenate((pieces.end - pieces.start, _transfers(joined))).astype(np.float64)
     gap = np.zeros(len(window))
     gap[:num_pieces] = _late_starts(pieces, windows)
     kind = _kinds(joined, pieces)
@@ -122,6 +116,24 @@ def graph_of(
         on_device=(is_comm | own_compute(pieces, len(window)))[order],
     )
     return model, number
+
+
+def _transfers(joined: Joined) -> NDArray[np.int64]:
+    """Return what each communication took once all members were there.
+
+    Where a member's end is only a bound it ended before, the instance's
+    shortest transfer stands for its own: nobody waited for it there.
+    """
+    spans, comm = joined.spans, joined.comm
+    wait = np.where(joined.waits_for_nobody, 0, joined.split.wait_ns[comm])
+    transfer: NDArray[np.int64] = spans.duration_ns[comm] - wait
+    bound = (spans.flags[comm] & SpanFlag.END_BOUND) != 0
+    if not bound.any():
+        return transfer
+    instance, num = number_rows(joined.split.instance[comm])
+    shortest = np.full(num, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, instance, transfer)
+    return np.where(bound, shortest[instance], transfer)
 
 
 def _all_edges(joined: Joined, pieces: Pieces) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -12,7 +12,7 @@ import numpy as np
 from analysis.distinct import number_rows
 from analysis.intervals import NOWHERE, Line, covering, outermost
 from analysis.operations import latest_by_group
-from analysis.ordering import places_of, stable_order
+from analysis.ordering import places_of, sort_rows, stable_order
 from analysis.pieces import COMPUTE_KINDS, Windows, windows_of
 from analysis.waits import instance_keys, is_one_sided
 from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 WAIT = KIND_CODES[SpanKind.WAIT]
 LAUNCH_SLACK_NS = 1_000
 """What two clock reads on one host take, with room to spare."""
+
+QUEUE_SLACK_NS = 20_000
+"""A communication that begins within this of the end before it on its stream may have queued: a
+stream that stood still for longer waited for something. Source: `tracer/device`, the same bound."""
 
 _COMPUTE = [KIND_CODES[kind] for kind in COMPUTE_KINDS]
 
@@ -165,54 +169,79 @@ def _launch_ns(spans: SpanTable, comm: NDArray[np.int64]) -> NDArray[np.int64]:
 
     That is its start where nobody noted the launch. A host may launch long
     before its device comes to it, even in the step before. Then the launch is
-    where the device's stream stood as it came: as much later than the host's as
-    the compute that was launched last before it began after its own launch, but
-    not after that compute ended, nor after the communication began. A begin
-    that is only a lower bound was itself taken on that stream.
+    where the device's stream stood as it came. A begin that is only a lower
+    bound was itself taken there, and an idle stream begins what it is given at
+    once. Of what had to queue behind another communication the launch lies
+    between those of its neighbours (`_queued_launches`).
     """
     start = spans.start_ns[comm]
     launch: NDArray[np.int64] = np.where(spans.launch_ns[comm] > 0, spans.launch_ns[comm], start)
     flags = spans.flags[comm]
     on_device = ((flags & SpanFlag.HOST_CLOCK) == 0) & ((flags & _OF_DEVICE) != 0)
     begin_known = (flags & SpanFlag.DEVICE_BEGIN_KNOWN) != 0
-    launch = np.where(on_device & ~begin_known, start, launch)
-    rows = np.flatnonzero(on_device & begin_known)
     compute = np.flatnonzero(
         np.isin(spans.kind, _COMPUTE) & ((spans.flags & SpanFlag.DEVICE_BEGIN_KNOWN) != 0)
     )
-    if not len(rows) or not len(compute):
-        return launch
-    before = _launched_last_before(spans, compute, comm[rows], launch[rows])
-    rows, before = rows[before != NOWHERE], before[before != NOWHERE]
-    begin, end = spans.start_ns[before], spans.start_ns[before] + spans.duration_ns[before]
-    launched = np.where(spans.launch_ns[before] > 0, spans.launch_ns[before], begin)
-    come = launch[rows] + (begin - launched)
-    same_step = spans.step[comm[rows]] == spans.step[before]
-    earliest = np.where(same_step, begin, end)
-    latest = np.where(same_step, np.minimum(start[rows], end), start[rows])
-    launch[rows] = np.where(
-        begin > launched, np.minimum(np.maximum(come, earliest), latest), launch[rows]
+    queued = np.zeros(len(comm), dtype=np.bool_)
+    queued[on_device & begin_known] = _has_queued(spans, comm[on_device & begin_known])
+    found = np.where(on_device, start, launch)
+    rows = np.flatnonzero(queued)
+    if len(rows) and len(compute):
+        at_once = comm[on_device & ~queued]
+        found[rows] = _queued_launches(spans, comm[rows], launch[rows], (compute, at_once))
+    return found
+
+
+def _has_queued(spans: SpanTable, comm: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell which communications began as the one before on their stream ended.
+
+    A stream is a rank's track, a pair's own for p2p. Shape as ``comm``.
+    """
+    stream, _ = number_rows(
+        spans.rank[comm], spans.track[comm], spans.src_rank[comm], spans.dst_rank[comm]
     )
-    return launch
+    order = sort_rows(stream, spans.start_ns[comm])
+    row = comm[order]
+    late = spans.start_ns[row[1:]] - (spans.start_ns + spans.duration_ns)[row[:-1]]
+    queued = np.zeros(len(comm), dtype=np.bool_)
+    queued[order[1:]] = (stream[order[1:]] == stream[order[:-1]]) & (np.abs(late) <= QUEUE_SLACK_NS)
+    return queued
 
 
-def _launched_last_before(
+def _queued_launches(
     spans: SpanTable,
-    compute: NDArray[np.int64],
     comm: NDArray[np.int64],
     launch: NDArray[np.int64],
+    known: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> NDArray[np.int64]:
-    """Return the row of compute that each communication's rank launched last before it."""
-    theirs = np.where(spans.launch_ns > 0, spans.launch_ns, spans.start_ns)[compute]
-    begin = int(min(theirs.min(), launch.min()))
-    length = int(max(theirs.max(), launch.max())) - begin + 1
+    """Return where a rank's stream stood as it came to launches whose work had to queue.
 
-    def placed(rank: NDArray[np.integer], at: NDArray[np.int64]) -> NDArray[np.int64]:
-        return rank.astype(np.int64) * length + (at - begin)
+    A stream comes to launches in the order in which its host made them. So this
+    one lies between the last known one before it and the first after it, where
+    it lay in the host's time, and not after the work began.
 
-    key = placed(spans.rank[compute], theirs)
+    Args:
+        spans: The table.
+        comm: Rows of the queued communications.
+        launch: Shape as ``comm``: their host's launch.
+        known: Rows of compute, and of communications that began at once.
+    """
+    marks = np.concatenate(known)
+    host = np.where(spans.launch_ns[marks] > 0, spans.launch_ns[marks], spans.start_ns[marks])
+    begin = int(min(host.min(), launch.min()))
+    length = int(max(host.max(), launch.max())) - begin + 1
+    key = spans.rank[marks].astype(np.int64) * length + (host - begin)
     order = stable_order(key)
-    at = np.searchsorted(key[order], placed(spans.rank[comm], launch), side="left") - 1
-    found = compute[order][np.maximum(at, 0)]
-    same_rank = (at >= 0) & (spans.rank[found] == spans.rank[comm])
-    return np.where(same_rank, found, NOWHERE)
+    marks, host, key = marks[order], host[order], key[order]
+    after = np.searchsorted(key, spans.rank[comm].astype(np.int64) * length + (launch - begin))
+    before, after = np.maximum(after - 1, 0), np.minimum(after, len(marks) - 1)
+    rank, start = spans.rank, spans.start_ns
+    has_before, has_after = rank[marks[before]] == rank[comm], rank[marks[after]] == rank[comm]
+    has_before &= host[before] < launch
+    has_after &= host[after] >= launch
+    low, high = start[marks[before]], start[marks[after]]
+    share = (launch - host[before]) / np.maximum(host[after] - host[before], 1)
+    between = low + np.rint(share * (high - low)).astype(np.int64)
+    come = np.where(has_before & has_after & (high >= low), between, low + launch - host[before])
+    come = np.where(has_before, come, launch)
+    return np.minimum(come, start[comm])
