@@ -27,8 +27,8 @@ SINGLE = frozenset(
         "_CAST", "bar", "byteSize", "caseWithExpression", "countDigits", "currentDatabase",
         "currentUser", "defaultValueOfArgumentType", "digits", "displayName",
         "finalizeAggregation", "formatReadableDecimalSize", "formatReadableQuantity",
-        "formatReadableSize", "formatReadableTimeDelta", "getSizeOfEnumType", "hostName",
-        "identity", "ignore", "indexHint", "initializeAggregation", "isConstant",
+        "formatReadableSize", "formatReadableTimeDelta", "getSizeOfEnumType", "identity",
+        "ignore", "indexHint", "initializeAggregation", "isConstant",
         "isDecimalOverflow", "lowCardinalityIndices", "lowCardinalityKeys", "materialize",
         "neighbor", "parseReadableSize", "parseReadableSizeOrNull", "parseReadableSizeOrZero",
         "parseTimeDelta", "revision", "rowNumberInAllBlocks", "rowNumberInBlock",
@@ -36,7 +36,10 @@ SINGLE = frozenset(
         "version", "visibleWidth",
     }
 )  # fmt: skip
-"""Members of the mixed categories "Other" and "Internal" that are allowed."""
+"""Members of the mixed categories "Other" and "Internal" that are allowed.
+
+``displayName`` tells the host's name; it stays, for the Go driver asks it when it connects.
+"""
 
 FORBIDDEN = frozenset({"formatrow", "formatrownonewline"})
 """Of an allowed category, but able to load a schema file."""
