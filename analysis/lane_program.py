@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.errors import CycleError
+from analysis.program import gates_from_start
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,7 +77,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneProgram:
-    """One shape, ready to replay. Nodes are its operations, then a *gate* for each group.
+    """One shape, ready to replay. Nodes are its operations, then a *gate* for each group,
+    then perhaps one for the step's begin.
 
     A gate ends when the last member of its group has arrived. Label sets are
     bits of an int.
@@ -150,15 +152,24 @@ def compile_lanes(shapes: Sequence[Shape]) -> list[LaneProgram]:
 
 
 def _before(shape: Shape) -> list[tuple[int, ...]]:
-    """Return what each node waits for: a member of a group for its gate, the gate for the rest."""
+    """Return what each node waits for: a member of a group for its gate, the gate for the rest.
+
+    A last node, if there is one, stands for the step's begin.
+    """
     num = len(shape)
     gate = shape.gate
     waits = np.where(gate[shape.dst] >= 0, num + gate[shape.dst], shape.dst)
     found: list[dict[int, None]] = [{} for _ in range(num + int(gate.max(initial=-1)) + 1)]
     for src, dst in zip(shape.src.tolist(), waits.tolist(), strict=True):
         found[dst][src] = None
-    for operation in np.flatnonzero(gate >= 0).tolist():
+    members = np.flatnonzero(gate >= 0)
+    for operation in members.tolist():
         found[operation][num + int(gate[operation])] = None
+    at_start = gates_from_start(shape.dst, members, num + gate[members]).tolist()
+    for node in at_start:
+        found[node][len(found)] = None
+    if at_start:
+        found.append({})
     return [tuple(sources) for sources in found]
 
 

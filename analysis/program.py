@@ -357,6 +357,28 @@ def _compile(
     return classes
 
 
+def gates_from_start(
+    dst: NDArray[np.int64], members: NDArray[np.int64], gate: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the gates that wait for something, and have a member that waits for nothing.
+
+    That member is there when the step begins. It makes a difference where a
+    negative transfer lets all others arrive before.
+
+    Args:
+        dst: Shape (edges,): the operations that wait.
+        members: Shape (members,): the operations with a group.
+        gate: Shape (members,): each one's gate.
+    """
+    waits = np.zeros(1 + max(int(dst.max(initial=0)), int(members.max(initial=0))), dtype=np.bool_)
+    waits[dst] = True
+    late = waits[members]
+    has_late, has_early = np.zeros((2, int(gate.max(initial=0)) + 1), dtype=np.bool_)
+    has_late[gate[late]] = True
+    has_early[gate[~late]] = True
+    return np.flatnonzero(has_late & has_early)
+
+
 @dataclass(frozen=True, slots=True)
 class _Graph:
     """One instance's operations before its groups have become nodes."""
@@ -399,6 +421,11 @@ def _step_class(
         src.append(gate)
         dst.append(members)
     dst.insert(0, arrival[graph.dst])
+    if gaps is not _Gaps.OF_ALL:
+        at_start = gates_from_start(graph.dst, members, gate)
+        src.append(np.full(len(at_start), num_nodes))
+        dst.append(at_start)
+        num_nodes += int(len(at_start) > 0)
     across = np.zeros(num_nodes, dtype=np.bool_)
     across[gate] = graph.across[members]
     # Several members of a group may wait for one operation: twice the same edge does no harm.

@@ -84,6 +84,16 @@ def reduction(num_computes: int) -> Shape:
     )
 
 
+def test_a_member_that_waits_for_nothing_is_there_when_the_step_begins() -> None:
+    # 0 ends 5 before the step begins, as clocks may have it; 1 follows it and meets 2.
+    (program,) = compile_lanes([shape(4, [(0, 1), (1, 3)], gates={1: 0, 2: 0})])
+    block = Block(parts=[part(program, [[-5], [2], [2], [1]], [0] * 4, [0])], num_steps=1)
+
+    ends = block.replay([[np.array([value]) for value in (-5.0, 2.0, 2.0, 1.0)]])
+
+    assert [float(row[0]) for row in ends[0][:4]] == [-5, 2, 2, 3]
+
+
 def test_replicas_meet_in_their_own_step_whatever_their_shape() -> None:
     long, short = compile_lanes([reduction(2), reduction(1)])
     # Step 0: one of each shape arrives, at 3 + 4 and at 5; step 1: two long ones, at 2 and 9.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from analysis.bytedance import model_of, read_trace
+from analysis.bytedance_format import CODE
 from analysis.operations import NO_GROUP, latest_by_group, positions_in_runs
 from analysis.program import compile_program
 from tests.analysis.bytedance_cluster import ByteDanceCluster
@@ -83,3 +84,19 @@ def test_of_a_run_without_replicas_the_only_one_is_put_back_whole() -> None:
     # One of the three steps is faster than ideal, which an ideal replica beside it would hide.
     assert (found[0] < program.step_times(model.ideal_ns)).any()
     assert found[0].tolist() == program.step_times(operations.duration_ns).tolist()
+
+
+def test_a_member_that_waits_for_nothing_is_there_when_the_step_begins() -> None:
+    # The first receive of stage 1 meets a send whose sender's clock is half a minute behind.
+    model = noisy_model(dp=1, pp=2)
+    operations = model.operations
+    forward = (operations.label // 2 == CODE["forward-compute"]) & (model.stage == 0)
+    first = np.flatnonzero(forward)[::4]
+    durations = operations.duration_ns.copy()
+    durations[first] -= 30_000 * MS
+
+    times = compile_program(operations, host_gaps=False).step_times(durations)
+
+    usual = compile_program(operations, host_gaps=False).step_times(operations.duration_ns)
+    assert (times > 0).all()
+    assert (usual - times < 40 * MS).all()
