@@ -1,0 +1,15 @@
+"""What a test finds in the store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from collector.read import read_spans
+
+if TYPE_CHECKING:
+    from collector.store import Store
+
+
+def names_of(store: Store, run_id: str) -> list[str]:
+    """Return the names of a run's spans, as they are read."""
+    return [str(name) for name in read_spans(store, run_id)["name"].to_pylist()]

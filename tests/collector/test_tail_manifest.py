@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from collector.places import read_places
+from collector.read import (
+    read_run,
+)
+from collector.tail import SpoolTail
+from rankscope.source import StoreSource
+from tests.collector.spool_builder import SpoolBuilder
+from tracer.topology import Coords, Layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from collector.store import Store
+
+
+def test_the_manifest_becomes_the_run(store: Store, run_id: str, tmp_path: Path) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id, rank=1)
+    spool.span()
+    spool.group(0xABCD, kind="dp-comm", name="dp", members=[1, 0])
+    spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    info = StoreSource(store).run_info(run_id)
+    assert (info.source_format, info.world_size, info.layout.dp) == ("rankscope", 2, 2)
+    assert (info.model, info.flops_per_token, info.flops_convention) == ("tiny", 6e3, "6 N")
+    (rank,) = info.epochs[0].ranks
+    assert (rank.rank, rank.coords.dp, rank.device_name, rank.dtype) == (1, 1, "cpu", "float32")
+    assert rank.peak_flops_per_s == 5e9
+    (group,) = info.epochs[0].groups
+    assert (group.group_id, group.kind, group.members) == (0xABCD, "dp-comm", (0, 1))
+
+
+def test_ranks_of_a_known_layout_that_tell_no_position_stand_nowhere_not_at_0(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    layout = {"dp": 2, "tp": 1, "pp": 2, "cp": 1, "ep": 1, "dsp": 1, "vpp": 1}
+    for rank, coords in enumerate(({"dp": 0, "pp": 1}, None)):
+        spool = SpoolBuilder(
+            tmp_path, run_id=run_id, rank=rank, manifest={"layout": layout, "coords": coords}
+        )
+        spool.span()
+        spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    rows = read_run(store, run_id).ranks
+    places = [[row[axis] for axis in ("dp", "pp", "tp", "cp", "ep")] for row in rows]
+    assert places == [[0, 1, 0, 0, 0], [-1, -1, 0, 0, 0]]
+    info = StoreSource(store).run_info(run_id)
+    assert (info.layout, info.world_size) == (Layout(), 2)
+    assert [rank.coords for rank in info.epochs[0].ranks] == [Coords(), Coords()]
+    (warning,) = info.warnings
+    assert "not where its ranks stand in it (coords)" in warning
+    assert [place.rank for place in read_places(store, run_id, 0)] == [0]
+
+
+def test_the_pace_is_that_of_the_worst_rank(store: Store, run_id: str, tmp_path: Path) -> None:
+    for rank, num_overruns in enumerate((1, 8)):
+        spool = SpoolBuilder(tmp_path, run_id=run_id, rank=rank)
+        spool.write_json("manifest.json", {"paced": {"pace_ms": 10}})
+        for at_ns, num_segments in ((5, 50), (9, 100)):
+            data = {"num_segments": num_segments, "num_overruns": num_overruns, "pace_ms": 10}
+            spool.event("pace", "", at_ns=at_ns, data=data)
+        spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    info = StoreSource(store).run_info(run_id)
+    assert info.paced
+    assert info.pace_overrun_ratio == pytest.approx(8 / 100)
+
+
+def test_what_the_tracer_finds_out_later_fills_what_the_job_left_open(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    manifest: dict[str, Any] = {"model": {"name": "tiny"}, "device": {"name": "", "dtype": "fp32"}}
+    spool = SpoolBuilder(tmp_path, run_id=run_id, manifest=manifest)
+    tail = SpoolTail(tmp_path, store)
+    tail.poll()
+    before = StoreSource(store).run_info(run_id)
+    derived = {"flops_per_token": 7.0, "flops_convention": "6 N", "device_name": "H", "dtype": "b"}
+    spool.write_json("manifest.json", {**manifest, "derived": derived})
+    tail.poll()
+    after = StoreSource(store).run_info(run_id)
+
+    assert (before.flops_per_token, before.epochs[0].ranks[0].device_name) == (None, "")
+    assert (after.flops_per_token, after.flops_convention) == (7.0, "6 N")
+    (rank,) = after.epochs[0].ranks
+    assert (rank.device_name, rank.dtype) == ("H", "fp32")
+
+
+@pytest.mark.parametrize("content", [b"not json", b"[1, 2]", b"{" * 100_000])
+def test_a_broken_manifest_is_named_and_left_alone(
+    store: Store, run_id: str, tmp_path: Path, content: bytes
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    spool.span()
+    (spool.folder / "manifest.json").write_bytes(content)
+
+    (problem,) = SpoolTail(tmp_path, store).poll().problems
+
+    assert "manifest.json" in problem
+
+
+def test_a_manifest_of_strange_types_is_unknown_not_an_error(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    strange = {"layout": 5, "model": "big", "device": [], "coords": {"dp": "x"}, "paced": 1}
+    spool = SpoolBuilder(tmp_path, run_id=run_id, manifest=strange)
+    spool.span()
+    spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    info = StoreSource(store).run_info(run_id)
+    assert (info.model, info.flops_per_token, info.paced) == ("", None, False)
+    assert info.warnings == ("the job did not tell its parallel layout",)
+
+
+def test_numbers_that_no_column_can_hold_stop_nothing(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    huge = {"local_rank": 2**40, "layout": {"dp": 2**40}, "started_ns": 2**70, "pid": -(2**80)}
+    spool = SpoolBuilder(tmp_path, run_id=run_id, manifest=huge)
+    spool.group(2**64 - 1, kind="dp-comm", name="g", members=[2**40])
+    spool.append_line("groups.jsonl", '{"group_id": 5, "members": "none"}')
+    spool.event("note", "x", at_ns=2**70, data={})
+    spool.span()
+    spool.end()
+    absurd = SpoolBuilder(tmp_path, run_id=run_id, rank=2**31)
+
+    progress = SpoolTail(tmp_path, store).poll()
+
+    assert (progress.num_spans, len(progress.problems)) == (1, 1)
+    assert str(absurd.folder) in progress.problems[0]
+    assert StoreSource(store).run_info(run_id).epochs[0].groups == ()
