@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from collector.errors import CollectorError, StoreError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class AgentConfigError(CollectorError):
     """The agent can't begin with what it was given."""
+
+
+class JournalVersionError(AgentConfigError):
+    """A newer agent wrote the journal."""
+
+    def __init__(self, path: Path, *, found: int, known: int) -> None:
+        super().__init__(
+            f"the journal {path} has version {found}, this rankscope knows {known}: upgrade"
+            " rankscope; or move the journal away, and the agent asks the collector how far each"
+            " segment is stored"
+        )
+        self.path = path
+        self.found = found
+        self.known = known
 
 
 class HeldError(StoreError):

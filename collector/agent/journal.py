@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from collector.agent.errors import JournalError
+from collector.agent.errors import JournalError, JournalVersionError
 from collector.agent.journal_file import JournalFile
 from collector.cut import CutKey
 
@@ -16,9 +16,15 @@ if TYPE_CHECKING:
     from collector.agent.journal_file import Line, Storage
     from collector.cut import Cut
 
+JOURNAL_VERSION = 1
+"""What the lines mean. The first line tells it; it is of this form in every version. A journal
+without it is of version 1."""
+
 COMPACT_BYTES = 4 << 20
 """A journal that grew by so much since it was last written anew is written anew: a restart
 reads it in some tens of ms."""
+
+VERSION_LINE: dict[str, Any] = {"journal": JOURNAL_VERSION}
 
 MAX_RUNS = 1_000
 MAX_SEGMENTS = 100_000
@@ -44,6 +50,7 @@ class Journal:
 
     Raises:
         JournalError: The file can't be read or made.
+        JournalVersionError: A newer agent wrote it; it is left as it is.
     """
 
     def __init__(self, path: Path, *, storage: Storage | None = None) -> None:
@@ -51,7 +58,7 @@ class Journal:
         self._runs: dict[str, _Run] = {}
         self._clock_lines: list[Line] = []
         try:
-            self._file = JournalFile(path, storage=storage)
+            self._file = JournalFile(path, storage=storage, check=self._check_version)
         except OSError as error:
             raise JournalError(f"{path} can't be opened ({error.strerror or error})") from error
         self.num_damaged = self._file.num_damaged
@@ -103,6 +110,12 @@ class Journal:
         """Let go of the file."""
         self._file.close()
 
+    def _check_version(self, lines: Sequence[Line]) -> None:
+        """Refuse what means something else than here: cuts that were sent would be cut anew."""
+        newest = max((line.get("journal", 0) for line in lines), default=0)
+        if newest > JOURNAL_VERSION:
+            raise JournalVersionError(self._path, found=newest, known=JOURNAL_VERSION)
+
     def _note(self, lines: Sequence[Line]) -> None:
         if not lines:
             return
@@ -111,7 +124,8 @@ class Journal:
             if not self._file.is_sound or grown > COMPACT_BYTES:
                 self._file.rewrite(self._all_lines())
                 self._size_at_rewrite = self._file.num_bytes
-            self._file.append(lines, durable=True)
+            is_fresh = not self._file.num_bytes
+            self._file.append([VERSION_LINE, *lines] if is_fresh else lines, durable=True)
         except OSError as error:
             raise JournalError(
                 f"the journal {self._path} can't be written ({error.strerror or error}):"
@@ -158,7 +172,7 @@ class Journal:
 
     def _all_lines(self) -> list[Line]:
         """Return the lines that bring about the present state."""
-        lines: list[Line] = [{"clock": line} for line in self._clock_lines]
+        lines: list[Line] = [VERSION_LINE, *({"clock": line} for line in self._clock_lines)]
         for run_id, run in self._runs.items():
             lines += _lines_of(run_id, run)
         return lines

@@ -8,7 +8,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
 Line = dict[str, Any]
@@ -52,12 +52,19 @@ class JournalFile:
     Args:
         path: The file; made if it is not there.
         storage: What writes; another one in tests.
+        check: Shown the lines before anything is cut off; what it raises leaves the file as it is.
 
     Raises:
         OSError: It can't be opened, read or made whole.
     """
 
-    def __init__(self, path: Path, *, storage: Storage | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        storage: Storage | None = None,
+        check: Callable[[Sequence[Line]], None] = lambda _lines: None,
+    ) -> None:
         self._path = path
         self._storage = storage or Disk()
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -69,7 +76,7 @@ class JournalFile:
 
         self.num_bytes = 0
         try:
-            self.lines = self._read()
+            self.lines = self._read(check)
             sync_folder(path.parent)
         except BaseException:
             self.close()
@@ -124,7 +131,7 @@ class JournalFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _read(self) -> Sequence[Line]:
+    def _read(self, check: Callable[[Sequence[Line]], None]) -> Sequence[Line]:
         data = b""
         while piece := os.read(self._descriptor, 1 << 20):
             data += piece
@@ -140,6 +147,7 @@ class JournalFile:
                 self.num_damaged += 1
             else:
                 found.append(line)
+        check(found)
         if whole < len(data):
             os.ftruncate(self._descriptor, whole)
             os.fsync(self._descriptor)

@@ -1,19 +1,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
-from typing import TYPE_CHECKING
+import zlib
+from pathlib import Path
 
 import pytest
 
-from collector.agent.errors import JournalError
+from collector.agent.errors import JournalError, JournalVersionError
 from collector.agent.journal import COMPACT_BYTES, Journal
 from collector.agent.journal_file import Disk, JournalFile
 from collector.cut import CutKey
 from tests.collector.cut_builder import PROCESS, SEGMENT, span_cut
 
-if TYPE_CHECKING:
-    from pathlib import Path
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 class SmallDisk(Disk):
@@ -123,9 +124,9 @@ def test_a_flipped_bit_in_the_middle_costs_its_line_and_is_counted(tmp_path: Pat
         journal.note_cuts([span_cut("run", first, first + 4)])
     journal.close()
     lines = path.read_bytes().splitlines(keepends=True)
-    flipped = bytearray(lines[1])
+    flipped = bytearray(lines[2])
     flipped[30] ^= 1
-    path.write_bytes(lines[0] + bytes(flipped) + lines[2])
+    path.write_bytes(lines[0] + lines[1] + bytes(flipped) + lines[3])
 
     journal = Journal(path)
 
@@ -189,6 +190,48 @@ def test_a_long_journal_is_written_anew_and_says_the_same(tmp_path: Path) -> Non
     assert journal.dropped("run") == {PROCESS: {"refused": 2}}
     assert [line["offset_ns"] for line in journal.clock_lines] == [2]
     journal.close()
+
+
+def line_of(document: object) -> bytes:
+    """Return a line as a journal of any version holds it."""
+    body = json.dumps(document, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def test_a_journal_of_the_first_release_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    # GIVEN the golden one, which says no version
+    path = tmp_path / "journal"
+    path.write_bytes((GOLDEN / "journal-v1").read_bytes())
+
+    journal = Journal(path)
+
+    assert journal.num_damaged == 0
+    assert journal.end_rows("run") == {7: 4, 8: 12}
+    assert journal.unanswered("run") == (key(4, 9, segment=7),)
+    assert journal.dropped("run") == {PROCESS: {"refused": 3, "agent-spool-full": 12}}
+    assert [line["offset_ns"] for line in journal.clock_lines] == [-5]
+    journal.close()
+
+
+def test_a_fresh_journal_says_its_version_first(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.note_cuts([span_cut("run", 0, 4)])
+    journal.close()
+
+    first, _ = (tmp_path / "journal").read_bytes().splitlines(keepends=True)
+    assert first == line_of({"journal": 1})
+
+
+def test_a_journal_of_a_newer_agent_is_refused_with_both_versions_and_left(tmp_path: Path) -> None:
+    # GIVEN lines that today's agent would not understand, one of them of another form
+    path = tmp_path / "journal"
+    newer = line_of({"journal": 2}) + line_of({"cut": {"new": 1}}) + b"another form\n"
+    path.write_bytes(newer)
+
+    with pytest.raises(JournalVersionError, match="has version 2, this rankscope knows 1: upgrade"):
+        Journal(path)
+
+    assert path.read_bytes() == newer
 
 
 def test_a_file_that_nobody_may_write_is_told_with_its_name(tmp_path: Path) -> None:
