@@ -95,16 +95,28 @@ class EdgeConnection(H11Protocol):
         self._refusals.note(Refusal.BAD_HTTP, visitor=self._visitor, status=400)
         super().send_400_response(msg)
 
+    def shutdown(self) -> None:
+        """Let the request under way finish, and then close; what closes already goes on so."""
+        if not self.transport.is_closing():
+            super().shutdown()
+
     def sweep(self, now_s: float) -> None:
         """Cut the connection off where it is too slow.
 
         Args:
             now_s: The loop's clock.
         """
+        unsent_bytes = self._unsent_bytes()
+        if unsent_bytes is None:
+            return  # The deadline of TLS's own goodbye ends it.
         if self._is_lingering(now_s):
             self._cut_off()
             return
-        slow = self._slow_reader(now_s) or self._slow_header(now_s) or self._slow_body(now_s)
+        slow = (
+            self._slow_reader(now_s, unsent_bytes)
+            or self._slow_header(now_s)
+            or self._slow_body(now_s)
+        )
         if slow is not None:
             self._refusals.note(slow, visitor=self._visitor)
             self._cut_off()
@@ -130,8 +142,15 @@ class EdgeConnection(H11Protocol):
         is_slow = self._body.is_below(least, now_s, total=self._num_received, is_due=is_due)
         return Refusal.SLOW_BODY if is_slow else None
 
-    def _slow_reader(self, now_s: float) -> Refusal | None:
-        unsent = self.transport.get_write_buffer_size()
+    def _unsent_bytes(self) -> int | None:
+        try:
+            return self.transport.get_write_buffer_size()
+        except AttributeError:
+            # asyncio's transport of TLS that was closed twice while the visitor has not said
+            # goodbye: it has let go of what knows the answer.
+            return None
+
+    def _slow_reader(self, now_s: float, unsent: int) -> Refusal | None:
         # It grows only below the mark at which the application is stopped, so a visitor who
         # takes nothing can't make it grow for ever.
         is_due = 0 < unsent <= self._unsent

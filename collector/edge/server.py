@@ -123,6 +123,10 @@ class EdgeServer(uvicorn.Server):
             task.cancel()
         await super().shutdown(sockets=sockets)
         sweeping.cancel()
+        for connection in list(self.server_state.connections):
+            # Whoever has not said goodbye by now.
+            connection.transport.abort()
+        await asyncio.sleep(0)  # in which the loop closes their sockets
 
     def _connection(self, visitor: str, on_end: Callable[[], None]) -> EdgeConnection:
         return EdgeConnection(

@@ -10,7 +10,7 @@ import pytest
 from collector.edge.refusals import Refusal
 from collector.edge.tls import load_tls
 from tests.collector.edge.authority import Authority
-from tests.collector.edge.running import SHORT, Running, read_to_end, running
+from tests.collector.edge.running import PATIENT, Running, read_to_end, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,15 +86,29 @@ def test_plain_http_to_the_tls_port_is_answered_with_nothing(server: Running) ->
     server.wait_for(Refusal.TLS_HANDSHAKE)
 
 
-def test_a_handshake_that_never_comes_is_cut_off(server: Running, authority: Authority) -> None:
-    with server.connect() as silent:
-        assert read_to_end(silent) == b""
-    server.wait_for(Refusal.TLS_HANDSHAKE)
-    assert ask(server, trusting(authority)).endswith(b"0")
+def test_a_handshake_that_never_comes_is_cut_off(authority: Authority) -> None:
+    limits = dataclasses.replace(PATIENT, handshake_s=1.0)
+    with running(tls=load_tls(authority.issue(NAME)).context, limits=limits) as server:
+        with server.connect() as silent:
+            assert read_to_end(silent) == b""
+        server.wait_for(Refusal.TLS_HANDSHAKE)
+        assert ask(server, trusting(authority)).endswith(b"0")
+
+
+def test_a_visitor_who_says_no_goodbye_does_not_break_the_servers_end(
+    authority: Authority,
+) -> None:
+    # GIVEN a visitor who was answered and has not agreed to the end of TLS
+    with running(tls=load_tls(authority.issue(NAME)).context) as server:
+        visitor = trusting(authority).wrap_socket(server.connect(), server_hostname=NAME)
+        visitor.sendall(REQUEST)
+        assert visitor.recv(2**16).startswith(b"HTTP/1.1 200")
+        # WHEN the server ends THEN it does so without an error, which `running` asserts
+    visitor.close()
 
 
 def test_handshakes_under_way_count_as_connections(authority: Authority) -> None:
-    limits = dataclasses.replace(SHORT, handshake_s=60.0, max_connections_per_address=2)
+    limits = dataclasses.replace(PATIENT, max_connections_per_address=2)
     with running(tls=load_tls(authority.issue(NAME)).context, limits=limits) as server:
         held = [server.connect() for _ in range(2)]
         with server.connect() as third:
@@ -104,14 +118,16 @@ def test_handshakes_under_way_count_as_connections(authority: Authority) -> None
             visitor.close()
 
 
-def test_slow_headers_are_cut_off_under_tls_too(server: Running, authority: Authority) -> None:
+def test_slow_headers_are_cut_off_under_tls_too(authority: Authority) -> None:
+    limits = dataclasses.replace(PATIENT, header_s=1.0)
     with (
+        running(tls=load_tls(authority.issue(NAME)).context, limits=limits) as server,
         server.connect() as plain,
         trusting(authority).wrap_socket(plain, server_hostname=NAME) as slow,
     ):
         slow.sendall(b"GET / HT")
         assert read_to_end(slow) == b""
-    server.wait_for(Refusal.SLOW_HEADER)
+        server.wait_for(Refusal.SLOW_HEADER)
 
 
 def test_without_a_certificate_nobody_comes_in_under_mutual_tls(
