@@ -292,6 +292,9 @@ class Link:
             with self._lock:
                 self._connection = connection
             connection.connect()
+            if self._is_closed:  # meanwhile: there was nothing yet that `close` could end
+                self._drop()
+                raise HeldError("the agent is stopping")
         return self._connection
 
     def _new_connection(self, endpoint: _Endpoint) -> HTTPConnection:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collector.edge.tls import TlsFiles as ServerFiles
 
 TOKEN = {"RANKSCOPE_TOKEN": "test-token"}
-QUICK = Deadlines(connect_s=2, stall_s=2, answer_s=2)
+PATIENT = Deadlines(connect_s=60, stall_s=60, answer_s=60)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def serving(
 
 
 def ask(url: str, tls: TlsFiles) -> int:
-    link = Link([url], agent="host/1", environment=TOKEN, tls=tls, deadlines=QUICK)
+    link = Link([url], agent="host/1", environment=TOKEN, tls=tls, deadlines=PATIENT)
     try:
         return link.get("/v1/resume?run_id=run").status
     finally:
