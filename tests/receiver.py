@@ -6,7 +6,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Receiver:

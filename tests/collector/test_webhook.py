@@ -25,7 +25,7 @@ def receiver() -> Iterator[Receiver]:
 def deliver(url: str, *, retries: int = 0) -> Delivery:
     """Post one document and return what became of it."""
     outcomes: Queue[Delivery] = Queue()
-    webhook = Webhook(url, timeout_s=2.0, retry_delays_s=(0.0,) * retries)
+    webhook = Webhook(url, timeout_s=PATIENCE_S, retry_delays_s=(0.0,) * retries)
     webhook.post({"run": "AR"}, on_done=outcomes.put)
     outcome = outcomes.get(timeout=PATIENCE_S)
     webhook.close()
@@ -95,13 +95,15 @@ def test_posting_never_waits_and_what_is_too_much_is_given_up(receiver: Receiver
 def test_closing_does_not_sit_out_the_pauses_between_tries(receiver: Receiver) -> None:
     receiver.statuses = [503]
     outcomes: Queue[Delivery] = Queue()
+    before = set(threading.enumerate())
     webhook = Webhook(receiver.url, retry_delays_s=(3600.0,))
     webhook.post({}, on_done=outcomes.put)
     receiver.bodies.get(timeout=PATIENCE_S)
 
     webhook.close(timeout_s=PATIENCE_S)
 
-    assert not any(thread.name == "webhook" for thread in threading.enumerate())
+    after = set(threading.enumerate()) - before
+    assert not any(thread.name == "webhook" for thread in after)
     assert outcomes.empty()  # neither delivered nor given up: it stays pending
 
 

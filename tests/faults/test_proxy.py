@@ -15,6 +15,8 @@ from tests.faults.proxy import FaultProxy, Faults
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PATIENCE_S = 60.0
+
 
 class Echo(socketserver.BaseRequestHandler):
     """Sends back what comes."""
@@ -51,7 +53,7 @@ def proxy(received: bytearray) -> Iterator[FaultProxy]:
 
 
 def connect(proxy: FaultProxy) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
+    return socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE_S)
 
 
 def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
@@ -94,7 +96,7 @@ def test_a_blackhole_neither_answers_nor_closes_and_goes_on_when_it_is_over(
         with pytest.raises(TimeoutError):
             sock.recv(1)
         proxy.faults = Faults()
-        sock.settimeout(5)
+        sock.settimeout(PATIENCE_S)
         assert receive_exactly(sock, 5) == b"hello"
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COMMAND = (sys.executable, "-m", "rankscope")
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def environment(store: Path, **more: str) -> dict[str, str]:

@@ -100,7 +100,7 @@ def test_an_agent_that_waits_for_an_answer_ends_within_seconds(tmp_path: Path) -
             agent.communicate(timeout=PATIENCE_S)
 
             assert agent.returncode == 0
-            assert time.monotonic() - begun_s < 10
+            assert time.monotonic() - begun_s < 25  # it would wait 50 s for the answer
 
 
 def test_a_signal_that_another_thread_is_given_ends_the_agent_too(tmp_path: Path) -> None:

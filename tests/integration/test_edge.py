@@ -51,7 +51,9 @@ def test_over_tls_it_serves_who_trusts_it_and_its_own_host(tmp_path: Path) -> No
         port = server.url.rpartition(":")[2]
         trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
         bearer = {"authorization": f"Bearer {token}"}
-        with httpx.Client(base_url=f"https://{NAME}:{port}", verify=trusting) as client:
+        with httpx.Client(
+            base_url=f"https://{NAME}:{port}", verify=trusting, timeout=PATIENCE_S
+        ) as client:
             assert client.get("/healthz").status_code == 200
             assert client.get("/", headers=bearer).status_code == 200
             figures = client.get("/metrics", headers=bearer).text
@@ -95,7 +97,7 @@ def test_no_secret_is_told_anywhere(tmp_path: Path) -> None:
         url = json.loads(told[-1])["url"]
         own = json.loads((tmp_path / "store" / "server.json").read_text())["token"]
         # WHEN secrets come by every way, right ones and wrong ones
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
             bearer = {"authorization": f"Bearer {own}"}
             for secret in (CANARY, token):
                 client.get("/", headers={"authorization": f"Bearer {secret}"})
@@ -130,7 +132,7 @@ DEBUGGING = ("FLASK_DEBUG", "DASH_DEBUG", "DASH_UI", "WERKZEUG_DEBUG_PIN")
 def test_no_variable_brings_a_debugger(tmp_path: Path) -> None:
     with (
         serving(store=tmp_path / "store", **dict.fromkeys(DEBUGGING, "1")) as server,
-        httpx.Client(base_url=server.url, headers=server.bearer) as client,
+        httpx.Client(base_url=server.url, headers=server.bearer, timeout=PATIENCE_S) as client,
     ):
         # Every path of the pages is the one frame; a console would be another document.
         frame = client.get("/").text

@@ -76,7 +76,7 @@ def receiver() -> Iterator[Receiver]:
 def test_nothing_but_the_open_paths_answers_without_the_token(tmp_path: Path) -> None:
     with (
         serving(store=tmp_path / "store") as server,
-        httpx.Client(base_url=server.url) as client,
+        httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client,
     ):
         for path in ("/healthz", "/readyz", "/login", "/_favicon.ico"):
             assert client.get(path).status_code == 200, path
@@ -98,7 +98,7 @@ def test_nothing_but_the_open_paths_answers_without_the_token(tmp_path: Path) ->
 
 def test_a_collector_alone_says_what_it_is_and_has_no_pages(tmp_path: Path) -> None:
     with serving("--only", "collector", store=tmp_path / "store") as server:
-        page = httpx.get(f"{server.url}/", headers=server.bearer)
+        page = httpx.get(f"{server.url}/", headers=server.bearer, timeout=PATIENCE_S)
 
     assert server.part == "collector"
     assert page.status_code == 404

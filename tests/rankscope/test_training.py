@@ -11,7 +11,7 @@ from rankscope.planting import plan_demo
 from rankscope.training import StepDone, Training, read_step, training_command
 from tracer.topology import Layout
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 STEP = "step 12 loss 3.214 time_s 0.61"
 
 

@@ -190,7 +190,7 @@ def test_forked_children_are_silent_and_the_parent_loses_nothing(tmp_path: Path)
                 begun_s = time.monotonic()
                 _, status = os.waitpid(pid, 0)
                 assert status == 0
-                assert time.monotonic() - begun_s < 2
+                assert time.monotonic() - begun_s < 60
     finally:
         stop.set()
         thread.join()

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tests.collector.spool_builder import SpoolBuilder
     from tests.faults.checker import Oracle
 
-WAIT_S = 30.0
-QUICK = Deadlines(connect_s=2, stall_s=2, answer_s=5)
+WAIT_S = 60.0
+PATIENT = Deadlines(connect_s=30, stall_s=30, answer_s=30)
 
 
 class Pauses:
@@ -65,7 +65,7 @@ class Rig:
         storage: Storage | None = None,
         max_spool_bytes: int | None = None,
         environment: dict[str, str] | None = None,
-        deadlines: Deadlines = QUICK,
+        deadlines: Deadlines = PATIENT,
         own: tuple[str, bytes] | None = None,
         watch: Callable[[], Sequence[ClockEvent]] = tuple,
     ) -> None:

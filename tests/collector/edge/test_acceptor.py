@@ -10,7 +10,7 @@ from collector.edge.limits import EdgeLimits, fit_connections, visitor_of
 from collector.edge.refusals import Refusal
 from tests.collector.edge.running import (
     PATIENCE_S,
-    SHORT,
+    PATIENT,
     Visitors,
     answer_on,
     read_to_end,
@@ -19,11 +19,10 @@ from tests.collector.edge.running import (
 )
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
-LONG = replace(SHORT, header_s=60.0)
 
 
 def test_one_address_holds_so_many_connections_and_no_more() -> None:
-    with running(limits=replace(LONG, max_connections_per_address=3)) as server:
+    with running(limits=replace(PATIENT, max_connections_per_address=3)) as server:
         held = [server.connect(source="127.0.0.2") for _ in range(3)]
         wait_until(lambda: server.server.num_connections == 3)
 
@@ -44,7 +43,7 @@ def test_one_address_holds_so_many_connections_and_no_more() -> None:
 
 
 def test_all_together_hold_so_many_and_the_oldest_are_kept() -> None:
-    with running(limits=replace(LONG, max_connections=4)) as server:
+    with running(limits=replace(PATIENT, max_connections=4)) as server:
         held = [server.connect(source=f"127.0.0.{2 + number}") for number in range(4)]
         wait_until(lambda: server.server.num_connections == 4)
 

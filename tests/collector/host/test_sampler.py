@@ -110,7 +110,8 @@ def test_a_source_that_hangs_is_left_alone_until_it_answers() -> None:
     assert hanging.num_asked == 1
     assert threading.active_count() <= num_threads + 2
     assert sampler.accounts["hanging"].num_late == 3
-    assert told == ["hanging: did not answer in time: no samples of it until it does"]
+    told_of_it = [line for line in told if line.startswith("hanging")]  # any may be late so soon
+    assert told_of_it == ["hanging: did not answer in time: no samples of it until it does"]
 
     # WHEN: it answers, its late answer is dropped and the next is taken
     gate.set()

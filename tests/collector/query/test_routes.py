@@ -143,6 +143,7 @@ def test_the_go_driver_of_grafana_is_answered_in_its_revision(url: str) -> None:
         headers={"accept-encoding": "gzip"},
         content="SELECT displayName(), version(), revision(), timezone()",
         auth=("default", TOKEN),
+        timeout=PATIENCE_S,
     )
 
     assert answer.headers["content-encoding"] == "gzip"
@@ -166,13 +167,12 @@ def test_what_grafanas_editor_asks_for_is_answered(url: str) -> None:
 
 
 def test_a_get_with_a_query_is_a_statement_and_without_one_the_dashboard(url: str) -> None:
-    auth = ("any", TOKEN)
-
-    found = httpx.get(url, params={"query": "SELECT 1 FORMAT TSV"}, auth=auth)
-    assert (found.text, found.headers["content-type"]) == ("1\n", "text/plain; charset=UTF-8")
-    assert httpx.get(url, auth=auth).text == "page /"
-    assert httpx.get(f"{url}/run/x", params={"query": "SELECT 1"}, auth=auth).text == "page /run/x"
-    assert httpx.get(f"{url}/ping", auth=auth).text == "Ok.\n"
+    with httpx.Client(base_url=url, auth=("any", TOKEN), timeout=PATIENCE_S) as visitor:
+        found = visitor.get("/", params={"query": "SELECT 1 FORMAT TSV"})
+        assert (found.text, found.headers["content-type"]) == ("1\n", "text/plain; charset=UTF-8")
+        assert visitor.get("/").text == "page /"
+        assert visitor.get("/run/x", params={"query": "SELECT 1"}).text == "page /run/x"
+        assert visitor.get("/ping").text == "Ok.\n"
 
 
 def test_only_whoever_may_read_all_runs_may_ask(url: str, tokens: dict[str, str]) -> None:
@@ -182,8 +182,10 @@ def test_only_whoever_may_read_all_runs_may_ask(url: str, tokens: dict[str, str]
     assert status(tokens["read"]) == 200
     assert [status(tokens[name]) for name in ("ingest", "scoped")] == [403, 403]
     assert [status(text) for text in ("wrong", "", tokens["read"] + "x")] == [401, 401, 401]
-    assert httpx.post(url, content="SELECT 1").status_code == 401
-    assert httpx.get(url, params={"query": "SELECT 1", "password": TOKEN}).status_code == 401
+    with httpx.Client(base_url=url, timeout=PATIENCE_S) as stranger:
+        assert stranger.post("/", content="SELECT 1").status_code == 401
+        asked = {"query": "SELECT 1", "password": TOKEN}
+        assert stranger.get("/", params=asked).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -280,6 +282,7 @@ def test_an_answer_is_compressed_for_whom_asks(url: str) -> None:
         content=asked,
         auth=("any", TOKEN),
         headers={"accept-encoding": "br, gzip;q=0.9"},
+        timeout=PATIENCE_S,
     ) as answer:
         raw = b"".join(answer.iter_raw())
     assert len(raw) < len(plain) / 10

@@ -238,6 +238,15 @@ class FragileDecoder(Decoder):
         return super().decode(body, limits)
 
 
+class StoppedDecoder(Decoder):
+    """A decoder whose process stands still from its start on."""
+
+    def _start(self) -> None:
+        super()._start()
+        assert self.pid is not None
+        os.kill(self.pid, signal.SIGSTOP)
+
+
 @pytest.fixture
 def pool() -> Iterator[DecoderPool]:
     made = DecoderPool(1, make=FragileDecoder)
@@ -282,12 +291,13 @@ def test_a_body_that_kills_two_decoders_is_refused_from_then_on(
 
 
 def test_a_decoder_that_never_answers_is_ended(body: int) -> None:
-    decoder = Decoder(answer_s=0.0001)
+    decoder = StoppedDecoder(answer_s=0.1)
     pool = DecoderPool(1, make=lambda: decoder)
 
     with pytest.raises(WireError, match="did not answer"):
         pool.decode(body, DEFAULT_LIMITS)
     assert decoder.pid is None
+    assert pool.num_deaths == 2
 
 
 def test_a_pool_that_is_closed_lets_nobody_wait(body: int) -> None:
