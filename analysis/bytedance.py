@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.bytedance_contradictions import unpaired_transfers
 from analysis.bytedance_format import (
     CLOCK_ERROR_TRANSFER_NS,
     CODE,
@@ -16,7 +17,7 @@ from analysis.bytedance_format import (
     SEPARATE_GRADS,
     TYPES,
 )
-from analysis.bytedance_graph import infer, unpaired_warnings
+from analysis.bytedance_graph import infer
 from analysis.bytedance_rows import Rows, sorted_rows
 from analysis.model import ReplayModel
 from analysis.operations import Operations, latest_by_group
@@ -39,7 +40,20 @@ class Trace:
     num_clock_errors: int
     """Transfers that were negative by 10 ms or more, and count as 0."""
 
+    unpaired: NDArray[np.int64]
+    """Sends and receives without a partner though its worker has operations in the step."""
+
+    uneven: dict[int, str]
+    """Steps in which an operation is missing, or is one too many, and which."""
+
     warnings: tuple[str, ...]
+
+    def contradictions(self) -> dict[int, str]:
+        """Name the steps that contradict themselves: their replay would prove nothing."""
+        steps, num = np.unique(self.rows.step[self.unpaired], return_counts=True)
+        numbers = (self.rows.steps[step] for step in steps.tolist())
+        alone = dict(zip(numbers, num.tolist(), strict=True))
+        return unpaired_transfers(alone) | self.uneven
 
 
 def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
@@ -53,10 +67,9 @@ def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
     Returns:
         The operations, sorted by (step, dp, stage, type, seq).
     """
-    rows, warnings = sorted_rows(run, spans)
+    rows, blocks = sorted_rows(run, spans)
     overlapped = bool((rows.type == CODE[SEPARATE_GRADS]).any())
     edges, group, unpaired = infer(rows, run.layout, overlapped=overlapped)
-    warnings += unpaired_warnings(unpaired)
     is_comm = np.isin(rows.type, [CODE[name] for name in COMMUNICATION])
     transfer = rows.end - latest_by_group(group, rows.start)
     duration = np.where(is_comm, transfer, rows.end - rows.start)
@@ -82,7 +95,9 @@ def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
         rows=rows,
         rank=spans.rank[rows.row],
         num_clock_errors=int(clock_error.sum()),
-        warnings=tuple(warnings),
+        unpaired=unpaired,
+        uneven=blocks.contradictions(),
+        warnings=blocks.warnings,
     )
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.bytedance_columns import rows_of_columns
-from analysis.bytedance_format import CODE, DP_ONLY, OPTIMIZER, TYPES
+from analysis.bytedance_contradictions import contradictions, untraced_warnings
+from analysis.bytedance_format import CODE, DP_ONLY, TYPES
 from analysis.ordering import sort_rows
 from analysis.parallel import ROWS_AT_ONCE, in_pieces
 
@@ -68,17 +69,10 @@ class Blocks:
 
     warnings: tuple[str, ...]
 
-    def incomplete(self) -> dict[int, str]:
-        """Name the steps in which a worker has no optimizer operation, which closes a step."""
+    def contradictions(self) -> dict[int, str]:
+        """Name the steps in which an operation is missing, or is one too many."""
         shape = (*self.count.shape[:2], self.num_stages, NUM_TYPES)
-        count = self.count.reshape(shape)
-        traced = count.any(axis=(0, 3))
-        missing = (traced & (count[..., CODE[OPTIMIZER]] == 0)).sum(axis=(1, 2))
-        num_workers = int(traced.sum())
-        return {
-            int(self.steps[index]): f"{missing[index]} of {num_workers} workers have no {OPTIMIZER}"
-            for index in np.flatnonzero(missing)
-        }
+        return contradictions(self.count.reshape(shape), self.steps)
 
 
 def place_blocks(run: RunInfo, columns: Columns) -> Blocks:
@@ -115,6 +109,8 @@ def place_blocks(run: RunInfo, columns: Columns) -> Blocks:
     in_pieces(number, len(block), rows_at_once=max(ROWS_AT_ONCE, num_blocks))
     count = num_per_block.reshape(len(steps), len(replicas), -1)
     per_replica = count.sum(axis=2)
+    num_traced = int(num_per_block.reshape(len(steps), -1, NUM_TYPES).any(axis=(0, 2)).sum())
+    warnings += untraced_warnings(num_traced, run.layout.dp * run.layout.pp)
     return Blocks(
         columns=columns,
         taken=taken,

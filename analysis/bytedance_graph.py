@@ -5,7 +5,6 @@ Source: arXiv 2505.05713, sections 3 and 4.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,7 +44,7 @@ WARM_UP_COMPUTES = 2
 
 def infer(
     rows: Rows, layout: Layout, *, overlapped: bool
-) -> tuple[Edges, NDArray[np.int64], Counter[str]]:
+) -> tuple[Edges, NDArray[np.int64], NDArray[np.int64]]:
     """Infer what each operation waits for.
 
     Args:
@@ -55,28 +54,20 @@ def infer(
 
     Returns:
         Dependencies; the communication instance of each operation, shape
-        (ops,), or `NO_GROUP`; sends and receives without a partner, by direction.
+        (ops,), or `NO_GROUP`; and the sends and receives without a partner whose worker
+        has operations in the step.
     """
     edges, group = Edges(), np.full(len(rows.row), NO_GROUP, dtype=np.int64)
-    unpaired: Counter[str] = Counter()
-    for direction in DIRECTIONS:
-        num = link_pipeline(rows, edges, group, direction, layout.pp, layout.vpp)
-        unpaired[direction.send.removesuffix("-send")] = num
+    unpaired = [
+        link_pipeline(rows, edges, group, direction, layout.pp, layout.vpp)
+        for direction in DIRECTIONS
+    ]
     _streams(rows, edges)
     _first_backward_transfers(rows, edges)
     _parameters(rows, edges)
     _step_end(rows, edges, overlapped=overlapped)
     _collectives(rows, group, layout.pp)
-    return edges, group, unpaired
-
-
-def unpaired_warnings(unpaired: Counter[str]) -> list[str]:
-    """Say how many sends and receives have no partner."""
-    return [
-        f"{num} {name} sends and receives have no partner and wait for nobody"
-        for name, num in unpaired.items()
-        if num
-    ]
+    return edges, group, np.concatenate(unpaired)
 
 
 def _streams(rows: Rows, edges: Edges) -> None:

@@ -68,7 +68,7 @@ def link_pipeline(
     direction: Direction,
     num_stages: int,
     num_chunks: int,
-) -> int:
+) -> NDArray[np.int64]:
     """Link one direction's receives, computes and sends, and pair sends with receives.
 
     The i-th receive belongs to the i-th compute, which waits for it; the
@@ -84,7 +84,8 @@ def link_pipeline(
         num_chunks: Model chunks on each stage.
 
     Returns:
-        How many sends and receives have no partner.
+        The sends and receives without a partner, though the worker that it would be of has
+        operations in the step.
     """
     compute = CODE[direction.compute]
     forwards = direction.towards > 0
@@ -164,8 +165,12 @@ def _pair(
     recvs: NDArray[np.int64],
     direction: Direction,
     num_stages: int,
-) -> int:
-    """Make groups of the n-th send of a stage and the n-th receive of the next."""
+) -> NDArray[np.int64]:
+    """Make groups of the n-th send of a stage and the n-th receive of the next.
+
+    Returns:
+        The rows that are left over, if the worker that they would meet is there.
+    """
     target = (rows.stage[sends] + direction.towards) % num_stages
     send_key = rows.worker_dp[rows.worker[sends]] * num_stages + target
     recv_key = rows.worker_dp[rows.worker[recvs]] * num_stages + rows.stage[recvs]
@@ -181,4 +186,9 @@ def _pair(
     base = int(group.max(initial=-1)) + 1
     group[sends[of_send]] = base + np.arange(len(of_send))
     group[recvs[of_recv]] = base + np.arange(len(of_recv))
-    return len(sends) + len(recvs) - 2 * len(of_send)
+    there = (rows.worker_dp * num_stages + rows.worker_stage)[rows.count.any(axis=1)]
+    source_key = recv_key + (rows.stage[recvs] - direction.towards) % num_stages - rows.stage[recvs]
+    alone = np.append(np.delete(sends, of_send), np.delete(recvs, of_recv))
+    partner = np.append(np.delete(send_key, of_send), np.delete(source_key, of_recv))
+    left: NDArray[np.int64] = alone[np.isin(partner, there)]
+    return left

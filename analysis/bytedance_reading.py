@@ -15,7 +15,6 @@ from analysis.bytedance_format import (
     FORWARD_COMPUTE,
     GRAD_CLIP,
     GRADS_REDUCE_SCATTER,
-    OPTIMIZER,
     SEPARATE_GRADS,
 )
 from analysis.bytedance_rows import in_start_order
@@ -43,10 +42,13 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
         run: Layout, and the (dp, stage) of each rank.
         spans: Its operations.
     """
-    left_out = _incomplete_steps(spans)
+    trace = read_trace(run, spans)
+    left_out = trace.contradictions()
+    unknown = np.setdiff1d(spans.step, trace.rows.steps).tolist()
+    left_out |= dict.fromkeys(unknown, "it holds no operation of a known type")
     if left_out:
         spans = rows_of_spans(spans, ~np.isin(spans.step, list(left_out)))
-    trace = read_trace(run, spans)
+        trace = read_trace(run, spans)
     rows = trace.rows
     warnings = list(trace.warnings)
     if trace.num_clock_errors:
@@ -65,21 +67,6 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
         left_out=left_out,
         warnings=tuple(warnings),
     )
-
-
-def _incomplete_steps(spans: SpanTable) -> dict[int, str]:
-    """Name the steps in which a worker has no optimizer operation, which closes a step."""
-    optimizer = np.array([name == OPTIMIZER for name in spans.names], dtype=np.bool_)
-    closing = optimizer[spans.name] if len(spans) else np.zeros(0, dtype=np.bool_)
-    num_ranks = len(np.unique(spans.rank))
-    pairs = np.unique(np.stack((spans.step[closing], spans.rank[closing])), axis=1)
-    steps, counts = np.unique(pairs[0], return_counts=True)
-    closed = dict(zip(steps.tolist(), counts.tolist(), strict=True))
-    return {
-        step: f"{num_ranks - closed.get(step, 0)} of {num_ranks} workers have no {OPTIMIZER}"
-        for step in np.unique(spans.step).tolist()
-        if closed.get(step, 0) < num_ranks
-    }
 
 
 def _recorded_times(steps: tuple[int, ...], spans: SpanTable) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance_blocks import NUM_TYPES, place_blocks
+from analysis.bytedance_blocks import NUM_TYPES, Blocks, place_blocks
 from analysis.bytedance_format import CODE
 from analysis.ordering import sort_rows
 
@@ -55,8 +55,8 @@ class Rows:
         return np.flatnonzero(self.type == CODE[name])
 
 
-def sorted_rows(run: RunInfo, spans: SpanTable) -> tuple[Rows, list[str]]:
-    """Sort a trace's operations; return them and what a reader should know.
+def sorted_rows(run: RunInfo, spans: SpanTable) -> tuple[Rows, Blocks]:
+    """Sort a trace's operations; return them and the blocks that they were taken from.
 
     Raises:
         KeyError: An operation's rank is not in ``run``.
@@ -89,7 +89,7 @@ def sorted_rows(run: RunInfo, spans: SpanTable) -> tuple[Rows, list[str]]:
         first=first.reshape(count.shape),
         count=count,
     )
-    return rows, list(blocks.warnings)
+    return rows, blocks
 
 
 def in_start_order(rows: Rows, names: tuple[str, ...]) -> NDArray[np.int64]:

@@ -33,7 +33,6 @@ from analysis.ordering import sort_rows
 from analysis.parallel import in_pieces
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
@@ -76,8 +75,8 @@ class Sheet:
     replica: NDArray[np.int64]
     """Shape (lanes,): index of the dp position."""
 
-    unpaired: Counter[str]
-    """Sends and receives of one lane that have no partner, by direction."""
+    num_unpaired: int
+    """Sends and receives of one lane without a partner, though its worker has operations."""
 
 
 def sheets_of(blocks: Blocks, layout: Layout, keep: NDArray[np.bool_]) -> list[Sheet]:
@@ -111,7 +110,7 @@ def sheets_of(blocks: Blocks, layout: Layout, keep: NDArray[np.bool_]) -> list[S
                     end_ns=end if whole else end[:, lanes],
                     step=instances[lanes] // num_replicas,
                     replica=instances[lanes] % num_replicas,
-                    unpaired=unpaired,
+                    num_unpaired=len(unpaired),
                 )
             )
     return sheets

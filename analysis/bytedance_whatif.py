@@ -9,24 +9,27 @@ Source: arXiv 2505.05713.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from analysis.bytedance_blocks import place_blocks
+from analysis.bytedance_contradictions import unpaired_transfers
 from analysis.bytedance_durations import recorded_durations
-from analysis.bytedance_graph import unpaired_warnings
 from analysis.bytedance_scenarios import Scenarios
 from analysis.bytedance_shapes import sheets_of
-from analysis.errors import EmptyRunError
+from analysis.distinct import distinct
+from analysis.errors import CycleError, EmptyRunError
+from analysis.lane_program import compile_lanes
+from analysis.ordering import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from analysis.bytedance_blocks import Blocks
     from analysis.bytedance_columns import Columns
     from analysis.bytedance_shapes import Sheet
     from analysis.source import RunInfo
@@ -64,33 +67,74 @@ def what_if_trace(run: RunInfo, columns: Columns) -> TraceWhatIf:
         CycleError: Operations wait for each other.
     """
     blocks = place_blocks(run, columns)
-    left_out = blocks.incomplete()
+    sheets, left_out = _whole_steps(run, blocks)
     keep = ~np.isin(blocks.steps, list(left_out))
-    if not keep.any():
-        reason = next(iter(left_out.values()), "it holds no operation of a known type")
-        raise EmptyRunError(f"run {run.run_id} has no whole step: {reason}")
-    sheets = sheets_of(blocks, run.layout, keep)
-    unpaired: Counter[str] = Counter()
-    for sheet in sheets:
-        unpaired.update({name: num * len(sheet.step) for name, num in sheet.unpaired.items()})
     recorded, num_clock_errors = recorded_durations(sheets, len(blocks.steps))
     return TraceWhatIf(
         result=Scenarios(blocks, sheets, recorded, np.flatnonzero(keep)).what_if(),
-        actual_ns=_recorded_times(sheets, len(blocks.steps))[keep],
+        actual_ns=_recorded_times(sheets, blocks, columns)[keep],
         num_operations=sum(durations.size for durations in recorded),
         num_shapes=len(sheets),
         num_clock_errors=num_clock_errors,
         left_out=left_out,
-        warnings=(*blocks.warnings, *unpaired_warnings(unpaired)),
+        warnings=blocks.warnings,
     )
 
 
-def _recorded_times(sheets: Sequence[Sheet], num_steps: int) -> NDArray[np.int64]:
-    """Return last end - first start of each step."""
+def _whole_steps(run: RunInfo, blocks: Blocks) -> tuple[list[Sheet], dict[int, str]]:
+    """Return the structures of the steps that can be replayed, and why the others cannot."""
+    left_out = blocks.contradictions()
+    sheets = _sheets(run, blocks, left_out)
+    for find in (_unpaired, _circling):
+        more = find(sheets, blocks.steps)
+        if more:
+            left_out = left_out | more
+            sheets = _sheets(run, blocks, left_out)
+    return sheets, left_out
+
+
+def _sheets(run: RunInfo, blocks: Blocks, left_out: dict[int, str]) -> list[Sheet]:
+    keep = ~np.isin(blocks.steps, list(left_out))
+    if not keep.any():
+        reason = next(iter(left_out.values()), "it holds no operation of a known type")
+        raise EmptyRunError(f"run {run.run_id} has no whole step: {reason}")
+    return sheets_of(blocks, run.layout, keep)
+
+
+def _unpaired(sheets: Sequence[Sheet], steps: NDArray[np.int64]) -> dict[int, str]:
+    """Name the steps with sends and receives that have no partner."""
+    num = np.zeros(len(steps), dtype=np.int64)
+    for sheet in sheets:
+        np.add.at(num, sheet.step, sheet.num_unpaired)
+    return unpaired_transfers(dict(zip(steps.tolist(), num.tolist(), strict=True)))
+
+
+def _circling(sheets: Sequence[Sheet], steps: NDArray[np.int64]) -> dict[int, str]:
+    """Name the steps with a replica whose operations wait for each other."""
+    found: dict[int, str] = {}
+    for sheet in sheets:
+        try:
+            compile_lanes([sheet.shape])
+        except CycleError as error:
+            why = f"{error.num_nodes} operations depend on each other in a circle"
+            found |= dict.fromkeys(steps[distinct(sheet.step)].tolist(), why)
+    return found
+
+
+def _recorded_times(sheets: Sequence[Sheet], blocks: Blocks, columns: Columns) -> NDArray[np.int64]:
+    """Return last end - first start of each step, over all operations, replayed or not."""
+    num_steps = len(blocks.steps)
     first = np.full(num_steps, np.iinfo(np.int64).max)
     last = np.full(num_steps, np.iinfo(np.int64).min)
     for sheet in sheets:
         np.minimum.at(first, sheet.step, sheet.start_ns.min(axis=0))
         np.maximum.at(last, sheet.step, sheet.end_ns.max(axis=0))
+    if blocks.taken is not None:
+        rest = np.ones(len(columns.step), dtype=np.bool_)
+        rest[blocks.taken] = False
+        rest &= np.isin(columns.step, blocks.steps)
+        step, start = places_of(columns.step[rest], blocks.steps), columns.start_ns[rest]
+        np.minimum.at(first, step, start)
+        np.maximum.at(last, step, start + columns.duration_ns[rest])
     times: NDArray[np.int64] = last - first
     return times
