@@ -26,7 +26,7 @@ from collector.liveness import Fate, fate_of
 from collector.names import storable_name
 from collector.process import SpoolProblem
 from collector.records import Origin, decode
-from collector.segment import NotReadyError, SegmentReader, open_spans
+from collector.segment import CHUNK_ROWS, NotReadyError, SegmentReader, open_spans
 from tracer.span import KINDS
 from tracer.spool import SEGMENT_GLOB, SpoolError
 
@@ -58,7 +58,13 @@ class ProcessTail:
     """A cursor over all that one process writes."""
 
     def __init__(
-        self, files: ProcessFiles, *, clock: HostTime, resume: Resume, grace_ns: int
+        self,
+        files: ProcessFiles,
+        *,
+        clock: HostTime,
+        resume: Resume,
+        grace_ns: int,
+        chunk_rows: int = CHUNK_ROWS,
     ) -> None:
         self.files = files
         self.state = RUNNING
@@ -69,6 +75,7 @@ class ProcessTail:
         self._clock = clock
         self._resume = resume
         self._grace_ns = grace_ns
+        self._chunk_rows = chunk_rows
         self._readers: dict[Path, SegmentReader] = {}
         self._finished: set[Path] = set()
         self._freed: set[Path] = set()
@@ -257,7 +264,7 @@ class ProcessTail:
         known = self._readers.keys() | self._finished | self._refused
         for path in sorted(set(self.files.folder.glob(SEGMENT_GLOB)) - known):
             try:
-                reader = SegmentReader(path, grace_ns=self._grace_ns)
+                reader = SegmentReader(path, grace_ns=self._grace_ns, chunk_rows=self._chunk_rows)
             except (FileNotFoundError, NotReadyError):
                 continue
             except (SpoolError, OSError) as error:

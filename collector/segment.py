@@ -89,11 +89,12 @@ class SegmentReader:
     mapping would kill the reader with SIGBUS.
     """
 
-    def __init__(self, path: Path, *, grace_ns: int) -> None:
+    def __init__(self, path: Path, *, grace_ns: int, chunk_rows: int = CHUNK_ROWS) -> None:
         self.path = path
         self.next_row = 0
         self.is_finished = False
         self._grace_ns = grace_ns
+        self._chunk_rows = chunk_rows
         self._gaps: dict[int, int] = {}
         self._last_seen: tuple[int, bytes, int] | None = None
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -208,14 +209,14 @@ class SegmentReader:
 
     def _look_ahead(self, end: int) -> tuple[bytes, NDArray[np.bool_]]:
         """Return the rows from the cursor on, as far as there may be news, and which are whole."""
-        num_rows = FIRST_LOOK_ROWS
+        num_rows = min(FIRST_LOOK_ROWS, self._chunk_rows)
         while True:
             data = self._rows(self.next_row, min(end, self.next_row + num_rows))
             is_committed = _committed(data, first_row=self.next_row)
-            is_all = len(is_committed) < num_rows or num_rows >= CHUNK_ROWS
+            is_all = len(is_committed) < num_rows or num_rows >= self._chunk_rows
             if is_all or not is_committed[num_rows // 2 :].any():
                 return data, is_committed
-            num_rows = min(num_rows * 16, CHUNK_ROWS)
+            num_rows = min(num_rows * 16, self._chunk_rows)
 
     def _header(self) -> bytes:
         return os.pread(self._descriptor, HEADER_BYTES, 0)

@@ -32,6 +32,9 @@ FEW_ROWS = 4096
 BATCH_ROWS = 262_144
 """Rows of one insert: large enough to be quick, small enough to hold in memory."""
 
+CHUNKS_A_BATCH = 4
+"""So that the last reading of a batch makes it a quarter larger at most."""
+
 
 class SegmentFate(Enum):
     """What becomes of a segment once all its rows are stored."""
@@ -105,6 +108,7 @@ class SpoolTail:
         segment_fate: SegmentFate = SegmentFate.KEEP,
         only_run: str | None = None,
         clocks: Clocks | None = None,
+        batch_rows: int = BATCH_ROWS,
         grace_ns: int = GRACE_NS,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         unix_ns: Callable[[], int] = time.time_ns,
@@ -117,6 +121,7 @@ class SpoolTail:
             segment_fate: What becomes of segments whose rows are all stored.
             only_run: Name of the one folder of a run to follow; None: all of them.
             clocks: Map the hosts' clocks; None: each host by the first anchor that came.
+            batch_rows: Rows that are held in memory and given to the sink at once.
             grace_ns: How long a claimed row may stay uncommitted.
             monotonic_ns: Clock for the grace time.
             unix_ns: Clock for when rows were written.
@@ -125,6 +130,7 @@ class SpoolTail:
         self._sink: Sink = StoreWriter(sink, unix_ns=unix_ns) if isinstance(sink, Store) else sink
         self._only_run = only_run
         self._segment_fate = segment_fate
+        self._batch_rows = batch_rows
         self._grace_ns = grace_ns
         self._monotonic_ns = monotonic_ns
         self._unix_ns = unix_ns
@@ -234,6 +240,7 @@ class SpoolTail:
             clock=self._clocks.host_time(files.identity),
             resume=resume,
             grace_ns=self._grace_ns,
+            chunk_rows=self._batch_rows // CHUNKS_A_BATCH,
         )
         self._active[files.folder] = tail
         self._epochs.setdefault((run_id, files.identity.epoch), _Epoch()).processes.append(tail)
@@ -272,7 +279,7 @@ class SpoolTail:
                 cut_rows = cut.key.end_row - cut.key.first_row
                 num_rows += cut_rows
                 has_more |= tail.is_over or cut_rows >= FEW_ROWS
-                if num_rows >= BATCH_ROWS:
+                if num_rows >= self._batch_rows:
                     yield batch
                     batch, num_rows = [], 0
             if batch:

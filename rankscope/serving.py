@@ -18,6 +18,7 @@ from rankscope.listening import ListenOptions, listening
 from rankscope.logs import Log, logged_to
 from rankscope.loops import LiveAnalysis, analysis_loop, sampler_loop, tail_loop
 from rankscope.source import StoreSource
+from rankscope.spare_memory import spare_memory_loop
 from rankscope.terminal import say
 from rankscope.topology import PlacedSink, Topology, place_ranks, read_topology
 from rankscope.upkeep import open_upkeep
@@ -108,7 +109,11 @@ def serve_store(options: ServeOptions) -> None:
         # Noted before the first look at the spool: what it brings is news to alert on.
         before = StoreSource(store).runs()
         tail = None if options.spool is None else _open_spool(options.spool, store, topology, stack)
-        besides = [open_upkeep(store, options.keep), *_sampler_loops(options, store, stack)]
+        besides = [
+            open_upkeep(store, options.keep),
+            spare_memory_loop(store),
+            *_sampler_loops(options, store, stack),
+        ]
         takes_in = options.only is not Part.DASHBOARD
         serve_opened(
             store,

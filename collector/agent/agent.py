@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 TURN_S = 1.0
 """Between two looks at the spool: many small requests cost the collector more than few large."""
 
+BATCH_ROWS = 65_536
+"""Rows that are decoded and held at once, some 13 MB. What waits beyond stays in the segments: an
+outage, and the backlog after it, take no more memory than a busy second."""
+
 DEFECT_PAUSE_S = 60.0
 MAX_SAMPLES = 1_000
 """Of one request."""
@@ -142,6 +146,7 @@ class NodeAgent:
                     self._outbox,
                     only_run=folder.name,
                     clocks=self._clocks,
+                    batch_rows=BATCH_ROWS,
                     segment_fate=SegmentFate.FREE,
                 )
                 self._runs[folder.name] = _Run(tail=tail)

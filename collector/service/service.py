@@ -22,6 +22,7 @@ from collector.service.decoders import DecoderPool
 from collector.service.handover import mapped
 from collector.service.owners import Owners, owner_of
 from collector.service.resume import resume_page
+from collector.service.row_commit import RowCommit
 from collector.service.rows import parsed_rows, runs_of
 from collector.service.trouble import StoreTrouble, check_room, free_bytes, is_data_fault
 from collector.wire import WireLimits
@@ -53,9 +54,14 @@ class ServiceLimits:
     wire: WireLimits = field(default_factory=WireLimits)
     """Of one body."""
 
-    max_wire_bytes_under_way: int = 256 * MIB
-    max_inflated_bytes_under_way: int = 1024 * MIB
-    """Of all requests together."""
+    max_wire_bytes_under_way: int = 64 * MIB
+    """Of all requests together; more are refused."""
+
+    max_inflated_bytes_under_way: int = 64 * MIB
+    """Of all that is decoded and not yet stored; more waits, as it came, a tenth as large."""
+
+    room_patience_s: float = 10.0
+    """How long it waits."""
 
     num_decoders: int = field(
         default_factory=lambda: max(1, min(MAX_DECODERS, (os.cpu_count() or 2) // 2))
@@ -130,6 +136,7 @@ class IngestService:
         self._owners = Owners(store, unix_ns=unix_ns)
         self.decoders = DecoderPool(self._limits.num_decoders, say=say)
         self.commit = GroupCommit(self._write, trouble=self.trouble)
+        self.row_commit = RowCommit(self._write_rows, trouble=self.trouble)
         self._threads = ThreadPoolExecutor(
             max_workers=self._limits.num_decoders + 2, thread_name_prefix="decode"
         )
@@ -138,16 +145,18 @@ class IngestService:
     def start(self) -> None:
         """Begin to store."""
         self.commit.start()
+        self.row_commit.start()
 
     def close(self) -> None:
         """Store what was let in, and end every thread and process."""
         self.commit.close()
+        self.row_commit.close()
         self.decoders.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def why_not_ready(self) -> str | None:
         """Return why nothing can be stored just now; None where it can."""
-        if not self.commit.is_running:
+        if not (self.commit.is_running and self.row_commit.is_running):
             return "the ingest thread has ended"
         return self.trouble.reason
 
@@ -176,7 +185,9 @@ class IngestService:
             body = await read_body(request, max_bytes=MAX_ROWS_BODY_BYTES)
             rows = await self._aside(parsed_rows, table, body)
             self._check_scope(grant, runs_of(rows))
-            num_stored = await self._aside(self._store_rows, table, rows, owner_of(grant))
+            placed = await self._aside(self._checked_rows, table, rows, owner_of(grant))
+            done = asyncio.wrap_future(self.row_commit.submit(table, placed))
+            num_stored = await asyncio.shield(done)
         return {"schema": 1, "num_rows": num_stored}
 
     async def resume(
@@ -206,7 +217,8 @@ class IngestService:
         self.counts.num_requests += 1
         self.counts.num_bytes += body.num_bytes
         inflated = await self._aside(_inflated_bytes, body, limits)
-        with self.inflated_budget.taking(inflated):
+        room = self.inflated_budget.waiting(inflated, patience_s=self._limits.room_patience_s)
+        async with room:
             batch = await self._aside(self.decoders.decode, body.descriptor, limits)
             return await self._store_batch(batch, grant)
 
@@ -243,18 +255,18 @@ class IngestService:
         check_room(self._store.path, free=self._free)
         return self._writer.store(batches)
 
-    def _store_rows(self, table: str, rows: list[Row], owner: str | None) -> int:
-        check_room(self._store.path, free=self._free)
+    def _checked_rows(self, table: str, rows: list[Row], owner: str | None) -> list[Row]:
+        """Return rows as they are stored, if this sender may store them."""
         verdicts = self._verdicts(runs_of(rows), owner)
         for run_id, verdict in verdicts.items():
             if verdict == DELETED:
                 raise WireError(410, f"run {run_id} was deleted; nothing was stored")
             raise WireError(409, f"run {run_id} is another owner's; nothing was stored")
-        if table == "ranks":
-            rows = [self._placed(row) for row in rows]
+        return [self._placed(row) for row in rows] if table == "ranks" else rows
+
+    def _write_rows(self, table: str, rows: Sequence[Row]) -> None:
+        check_room(self._store.path, free=self._free)
         self._writer.upsert(table, rows)
-        self.trouble.succeeded()
-        return len(rows)
 
     def _resume(self, run_id: str, after: int, ranks: tuple[int, ...]) -> dict[str, Any]:
         return resume_page(self._store, run_id, after=after, ranks=ranks)

@@ -299,7 +299,7 @@ def test_an_outage_beyond_all_limits_is_accounted_for_to_the_row(
 def test_a_backlog_is_freed_while_it_is_shipped_and_not_only_at_its_end(
     oracle: Oracle, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("collector.tail.BATCH_ROWS", 64)
+    monkeypatch.setattr("collector.agent.agent.BATCH_ROWS", 128)
     monkeypatch.setattr("collector.tail.FEW_ROWS", 1)
     with FakeCollector() as collector:
         for rank in range(4):
