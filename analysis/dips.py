@@ -20,55 +20,101 @@ if TYPE_CHECKING:
 ALL_RANKS_SHARE = 0.8
 """Share of the ranks that stand still in the same steps for a common dip."""
 
-REGULAR_DIPS = 3
-"""Dips with equal spaces between them that make them regular."""
+LENGTH_FACTOR = 1.5
+"""Dips of one sort, all checkpoints or all evaluations, differ by less than this."""
 
 
 def common_dips(stalls: Stalls) -> tuple[Candidate, ...]:
     """Find steps in which nearly all ranks stand still at once: checkpoints, evaluations, input.
 
-    Regular ones, those in ``checkpoint`` spans, and those after a step's
-    compute are no alarm; one before it is missing input.
+    Those in ``checkpoint`` spans, those after a step's compute, and those of one
+    length that come at equal distances are no alarm. The others are missing
+    input.
     """
     inside = stalls.total(Place.CHECKPOINT)
+    data = stalls.total(Place.DATA)
     before, after = stalls.total(*INPUT_PLACES), stalls.total(*WORKING_PLACES)
     unusual = before - row_medians(before)[:, None] + after - row_medians(after)[:, None]
-    ratio = (inside + unusual) / stalls.compute_ns[:, None]
-    dips = np.flatnonzero((ratio >= DUE_RATIO).mean(axis=0) >= ALL_RANKS_SHARE)
+    lost = inside + unusual
+    dips = np.flatnonzero(
+        (lost / stalls.compute_ns[:, None] >= DUE_RATIO).mean(axis=0) >= ALL_RANKS_SHARE
+    )
     if not len(dips):
         return ()
-    level = float(np.median(ratio[:, dips]))
-    spaced = np.unique(np.diff(dips))
-    in_spans = np.median(inside[:, dips], axis=0) >= np.median(unusual[:, dips], axis=0)
-    late = np.median(after[:, dips], axis=0) > np.median(before[:, dips], axis=0)
-    is_checkpoint = bool(
-        in_spans.all() or late.all() or (len(dips) >= REGULAR_DIPS and len(spaced) == 1)
+
+    def middle(gap: NDArray[np.float64]) -> NDArray[np.float64]:
+        level: NDArray[np.float64] = np.median(gap[:, dips], axis=0)
+        return level
+
+    in_spans = middle(inside) >= middle(unusual)
+    late = middle(after) > middle(before)
+    in_data = middle(data - row_medians(data)[:, None]) > middle(lost) / 2
+    harmless = in_spans | late
+    for chosen in _of_one_length(middle(lost), ~harmless & ~in_data):
+        harmless[chosen] = _is_regular(dips[chosen])
+    found = (
+        _dip("checkpoint", stalls, dips[harmless], lost, in_spans=bool(in_spans[harmless].all())),
+        _dip("data-stall", stalls, dips[~harmless], lost, in_spans=False),
     )
+    return tuple(each for each in found if each is not None)
+
+
+def _of_one_length(
+    lost_ns: NDArray[np.float64], chosen: NDArray[np.bool_]
+) -> list[NDArray[np.int64]]:
+    """Part chosen dips where one is longer than the next shorter one by `LENGTH_FACTOR`."""
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
+        return []
+    rows = rows[np.argsort(lost_ns[rows])]
+    apart = lost_ns[rows[1:]] > LENGTH_FACTOR * lost_ns[rows[:-1]]
+    return [np.sort(part) for part in np.split(rows, np.flatnonzero(apart) + 1)]
+
+
+def _is_regular(dips: NDArray[np.int64]) -> bool:
+    """Tell whether dips come at equal distances, not one after the other.
+
+    One alone, or two, may be part of such a series: nothing speaks against it.
+    """
+    distances = np.unique(np.diff(dips))
+    return len(distances) <= 1 and bool((distances > 1).all())
+
+
+def _dip(
+    cause: str,
+    stalls: Stalls,
+    dips: NDArray[np.int64],
+    lost_ns: NDArray[np.float64],
+    *,
+    in_spans: bool,
+) -> Candidate | None:
+    """Turn steps in which all ranks stand still into a candidate; None without any."""
+    if not len(dips):
+        return None
     chosen = stalls.among(*Place) & np.isin(stalls.column, dips)
     whole = stalls.total(*Place)
     expected = np.broadcast_to(row_medians(whole)[:, None], whole.shape)
     steps = stalls.profile.steps[dips]
+    distances = np.unique(np.diff(dips))
     each = count_text(len(dips), "time")
-    if len(spaced) == 1 and spaced[0] > 1:
-        each = f"every {int(spaced[0])} steps"
-    what = "in checkpoint spans" if in_spans.all() else "outside any compute"
-    lost = float(np.median((inside + np.maximum(unusual, 0))[:, dips]))
-    return (
-        Candidate(
-            cause="checkpoint" if is_checkpoint else "data-stall",
-            ranks=tuple(stalls.profile.ranks.tolist()),
-            steps=(int(steps[0]), int(steps[-1])),
-            part=stalls.part(chosen),
-            usual_ns=stalls.usual(chosen, expected),
-            excess_ratio=level,
-            threshold=DUE_RATIO,
-            evidence=(
-                f"all ranks stand still together for {duration_text(lost)} {what}, {each},"
-                f" in steps {int(steps[0])} to {int(steps[-1])}"
-            ),
-            on_host=True,
-            is_alarm=not is_checkpoint,
+    if len(distances) == 1 and distances[0] > 1:
+        each = f"every {int(distances[0])} steps"
+    what = "in checkpoint spans" if in_spans else "outside any compute"
+    typical = duration_text(float(np.median(lost_ns[:, dips])))
+    return Candidate(
+        cause=cause,
+        ranks=tuple(stalls.profile.ranks.tolist()),
+        steps=(int(steps[0]), int(steps[-1])),
+        part=stalls.part(chosen),
+        usual_ns=stalls.usual(chosen, expected),
+        excess_ratio=float(np.median((lost_ns / stalls.compute_ns[:, None])[:, dips])),
+        threshold=DUE_RATIO,
+        evidence=(
+            f"all ranks stand still together for {typical} {what}, {each},"
+            f" in steps {int(steps[0])} to {int(steps[-1])}"
         ),
+        on_host=True,
+        is_alarm=cause != "checkpoint",
     )
 
 

@@ -78,13 +78,16 @@ def without_partners(
 ) -> tuple[Candidate, ...]:
     """Drop slow compute that is only the wait for a stalled or pausing partner.
 
-    A pause explains no more than a few steps.
+    A pause explains no more than a few steps, and nothing where a rank shares
+    its worker with nobody: its own stall lies outside its compute.
     """
+    size = Counter(workers.values())
     return tuple(
         each
         for each in found
         if not any(
-            _same_worker(each, other, workers)
+            size[workers[each.ranks[0]]] > 1
+            and _same_worker(each, other, workers)
             and overlap(each, other)
             and (other.cause != "gc-pause" or each.steps[1] - each.steps[0] < SHORT_STEPS)
             for other in stalled

@@ -26,6 +26,10 @@ LEAST_CORRELATION = 0.9
 LEAST_ITEMS = 16
 """Micro-batches that a correlation needs."""
 
+COMMON_SHARE = 0.9
+"""Share of a step's compute that must be longer than usual, or shorter, for the step to be so:
+a first step that warms up. Lengths differ from micro-batch to micro-batch."""
+
 FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 
 
@@ -62,6 +66,7 @@ def sequence_effect(
         None where there are too few micro-batches, or nothing varies together.
     """
     ratio = _against_own_median(items)
+    ratio = ratio / common_ratio(ratio, items.step)
     forward, backward = _pairs(items)
     free = ~np.isin(items.rank[forward], list(blamed))
     forward, backward = forward[free], backward[free]
@@ -87,6 +92,26 @@ def _against_own_median(items: ComputeItems) -> NDArray[np.float64]:
     median = own_medians(items.self_ns, items.rank, items.kind, items.chunk)
     ratio: NDArray[np.float64] = items.self_ns / np.maximum(median, 1.0)
     return ratio
+
+
+def common_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Return by how much each step's compute is longer than usual, where nearly all of it is.
+
+    Args:
+        ratio: Shape (items,): compute over what is usual for it.
+        step: Shape (items,).
+
+    Returns:
+        Shape (items,): the median of the step where `COMMON_SHARE` of its items lie above 1, or
+        below, else 1.
+    """
+    number, num = number_rows(step)
+    median, count = group_medians(ratio, number, num)
+    above = np.bincount(number, weights=ratio > 1.0, minlength=num) / count
+    below = np.bincount(number, weights=ratio < 1.0, minlength=num) / count
+    common = np.where(np.maximum(above, below) >= COMMON_SHARE, median, 1.0)
+    found: NDArray[np.float64] = common[number]
+    return found
 
 
 def own_medians(value: NDArray[Any], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:

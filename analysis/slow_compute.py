@@ -14,7 +14,7 @@ from analysis.counters import clock_drop
 from analysis.occupancy import of_kinds
 from analysis.phases import DUE_RATIO
 from analysis.profile import Basis
-from analysis.sequence import own_medians, sequence_effect
+from analysis.sequence import common_ratio, own_medians, sequence_effect
 from analysis.suspects import slow_ranks, slow_stages
 from analysis.words import count_text, duration_text, name_ranks
 
@@ -240,9 +240,11 @@ def sequence_candidate(
 
 
 def _evened(model: ReplayModel, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the durations with every chosen piece at its rank's median."""
+    """Return the durations with every chosen piece at its rank's median, as long as its step is."""
     operations = model.operations
     rows = np.flatnonzero(chosen)
     duration = operations.duration_ns.copy()
-    duration[rows] = own_medians(duration[rows], model.rank[rows], operations.label[rows])
+    usual = own_medians(duration[rows], model.rank[rows], operations.label[rows])
+    ratio = np.divide(duration[rows], usual, out=np.ones(len(rows)), where=usual > 0)
+    duration[rows] = usual * common_ratio(ratio, operations.step[rows])
     return duration

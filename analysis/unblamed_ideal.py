@@ -9,6 +9,7 @@ import numpy as np
 from analysis.cells import group_medians
 from analysis.distinct import distinct, number_rows
 from analysis.occupancy import COMPUTE_KINDS, of_kinds
+from analysis.sequence import common_ratio, own_medians
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +27,10 @@ def ideal_of_others(
 
     Compute's ideal is a mean over all ranks. Here it is scaled, kind by kind,
     so that it is the mean over the operations outside of every candidate's
-    part; a communication's is the median of the alike ones outside. What has
-    none outside keeps its ideal.
+    part, and in steps in which these are all longer, or shorter, over those of
+    that step: a first step that warms up would have been long without any
+    fault. A communication's ideal is the median of the alike ones outside.
+    What has none outside keeps its ideal.
 
     Args:
         model: The operations.
@@ -49,7 +52,34 @@ def ideal_of_others(
         expected = float(model.ideal_ns[others].sum())
         if expected > 0:
             ideal[of_kind] *= float(duration_ns[others].sum()) / expected
+            ideal[of_kind] *= _by_step(model, others, duration_ns, ideal)[
+                model.operations.step[of_kind]
+            ]
     return _alike_outside(model, inside & model.on_device & ~is_compute, inside, ideal)
+
+
+def _by_step(
+    model: ReplayModel,
+    others: NDArray[np.bool_],
+    duration_ns: NDArray[np.float64],
+    ideal_ns: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return by how much compute outside was longer in each step, 1 where not nearly all was.
+
+    Shape (steps,).
+    """
+    rows = np.flatnonzero(others & (ideal_ns > 0))
+    step = model.operations.step[rows]
+    found = np.ones(len(model.operations.steps))
+    usual = own_medians(duration_ns[rows], model.rank[rows], model.operations.label[rows])
+    ratio = np.divide(duration_ns[rows], usual, out=np.ones(len(rows)), where=usual > 0)
+    is_common = common_ratio(ratio, step) != 1.0
+    if is_common.any():
+        took = np.bincount(step, weights=duration_ns[rows], minlength=len(found))
+        expected = np.bincount(step, weights=ideal_ns[rows], minlength=len(found))
+        # The steps that are as usual make up for what the others had in the mean of all.
+        found = np.divide(took, expected, out=found, where=expected > 0)
+    return found
 
 
 def _alike_outside(

@@ -1,0 +1,80 @@
+"""Steps in which all ranks stand still: which are checkpoints and which are missing input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analysis.dips import common_dips
+from analysis.evidence import GapItems, Place
+from analysis.profile import Basis, Profile
+from analysis.stalls import Stalls, stalls_of
+
+MS = 1_000_000
+NUM_RANKS, NUM_STEPS = 4, 12
+COMPUTE_MS = 100
+
+Dip = tuple[int, Place, int]
+"""Step, place, how long in ms."""
+
+
+def stalls(*dips: Dip) -> Stalls:
+    """Return ranks that compute 100 ms in each step, and all have these gaps."""
+    total = np.full((NUM_RANKS, NUM_STEPS), COMPUTE_MS * MS, dtype=np.float64)
+    profile = Profile(
+        ranks=np.arange(NUM_RANKS, dtype=np.int32),
+        steps=np.arange(NUM_STEPS, dtype=np.int32),
+        stage=np.zeros(NUM_RANKS, dtype=np.int32),
+        total_ns=total,
+        expected_ns=total,
+        basis=(Basis.PEERS,) * NUM_RANKS,
+    )
+    rows = [(step, rank, place, ms) for step, place, ms in dips for rank in range(NUM_RANKS)]
+    step, rank, place, ms = zip(*rows, strict=True)
+    gaps = GapItems(
+        step=np.array(step, dtype=np.int32),
+        rank=np.array(rank, dtype=np.int32),
+        place=np.array(place, dtype=np.int8),
+        gap_ns=np.array(ms, dtype=np.int64) * MS,
+        operation=np.full(len(rows), -1),
+    )
+    return stalls_of(profile, gaps, np.zeros(1))
+
+
+def told(*dips: Dip) -> list[tuple[str, tuple[int, int], bool]]:
+    return [(each.cause, each.steps, each.is_alarm) for each in common_dips(stalls(*dips))]
+
+
+@pytest.mark.parametrize("steps", [(7,), (3, 8), (1, 5, 9)])
+def test_dips_of_one_length_at_equal_distances_are_checkpoints(steps: tuple[int, ...]) -> None:
+    dips = [(step, Place.INPUT, 300) for step in steps]
+
+    assert told(*dips) == [("checkpoint", (steps[0], steps[-1]), False)]
+
+
+@pytest.mark.parametrize("steps", [(3, 4), (1, 3, 9), (5, 6, 7, 8)])
+def test_dips_one_after_the_other_or_at_unequal_distances_are_missing_input(
+    steps: tuple[int, ...],
+) -> None:
+    dips = [(step, Place.INPUT, 300) for step in steps]
+
+    assert told(*dips) == [("data-stall", (steps[0], steps[-1]), True)]
+
+
+def test_a_dip_in_data_spans_is_missing_input_however_regular() -> None:
+    assert told((3, Place.DATA, 300), (8, Place.DATA, 300)) == [("data-stall", (3, 8), True)]
+
+
+def test_checkpoints_and_shorter_evaluations_are_two_series() -> None:
+    # GIVEN 300 ms after every 5 steps and 100 ms after every 4: at 4, 9 and at 3, 7, 11
+    dips = [(4, Place.INPUT, 300), (9, Place.INPUT, 300)]
+    dips += [(step, Place.INPUT, 100) for step in (3, 7, 11)]
+
+    assert told(*dips) == [("checkpoint", (3, 11), False)]
+
+
+def test_checkpoints_in_spans_do_not_hide_missing_input() -> None:
+    # GIVEN a checkpoint in its span in step 2, and no input in steps 6 and 7
+    dips = [(2, Place.CHECKPOINT, 300), (6, Place.INPUT, 80), (7, Place.INPUT, 80)]
+
+    assert told(*dips) == [("checkpoint", (2, 2), False), ("data-stall", (6, 7), True)]
