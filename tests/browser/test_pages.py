@@ -1,20 +1,25 @@
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from playwright.sync_api import expect
+
 from tests.browser.conftest import served
 from tests.dashboard.builders import FakeProvider, report, training_provider
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from playwright.sync_api import Browser, Page
 
 XSS = '<img src=x onerror=window.__xss=1><script>window.__xss=1</script>" onload="window.__xss=1'
 TIMELINE = "/timeline?run=demo-42&step=3"
+PATIENCE_S = 60.0
+PATIENCE_MS = 60_000
 
 
 @dataclass
@@ -29,6 +34,7 @@ class Watched:
 @contextmanager
 def opened(browser: Browser, url: str, **options: object) -> Iterator[Watched]:
     page = browser.new_page(viewport={"width": 1400, "height": 900}, **options)  # type: ignore[arg-type]
+    page.set_default_timeout(PATIENCE_MS)
     watched = Watched(page)
     home = url.split("/")[2]
 
@@ -67,13 +73,43 @@ def drag(page: Page, part: str, start: tuple[float, float], end: tuple[float, fl
     page.mouse.up()
 
 
+def until(page: Page, is_so: Callable[[], bool], do: Callable[[], object]) -> None:
+    """Do something until it has shown: a figure is drawn before it listens to the pointer."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < give_up_s, "it never came true"
+        do()
+        for _ in range(40):
+            if is_so():
+                return
+            page.wait_for_timeout(50)
+
+
+def hover(page: Page, at: tuple[float, float]) -> None:
+    """Point at a place of the timeline until a box tells what is there."""
+    box = page.locator("#timeline-graph .hoverlayer .hovertext")
+
+    def point() -> None:
+        point_at(page, "#timeline-graph .nsewdrag", (0.5, 0.5))
+        point_at(page, "#timeline-graph .nsewdrag", at)
+
+    point()
+    until(page, lambda: box.count() > 0, point)
+
+
+def settle(page: Page) -> None:
+    """Wait until nothing is asked for: what is under way would fail as the page is left."""
+    page.wait_for_load_state("networkidle")
+
+
 def test_the_overview_shows_the_verdict_and_its_evidence(browser: Browser) -> None:
     provider = training_provider()
     with served(provider) as url, opened(browser, url) as seen:
         seen.page.wait_for_selector("#overview-workers .heatmaplayer image")
 
         assert seen.page.inner_text("h1") == provider.sentence
-        assert seen.page.locator("#overview-steps .scatterlayer .trace").count() == 3
+        traces = seen.page.locator("#overview-steps .scatterlayer .trace")
+        expect(traces).to_have_count(3, timeout=PATIENCE_MS)
         assert seen.page.locator("#overview-findings tbody tr").count() == 2
         assert "rank 0" in seen.page.inner_text("#overview-starved")
         assert "dropped spans" in seen.page.inner_text("#overview-quality")
@@ -85,7 +121,7 @@ def test_the_timeline_shows_every_span_and_follows_the_address(browser: Browser)
         seen.page.wait_for_selector("#timeline-graph .barlayer .point")
         # 336 spans; rank 4 waits before 16 all-reduces, ranks 6 and 7 before one reduce-scatter.
         # The last one draws nothing: it stands for the hatching in the legend.
-        assert bars.count() == 336 + 16 + 2 + 1
+        expect(bars).to_have_count(336 + 16 + 2 + 1, timeout=PATIENCE_MS)
 
         seen.page.click("text=DP")
         seen.page.wait_for_url("**group=dp")
@@ -99,8 +135,7 @@ def test_hovering_a_span_tells_whom_it_waited_for(browser: Browser) -> None:
     with served(training_provider()) as url, opened(browser, url + TIMELINE) as seen:
         seen.page.wait_for_selector("#timeline-graph .barlayer .point")
         # Rank 7's reduce-scatter stands hatched in the last row, from 60 % of the axis on.
-        point_at(seen.page, "#timeline-graph .nsewdrag", (0.8, 0.945))
-        seen.page.wait_for_selector("#timeline-graph .hoverlayer .hovertext")
+        hover(seen.page, (0.8, 0.945))
 
         said = seen.page.text_content("#timeline-graph .hoverlayer") or ""
         assert "reduce_scatter" in said
@@ -117,10 +152,10 @@ def test_names_from_outside_stay_text(browser: Browser) -> None:
         assert seen.page.locator("h1").inner_text() == XSS
         assert seen.page.evaluate("window.__xss === undefined")
 
+        settle(seen.page)
         seen.page.goto(f"{url}/timeline?step=3&run={run}")
         seen.page.wait_for_selector("#timeline-graph .barlayer .point")
-        point_at(seen.page, "#timeline-graph .nsewdrag", (0.01, 0.03))
-        seen.page.wait_for_selector("#timeline-graph .hoverlayer .hovertext")
+        hover(seen.page, (0.01, 0.03))
         assert "<img src=x" in (seen.page.text_content("#timeline-graph .hoverlayer") or "")
         assert seen.page.evaluate("window.__xss === undefined")
 
@@ -148,16 +183,23 @@ def test_a_live_run_refreshes_and_keeps_the_zoom(browser: Browser) -> None:
     with served(provider) as url, opened(browser, url) as seen:
         seen.page.wait_for_selector("#overview-steps .scatterlayer .trace")
         graph = "document.querySelector('#overview-steps .js-plotly-plot')"
-        drag(seen.page, "#overview-steps .nsewdrag", (0.3, 0.5), (0.6, 0.5))
+
+        def is_zoomed() -> bool:
+            return bool(seen.page.evaluate(f"{graph}.layout.xaxis.range[0] > 5"))
+
+        until(
+            seen.page,
+            is_zoomed,
+            lambda: drag(seen.page, "#overview-steps .nsewdrag", (0.3, 0.5), (0.6, 0.5)),
+        )
         zoomed = seen.page.evaluate(f"{graph}.layout.xaxis.range")
-        assert zoomed[0] > 5
 
         provider.reports["demo-42"] = report(num_steps=36)
         provider.sentence = "Rank 5 is still slow."
         provider.num_changes += 1
-        seen.page.wait_for_selector("text=Rank 5 is still slow.", timeout=10_000)
+        seen.page.wait_for_selector("text=Rank 5 is still slow.")
+        seen.page.wait_for_function(f"{graph}.data[1].x.length == 36")
 
-        assert seen.page.evaluate(f"{graph}.data[1].x.length") == 36
         assert seen.page.evaluate(f"{graph}.layout.xaxis.range") == zoomed
 
 
@@ -168,7 +210,7 @@ def test_a_run_that_is_deleted_says_so(browser: Browser) -> None:
         seen.page.wait_for_selector("#overview-workers .heatmaplayer image")
         del provider.reports["demo-42"]
 
-        seen.page.wait_for_selector("text=there is no run 'demo-42'", timeout=10_000)
+        seen.page.wait_for_selector("text=there is no run 'demo-42'")
         assert not seen.page.is_visible("#overview-report")
 
 
@@ -179,7 +221,7 @@ def test_the_first_run_appears_by_itself(browser: Browser) -> None:
         filled = training_provider()
         provider.reports, provider.tables = filled.reports, filled.tables
 
-        seen.page.wait_for_selector("#overview-workers .heatmaplayer image", timeout=10_000)
+        seen.page.wait_for_selector("#overview-workers .heatmaplayer image")
         drawn = seen.page.locator("#overview-steps .main-svg").first.bounding_box()
         assert drawn is not None
         assert drawn["width"] > 700
@@ -195,5 +237,6 @@ def test_a_page_without_data_says_why(browser: Browser) -> None:
     provider = FakeProvider(reports={"fresh": None})
     with served(provider) as url, opened(browser, url) as seen:
         for path, reason in reasons.items():
+            settle(seen.page)
             seen.page.goto(url + path)
             seen.page.wait_for_selector(f"text=No data because {reason}")

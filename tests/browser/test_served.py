@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = [needs_traces, pytest.mark.multiproc]
 
-PATIENCE_MS = 30_000
+PATIENCE_MS = 60_000
 
 
 class Visit:
@@ -27,6 +27,7 @@ class Visit:
         self.said: list[str] = []
         self.asked: set[str] = set()
         self.errors: list[str] = []
+        page.set_default_timeout(PATIENCE_MS)
         page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", lambda request: self.asked.add(request.url.split("/")[2]))
@@ -54,6 +55,7 @@ def test_both_pages_show_a_run_and_complain_of_nothing(browser: Browser, tmp_pat
         assert visit.page.url == f"{server.url}/run/AR"
         visit.page.locator(".js-plotly-plot").first.wait_for(timeout=PATIENCE_MS)
 
+        visit.page.wait_for_load_state("networkidle")  # what is under way would fail
         visit.page.goto(f"{server.url}/timeline?run=AR")
         visit.page.locator(".js-plotly-plot").first.wait_for(timeout=PATIENCE_MS)
         visit.page.close()
