@@ -200,7 +200,7 @@ store.close()
 def test_a_forked_child_is_refused_instead_of_hanging(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKER, str(folder)],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=180, check=True,
     )  # fmt: skip
 
     assert done.stdout == "7\n"

@@ -33,7 +33,7 @@ def prepared(tmp_path: Path) -> Path:
 
 def prepare(folder: Path, *hosts: str) -> None:
     command = [str(folder / "deploy" / "prepare.sh"), *hosts]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=180)
 
 
 def values(folder: Path) -> dict[str, str]:

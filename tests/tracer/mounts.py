@@ -35,7 +35,7 @@ def run_with_mounts(
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     if done.returncode == MAY_NOT_MOUNT or "unshare failed" in done.stderr:

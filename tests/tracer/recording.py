@@ -58,6 +58,6 @@ def run_script(script: str, spool: Path, **environ: str) -> subprocess.Completed
         env={**os.environ, "RANKSCOPE_TRACE": str(spool), "RANKSCOPE_RUN": "run", **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )

@@ -39,7 +39,7 @@ def exit_codes(folder: Path, case: str) -> list[int]:
         )
         for rank in range(2)
     ]
-    return [process.wait(timeout=60) for process in ranks]
+    return [process.wait(timeout=180) for process in ranks]
 
 
 @pytest.mark.parametrize(("case", "code"), [("raise", 1), ("exit", 3), ("destroy", 3)])

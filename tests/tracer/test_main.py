@@ -44,7 +44,7 @@ def run(
         env={**kept, "PYTHONPATH": str(ROOT), "RANKSCOPE_RUN": "run", **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 
@@ -86,7 +86,7 @@ def test_a_module_is_run_too(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT), "RANKSCOPE_TRACE": str(tmp_path / "spool")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 
@@ -112,7 +112,7 @@ def test_bad_usage_says_what_to_do(tmp_path: Path, arguments: list[str]) -> None
         env={**os.environ, "RANKSCOPE_TRACE": str(tmp_path / "spool")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 

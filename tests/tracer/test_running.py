@@ -56,12 +56,12 @@ def test_a_hang_shows_operation_group_and_number_and_who_is_elsewhere(tmp_path: 
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=True,
         ).stdout
     finally:
         for rank in reversed(ranks):  # rank 0 waits for rank 1
-            rank.communicate(b"go on\n", timeout=60)
+            rank.communicate(b"go on\n", timeout=180)
         codes = [rank.returncode for rank in ranks]
 
     assert codes == [0, 0]

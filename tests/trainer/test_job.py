@@ -219,7 +219,7 @@ def test_when_one_rank_is_killed_the_job_ends_and_fails() -> None:
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         os.kill(int(children[1]), signal.SIGKILL)
 
-        job.communicate(timeout=60)
+        job.communicate(timeout=180)
     finally:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
