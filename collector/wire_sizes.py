@@ -63,7 +63,7 @@ def checked_inflated_bytes(body: pa.Buffer, *, max_bytes: int, max_wire_bytes: i
                 raise WireError(
                     413, f"the body inflates to more than {max_bytes} bytes: send fewer cuts"
                 )
-    except struct.error as error:
+    except (struct.error, IndexError) as error:
         raise WireError(422, "the body is no Arrow stream: a place lies outside it") from error
     if total > FREE_BYTES and total > MAX_RATIO * body.size:
         raise WireError(413, f"the body inflates more than {MAX_RATIO} times: that is no data")
@@ -149,7 +149,8 @@ def _buffers(message: _Table, body: memoryview) -> Iterator[int]:
         raise WireError(413, f"a message has more than {MAX_BUFFERS} buffers")
     for index in range(num_buffers):
         offset, length = struct.unpack_from("<qq", batch.data, places + 4 + 16 * index)
-        yield _inflated(body, _inside(offset), _inside(length)) if is_compressed else length
+        size = _inside(length)
+        yield _inflated(body, _inside(offset), size) if is_compressed else size
 
 
 def _inflated(body: memoryview, offset: int, length: int) -> int:
