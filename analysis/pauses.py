@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.candidate import Candidate
-from analysis.cells import summed
+from analysis.cells import group_medians, summed
 from analysis.evidence import Place
 from analysis.phases import DUE_RATIO
 from analysis.stalls import ONE_RANK_SHARE
@@ -43,8 +43,7 @@ def gc_pauses(
         The candidates, and which gaps they explain, shape (gaps,).
     """
     recorded = stalls.among(Place.GC) & (stalls.gaps.gap_ns > 0)
-    usual_ns = stalls.gaps.gap_ns[stalls.among(Place.FORWARD)]
-    longest = max(LEAST_PAUSE_NS, PAUSE_FACTOR * _typical(usual_ns))
+    longest = max(LEAST_PAUSE_NS, PAUSE_FACTOR * _typical(stalls))
     # The step's first forward pauses like any other.
     paused = stalls.among(Place.FORWARD, Place.INPUT) & (stalls.gaps.gap_ns >= longest)
     paused &= usual[np.minimum(stalls.column, len(usual) - 1)]
@@ -59,8 +58,16 @@ def gc_pauses(
     return tuple(candidate for candidate in found if candidate is not None), explained
 
 
-def _typical(values: NDArray[np.int64]) -> float:
-    return float(np.median(values)) if len(values) else 0.0
+def _typical(stalls: Stalls) -> float:
+    """Return the usual gap before forward compute, in ns: the median rank and step's own median.
+
+    A rank and step without any counts as 0: where hosts launch in time, pauses are all there is.
+    """
+    chosen = stalls.among(Place.FORWARD)
+    shape = stalls.profile.total_ns.shape
+    cell = stalls.row[chosen] * shape[1] + stalls.column[chosen]
+    median, _ = group_medians(stalls.gaps.gap_ns[chosen], cell, shape[0] * shape[1])
+    return float(np.median(np.nan_to_num(median)))
 
 
 def _in_turn(stalls: Stalls, chosen: NDArray[np.bool_]) -> bool:
