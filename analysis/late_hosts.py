@@ -148,9 +148,9 @@ def _joined_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
 
 def _is_steady(phase: NDArray[np.float64]) -> bool:
-    """Tell a stall that is there all the time from pauses now and then."""
-    level = float(np.nanmedian(phase))
-    return float(np.nanmean(phase >= level / 2)) >= ONE_RANK_SHARE
+    """Tell a stall that is there all the time from pauses now and then, in the known steps."""
+    known = phase[~np.isnan(phase)]
+    return float((known >= np.median(known) / 2).mean()) >= ONE_RANK_SHARE
 
 
 def _stall(

@@ -37,13 +37,13 @@ def step_deviation(values: NDArray[np.float64]) -> float:
     """Return the noise from step to step, a lasting difference between ranks left out.
 
     Half the steps of half the ranks may be slow: a level counts once, where it
-    begins. With fewer than `MIN_CHANGES` changes there is only the deviation
-    between the ranks to go by.
+    begins. Steps that are unknown on all ranks are passed over. With fewer than
+    `MIN_CHANGES` changes there is only the deviation between the ranks to go by.
 
     Args:
         values: Shape (ranks, steps).
     """
-    changes = np.diff(values, axis=1)
+    changes = np.diff(values[:, ~np.isnan(values).all(axis=0)], axis=1)
     if changes.shape[1] < MIN_CHANGES:
         return robust_deviation(values)
     known = np.abs(changes[~np.isnan(changes)])

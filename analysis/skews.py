@@ -16,7 +16,7 @@ from analysis.stalls import HOST_STALL_STEPS, ONE_RANK_SHARE
 from analysis.words import count_text, duration_text, name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -42,7 +42,8 @@ def launch_skews(
     lag = stalls.total(Place.LAUNCH) / stalls.compute_ns[:, None]
     lag[np.isin(profile.ranks, list(blamed))] = np.nan
     lag[:, ~usual] = np.nan
-    members = [np.flatnonzero(np.isin(profile.ranks, group)) for group in _smallest(groups)]
+    stage = dict(zip(profile.ranks.tolist(), profile.stage.tolist(), strict=True))
+    members = [np.flatnonzero(np.isin(profile.ranks, group)) for group in _smallest(groups, stage)]
     members = [rows for rows in members if len(rows) > 1]
     if not members:
         return ()
@@ -58,11 +59,20 @@ def launch_skews(
     return tuple(found)
 
 
-def _smallest(groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Leave out the groups that hold a smaller one: who is late there is late in it too."""
+def _smallest(groups: Sequence[tuple[int, ...]], stage: Mapping[int, int]) -> list[tuple[int, ...]]:
+    """Leave out the groups that hold a smaller one: who is late there is late in it too.
+
+    Groups within a stage come first. In one across stages (of tied embeddings,
+    say) the members come from different reductions, and one that was held up
+    there would always be last.
+    """
     kept: list[tuple[int, ...]] = []
     taken: set[int] = set()
-    for group in sorted(groups, key=len):
+
+    def order(group: tuple[int, ...]) -> tuple[int, int]:
+        return len({stage.get(rank) for rank in group}), len(group)
+
+    for group in sorted(groups, key=order):
         if not taken.intersection(group):
             kept.append(group)
             taken.update(group)

@@ -1,0 +1,60 @@
+"""Hosts that launch late, throughout or in turn."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.evidence import GapItems, Place
+from analysis.late_hosts import host_stalls
+from analysis.profile import Basis, Profile
+from analysis.skews import launch_skews
+from analysis.stalls import Stalls, stalls_of
+
+MS = 1_000_000
+NUM_RANKS, NUM_STEPS = 8, 12
+
+Gap = tuple[int, int, int]
+"""Step, rank, ms."""
+
+
+def stalls(place: Place, *gaps: Gap) -> Stalls:
+    """Return ranks 0 to 3 of stage 0 and 4 to 7 of stage 1 that compute 100 ms a step."""
+    total = np.full((NUM_RANKS, NUM_STEPS), 100.0 * MS)
+    profile = Profile(
+        ranks=np.arange(NUM_RANKS, dtype=np.int32),
+        steps=np.arange(NUM_STEPS, dtype=np.int32),
+        stage=np.repeat(np.arange(2, dtype=np.int32), 4),
+        total_ns=total,
+        expected_ns=total,
+        basis=(Basis.PEERS,) * NUM_RANKS,
+    )
+    step, rank, ms = zip(*gaps, strict=True)
+    items = GapItems(
+        step=np.array(step, dtype=np.int32),
+        rank=np.array(rank, dtype=np.int32),
+        place=np.full(len(gaps), place, dtype=np.int8),
+        gap_ns=np.array(ms, dtype=np.int64) * MS,
+        operation=np.full(len(gaps), -1),
+    )
+    return stalls_of(profile, items, np.zeros(1))
+
+
+def test_steps_that_checkpoints_explain_do_not_make_a_stall_unsteady() -> None:
+    # GIVEN a host that loses 90 ms in each step, every second of which is explained otherwise
+    gaps = stalls(Place.FORWARD, *((step, 2, 90) for step in range(NUM_STEPS)))
+    usual = np.arange(NUM_STEPS) % 2 == 0
+
+    (found,) = host_stalls(gaps, usual)
+
+    assert (found.cause, found.ranks) == ("host-stall", (2,))
+
+
+def test_members_late_in_turn_in_one_stage_are_no_stalled_host() -> None:
+    # GIVEN ranks 4 to 7 that launch their reduction 60 ms late in turn, and pairs across the
+    # stages (tied embeddings) in which the one of stage 1 is then always the later
+    gaps = stalls(Place.LAUNCH, *((step, 4 + step % 4, 60) for step in range(2, NUM_STEPS)))
+    groups = ((0, 4), (1, 5), (2, 6), (3, 7), (0, 1, 2, 3), (4, 5, 6, 7))
+
+    (found,) = launch_skews(gaps, groups, np.ones(NUM_STEPS, dtype=np.bool_), frozenset())
+
+    assert (found.cause, found.ranks) == ("launch-skew", (4, 5, 6, 7))
