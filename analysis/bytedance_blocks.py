@@ -1,9 +1,9 @@
 """Where each operation of a ByteDance trace stands: by step, replica, stage, type and number.
 
 The rows of one (step, dp, stage, type) are a *block*. In a block, ``seq``
-numbers the operations from 0, so an operation's place in sorted order is the
-block's begin plus its ``seq``: counting replaces sorting. Only a trace whose
-numbers have gaps or repeats is sorted.
+numbers the operations from 0 by start, so an operation's place in sorted order
+is the block's begin plus its ``seq``: counting replaces sorting. Only a trace
+whose numbers have gaps or repeats, or say otherwise than the starts, is sorted.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ UNKNOWN, NO_PARTNERS = -1, -2
 LARGEST_TABLE = 1 << 22
 """Step numbers that span more than this are searched instead of looked up."""
 
+MOST_NAMES, LONGEST_NAME = 5, 60
+"""Of unknown types that a warning names."""
+
 MAX_INT32 = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """The rows of a trace in order of (step, dp, stage, type, seq)."""
+    """The rows of a trace in order of (step, dp, stage, type, start)."""
 
     columns: Columns
     """The operations that take part, in any order."""
@@ -67,12 +70,15 @@ class Blocks:
     lowest_rank: NDArray[np.int64]
     """Shape (replicas, stages): of the worker's ranks; -1 where the run has no such worker."""
 
+    twice: dict[int, str]
+    """Steps with an operation twice."""
+
     warnings: tuple[str, ...]
 
     def contradictions(self) -> dict[int, str]:
         """Name the steps in which an operation is missing, or is one too many."""
         shape = (*self.count.shape[:2], self.num_stages, NUM_TYPES)
-        return contradictions(self.count.reshape(shape), self.steps)
+        return contradictions(self.count.reshape(shape), self.steps) | self.twice
 
 
 def place_blocks(run: RunInfo, columns: Columns) -> Blocks:
@@ -107,9 +113,15 @@ def place_blocks(run: RunInfo, columns: Columns) -> Blocks:
             np.add(num_per_block, counts, out=num_per_block)
 
     in_pieces(number, len(block), rows_at_once=max(ROWS_AT_ONCE, num_blocks))
-    count = num_per_block.reshape(len(steps), len(replicas), -1)
+    count = num_per_block.reshape(len(steps), len(replicas), run.layout.pp * NUM_TYPES)
     per_replica = count.sum(axis=2)
-    num_traced = int(num_per_block.reshape(len(steps), -1, NUM_TYPES).any(axis=(0, 2)).sum())
+    order, twice = _by_number(columns, block, num_per_block), dict[int, str]()
+    if order is None:
+        order, twice, more = _by_start(columns, block)
+        warnings += more
+    num_traced = int(
+        num_per_block.reshape(len(steps), num_workers, NUM_TYPES).any(axis=(0, 2)).sum()
+    )
     warnings += untraced_warnings(num_traced, run.layout.dp * run.layout.pp)
     return Blocks(
         columns=columns,
@@ -117,10 +129,11 @@ def place_blocks(run: RunInfo, columns: Columns) -> Blocks:
         steps=steps,
         replicas=replicas,
         num_stages=run.layout.pp,
-        order=_order(columns, block, num_per_block),
+        order=order,
         count=count,
         first=(np.cumsum(per_replica) - per_replica.ravel()).reshape(per_replica.shape),
         lowest_rank=lowest_rank,
+        twice=twice,
         warnings=warnings,
     )
 
@@ -145,7 +158,9 @@ def _known(
     strange = np.flatnonzero((type_of_name == UNKNOWN) & (per_name > 0))
     if not len(strange):
         return taken, ()
-    names = ", ".join(sorted(columns.names[code] for code in strange))
+    found = sorted(columns.names[code][:LONGEST_NAME] for code in strange)
+    more = f" and {len(found) - MOST_NAMES} more" * (len(found) > MOST_NAMES)
+    names = ", ".join(found[:MOST_NAMES]) + more
     num = int(per_name[strange].sum())
     return taken, (f"{num} operations of unknown type are left out of the replay: {names}",)
 
@@ -197,8 +212,10 @@ def _check_ranks(run: RunInfo, rank: Whole, worker_of_rank: NDArray[np.int64]) -
         raise KeyError(f"run {run.run_id} has operations of rank {strange}, which it does not list")
 
 
-def _order(columns: Columns, block: NDArray[np.int32], num_per_block: NDArray[np.int64]) -> Whole:
-    """Sort rows by block, then seq."""
+def _by_number(
+    columns: Columns, block: NDArray[np.int32], num_per_block: NDArray[np.int64]
+) -> Whole | None:
+    """Sort rows by block, then seq; None if that is not also the order of their starts."""
     begins = np.cumsum(num_per_block) - num_per_block
     num = len(columns.name)
     order: Whole = np.full(num, -1, dtype=np.int32 if num < MAX_INT32 else np.int64)
@@ -212,9 +229,41 @@ def _order(columns: Columns, block: NDArray[np.int32], num_per_block: NDArray[np
             order[at] = np.arange(rows.start, rows.start + len(at), dtype=order.dtype)
         return fits
 
+    def ascends(rows: slice) -> bool:
+        here = order[max(rows.start - 1, 0) : rows.stop]
+        later = np.diff(columns.start_ns[here]) >= 0
+        return bool((later | (block[here[1:]] != block[here[:-1]])).all())
+
     # Rows of the first block can only lie in it, so if every place is taken it
     # holds just its own; then the same is true of the second, and so on.
-    if all(in_pieces(place, num)) and int(order.min(initial=0)) >= 0:
-        return order
-    sorted_rows: NDArray[np.int64] = sort_rows(block, columns.seq, columns.start_ns)
-    return sorted_rows
+    placed = all(in_pieces(place, num)) and int(order.min(initial=0)) >= 0
+    return order if placed and all(in_pieces(ascends, num)) else None
+
+
+def _by_start(
+    columns: Columns, block: NDArray[np.int32]
+) -> tuple[Whole, dict[int, str], tuple[str, ...]]:
+    """Sort rows by block, then start, then seq; name what the numbers say against it.
+
+    Returns:
+        The order; the steps with an operation twice: of one worker, type and number, at one
+        time; and what a reader should know.
+    """
+    order: NDArray[np.int64] = sort_rows(block, columns.start_ns, columns.seq)
+    before, after = order[:-1], order[1:]
+    same = block[before] == block[after]
+    num_turned = int((same & (columns.seq[before] > columns.seq[after])).sum())
+    for column in (columns.seq, columns.start_ns, columns.duration_ns):
+        same &= column[before] == column[after]
+    steps, num = np.unique(columns.step[after[same]], return_counts=True)
+    twice = {
+        step: f"{count} operations are in the trace twice"
+        for step, count in zip(steps.tolist(), num.tolist(), strict=True)
+    }
+    if not num_turned:
+        return order, twice, ()
+    sentence = (
+        f"{num_turned} operations began before one of a lower seq_id:"
+        " they are taken in the order of their starts"
+    )
+    return order, twice, (sentence,)

@@ -70,7 +70,7 @@ def untraced_warnings(num_traced: int, num_workers: int) -> tuple[str, ...]:
         num_traced: Workers with operations.
         num_workers: Workers of the job's layout.
     """
-    if num_traced >= num_workers:
+    if num_traced in (0, num_workers):
         return ()
     sentence = (
         f"{num_workers - num_traced} of {num_workers} workers are not in the trace:"
@@ -83,14 +83,14 @@ def _numbers_that_should_agree(
     count: NDArray[np.int64], traced: NDArray[np.bool_]
 ) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
     """Yield (what, lowest, highest), the numbers of shape (steps, groups)."""
-    num_steps = len(count)
+    num_steps, num_workers = len(count), traced.size
     for code in (CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]):
         yield (TYPES[code], *_range(count[..., code], traced, axis=2))
     both = np.stack((count[..., CODE[FORWARD_COMPUTE]], count[..., CODE[BACKWARD_COMPUTE]]))
     yield (
         "forward and backward computes",
-        both.min(axis=0).reshape(num_steps, -1),
-        both.max(axis=0).reshape(num_steps, -1),
+        both.min(axis=0).reshape(num_steps, num_workers),
+        both.max(axis=0).reshape(num_steps, num_workers),
     )
     for name in sorted(DP_ONLY):
         yield (name, *_range(count[..., CODE[name]], traced, axis=1))
@@ -99,8 +99,8 @@ def _numbers_that_should_agree(
         EMBEDDING_GRADS,
         *_range(count[:, :, ends, CODE[EMBEDDING_GRADS]], traced[:, ends], axis=2),
     )
-    everywhere = count[..., CODE[GRAD_CLIP]].reshape(num_steps, 1, -1)
-    yield (GRAD_CLIP, *_range(everywhere, traced.reshape(1, -1), axis=2))
+    everywhere = count[..., CODE[GRAD_CLIP]].reshape(num_steps, 1, num_workers)
+    yield (GRAD_CLIP, *_range(everywhere, traced.reshape(1, num_workers), axis=2))
 
 
 def _range(

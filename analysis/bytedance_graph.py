@@ -140,6 +140,7 @@ def _step_end(rows: Rows, edges: Edges, *, overlapped: bool) -> None:
 
     computes = in_start_order(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
     is_last = np.append(rows.worker[computes][1:] != rows.worker[computes][:-1], True)
+    is_last = is_last[: len(computes)]  # of no compute none is the last
     members = np.concatenate((computes[is_last], np.flatnonzero(place[rows.type] > 0)))
     members = members[sort_rows(rows.worker[members], place[rows.type[members]], members)]
     edges.chain(members, rows.worker[members])

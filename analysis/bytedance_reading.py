@@ -43,14 +43,13 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
         spans: Its operations.
     """
     trace = read_trace(run, spans)
-    left_out = trace.contradictions()
+    left_out, warnings = trace.contradictions(), list(trace.warnings)
     unknown = np.setdiff1d(spans.step, trace.rows.steps).tolist()
     left_out |= dict.fromkeys(unknown, "it holds no operation of a known type")
     if left_out:
         spans = rows_of_spans(spans, ~np.isin(spans.step, list(left_out)))
         trace = read_trace(run, spans)
     rows = trace.rows
-    warnings = list(trace.warnings)
     if trace.num_clock_errors:
         warnings.append(
             f"{trace.num_clock_errors} transfers were negative by 10 ms or more (clock error)"

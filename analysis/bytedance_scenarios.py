@@ -18,7 +18,6 @@ from analysis.bytedance_blocks import NUM_TYPES
 from analysis.bytedance_durations import ideal_durations
 from analysis.bytedance_format import FOLDED, TYPES
 from analysis.lane_block import Block, Part
-from analysis.lane_program import compile_lanes
 from analysis.ordering import sort_rows
 from analysis.whatif import WORST_SHARE, WhatIf, recoverable
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from analysis.bytedance_blocks import Blocks
     from analysis.bytedance_shapes import Sheet
+    from analysis.lane_program import LaneProgram
     from analysis.lane_replay import Row
 
 ENDS_AT_ONCE = 1 << 22
@@ -45,6 +45,7 @@ class Scenarios:
         self,
         blocks: Blocks,
         sheets: Sequence[Sheet],
+        programs: Sequence[LaneProgram],
         recorded: Sequence[NDArray[np.float64]],
         steps: NDArray[np.int64],
     ) -> None:
@@ -52,7 +53,7 @@ class Scenarios:
         self._sheets = sheets
         self._recorded = recorded
         self._steps = steps
-        self._programs = compile_lanes([sheet.shape for sheet in sheets])
+        self._programs = programs
         by_type = ideal_durations(sheets, recorded)
         self._ideal = [[by_type[code : code + 1] for code in sheet.type] for sheet in sheets]
 

@@ -68,10 +68,20 @@ def what_if_trace(run: RunInfo, columns: Columns) -> TraceWhatIf:
     """
     blocks = place_blocks(run, columns)
     sheets, left_out = _whole_steps(run, blocks)
+    try:
+        programs = compile_lanes([sheet.shape for sheet in sheets])
+    except CycleError:
+        circling = _circling(sheets, blocks.steps)
+        if not circling:
+            raise
+        left_out = left_out | circling
+        sheets = _sheets(run, blocks, left_out)
+        programs = compile_lanes([sheet.shape for sheet in sheets])
     keep = ~np.isin(blocks.steps, list(left_out))
     recorded, num_clock_errors = recorded_durations(sheets, len(blocks.steps))
+    scenarios = Scenarios(blocks, sheets, programs, recorded, np.flatnonzero(keep))
     return TraceWhatIf(
-        result=Scenarios(blocks, sheets, recorded, np.flatnonzero(keep)).what_if(),
+        result=scenarios.what_if(),
         actual_ns=_recorded_times(sheets, blocks, columns)[keep],
         num_operations=sum(durations.size for durations in recorded),
         num_shapes=len(sheets),
@@ -85,11 +95,10 @@ def _whole_steps(run: RunInfo, blocks: Blocks) -> tuple[list[Sheet], dict[int, s
     """Return the structures of the steps that can be replayed, and why the others cannot."""
     left_out = blocks.contradictions()
     sheets = _sheets(run, blocks, left_out)
-    for find in (_unpaired, _circling):
-        more = find(sheets, blocks.steps)
-        if more:
-            left_out = left_out | more
-            sheets = _sheets(run, blocks, left_out)
+    alone = _unpaired(sheets, blocks.steps)
+    if alone:
+        left_out = left_out | alone
+        sheets = _sheets(run, blocks, left_out)
     return sheets, left_out
 
 

@@ -147,7 +147,9 @@ def read_columns(path: Path) -> TraceFile:
 def _damage_named(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise TraceError(path, f"cannot be read ({error.strerror}): check the path") from error
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise TraceError(
             path, "not a parquet file, or a damaged one: expected a trace of the bytedance format"
         ) from error
@@ -159,15 +161,22 @@ def _check_schema(path: Path, schema: pa.Schema) -> None:
         raise TraceError(
             path, f"no column {', '.join(missing)}: expected a trace of the bytedance format"
         )
+    twice = [name for name in COLUMNS if schema.names.count(name) > 1]
+    if twice:
+        raise TraceError(path, f"more than one column {', '.join(twice)}: leave one in the file")
     for names, fits, expected in (
         (INTEGER_COLUMNS, pa.types.is_integer, "whole numbers"),
-        (TIME_COLUMNS, pa.types.is_floating, "seconds as floats"),
+        (TIME_COLUMNS, _is_seconds, "seconds as floats of 32 or 64 bits"),
         ((TEXT_COLUMN,), _is_text, "text"),
     ):
         for name in names:
             found = schema.field(name).type
             if not fits(found):
                 raise TraceError(path, f"column {name} is {found}, expected {expected}")
+
+
+def _is_seconds(found: pa.DataType) -> bool:
+    return pa.types.is_float32(found) or pa.types.is_float64(found)
 
 
 def _is_text(found: pa.DataType) -> bool:

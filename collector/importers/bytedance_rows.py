@@ -197,8 +197,8 @@ def _check_sizes(columns: dict[str, NDArray[Integers]], *, meta: TraceMeta) -> N
                 f"{meta.path} says {name} {size}, the trace has {column} 0 to {found - 1}:"
                 " pass the meta file of this trace"
             )
-    num_chunks = int(columns["mc"].max()) + 1
-    if num_chunks > layout.vpp:
+    num_chunks = max(int(columns["mc"].max()) + 1, 1)
+    if num_chunks != layout.vpp:
         raise MetaError(
             f"{meta.path} says vpp_size {layout.vpp}, the trace has mc 0 to {num_chunks - 1}:"
             " pass the meta file of this trace"

@@ -219,6 +219,35 @@ def test_operations_numbered_with_gaps_are_sorted() -> None:
     assert_same(what_if_trace(source.info, shuffled(spans, 1)).result, expected)
 
 
+def test_starts_count_where_the_numbers_say_otherwise() -> None:
+    source = noisy(2, 3).source()
+    spans = source.span_table
+    expected = what_if_trace(source.info, spans)
+    first = np.flatnonzero((spans.seq == 0) & (spans.rank == 0) & (spans.step == 5))
+    spans.seq[first] = 50
+
+    found = what_if_trace(source.info, spans)
+
+    assert_same(found.result, expected.result)
+    # Of rank 0: forward-send and -compute, backward-recv and -compute have more than one.
+    assert found.warnings == (
+        "4 operations began before one of a lower seq_id:"
+        " they are taken in the order of their starts",
+    )
+
+
+def test_operations_that_are_there_twice_are_named_and_their_step_left_out() -> None:
+    cluster = noisy(2, 2, steps=[4, 5])
+    cluster.rows += [row for row in cluster.rows if row[2] == 5]
+    source = cluster.source()
+
+    found = what_if_trace(source.info, source.span_table)
+
+    num = sum(row[2] == 4 for row in cluster.rows)
+    assert found.left_out == {5: f"{num} operations are in the trace twice"}
+    assert read_bytedance(source.info, source.span_table).left_out == found.left_out
+
+
 def test_a_step_without_its_optimizer_is_left_out_and_named() -> None:
     cluster = noisy(2, 2, steps=[4, 5])
     cluster.rows.remove(next(r for r in cluster.rows if r[:4] == (1, 1, 5, "optimizer")))

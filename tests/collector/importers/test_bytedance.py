@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from collector.errors import CollectorError, MetaError, RunExistsError, RunNameError, TraceError
 from collector.importers.bytedance import import_bytedance
@@ -295,6 +299,10 @@ BAD_COLUMNS: dict[str, tuple[dict[str, Any], str]] = {
     "a null text": ({"optype": pa.array([None, "gc"])}, "column optype has 1 empty rows"),
     "text for numbers": ({"rank": pa.array(["a", "b"])}, "column rank is string"),
     "whole seconds": ({"start_ts": pa.array([1, 2])}, "column start_ts is int64"),
+    "half floats": (
+        {"duration": pa.array(np.ones(2, np.float16))},
+        "column duration is halffloat, expected seconds as floats of 32 or 64 bits",
+    ),
     "numbers for text": ({"optype": pa.array([1, 2])}, "column optype is int64"),
     "not a number": ({"duration": pa.array([1.0, np.nan], FLOAT)}, "duration is nan s in row 1"),
     "negative": ({"duration": pa.array([-0.5, 1.0], FLOAT)}, "duration is -0.5 s in row 0"),
@@ -344,6 +352,33 @@ def test_a_file_that_is_not_parquet_is_refused(
         import_bytedance(store, path, run_id=run_id, meta=write_meta(tmp_path / "m.yaml"))
 
 
+def test_a_column_that_is_there_twice_is_refused(store: Store, run_id: str, tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.parquet", [operation()])
+    table = pq.read_table(path)
+    twice = pa.Table.from_arrays(
+        [*table.columns, table["rank"]], names=[*table.column_names, "rank"]
+    )
+    pq.write_table(twice, path)
+
+    with pytest.raises(TraceError, match="more than one column rank"):
+        import_bytedance(store, path, run_id=run_id, meta=write_meta(tmp_path / "m.yaml"))
+
+
+@given(flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 7)), min_size=1, max_size=5))
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_file_is_read_or_refused_by_name(flips: list[tuple[int, int]]) -> None:
+    with TemporaryDirectory() as folder:
+        path = write_trace(Path(folder) / "t.parquet", [operation(), operation(seq_id=1)])
+        content = bytearray(path.read_bytes())
+        for at, bit in flips:
+            content[at % len(content)] ^= 1 << bit
+        path.write_bytes(content)
+        meta = read_meta(write_meta(Path(folder) / "m.yaml"), trace=path)
+
+        with contextlib.suppress(TraceError, MetaError):
+            read_trace(path, meta=meta)
+
+
 def test_a_file_that_is_not_there_is_refused(store: Store, run_id: str, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="check the path"):
         import_bytedance(
@@ -361,6 +396,7 @@ def test_a_file_that_is_not_there_is_refused(store: Store, run_id: str, tmp_path
         ({"world_size": 7}, "world_size is 7, but dp x pp x tp x dsp is 1"),
         ({"dp_size": 2, "world_size": 2}, "dp_size 2, the trace has dp_rank 0 to 0"),
         ({"pp_size": 3, "world_size": 3}, "pp_size 3, the trace has stage 0 to 0"),
+        ({"vpp_size": 2}, "vpp_size 2, the trace has mc 0 to 0"),
     ],
 )
 def test_sizes_that_are_wrong_or_contradict_the_trace_are_refused(
