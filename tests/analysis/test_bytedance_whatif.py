@@ -230,10 +230,8 @@ def test_starts_count_where_the_numbers_say_otherwise() -> None:
 
     assert_same(found.result, expected.result)
     # Of rank 0: forward-send and -compute, backward-recv and -compute have more than one.
-    assert found.warnings == (
-        "4 operations began before one of a lower seq_id:"
-        " they are taken in the order of their starts",
-    )
+    (warning,) = found.warnings
+    assert warning.startswith("4 operations began before one of a lower seq_id")
 
 
 def test_operations_that_are_there_twice_are_named_and_their_step_left_out() -> None:
