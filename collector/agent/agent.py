@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from collector.agent.beats import EVERY_S, NUM_AT_ONCE
 from collector.agent.errors import HeldError
+from collector.agent.outbox import MAX_SAMPLES
 from collector.agent.pace import Backoff
 from collector.agent.troubles import Troubles
 from collector.describe import CLOCK_LINE, event_row
@@ -30,14 +31,12 @@ if TYPE_CHECKING:
 TURN_S = 1.0
 """Between two looks at the spool: many small requests cost the collector more than few large."""
 
-BATCH_ROWS = 65_536
-"""Rows that are decoded and held at once, some 13 MB. What waits beyond stays in the segments: an
-outage, and the backlog after it, take no more memory than a busy second."""
+BATCH_ROWS = 98_304
+"""Rows that are decoded and held at once, some 20 MB, and sent in one request. What waits beyond
+stays in the segments: an outage, and the backlog after it, take little more memory than a busy
+second. Smaller requests drain slower: those of 65,536 rows at 0.7 of the rate of 131,072."""
 
 DEFECT_PAUSE_S = 60.0
-MAX_SAMPLES = 1_000
-"""Of one request."""
-
 COLLECTOR = "the collector"
 
 

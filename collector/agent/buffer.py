@@ -18,7 +18,7 @@ MAX_ROWS = 100_000
 """Some ten minutes of a host with eight devices."""
 
 FRESH_ROWS = 1_000
-"""Beyond these, rows are packed: as they come they take 550 bytes each, packed some 15 to 30."""
+"""Beyond these, rows are packed: a sample takes 345 bytes as it comes and 23 packed."""
 
 PACK_LEVEL = 1
 

@@ -34,11 +34,9 @@ NUM_AT_ONCE = 4
 """Inserts into a table that was quiet before the gap is kept: an agent that starts sends a few
 descriptions one after the other."""
 
-LARGE_ROWS = 10_000
-"""So many rows wait for no gap: an insert of that size is what the engine wants."""
-
 MAX_ROWS = 50_000
-"""Of one insert, but for its last request."""
+"""Of one insert, but for its last request. So many wait for no gap: an insert of that size is what
+the engine wants."""
 
 CLOSE_S = 10.0
 
@@ -60,7 +58,7 @@ class _Lane:
 
     def due_s(self, gap_s: float) -> float:
         """Return when the next insert may begin."""
-        return 0.0 if self.num_rows >= LARGE_ROWS else self.full_s - (NUM_AT_ONCE - 1) * gap_s
+        return 0.0 if self.num_rows >= MAX_ROWS else self.full_s - (NUM_AT_ONCE - 1) * gap_s
 
     def take(self) -> list[_Parcel]:
         """Return what goes in together: the first, and what fits beside it."""

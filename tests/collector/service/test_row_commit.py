@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from collector.errors import StoreError, StoreQueryError, WireError
-from collector.service.row_commit import GAP_S, LARGE_ROWS, NUM_AT_ONCE, RowCommit
+from collector.service.row_commit import GAP_S, MAX_ROWS, NUM_AT_ONCE, RowCommit
 from collector.service.trouble import TOO_MANY_PARTS, BusyError, StoreTrouble
 
 if TYPE_CHECKING:
@@ -118,9 +118,9 @@ def test_a_busy_table_takes_one_insert_a_gap(bench: Bench) -> None:
 def test_a_large_group_waits_for_no_gap(bench: Bench) -> None:
     bench.tire()
 
-    done = [bench.submit(*range(20, 20 + LARGE_ROWS // 2)) for _ in range(2)]
+    done = [bench.submit(*range(20, 20 + MAX_ROWS // 2)) for _ in range(2)]
 
-    assert [one.result(WAIT_S) for one in done] == [LARGE_ROWS // 2] * 2
+    assert [one.result(WAIT_S) for one in done] == [MAX_ROWS // 2] * 2
     assert len(bench.store.inserts) == NUM_AT_ONCE + 1
 
 
