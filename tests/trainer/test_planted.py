@@ -34,7 +34,9 @@ pytestmark = pytest.mark.multiproc
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "planted"
 MS = 1_000_000
-STALL_MS, INPUT_MS, PAUSE_MS, SAVE_MS = 30, 70, 40, 50
+STALL_MS, INPUT_MS, PAUSE_MS, SAVE_MS = 60, 250, 40, 50
+"""Far above what a busy machine adds to what is healthy."""
+
 
 SELECT_SPANS = """
 SELECT rank, kind, step, start_ns, duration_ns FROM spans FINAL WHERE step >= 0 ORDER BY start_ns
@@ -210,26 +212,29 @@ def test_a_slow_link_makes_the_transfer_itself_longer(tmp_path: Path) -> None:
     assert job.status == 0
     for rank in (0, 1):
         transfers = job.spans(rank, SpanKind.TP_COMM)
-        healthy, *slow = (median_ns(transfers, step=step) for step in (1, 2, 3))
+        slow = [lasted_ns(transfers, step=step) for step in (2, 3)]
+        # Of the healthy step the shorter ones: others may have waited for a core.
+        healthy = lasted_ns(transfers, step=1, at_ratio=0.25)
         assert min(slow) > 50 * MS
         assert min(slow) > 5 * healthy
 
 
-def median_ns(spans: list[Recorded], *, step: int) -> int:
+def lasted_ns(spans: list[Recorded], *, step: int, at_ratio: float = 0.5) -> int:
+    """Return the quantile of what the spans of a step lasted."""
     lasted = sorted(one.end_ns - one.start_ns for one in spans if one.step == step)
-    return lasted[len(lasted) // 2]
+    return lasted[int(at_ratio * len(lasted))]
 
 
 def test_members_of_a_skewed_group_launch_its_reduction_late_in_turn(tmp_path: Path) -> None:
-    job = train(tmp_path, "--dp", "2", "--fault", "launch-skew:ms=120")
+    job = train(tmp_path, "--dp", "2", "--fault", "launch-skew:ms=360")
 
     assert job.status == 0
     late_ns = [reduction_ns(job, 0, step) - reduction_ns(job, 1, step) for step in (1, 2, 3)]
-    # Lags of 120 ms x (step + 1) / 4 x (1 + sin(2 pi (step / 8 + dp / 2))) / 2: rank 0 is later
-    # by 30 ms x (step + 1) x sin(pi step / 4), which is 42, 90 and 85 ms.
-    assert late_ns[0] > 20 * MS
-    assert late_ns[1] > 60 * MS
-    assert late_ns[2] > 50 * MS
+    # Lags of 360 ms x (step + 1) / 4 x (1 + sin(2 pi (step / 8 + dp / 2))) / 2: rank 0 is later
+    # by 90 ms x (step + 1) x sin(pi step / 4), which is 127, 270 and 255 ms.
+    assert late_ns[0] > 60 * MS
+    assert late_ns[1] > 180 * MS
+    assert late_ns[2] > 150 * MS
 
 
 def reduction_ns(job: Job, rank: int, step: int) -> int:

@@ -60,7 +60,7 @@ def test_a_part_that_does_not_end_is_ended_and_told() -> None:
 
 
 def test_a_part_that_fails_is_told() -> None:
-    assert "KeyError" in str(run_child("no such part", None, 60, fake=True)["error"])
+    assert "KeyError" in str(run_child("no such part", None, 200, fake=True)["error"])
 
 
 def test_all_parts_together_end_within_eight_minutes() -> None:
