@@ -14,9 +14,19 @@ from urllib.parse import urlsplit
 from collector.alertmanager import alertmanager_alerts, is_alertmanager
 from collector.alerts import Delivery
 from collector.errors import CollectorError
+from collector.webhook_address import (
+    AddressRefusedError,
+    PinnedConnection,
+    PinnedTlsConnection,
+    checked_address,
+    is_disguised,
+    resolve_host,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from collector.webhook_address import Resolve
 
 TIMEOUT_S = 5.0
 RETRY_DELAYS_S = (1.0, 5.0, 15.0)
@@ -26,6 +36,8 @@ CAPACITY = 100
 TOO_MANY_REQUESTS = 429
 RETRIED_FROM = 500
 SUCCESS = range(200, 300)
+REFUSED = 403
+"""What stands for an answer where the host leads to an address that is not posted to."""
 
 
 class WebhookUrlError(CollectorError):
@@ -49,22 +61,26 @@ class Webhook:
     """One receiver of alerts.
 
     Args:
-        url: ``http`` or ``https``; redirects are not followed. One that ends in
+        url: ``https``, or ``http`` inside; redirects are not followed. One that ends in
             ``/api/v2/alerts`` is an Alertmanager's, and gets alerts in its form.
+        is_inside: Whether the host may be inside although its name does not say so.
         timeout_s: Of connecting and of each read.
         retry_delays_s: Pauses before each further try after an unanswered post, status 429,
             or 500 and above; any other status that is no success is final.
+        resolve: Tells a host's addresses; asked anew for each post, which then goes there.
 
     Raises:
-        WebhookUrlError: Another scheme, or no host.
+        WebhookUrlError: Another scheme, no host, or an address that nothing is posted to.
     """
 
     def __init__(
         self,
         url: str,
         *,
+        is_inside: bool = False,
         timeout_s: float = TIMEOUT_S,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+        resolve: Resolve = resolve_host,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"}:
@@ -75,9 +91,20 @@ class Webhook:
             raise WebhookUrlError(url, "the port is no number") from None
         if not parts.hostname:
             raise WebhookUrlError(url, "it names no host")
+        if is_disguised(parts.hostname):
+            raise WebhookUrlError(url, "the address is in no plain writing")
         self._is_alertmanager = is_alertmanager(url)
         self._is_https = parts.scheme == "https"
-        self._host, self._port = parts.hostname, port
+        self._is_inside = is_inside
+        self._resolve = resolve
+        self._host = parts.hostname
+        self._port = port or (443 if self._is_https else 80)
+        try:
+            self._address()
+        except AddressRefusedError as error:
+            raise WebhookUrlError(url, str(error)) from None
+        except OSError:
+            pass  # a name server that is not there yet: each post asks again
         self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._timeout_s = timeout_s
         self._retry_delays_s = tuple(retry_delays_s)
@@ -132,8 +159,14 @@ class Webhook:
 
     def _send(self, body: bytes) -> int | None:
         """Return the answer's status; None where none came. The answer's body is not read."""
-        kind = http.client.HTTPSConnection if self._is_https else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=self._timeout_s)
+        try:
+            address = self._address()
+        except AddressRefusedError:
+            return REFUSED
+        except OSError:
+            return None
+        kind = PinnedTlsConnection if self._is_https else PinnedConnection
+        connection = kind(self._host, self._port, address=address, timeout_s=self._timeout_s)
         headers = {"content-type": "application/json", "user-agent": "rankscope"}
         try:
             connection.request("POST", self._target, body, headers)
@@ -142,6 +175,20 @@ class Webhook:
             return None
         finally:
             connection.close()
+
+    def _address(self) -> str:
+        """Return the address that is posted to.
+
+        Raises:
+            AddressRefusedError: The host stands for one that is not.
+            OSError: It stands for none.
+        """
+        return checked_address(
+            self._host,
+            self._resolve(self._host, self._port),
+            is_tls=self._is_https,
+            is_inside=self._is_inside,
+        )
 
 
 def _is_passing(status: int) -> bool:

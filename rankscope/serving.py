@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -232,7 +233,7 @@ def _open_webhook(url: str | None, stack: ExitStack) -> Webhook | None:
         return None
     from collector.webhook import Webhook
 
-    webhook = Webhook(url)
+    webhook = Webhook(url, is_inside=os.environ.get("RANKSCOPE_ALERT_WEBHOOK_INSIDE") == "1")
     stack.callback(webhook.close)
     return webhook
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
 
 PATIENCE_S = 60.0
 
 
 class Receiver:
-    """Keeps what is posted to it, and answers with the statuses it is told to."""
+    """Keeps what is posted to it, and answers with the statuses it is told to.
 
-    def __init__(self) -> None:
+    Args:
+        context: TLS; None: plain.
+    """
+
+    def __init__(self, *, context: ssl.SSLContext | None = None) -> None:
         self.statuses: list[int] = []
         """Answered in turn; 200 once they are used up."""
 
@@ -39,6 +47,9 @@ class Receiver:
                 """Stay silent."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        if context is not None:
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+            self._server.handle_error = lambda *_: None  # type: ignore[method-assign]
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from queue import Queue
 from typing import TYPE_CHECKING
@@ -9,10 +10,14 @@ import pytest
 
 from collector.alerts import Delivery
 from collector.webhook import CAPACITY, Webhook, WebhookUrlError
+from tests.collector.edge.authority import Authority
 from tests.receiver import PATIENCE_S, Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from collector.webhook_address import Resolve
 
 
 @pytest.fixture
@@ -120,3 +125,121 @@ def test_the_refusal_does_not_repeat_the_secret_in_the_path() -> None:
         Webhook("ftp://chat.example/services/T0-SECRET")
 
     assert "SECRET" not in str(caught.value)
+
+
+def told_to(addresses: list[list[str]]) -> Resolve:
+    """Return a name server that answers in turn, the last answer for ever."""
+
+    def resolve(_host: str, _port: int) -> list[str]:
+        return addresses.pop(0) if len(addresses) > 1 else addresses[0]
+
+    return resolve
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "169.254.169.254",
+        "[fe80::1]",
+        "[::ffff:169.254.169.254]",
+        "[64:ff9b::a9fe:a9fe]",
+        "[2002:a9fe:a9fe::]",
+        "0.0.0.0",
+        "[::]",
+        "224.0.0.1",
+        "255.255.255.255",
+    ],
+)
+def test_metadata_and_addresses_of_nobody_are_never_posted_to(host: str) -> None:
+    with pytest.raises(WebhookUrlError, match="of no receiver"):
+        Webhook(f"http://{host}/", is_inside=True)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.1", "2130706433", "0177.0.0.1", "0x7f.0.0.1", "0x7f000001", "127.0.0.1.", "1."]
+)
+def test_an_address_in_disguise_is_refused(host: str) -> None:
+    with pytest.raises(WebhookUrlError, match="no plain writing"):
+        Webhook(f"https://{host}/", resolve=told_to([["127.0.0.1"]]))
+
+
+@pytest.mark.parametrize("scheme", ["file", "gopher", "ftp", "dict", "ldap", "data", "unix"])
+def test_another_scheme_is_refused(scheme: str) -> None:
+    with pytest.raises(WebhookUrlError, match="is not http or https"):
+        Webhook(f"{scheme}://127.0.0.1/x")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "::1", "::ffff:127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.0.1", "fd00::1",
+     "100.64.0.1", "169.254.169.254"],
+)  # fmt: skip
+def test_a_name_of_the_outside_that_leads_inside_is_refused(address: str) -> None:
+    both = [["93.184.215.14", address]]
+    with pytest.raises(WebhookUrlError, match=r"inside|of no receiver"):
+        Webhook("https://hooks.example.com/", resolve=told_to(both))
+
+
+def test_a_name_that_leads_inside_later_is_not_followed(receiver: Receiver) -> None:
+    # GIVEN a name that was the outside's when the server started, and is our own machine's now
+    port = int(receiver.url.rpartition(":")[2])
+    answers = told_to([["93.184.215.14"], ["127.0.0.1"]])
+    outcomes: Queue[Delivery] = Queue()
+    webhook = Webhook(f"https://hooks.example.com:{port}/", resolve=answers)
+
+    webhook.post({"run": "AR"}, on_done=outcomes.put)
+
+    assert outcomes.get(timeout=PATIENCE_S) is Delivery.UNDELIVERED
+    assert receiver.bodies.empty()
+    webhook.close()
+
+
+def test_a_name_is_asked_once_for_each_post_and_that_answer_is_posted_to(
+    receiver: Receiver,
+) -> None:
+    # GIVEN a name server that would lead elsewhere when asked a second time
+    port = int(receiver.url.rpartition(":")[2])
+    answers = told_to([["127.0.0.1"], ["127.0.0.1"], ["169.254.169.254"]])
+    outcomes: Queue[Delivery] = Queue()
+    webhook = Webhook(f"http://alertmanager:{port}/", resolve=answers)
+
+    webhook.post({"run": "AR"}, on_done=outcomes.put)
+
+    assert outcomes.get(timeout=PATIENCE_S) is Delivery.DELIVERED
+    webhook.close()
+
+
+def test_plain_http_stays_inside() -> None:
+    with pytest.raises(WebhookUrlError, match="by https"):
+        Webhook("http://hooks.example.com/", resolve=told_to([["93.184.215.14"]]))
+
+
+def test_an_operator_may_say_that_a_name_is_of_the_inside(receiver: Receiver) -> None:
+    port = int(receiver.url.rpartition(":")[2])
+    url = f"http://alerts.corp.example:{port}/"
+    outcomes: Queue[Delivery] = Queue()
+    webhook = Webhook(url, is_inside=True, resolve=told_to([["127.0.0.1"]]))
+
+    webhook.post({"run": "AR"}, on_done=outcomes.put)
+
+    assert outcomes.get(timeout=PATIENCE_S) is Delivery.DELIVERED
+    webhook.close()
+
+
+@pytest.mark.parametrize(("name", "expected"), [("localhost", True), ("elsewhere.example", False)])
+def test_over_tls_the_certificate_must_be_the_names_not_the_addresss(
+    name: str, *, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a receiver with a certificate of some name, of an authority that this machine trusts
+    files = Authority(tmp_path).issue(name)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.cert, files.key)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    receiver = Receiver(context=context)
+    port = int(receiver.url.rpartition(":")[2])
+
+    outcome = deliver(f"https://localhost:{port}/")
+
+    assert (outcome is Delivery.DELIVERED) is expected
+    assert receiver.bodies.empty() is not expected
+    receiver.close()
