@@ -18,6 +18,44 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A part of a step's picture: a stretch of time and neighbouring rows of ranks."""
+
+    begin_ns: int
+    """From the step's begin, as ``end_ns``."""
+
+    end_ns: int
+    first_row: int
+    """Place of the uppermost rank in the picture's order, from 0."""
+
+    end_row: int
+
+    def within(self, length_ns: int, num_ranks: int) -> Window:
+        """Return the part that lies in a step of this length and so many ranks, never empty."""
+        begin = min(max(self.begin_ns, 0), max(length_ns - 1, 0))
+        first = min(max(self.first_row, 0), max(num_ranks - 1, 0))
+        return Window(
+            begin_ns=begin,
+            end_ns=max(min(self.end_ns, length_ns), begin + 1),
+            first_row=first,
+            end_row=max(min(self.end_row, num_ranks), first + 1),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPart:
+    """Some ranks of a step for a while."""
+
+    ranks: tuple[int, ...]
+    begin_ns: int
+    """From the step's begin, as ``end_ns``."""
+
+    end_ns: int
+    bounds_ns: tuple[int, int]
+    """Begin and end of the whole step, Unix time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPicture:
     """A step's pixels, with what is to be said beside them."""
 
@@ -32,10 +70,12 @@ class StepPicture:
     num_ranks: int
     raster: StepRaster
     coords: dict[int, Coords]
+    window: Window | None = None
+    """What of the step it shows; None: all."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks from the top."""
+        """The ranks that are shown, from the top."""
         return tuple(rank for block in self.raster.rank_blocks for rank in block)
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.span import KIND_CODES, NONE, SpanKind
+from analysis.areas import KindCells, step_areas
+from tracer.span import NONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
     from analysis.report import RankStepExcess
     from analysis.timeline import StepTimeline
-
-_WAIT = KIND_CODES[SpanKind.WAIT]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +52,6 @@ def worst_in_blocks(excess: RankStepExcess, *, max_rows: int, max_columns: int) 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KindCells:
-    """One cell per row and bin."""
-
-    kind: NDArray[np.int8]
-    """Code of the kind with the largest share of the cell; -1 where nothing was there."""
-
-    filled_ratio: NDArray[np.float32]
-    """How much of the cell was covered, above 1 where several ranks or tracks share it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRaster:
     """A step as a grid of pixels: what filled most of each."""
 
@@ -95,112 +83,22 @@ def step_raster(
         num_bins: Columns.
     """
     first, _ = _blocks(ranks, max_rows)
-    ends = np.append(first[1:], len(ranks))
-    row_of = _row_by_rank(ranks, first)
-    spans = timeline.spans
-    inside = spans.rank < len(row_of)
-    row = np.where(inside, row_of[np.minimum(spans.rank, len(row_of) - 1)], NONE)
-    start = spans.start_ns - timeline.begin_ns
-    edges = np.linspace(0, max(timeline.end_ns - timeline.begin_ns, 1), num_bins + 1)
-    comm = timeline.communication
-    canvas = _Canvas(num_rows=len(first), edges=edges)
-
-    waiting = np.where(comm, np.clip(timeline.wait_ns, 0, spans.duration_ns), 0)
-    end = start + spans.duration_ns
-    shown = row >= 0
-    outer = canvas.areas(row, start, end, spans.kind, shown & ~comm & (spans.depth == 0))
-    inner = canvas.areas(row, start, end, spans.kind, shown & ~comm & (spans.depth == 1))
-    moving = canvas.areas(row, start + waiting, end, spans.kind, shown & comm)
-    held = canvas.areas(
-        row, start, start + waiting, np.full_like(spans.kind, _WAIT), shown & comm & (waiting > 0)
-    )
+    blocks = np.split(np.array(ranks, dtype=np.int64), first[1:])
+    areas = step_areas(timeline, row_by_rank(blocks), num_rows=len(first), num_bins=num_bins)
     return StepRaster(
-        rank_blocks=tuple(
-            tuple(ranks[begin:stop])
-            for begin, stop in zip(first.tolist(), ends.tolist(), strict=True)
-        ),
-        edges_ns=edges.astype(np.int64),
-        compute=_largest(outer, inner, canvas),
-        comm=_largest(moving | held, {}, canvas),
+        rank_blocks=tuple(tuple(block.tolist()) for block in blocks),
+        edges_ns=areas.edges_ns,
+        compute=areas.compute_cells(),
+        comm=areas.comm_cells(),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Canvas:
-    num_rows: int
-    edges: NDArray[np.float64]
-
-    @property
-    def bin_ns(self) -> float:
-        """Width of one bin."""
-        return float(self.edges[1] - self.edges[0])
-
-    def most(
-        self, areas: dict[int, NDArray[np.float64]]
-    ) -> tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.float64]]:
-        """Return per cell the kind with the largest area (-1: none), that area, and the sum."""
-        shape = (self.num_rows, len(self.edges) - 1)
-        kind = np.full(shape, NONE, dtype=np.int8)
-        most, total = np.zeros(shape), np.zeros(shape)
-        for code, area in areas.items():
-            larger = area > most
-            kind[larger] = code
-            most = np.maximum(most, area)
-            total += area
-        return kind, most, total
-
-    def areas(
-        self,
-        row: NDArray[np.int64],
-        start: NDArray[np.int64],
-        end: NDArray[np.int64],
-        kind: NDArray[np.int8],
-        keep: NDArray[np.bool_],
-    ) -> dict[int, NDArray[np.float64]]:
-        """Return by kind code how many ns of each cell the kept spans cover."""
-        found = {}
-        for code in np.unique(kind[keep]).tolist():
-            own = keep & (kind == code)
-            found[code] = self._area(row[own], start[own], end[own])
-        return found
-
-    def _area(
-        self, row: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """Sum over spans of their overlap with each bin, by differences of running sums.
-
-        Up to an edge t a span has covered ``max(t - start, 0) - max(t - end, 0)``:
-        the sum of a ramp that opens at its start and one that closes at its end.
-        """
-        covered = self._ramp(row, start) - self._ramp(row, end)
-        return np.diff(covered, axis=1)
-
-    def _ramp(self, row: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return ``sum(max(edge - at, 0))`` per row at every edge."""
-        num_edges = len(self.edges)
-        edge = np.searchsorted(self.edges, at, side="right")
-        size = self.num_rows * (num_edges + 1)
-        cell = row * (num_edges + 1) + edge
-        shape = (self.num_rows, num_edges + 1)
-        opened = np.bincount(cell, minlength=size).reshape(shape)
-        moments = np.bincount(cell, weights=at, minlength=size).reshape(shape)
-        passed = np.cumsum(opened, axis=1)[:, :num_edges]
-        sums = np.cumsum(moments, axis=1)[:, :num_edges]
-        ramp: NDArray[np.float64] = passed * self.edges - sums
-        return ramp
-
-
-def _largest(
-    outer: dict[int, NDArray[np.float64]],
-    inner: dict[int, NDArray[np.float64]],
-    canvas: _Canvas,
-) -> KindCells:
-    """Return per cell the kind with the most time, what is nested taken from what holds it."""
-    kind, most, total = canvas.most(outer)
-    nested_kind, nested_most, nested_total = canvas.most(inner)
-    nested_wins = nested_most > most - nested_total
-    kind = np.where(nested_wins, nested_kind, kind).astype(np.int8)
-    return KindCells(kind=kind, filled_ratio=(total / canvas.bin_ns).astype(np.float32))
+def row_by_rank(blocks: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return the row of each rank by rank, -1 for ranks that stand in none of these rows."""
+    ranks = np.concatenate([*blocks, np.zeros(0, dtype=np.int64)])
+    row_of = np.full(int(ranks.max(initial=0)) + 1, NONE, dtype=np.int64)
+    row_of[ranks] = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
+    return row_of
 
 
 def _blocks(
@@ -214,12 +112,3 @@ def _blocks(
         (labels[begin], labels[stop]) for begin, stop in zip(first.tolist(), last, strict=True)
     )
     return first, blocks
-
-
-def _row_by_rank(ranks: Sequence[int], first: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Return the row of each rank by rank; -1 for ranks that are not drawn."""
-    row_of = np.full(max(ranks, default=0) + 1, NONE, dtype=np.int64)
-    row_of[np.array(ranks, dtype=np.int64)] = (
-        np.searchsorted(first, np.arange(len(ranks)), side="right") - 1
-    )
-    return row_of

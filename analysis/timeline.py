@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from analysis.arrivals import split_by_arrivals
 from analysis.bytedance_waits import split_bytedance_waits
 from analysis.errors import EmptyRunError
 from analysis.waits import WaitSplit, is_communication, split_waits
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from analysis.arrivals import Arrivals
     from analysis.source import EpochInfo, RunInfo, SpanSource, SpanTable
     from tracer.topology import Coords
 
@@ -91,6 +93,47 @@ def timeline_of(info: RunInfo, spans: SpanTable, *, epoch: int, step: int) -> St
         last_rank=split.last_rank,
         coords={rank.rank: rank.coords for rank in incarnation.ranks} if incarnation else {},
     )
+
+
+def portion_of(
+    info: RunInfo,
+    spans: SpanTable,
+    arrivals: Arrivals,
+    *,
+    epoch: int,
+    step: int,
+    bounds_ns: tuple[int, int],
+) -> StepTimeline:
+    """Split the communication of some spans of a step, as `timeline_of` does with all of them.
+
+    Args:
+        info: The run, of a format that records groups.
+        spans: Some spans of this step.
+        arrivals: The communication instances that these belong to.
+        epoch: Their epoch.
+        step: Their step.
+        bounds_ns: Begin and end of the whole step.
+    """
+    incarnation = next((known for known in info.epochs if known.epoch == epoch), None)
+    groups = incarnation.groups if incarnation else ()
+    split = split_by_arrivals(spans, groups, arrivals, clock_error_ns=info.clock_error_ns or 0)
+    return StepTimeline(
+        run=info.run_id,
+        epoch=epoch,
+        step=step,
+        begin_ns=bounds_ns[0],
+        end_ns=bounds_ns[1],
+        spans=spans,
+        wait_ns=split.wait_ns,
+        transfer_ns=split.transfer_ns,
+        last_rank=split.last_rank,
+        coords={rank.rank: rank.coords for rank in incarnation.ranks} if incarnation else {},
+    )
+
+
+def records_groups(info: RunInfo) -> bool:
+    """Return whether the run tells who communicates with whom; else a step is split as a whole."""
+    return info.source_format != _BYTEDANCE
 
 
 def _split(spans: SpanTable, info: RunInfo, incarnation: EpochInfo | None) -> WaitSplit:

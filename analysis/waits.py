@@ -174,7 +174,7 @@ def _instances(
     twice[1:] = ~changes[1:] & (spans.rank[rows[1:]] == spans.rank[rows[:-1]])
     sizes = np.diff(first, append=len(rows))
     expected = np.where(
-        p2p[rows[first]], _P2P_MEMBERS, _num_members(spans.group_id[rows[first]], groups)
+        p2p[rows[first]], _P2P_MEMBERS, num_group_members(spans.group_id[rows[first]], groups)
     )
     complete = (sizes == expected) & ~np.logical_or.reduceat(twice, first)
     return rows, first, complete
@@ -199,8 +199,10 @@ def instance_keys(spans: SpanTable, rows: NDArray[np.intp]) -> NDArray[np.int64]
     )
 
 
-def _num_members(group_id: NDArray[np.uint64], groups: Sequence[GroupInfo]) -> NDArray[np.int64]:
-    """Return the size of each group; -1 where it is not among ``groups``."""
+def num_group_members(
+    group_id: NDArray[np.uint64], groups: Sequence[GroupInfo]
+) -> NDArray[np.int64]:
+    """Return the size of each group, shape as given; -1 where it is not among ``groups``."""
     if not groups:
         return np.full(len(group_id), -1, dtype=np.int64)
     known = {group.group_id: len(group.members) for group in groups}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from collector.describe import RUNNING
 from collector.gaps import read_gaps
+from collector.silence import with_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,8 @@ MAX_STEP = (1 << 31) - 1
 
 SELECT_RUNS = """
 SELECT
-    run_id, source_format, state, world_size, layout, started_ns, num_spans, num_steps
+    run_id, source_format, state, world_size, layout, started_ns, num_spans, num_steps,
+    greatest(created_ns, wrote_ns) AS heard_ns
 FROM (
     SELECT
         run_id,
@@ -40,7 +42,8 @@ FROM (
     FROM runs FINAL WHERE run_id NOT IN (SELECT run_id FROM deletions) GROUP BY run_id
 ) AS known
 LEFT JOIN (
-    SELECT run_id, sum(num_spans) AS num_spans FROM ledger FINAL GROUP BY run_id
+    SELECT run_id, sum(num_spans) AS num_spans, max(at_ns) AS wrote_ns
+    FROM ledger FINAL GROUP BY run_id
 ) AS counted USING run_id
 LEFT JOIN (
     SELECT run_id, uniqExact(epoch, step) AS num_steps FROM steps WHERE step >= 0 GROUP BY run_id
@@ -206,9 +209,16 @@ class RunRows:
     """The first ranges of rows that did not come though later ones did: see `read_gaps`."""
 
 
-def list_runs(store: Store) -> list[Row]:
-    """Return one row a run, the newest first."""
-    return store.rows(SELECT_RUNS)
+def list_runs(store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> list[Row]:
+    """Return one row a run, the newest first.
+
+    One that is said to be running and of which nothing was heard for long is ``lost``.
+
+    Args:
+        store: Where from.
+        unix_ns: Clock that the silence is measured by.
+    """
+    return with_lost(store, store.rows(SELECT_RUNS), unix_ns=unix_ns)
 
 
 def run_names(store: Store) -> tuple[str, ...]:

@@ -1,22 +1,24 @@
 """Which rows are kept no longer, and their removal.
 
 A run is live while it runs, or while rows or heartbeats of it came in the last quarter of
-an hour; nothing of a live run ever expires, save heartbeats: their table itself keeps the
-last hour and each rank's newest. Of a run that has ended, the spans go first, but those of
-the steps around its findings; much later these; in the end the run itself, like one that is
-deleted. Imported traces stay until somebody deletes them.
+an hour. One that is said to run and was not heard of for as long, by this process' own clock,
+is lost: it counts as ended at the last that was heard. Nothing of a live run ever expires, save
+heartbeats: their table itself keeps the last hour and each rank's newest. Of a run that has
+ended, the spans go first, but those of the steps around its findings; much later these; in the
+end the run itself, like one that is deleted. Imported traces stay until somebody deletes them.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from collector.deletion import EXPIRED
-from collector.describe import RUNNING
+from collector.describe import LOST, RUNNING
 from collector.removal import await_removals, free_where_many_hidden
 from collector.sample_retention import expire_samples
+from collector.silence import SilenceWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +35,7 @@ STEPS_BEFORE, STEPS_AFTER = 8, 32
 """Around a finding's onset and its end; those between are kept where they are few."""
 
 STEP_TABLES = ("spans", "microbatches")
+PICTURES = "pictures"
 
 SELECT_ENDS = """
 SELECT run_id, state, source_format, greatest(closed_ns, wrote_ns, beat_ns) AS closed_ns FROM (
@@ -77,6 +80,14 @@ WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step <= {last_step:
 AND NOT arrayExists((a, b) -> step >= a AND step <= b,
     {kept_first:Array(Int32)}, {kept_last:Array(Int32)}) SETTINGS lightweight_deletes_sync = 0
 """
+
+HIDE_FINER_PICTURES = """
+DELETE FROM pictures
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step <= {last_step:Int32} AND depth > 0
+AND NOT arrayExists((a, b) -> step >= a AND step <= b,
+    {kept_first:Array(Int32)}, {kept_last:Array(Int32)}) SETTINGS lightweight_deletes_sync = 0
+"""
+"""What shows a part of a step goes with the spans of that part; the whole step's picture stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +185,7 @@ class Retention:
         deletions: Its tombstones: a run that goes whole gets one.
         keep: How long what is kept.
         unix_ns: Clock that ages are measured by.
+        monotonic_ns: Clock that the silence of a run is measured by.
     """
 
     def __init__(
@@ -183,7 +195,9 @@ class Retention:
         *,
         keep: Keep | None = None,
         unix_ns: Callable[[], int] = time.time_ns,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        self._silence = SilenceWatch(monotonic_ns=monotonic_ns)
         self._store = store
         self._deletions = deletions
         self._keep = keep or Keep()
@@ -197,14 +211,21 @@ class Retention:
         """
         now_ns = self._unix_ns()
         rows = self._store.rows(SELECT_ENDS, {"live_ns": now_ns - LIVE_NS})
-        due = due_of([RunEnd(**row) for row in rows], self._keep, now_ns=now_ns)
+        ends = [self._with_lost(RunEnd(**row)) for row in rows]
+        due = due_of(ends, self._keep, now_ns=now_ns)
         for run_id in due.runs:
             self._deletions.delete(run_id, reason=EXPIRED)
         num_spans = self._expire_spans(due, now_ns)
         if self._keep.spans_ns is not None:
             expire_samples(self._store, before_ns=now_ns - self._keep.spans_ns)
-        free_where_many_hidden(self._store, (*STEP_TABLES, "samples"))
+        free_where_many_hidden(self._store, (*STEP_TABLES, PICTURES, "samples"))
         return Expired(num_spans=num_spans, runs=due.runs)
+
+    def _with_lost(self, end: RunEnd) -> RunEnd:
+        """Return a run that is said to be running, and is silent, as lost."""
+        if end.state != RUNNING or not self._silence.is_silent(end.run_id, end.closed_ns):
+            return end
+        return replace(end, state=LOST)
 
     def _expire_spans(self, due: Due, now_ns: int) -> dict[str, int]:
         run_ids = [*due.all_spans, *due.plain_spans]
@@ -226,8 +247,9 @@ class Retention:
             for table in STEP_TABLES:
                 if num_rows[table]:
                     self._store.command(HIDE_OLD, {**old, "table": table})
+            self._store.command(HIDE_FINER_PICTURES, old)
             removed[row["run_id"]] = removed.get(row["run_id"], 0) + num_rows["spans"]
-        await_removals(self._store, STEP_TABLES)
+        await_removals(self._store, (*STEP_TABLES, PICTURES))
         return removed
 
 

@@ -7,7 +7,7 @@ end, also those of several servers, the fullest one stays.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from collector.describe import RUNNING
@@ -90,6 +90,11 @@ class ClosedStep:
     num_ranks: int
     num_described: int
     at_ns: int
+    orderings: dict[str, str] = field(default_factory=dict)
+    """By ordering, under which one its picture is kept."""
+
+    line_ranks: int = 0
+    """Ranks of a line of the whole step's picture; 0: none is kept."""
 
     @property
     def revision(self) -> int:

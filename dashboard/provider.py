@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from analysis.picture import StepPicture
+    from analysis.picture import StepPart, StepPicture, Window
     from analysis.report import RunReport
     from analysis.source import RunSummary
     from analysis.timeline import StepTimeline
@@ -36,9 +36,25 @@ class ReportProvider(Protocol):
         ...
 
     def picture(
-        self, run_id: str, *, epoch: int, step: int, group_by: GroupBy
+        self, run_id: str, *, epoch: int, step: int, group_by: GroupBy, window: Window | None = None
     ) -> StepPicture | None:
-        """Return one step's pixels where these are kept; None: draw them from `timeline`."""
+        """Return the pixels of a step, or of a part of it, where these are kept.
+
+        None: draw them from `timeline`.
+        """
+        ...
+
+    def part(
+        self, run_id: str, *, epoch: int, step: int, part: StepPart, most: int
+    ) -> StepTimeline | None:
+        """Return the spans of a part of a step; None where there are none, or more than ``most``.
+
+        The timeline's begin and end are the whole step's.
+        """
+        ...
+
+    def drawn_revision(self, run_id: str, *, epoch: int, step: int) -> int:
+        """Return a number that changes whenever the kept picture of a step does."""
         ...
 
     def revision(self, run_id: str) -> int:

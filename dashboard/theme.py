@@ -67,21 +67,30 @@ def dressed(figure: go.Figure, *, height: int, keep: str) -> go.Figure:
         height: Pixels.
         keep: While this stays equal, a redraw keeps the reader's zoom.
     """
-    figure.update_layout(
-        height=height,
-        uirevision=keep,
-        template="none",
-        paper_bgcolor=CLEAR,
-        plot_bgcolor=CLEAR,
-        font={"family": "inherit", "size": 12, "color": INK},
-        margin={"l": 56, "r": 16, "t": 8, "b": 44},
-        hoverlabel={"align": "left", "namelength": -1},
-        legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"},
-        modebar={"bgcolor": CLEAR, "color": INK, "activecolor": FAST},
-    )
-    figure.update_xaxes(**_AXIS)
-    figure.update_yaxes(**_AXIS)
+    figure.update_layout(plain_dress(height=height, keep=keep), template="none")
     return figure
+
+
+def plain_dress(*, height: int, keep: str) -> dict[str, Any]:
+    """Return the common dress of a figure with one pair of axes as a plain layout.
+
+    Args:
+        height: Pixels.
+        keep: While this stays equal, a redraw keeps the reader's zoom.
+    """
+    return {
+        "height": height,
+        "uirevision": keep,
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
+        "font": {"family": "inherit", "size": 12, "color": INK},
+        "margin": {"l": 56, "r": 16, "t": 8, "b": 44},
+        "hoverlabel": {"align": "left", "namelength": -1},
+        "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"},
+        "modebar": {"bgcolor": CLEAR, "color": INK, "activecolor": FAST},
+        "xaxis": dict(_AXIS),
+        "yaxis": dict(_AXIS),
+    }
 
 
 def axis_unit(longest_ns: float) -> tuple[str, float]:

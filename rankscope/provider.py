@@ -6,12 +6,15 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from analysis.timeline import step_timeline
+from analysis.timeline import records_groups, step_timeline
 from analysis.verdict import verdict_sentence
+from collector.portions import Portion, count_portion
+from collector.pyramid import StepPlace, read_kept
+from rankscope.parts import MAX_DRAWN_SPANS, drawn_anew, needs_spans, part_of, read_part
 from rankscope.pictures import read_picture
 
 if TYPE_CHECKING:
-    from analysis.picture import StepPicture
+    from analysis.picture import StepPart, StepPicture, Window
     from analysis.report import RunReport
     from analysis.source import RunSummary, SpanSource
     from analysis.timeline import StepTimeline
@@ -77,27 +80,72 @@ class StoreProvider:
         return drawn
 
     def picture(
-        self, run_id: str, *, epoch: int, step: int, group_by: GroupBy
+        self, run_id: str, *, epoch: int, step: int, group_by: GroupBy, window: Window | None = None
     ) -> StepPicture | None:
         """Return one step's pixels where these are kept; None: draw them from `timeline`.
+
+        A window for which no fine enough level is kept is drawn from its spans, where these are
+        few enough and still there.
 
         Raises:
             UnknownRunError: The store holds no run of that name.
         """
         if self._store is None:
             return None
-        return read_picture(
+        kept = read_picture(
             self._store,
-            run_id,
+            StepPlace(run_id=run_id, epoch=epoch, step=step),
+            group_by=group_by,
+            coords_of=lambda num_described: self._coords_of(run_id, epoch, num_described),
+            window=window,
+        )
+        return kept if kept is None else self._sharpened(kept)
+
+    def _sharpened(self, kept: StepPicture) -> StepPicture:
+        if not needs_spans(kept):
+            return kept
+        part = self.part(
+            kept.run, epoch=kept.epoch, step=kept.step, part=part_of(kept), most=MAX_DRAWN_SPANS
+        )
+        return kept if part is None else drawn_anew(kept, part)
+
+    def part(
+        self, run_id: str, *, epoch: int, step: int, part: StepPart, most: int
+    ) -> StepTimeline | None:
+        """Return the spans of a part of a step; None where there are none, or more than ``most``.
+
+        Raises:
+            UnknownRunError: The store holds no run of that name.
+        """
+        if self._store is None:
+            return None
+        portion = Portion(
+            run_id=run_id,
             epoch=epoch,
             step=step,
-            group_by=group_by,
-            coords=self._coords_of(run_id, epoch),
+            ranks=part.ranks,
+            after_ns=part.bounds_ns[0] + part.begin_ns,
+            before_ns=part.bounds_ns[0] + part.end_ns,
         )
+        info = self._source.run_info(run_id)
+        if not records_groups(info) or not 0 < count_portion(self._store, portion) <= most:
+            return None
+        return read_part(self._store, info, portion, bounds_ns=part.bounds_ns)
 
-    def _coords_of(self, run_id: str, epoch: int) -> dict[int, Coords]:
-        """Return where the ranks stand; kept for the run that was asked for last."""
-        key = (run_id, self._reports.revision(run_id), epoch)
+    def drawn_revision(self, run_id: str, *, epoch: int, step: int) -> int:
+        """Return a number that changes whenever the kept picture of a step does."""
+        if self._store is None:
+            return 0
+        kept = read_kept(self._store, StepPlace(run_id=run_id, epoch=epoch, step=step))
+        return 0 if kept is None else kept.revision
+
+    def _coords_of(self, run_id: str, epoch: int, num_described: int) -> dict[int, Coords]:
+        """Return where the ranks stand; kept for the run that was asked for last.
+
+        Spans come all the time while a run trains, descriptions at its start: reading those of
+        12,288 ranks takes longer than the picture.
+        """
+        key = (run_id, num_described, epoch)
         with self._lock:
             if self._coords[0] == key:
                 return self._coords[1]

@@ -10,10 +10,11 @@ import pyarrow as pa
 
 from analysis.kind_times import kind_times
 from analysis.source import range_of_spans
-from analysis.timeline import timeline_of
+from analysis.timeline import records_groups, timeline_of
 from collector.columns import coded_strings, numbers, repeated_string
 from collector.describe import RUNNING
-from collector.pyramid import write_pixels
+from collector.portions import Portion, portions_of, read_outline
+from collector.pyramid import StepKey, StepPlace, write_pixels
 from collector.read import read_spans_once
 from collector.rollups import (
     ClosedStep,
@@ -24,7 +25,8 @@ from collector.rollups import (
     write_rollups,
 )
 from rankscope import terminal
-from rankscope.pictures import picture_rows
+from rankscope.drawing import drawn, plan_of
+from rankscope.parts import read_part
 from rankscope.source import StoreSource
 from rankscope.tables import span_table
 from tracer.span import KINDS
@@ -37,12 +39,15 @@ if TYPE_CHECKING:
     from analysis.timeline import StepTimeline
     from collector.rollups import OpenStep
     from collector.store import Store
+    from rankscope.drawing import Plan
 
-BATCH_SPANS = 1_000_000
-"""Read at once; a step that has more is read whole."""
+BATCH_SPANS = 131_072
+"""Read at once; a step that has more is read in portions of so many. A server holds up to 2 KB a
+span meanwhile, and after an outage a million of them wait: they were a third of its memory."""
 
-MAX_STEP_SPANS = 8_000_000
-"""Of a step that is rolled up: it is read whole, at some 200 bytes a span while it is split."""
+MAX_WHOLE_SPANS = 8_000_000
+"""Of a step that must be read whole, at some 200 bytes a span while it is split: one of a format
+that does not tell who communicates with whom. Others are read in portions."""
 
 TURN_NS = 2_000_000_000
 """After which a turn begins no further batch: upkeep shares the engine with whoever looks."""
@@ -55,7 +60,9 @@ class Rolling:
 
     Args:
         store: The store.
-        max_step_spans: Steps with more spans are left out, and that is said once a run.
+        max_whole_spans: Steps with more spans that can't be read in portions are left out, and
+            that is said once a run.
+        batch_spans: Spans that are held at once; those of one rank may be more.
         say: Tells a line to the person at the terminal.
         unix_ns: Clock for when a step was rolled up.
         monotonic_ns: Clock for how long a turn takes.
@@ -65,13 +72,15 @@ class Rolling:
         self,
         store: Store,
         *,
-        max_step_spans: int = MAX_STEP_SPANS,
+        max_whole_spans: int = MAX_WHOLE_SPANS,
+        batch_spans: int = BATCH_SPANS,
         say: Callable[[str], None] = terminal.say,
         unix_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._store = store
-        self._max_step_spans = max_step_spans
+        self._max_whole_spans = max_whole_spans
+        self._batch_spans = batch_spans
         self._say = say
         self._told: set[str] = set()
         self._source = StoreSource(store)
@@ -114,19 +123,29 @@ class Rolling:
     def _roll_up(self, run: RunSummary, give_up_ns: int) -> bool:
         """Roll up the open steps of a run; return whether the time sufficed."""
         found = open_steps(self._store, run.run_id, state=run.state)
-        steps = [step for step in found if step.num_spans <= self._max_step_spans]
-        if len(steps) < len(found) and run.run_id not in self._told:
-            self._told.add(run.run_id)
-            limit = f"{self._max_step_spans:,}"
-            self._say(f"{run.run_id}: steps of more than {limit} spans are not rolled up")
-        if not steps:
+        if not found:
             return True
         info = self._source.run_info(run.run_id)
-        for batch in in_batches(steps, max_spans=BATCH_SPANS):
+        steps = found if records_groups(info) else self._small_enough(run.run_id, found)
+        for batch in in_batches(steps, max_spans=self._batch_spans):
             if self._monotonic_ns() >= give_up_ns:
                 return False
-            self._roll_up_batch(info, batch)
+            if records_groups(info) and batch[0].num_spans > self._batch_spans:
+                self._roll_up_portions(info, batch[0])
+            else:
+                self._roll_up_batch(info, batch)
         return True
+
+    def _small_enough(self, run_id: str, steps: tuple[OpenStep, ...]) -> tuple[OpenStep, ...]:
+        kept = tuple(step for step in steps if step.num_spans <= self._max_whole_spans)
+        if len(kept) < len(steps) and run_id not in self._told:
+            self._told.add(run_id)
+            limit = f"{self._max_whole_spans:,}"
+            self._say(
+                f"{run_id}: steps of more than {limit} spans are not rolled up, as their format"
+                " tells no groups"
+            )
+        return kept
 
     def _roll_up_batch(self, info: RunInfo, batch: tuple[OpenStep, ...]) -> None:
         first, last = batch[0].step, batch[-1].step
@@ -140,26 +159,85 @@ class Rolling:
             if not len(own):
                 continue  # deleted meanwhile
             timeline = timeline_of(info, own, epoch=step.epoch, step=step.step)
-            done = self._closed(timeline, step)
+            ranks = np.unique(own.rank).tolist()
+            plan = plan_of(ranks, timeline.coords, num_spans=len(own))
+            done = self._closed(info, step, _bounds(timeline), plan, counts=(len(own), len(ranks)))
             tables.append(rollup_rows(info.run_id, done, kind_times(timeline)))
-            pictures += picture_rows(timeline, done)
+            for ordering in plan.orders:
+                lines = (0, len(plan.blocks(ordering)))
+                pictures += drawn(timeline, plan, _key(done), ordering=ordering, lines=lines)
             closed.append(done)
         if closed:
             write_pixels(self._store, pictures)
             write_rollups(self._store, pa.concat_tables(tables).unify_dictionaries(), closed)
 
-    def _closed(self, timeline: StepTimeline, step: OpenStep) -> ClosedStep:
+    def _roll_up_portions(self, info: RunInfo, step: OpenStep) -> None:
+        """Do the same for one step, a portion of its ranks after the other."""
+        outline = read_outline(self._store, info.run_id, epoch=step.epoch, step=step.step)
+        if not outline.num_all:
+            return  # deleted meanwhile
+        ranks = outline.ranks.tolist()
+        num_spans = dict(zip(ranks, outline.num_spans.tolist(), strict=True))
+        coords = {
+            rank.rank: rank.coords
+            for epoch in info.epochs if epoch.epoch == step.epoch for rank in epoch.ranks
+        }  # fmt: skip
+        plan = plan_of(ranks, coords, num_spans=outline.num_all)
+        counts = (outline.num_all, len(ranks))
+        done = self._closed(info, step, (outline.begin_ns, outline.end_ns), plan, counts=counts)
+        tables: list[pa.Table] = []
+        num_seen = 0
+        walks = {ordering: plan.blocks(ordering) for ordering in plan.orders}
+        for ordering, blocks in (walks or {"": [(rank,) for rank in ranks]}).items():
+            is_first = not tables
+            for lines in portions_of(blocks, num_spans, max_spans=self._batch_spans):
+                own = [rank for block in blocks[lines[0] : lines[1]] for rank in block]
+                portion = Portion(run_id=info.run_id, epoch=step.epoch, step=step.step, ranks=own)
+                bounds = (outline.begin_ns, outline.end_ns)
+                part = read_part(self._store, info, portion, bounds_ns=bounds)
+                if walks:
+                    tiles = drawn(part, plan, _key(done), ordering=ordering, lines=lines)
+                    write_pixels(self._store, tiles)
+                if is_first:
+                    tables.append(rollup_rows(info.run_id, done, kind_times(part)))
+                    num_seen += len(part.spans)
+        # A row that came meanwhile was seen by some portions only: the step stays open.
+        if num_seen == outline.num_all:
+            rows = pa.concat_tables(tables).unify_dictionaries()
+            write_rollups(self._store, rows, [done])
+
+    def _closed(
+        self,
+        info: RunInfo,
+        step: OpenStep,
+        bounds_ns: tuple[int, int],
+        plan: Plan,
+        *,
+        counts: tuple[int, int],
+    ) -> ClosedStep:
+        """Return what a step is closed as; ``counts`` are its spans and ranks."""
         return ClosedStep(
-            run_id=timeline.run,
+            run_id=info.run_id,
             epoch=step.epoch,
             step=step.step,
-            begin_ns=timeline.begin_ns,
-            end_ns=timeline.end_ns,
-            num_spans=len(timeline.spans),
-            num_ranks=len(np.unique(timeline.spans.rank)),
+            begin_ns=bounds_ns[0],
+            end_ns=bounds_ns[1],
+            num_spans=counts[0],
+            num_ranks=counts[1],
             num_described=step.num_described,
             at_ns=self._unix_ns(),
+            orderings=plan.orderings,
+            line_ranks=plan.line_ranks,
         )
+
+
+def _bounds(timeline: StepTimeline) -> tuple[int, int]:
+    return timeline.begin_ns, timeline.end_ns
+
+
+def _key(closed: ClosedStep) -> StepKey:
+    place = StepPlace(run_id=closed.run_id, epoch=closed.epoch, step=closed.step)
+    return StepKey(place=place, revision=closed.revision)
 
 
 def rollup_rows(run_id: str, closed: ClosedStep, times: KindTimes) -> pa.Table:

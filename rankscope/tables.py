@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.arrivals import Arrivals
 from analysis.context import MicrobatchTable, SampleTable
 from analysis.source import SpanTable, StepTable
 from collector.columns import to_codes, to_numpy
@@ -67,6 +68,20 @@ def _left_out(table: pa.Table) -> NDArray[np.uint32]:
     if "left_out" in table.column_names:
         return to_numpy(table["left_out"])
     return np.zeros(table.num_rows, dtype=np.uint32)
+
+
+def arrivals_table(table: pa.Table) -> Arrivals:
+    """Return what `collector.portions.read_arrivals` read."""
+    return Arrivals(
+        group_id=to_numpy(table["group_id"]),
+        src_rank=to_numpy(table["source_rank"]),
+        dst_rank=to_numpy(table["target_rank"]),
+        seq=to_numpy(table["seq"]),
+        num_spans=to_numpy(table["num_spans"]),
+        num_ranks=to_numpy(table["num_ranks"]),
+        latest_ns=to_numpy(table["latest_ns"]),
+        last_rank=to_numpy(table["last_rank"]),
+    )
 
 
 def microbatch_table(table: pa.Table) -> MicrobatchTable:

@@ -15,6 +15,7 @@ from tracer.span import KINDS, SpanKind
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from analysis.picture import Window
     from analysis.timeline import StepTimeline
     from dashboard.address import GroupBy
 
@@ -27,13 +28,20 @@ _DEEPEST_SHRUNK = 3
 _NAMES = {SpanKind.WAIT: "wait (thread blocked)"}
 
 
-def timeline_figure(timeline: StepTimeline, group_by: GroupBy) -> go.Figure:
+def timeline_figure(
+    timeline: StepTimeline, group_by: GroupBy, window: Window | None = None
+) -> go.Figure:
     """Draw every span of the step as a bar, in milliseconds since the step's first span.
 
     Each rank has a row with one lane per track, compute above communication.
     Of a communication span whose wait is known, the wait for its last member
     is hatched and light, the transfer solid. One trace per kind and part holds
     all its bars.
+
+    Args:
+        timeline: The step, or some ranks of it for a while.
+        group_by: What the rows are gathered by.
+        window: The stretch of time that fills the figure; None: the step.
     """
     rows = lay_rows(timeline, group_by)
     texts = hover_texts(timeline)
@@ -44,7 +52,11 @@ def timeline_figure(timeline: StepTimeline, group_by: GroupBy) -> go.Figure:
         own = outer_first[timeline.spans.kind[outer_first] == code]
         _add_bars(figure, timeline, rows, texts, own, split)
     _add_wait_legend(figure, shown=bool(split.any()))
-    return _dressed(figure, timeline, rows, group_by)
+    _dressed(figure, timeline, rows, group_by)
+    if window is not None:
+        figure.update_xaxes(range=[window.begin_ns / NS_PER_MS, window.end_ns / NS_PER_MS])
+        figure.update_layout(uirevision=f"{figure.layout.uirevision} {window}")
+    return figure
 
 
 def _add_bars(

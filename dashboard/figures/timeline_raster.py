@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
 
 from analysis.picture import picture_of
-from dashboard.figures.timeline_rows import group_lines, group_names, group_starts, row_order
+from dashboard.figures.timeline_rows import (
+    MOST_NAMES,
+    group_lines,
+    group_names,
+    group_starts,
+    row_order,
+)
 from dashboard.text import ranks_text
-from dashboard.theme import INK, KIND_COLORS, NS_PER_MS, dressed
+from dashboard.theme import INK, KIND_COLORS, NS_PER_MS, plain_dress
 from tracer.span import KIND_CODES, KINDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from analysis.areas import KindCells
     from analysis.picture import StepPicture
-    from analysis.raster import KindCells, StepRaster
+    from analysis.raster import StepRaster
     from analysis.timeline import StepTimeline
     from dashboard.address import GroupBy
 
@@ -56,52 +64,100 @@ def picture_figure(picture: StepPicture, group_by: GroupBy) -> go.Figure:
         picture: The step, its rows in the order of ``group_by``.
         group_by: What the rows are gathered by.
     """
-    raster, ranks = picture.raster, picture.ranks
-    lines = ("", ", communication") if len(raster.rank_blocks) <= MAX_PAIRED else ("",)
+    return go.Figure(_document(picture, group_by))
+
+
+def picture_document(picture: StepPicture, group_by: GroupBy) -> dict[str, Any]:
+    """Return the same figure as the plain document that the browser gets.
+
+    Plotly's own objects check every label again, which took three times as long as reading
+    and drawing the picture.
+    """
+    figure = _document(picture, group_by)
+    heatmap = figure["data"][0]
+    cells = heatmap["z"]
+    shape = f"{cells.shape[0]}, {cells.shape[1]}"
+    heatmap["z"] = {"dtype": "u1", "bdata": b64encode(cells).decode("ascii"), "shape": shape}
+    heatmap["x"] = heatmap["x"].tolist()
+    return figure
+
+
+def lines_per_block(picture: StepPicture) -> int:
+    """Return how many lines each block of ranks has in the figure."""
+    return 2 if len(picture.raster.rank_blocks) <= MAX_PAIRED else 1
+
+
+def _document(picture: StepPicture, group_by: GroupBy) -> dict[str, Any]:
+    raster = picture.raster
+    num_lines = lines_per_block(picture)
+    lines = ("", ", communication")[:num_lines]
     labels = [
         f"{'rank' if len(block) == 1 else 'ranks'} {ranks_text(block, most=3)}{line}"
         for block in raster.rank_blocks
         for line in lines
     ]
-    cells = _cells(raster, num_lines=len(lines))
-    figure = go.Figure(
-        go.Heatmap(
-            x=(raster.edges_ns[:-1] + np.diff(raster.edges_ns) / 2) / NS_PER_MS,
-            y=labels,
-            z=cells,
-            zmin=-0.5,
-            zmax=2 * len(KINDS) + 0.5,
-            colorscale=_colorscale(),
-            showscale=False,
-            hovertemplate="%{y}<br>%{x:,.3f} ms<extra></extra>",
-        )
+    heatmap = {
+        "type": "heatmap",
+        "x": (raster.edges_ns[:-1] + np.diff(raster.edges_ns) / 2) / NS_PER_MS,
+        "y": labels,
+        "z": np.ascontiguousarray(_cells(raster, num_lines=num_lines)),
+        "zmin": -0.5,
+        "zmax": 2 * len(KINDS) + 0.5,
+        "colorscale": _colorscale(),
+        "showscale": False,
+        "hovertemplate": "%{y}<br>%{x:,.3f} ms<extra></extra>",
+    }
+    codes = np.flatnonzero(
+        np.bincount(raster.compute.kind.reshape(-1) + 1, minlength=len(KINDS) + 1)
+        + np.bincount(raster.comm.kind.reshape(-1) + 1, minlength=len(KINDS) + 1)
     )
-    _part_groups(figure, picture, group_by, len(labels) / len(ranks))
-    _add_legend(figure, np.unique(np.concatenate([raster.compute.kind, raster.comm.kind])))
-    dressed(figure, height=_HEIGHT, keep=f"{picture.run} {picture.epoch} {picture.step}")
-    figure.update_layout(margin={"l": 132, "r": 16, "t": 40, "b": 48}, dragmode="zoom")
-    figure.update_xaxes(
-        title_text="time since the step's first span (ms)", tickformat=",", showgrid=False
+    return {
+        "data": [heatmap, *_legend({code - 1 for code in codes.tolist()})],
+        "layout": _layout(picture, group_by, num_labels=len(labels)),
+    }
+
+
+def _layout(picture: StepPicture, group_by: GroupBy, *, num_labels: int) -> dict[str, Any]:
+    shown = "" if picture.window is None else f" {picture.window}"
+    keep = f"{picture.run} {picture.epoch} {picture.step}{shown}"
+    layout = plain_dress(height=_HEIGHT, keep=keep)
+    layout.update(
+        margin={"l": 132, "r": 16, "t": 40, "b": 48},
+        dragmode="zoom",
+        **_groups(picture, group_by, num_labels / len(picture.ranks)),
     )
-    figure.update_yaxes(type="category", range=[len(labels) - 0.5, -0.5], nticks=32, showgrid=False)
-    return figure
+    layout["xaxis"].update(
+        title={"text": "time since the step's first span (ms)"}, tickformat=",", showgrid=False
+    )
+    layout["yaxis"].update(
+        type="category", range=[num_labels - 0.5, -0.5], nticks=32, showgrid=False
+    )
+    return layout
 
 
 def raster_note(timeline: StepTimeline) -> str:
     """Say what a pixel stands for; the page shows it beside the figure."""
-    return pixel_note(len(timeline.spans), num_ranks=len(np.unique(timeline.spans.rank)))
+    num_ranks = len(np.unique(timeline.spans.rank))
+    return _note(len(timeline.spans), line_ranks=-(-num_ranks // MAX_ROWS), num_ranks=num_ranks)
 
 
-def pixel_note(num_spans: int, *, num_ranks: int) -> str:
-    """Say what a pixel stands for where so many spans of so many ranks share the picture."""
-    per_row = -(-num_ranks // MAX_ROWS)
+def pixel_note(picture: StepPicture) -> str:
+    """Say what a pixel stands for in a picture, or in a part of one."""
+    return _note(
+        picture.num_spans,
+        line_ranks=len(picture.raster.rank_blocks[0]),
+        num_ranks=len(picture.ranks),
+    )
+
+
+def _note(num_spans: int, *, line_ranks: int, num_ranks: int) -> str:
     said = [
         f"Showing {num_spans:,} spans as areas: more than {MAX_BARS:,} cannot be drawn one by one.",
         "A pixel has the colour of the kind that fills most of it, and is pale if half empty.",
     ]
-    if per_row > 1:
-        said.append(f"Each row averages up to {per_row} ranks.")
-    if -(-num_ranks // per_row) <= MAX_PAIRED:
+    if line_ranks > 1:
+        said.append(f"Each row averages up to {line_ranks} ranks.")
+    if -(-num_ranks // line_ranks) <= MAX_PAIRED:
         said.append("The upper line of a rank is compute, the lower communication.")
     else:
         said.append("Communication shows where nothing was computed.")
@@ -113,22 +169,21 @@ def _cells(raster: StepRaster, *, num_lines: int) -> NDArray[np.uint8]:
     compute, comm = _shades(raster.compute), _shades(raster.comm)
     if num_lines == 1:
         return np.where(compute == _EMPTY, comm, compute)
-    return np.stack([compute, comm], axis=1).reshape(-1, NUM_BINS)
+    return np.stack([compute, comm], axis=1).reshape(-1, compute.shape[1])
 
 
-def _part_groups(
-    figure: go.Figure,
-    picture: StepPicture,
-    group_by: GroupBy,
-    scale: float,
-) -> None:
-    """Name the groups in the margin and part them by lines; ``scale`` is lines per rank."""
+def _groups(picture: StepPicture, group_by: GroupBy, scale: float) -> dict[str, Any]:
+    """Name the groups in the margin and part them by lines; ``scale`` is lines per rank.
+
+    More groups than have room for a name stand without lines too: these would hide the pixels.
+    """
     starts = group_starts(picture.ranks, picture.coords, group_by)
     groups = [(first * scale - 0.5, label) for first, label in starts]
-    figure.update_layout(
-        shapes=group_lines((at for at, _ in groups[1:]), {"color": INK, "width": 1}),
-        annotations=group_names(groups, yanchor="top"),
-    )
+    apart = [at for at, _ in groups[1:]] if len(groups) <= MOST_NAMES else []
+    return {
+        "shapes": group_lines(apart, {"color": INK, "width": 1}),
+        "annotations": group_names(groups, yanchor="top"),
+    }
 
 
 def _shades(cells: KindCells) -> NDArray[np.uint8]:
@@ -151,17 +206,17 @@ def _colorscale() -> list[tuple[float, str]]:
     return [(edge, color) for band, color in zip(bands, colors, strict=True) for edge in band]
 
 
-def _add_legend(figure: go.Figure, codes: NDArray[np.int8]) -> None:
-    present = set(codes.tolist())
-    for kind in KINDS:
-        if KIND_CODES[kind] in present:
-            figure.add_trace(
-                go.Scatter(
-                    name=kind.value,
-                    x=[None],
-                    y=[None],
-                    mode="markers",
-                    marker={"symbol": "square", "size": 10, "color": KIND_COLORS[kind]},
-                    hoverinfo="skip",
-                )
-            )
+def _legend(codes: set[int]) -> list[dict[str, Any]]:
+    return [
+        {
+            "type": "scatter",
+            "name": kind.value,
+            "x": [None],
+            "y": [None],
+            "mode": "markers",
+            "marker": {"symbol": "square", "size": 10, "color": KIND_COLORS[kind]},
+            "hoverinfo": "skip",
+        }
+        for kind in KINDS
+        if KIND_CODES[kind] in codes
+    ]

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from dash.development.base_component import Component
 
+    Figure = go.Figure | dict[str, Any]
+    """As plotly's own objects, or as the plain document that these become on the way."""
+
 
 def card(*children: object, class_name: str = "", label: str = "") -> Component:
     """Return a bordered part of a page.
@@ -32,7 +35,7 @@ def card(*children: object, class_name: str = "", label: str = "") -> Component:
     return framed
 
 
-def graph(part: str, figure: go.Figure, *, wheel_zooms: bool = False) -> Component:
+def graph(part: str, figure: Figure, *, wheel_zooms: bool = False) -> Component:
     """Return a figure under the id ``part``, with nothing in it that leads to another host."""
     config: Any = graph_config(wheel_zooms=wheel_zooms)
     return html.Div(
@@ -54,9 +57,9 @@ def register_graph(app: Dash, part: str) -> None:
     )
 
 
-def graph_style(figure: go.Figure) -> dict[str, str]:
+def graph_style(figure: Figure) -> dict[str, str]:
     """Return the style that gives a responsive figure its own height: plotly ignores it there."""
-    height = figure.layout.height
+    height = figure["layout"]["height"]
     return {"height": f"{height}px"} if height else {}
 
 

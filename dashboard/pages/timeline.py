@@ -11,18 +11,21 @@ from dash import Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
 from analysis.errors import EmptyRunError, UnknownRunError
+from analysis.picture import StepPart, Window
 from dashboard.address import GroupBy, Page, View, read_address, write_address
 from dashboard.figures.timeline import timeline_figure
 from dashboard.figures.timeline_raster import (
     MAX_BARS,
-    picture_figure,
+    picture_document,
     pixel_note,
     raster_figure,
     raster_note,
 )
 from dashboard.pages.empty import missing_run, no_data, no_runs, no_steps
 from dashboard.pages.parts import announced, card, graph, graph_style, labelled, register_graph
+from dashboard.pages.timeline_zoom import WHOLE, zoomed, zooms_of
 from dashboard.text import seconds_text, time_text, visible
+from dashboard.theme import NS_PER_MS
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from analysis.picture import StepPicture
     from analysis.report import RunReport
     from analysis.timeline import StepTimeline
+    from dashboard.pages.parts import Figure
     from dashboard.provider import ReportProvider
 
 
@@ -38,18 +42,27 @@ class _Shown:
     """What stands on the page, part by part."""
 
     view: View
-    revision: int | None = None
+    revision: list[int] | None = None
     problem: list[Component] = field(default_factory=list)
     title: str = ""
     about: str = ""
     controls: list[Component] = field(default_factory=list)
-    figure: go.Figure = field(default_factory=go.Figure)
+    figure: Figure = field(default_factory=go.Figure)
     note: str = ""
+    picture: StepPicture | None = None
+    """What the figure shows, where it is pixels that were kept: zooming into it asks for finer
+    ones."""
 
     def outputs(self) -> tuple[Any, ...]:
         """Return the parts in the order of `_OUTPUTS`."""
         return (
-            {"run": self.view.run, "step": self.view.step, "revision": self.revision},
+            {
+                "run": self.view.run,
+                "epoch": self.view.epoch,
+                "step": self.view.step,
+                "revision": self.revision,
+                "zooms": None if self.picture is None else zooms_of(self.picture),
+            },
             self.problem,
             "hidden" if self.problem else "",
             self.title,
@@ -126,7 +139,8 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         view = read_address(Page.TIMELINE, search or "")
         if ctx.triggered_id == "tick":
             view = replace(view, run=shown["run"])
-            if shown["revision"] == _revision(provider, view.run):
+            place = (shown["epoch"], shown["step"])
+            if shown["revision"] == _revision(provider, view.run, place):
                 raise PreventUpdate
         return _look(provider, view, base_path).outputs()
 
@@ -141,17 +155,43 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         view = replace(read_address(Page.TIMELINE, search or ""), run=shown["run"])
         if chosen is None or chosen == str(shown["step"]):
             raise PreventUpdate
-        return write_address(replace(view, step=int(chosen)), base_path=base_path)
+        return write_address(replace(view, step=int(chosen), window=None), base_path=base_path)
+
+    @app.callback(
+        Output("url", "href", allow_duplicate=True),
+        Input("timeline-graph", "relayoutData"),
+        State("url", "search"),
+        State("timeline-shown", "data"),
+        prevent_initial_call=True,
+    )
+    def zoom(moved: dict[str, Any] | None, search: str, shown: dict[str, Any]) -> str:
+        view = replace(read_address(Page.TIMELINE, search or ""), run=shown["run"])
+        found = zoomed(moved or {}, shown.get("zooms"))
+        if found is None or found == view.window or (found is WHOLE and view.window is None):
+            raise PreventUpdate
+        window = None if found is WHOLE else found
+        place = {"epoch": shown["epoch"], "step": shown["step"]}
+        return write_address(replace(view, window=window, **place), base_path=base_path)
 
 
-def _revision(provider: ReportProvider, run_id: str | None) -> int | None:
-    """Return the run's revision; None where there is no such run."""
+def _revision(
+    provider: ReportProvider, run_id: str | None, place: tuple[int | None, int | None]
+) -> list[int] | None:
+    """Return the revisions of the run and of the step's picture; None where there is no such run.
+
+    The second follows the first by some seconds: late spans change the picture when it is
+    drawn anew.
+    """
     if run_id is None:
         return None
     try:
-        return provider.revision(run_id)
+        run = provider.revision(run_id)
     except UnknownRunError:
         return None
+    epoch, step = place
+    if epoch is None or step is None:
+        return [run, 0]
+    return [run, provider.drawn_revision(run_id, epoch=epoch, step=step)]
 
 
 def _look(provider: ReportProvider, view: View, base_path: str) -> _Shown:
@@ -161,23 +201,57 @@ def _look(provider: ReportProvider, view: View, base_path: str) -> _Shown:
         if not runs:
             return _Shown(view=view, problem=[no_runs()])
         view = replace(view, run=runs[0].run_id)
-    run_id = str(view.run)
-    revision = _revision(provider, run_id)
     try:
-        report = provider.report(run_id)
-        if report is None or not report.steps:
-            return _Shown(view=view, revision=revision, problem=[no_steps(run_id)])
-        view = _settled(view, report)
-        place = {"epoch": view.epoch or 0, "step": view.step or 0}
-        picture = provider.picture(run_id, **place, group_by=view.group_by)
-        if picture is not None:
-            return _pictured(view, report, picture, base_path, revision)
-        timeline = provider.timeline(run_id, **place)
+        return _step(provider, view, str(view.run), base_path)
     except UnknownRunError as error:
-        return _Shown(view=view, revision=revision, problem=[missing_run(error)])
+        return _Shown(view=view, problem=[missing_run(error)])
     except EmptyRunError as error:
         return _Shown(view=view, problem=[_no_spans(view, error, base_path)])
-    return _drawn(view, report, timeline, base_path, revision)
+
+
+def _step(provider: ReportProvider, view: View, run_id: str, base_path: str) -> _Shown:
+    """Return the view's step: its spans, or the pixels that are kept of it."""
+    report = provider.report(run_id)
+    if report is None or not report.steps:
+        revision = _revision(provider, run_id, (None, None))
+        return _Shown(view=view, revision=revision, problem=[no_steps(run_id)])
+    view = _settled(view, report)
+    place = {"epoch": view.epoch or 0, "step": view.step or 0}
+    revision = _revision(provider, run_id, (place["epoch"], place["step"]))
+    picture = provider.picture(run_id, **place, group_by=view.group_by, window=view.window)
+    if picture is None:
+        timeline = provider.timeline(run_id, **place)
+        return _drawn(replace(view, window=None), report, timeline, base_path, revision)
+    part = _part(provider, picture)
+    if part is None:
+        return _pictured(view, report, picture, base_path, revision)
+    return _drawn(view, report, part, base_path, revision)
+
+
+def _part(provider: ReportProvider, picture: StepPicture) -> StepTimeline | None:
+    """Return the spans of a window, where they can be drawn one by one and are still kept."""
+    window = picture.window
+    if window is None:
+        return None
+    if _likely_spans(picture, window) > 2 * MAX_BARS:
+        return None
+    return provider.part(
+        picture.run,
+        epoch=picture.epoch,
+        step=picture.step,
+        part=StepPart(
+            ranks=picture.ranks,
+            begin_ns=window.begin_ns,
+            end_ns=window.end_ns,
+            bounds_ns=(picture.begin_ns, picture.end_ns),
+        ),
+        most=MAX_BARS,
+    )
+
+
+def _likely_spans(picture: StepPicture, window: Window) -> float:
+    share = (window.end_ns - window.begin_ns) / (picture.end_ns - picture.begin_ns)
+    return picture.num_spans * share * len(picture.ranks) / picture.num_ranks
 
 
 def _settled(view: View, report: RunReport) -> View:
@@ -208,24 +282,25 @@ def _drawn(
     report: RunReport,
     timeline: StepTimeline,
     base_path: str,
-    revision: int | None,
+    revision: list[int] | None,
 ) -> _Shown:
     num_spans, num_ranks = len(timeline.spans), len(set(timeline.spans.rank.tolist()))
     many = num_spans > MAX_BARS
-    draw = raster_figure if many else timeline_figure
     return _Shown(
         view=view,
         revision=revision,
         title=f"Step {timeline.step}",
         about=_about(report, timeline, num_spans=num_spans, num_ranks=num_ranks),
         controls=_controls(view, report, base_path),
-        figure=draw(timeline, view.group_by),
-        note=raster_note(timeline) if many else "",
+        figure=raster_figure(timeline, view.group_by)
+        if many
+        else timeline_figure(timeline, view.group_by, view.window),
+        note=raster_note(timeline) if many else _window_note(view.window),
     )
 
 
 def _pictured(
-    view: View, report: RunReport, picture: StepPicture, base_path: str, revision: int | None
+    view: View, report: RunReport, picture: StepPicture, base_path: str, revision: list[int] | None
 ) -> _Shown:
     """Show pixels that were drawn when the step closed."""
     num_spans, num_ranks = picture.num_spans, picture.num_ranks
@@ -235,9 +310,22 @@ def _pictured(
         title=f"Step {picture.step}",
         about=_about(report, picture, num_spans=num_spans, num_ranks=num_ranks),
         controls=_controls(view, report, base_path),
-        figure=picture_figure(picture, view.group_by),
-        note=pixel_note(num_spans, num_ranks=num_ranks),
+        figure=picture_document(picture, view.group_by),
+        note=" ".join(part for part in (_window_note(picture.window), pixel_note(picture)) if part),
+        picture=picture,
     )
+
+
+def _window_note(window: Window | None) -> str:
+    if window is None:
+        return ""
+    begin, end = (at / NS_PER_MS for at in (window.begin_ns, window.end_ns))
+    return f"A part of the step: {begin:,.3f} to {end:,.3f} ms, {_rows(window)}."
+
+
+def _rows(window: Window) -> str:
+    num = window.end_row - window.first_row
+    return f"{num:,} ranks" if num > 1 else "one rank"
 
 
 def _about(
@@ -254,14 +342,23 @@ def _controls(view: View, report: RunReport, base_path: str) -> list[Component]:
     """Return the choosers; each is a link, so the address always holds the view."""
 
     def to(**changes: object) -> str:
-        return write_address(replace(view, **changes), base_path=base_path)  # type: ignore[arg-type]
+        whole = {
+            "window": None,
+            **changes,
+        }  # another step has other times, another order other rows
+        return write_address(replace(view, **whole), base_path=base_path)  # type: ignore[arg-type]
 
     earlier = [step for step in report.steps if step < (view.step or 0)]
     later = [step for step in report.steps if step > (view.step or 0)]
     steps = sorted({*report.steps, view.step or 0})
     parts: list[Component] = [
-        _links("rows by", [(by.value, to(group_by=by), by is view.group_by) for by in GroupBy]),
+        _links(
+            "rows by",
+            [(by.value, to(group_by=by), by is view.group_by) for by in GroupBy],
+        ),
     ]
+    if view.window is not None:
+        parts.insert(0, dcc.Link("whole step", href=to(), className="choice"))
     if len(report.epochs) > 1:
         choices = [(str(one), to(epoch=one), one == view.epoch) for one in report.epochs]
         parts.append(_links("epoch", choices))

@@ -146,7 +146,7 @@ def test_the_cells_of_a_row_hold_all_time_of_its_spans(
 
     raster = step_raster(timeline, (0, 1, 2, 3), max_rows=4, num_bins=16)
 
-    width = max(timeline.end_ns - timeline.begin_ns, 1) / 16
-    held = raster.compute.filled_ratio.astype(np.float64).sum(axis=1) * width
+    width = np.diff(raster.edges_ns)
+    held = (raster.compute.filled_ratio.astype(np.float64) * width).sum(axis=1)
     wanted = [sum(size for rank, _, size in pieces if rank == row) for row in range(4)]
     assert np.allclose(held, wanted, rtol=1e-4, atol=1)

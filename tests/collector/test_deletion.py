@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 RUN_TABLES = (
     "runs", "ranks", "groups", "spans", "steps", "microbatches", "events", "findings", "ledger",
     "bad_rows", "samples", "manifests", "attempts", "owners", "expired", "rollups", "closed_steps",
-    "pyramid", "heartbeats",
+    "pictures", "heartbeats",
 )  # fmt: skip
 """Every table whose rows belong to a run: a new one must be added here, knowing what it means."""
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from analysis.picture import StepPicture
+    from analysis.picture import StepPart, StepPicture, Window
     from dashboard.address import GroupBy
 
 
@@ -116,10 +116,19 @@ class FakeProvider:
         return step_timeline(self, run_id, epoch=epoch, step=step)
 
     def picture(
-        self, run_id: str, *, epoch: int, step: int, group_by: GroupBy
+        self, run_id: str, *, epoch: int, step: int, group_by: GroupBy, window: Window | None = None
     ) -> StepPicture | None:
         self._check(run_id)
         return None
+
+    def part(
+        self, run_id: str, *, epoch: int, step: int, part: StepPart, most: int
+    ) -> StepTimeline | None:
+        raise NotImplementedError("there are no pictures to look into")
+
+    def drawn_revision(self, run_id: str, *, epoch: int, step: int) -> int:
+        self._check(run_id)
+        return 0
 
     def run_info(self, run_id: str) -> RunInfo:
         self._check(run_id)

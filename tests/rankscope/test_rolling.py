@@ -12,6 +12,7 @@ from analysis.kind_times import kind_times
 from analysis.timeline import step_timeline
 from collector.deletion import Deletions
 from collector.errors import StoreQueryError
+from collector.portions import SELECT_PORTION
 from collector.retention import DAY_NS, Retention
 from collector.rollups import OpenStep, in_batches, open_steps, read_rollups
 from collector.store import Store, open_store
@@ -20,7 +21,7 @@ from rankscope.source import StoreSource
 from tracer.span import KINDS, NONE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import pyarrow as pa
 
@@ -251,21 +252,60 @@ def test_a_table_that_is_away_is_told_and_work_goes_on_when_it_is_back(
     assert rolled(store, run_id) == from_scratch(store, run_id)
 
 
-def test_a_step_too_large_to_be_read_whole_is_left_out_and_told_once(
+def test_a_step_of_more_than_a_batch_is_read_in_portions(store: Store, run_id: str) -> None:
+    describe(store, run_id)
+    put(store, run_id, span_rows(run_id))
+
+    while not Rolling(store, batch_spans=2).turn():  # two of a step's four spans at once
+        pass
+
+    assert rolled(store, run_id) == from_scratch(store, run_id)
+    assert open_steps(store, run_id, state="ended") == ()
+
+
+def test_a_row_that_comes_between_two_portions_leaves_the_step_open(
+    store: Store, run_id: str
+) -> None:
+    # GIVEN a step that is read rank by rank, and a span of rank 0 that comes after rank 0 was read
+    describe(store, run_id)
+    rows = span_rows(run_id, num_steps=1)
+    put(store, run_id, rows[1:])
+    late = _ComesBetween(store, lambda: put(store, run_id, rows[:1]))
+
+    Rolling(late, batch_spans=1).turn()  # type: ignore[arg-type]
+
+    # THEN it is closed by the next turn, with all of its rows
+    while not Rolling(store, batch_spans=1).turn():
+        pass
+    assert rolled(store, run_id) == from_scratch(store, run_id)
+
+
+def test_a_step_that_must_be_read_whole_and_is_too_large_is_left_out_and_told_once(
     store: Store, run_id: str
 ) -> None:
     describe(store, run_id)
+    store.insert_rows(
+        "runs",
+        [
+            {
+                "run_id": run_id, "state": "ended", "source_format": "bytedance", "world_size": 2,
+                "layout": {"dp": 2}, "created_ns": 1, "revision": 9,
+            }
+        ],
+    )  # fmt: skip
     rows = span_rows(run_id)
-    put(store, run_id, [row for row in rows if row["step"] or row["rank"]])  # step 0 has two spans
+    put(store, run_id, rows)
     said: list[str] = []
-    rolling = Rolling(store, max_step_spans=2, say=said.append)
+    rolling = Rolling(store, max_whole_spans=1, say=said.append)
 
     assert rolling.turn()
     put(store, run_id, rows[4:5])  # a span comes again, so the run is looked at again
     assert rolling.turn()
 
-    assert {row["step"] for row in rolled(store, run_id)} == {0}
-    assert said == [f"{run_id}: steps of more than 2 spans are not rolled up"]
+    assert rolled(store, run_id) == []
+    assert said == [
+        f"{run_id}: steps of more than 1 spans are not rolled up, as their format tells no groups"
+    ]
 
 
 def test_neighbouring_steps_are_read_together_up_to_a_size() -> None:
@@ -302,6 +342,24 @@ def test_any_order_with_duplicates_and_late_rows_gives_what_from_scratch_does(
     rolling.turn()
 
     assert rolled(store, run_id) == from_scratch(store, run_id)
+
+
+class _ComesBetween:
+    """A store that is written to after the first portion of a step was read."""
+
+    def __init__(self, store: Store, write: Callable[[], None]) -> None:
+        self._store = store
+        self._write = write
+        self.rows = store.rows
+        self.insert_arrow, self.insert_rows = store.insert_arrow, store.insert_rows
+        self._is_written = False
+
+    def arrow(self, sql: str, parameters: dict[str, Any]) -> pa.Table:
+        found = self._store.arrow(sql, parameters)
+        if sql is SELECT_PORTION and not self._is_written:
+            self._is_written = True
+            self._write()
+        return found
 
 
 class _WritesLater:
