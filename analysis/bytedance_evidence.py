@@ -14,14 +14,23 @@ from analysis.bytedance_format import (
     FORWARD_COMPUTE,
     FORWARD_SEND,
     GC,
+    NO_OP_SLACK_NS,
     PEER_TO_PEER,
     TYPES,
 )
 from analysis.evidence import GapItems, Link, Place, Transfers
+from analysis.intervals import Line
 from analysis.operations import NO_GROUP, latest_by_group
-from analysis.ordering import stable_order
+from analysis.ordering import sort_rows, stable_order
 from analysis.transfers import Members, collect_transfers
 from tracer.span import SpanKind
+
+LEAST_TOGETHER = 0.05
+"""Share of the transfers that begin and end with another one where a call posts several.
+
+With few micro-batches to a stage most are posted alone, before the first backward and after the
+last forward. By chance none is: times are exact to a microsecond.
+"""
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,14 +41,17 @@ if TYPE_CHECKING:
 def gaps_of(trace: Trace) -> GapItems:
     """Return the launch gaps of compute, and the pauses, of a ByteDance trace.
 
-    Other operations may have waited for something that the format does not record.
+    Other operations may have waited for something that the format does not record. Nor does a
+    compute wait only for what the replay knows of: a send or receive that was posted in one call
+    with others holds the worker up until all of them have ended.
     """
     rows, operations = trace.rows, trace.operations
+    gap = np.minimum(operations.gap_ns.astype(np.int64), _since_held_up(trace))
     numbers = np.array(rows.steps, dtype=np.int32)
     place = np.full(len(TYPES), -1, dtype=np.int8)
     place[CODE[FORWARD_COMPUTE]] = Place.FORWARD
     place[CODE[BACKWARD_COMPUTE]] = Place.BACKWARD
-    late = np.flatnonzero((operations.gap_ns > 0) & (place[rows.type] >= 0))
+    late = np.flatnonzero((gap > 0) & (place[rows.type] >= 0))
     of_gap = place[rows.type[late]]
     first = _first_computes(trace)
     of_gap[np.isin(late, first)] = Place.INPUT
@@ -49,11 +61,41 @@ def gaps_of(trace: Trace) -> GapItems:
         step=numbers[rows.step[both]],
         rank=trace.rank[both],
         place=np.concatenate((of_gap, np.full(len(pauses), Place.GC))).astype(np.int8),
-        gap_ns=np.concatenate(
-            (operations.gap_ns[late].astype(np.int64), (rows.end - rows.start)[pauses])
-        ),
+        gap_ns=np.concatenate((gap[late], (rows.end - rows.start)[pauses])),
         operation=both,
     )
+
+
+def _since_held_up(trace: Trace) -> NDArray[np.int64]:
+    """Return how long before each operation its worker's last send or receive had ended.
+
+    Shape (ops,). The largest number where there was none, and everywhere if transfers run beside
+    the computes: in no call do a send and a receive begin and end together.
+    """
+    rows = trace.rows
+    since = np.full(len(rows.row), np.iinfo(np.int64).max)
+    transfers = np.flatnonzero(np.isin(rows.type, [CODE[name] for name in PEER_TO_PEER]))
+    if not _in_one_call(trace, transfers):
+        return since
+    worker = rows.worker.astype(np.int32)
+    line = Line.over(worker, rows.start, rows.end)
+    end = np.sort(line.place(worker[transfers], rows.end[transfers]))
+    start = line.place(worker, rows.start)
+    last = np.searchsorted(end, start + NO_OP_SLACK_NS, side="right") - 1
+    held = np.flatnonzero((last >= 0) & (end[last] // line.stride_ns == start // line.stride_ns))
+    since[held] = np.maximum(start[held] - end[last[held]], 0)
+    return since
+
+
+def _in_one_call(trace: Trace, transfers: NDArray[np.int64]) -> bool:
+    """Tell whether sends and receives of one worker begin and end together more than by chance."""
+    rows = trace.rows
+    order = transfers[sort_rows(rows.worker[transfers], rows.start[transfers], rows.end[transfers])]
+    before, after = order[:-1], order[1:]
+    together = rows.worker[before] == rows.worker[after]
+    together &= rows.start[before] == rows.start[after]
+    together &= (rows.end[before] == rows.end[after]) & (rows.type[before] != rows.type[after])
+    return bool(together.sum() > LEAST_TOGETHER * len(transfers))
 
 
 def _first_computes(trace: Trace) -> NDArray[np.int64]:
