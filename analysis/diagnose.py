@@ -26,6 +26,7 @@ from analysis.slow_compute import compute_candidates, sequence_candidate
 from analysis.slow_network import slow_network
 from analysis.stalls import stalls_of
 from analysis.suspects import unexplained
+from analysis.unequal_experts import experts_candidate, without_their_stages
 from analysis.words import count_text
 from tracer.span import SpanKind
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 OF_COMPUTE = frozenset({"slow-compute", "clock-throttle"})
 HOLDS_PARTNERS_UP = frozenset({"host-stall", "data-stall", "gc-pause"})
+NO_ALARM = frozenset({"checkpoint"})
 LAUNCHED_AFTER_COMPUTE = frozenset({SpanKind.DP_COMM.value, SpanKind.OTHER.value})
 """Span kinds of collectives outside the layers."""
 
@@ -66,7 +68,10 @@ class Case:
 
 
 def diagnose(case: Case) -> tuple[Finding, ...]:
-    """Return the findings of a run, the most recoverable first; never none."""
+    """Return the findings of a run, the most recoverable first; never none.
+
+    What raises no alarm (a checkpoint) comes after what does.
+    """
     links = case.reading.transfers.links
     workers = workers_of(case.ranks, (link.kind for link in links))
     candidates = _candidates(case, workers)
@@ -76,9 +81,17 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
             # One rank's longer step or two are what unequal lengths make.
             candidates = tuple(each for each in candidates if not _is_brief_compute(each))
         candidates = (*candidates, sequences)
+    experts = _of_experts(case, candidates)
+    if experts is not None:
+        candidates = without_their_stages(candidates, experts, case.reading.model)
+        candidates = (*candidates, experts)
     findings = sorted(
         priced(candidates, case.replayer, workers),
-        key=lambda finding: (-(finding.recoverable_ratio or 0.0), finding.ranks),
+        key=lambda finding: (
+            finding.cause in NO_ALARM,
+            -(finding.recoverable_ratio or 0.0),
+            finding.ranks,
+        ),
     )
     if any(each.is_alarm for each in candidates):
         return tuple(findings)
@@ -156,8 +169,15 @@ def _of_sequences(case: Case, candidates: Sequence[Candidate]) -> Candidate | No
         case.context.microbatches,
         case.replayer,
         blamed,
-        is_routed=any(link.kind == SpanKind.EP_COMM for link in case.reading.transfers.links),
+        is_routed=case.reading.experts is None
+        and any(link.kind == SpanKind.EP_COMM for link in case.reading.transfers.links),
+        experts=case.reading.experts,
     )
+
+
+def _of_experts(case: Case, candidates: Sequence[Candidate]) -> Candidate | None:
+    blamed = {rank for each in candidates if each.cause in OF_COMPUTE for rank in each.ranks}
+    return experts_candidate(case.reading.experts, case.profile, case.replayer, blamed)
 
 
 def insufficient(evidence: str) -> Finding:

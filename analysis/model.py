@@ -84,3 +84,6 @@ class Reading:
     """Steps that cannot be replayed, and why."""
 
     warnings: tuple[str, ...]
+    experts: NDArray[np.bool_] | None = None
+    """Shape (ops,): which are compute of experts, from which ``items`` are free; None where none
+    is known to be."""

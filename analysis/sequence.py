@@ -59,8 +59,8 @@ def sequence_effect(
         items: Compute by micro-batch.
         lengths: Lengths of the micro-batches, where the loader told them.
         blamed: Ranks whose compute varies for another reason.
-        is_routed: Whether experts compute too: what the router sends them varies together in
-            forward and backward as well, so only known lengths tell.
+        is_routed: Whether the items hold compute of experts: what the router sends them varies
+            together in forward and backward as well, so only known lengths tell.
 
     Returns:
         None where there are too few micro-batches, or nothing varies together.

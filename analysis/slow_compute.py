@@ -193,6 +193,7 @@ def sequence_candidate(
     blamed: Collection[int],
     *,
     is_routed: bool,
+    experts: NDArray[np.bool_] | None = None,
 ) -> Candidate | None:
     """Find out whether micro-batches of unequal length cost the job much.
 
@@ -201,7 +202,8 @@ def sequence_candidate(
         lengths: What the loader told of them, if anything.
         replayer: Prices it: each piece of compute takes its rank's median.
         blamed: Ranks that are slow for a while, whose compute varies with that.
-        is_routed: Whether experts compute too.
+        is_routed: Whether experts compute too, and are not known apart.
+        experts: Shape (ops,): their compute, which goes with what the router sends.
 
     Returns:
         None where the spread costs less than `DUE_RATIO` of a step or something else makes it.
@@ -212,6 +214,8 @@ def sequence_candidate(
     model = replayer.model
     chosen = of_kinds(model, FORWARD_KINDS | BACKWARD_KINDS) & model.on_device
     chosen &= ~np.isin(model.rank, list(blamed))
+    if experts is not None:
+        chosen &= ~experts
     evened_ns = _evened(model, chosen)
     without = replayer.full_with(evened_ns)
     recorded = replayer.full_recorded()

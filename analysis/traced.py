@@ -90,7 +90,7 @@ def read_traced(
         warnings.append(f"{repeated} steps ran again in a later epoch; their last run counts")
     portion = portions_by_span(spans, pieces.compute)
     with ThreadPoolExecutor(2) as aside:
-        items = aside.submit(compute_items, joined, pieces, numbers, run, portion=portion)
+        found = aside.submit(compute_items, joined, pieces, numbers, run, portion=portion)
         named = tuple(numbers.tolist())
         model, number = graph_of(run, joined, pieces, numbers=named, portion=portion)
         piece_number, comm_number = number[: len(pieces.start)], number[len(pieces.start) :]
@@ -102,9 +102,14 @@ def read_traced(
     last = np.full(len(numbers), np.iinfo(np.int64).min)
     np.minimum.at(first, index, steps.start_ns)
     np.maximum.at(last, index, steps.end_ns)
+    items, of_experts = found.result()
+    experts = None
+    if of_experts.any():
+        experts = np.zeros(len(number), dtype=np.bool_)
+        experts[piece_number[of_experts]] = True
     return Reading(
         model=model,
-        items=items.result(),
+        items=items,
         steps=named,
         actual_ns=last - first,
         left_out=left_out,
@@ -112,6 +117,7 @@ def read_traced(
         gaps=gaps,
         transfers=transfers.result(),
         warnings=tuple(warnings),
+        experts=experts,
     )
 
 

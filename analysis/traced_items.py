@@ -33,7 +33,7 @@ def compute_items(
     run: RunInfo,
     *,
     portion: NDArray[np.int64],
-) -> ComputeItems:
+) -> tuple[ComputeItems, NDArray[np.bool_]]:
     """Sum each forward's and backward's own pieces, those of a split one together.
 
     Partners whose inner communication is not traced cannot work alone: the time
@@ -46,6 +46,9 @@ def compute_items(
         numbers: Its steps' numbers, ascending.
         run: Positions of the ranks.
         portion: Shape (spans,): which portion of its micro-batch a compute span is.
+
+    Returns:
+        The items, and which pieces are the experts', shape (pieces,).
     """
     spans, windows = joined.spans, joined.windows
     kinds = (KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
@@ -77,7 +80,7 @@ def compute_items(
          chunk[order], part[order], microbatch),
         spans.start_ns[span][order],
     )  # fmt: skip
-    return _joined_portions(
+    items = _joined_portions(
         ComputeItems(
             step=numbers[step[order]],
             rank=rank[order],
@@ -91,6 +94,7 @@ def compute_items(
         part[order],
         deferred_ratio=_deferred_ratio(pieces, whole, portion),
     )
+    return items, experts
 
 
 def _over_outside(
