@@ -64,7 +64,9 @@ def run_agent(options: AgentOptions) -> None:
     """
     from collector.agent.link import Link, TlsFiles
     from collector.token_file import read_own_token
+    from rankscope.spare_memory import spare_memory_loop, use_one_allocator
 
+    use_one_allocator()
     if read_own_token() is None:
         say("no token: set RANKSCOPE_TOKEN_FILE, or the collector will refuse everything")
     tls = TlsFiles(ca=options.ca, certificate=options.certificate, key=options.key)
@@ -80,7 +82,8 @@ def run_agent(options: AgentOptions) -> None:
         journal = _open_journal(state, stack)
         clocks, probes = _tie_clock(probe_link, journal)
         agent = _assemble(options, state, link=link, journal=journal, clocks=clocks)
-        loops = _sample_loops(options, agent, clocks, stack, link=link)
+        sample_loops = _sample_loops(options, agent, clocks, stack, link=link)
+        loops = [spare_memory_loop(), *sample_loops]
         probes.start()
         stack.callback(probes.stop)
         for loop in loops:

@@ -1,4 +1,4 @@
-"""Give memory that a long-lived server has freed back to the machine."""
+"""Give memory that a process which lives for weeks has freed back to the machine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,25 @@ only while it allocates."""
 PURGE = "SYSTEM JEMALLOC PURGE"
 
 
-def give_back(store: Store) -> None:
+def use_one_allocator() -> None:
+    """Let Arrow's columns come from the C library; before any is made.
+
+    Arrow's own allocator keeps what one thread freed for that thread. After twenty minutes of an
+    agent at 16,000 spans a second it held 80 MB, of which no more than 15 were ever in use.
+    """
+    import pyarrow as pa
+
+    pa.set_memory_pool(pa.system_memory_pool())
+
+
+def give_back(store: Store | None = None) -> None:
     """Give back what the engine, Arrow and the C library hold and nobody uses.
 
     Three allocators live in one process, and what one has freed no other can use: after a turn of
     262,144 rows 36 % of what they held was free (118 of 397 MB: the engine 68, the C library 50).
 
     Args:
-        store: Whose engine is asked, where it is embedded.
+        store: Whose engine is asked too, where it is embedded.
 
     Raises:
         StoreError: The engine refuses.
@@ -35,7 +46,7 @@ def give_back(store: Store) -> None:
     """
     import pyarrow as pa
 
-    if store.path is not None:
+    if store is not None and store.path is not None:
         store.command(PURGE)
     pa.default_memory_pool().release_unused()
     try:
@@ -45,6 +56,6 @@ def give_back(store: Store) -> None:
     trim(0)
 
 
-def spare_memory_loop(store: Store) -> Loop:
+def spare_memory_loop(store: Store | None = None) -> Loop:
     """Return the loop that does so again and again."""
     return Loop("spare-memory", partial(give_back, store), pause_s=PAUSE_S)
