@@ -31,6 +31,10 @@ NS_PER_S = 1e9
 MAX_SECONDS = 1e7
 """Four months: beyond it a time is not a step's but garbage."""
 
+MAX_UNIX_SECONDS = 9e9
+"""Starts as 64-bit floats may count from 1970, to the year 2255; steps are laid end to end anyway.
+Of 32 bits they would be minutes apart."""
+
 MAX_INT32 = (1 << 31) - 1
 ROWS_AT_ONCE = 1 << 18
 
@@ -110,13 +114,15 @@ class TraceFile:
         return values
 
     def _check_seconds(self, name: str, seconds: NDArray[np.floating[Any]]) -> None:
-        if seconds.min() >= 0 and seconds.max() <= MAX_SECONDS:  # of a NaN neither is true
+        may_be_unix = name == "start_ts" and seconds.dtype == np.float64
+        most = MAX_UNIX_SECONDS if may_be_unix else MAX_SECONDS
+        if seconds.min() >= 0 and seconds.max() <= most:  # of a NaN neither is true
             return
-        bad = np.flatnonzero(~((seconds >= 0) & (seconds <= MAX_SECONDS)))
+        bad = np.flatnonzero(~((seconds >= 0) & (seconds <= most)))
         raise TraceError(
             self.path,
             f"{name} is {float(seconds[bad[0]])} s in row {self._num_read + int(bad[0])}"
-            f" ({len(bad)} such rows among {len(seconds)}), expected 0 to {MAX_SECONDS:.0f}",
+            f" ({len(bad)} such rows among {len(seconds)}), expected 0 to {most:.0f}",
         )
 
 

@@ -265,6 +265,18 @@ def test_what_an_import_cut_short_left_behind_never_shows(
     assert (summary.num_spans, summary.num_steps) == (1, 1)
 
 
+def test_starts_of_64_bits_may_count_from_1970(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t.parquet", [operation(), operation(seq_id=1, duration=0.5)])
+    table = pq.read_table(path)
+    at = table.schema.get_field_index("start_ts")
+    starts = pa.array([1.7e9, 1.7e9 + 1.25], pa.float64())
+    pq.write_table(table.set_column(at, "start_ts", starts), path)
+
+    rows = read_trace(path, meta=read_meta(write_meta(tmp_path / "m.yaml"), trace=path))
+
+    assert rows.start_ns.tolist() == [0, 1_250_000_000]
+
+
 def test_a_trace_longer_than_a_batch_is_read_whole(tmp_path: Path) -> None:
     num = ROWS_AT_ONCE + 5
     path = write_trace(tmp_path / "t.parquet", [operation(), operation("gc", step=3)])
