@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.cells import group_medians
 from analysis.distinct import distinct, number_rows
 from analysis.intervals import NOWHERE
 from analysis.model import ReplayModel
@@ -122,7 +123,9 @@ def _transfers(joined: Joined) -> NDArray[np.int64]:
     """Return what each communication took once all members were there.
 
     Where a member's end is only a bound it ended before, the instance's
-    shortest transfer stands for its own: nobody waited for it there.
+    shortest transfer stands for its own: nobody waited for it there. Where all
+    are, nobody waited at all; it is taken to have been as long as alike ones
+    whose end is known, or as the tightest bound, if that is shorter.
     """
     spans, comm = joined.spans, joined.comm
     wait = np.where(joined.waits_for_nobody, 0, joined.split.wait_ns[comm])
@@ -133,7 +136,15 @@ def _transfers(joined: Joined) -> NDArray[np.int64]:
     instance, num = number_rows(joined.split.instance[comm])
     shortest = np.full(num, np.iinfo(np.int64).max)
     np.minimum.at(shortest, instance, transfer)
-    return np.where(bound, shortest[instance], transfer)
+    known = np.zeros(num, dtype=np.bool_)
+    known[instance[~bound]] = True
+    transfer = np.where(bound, shortest[instance], transfer)
+    alike, num_alike = number_rows(spans.kind[comm], spans.name[comm], spans.num_bytes[comm])
+    usual, num_known = group_medians(transfer[~bound], alike[~bound], num_alike)
+    tightest = np.full(num_alike, np.inf)
+    np.minimum.at(tightest, alike, transfer)
+    usual = np.rint(np.where(num_known > 0, usual, tightest)).astype(np.int64)
+    return np.where(known[instance], transfer, np.minimum(transfer, usual[alike]))
 
 
 def _all_edges(joined: Joined, pieces: Pieces) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.source import GroupInfo, SpanTable, StepTable
+from analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, SpanTable, StepTable
+from analysis.traced import read_traced
 from analysis.traced_join import Joined, join_waits
 from analysis.waits import split_waits
 from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
+from tracer.topology import Coords, Layout
 
 ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 MS = 1_000_000
 GROUP = 7
+DP = GroupInfo(group_id=GROUP, kind="dp-comm", name="dp", members=(0,))
 
 Row = tuple[SpanKind, int, int, int, int]
 """Kind, start, end, host's launch (all ms), seq."""
 
 
-def joined(*rows: Row) -> Joined:
-    """Join one rank's spans, all of step 0 and its one group."""
+def tables(*rows: Row, bounds: tuple[int, ...] = ()) -> tuple[SpanTable, StepTable]:
+    """Return one rank's spans and its one step.
+
+    Args:
+        rows: Of its one group, too.
+        bounds: Communications (seq) whose end is only a bound.
+    """
     num = len(rows)
     kind, start, end, launch, seq = (list(column) for column in zip(*rows, strict=True))
     is_comm = np.array([seq != NONE for seq in seq])
@@ -44,7 +52,7 @@ def joined(*rows: Row) -> Joined:
         chunk=filled(NONE),
         num_bytes=np.full(num, NONE, dtype=np.int64),
         interval_id=np.zeros(num, dtype=np.int64),
-        flags=np.where(is_comm, ON_DEVICE | SpanFlag.ASYNC, ON_DEVICE).astype(np.uint16),
+        flags=np.array([_flags(each, is_bound=each in bounds) for each in seq], dtype=np.uint16),
         depth=np.zeros(num, dtype=np.int16),
         names=("",),
         tracks=("compute", "comm"),
@@ -59,8 +67,20 @@ def joined(*rows: Row) -> Joined:
         loss=np.full(1, np.nan),
         left_out=np.zeros(1, dtype=np.uint32),
     )
-    groups = [GroupInfo(group_id=GROUP, kind="dp-comm", name="dp", members=(0,))]
-    split = split_waits(spans, groups, clock_error_ns=0)
+    return spans, steps
+
+
+def _flags(seq: int, *, is_bound: bool) -> int:
+    if seq == NONE:
+        return int(ON_DEVICE)
+    end = SpanFlag.END_BOUND if is_bound else SpanFlag.DEVICE_END_KNOWN
+    return int(SpanFlag.DEVICE_BEGIN_KNOWN | end | SpanFlag.ASYNC)
+
+
+def joined(*rows: Row) -> Joined:
+    """Join one rank's spans, all of step 0 and its one group."""
+    spans, steps = tables(*rows)
+    split = split_waits(spans, [DP], clock_error_ns=0)
     return join_waits(spans, steps, np.zeros(1, dtype=np.int32), split)[0]
 
 
@@ -107,3 +127,30 @@ def test_a_queued_communication_was_launched_before_it_began() -> None:
     # THEN the device came to it as much later than to the one before as the host did, 27, but
     # not after it began
     assert launches_ms(found) == [20, 22]
+
+
+def test_what_nobody_waited_for_took_as_long_as_alike_ones_or_less() -> None:
+    # GIVEN four reductions: one known to take 6 ms, two hidden ones that had ended after 30 ms
+    # and after 4 ms at the latest, and one known to take 8 ms
+    spans, steps = tables(
+        (SpanKind.BACKWARD, 0, 90, 0, NONE),
+        (SpanKind.DP_COMM, 1, 7, 0, 0),
+        (SpanKind.DP_COMM, 10, 40, 0, 1),
+        (SpanKind.DP_COMM, 50, 54, 0, 2),
+        (SpanKind.DP_COMM, 60, 68, 0, 3),
+        bounds=(1, 2),
+    )
+    ranks = (RankInfo(rank=0, coords=Coords()),)
+    run = RunInfo(
+        run_id="run",
+        source_format="rankscope",
+        layout=Layout(),
+        world_size=1,
+        epochs=(EpochInfo(epoch=0, ranks=ranks, groups=(DP,)),),
+    )
+
+    model = read_traced(run, spans, steps, clock_error_ns=0).model
+
+    # THEN the first hidden one took the known ones' median, 7, the second no more than its bound
+    comm = np.array([model.kinds[kind] == "dp-comm" for kind in model.kind])
+    assert (model.operations.duration_ns[comm] / MS).tolist() == [6.0, 7.0, 4.0, 8.0]
