@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from collector.access import LOOPBACK_NAMES
 from collector.edge.limits import MOST_FROM_ONE_ADDRESS
+from collector.edge.renewal import Renewal
 from collector.edge.server import Door
 from collector.edge.tls import TlsFiles, load_tls
 from collector.token_file import default_tokens_path, read_tokens
@@ -61,7 +62,9 @@ class Listening:
 
     port: int
     names: frozenset[str]
-    tls: ServerTls | None
+    renewal: Renewal | None
+    """Of the server's certificate; None without TLS."""
+
     connections_per_address: int
 
 
@@ -82,7 +85,9 @@ def listening(options: ListenOptions) -> Iterator[Listening]:
     names = _names(options, address, tls)
     with ExitStack() as stack:
         bound = stack.enter_context(listen(str(address), options.port))
-        doors = [Door(bound=bound, tls=None if tls is None else tls.context)]
+        renewal = None if tls is None else Renewal(_tls_files(options), tls, tell=say)
+        context = None if tls is None else tls.context
+        doors = [Door(bound=bound, tls=context, renewal=renewal)]
         if tls is not None or not address.is_loopback:
             inner = stack.enter_context(socket.create_server((HERE, 0), backlog=BACKLOG))
             doors.append(Door(bound=inner))
@@ -93,7 +98,7 @@ def listening(options: ListenOptions) -> Iterator[Listening]:
             local_url=_url(*doors[-1].bound.getsockname()[:2], is_secure=False),
             port=port,
             names=names,
-            tls=tls,
+            renewal=renewal,
             connections_per_address=options.connections_per_address,
         )
 
@@ -142,7 +147,15 @@ def _load_tls(options: ListenOptions) -> ServerTls | None:
         return None
     if cert is None or key is None:
         raise BadInputError("--tls-cert and --tls-key belong together: give both")
-    return load_tls(TlsFiles(cert=cert, key=key, client_ca=options.tls_client_ca))
+    return load_tls(_tls_files(options))
+
+
+def _tls_files(options: ListenOptions) -> TlsFiles:
+    """Return the files of a server with TLS."""
+    cert, key = options.tls_cert, options.tls_key
+    if cert is None or key is None:
+        raise BadInputError("--tls-cert and --tls-key belong together: give both")
+    return TlsFiles(cert=cert, key=key, client_ca=options.tls_client_ca)
 
 
 def _check_guarded(options: ListenOptions, tls: ServerTls | None) -> None:

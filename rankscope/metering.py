@@ -183,11 +183,11 @@ def read_edge(server: EdgeServer, doors: Listening, refusals: Refusals) -> Reade
             label="reason",
             values={str(reason): count for reason, count in refusals.counts.items()},
         )
-        if doors.tls is not None:
+        if doors.renewal is not None:
             yield Reading(
                 name="certificate_expires_seconds",
                 text="Unix time at which the server's certificate ends.",
-                values={"": doors.tls.expires_s},
+                values={"": doors.renewal.served.expires_s},
             )
 
     return read

@@ -62,6 +62,10 @@ class Acceptor:
         """Return how many there are, those that still agree on TLS too."""
         return self._seats.total()
 
+    def renew(self, tls: ssl.SSLContext) -> None:
+        """Serve another certificate to those who come from now on."""
+        self._tls = tls
+
     async def run(self) -> None:
         """Accept until cancelled; handshakes under way are given up then."""
         self._bound.settimeout(0)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from collector.access import AsgiApp
+    from collector.edge.renewal import Renewal
 
 SHUTDOWN_S = 2
 DEFAULT_LIMITS = EdgeLimits()
@@ -33,6 +34,9 @@ class Door:
 
     tls: ssl.SSLContext | None = None
     """None: plain HTTP."""
+
+    renewal: Renewal | None = None
+    """Brings renewed certificates; None: ``tls`` stays as it is."""
 
 
 class EdgeServer(uvicorn.Server):
@@ -81,6 +85,11 @@ class EdgeServer(uvicorn.Server):
                 refusals=self._refusals,
             )
             for door in doors
+        ]
+        self._renewals = [
+            (door.renewal, acceptor)
+            for door, acceptor in zip(doors, self._acceptors, strict=True)
+            if door.renewal is not None
         ]
         self._on_start: Callable[[], None] = lambda: None
         self._tasks: list[asyncio.Task[None]] = []
@@ -143,6 +152,9 @@ class EdgeServer(uvicorn.Server):
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._limits.sweep_s)
+            for renewal, acceptor in self._renewals:
+                if renewal.take():
+                    acceptor.renew(renewal.served.context)
             now_s = asyncio.get_running_loop().time()
             for connection in list(self.server_state.connections):
                 if isinstance(connection, EdgeConnection):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from collector.access import AsgiApp, Message, Receive, Scope, Send
     from collector.edge.refusals import Refusal
+    from collector.edge.renewal import Renewal
 
 PATIENCE_S = 60.0
 
@@ -89,7 +90,11 @@ class Running(Visitors):
 
 @contextmanager
 def running(
-    app: AsgiApp = echo, *, limits: EdgeLimits = PATIENT, tls: ssl.SSLContext | None = None
+    app: AsgiApp = echo,
+    *,
+    limits: EdgeLimits = PATIENT,
+    tls: ssl.SSLContext | None = None,
+    renewal: Renewal | None = None,
 ) -> Iterator[Running]:
     """Serve ``app`` until the block ends."""
     refusals = Refusals()
@@ -102,7 +107,8 @@ def running(
             problems.append(problem)
 
     with socket.create_server(("127.0.0.1", 0), backlog=512) as bound:
-        server = EdgeServer(app, [Door(bound=bound, tls=tls)], limits=limits, refusals=refusals)
+        door = Door(bound=bound, tls=tls, renewal=renewal)
+        server = EdgeServer(app, [door], limits=limits, refusals=refusals)
         thread = threading.Thread(target=serve)
         thread.start()
         try:
