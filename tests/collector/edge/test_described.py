@@ -10,15 +10,25 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.core import NotSet
 
+from collector.deletion import Deletions
+from collector.deletion_routes import deletion_router
+from collector.edge.metrics import Metrics
+from collector.query.engine import QueryEngine
+from collector.query.routes import query_router
 from collector.service.router import ARROW_TYPE
-from collector.tokens import Role
-from tests.collector.service.serving import OWN, serving, tokens_for
+from collector.token_file import TokenBook, write_tokens
+from collector.tokens import Role, make_token
+from tests.collector.service.serving import OWN, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from collector.store import Store
+
+
+NOW_NS = 10**18
+DAY_NS = 86_400 * 10**9
 
 
 @schemathesis.serializer(ARROW_TYPE)
@@ -27,21 +37,54 @@ def as_it_is(_context: object, value: object) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-@pytest.mark.parametrize("sort", ["own", "ingest", "read", "expired", "none"])
+@pytest.fixture(scope="module")
+def engine(store: Store) -> Iterator[QueryEngine]:
+    assert store.path is not None
+    opened = QueryEngine(store.path)
+    yield opened
+    opened.close()
+
+
+SORTS = ["own", "admin", "ingest", "read", "expired", "unknown", "none"]
+STRANGERS = {"expired", "unknown", "none"}
+
+
+def tokens(folder: Path) -> tuple[TokenBook, dict[str, str]]:
+    """Return a book, and what each sort of visitor shows; nobody shows the empty one."""
+    roles = {"admin": Role.ADMIN, "ingest": Role.INGEST, "read": Role.READ, "expired": Role.ADMIN}
+    made = {
+        sort: make_token(
+            [],
+            role=role,
+            run_prefix="zz" if sort == "ingest" else "",
+            holder=sort,
+            days=1,
+            now_ns=NOW_NS - (2 * DAY_NS if sort == "expired" else 0),
+        )
+        for sort, role in roles.items()
+    }
+    write_tokens(folder / "tokens.json", [record for _, record in made.values()])
+    shown = {sort: token for sort, (token, _) in made.items()}
+    book = TokenBook(folder / "tokens.json", unix_ns=lambda: NOW_NS)
+    return book, {"own": OWN, "unknown": f"rst_0123456789ab_{'A' * 43}", "none": "", **shown}
+
+
+@pytest.mark.parametrize("sort", SORTS)
 def test_no_request_of_any_form_is_an_error_of_ours(
-    store: Store, tmp_path: Path, sort: str
+    store: Store, engine: QueryEngine, tmp_path: Path, sort: str
 ) -> None:
-    book, made = tokens_for(tmp_path, ingest=(Role.INGEST, "zz"), read=(Role.READ, ""))
-    shown = {"own": OWN, "expired": f"rst_0123456789ab_{'A' * 43}", **made}.get(sort)
-    headers = {} if shown is None else {"authorization": f"Bearer {shown}"}
-    with serving(store, tokens=book) as collector:
+    book, made = tokens(tmp_path)
+    headers = {"authorization": f"Bearer {made[sort]}"} if made[sort] else {}
+    more = [deletion_router(store, Deletions.of(store)), query_router(engine)]
+    with serving(store, tokens=book, more=more, metrics=Metrics()) as collector:
         described = collector.ask(
             "GET", "/v1/openapi.json", headers={"authorization": f"Bearer {OWN}"}
         ).json()
         schema = schemathesis.openapi.from_dict(described)
         described_ones: Any = schema.get_all_operations()
         operations = [found.ok() for found in described_ones]
-        assert {"/v1/spans", "/v1/rows/ranks", "/v1/resume"} <= {one.path for one in operations}
+        paths = {one.path for one in operations}
+        assert {"/v1/spans", "/v1/rows/ranks", "/v1/resume", "/v1/runs", "/metrics"} <= paths
         for operation in operations:
             if operation.path.startswith("/log"):
                 continue  # a browser's, in test_login.py
@@ -66,7 +109,7 @@ def test_no_request_of_any_form_is_an_error_of_ours(
                 assert answer.status_code < 500 or answer.status_code == 503
                 if sort == "own" and case.path.startswith("/v1/rows/"):
                     assert answer.status_code == 200, answer.text  # as described is as taken
-                if sort in {"none", "expired"} and case.path not in {"/healthz", "/readyz"}:
+                if sort in STRANGERS and case.path not in {"/healthz", "/readyz"}:
                     assert answer.status_code in {401, 429}
 
             ask()

@@ -17,10 +17,13 @@ from collector.tokens import Role, make_token
 from collector.wire import encode_cuts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from fastapi import APIRouter
+
     from collector.cut import Cut
+    from collector.edge.metrics import Metrics
     from collector.store import Store
 
 OWN = "own-token"
@@ -35,13 +38,21 @@ def no_pages(environ: dict[str, str], start_response: Any) -> Iterable[bytes]:  
 class Collector:
     """A server whose store is real; each request runs in an event loop of its own."""
 
-    def __init__(self, service: IngestService, access: Access) -> None:
+    def __init__(
+        self,
+        service: IngestService,
+        access: Access,
+        *,
+        more: Sequence[APIRouter] = (),
+        metrics: Metrics | None = None,
+    ) -> None:
         self.service = service
         self.app = create_server(
             access,
             pages=no_pages,
             not_ready=service.why_not_ready,
-            routers=[ingest_router(service)],
+            routers=[ingest_router(service), *more],
+            metrics=metrics,
         )
 
     def ship(self, *cuts: Cut, token: str = OWN, **headers: str) -> httpx.Response:
@@ -106,14 +117,26 @@ def serving(
     *,
     tokens: TokenBook | None = None,
     limits: ServiceLimits | None = None,
+    more: Sequence[APIRouter] = (),
+    metrics: Metrics | None = None,
     **options: Any,  # noqa: ANN401 -- the service's own
 ) -> Iterator[Collector]:
-    """Run a collector over ``store`` for as long as the block runs."""
+    """Run a collector over ``store`` for as long as the block runs.
+
+    Args:
+        store: Where rows go.
+        tokens: Who else may come in; None: nobody.
+        limits: What is under way at most; None: the usual ones, with one decoder.
+        more: Further routes.
+        metrics: What ``/metrics`` tells; None: there is no such route.
+        options: The service's own.
+    """
     limits = limits or ServiceLimits(num_decoders=1)
     service = IngestService(store, limits=limits, **options)
     service.start()
     try:
-        yield Collector(service, Access(port=8050, token=OWN, tokens=tokens))
+        access = Access(port=8050, token=OWN, tokens=tokens)
+        yield Collector(service, access, more=more, metrics=metrics)
     finally:
         service.close()
 
