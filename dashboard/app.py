@@ -9,6 +9,7 @@ from dash import Dash, Input, Output, State
 from dash.exceptions import DependencyException
 
 from dashboard.address import Page, read_address
+from dashboard.compression import compress_large
 from dashboard.forged import guard
 from dashboard.pages import overview, shell, timeline
 from dashboard.pages.empty import unknown_page
@@ -51,6 +52,7 @@ def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
     app.server.debug = False  # FLASK_DEBUG would show tracebacks
     app.server.register_error_handler(DependencyException, _no_such_file)
     guard(app)
+    compress_large(app.server)
     app.layout = shell.shell()
     shell.register(app, provider, base_path=base_path)
     overview.register(app, provider, base_path=base_path)

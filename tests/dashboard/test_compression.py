@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import gzip
+import json
+
+from flask import Flask, jsonify
+
+from dashboard.compression import compress_large
+
+LARGE = {"z": "A" * 100_000}
+
+
+def served() -> Flask:
+    """Answer with a large document, a small one, and a large text."""
+    server = Flask("test")
+    compress_large(server)
+    server.add_url_rule("/large", "large", lambda: jsonify(LARGE))
+    server.add_url_rule("/small", "small", lambda: jsonify({"z": 1}))
+    server.add_url_rule("/text", "text", lambda: "A" * 100_000)
+    return server
+
+
+def test_a_large_document_is_packed_for_who_takes_it() -> None:
+    answer = served().test_client().get("/large", headers={"Accept-Encoding": "gzip, br"})
+
+    assert answer.headers["Content-Encoding"] == "gzip"
+    assert answer.headers["Vary"] == "Accept-Encoding"
+    assert int(answer.headers["Content-Length"]) == len(answer.data) < 2_000
+    assert json.loads(gzip.decompress(answer.data)) == LARGE
+
+
+def test_others_small_ones_and_other_kinds_come_as_they_are() -> None:
+    client = served().test_client()
+
+    assert client.get("/large").get_json() == LARGE
+    for path in ("/small", "/text"):
+        answer = client.get(path, headers={"Accept-Encoding": "gzip"})
+        assert "Content-Encoding" not in answer.headers
