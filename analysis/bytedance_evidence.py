@@ -18,6 +18,7 @@ from analysis.bytedance_format import (
     PEER_TO_PEER,
     TYPES,
 )
+from analysis.distinct import number_rows
 from analysis.evidence import GapItems, Link, Place, Transfers
 from analysis.intervals import Line
 from analysis.operations import NO_GROUP, latest_by_group
@@ -87,6 +88,29 @@ def _since_held_up(trace: Trace) -> NDArray[np.int64]:
     return since
 
 
+def _hidden_by_call(
+    trace: Trace, members: NDArray[np.int64], arrival: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Tell the members whose end is that of a call with a transfer whose partner came later.
+
+    Args:
+        trace: The trace.
+        members: Shape (members,): operations that are members of a group.
+        arrival: Shape (members,): when the last of each one's group was there.
+    """
+    rows = trace.rows
+    pairs = np.isin(rows.type[members], [CODE[name] for name in PEER_TO_PEER])
+    transfers = members[pairs]
+    hidden = np.zeros(len(members), dtype=np.bool_)
+    if not _in_one_call(trace, transfers):
+        return hidden
+    call, num = number_rows(rows.worker[transfers], rows.start[transfers], rows.end[transfers])
+    latest = np.zeros(num, dtype=np.int64)
+    np.maximum.at(latest, call, arrival[pairs])
+    hidden[pairs] = latest[call] > arrival[pairs] + NO_OP_SLACK_NS
+    return hidden
+
+
 def _in_one_call(trace: Trace, transfers: NDArray[np.int64]) -> bool:
     """Tell whether sends and receives of one worker begin and end together more than by chance."""
     rows = trace.rows
@@ -114,7 +138,8 @@ def transfers_of(trace: Trace) -> Transfers:
     pairs, but a collective is only like itself in other steps. The small
     collectives at a step's end prove nothing there: in the published traces
     they take many times longer in the first steps than later. Instances that
-    a member left before the last one entered are left out.
+    a member left before the last one entered are left out, and those of which
+    a member's call went on for another transfer's sake.
     """
     rows, operations = trace.rows, trace.operations
     bulky = np.isin(rows.type, [CODE[name] for name in PEER_TO_PEER | DP_ONLY])
@@ -156,7 +181,7 @@ def transfers_of(trace: Trace) -> Transfers:
             num_bytes=np.full(len(members), -1, dtype=np.int64),
             name=kind.astype(np.int32),
             names=TYPES,
-            unclear=rows.end[members] < arrival,
+            unclear=(rows.end[members] < arrival) | _hidden_by_call(trace, members, arrival),
             carrier=np.stack(
                 (
                     np.where(pair, source, -1),

@@ -29,6 +29,9 @@ JOBS = {
     "later": replace(COMMON, worker_factor={(2, 0): 1.5}, faults_from=3, vpp=2, overlapped=True),
     "stage": replace(COMMON, stage_factor={1: 1.4}, vpp=2),
     "link": replace(COMMON, pp=4, link_factor={(3, 1): 30}, records_no_ops=True),
+    "in calls": replace(
+        COMMON, pp=4, vpp=2, microbatches=(8,) * 6, worker_factor={(0, 2): 2}, forward_ns=300 * MS
+    ),
     "stalls": replace(COMMON, stall_chance=0.03, stall_ns=150 * MS),
 }
 EXPECTED: dict[str, list[tuple[str, set[int]]]] = {
@@ -37,6 +40,7 @@ EXPECTED: dict[str, list[tuple[str, set[int]]]] = {
     "later": [("slow-compute", {8})],
     "stage": [("stage-imbalance", {16, 20, 24, 28})],
     "link": [("slow-link", {28, 44})],
+    "in calls": [("slow-compute", {32})],
 }
 
 
