@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,8 @@ def describe(store: Store, run_id: str, *, state: str = "ended") -> None:
         [
             {
                 "run_id": run_id, "state": state, "source_format": "rankscope", "world_size": 2,
-                "layout": {"dp": 2}, "created_ns": 1, "revision": 1 + (state == "ended"),
+                "layout": {"dp": 2}, "created_ns": time.time_ns(),
+                "revision": 1 + (state == "ended"),
             }
         ],
     )  # fmt: skip
@@ -203,7 +205,7 @@ def test_what_expired_keeps_its_rollups_when_a_late_row_comes(store: Store, run_
     rolling = Rolling(store)
     rolling.turn()
     whole = rolled(store, run_id)
-    later = 49 * DAY_NS
+    later = time.time_ns() + 49 * DAY_NS
     Retention(store, Deletions(store), unix_ns=lambda: later).expire()
     assert not len(StoreSource(store).spans(run_id))
 
@@ -228,11 +230,13 @@ def test_a_turn_ends_in_time_and_the_next_one_goes_on(store: Store, run_id: str)
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
     ticks = itertools.count(step=TURN_NS)  # each look at the clock is a turn later
-    slow = Rolling(store, monotonic_ns=lambda: next(ticks))
+    slow = Rolling(store, monotonic_ns=lambda: next(ticks), batch_spans=4)  # a step's
 
     assert not slow.turn()
-    assert rolled(store, run_id) == []
-    assert Rolling(store).turn()
+    assert {row["step"] for row in rolled(store, run_id)} == {0}
+    assert not slow.turn()
+    assert {row["step"] for row in rolled(store, run_id)} == {0, 1}
+    assert slow.turn()
     assert rolled(store, run_id) == from_scratch(store, run_id)
 
 
