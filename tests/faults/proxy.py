@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 import struct
 import threading
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 16_384
 LOOK_AGAIN_S = 0.01
+RETRANSMIT_S = 0.2
+"""First pause before a lost packet is sent again; it doubles. Linux's least is the same."""
+
+MOST_LOSSES = 4
+"""Of one packet; then the connection is reset."""
 RESET = struct.pack("ii", 1, 0)
 """`SO_LINGER` on with no time: closing sends RST and no FIN."""
 
@@ -37,6 +43,9 @@ class Faults:
     bytes_per_s: float | None = None
     """Of one connection, each way."""
 
+    lost_ratio: float = 0.0
+    """Of the packets: TCP sends them again after a pause, and what is behind them waits."""
+
     slice_bytes: int = CHUNK_BYTES
     """Longest piece that is passed on at once."""
 
@@ -53,6 +62,7 @@ class Traffic:
 
     num_connections: int = 0
     num_resets: int = 0
+    num_losses: int = 0
     request_bytes: int = 0
     reply_bytes: int = 0
 
@@ -85,9 +95,11 @@ class FaultProxy:
 
     Args:
         target_port: Port of the server on the loopback; may be changed later.
+        chooser: Which packets are lost.
     """
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, *, chooser: random.Random | None = None) -> None:
+        self._chooser = chooser or random.Random(0)
         self.target_port = target_port
         self.faults = Faults()
         self.traffic = Traffic()
@@ -181,6 +193,9 @@ class FaultProxy:
                     return
                 if faults.latency_s:
                     await asyncio.sleep(faults.latency_s)
+                if not await self._arrives(faults):
+                    self._reset(pair)
+                    return
                 limit = (
                     faults.reset_after_request_bytes
                     if is_request
@@ -196,6 +211,17 @@ class FaultProxy:
                     return
                 if faults.bytes_per_s:
                     await asyncio.sleep(len(kept) / faults.bytes_per_s)
+
+    async def _arrives(self, faults: Faults) -> bool:
+        """Wait as long as a packet takes that may be lost; False where it is given up."""
+        pause_s = RETRANSMIT_S
+        for _ in range(MOST_LOSSES):
+            if self._chooser.random() >= faults.lost_ratio:
+                return True
+            self.traffic.num_losses += 1
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+        return False
 
     def _count(self, num_bytes: int, *, is_request: bool) -> None:
         if is_request:

@@ -150,3 +150,24 @@ def test_open_connections_can_all_be_reset(proxy: FaultProxy) -> None:
         proxy.reset_all()
         with pytest.raises(ConnectionResetError):
             sock.recv(1)
+
+
+def test_lost_packets_come_late_and_in_order(proxy: FaultProxy) -> None:
+    proxy.faults = Faults(lost_ratio=0.05, slice_bytes=200)
+
+    with connect(proxy) as sock:
+        sent = bytes(range(256)) * 40
+        sock.sendall(sent)
+        assert receive_exactly(sock, len(sent)) == sent
+
+    assert proxy.traffic.num_losses > 0
+
+
+def test_a_packet_that_is_always_lost_ends_its_connection(proxy: FaultProxy) -> None:
+    proxy.faults = Faults(lost_ratio=1.0)
+
+    with connect(proxy) as sock:
+        sock.sendall(b"hello")
+        with pytest.raises(ConnectionResetError):
+            read_to_the_end(sock, bytearray())
+    assert proxy.traffic.num_losses == 4

@@ -48,7 +48,7 @@ class Rig:
 
     Args:
         spool: Its spool; the state lies in ``.agent`` in it.
-        url: The collector.
+        url: The collector, or several.
         storage: The journal's disk; None: the real one.
         max_spool_bytes: Limit of the spool; None: none.
         environment: Where the token is.
@@ -60,7 +60,7 @@ class Rig:
     def __init__(
         self,
         spool: Path,
-        url: str,
+        url: str | Sequence[str],
         *,
         storage: Storage | None = None,
         max_spool_bytes: int | None = None,
@@ -74,7 +74,8 @@ class Rig:
         self.state = spool / ".agent"
         self.state.mkdir(parents=True, exist_ok=True)
         held = {"RANKSCOPE_TOKEN": TOKEN} if environment is None else environment
-        self.link = Link([url], agent="test/0", environment=held, deadlines=deadlines)
+        urls = [url] if isinstance(url, str) else url
+        self.link = Link(urls, agent="test/0", environment=held, deadlines=deadlines)
         self.journal = Journal(self.state / "journal", storage=storage)
         self.outbox = Outbox(
             self.link,

@@ -10,7 +10,7 @@ import itertools
 import os
 import struct
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from collector.store import Store
+
+    Codec = Literal["lz4", "zstd"] | None
     from tests.collector.service.serving import Collector
 
 MIB = 1 << 20
@@ -115,7 +117,7 @@ def assert_goes_on(collector: Collector, run_id: str) -> None:
     assert collector.service.inflated_budget.taken_bytes == 0
 
 
-def stream(*batches: pa.RecordBatch, codec: str | None = None) -> bytes:
+def stream(*batches: pa.RecordBatch, codec: Codec = None) -> bytes:
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=codec, emit_dictionary_deltas=True)
     with pa.ipc.new_stream(sink, batches[0].schema, options=options) as writer:
@@ -129,7 +131,7 @@ def told(run_id: str, *, num_rows: int = 8) -> pa.Table:
     return pa.ipc.open_stream(encode_cuts([span_cut(run_id, 0, num_rows)])).read_all()
 
 
-def of_table(table: pa.Table, *, codec: str | None = None) -> bytes:
+def of_table(table: pa.Table, *, codec: Codec = None) -> bytes:
     return stream(*table.combine_chunks().to_batches(), codec=codec)
 
 
@@ -152,7 +154,7 @@ def with_column(table: pa.Table, name: str, column: pa.Array[Any]) -> pa.Table:
 def spans_with(table: pa.Table, name: str, column: pa.Array[Any]) -> pa.Table:
     """Return the table with another column in its nested spans."""
     spans: Any = table["spans"].combine_chunks()
-    chunk = spans.chunk(0) if isinstance(spans, pa.ChunkedArray) else spans
+    chunk: Any = spans.chunk(0) if isinstance(spans, pa.ChunkedArray) else spans
     fields = chunk.values.type
     names = [fields.field(index).name for index in range(fields.num_fields)]
     parts = [column if each == name else chunk.values.field(each) for each in names]
@@ -219,7 +221,7 @@ def test_the_length_before_a_message_is_not_believed(collector: Collector, run_i
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_a_compressed_buffer_that_lies_is_refused(
-    collector: Collector, run_id: str, codec: str
+    collector: Collector, run_id: str, codec: Literal["lz4", "zstd"]
 ) -> None:
     body = of_table(told(run_id, num_rows=400), codec=codec)
     magic = {"lz4": b"\x04\x22\x4d\x18", "zstd": b"\x28\xb5\x2f\xfd"}[codec]
@@ -316,10 +318,11 @@ def test_streams_of_another_shape_are_refused(collector: Collector, run_id: str)
         for batch in (nested(depth) for depth in (2, 60))
     ]
     deep.append(nested(400).schema.with_metadata(marked).serialize().to_pybytes())
+    nothing = pa.RecordBatch.from_arrays([], schema=pa.schema([]).with_metadata(marked))
     names = [*table.column_names, "run_id"]
     twice = pa.table([*table.columns, table["run_id"]], names=names)
     bodies = {
-        "no columns": stream(pa.RecordBatch.from_arrays([], schema=pa.schema([], marked))),
+        "no columns": stream(nothing),
         "a column alone": body(table.select(["run_id"])),
         "a column twice": body(twice),
         "a number for a name": body(with_column(table, "run_id", pa.array([1]))),

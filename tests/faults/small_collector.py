@@ -1,0 +1,62 @@
+"""A collector as a process whose budgets are small: ``python -m tests.faults.small_collector DIR``.
+
+Prints its port; ends with SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from collector.access import Access
+from collector.query.engine import QueryEngine
+from collector.query.routes import query_router
+from collector.server import create_server
+from collector.service.router import ingest_router
+from collector.service.service import IngestService, ServiceLimits
+from collector.store import open_store
+from collector.wire import WireLimits
+from tests.collector.service.serving import OWN, no_pages
+
+MIB = 1 << 20
+INFLATED_BYTES = 24 * MIB
+WIRE_BYTES = 2 * MIB
+"""Of all bodies under way."""
+
+LIMITS = ServiceLimits(
+    wire=WireLimits(max_wire_bytes=2 * MIB, max_inflated_bytes=24 * MIB),
+    max_wire_bytes_under_way=WIRE_BYTES,
+    max_inflated_bytes_under_way=INFLATED_BYTES,
+    num_decoders=1,
+)
+
+
+async def serve(folder: Path) -> None:
+    """Serve until told to end."""
+    with open_store(f"chdb://{folder}") as store:
+        service = IngestService(store, limits=LIMITS)
+        service.start()
+        engine = QueryEngine(folder)
+        app = create_server(
+            Access(port=0, token=OWN),
+            pages=no_pages,
+            not_ready=service.why_not_ready,
+            routers=[ingest_router(service), query_router(engine)],
+        )
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        sys.stdout.write(f"{port}\n")
+        sys.stdout.flush()
+        await serving
+        engine.close()
+        service.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1])))

@@ -1,0 +1,195 @@
+"""The agent over bad networks that do not heal, and past a collector that stands still.
+
+Times are a tenth of real ones: a round trip of 2 s is 0.2 s here, and so are the deadlines.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from collector.agent.link import DEADLINES, Deadlines
+from collector.read import may_repeat
+from collector.store import open_store
+from tests.collector.agent.fake_collector import FakeCollector, Stored
+from tests.collector.agent.rig import Rig, write_spans
+from tests.collector.spool_builder import SpoolBuilder
+from tests.faults.checker import Oracle, check, content_hash, key_of
+from tests.faults.proxy import FaultProxy, Faults
+from tests.integration.programs import PATIENCE_S, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TENTH = Deadlines(
+    connect_s=DEADLINES.connect_s / 10,
+    stall_s=DEADLINES.stall_s / 10,
+    answer_s=DEADLINES.answer_s / 10,
+)
+IMPATIENT = Deadlines(connect_s=0.3, stall_s=0.3, answer_s=0.3)
+NUM_ROWS = 400
+
+SELECT_ROWS = "SELECT run_id, epoch, rank, segment, row, name, step, duration_ns FROM spans{final}"
+
+
+@pytest.fixture
+def oracle(tmp_path: Path) -> Iterator[Oracle]:
+    with Oracle(tmp_path / "oracle", is_synced=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    return folder
+
+
+def write_job(spool: Path, oracle: Oracle, num_rows: int = NUM_ROWS) -> list[SpoolBuilder]:
+    """Let four ranks write, and end."""
+    builders = [SpoolBuilder(spool, run_id="run", rank=rank) for rank in range(4)]
+    for builder in builders:
+        write_spans(builder, oracle, num_rows // 4)
+        builder.end()
+    return builders
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        Faults(bytes_per_s=10 * 64_000 / 8, slice_bytes=1_000),
+        Faults(latency_s=0.1),
+        Faults(lost_ratio=0.05, slice_bytes=1_400),
+        Faults(lost_ratio=0.05, latency_s=0.1, slice_bytes=4_000),
+    ],
+    ids=["64-kbit", "2-s-round-trip", "5-percent-lost", "lost-and-far"],
+)
+def test_a_bad_network_that_stays_bad_gets_all_through_once(
+    faults: Faults, oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
+        proxy.faults = faults
+        write_job(spool, oracle)
+        rig = Rig(spool, f"http://localhost:{proxy.port}", deadlines=TENTH)
+
+        rig.turn_until(
+            lambda: len(collector.stored.rows) >= NUM_ROWS and not rig.journal.unanswered("run")
+        )
+
+        verdict = check(tmp_path / "oracle", collector.stored.rows)
+        assert verdict.is_clean, verdict
+        rig.close()
+
+
+def test_while_nothing_gets_through_the_rows_wait_on_disk_and_no_rank_does(
+    oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    # GIVEN a network that swallows everything
+    with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
+        proxy.faults = Faults(is_blackholed=True)
+        rig = Rig(spool, f"http://localhost:{proxy.port}", deadlines=IMPATIENT)
+        builders = write_job(spool, oracle)
+        written = {path: path.stat().st_size for path in spool.glob("run/*/seg-*")}
+
+        # WHEN the agent tries again and again; each try waits twice as long as the one before
+        rig.turn_until(lambda: proxy.traffic.num_connections >= 4)
+
+        # THEN all of it is where the ranks put it, and nothing was given up
+        assert {path: path.stat().st_size for path in spool.glob("run/*/seg-*")} == written
+        assert rig.outbox.num_rows_settled == 0
+        assert not (rig.state / "dead").exists()
+        assert sum(line.startswith("the collector") for line in rig.lines) == 1
+
+        # AND it is caught up with when the network is back
+        proxy.faults = Faults()
+        rig.turn_until(lambda: len(collector.stored.rows) >= NUM_ROWS)
+        rig.turn()
+        verdict = check(tmp_path / "oracle", collector.stored.rows)
+        assert verdict.is_clean, verdict
+        assert not list(spool.glob("run/*/seg-*"))
+        assert len(builders) == 4
+        rig.close()
+
+
+def test_what_stands_at_one_collector_is_sent_to_another_and_stored_once(
+    oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    # GIVEN two collectors of one store, the first of which stops in the middle of everything
+    stored = Stored()
+    with (
+        FakeCollector(stored) as first,
+        FakeCollector(stored) as second,
+        FaultProxy(first.port) as proxy,
+    ):
+        urls = [f"http://localhost:{proxy.port}", second.url]
+        rig = Rig(spool, urls, deadlines=IMPATIENT)
+        builder = SpoolBuilder(spool, run_id="run")
+        write_spans(builder, oracle, 10)
+        rig.turn_until(lambda: first.num_requests("/v1/spans") > 0)
+        proxy.faults = Faults(is_blackholed=True)
+        write_spans(builder, oracle, 40)
+        builder.end()
+
+        # WHEN the agent gives it up
+        rig.turn_until(lambda: len(stored.rows) >= 50 and not rig.journal.unanswered("run"))
+        assert second.num_requests("/v1/spans") > 0
+
+        # AND what stood there arrives after all
+        num_before = first.num_requests("/v1/spans")
+        proxy.faults = Faults()
+        rig.turn_until(lambda: first.num_requests("/v1/spans") > num_before)
+
+        verdict = check(tmp_path / "oracle", stored.rows)
+        assert verdict.is_clean, verdict
+        rig.close()
+
+
+@pytest.mark.multiproc
+def test_a_collector_that_was_stopped_stores_what_came_twice_once(
+    oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    # GIVEN a real collector with some rows
+    store_path = tmp_path / "store"
+    with serving("--only", "collector", store=store_path) as server:
+        environment = {"RANKSCOPE_TOKEN": server.token}
+        patient = Deadlines(connect_s=2, stall_s=2, answer_s=1)
+        rig = Rig(spool, server.url, deadlines=patient, environment=environment)
+        builder = SpoolBuilder(spool, run_id="run")
+        write_spans(builder, oracle, 10)
+        rig.turn_until(lambda: rig.outbox.num_rows_settled > 0)
+
+        # WHEN it stands still beyond every deadline, and rows are sent to it meanwhile
+        os.kill(server.process.pid, signal.SIGSTOP)
+        try:
+            write_spans(builder, oracle, 90)
+            rig.turn_until(lambda: bool(rig.journal.unanswered("run")))
+            rig.turn()
+            assert rig.journal.unanswered("run")
+        finally:
+            os.kill(server.process.pid, signal.SIGCONT)
+        builder.end()
+        rig.turn_until(lambda: _num_rows(server.url, server.token) >= 100)
+        rig.turn_until(lambda: not rig.journal.unanswered("run"))
+        rig.close()
+
+    with open_store(f"chdb://{store_path}") as store:
+        final = " FINAL" if may_repeat(store, "run") else ""
+        rows = store.rows(SELECT_ROWS.format(final=final))
+    verdict = check(tmp_path / "oracle", [_seen(row) for row in rows])
+    assert verdict.is_clean, verdict
+
+
+def _num_rows(url: str, token: str) -> int:
+    asked = "SELECT count() FROM (SELECT DISTINCT rank, segment, row FROM spans)"
+    answer = httpx.post(url, content=asked, auth=("any", token), timeout=PATIENCE_S)
+    return int(answer.text)
+
+
+def _seen(row: dict[str, object]) -> tuple[tuple[str, ...], str]:
+    key = key_of(*(row[name] for name in ("run_id", "epoch", "rank", "segment", "row")))
+    return key, content_hash(row["name"], row["step"], row["duration_ns"])

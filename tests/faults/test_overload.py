@@ -1,0 +1,126 @@
+"""More than a collector has room for: it says so before it decodes, and grows no larger."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.store import open_store
+from collector.wire import encode_cuts
+from tests.collector.cut_builder import span_cut
+from tests.collector.service.serving import OWN
+from tests.faults.small_collector import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.multiproc
+
+NUM_SENDERS = 20
+NUM_ROWS = 120_000
+"""Of a body, which inflates to some 11 MiB: all of them are ten times what may be under way."""
+
+NAMES = ["op"] * NUM_ROWS
+
+GROWTH_BYTES = 192 * MIB
+"""What inserting one such body may take besides; 60 MiB were measured."""
+PATIENCE_S = 120.0
+ARROW = "application/vnd.apache.arrow.stream"
+
+
+@contextmanager
+def small_collector(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run one until the block ends; give its process and port."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.small_collector", str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline())
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
+
+
+def most_resident_bytes(pid: int) -> int:
+    """Return the most memory that a process ever held."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
+
+
+class Sender(threading.Thread):
+    """Posts a body until it is stored; keeps the statuses that came."""
+
+    def __init__(self, port: int, body: bytes) -> None:
+        super().__init__(daemon=True)
+        self.statuses: list[int] = []
+        self._port = port
+        self._body = body
+
+    def run(self) -> None:
+        until_s = time.monotonic() + PATIENCE_S
+        headers = {"authorization": f"Bearer {OWN}", "content-type": ARROW}
+        while time.monotonic() < until_s:
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+            connection.request("POST", "/v1/spans", self._body, headers)
+            answer = connection.getresponse()
+            answer.read()
+            connection.close()
+            self.statuses.append(answer.status)
+            if answer.status == 200:
+                return
+            time.sleep(0.2)
+
+
+def test_ten_times_what_there_is_room_for_is_stored_once_and_takes_no_more_memory(
+    tmp_path: Path,
+) -> None:
+    # GIVEN a collector that has stored a body of this size, and a visitor who is connected
+    one = encode_cuts([span_cut("before", 0, NUM_ROWS, names=NAMES)])
+    body = encode_cuts([span_cut("run", 0, NUM_ROWS, names=NAMES)])
+    with small_collector(tmp_path / "store") as (process, port):
+        first = Sender(port, one)
+        first.run()
+        assert first.statuses == [200]
+        resident_bytes = most_resident_bytes(process.pid)
+        visitor = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        visitor.connect()
+        own_socket = visitor.sock
+
+        # WHEN many send at once what one of them alone nearly fills
+        senders = [Sender(port, body) for _ in range(NUM_SENDERS)]
+        for sender in senders:
+            sender.start()
+        seen = []
+        while any(sender.is_alive() for sender in senders):
+            visitor.request("GET", "/healthz")
+            answer = visitor.getresponse()
+            answer.read()
+            seen.append(answer.status)
+            senders[0].join(0.1)
+
+        # THEN some are told to come again, all are stored in the end, and nobody was cut off
+        statuses = [status for sender in senders for status in sender.statuses]
+        assert set(statuses) == {200, 429}
+        assert [sender.statuses[-1] for sender in senders] == [200] * NUM_SENDERS
+        assert set(seen) == {200}
+        assert visitor.sock is own_socket
+        visitor.close()
+
+        # AND the process is hardly larger than after the first
+        assert most_resident_bytes(process.pid) - resident_bytes < GROWTH_BYTES
+
+    with open_store(f"chdb://{tmp_path / 'store'}") as store:
+        asked = "SELECT count() AS n, uniqExact(row) AS rows FROM spans WHERE run_id = 'run'"
+        assert store.rows(asked) == [{"n": NUM_ROWS, "rows": NUM_ROWS}]
