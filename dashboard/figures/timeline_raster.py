@@ -41,6 +41,8 @@ _FAINT = 0.4
 _EMPTY = 0
 _HALF = 0.5
 _HEIGHT = 860
+_LEFT = 184
+"""Room for the names of groups and, beside them, for those of lines of several ranks."""
 
 
 def raster_figure(timeline: StepTimeline, group_by: GroupBy) -> go.Figure:
@@ -122,7 +124,7 @@ def _layout(picture: StepPicture, group_by: GroupBy, *, num_labels: int) -> dict
     keep = f"{picture.run} {picture.epoch} {picture.step}{shown}"
     layout = plain_dress(height=_HEIGHT, keep=keep)
     layout.update(
-        margin={"l": 132, "r": 16, "t": 40, "b": 48},
+        margin={"l": _LEFT, "r": 16, "t": 40, "b": 48},
         dragmode="zoom",
         **_groups(picture, group_by, num_labels / len(picture.ranks)),
     )
@@ -182,7 +184,7 @@ def _groups(picture: StepPicture, group_by: GroupBy, scale: float) -> dict[str, 
     apart = [at for at, _ in groups[1:]] if len(groups) <= MOST_NAMES else []
     return {
         "shapes": group_lines(apart, {"color": INK, "width": 1}),
-        "annotations": group_names(groups, yanchor="top"),
+        "annotations": group_names(groups, yanchor="top", xshift=6 - _LEFT),
     }
 
 
