@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.sequence import LEAST_CORRELATION, LEAST_ITEMS, own_medians, squares_of
+from analysis.sequence import (
+    LEAST_CORRELATION,
+    LEAST_ITEMS,
+    own_medians,
+    squares_of,
+    step_medians,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,6 +73,8 @@ def _scale_of(
         if not (usual > 0).all():
             return None
         ratio = items.self_ns[rows] / usual
+        # What lengths do not explain of a whole step is the step's: it warms up, say.
+        ratio /= step_medians(ratio / scale, items.step[rows])
         low, high = np.quantile(ratio, (OUTERMOST, 1 - OUTERMOST))
         kept = (ratio >= low) & (ratio <= high)
         x, y = relative[kept], ratio[kept]

@@ -30,6 +30,9 @@ COMMON_SHARE = 0.9
 """Share of a step's compute that must be longer than usual, or shorter, for the step to be so:
 a first step that warms up. Lengths differ from micro-batch to micro-batch."""
 
+NUM_ROUNDS = 4
+"""Of finding what lengths explain and what whole steps are longer by, in turn."""
+
 FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 
 
@@ -114,6 +117,12 @@ def common_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> NDArray
     return found
 
 
+def step_medians(value: NDArray[np.float64], step: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Return for each row the median of its step, shape and unit of ``value``."""
+    number, num = number_rows(step)
+    return group_medians(value, number, num)[0][number]
+
+
 def own_medians(value: NDArray[Any], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
     """Return for each row the median over the rows with its key, shape and unit of ``value``."""
     group, num_groups = number_rows(*key)
@@ -186,4 +195,11 @@ def _length_correlation(
     known = ~np.isnan(squares)
     if known.sum() < LEAST_ITEMS:
         return None
-    return _correlation(ratio[forward][known], squares[known])
+    x, y = squares[known], ratio[forward][known]
+    if x.std() == 0:
+        return None
+    # What the lengths leave unexplained tells by how much a step was longer as a whole.
+    for _ in range(NUM_ROUNDS):
+        slope, level = np.polyfit(x, y, 1)
+        y = y / step_medians(y / (level + slope * x), items.step[forward][known])
+    return _correlation(y, x)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from analysis.context import no_microbatches
+from analysis.context import MicrobatchTable, no_microbatches
+from analysis.even_lengths import even_lengths
 from analysis.model import ComputeItems
 from analysis.sequence import common_ratio, sequence_effect
 from tracer.span import KIND_CODES, SpanKind
@@ -56,3 +58,36 @@ def test_micro_batches_that_differ_within_a_step_are_seen_beside_a_warm_up() -> 
 
     assert found is not None
     assert found.correlation > 0.99
+
+
+def test_known_lengths_explain_compute_beside_a_warm_up() -> None:
+    # GIVEN compute of which half goes with the squares, and a first step twice as long
+    rng = np.random.default_rng(0)
+    squares = np.exp(0.4 * rng.standard_normal((8, 4, 4)))
+    length = 0.5 + 0.5 * squares
+    length[0] *= 2.0
+    measured = items(length)
+    step, rank, microbatch = np.indices(squares.shape).reshape(3, -1).astype(np.int32)
+    told = MicrobatchTable(
+        epoch=np.zeros(squares.size, dtype=np.int32),
+        step=step,
+        rank=rank,
+        microbatch=microbatch,
+        num_tokens=np.full(squares.size, 4096),
+        sum_squared_lengths=np.rint(squares.ravel() * 4096**2).astype(np.int64),
+    )
+
+    found = sequence_effect(measured, told, (), is_routed=False)
+    evened = even_lengths(measured, told)
+
+    assert found is not None
+    assert found.by_lengths
+    # THEN what is left are the ranks' own medians: each is of 32 random lengths.
+    assert found.correlation > 0.95
+    # THEN forwards of mean length last 10 ms x (0.5 + 0.5 x the mean of the squares), twice that
+    # in the first step
+    assert evened is not None
+    usual_ns = 10e6 * (0.5 + 0.5 * squares.mean())
+    forward = evened.kind == KINDS[0]
+    assert evened.self_ns[forward & (evened.step > 0)] == pytest.approx(usual_ns, rel=0.02)
+    assert evened.self_ns[forward & (evened.step == 0)] == pytest.approx(2 * usual_ns, rel=0.02)
