@@ -127,7 +127,9 @@ class WholePath:
 
     def kill_only(self, name: str) -> None:
         """Kill a process, and leave it so."""
-        self._processes.pop(name).kill()
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait(PATIENCE_S)
 
     def pid_of(self, name: str) -> int:
         """Return a process's id, 0 where it does not run."""
@@ -138,7 +140,7 @@ class WholePath:
         """Let the collector stand still for a while: connections stay open, nothing answers."""
         self._processes["collector"].send_signal(signal.SIGSTOP)
         try:
-            self._write()
+            self.write()
             time.sleep(seconds)
         finally:
             self._processes["collector"].send_signal(signal.SIGCONT)
@@ -159,11 +161,19 @@ class WholePath:
 
     def cycle(self) -> None:
         """Write, wait a moment, and do one of the faults."""
-        self._write()
+        self.write()
         time.sleep(self.chooser.uniform(0.0, MOST_WAIT_S))
         fault = self.chooser.choice(sorted(FAULTS))
         self.faults.append(fault)
         FAULTS[fault](self)
+
+    def write(self) -> None:
+        """Let each rank write a burst."""
+        if not self._builders:
+            ranks = range(NUM_RANKS)
+            self._builders = [SpoolBuilder(self.spool, run_id=RUN, rank=rank) for rank in ranks]
+        for builder in self._builders:
+            write_spans(builder, self.oracle, ROWS_A_BURST, chooser=self.chooser)
 
     def drain(self) -> float:
         """Let the ranks end and everything arrive; return how long that took, in seconds."""
@@ -199,13 +209,6 @@ class WholePath:
             if (self.folder / f"{name}.log").exists()
         ]
         return "\n".join([", ".join(self.faults), *logs])
-
-    def _write(self) -> None:
-        if not self._builders:
-            ranks = range(NUM_RANKS)
-            self._builders = [SpoolBuilder(self.spool, run_id=RUN, rank=rank) for rank in ranks]
-        for builder in self._builders:
-            write_spans(builder, self.oracle, ROWS_A_BURST, chooser=self.chooser)
 
     def _is_ready(self) -> bool:
         assert self._processes["collector"].poll() is None, self.told()
