@@ -44,6 +44,11 @@ def run_id() -> str:
     return f"run-{next(_NUMBERS)}"
 
 
+def patient(store: Store, **options: Any) -> Rolling:  # noqa: ANN401 -- the roller's own
+    """Return a roller whose turns end with their work alone: its clock stands still."""
+    return Rolling(store, monotonic_ns=lambda: 0, **options)
+
+
 def describe(store: Store, run_id: str, *, state: str = "ended") -> None:
     """Make the run known, with its group."""
     store.insert_rows(
@@ -118,7 +123,7 @@ def test_a_closed_run_is_rolled_up_step_by_step(store: Store, run_id: str) -> No
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
 
-    assert Rolling(store).turn()
+    assert patient(store).turn()
 
     found = rolled(store, run_id)
     assert found[:4] == [
@@ -139,7 +144,7 @@ def test_a_closed_run_is_rolled_up_step_by_step(store: Store, run_id: str) -> No
 def test_the_newest_steps_of_a_run_that_goes_on_stay_open(store: Store, run_id: str) -> None:
     describe(store, run_id, state="running")
     put(store, run_id, span_rows(run_id, num_steps=6))
-    rolling = Rolling(store)
+    rolling = patient(store)
 
     rolling.turn()
     assert {row["step"] for row in rolled(store, run_id)} == {0, 1, 2, 3}
@@ -154,7 +159,7 @@ def test_late_rows_change_what_others_waited(store: Store, run_id: str) -> None:
     rows = span_rows(run_id, num_steps=1)
     late = [row for row in rows if row["rank"] == 1]
     put(store, run_id, [row for row in rows if row["rank"] == 0])
-    rolling = Rolling(store)
+    rolling = patient(store)
     rolling.turn()
     assert [row["num_unsplit"] for row in rolled(store, run_id)] == [1, 0]
 
@@ -170,7 +175,7 @@ def test_a_group_that_is_told_late_splits_what_was_rolled_up_before(
     put(store, run_id, span_rows(run_id, num_steps=1))
     store.insert_rows("runs", [{"run_id": run_id, "state": "running", "world_size": 2}])
     store.insert_rows("runs", [{"run_id": run_id, "state": "lost", "revision": 1}])
-    rolling = Rolling(store)
+    rolling = patient(store)
     rolling.turn()
     assert sum(row["num_unsplit"] for row in rolled(store, run_id)) == 2
 
@@ -188,9 +193,9 @@ def test_a_computation_that_saw_less_never_replaces_one_that_saw_more(
     rows = span_rows(run_id, num_steps=1)
     put(store, run_id, rows[:3])
     later = _WritesLater(store)
-    Rolling(later).turn()  # type: ignore[arg-type]
+    patient(later).turn()  # type: ignore[arg-type]
     put(store, run_id, rows[3:])
-    Rolling(store).turn()
+    patient(store).turn()
     whole = rolled(store, run_id)
 
     # WHEN the slow one writes
@@ -202,7 +207,7 @@ def test_a_computation_that_saw_less_never_replaces_one_that_saw_more(
 def test_what_expired_keeps_its_rollups_when_a_late_row_comes(store: Store, run_id: str) -> None:
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
-    rolling = Rolling(store)
+    rolling = patient(store)
     rolling.turn()
     whole = rolled(store, run_id)
     later = time.time_ns() + 49 * DAY_NS
@@ -218,10 +223,10 @@ def test_what_expired_keeps_its_rollups_when_a_late_row_comes(store: Store, run_
 def test_another_process_leaves_alone_what_is_done(store: Store, run_id: str) -> None:
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
-    Rolling(store).turn()
+    patient(store).turn()
     asked = _Asked(store)
 
-    assert Rolling(asked).turn()  # type: ignore[arg-type]
+    assert patient(asked).turn()  # type: ignore[arg-type]
 
     assert not [sql for sql in asked.sql if "FROM spans" in sql]
 
@@ -245,7 +250,7 @@ def test_a_table_that_is_away_is_told_and_work_goes_on_when_it_is_back(
 ) -> None:
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
-    rolling = Rolling(store)
+    rolling = patient(store)
     store.command("RENAME TABLE rollups TO rollups_away")
     with pytest.raises(StoreQueryError, match="rollups"):
         rolling.turn()
@@ -260,7 +265,7 @@ def test_a_step_of_more_than_a_batch_is_read_in_portions(store: Store, run_id: s
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
 
-    while not Rolling(store, batch_spans=2).turn():  # two of a step's four spans at once
+    while not patient(store, batch_spans=2).turn():  # two of a step's four spans at once
         pass
 
     assert rolled(store, run_id) == from_scratch(store, run_id)
@@ -276,10 +281,10 @@ def test_a_row_that_comes_between_two_portions_leaves_the_step_open(
     put(store, run_id, rows[1:])
     late = _ComesBetween(store, lambda: put(store, run_id, rows[:1]))
 
-    Rolling(late, batch_spans=1).turn()  # type: ignore[arg-type]
+    patient(late, batch_spans=1).turn()  # type: ignore[arg-type]
 
     # THEN it is closed by the next turn, with all of its rows
-    while not Rolling(store, batch_spans=1).turn():
+    while not patient(store, batch_spans=1).turn():
         pass
     assert rolled(store, run_id) == from_scratch(store, run_id)
 
@@ -300,7 +305,7 @@ def test_a_step_that_must_be_read_whole_and_is_too_large_is_left_out_and_told_on
     rows = span_rows(run_id)
     put(store, run_id, rows)
     said: list[str] = []
-    rolling = Rolling(store, max_whole_spans=1, say=said.append)
+    rolling = patient(store, max_whole_spans=1, say=said.append)
 
     assert rolling.turn()
     put(store, run_id, rows[4:5])  # a span comes again, so the run is looked at again
@@ -338,7 +343,7 @@ def test_any_order_with_duplicates_and_late_rows_gives_what_from_scratch_does(
     rows = span_rows(run_id)
     arrivals = data.draw(st.permutations([*range(len(rows)), *range(0, len(rows), 3)]))
     cuts = data.draw(st.lists(st.integers(1, len(arrivals) - 1), max_size=3, unique=True))
-    rolling = Rolling(store)
+    rolling = patient(store)
     for begin, end in itertools.pairwise([0, *sorted(cuts), len(arrivals)]):
         put(store, run_id, [rows[place] for place in arrivals[begin:end]])
         if data.draw(st.booleans()):

@@ -38,7 +38,12 @@ def test_it_sweeps_what_comes_late(tmp_path: Path) -> None:
         deletions.delete("job")
         store.insert_rows("spans", [{"run_id": "job"}])
         said: list[str] = []
-        upkeep = Upkeep(deletions, Retention(store, deletions), Rolling(store), say=said.append)
+        upkeep = Upkeep(
+            deletions,
+            Retention(store, deletions),
+            Rolling(store, monotonic_ns=lambda: 0),
+            say=said.append,
+        )
 
         upkeep.turn()
         upkeep.turn()
@@ -51,7 +56,13 @@ def test_it_expires_a_minute_after_the_start_and_then_every_hour(tmp_path: Path)
     with open_store(f"chdb://{tmp_path}") as store:
         deletions, clock, said = Deletions(store), Clock(), list[str]()
         retention = Retention(store, deletions, unix_ns=lambda: NOW_NS + 49 * HOUR_NS)
-        upkeep = Upkeep(deletions, retention, Rolling(store), say=said.append, monotonic_ns=clock)
+        upkeep = Upkeep(
+            deletions,
+            retention,
+            Rolling(store, monotonic_ns=lambda: 0),
+            say=said.append,
+            monotonic_ns=clock,
+        )
         store_run(store, "first")
 
         upkeep.turn()
