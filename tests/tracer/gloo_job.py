@@ -7,6 +7,7 @@ saw (by a `TorchDispatchMode`) and the losses, as hexadecimal floats: equal mean
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections import Counter
@@ -222,6 +223,7 @@ def train_all(recipes: Iterable[str], train: Train, *, rank: int, world: int, fo
         traced = train(recipe, rank, spool=folder / "spool")
         told = json.dumps({"plain": plain, "traced": traced})
         (folder / f"{recipe}-{rank}.json").write_text(told)
+    gc.collect()  # models keep the group, whose threads must be gone before Python ends
     dist.destroy_process_group()
 
 

@@ -107,6 +107,7 @@ def main() -> None:
             losses = job()
         tracer.shutdown()
         told[part] = [losses, dropped(recorder.folder).get(DropReason.INTERNAL_ERROR, 0)]
+    dist.destroy_process_group()  # else torch itself aborts some exits
     sys.stdout.write(json.dumps(told))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import torch
@@ -11,9 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 
-def main(num_steps: int) -> None:
+def train(num_steps: int) -> None:
     torch.manual_seed(0)
-    dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     samples = torch.arange(num_steps * 2 * 4).remainder(16).reshape(num_steps * 2, 4)
@@ -25,6 +25,12 @@ def main(num_steps: int) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         sys.stdout.write(f"{dist.get_rank()} {float(loss.item()).hex()}\n")
+
+
+def main(num_steps: int) -> None:
+    dist.init_process_group("gloo")
+    train(num_steps)
+    gc.collect()  # the model keeps the group, whose threads should be gone before Python ends
     dist.destroy_process_group()
 
 
