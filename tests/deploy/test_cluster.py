@@ -173,7 +173,9 @@ def test_the_engine_parses_all_that_every_migration_says_to_a_cluster(store: Sto
     for sql in statements:
         (parsed,) = store.rows("SELECT formatQuery({sql:String}) AS text", {"sql": sql})
         assert "ON CLUSTER c1" in parsed["text"]
-    assert len(statements) == 2 * (1 + len(shipped))
+    # Rows are in local tables alone: emptying one is a single statement.
+    num_emptied = sum(sql.startswith("TRUNCATE") for sql in shipped)
+    assert len(statements) == 2 * (1 + len(shipped)) - num_emptied
 
 
 CHANGING = ("CREATE ", "ALTER ", "DELETE ", "OPTIMIZE ", "TRUNCATE ", "DROP ", "RENAME ")
