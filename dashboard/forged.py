@@ -21,6 +21,12 @@ Check = Callable[[object], bool]
 MOST_DIGITS = 15
 """Of a step that a page names; the address takes no more either."""
 
+MOST_PLACE = 1e15
+"""Of a place on an axis, in ms or lines."""
+
+NUM_REVISIONS, NUM_ZOOMS = 2, 5
+"""Numbers that the timeline keeps of what it shows, and of how its figure is turned to a window."""
+
 
 def _is_text(value: object) -> bool:
     return value is None or isinstance(value, str)
@@ -73,6 +79,47 @@ def _is_click(value: object) -> bool:
     return isinstance(step, str | int) and _is_step(str(step).partition("-")[0])
 
 
+def _is_real(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) < MOST_PLACE  # type: ignore[arg-type]  # NaN is not
+
+
+def _is_pair(value: object) -> bool:
+    return value is None or (
+        isinstance(value, list)
+        and len(value) == NUM_REVISIONS
+        and all(isinstance(one, int) for one in value)
+    )
+
+
+def _is_zooms(value: object) -> bool:
+    return value is None or (
+        isinstance(value, list) and len(value) == NUM_ZOOMS and all(map(_is_real, value))
+    )
+
+
+def _is_step_shown(value: object) -> bool:
+    """Tell whether it is what the timeline shows: a step of a run, and how it is zoomed."""
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"run", "epoch", "step", "revision", "zooms"}
+        and _is_text(value["run"])
+        and _is_number(value["epoch"])
+        and _is_number(value["step"])
+        and _is_pair(value["revision"])
+        and _is_zooms(value["zooms"])
+    )
+
+
+def _is_zoom(value: object) -> bool:
+    """Tell whether it is what a figure says of a zoom: ends of axes are numbers."""
+    if value is None:
+        return True
+    if not isinstance(value, dict):
+        return False
+    return all(_is_real(one) for name, one in value.items() if name.endswith(("[0]", "[1]")))
+
+
 CHECKS: dict[str, Check] = {
     "url.pathname": _is_path,
     "url.search": _is_text,
@@ -81,7 +128,8 @@ CHECKS: dict[str, Check] = {
     "choose-run.value": _is_text,
     "overview-shown.data": _is_shown("revision"),
     "overview-excess.clickData": _is_click,
-    "timeline-shown.data": _is_shown("revision", "step"),
+    "timeline-shown.data": _is_step_shown,
+    "timeline-graph.relayoutData": _is_zoom,
     "timeline-choose-step.value": _is_step,
 }
 """By property, what a page can send of it; of one that is not here nothing is taken."""

@@ -85,6 +85,10 @@ def test_what_no_page_sends_is_refused_and_runs_nothing(
     assert provider.num_reports == 0
 
 
+STEP_SHOWN = {
+    "run": "demo-42", "epoch": 0, "step": 3, "revision": [7, 1], "zooms": [0, 1.0, 8, 0.0, 50.0],
+}  # fmt: skip
+
 CALLBACKS: dict[str, dict[str, Any]] = {
     "run-chooser.children": {
         "url.pathname": "/",
@@ -108,12 +112,17 @@ CALLBACKS: dict[str, dict[str, Any]] = {
     "timeline-shown.data": {
         "url.search": "?run=demo-42",
         "tick.n_intervals": 1,
-        "timeline-shown.data": {"run": "demo-42", "step": 3, "revision": 7},
+        "timeline-shown.data": STEP_SHOWN,
     },
     "timeline-choose-step.value": {
         "timeline-choose-step.value": "4",
         "url.search": "",
-        "timeline-shown.data": {"run": "demo-42", "step": 3, "revision": 7},
+        "timeline-shown.data": STEP_SHOWN,
+    },
+    "timeline-graph.relayoutData": {
+        "timeline-graph.relayoutData": {"xaxis.range[0]": 1.5, "xaxis.range[1]": 2},
+        "url.search": "",
+        "timeline-shown.data": STEP_SHOWN,
     },
 }
 """What a page sends, by the callback's first output or, where several lead to the address, its
@@ -163,8 +172,26 @@ NOT_OF_A_PAGE: dict[str, list[Any]] = {
     "timeline-shown.data": [
         None,
         {"run": "demo-42", "revision": 7},
-        {"run": "demo-42", "step": [3], "revision": 7},
-        {"run": {}, "step": 3, "revision": 7},
+        {"run": "demo-42", "step": 3, "revision": 7},
+        {**STEP_SHOWN, "step": [3]},
+        {**STEP_SHOWN, "epoch": "0"},
+        {**STEP_SHOWN, "run": {}},
+        {**STEP_SHOWN, "revision": 7},
+        {**STEP_SHOWN, "revision": [7]},
+        {**STEP_SHOWN, "revision": [7, "1"]},
+        {**STEP_SHOWN, "zooms": 7},
+        {**STEP_SHOWN, "zooms": [0, 1.0, 8, 0.0]},
+        {**STEP_SHOWN, "zooms": [0, 1.0, 8, 0.0, float("nan")]},
+        {**STEP_SHOWN, "zooms": [0, 1.0, 8, 0.0, 10**400]},
+        {**STEP_SHOWN, "more": 1},
+    ],
+    "timeline-graph.relayoutData": [
+        7,
+        "x",
+        [],
+        {"xaxis.range[0]": "1"},
+        {"yaxis.range[1]": [1]},
+        {"xaxis.range[0]": float("inf")},
     ],
     "timeline-choose-step.value": [7, "", "a", "-1", "1.5", "9" * 16, ["4"]],
 }
