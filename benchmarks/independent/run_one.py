@@ -1,0 +1,125 @@
+"""Bring a spool into a store and analyse it, the way that a user's run goes."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.analyze import analyze_run
+from benchmarks.independent.faults import Plan
+from benchmarks.independent.jobs import Running
+from benchmarks.independent.memory import read_spool
+from benchmarks.independent.spool_bytes import UNIX_NS, Clock, Telling, write_spool
+from collector.host_time import HostTime
+from collector.tail import SpoolTail
+from rankscope.source import StoreSource
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from analysis.report import RunReport
+    from benchmarks.independent.faults import Fault
+    from benchmarks.independent.job import Job
+    from benchmarks.independent.machine import Rank
+    from collector.store import Store
+    from tracer.spool import SpoolIdentity
+
+
+@dataclass
+class KnownClocks:
+    """Clocks that an agent has measured: each host's offset, up to an error."""
+
+    store: Store
+    offset_ns: Mapping[str, int]
+    error_ns: int
+
+    def host_time(self, identity: SpoolIdentity) -> HostTime:
+        """Return the measured map of a host, and store how good it is."""
+        offset = self.offset_ns[identity.host]
+        row = {
+            "host": identity.host, "boot_id": identity.boot_id.hex(), "at_ns": UNIX_NS,
+            "offset_ns": offset, "drift_ppb": 0, "clock_error_ns": self.error_ns,
+        }  # fmt: skip
+        self.store.insert_rows("clock", [row])
+        return HostTime.fixed(offset)
+
+
+def clocks_of(job: Job, *, off_ns: int) -> dict[str, Clock]:
+    """Return clocks whose anchors are off by up to so much."""
+    rng = np.random.default_rng((job.seed, 5))
+    hosts = sorted({job.places.host(rank) for rank in range(job.places.world_size)})
+    return {
+        host: Clock(
+            base_ns=int(rng.integers(10**12, 10**14)),
+            unix_ns=UNIX_NS + job.seed * 10**12,
+            anchor_error_ns=int(rng.integers(-off_ns, off_ns + 1)),
+        )
+        for host in hosts
+    }
+
+
+def lay_out(job: Job, faults: Sequence[Fault]) -> tuple[Running, list[Rank]]:
+    """Lay a job out; return it and its ranks."""
+    running = Running(job, Plan(faults, job.seed))
+    return running, running.ranks()
+
+
+def step_bounds(running: Running, ranks: Sequence[Rank]) -> list[tuple[int, int]]:
+    """Return when each step of the first rank began and ended, ns from the job's start."""
+    at = running.moments.solve()
+    return [(int(at[start]), int(at[end])) for _, start, end in ranks[0].steps]
+
+
+def step_ns(running: Running, ranks: Sequence[Rank]) -> NDArray[np.int64]:
+    """Return how long each step took, over all ranks, by their hosts."""
+    at = running.moments.solve()
+    num = running.job.num_steps
+    first, last = np.full(num, np.iinfo(np.int64).max), np.zeros(num, dtype=np.int64)
+    for rank in ranks:
+        for step, start, end in rank.steps:
+            first[step] = min(first[step], at[start])
+            last[step] = max(last[step], at[end])
+    took: NDArray[np.int64] = last - first
+    return took
+
+
+def analyse(  # noqa: PLR0913  # a run, and how it is told
+    store: Store | None,
+    folder: Path,
+    running: Running,
+    ranks: Sequence[Rank],
+    telling: Telling,
+    *,
+    measured_error_ns: int | None,
+    samples: Sequence[Mapping[str, object]] = (),
+) -> RunReport:
+    """Write the spool, tail it into the store, and analyse the run."""
+    write_spool(folder, running, ranks, telling)
+    if store is None:
+        error_ns = None if measured_error_ns is None else 2 * measured_error_ns
+        source = read_spool(folder / telling.run_id, clock_error_ns=error_ns, samples=samples)
+        shutil.rmtree(folder / telling.run_id)
+        return analyze_run(source, telling.run_id)
+    if samples:
+        store.insert_rows("samples", samples)
+    clocks = None
+    if measured_error_ns is not None:
+        clocks = KnownClocks(
+            store,
+            {
+                host: clock.unix_ns + clock.anchor_error_ns - clock.base_ns
+                for host, clock in telling.clocks.items()
+            },
+            measured_error_ns,
+        )
+    tail = SpoolTail(folder, store, only_run=telling.run_id, clocks=clocks)
+    while tail.poll().num_cuts:
+        pass
+    shutil.rmtree(folder / telling.run_id)
+    return analyze_run(StoreSource(store), telling.run_id)
