@@ -243,7 +243,7 @@ def _sequences(case: Case, rng: np.random.Generator) -> Case:
 
 def _experts(case: Case, rng: np.random.Generator) -> Case:
     fault = Fault(
-        cause="unequal-experts", how="experts", ranks=(_rank(case.job, rng),),
+        cause="sequence-imbalance", how="experts", ranks=(_rank(case.job, rng),),
         factor=float(rng.choice([1.5, 2.0, 3.0])),
     )  # fmt: skip
     return replace(case, faults=(*case.faults, fault))
