@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Write = Callable[[Sequence[CutBatch]], list[list[CutState]]]
 
-MAX_ROWS = 98_304
+MAX_ROWS = 81_920
 """Of one group, but for its last batch. An insert holds its rows several times over (as they came,
 as the engine's blocks, sorted, compressed), some 1.1 KB a row: 262,144 took 280 MB, 131,072 took
 180, 65,536 took 75."""
