@@ -21,7 +21,7 @@ def compress_large(server: Flask) -> None:
     """Have ``server`` send large JSON documents gzipped to whoever takes them so."""
 
     def packed(response: Response) -> Response:
-        takes = "gzip" in request.accept_encodings
+        takes = request.accept_encodings.quality("gzip") > 0
         if (
             not takes
             or response.mimetype != JSON

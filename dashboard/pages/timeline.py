@@ -271,7 +271,7 @@ def _no_spans(view: View, error: EmptyRunError, base_path: str) -> Component:
     other = write_address(replace(view, step=None, epoch=None), base_path=base_path)
     return html.Div(
         [
-            no_data(f"step {view.step} of epoch {view.epoch} holds no spans", f"{reason}."),
+            no_data(f"step {view.step} of epoch {view.epoch or 0} holds no spans", f"{reason}."),
             html.P(dcc.Link("Show a step of this run that has some", href=other)),
         ]
     )
