@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SERVE ?= 1
 ARGS ?=
 
-.PHONY: help demo test lint types check-imports pytest format diagnosis faults lock browser clean
+.PHONY: help demo test lint types check-imports pytest format diagnosis faults outage lock browser clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -52,6 +52,9 @@ diagnosis: $(STAMP) ## score the diagnosis on 1,350 simulated clusters: make dia
 
 faults: $(STAMP) ## kill agent and collector at random, 300 times: make faults ARGS="100 7" for 100 cycles of seed 7 (20 minutes)
 	@folder=$$(mktemp -d) && $(BIN)/python -m tests.faults.cycles $$folder/path $(or $(ARGS),300 1); status=$$?; rm -rf $$folder; exit $$status
+
+outage: $(STAMP) ## ten minutes without a collector at 64,000 spans/s (half an hour)
+	$(BIN)/python -m benchmarks.data_path --outage 600 --seconds 1800 $(ARGS)
 
 lock: $(STAMP) ## write constraints.txt anew from what the environment holds
 	@$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/\+cpu$$//' > constraints.txt
