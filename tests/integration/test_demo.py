@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 
+TRIES = 3
+"""A machine that is too busy for the pace is told as such, and proves nothing."""
+
 FOUR_RANKS = ("demo", "--pp", "1", "--dp", "2", "--tp", "2", "--no-serve", "--json")
 KEYS = {
     *("schema", "run", "epochs", "world_size", "layout", "steps", "num_spans", "step_time_s"),
@@ -25,9 +28,13 @@ KEYS = {
 
 def test_the_planted_rank_is_found_and_the_ranks_that_wait_for_it(tmp_path: Path) -> None:
     fault = "slow-compute:rank=2,factor=2.5,steps=2-5"
-    done = rankscope(*FOUR_RANKS, "--steps", "6", "--fault", fault, store=tmp_path, timeout_s=200)
-    assert done.stdout, done.stderr
-    document = json.loads(done.stdout)
+    for number in range(TRIES):
+        store = tmp_path / str(number)
+        done = rankscope(*FOUR_RANKS, "--steps", "6", "--fault", fault, store=store, timeout_s=200)
+        assert done.stdout, done.stderr
+        document = json.loads(done.stdout)
+        if document["findings"][0]["cause"] != "insufficient-evidence":
+            break
 
     assert done.returncode == 0, done.stdout
     assert document["found"] is True

@@ -123,36 +123,40 @@ def test_bad_usage_says_what_to_do(tmp_path: Path, arguments: list[str]) -> None
 
 
 ABORTED_AT_EXIT = "terminate called without an active exception"
-"""What torch says now and then, on a busy machine, when a process of an untraced job ends."""
+"""What torch says now and then, on a busy machine, when a process ends, traced or not."""
+
+MOST_ABORTS = 2
 
 
 @pytest.mark.multiproc
 def test_torchrun_traces_a_script_that_knows_of_nothing(tmp_path: Path) -> None:
-    def job(*options: str) -> list[str]:
-        done = subprocess.run(
-            [*TORCHRUN, *options, str(ROOT / "tests/tracer/plain_job.py"), "3"],
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "OMP_NUM_THREADS": "1",
-                "RANKSCOPE_TRACE": str(tmp_path / "spool"),
-            },
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        if not options and ABORTED_AT_EXIT in done.stderr:
-            return job()
+    def job(*options: str) -> tuple[list[str], Path]:
+        for number in range(MOST_ABORTS + 1):
+            spool = tmp_path / f"spool-{number}"
+            done = subprocess.run(
+                [*TORCHRUN, *options, str(ROOT / "tests/tracer/plain_job.py"), "3"],
+                cwd=tmp_path,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "OMP_NUM_THREADS": "1",
+                    "RANKSCOPE_TRACE": str(spool),
+                },
+                capture_output=True,
+                text=True,
+                timeout=180,
+                check=False,
+            )
+            if ABORTED_AT_EXIT not in done.stderr:
+                break
         assert done.returncode == 0, done.stderr
-        return sorted(done.stdout.splitlines())
+        return sorted(done.stdout.splitlines()), spool
 
-    plain, traced = job(), job("-m", "tracer")
+    (plain, _), (traced, spool) = job(), job("-m", "tracer")
 
     assert traced == plain  # losses, bit for bit
     assert len(plain) == 6
-    folders = process_folders(tmp_path / "spool")
+    folders = process_folders(spool)
     assert sorted(folders) == [0, 1]
     for folder in folders.values():
         steps = [row for row in read_rows(folder) if row.record == RecordType.STEP]
