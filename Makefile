@@ -54,7 +54,7 @@ faults: $(STAMP) ## kill agent and collector at random, 300 times: make faults A
 	@folder=$$(mktemp -d) && $(BIN)/python -m tests.faults.cycles $$folder/path $(or $(ARGS),300 1); status=$$?; rm -rf $$folder; exit $$status
 
 outage: $(STAMP) ## ten minutes without a collector at 64,000 spans/s (half an hour)
-	$(BIN)/python -m benchmarks.data_path --outage 600 --seconds 1800 $(ARGS)
+	$(BIN)/python -m benchmarks.data_path --outage 600 --seconds 1560 $(ARGS)
 
 lock: $(STAMP) ## write constraints.txt anew from what the environment holds
 	@$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/\+cpu$$//' > constraints.txt
