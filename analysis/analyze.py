@@ -14,7 +14,7 @@ from analysis.circles import circles
 from analysis.configuration import misconfigurations
 from analysis.device_steps import steps_on_device
 from analysis.diagnose import Case, diagnose, insufficient
-from analysis.distinct import distinct, number_rows
+from analysis.distinct import distinct
 from analysis.errors import CycleError, EmptyRunError
 from analysis.even_lengths import even_lengths
 from analysis.exits import crashes
@@ -22,11 +22,11 @@ from analysis.hangs import hangs
 from analysis.layout import layout_findings
 from analysis.mfu import compute_mfu
 from analysis.profile import profile_of
-from analysis.report import Quality, RankStepExcess, RunReport, StepTimes
+from analysis.quality import left_out_sentence, quality_of
+from analysis.report import RankStepExcess, RunReport, StepTimes
 from analysis.source import rows_of_spans, rows_of_steps
 from analysis.starved import starved_ranks, trail_of
 from analysis.traced import read_traced
-from analysis.traced_ranks import num_expected
 from analysis.waterfall import summary_of, waterfall_of
 from analysis.whatif import Replayer, ratio, what_if
 
@@ -50,7 +50,6 @@ NS_PER_S = 1e9
 MOST_OVERRUNS_RATIO = 0.05
 """Overrun paced segments beyond which a paced run proves nothing. Source: design.md section 6."""
 
-MOST_STEPS_NAMED = 5
 LEAST_SURE = 0.5
 NO_ALARM = frozenset({"layout"})
 ENDINGS = frozenset({"hang", "crash"})
@@ -190,7 +189,7 @@ def report_of(
         findings=findings,
         starved=starved,
         mfu=compute_mfu(run, steps),
-        quality=_quality(run, steps, reading, isolated=bool(result.by_dp_ns)),
+        quality=quality_of(run, steps, reading, isolated=bool(result.by_dp_ns)),
         excess=_excess(profile),
         paced=run.paced,
         bandwidth=bandwidths(reading.transfers, {rank: ranks[rank].host for rank in ranks}),
@@ -319,7 +318,7 @@ def _nothing_to_replay(
         for rows in (_step_of(spans, int(step)) for step in numbers)
     ]
     left_out = {} if reading is None else reading.left_out
-    why = _left_out_sentence(left_out) or "nothing of it was recorded"
+    why = left_out_sentence(left_out) or "nothing of it was recorded"
     actual_s = float(np.mean(actual)) / NS_PER_S if actual else None
     coords = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
     return RunReport(
@@ -349,7 +348,7 @@ def _nothing_to_replay(
         findings=told or (insufficient(f"no step can be replayed: {why}"),),
         starved=(),
         mfu=compute_mfu(run, steps),
-        quality=_quality(run, steps, reading),
+        quality=quality_of(run, steps, reading),
         excess=_excess(None),
         paced=run.paced,
     )
@@ -367,53 +366,6 @@ def _seconds_by_step(
     steps: tuple[int, ...], times_ns: NDArray[np.int64] | NDArray[np.float64]
 ) -> dict[int, float]:
     return {step: float(time) / NS_PER_S for step, time in zip(steps, times_ns, strict=True)}
-
-
-def _quality(
-    run: RunInfo, steps: StepTable, reading: Reading | None, *, isolated: bool = True
-) -> Quality:
-    warnings = [*run.warnings, *(() if reading is None else reading.warnings)]
-    if not isolated:
-        warnings.append(
-            "slowdown by dp position and worker is left out: so many dp positions whose steps"
-            " differ in structure would each take a replay; analyze fewer steps (--steps A:B)"
-        )
-    if reading is not None and reading.left_out:
-        warnings.append(_left_out_sentence(reading.left_out))
-    if run.num_torn:
-        warnings.append(f"{run.num_torn} records were torn when a process died")
-    return Quality(
-        dropped_spans=run.num_dropped,
-        clock_error_ns=run.clock_error_ns,
-        coverage_ratio=None if reading is None else _coverage(run, steps, reading),
-        warnings=tuple(warnings),
-    )
-
-
-def _coverage(run: RunInfo, steps: StepTable, reading: Reading) -> float | None:
-    """Return the share of the job's (rank, step) pairs that entered the replay."""
-    num_steps = len(reading.steps) + len(reading.left_out)
-    if not num_steps:
-        return None
-    expected = num_expected(run)
-    if run.source_format == "bytedance":
-        expected = run.layout.dp * run.layout.pp
-    rows = np.flatnonzero(np.isin(steps.step, reading.steps))
-    _, taken = number_rows(steps.step[rows], steps.rank[rows])
-    return taken / (expected * num_steps)
-
-
-def _left_out_sentence(left_out: Mapping[int, str]) -> str:
-    by_reason: dict[str, list[int]] = {}
-    for step, reason in sorted(left_out.items()):
-        by_reason.setdefault(reason, []).append(step)
-    parts = []
-    for reason, steps in by_reason.items():
-        named = ", ".join(map(str, steps[:MOST_STEPS_NAMED]))
-        more = f" and {len(steps) - MOST_STEPS_NAMED} more" * (len(steps) > MOST_STEPS_NAMED)
-        word = "step" if len(steps) == 1 else "steps"
-        parts.append(f"{word} {named}{more} left out: {reason}")
-    return "; ".join(parts)
 
 
 def _excess(profile: Profile | None) -> RankStepExcess:

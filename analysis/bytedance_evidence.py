@@ -26,17 +26,17 @@ from analysis.ordering import sort_rows, stable_order
 from analysis.transfers import Members, collect_transfers
 from tracer.span import SpanKind
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from analysis.bytedance import Trace
+
 LEAST_TOGETHER = 0.05
 """Share of the transfers that begin and end with another one where a call posts several.
 
 With few micro-batches to a stage most are posted alone, before the first backward and after the
 last forward. By chance none is: times are exact to a microsecond.
 """
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from analysis.bytedance import Trace
 
 
 def gaps_of(trace: Trace) -> GapItems:
