@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from collector.errors import StoreQueryError, WireError
-from collector.service.trouble import ENDING_S, TOO_MANY_PARTS, BusyError, is_data_fault
+from collector.errors import StoreQueryError
+from collector.service.trouble import ENDING_S, TOO_MANY_PARTS, BusyError, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -172,12 +172,10 @@ class RowCommit:
     def _failed(self, table: str, group: list[_Parcel], error: Exception) -> None:
         if isinstance(error, StoreQueryError) and error.code == TOO_MANY_PARTS:
             self.gap_s = min(MAX_GAP_S, self.gap_s * 4)
-        if not is_data_fault(error):
-            busy = self._trouble.failed(error)
-            for parcel in group:
-                parcel.done.set_exception(BusyError(busy.reason, retry_after_s=busy.retry_after_s))
-        elif len(group) == 1:
-            group[0].done.set_exception(WireError(422, f"the store refuses the rows: {error}"))
-        else:  # one of them is at fault: the others must not suffer with it
+
+        def one_by_one() -> None:
             for parcel in group:
                 self._commit(table, [parcel])
+
+        answers = [parcel.done for parcel in group]
+        refuse(error, answers, trouble=self._trouble, one_by_one=one_by_one)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from collector.errors import StoreError, StoreQueryError
+from collector.errors import StoreError, StoreQueryError, WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
 TOO_MANY_PARTS = 252
@@ -49,6 +50,33 @@ class BusyError(Exception):
         self.reason = reason
         self.retry_after_s = retry_after_s
         self.status = status
+
+
+def refuse(
+    error: Exception,
+    answers: Sequence[Future[Any]],
+    *,
+    trouble: StoreTrouble,
+    one_by_one: Callable[[], None],
+) -> None:
+    """Answer requests whose common insert failed: no answer says that anything was stored.
+
+    Where the rows are at fault, one request of several is: the others must not suffer with it.
+
+    Args:
+        error: Why it failed.
+        answers: One a request.
+        trouble: Is told, where the store is at fault.
+        one_by_one: Tries each request alone.
+    """
+    if not is_data_fault(error):
+        busy = trouble.failed(error)
+        for answer in answers:
+            answer.set_exception(BusyError(busy.reason, retry_after_s=busy.retry_after_s))
+    elif len(answers) == 1:
+        answers[0].set_exception(WireError(422, f"the store refuses the rows: {error}"))
+    else:
+        one_by_one()
 
 
 def is_data_fault(error: Exception) -> bool:
