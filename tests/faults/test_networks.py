@@ -23,7 +23,6 @@ from tests.faults.proxy import FaultProxy, Faults
 from tests.integration.programs import PATIENCE_S, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 TENTH = Deadlines(
@@ -35,19 +34,6 @@ IMPATIENT = Deadlines(connect_s=0.3, stall_s=0.3, answer_s=0.3)
 NUM_ROWS = 400
 
 SELECT_ROWS = "SELECT run_id, epoch, rank, segment, row, name, step, duration_ns FROM spans{final}"
-
-
-@pytest.fixture
-def oracle(tmp_path: Path) -> Iterator[Oracle]:
-    with Oracle(tmp_path / "oracle", is_synced=False) as opened:
-        yield opened
-
-
-@pytest.fixture
-def spool(tmp_path: Path) -> Path:
-    folder = tmp_path / "spool"
-    folder.mkdir()
-    return folder
 
 
 def write_job(spool: Path, oracle: Oracle, num_rows: int = NUM_ROWS) -> list[SpoolBuilder]:

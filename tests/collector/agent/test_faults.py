@@ -21,23 +21,9 @@ from tests.faults.proxy import FaultProxy, Faults
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 IMPATIENT = Deadlines(connect_s=0.3, stall_s=0.3, answer_s=0.3)
-
-
-@pytest.fixture
-def oracle(tmp_path: Path) -> Iterator[Oracle]:
-    with Oracle(tmp_path / "oracle", is_synced=False) as opened:
-        yield opened
-
-
-@pytest.fixture
-def spool(tmp_path: Path) -> Path:
-    folder = tmp_path / "spool"
-    folder.mkdir()
-    return folder
 
 
 def assert_clean(tmp_path: Path, stored: Stored, **account: int) -> None:

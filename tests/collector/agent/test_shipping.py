@@ -26,19 +26,6 @@ def collector() -> Iterator[FakeCollector]:
         yield started
 
 
-@pytest.fixture
-def oracle(tmp_path: Path) -> Iterator[Oracle]:
-    with Oracle(tmp_path / "oracle", is_synced=False) as opened:
-        yield opened
-
-
-@pytest.fixture
-def spool(tmp_path: Path) -> Path:
-    folder = tmp_path / "spool"
-    folder.mkdir()
-    return folder
-
-
 def verdict_of(collector: FakeCollector, tmp_path: Path, **account: int) -> Verdict:
     return check(tmp_path / "oracle", collector.stored.rows, **account)
 

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.checker import Oracle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def oracle(tmp_path: Path) -> Iterator[Oracle]:
+    with Oracle(tmp_path / "oracle", is_synced=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    return folder
