@@ -32,12 +32,23 @@ class ProbeConfig:
 
     first_probes: int = 256
     first_pause_ns: int = NS_PER_S // 20
+    change_pause_ns: int = NS_PER_S // 2
+    """Least pause once another collector's clock answers: all hosts see that at one moment, and
+    that collector has just started. Twice the steady rate; the map goes on meanwhile."""
+
     pause_ns: int = NS_PER_S
     window_ns: int = 600 * NS_PER_S
     max_probes: int = 1024
 
     def __post_init__(self) -> None:
-        for name in ("first_probes", "first_pause_ns", "pause_ns", "window_ns", "max_probes"):
+        for name in (
+            "first_probes",
+            "first_pause_ns",
+            "change_pause_ns",
+            "pause_ns",
+            "window_ns",
+            "max_probes",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
@@ -108,6 +119,7 @@ class HostClock:
         self._fitted: ClockEstimate | None = None
         self._began_ns: int | None = None
         self._next_ns: int | None = None
+        self._least_pause_ns = self._config.first_pause_ns
         self.num_failed = 0
         """Probes without a reply that could be used."""
 
@@ -119,7 +131,7 @@ class HostClock:
         if self._began_ns is None:
             self._began_ns = now_ns
         pause_ns = (now_ns - self._began_ns) // self._config.first_probes
-        pause_ns = min(max(pause_ns, self._config.first_pause_ns), self._config.pause_ns)
+        pause_ns = min(max(pause_ns, self._least_pause_ns), self._config.pause_ns)
         self._next_ns = now_ns + pause_ns
         return self.probe()
 
@@ -147,10 +159,7 @@ class HostClock:
 
     def forget(self) -> None:
         """Begin anew: the host was suspended, so its clock stood still for a while."""
-        self._probes.clear()
-        self._fitted = None
-        self._began_ns = None
-        self._next_ns = None
+        self._begin_window(None, self._config.first_pause_ns)
 
     def estimate(self) -> ClockEstimate | None:
         """Return what the probes say; None before the first, and after `forget` until the next.
@@ -167,9 +176,17 @@ class HostClock:
         self._events.clear()
         return taken
 
+    def _begin_window(self, next_ns: int | None, least_pause_ns: int) -> None:
+        self._probes.clear()
+        self._fitted = None
+        self._began_ns = None
+        self._next_ns = next_ns
+        self._least_pause_ns = least_pause_ns
+
     def _take(self, probe: Probe, reference_id: str) -> None:
         if self._reference_id not in {None, reference_id}:
-            self.forget()
+            pause_ns = self._config.change_pause_ns
+            self._begin_window(probe.returned_ns + pause_ns, pause_ns)
             self._note(
                 ClockEventKind.REFERENCE_CHANGE,
                 probe,

@@ -24,7 +24,8 @@ NS_PER_S = 1_000_000_000
 PPB = 1_000_000_000
 
 FIRST_PROBES = 32
-"""Before so many replies no row is placed: half a second, for an error of some 100 us."""
+"""Before so many replies no row is placed: 1.6 s, for an error of some 100 us. After another
+collector took over its clock is not followed before so many either."""
 
 WAIT_NS = 5 * NS_PER_S
 """A collector that answers everything but probes holds nobody up for longer."""
@@ -109,7 +110,8 @@ class AgentClocks:
         if known is None or estimate is None:
             return
         now_ns = self._monotonic_ns()
-        if self._is_due(now_ns) and now_ns > known.newest.begin_ns:
+        is_known = estimate.num_probes >= FIRST_PROBES
+        if is_known and now_ns > known.newest.begin_ns and self._is_due(now_ns):
             for stretch in next_stretches(known, estimate, now_ns + LEAD_NS):
                 self._note(self._own, stretch)
             self._renewed_ns = now_ns

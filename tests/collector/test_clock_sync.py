@@ -442,7 +442,8 @@ def test_the_newest_probes_that_agree_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["first_probes", "first_pause_ns", "pause_ns", "window_ns", "max_probes"]
+    "name",
+    ["first_probes", "first_pause_ns", "change_pause_ns", "pause_ns", "window_ns", "max_probes"],
 )
 def test_a_config_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):

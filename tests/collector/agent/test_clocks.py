@@ -30,7 +30,12 @@ MS, S = 1_000_000, 1_000_000_000
 
 
 def estimate(
-    offset_ns: int, *, at_ns: int = 0, drift_ppb: int = 0, error_ns: int = 100
+    offset_ns: int,
+    *,
+    at_ns: int = 0,
+    drift_ppb: int = 0,
+    error_ns: int = 100,
+    num_probes: int = 500,
 ) -> ClockEstimate:
     """Return what probes say that found this offset at this moment."""
     fit = ClockFit(
@@ -40,7 +45,7 @@ def estimate(
         drift_error_ppb=0,
         clock_error_ns=error_ns,
     )
-    return ClockEstimate(fit=fit, reference_id="ref", delay_ns=1, num_probes=500)
+    return ClockEstimate(fit=fit, reference_id="ref", delay_ns=1, num_probes=num_probes)
 
 
 class Host:
@@ -132,6 +137,25 @@ def test_a_new_estimate_changes_no_moment_that_may_have_been_sent(host: Host) ->
     begin_ns = host.clock() + LEAD_NS
     assert placed.unix_at(begin_ns + SLEW_NS // 2) == begin_ns + SLEW_NS // 2 + 77 * S + MS // 2
     assert placed.unix_at(begin_ns + SLEW_NS) == begin_ns + SLEW_NS + 77 * S + MS
+
+
+def test_a_clock_that_is_hardly_known_yet_is_not_followed(host: Host) -> None:
+    # GIVEN another collector's clock, a minute later, of which 31 probes tell
+    host.found = estimate(77 * S)
+    placed = host.clocks.host_time(host.identity)
+    host.clock.advance_s(61)
+    host.found = estimate(78 * S, at_ns=host.clock(), num_probes=31)
+    host.clocks.renew()
+    host.clock.advance_s(5)
+    assert placed.unix_at(host.clock()) == host.clock() + 77 * S
+
+    # WHEN one more has come
+    host.found = estimate(78 * S, at_ns=host.clock(), num_probes=32)
+    host.clocks.renew()
+
+    # THEN it is followed, at once: nothing waits for the next renewal
+    host.clock.advance_s(2)
+    assert placed.unix_at(host.clock()) == host.clock() + 78 * S
 
 
 def test_the_error_that_is_told_holds_what_is_still_to_be_slewed(host: Host) -> None:
