@@ -21,6 +21,7 @@ from analysis.exits import crashes
 from analysis.hangs import hangs
 from analysis.layout import layout_findings
 from analysis.mfu import compute_mfu
+from analysis.part_price import compare_culprits
 from analysis.profile import profile_of
 from analysis.quality import left_out_sentence, quality_of
 from analysis.report import RankStepExcess, RunReport, StepTimes
@@ -194,6 +195,7 @@ def report_of(
         paced=run.paced,
         bandwidth=bandwidths(reading.transfers, {rank: ranks[rank].host for rank in ranks}),
         waterfall=summary_of(reading.model, waterfall, trail=trail),
+        culprits=compare_culprits(result) if result.by_worker_ns else None,
     )
 
 

@@ -34,6 +34,7 @@ def to_document(report: RunReport) -> dict[str, Any]:
         "slowdown_by_stage": _text_keys(report.slowdown_by_stage),
         "slowdown_by_worker": _worker_keys(report.slowdown_by_worker),
         "exact_slowdown_by_worker": _worker_keys(report.exact_slowdown_by_worker),
+        "culprits": None if report.culprits is None else asdict(report.culprits),
         "slowdown_by_step": _text_keys(report.slowdown_by_step),
         "m_w": report.m_w,
         "m_s": report.m_s,

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from analysis.part_price import CulpritComparison
     from tracer.topology import Coords, Layout
 
 
@@ -220,8 +221,12 @@ class RunReport:
     """Steps shown but left out of the replay and the findings (start-up)."""
 
     waterfall: WaterfallSummary | None = None
-    bandwidth: tuple[Bandwidth, ...] = ()
     """None where nothing could be replayed."""
+
+    bandwidth: tuple[Bandwidth, ...] = ()
+    culprits: CulpritComparison | None = None
+    """How often the shortcut for S_w and the exact value name different workers; None where the
+    workers' S is undefined."""
 
     @property
     def top_finding(self) -> Finding:

@@ -39,6 +39,9 @@ WHAT = {
 NOT_OF_RANKS = frozenset({"gc-pause", "network-degradation", "sequence-imbalance", "layout"})
 """Causes that are no matter of the ranks they show on."""
 
+ONE_THING = NOT_OF_RANKS | {"stage-imbalance", "slow-link"}
+"""Causes whose sentence speaks of one thing, however many ranks it names."""
+
 
 def verdict_sentence(report: RunReport) -> str:
     """Say which rank is truly slow, which only wait for it, and what mending it would win."""
@@ -97,11 +100,19 @@ def _starved(report: RunReport, finding: Finding) -> str:
     if not waiting:
         return ""
     rank, worst = max(waiting, key=lambda entry: entry[1])
+    what = _pronoun(finding)
     if len(waiting) == 1:
-        return f" Rank {rank} only waits for it, {worst:.0%} of its step."
+        return f" Rank {rank} only waits for {what}, {worst:.0%} of its step."
     return (
-        f" {len(waiting)} other ranks only wait for it, rank {rank} most: {worst:.0%} of its step."
+        f" {len(waiting):,} other ranks only wait for {what},"
+        f" rank {rank} most: {worst:.0%} of its step."
     )
+
+
+def _pronoun(finding: Finding) -> str:
+    """Stand in for the subject: several ranks, or one rank, stage, link, network, ..."""
+    is_one = len(finding.ranks) == 1 or finding.cause in ONE_THING or not finding.ranks
+    return "it" if is_one else "them"
 
 
 def _gain(report: RunReport, finding: Finding) -> str:
@@ -117,4 +128,4 @@ def _gain(report: RunReport, finding: Finding) -> str:
         # The share is of the full replay, launch gaps included, which is the recorded time.
         won = share * (times.actual - times.ideal)
         lost = f", {duration_text(won * NS_PER_S)} a step"
-    return f" Mending it wins back {part} of the time lost to slowness{lost}."
+    return f" Mending {_pronoun(finding)} wins back {part} of the time lost to slowness{lost}."

@@ -9,19 +9,19 @@ LEAST_IN_MS_NS = 950_000
 
 
 def name_ranks(ranks: tuple[int, ...]) -> str:
-    """Write out ranks: "rank 5", "ranks 4 and 5", "ranks 0, 4, 8 and 13 more"."""
+    """Write out ranks: "rank 5", "ranks 4 and 5", "ranks 0, 4, 8 and 12,280 more"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     shown = list(map(str, ranks[:MOST_RANKS_NAMED]))
     if len(ranks) > MOST_RANKS_NAMED:
-        return f"ranks {', '.join(shown)} and {len(ranks) - MOST_RANKS_NAMED} more"
+        return f"ranks {', '.join(shown)} and {len(ranks) - MOST_RANKS_NAMED:,} more"
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def count_text(num: int, word: str) -> str:
-    """Write out a count: "1 step", "3 steps", "2 micro-batches"."""
+    """Write out a count: "1 step", "3 steps", "2 micro-batches", "12,288 ranks"."""
     plural = "es" if word.endswith("ch") else "s"
-    return f"{num} {word}" if num == 1 else f"{num} {word}{plural}"
+    return f"{num} {word}" if num == 1 else f"{num:,} {word}{plural}"
 
 
 def duration_text(value_ns: float) -> str:

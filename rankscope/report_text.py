@@ -56,9 +56,8 @@ def _what_was_seen(report: RunReport) -> str:
     steps = f"{len(report.steps)} steps"
     if report.steps:
         steps += f" ({report.steps[0]} to {report.steps[-1]})"
-    parts = [
-        f"run {report.run}: {report.world_size} ranks{layout}, {steps}, {report.num_spans:,} spans"
-    ]
+    spans = f"{report.num_spans:,} spans"
+    parts = [f"run {report.run}: {report.world_size:,} ranks{layout}, {steps}, {spans}"]
     if len(report.epochs) > 1:
         parts.append(f"{len(report.epochs)} epochs")
     if report.paced:
@@ -91,9 +90,25 @@ def _times(report: RunReport, width: int) -> list[str]:
         ),
     ]
     lines = aligned(rows[0], rows[1:])
+    lines += wrap(_culprits(report), width, subsequent_indent=" " * 11)
     mfu = report.mfu
     told = UNKNOWN if mfu is None else f"mean {_percent(mfu.mean)} ({mfu.convention})"
     return [*lines, *wrap(f"MFU        {told}", width, subsequent_indent=" " * 11)]
+
+
+def _culprits(report: RunReport) -> str:
+    """Say how often the paper's shortcut for S_w and the exact value blame different workers."""
+    found = report.culprits
+    if found is None:
+        return ""
+    told = (
+        f"worst S_w  shortcut and exact value name different workers in {found.num_different:,} of"
+        f" {found.num_steps:,} steps; over all steps "
+    )
+    (dp, stage), (exact_dp, exact_stage) = found.by_shortcut, found.by_exact
+    if found.by_shortcut == found.by_exact:
+        return f"{told}both dp {dp}, stage {stage}"
+    return f"{told}dp {dp}, stage {stage} and dp {exact_dp}, stage {exact_stage}"
 
 
 def _findings(findings: tuple[Finding, ...], follows: tuple[str, ...], width: int) -> list[str]:
@@ -134,7 +149,7 @@ def _starved(starved: tuple[Starved, ...]) -> list[str]:
     ]
     lines = aligned(("waiting rank", "of the step", "on"), rows, right="rrl")
     if len(starved) > MAX_STARVED:
-        lines.append(f"{INDENT}and {len(starved) - MAX_STARVED} more")
+        lines.append(f"{INDENT}and {len(starved) - MAX_STARVED:,} more")
     return lines
 
 

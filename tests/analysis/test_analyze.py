@@ -263,6 +263,8 @@ def test_the_document_has_the_keys_that_checks_rely_on() -> None:
     }
     assert set(document["step_time_s"]) == {"actual", "replayed", "ideal"}
     assert set(document["slowdown_by_worker"]) == {"0,0", "1,0", "0,1", "1,1"}
+    told = document["culprits"]
+    assert (told["num_steps"], told["num_different"], told["by_exact"]) == (8, 0, (0, 1))
     assert set(document["findings"][0]) == {
         *("cause", "ranks", "steps", "slowdown", "recoverable_ratio", "confidence", "evidence"),
     }

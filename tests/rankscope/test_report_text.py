@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from analysis.part_price import CulpritComparison
 from analysis.report import BubbleShape, Finding, WaitsOn, WaterfallSummary
 from rankscope.report_text import report_text
 from tests.dashboard.builders import report
@@ -111,3 +112,21 @@ def test_the_waterfall_is_a_table_without_its_empty_parts() -> None:
             " (p - 1) / (v m) is 25.0 % for p = 2 stages, v = 1, m = 4"
         ),
     ]
+
+
+def test_how_often_the_shortcut_and_the_exact_value_blame_different_workers_is_told() -> None:
+    differing = CulpritComparison(
+        num_steps=1200, num_different=3, by_shortcut=(0, 1), by_exact=(2, 1)
+    )
+    agreeing = replace(differing, num_different=0, by_exact=(0, 1))
+
+    text = report_text(replace(report(), culprits=differing), verdict=VERDICT, width=200)
+    same = report_text(replace(report(), culprits=agreeing), verdict=VERDICT, width=200)
+    none = report_text(report(), verdict=VERDICT, width=200)
+
+    assert (
+        "worst S_w  shortcut and exact value name different workers in 3 of 1,200 steps;"
+        " over all steps dp 0, stage 1 and dp 2, stage 1\n"
+    ) in text
+    assert "in 0 of 1,200 steps; over all steps both dp 0, stage 1\n" in same
+    assert "worst S_w" not in none
