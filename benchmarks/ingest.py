@@ -32,7 +32,7 @@ import chdb
 import pyarrow as pa
 
 from benchmarks.ingest_spool import write_spool
-from benchmarks.tracer_step import interval
+from benchmarks.intervals import interval
 from collector.store import open_store
 from collector.tail import SpoolTail
 from rankscope.simulating import SimulateOptions, simulate_run

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import chdb
 
-from benchmarks.tracer_step import interval
+from benchmarks.intervals import interval
 from collector.store import open_store
 from tests.collector.service.serving import OWN, serving
 

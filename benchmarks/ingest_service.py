@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import chdb
 import pyarrow as pa
 
-from benchmarks.tracer_step import interval
+from benchmarks.intervals import interval
 from collector.service.decoders import DecoderPool
 from collector.service.handover import new_memory, seal
 from collector.service.router import ARROW_TYPE

@@ -8,8 +8,8 @@ expert, so that a step has about 1,000 records; the other never imports the trac
 turns in the order T U U T and U T T U, and whoever does not have its turn is stopped (SIGSTOP), its
 background thread too: all that tracing costs falls into the turns of the traced job. Of each four
 steps one ratio is taken, traced over untraced; told are the median ratio and its 95 % interval by
-bootstrap. Both jobs are started anew in each of ``--starts`` rounds, since where a process happens to
-lie in memory makes it quicker or slower as a whole; the bootstrap draws rounds first, then fours.
+bootstrap. Both jobs are started anew in each of ``--starts`` rounds, since where a process lies in
+memory makes it quicker or slower as a whole; the bootstrap draws rounds first, then fours.
 
 `cpu` is the same of the CPU time of both ranks, the tracer's thread included.
 
@@ -24,7 +24,6 @@ import argparse
 import json
 import os
 import platform
-import random
 import signal
 import statistics
 import subprocess
@@ -34,6 +33,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.intervals import interval_of_rounds
 from benchmarks.step_rank import NUM_RANKS, NUM_WARM_STEPS
 
 SMALL_BYTES = 1 << 16
@@ -180,17 +180,6 @@ def _ratio(turns: dict[str, list[Turn]], field: str) -> float:
     return float(traced / plain)
 
 
-def interval(rounds: list[list[float]], *, draws: int = 4_000) -> list[float]:
-    """Return the 95 % interval of the median: rounds are drawn first, then values within them."""
-    dice = random.Random(7)
-    medians = []
-    for _ in range(draws):
-        drawn = dice.choices(rounds, k=len(rounds))
-        medians.append(statistics.median(v for r in drawn for v in dice.choices(r, k=len(r))))
-    medians.sort()
-    return [round(medians[int(share * draws)], 4) for share in (0.025, 0.975)]
-
-
 def summary(scenario: str, rounds: list[Round]) -> dict[str, object]:
     """Return one scenario's row of the document."""
     row: dict[str, object] = {
@@ -202,7 +191,7 @@ def summary(scenario: str, rounds: list[Round]) -> dict[str, object]:
     for name in ("wall", "cpu"):
         by_round: list[list[float]] = [getattr(r, f"{name}_ratios") for r in rounds]
         row[f"{name}_ratio"] = round(statistics.median(v for r in by_round for v in r), 4)
-        row[f"{name}_interval"] = interval(by_round)
+        row[f"{name}_interval"] = [round(end, 4) for end in interval_of_rounds(by_round)]
         row[f"{name}_by_round"] = [round(statistics.median(r), 4) for r in by_round]
     return row
 
