@@ -181,16 +181,17 @@ def _wait_intervals(joined: Joined, number: NDArray[np.int64]) -> WaitIntervals:
     """Return the part of each blocked interval that lies before the last member's arrival."""
     spans, split = joined.spans, joined.split
     known = joined.wait_comm != NOWHERE
-    wait, member = joined.wait[known], joined.wait_comm[known]
+    member = joined.wait_comm[known]
     comm = joined.comm[member]
-    start = spans.start_ns[wait]
+    begin, until = (positions[known] for positions in joined.blocked())
+    start = joined.line.time_at(begin)
     arrival = spans.start_ns[comm] + split.wait_ns[comm]
-    end = np.minimum(arrival, start + spans.duration_ns[wait])
+    end = np.minimum(arrival, start + (until - begin))
     real = (end > start) & ~joined.one_sided[member]
     # Threads of one rank may wait at the same time.
     return without_overlap(
         WaitIntervals(
-            rank=spans.rank[wait][real],
+            rank=spans.rank[comm][real],
             operation=number[member[real]],
             start_ns=start[real],
             end_ns=end[real],

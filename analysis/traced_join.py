@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import number_rows
+from analysis.distinct import distinct, number_rows
 from analysis.intervals import NOWHERE, Line, covering, outermost
 from analysis.operations import latest_by_group
 from analysis.ordering import places_of, sort_rows, stable_order
-from analysis.pieces import COMPUTE_KINDS, Windows, windows_of
+from analysis.pieces import COMPUTE_KINDS, HOST_KINDS, Windows, windows_of
+from analysis.unrecorded_waits import Launched, unrecorded_waits
 from analysis.waits import instance_keys, is_one_sided
 from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 
@@ -32,6 +33,9 @@ QUEUE_SLACK_NS = 20_000
 stream that stood still for longer waited for something. Source: `tracer/device`, the same bound."""
 
 _COMPUTE = [KIND_CODES[kind] for kind in COMPUTE_KINDS]
+_HOST = [KIND_CODES[kind] for kind in HOST_KINDS]
+
+_UNTOLD = SpanFlag.ASYNC | SpanFlag.END_BOUND
 
 _OF_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN | SpanFlag.END_BOUND
 """One of these is set in whatever was timed on a device, if only roughly."""
@@ -60,12 +64,14 @@ class Joined:
     one_sided: NDArray[np.bool_]
     """Shape (communications,): `is_one_sided`."""
 
-    wait: NDArray[np.int64]
-    """Rows that say where a rank was blocked: wait records, and synchronous communications
-    that have none."""
+    wait_start: NDArray[np.int64]
+    """Shape (waits,): where on the line a rank was blocked: by wait records, synchronous
+    communications that have none, and `unrecorded_waits`."""
+
+    wait_end: NDArray[np.int64]
 
     wait_comm: NDArray[np.int64]
-    """Shape (wait rows,): index into ``comm`` of what was waited for, or `NOWHERE`."""
+    """Shape (waits,): index into ``comm`` of what was waited for, or `NOWHERE`."""
 
     @property
     def waits_for_nobody(self) -> NDArray[np.bool_]:
@@ -77,8 +83,7 @@ class Joined:
 
     def blocked(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return (start, end) on the line of each wait."""
-        start = self.line.place(self.spans.rank[self.wait], self.spans.start_ns[self.wait])
-        return start, start + self.spans.duration_ns[self.wait]
+        return self.wait_start, self.wait_end
 
 
 def join_waits(
@@ -124,6 +129,24 @@ def join_waits(
     unknown = int((recorded_comm == NOWHERE).sum())
     if unknown:
         warnings.append(f"{unknown} waits name a communication that was not recorded")
+    rows = np.concatenate((recorded, comm[alone]))
+    start = line.place(spans.rank[rows], spans.start_ns[rows])
+    end = start + spans.duration_ns[rows]
+    untold = np.flatnonzero(~waited & ((spans.flags[comm] & _UNTOLD) == SpanFlag.ASYNC))
+    others, since, until = untold, untold, untold
+    if len(untold):
+        found, since, until = unrecorded_waits(
+            spans,
+            windows,
+            Launched(
+                comm=comm[untold],
+                window=comm_window[untold],
+                launch=launch[untold],
+                end=line.place(spans.rank, spans.start_ns + spans.duration_ns)[comm[untold]],
+            ),
+            _busy(spans, line, (start, end), comm),
+        )
+        others = untold[found]
     return Joined(
         spans=spans,
         line=line,
@@ -134,9 +157,34 @@ def join_waits(
         launch=launch,
         buffered=_buffered(spans, split, comm),
         one_sided=is_one_sided(spans, split)[comm],
-        wait=np.concatenate((recorded, comm[alone])),
-        wait_comm=np.concatenate((recorded_comm, alone)),
+        wait_start=np.concatenate((start, since)),
+        wait_end=np.concatenate((end, until)),
+        wait_comm=np.concatenate((recorded_comm, alone, others)),
     ), warnings
+
+
+def _busy(
+    spans: SpanTable,
+    line: Line,
+    blocked: tuple[NDArray[np.int64], NDArray[np.int64]],
+    comm: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return what ranks are known to do, or to wait for, and when hosts that compute launched.
+
+    Where a device computes, its host's own time and launches tell nothing of its stream.
+    """
+    compute = np.isin(spans.kind, _COMPUTE)
+    by_host = compute & ((spans.flags & SpanFlag.DEVICE_END_KNOWN) == 0)
+    on_host = np.isin(spans.rank, distinct(spans.rank[by_host]))
+    doing = np.flatnonzero(compute | (np.isin(spans.kind, _HOST) & on_host))
+    start = line.place(spans.rank[doing], spans.start_ns[doing])
+    end = start + spans.duration_ns[doing]
+    kept = outermost(start, end)
+    launched = comm[on_host[comm]]
+    at_ns = np.where(spans.launch_ns > 0, spans.launch_ns, spans.start_ns)[launched]
+    marks = line.place(spans.rank[launched], at_ns)
+    begins = np.concatenate((start[kept], blocked[0], marks))
+    return begins, np.concatenate((end[kept], blocked[1], marks))
 
 
 def _at_borders(spans: SpanTable, line: Line, launch: NDArray[np.int64]) -> NDArray[np.int64]:
