@@ -1,17 +1,15 @@
 """A four-process gloo job that communicates in every way the tracer claims to capture.
 
-Run once per rank: ``python -m tests.tracer.gloo_job RANK WORLD FOLDER``. Trains each recipe twice
-from the same start, untraced and traced, and writes ``FOLDER/RECIPE-RANK.json``: what torch itself
-saw (by a `TorchDispatchMode`) and the losses, as hexadecimal floats: equal means bit-identical.
+A process per rank, see `ranks`. Trains each recipe twice from the same start, untraced and traced,
+and writes ``FOLDER/RECIPE-RANK.json``: what torch itself saw (by a `TorchDispatchMode`) and the
+losses, as hexadecimal floats: equal means bit-identical.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -34,7 +32,8 @@ import tracer
 from tracer.topology import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
 STEPS = 3
 MICROBATCHES = 2
@@ -227,7 +226,6 @@ def train_all(recipes: Iterable[str], train: Train, *, rank: int, world: int, fo
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    train_all(
-        RECIPES, train, rank=int(sys.argv[1]), world=int(sys.argv[2]), folder=Path(sys.argv[3])
-    )
+def main(rank: int, world: int, folder: Path, arguments: Sequence[str]) -> None:
+    """Be a rank."""
+    train_all(RECIPES, train, rank=rank, world=world, folder=folder)

@@ -1,19 +1,16 @@
 """Gloo ranks that train by every recipe of `matrix_recipes`, untraced and traced.
 
-``python -m tests.tracer.matrix_job RANK WORLD FOLDER RECIPE...`` writes a
-``FOLDER/RECIPE-RANK.json``: losses as hexadecimal floats, graph breaks of the compiler, and what
-torch itself saw: operators counted by a `TorchDispatchMode`, or, where a compiler works, the
-flight recorder's entries.
+A process per rank, see `ranks`; its arguments are the recipes. Writes ``FOLDER/RECIPE-RANK.json``:
+losses as hexadecimal floats, graph breaks of the compiler, and what torch itself saw: operators
+counted by a `TorchDispatchMode`, or, where a compiler works, the flight recorder's entries.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import warnings
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C import _distributed_c10d
@@ -22,6 +19,10 @@ from torch._dynamo.utils import counters
 import tracer
 from tests.tracer.gloo_job import CountingMode, train_all
 from tests.tracer.matrix_recipes import COMPILED, RECIPES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 STEPS = 2
 
@@ -62,12 +63,7 @@ def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
+def main(rank: int, world: int, folder: Path, arguments: Sequence[str]) -> None:
+    """Be a rank."""
     warnings.simplefilter("ignore")
-    train_all(
-        sys.argv[4:],
-        train,
-        rank=int(sys.argv[1]),
-        world=int(sys.argv[2]),
-        folder=Path(sys.argv[3]),
-    )
+    train_all(arguments, train, rank=rank, world=world, folder=folder)

@@ -1,38 +1,61 @@
-"""Run the ranks of a gloo job, each a process of its own."""
+"""Run the ranks of a gloo job, each a process of its own; what all of them import is imported once.
+
+``python -m tests.tracer.ranks MODULE NUM_RANKS FOLDER ARGUMENT...`` imports the module, becomes
+the parent of its ranks, and fails as soon as one of them does.
+"""
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
+import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from pathlib import Path
 
 from tests.tracer.recording import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WITHIN_S = 300
 
 
 def run_ranks(module: str, num_ranks: int, folder: Path, *arguments: str, **environ: str) -> None:
-    """Run ``python -m module RANK NUM_RANKS FOLDER ARGUMENTS`` for each rank; all must end well."""
-    command = [sys.executable, "-m", module]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(num_ranks), str(folder), *arguments],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environ},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(num_ranks)
-    ]
+    """Run ``module.main(rank, num_ranks, folder, arguments)`` for each rank; all must end well."""
+    parent = subprocess.Popen(
+        [sys.executable, "-m", __name__, module, str(num_ranks), str(folder), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        for rank, process in enumerate(ranks):
-            output, _ = process.communicate(timeout=WITHIN_S)
-            assert process.returncode == 0, f"rank {rank}:\n{output}"
+        output, _ = parent.communicate(timeout=WITHIN_S)
+        assert parent.returncode == 0, output
     finally:
-        for process in ranks:
-            process.kill()
+        with suppress(ProcessLookupError):  # none of its session is left
+            os.killpg(parent.pid, signal.SIGKILL)
+
+
+def main(module: str, num_ranks: int, folder: Path, arguments: list[str]) -> None:
+    """Fork the ranks and wait for them; in each, do its part and return as any program does."""
+    job = importlib.import_module(module)  # starts no thread: a fork would lose it
+    gc.freeze()  # else each rank's first collection copies the pages of all that it shares
+    ranks: dict[int, int] = {}
+    for rank in range(num_ranks):
+        pid = os.fork()
+        if pid == 0:
+            job.main(rank, num_ranks, folder, arguments)
+            return
+        ranks[pid] = rank
+    while ranks:
+        pid, status = os.wait()
+        rank = ranks.pop(pid)
+        if status != 0:
+            sys.exit(f"rank {rank} ended with {os.waitstatus_to_exitcode(status)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
