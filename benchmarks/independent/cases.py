@@ -133,11 +133,16 @@ def _throttled(case: Case, rng: np.random.Generator) -> Case:
     return replace(slow, faults=faults, is_throttle_sampled=True)
 
 
-def _slow_host(case: Case, rng: np.random.Generator) -> Case:
+def _on_several_hosts(case: Case) -> Case:
     places = case.job.places
     while places.world_size <= places.ranks_per_host:
         places = replace(places, dp=places.dp * 4)
-    case = replace(case, job=replace(case.job, places=places))
+    return replace(case, job=replace(case.job, places=places))
+
+
+def _slow_host(case: Case, rng: np.random.Generator) -> Case:
+    case = _on_several_hosts(case)
+    places = case.job.places
     host = places.host(_rank(case.job, rng))
     ranks = tuple(r for r in range(places.world_size) if places.host(r) == host)
     fault = Fault(
@@ -170,6 +175,8 @@ def _slow_nic(case: Case, rng: np.random.Generator) -> Case:
 
 
 def _network(case: Case, rng: np.random.Generator) -> Case:
+    # A job on one host has no network to be slow.
+    case = _on_several_hosts(case)
     first = int(rng.choice([3, 4]))
     fault = Fault(
         cause="network-degradation", how="network", first=first, last=first + 4,
