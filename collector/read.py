@@ -149,6 +149,11 @@ WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32
 ORDER BY epoch, step, rank, start_ns, segment, row
 """
 
+COUNT_SPANS = """
+SELECT count() AS num_spans FROM spans
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+"""
+
 SELECT_MICROBATCHES = """
 SELECT epoch, step, rank, microbatch, num_tokens, sum_squared_lengths FROM microbatches FINAL
 WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
@@ -279,7 +284,7 @@ def read_spans(
     return each_once(
         store,
         run_id,
-        lambda sql: store.arrow(sql, bound),
+        lambda sql: _read_spans(store, sql, bound),
         plain=SELECT_SPANS,
         once=SELECT_SPANS_ONCE,
     )
@@ -291,6 +296,11 @@ def read_spans_once(store: Store, run_id: str, *, first: int, last: int) -> pa.T
     Between the second storing of a cut and the note about it, rows stand there twice.
     """
     return store.arrow(SELECT_SPANS_ONCE, _range(run_id, first, last))
+
+
+def _read_spans(store: Store, sql: str, bound: dict[str, Any]) -> pa.Table:
+    (counted,) = store.rows(COUNT_SPANS, bound)
+    return store.long_arrow(sql, bound, num_rows=counted["num_spans"])
 
 
 def read_microbatches(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
@@ -116,6 +117,27 @@ class Store:
 
         data = self._query(sql, parameters, fmt="Arrow")
         return pa.ipc.open_file(pa.py_buffer(data)).read_all()
+
+    def long_arrow(
+        self, sql: str, parameters: Mapping[str, Any] | None = None, *, num_rows: int
+    ) -> pa.Table:
+        """Return a result of millions of rows as `arrow` does, in a third of the memory.
+
+        Args:
+            sql: Selects columns of numbers and of `LowCardinality(String)`.
+            parameters: Bound ones.
+            num_rows: How many rows are expected.
+        """
+        from collector.blocks import read_blocks
+
+        client = self._client()
+        with (
+            _translated_errors(),
+            closing(client.raw_stream(sql, parameters=_plain(parameters), fmt="Native")) as stream,
+        ):
+            found = read_blocks(stream, num_rows=num_rows)
+        # An empty result comes in no block, and so without its columns' names.
+        return found if found.num_columns else self.arrow(sql, parameters)
 
     def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
         """Run a statement that returns nothing; on a cluster, on each of its servers."""

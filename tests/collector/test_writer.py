@@ -213,6 +213,12 @@ class Interrupted:
         found: pa.Table = self._do(lambda: self._store.arrow(sql, parameters))
         return found
 
+    def long_arrow(self, sql: str, parameters: Mapping[str, Any], *, num_rows: int) -> pa.Table:
+        found: pa.Table = self._do(
+            lambda: self._store.long_arrow(sql, parameters, num_rows=num_rows)
+        )
+        return found
+
     def insert_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
         self._do(lambda: self._store.insert_rows(table, rows))
 
@@ -293,11 +299,11 @@ def test_two_collectors_that_store_one_cut_at_once_show_it_once(
     assert at >= 6  # look, note, attempt, look for others, insert, note
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
 def test_a_cut_that_comes_again_while_its_run_is_read_shows_once(
     store: Store, run_id: str, at: int
 ) -> None:
-    """Before the ledger is asked, before the rows are read, and after."""
+    """Before the ledger is asked, before the rows are counted, before they are read, and after."""
     cut = span_cut(run_id, 0, 5)
     lost = Interrupted(store, power_cut, at=4)  # the rows are in, and nobody knows
     with pytest.raises(PowerCutError):

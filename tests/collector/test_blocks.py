@@ -1,0 +1,110 @@
+"""Results that are read block by block are those that come whole."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.blocks import read_blocks
+from collector.columns import to_codes, to_numpy
+from collector.errors import StoreQueryError
+from collector.store import Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+NUM_ROWS = 70_000
+"""More than one block, of 65,409 rows at most."""
+
+SELECT = """
+SELECT
+    toInt8(number % 7 - 3) AS small, toUInt16(number) AS flags, toInt64(number) * -1000003 AS wide,
+    cityHash64(number) AS hash, number / 4 AS share,
+    toLowCardinality(concat('name', toString(intDiv(number, 5000)))) AS name
+FROM numbers({rows:UInt64})
+ORDER BY number
+"""
+
+
+class Trickle:
+    """A stream that hands out a few bytes at a time, as a network may."""
+
+    def __init__(self, data: bytes, *, at_most: int) -> None:
+        self._stream = io.BytesIO(data)
+        self._at_most = at_most
+
+    def read(self, size: int, /) -> bytes:
+        return self._stream.read(min(size, self._at_most))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
+        yield opened
+
+
+def columns_of(table: pa.Table) -> dict[str, list[object]]:
+    codes, names = to_codes(table["name"])
+    numbers = [name for name in table.column_names if name != "name"]
+    found: dict[str, list[object]] = {name: to_numpy(table[name]).tolist() for name in numbers}
+    return {**found, "name": [names[code] for code in codes]}
+
+
+@pytest.mark.parametrize("expected", [NUM_ROWS, 2 * NUM_ROWS, 1])
+def test_a_long_result_is_the_whole_one_however_many_rows_were_expected(
+    store: Store, expected: int
+) -> None:
+    whole = store.arrow(SELECT, {"rows": NUM_ROWS})
+
+    found = store.long_arrow(SELECT, {"rows": NUM_ROWS}, num_rows=expected)
+
+    assert found.num_rows == NUM_ROWS
+    assert found.column_names == whole.column_names
+    assert {
+        name: column.num_chunks
+        for name, column in zip(found.column_names, found.columns, strict=True)
+    } == dict.fromkeys(found.column_names, 1)
+    assert columns_of(found) == columns_of(whole)
+
+
+def test_an_empty_result_has_its_columns(store: Store) -> None:
+    found = store.long_arrow(SELECT, {"rows": 0}, num_rows=0)
+
+    assert found.num_rows == 0
+    assert found.schema.equals(store.arrow(SELECT, {"rows": 0}).schema)
+
+
+def test_what_cannot_be_read_by_block_is_named(store: Store) -> None:
+    with pytest.raises(StoreQueryError, match=r"column kinds is of type Array\(UInt8\)"):
+        store.long_arrow("SELECT [1, 2] AS kinds", num_rows=1)
+
+
+def test_a_refused_statement_and_the_next_one_go_as_ever(store: Store) -> None:
+    with pytest.raises(StoreQueryError):
+        store.long_arrow("SELECT * FROM nowhere", num_rows=1)
+    with pytest.raises(StoreQueryError):
+        store.long_arrow("SELECT throwIf(number > 66000) AS a FROM numbers(70000)", num_rows=1)
+
+    assert store.rows("SELECT 1 AS one") == [{"one": 1}]
+
+
+def test_pieces_of_any_length_make_up_the_same_columns(store: Store) -> None:
+    with store._client().raw_stream(SELECT, parameters={"rows": NUM_ROWS}, fmt="Native") as stream:
+        data = stream.read()
+
+    found = read_blocks(Trickle(data, at_most=1000), num_rows=NUM_ROWS)
+
+    assert columns_of(found) == columns_of(store.arrow(SELECT, {"rows": NUM_ROWS}))
+
+
+@pytest.mark.parametrize("num_bytes", [1, 30, 1000, 400_000])
+def test_a_result_that_breaks_off_is_refused(store: Store, num_bytes: int) -> None:
+    with store._client().raw_stream(SELECT, parameters={"rows": 100_000}, fmt="Native") as stream:
+        data = stream.read()
+
+    with pytest.raises(StoreQueryError, match="broke off"):
+        read_blocks(io.BytesIO(data[:num_bytes]), num_rows=1)
