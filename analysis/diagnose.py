@@ -156,7 +156,9 @@ def _host_candidates(case: Case) -> tuple[Candidate, ...]:
     first_of_stalled &= reading.gaps.place == Place.INPUT
     late = data_stalls(stalls, usual, explained | first_of_stalled)
     groups = tuple(
-        link.members for link in reading.transfers.links if link.kind in LAUNCHED_AFTER_COMPUTE
+        link.members
+        for link in reading.transfers.links
+        if not link.is_pair and link.kind in LAUNCHED_AFTER_COMPUTE
     )
     skews = launch_skews(stalls, groups, usual, blamed)
     return (*dips, *stalled, *late, *pauses, *skews)

@@ -66,7 +66,7 @@ class Link:
     """Global ranks: (source, destination) of a pair, ascending of a group."""
 
     kind: str
-    """Span kind of its transfers; ``pp-send`` for a pair."""
+    """Span kind of its transfers; ``pp-send`` for a pair of stages."""
 
     is_pair: bool
 

@@ -162,20 +162,20 @@ def slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
     """
     excess = profile.total_ns / profile.expected_ns - 1.0
     found = []
-    kinds = np.array([link.kind for link in profile.transfers.links])
+    links = profile.transfers.links
+    kinds = np.array([f"{link.kind} {link.is_pair}" for link in links])
     for kind in np.unique(kinds).tolist():
         rows = np.flatnonzero(kinds == kind)
         # The parts of one reduction follow each other on one ring: not so many instances.
-        often = profile.transfers.links[rows[0]].is_pair
+        often = links[rows[0]].is_pair
         often &= float(np.nanmedian(profile.num[rows])) >= LEAST_ALIKE
         phases = standing_out(
             excess[rows], few=profile.few[rows], shortest=1 if often else LONE_STEPS
         )
         found += [(int(rows[phase.row]), phase) for phase in phases]
-    links = (_slow_link(profile, link, phase) for link, phase in found)
     return tuple(
         slow
-        for slow in links
+        for slow in (_slow_link(profile, link, phase) for link, phase in found)
         if _num_instances(profile, slow) >= LEAST_ALIKE
         and _differs_from_other_steps(profile, slow)
         and (slow.phase.num_steps >= LONE_STEPS or slow.phase.margin >= CLEAR_FACTOR)

@@ -83,7 +83,8 @@ def _places(joined: Joined, pieces: Pieces) -> NDArray[np.int8]:
         place[np.flatnonzero(known)[kind == code]] = before
 
     launched = distinct(joined.launch[~is_p2p(joined.spans)[joined.comm]])
-    place[is_among(pieces.end, launched)] = Place.LAUNCH
+    # What is launched before a forward or backward (a gather of its weights) feeds it.
+    place[is_among(pieces.end, launched) & (place == Place.OTHER)] = Place.LAUNCH
 
     earlier = np.maximum.accumulate(np.where(own, index, NOWHERE))
     is_first = earlier < 0
@@ -134,6 +135,9 @@ def transfers_of(
     unclear = (spans.flags[comm] & SpanFlag.END_BOUND) != 0
     unclear |= joined.waits_for_nobody
     pair = is_p2p(spans)[comm]
+    # A ring of context parallel ranks sends inside compute: its pairs are its axis's.
+    pair_kind = spans.kind[comm].astype(np.int64)
+    pair_kind[pair_kind == KIND_CODES[SpanKind.PP_RECV]] = KIND_CODES[SpanKind.PP_SEND]
     source, target = spans.src_rank[comm], spans.dst_rank[comm]
     ids, group = np.unique(spans.group_id[comm], return_inverse=True)
 
@@ -141,7 +145,7 @@ def transfers_of(
         if pair[row]:
             return Link(
                 members=(int(source[row]), int(target[row])),
-                kind=SpanKind.PP_SEND.value,
+                kind=KINDS[int(pair_kind[row])].value,
                 is_pair=True,
             )
         return Link(
@@ -164,7 +168,7 @@ def transfers_of(
             ),
             alike=np.stack(
                 (
-                    np.where(pair, NOWHERE, spans.kind[comm]),
+                    np.where(pair, NOWHERE - 1 - pair_kind, spans.kind[comm]),
                     np.where(pair, target > source, spans.name[comm]),
                     spans.num_bytes[comm],
                 )
