@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.distinct import number_rows
 from analysis.intervals import Line
 from analysis.occupancy import P2P_KINDS, of_kinds
 from analysis.operation_times import operation_times
@@ -130,8 +131,10 @@ def schedule_of(
     if layout.pp == 1 or not forward.any():
         return None
     num_microbatches = int(items.microbatch[forward].max()) + 1
-    held = np.unique(np.stack((items.rank[forward], items.chunk[forward])), axis=1)
-    num_chunks = int(np.unique(held[0], return_counts=True)[1].max())
+    held, num_held = number_rows(items.rank[forward], items.chunk[forward])
+    rank_of = np.empty(num_held, dtype=np.int64)
+    rank_of[held] = items.rank[forward]
+    num_chunks = int(np.bincount(rank_of).max())
     return BubbleShape(
         num_stages=layout.pp,
         num_chunks=num_chunks,

@@ -18,6 +18,11 @@ MATES_ENOUGH = 4
 Source: design.md section 5, least evidence."""
 
 
+MOST_WHOLE = 1 << 53
+"""Whole numbers up to here are exact in floating point."""
+
+KEY_BITS = 62
+
 EARLIER_QUANTILE = 0.25
 """What has nobody to be held against is held against the quarter of its own steps in which it was
 fastest."""
@@ -51,12 +56,34 @@ def group_medians(
         Two arrays of shape (num_groups,); the medians in the unit of ``value``.
     """
     num = np.bincount(group, minlength=num_groups).astype(np.int64)
-    ordered = np.append(value[sort_rows(group, value)].astype(np.float64), np.nan)
+    ordered = np.append(_sorted_by_group(value, group), np.nan)
     first = np.cumsum(num) - num
     low = np.where(num > 0, first + (num - 1) // 2, -1)
     high = np.where(num > 0, first + num // 2, -1)
     medians: NDArray[np.float64] = (ordered[low] + ordered[high]) / 2
     return medians, num
+
+
+def _sorted_by_group(value: NDArray[Any], group: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """Return the values group by group, ascending within each."""
+    if not len(value):
+        return value.astype(np.float64)
+    lowest, highest = value.min(), value.max()
+    if not -MOST_WHOLE < lowest <= highest < MOST_WHOLE:  # or one is NaN
+        return value[sort_rows(group, value)].astype(np.float64)
+    whole = value.astype(np.int64)
+    bits = (int(highest) - int(lowest)).bit_length()
+    if bits + int(group.max()).bit_length() > KEY_BITS or not (whole == value).all():
+        return value[sort_rows(group, value)].astype(np.float64)
+    # Times are whole nanoseconds, whatever holds them: with the group above it each is a key,
+    # and one sort of the keys themselves does, three times as fast as an order of the rows.
+    keys = group.astype(np.int64) << bits
+    whole -= int(lowest)
+    keys |= whole
+    keys.sort()
+    keys &= (1 << bits) - 1
+    keys += int(lowest)
+    return keys.astype(np.float64)
 
 
 def faster_steps(value: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.ordering import places_in_buckets, stable_order
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 _MAX_KEY = 2**62
 _MAX_RADIX = 2**30
 """Columns of a wider range (hashes) are numbered by what occurs in them."""
+
+_FEW_VALUES = 1 << 14
+"""As many stay in a core's cache."""
 
 _DENSE = 4
 """A table of keys this many times as large as the number of rows is still cheaper than a sort."""
@@ -44,9 +49,15 @@ def _keyed(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[NDArray[np.int6
     key, size = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:
         codes, radix = _codes(column)
+        if radix == 1:
+            continue
         if size * radix > _MAX_KEY:
             key, size = _compact(key, size)
-        key = key * radix + codes
+        if size == 1:
+            key = codes
+        else:
+            key *= radix
+            key += codes
         size *= radix
     return key, size
 
@@ -58,8 +69,20 @@ def _compact(key: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], int]
         seen[key] = True
         number = np.cumsum(seen) - 1
         return number[key], int(number[-1]) + 1 if size else 0
-    distinct, found = np.unique(key, return_inverse=True)
-    return found.astype(np.int64), len(distinct)
+    return _numbered(key)
+
+
+def _numbered(column: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
+    """Number each row by its value's place among the distinct ones; tell how many there are."""
+    values = distinct(column)
+    found = places_in_buckets(column, values) if len(values) <= _FEW_VALUES else None
+    if found is not None:
+        return found, len(values)
+    order = stable_order(column)
+    ordered = column[order]
+    number = np.empty(len(column), dtype=np.int64)
+    number[order] = np.cumsum(np.append(False, ordered[1:] != ordered[:-1]))
+    return number, len(values)
 
 
 def _codes(column: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], int]:
@@ -69,8 +92,7 @@ def _codes(column: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], int]:
     lowest, highest = int(column.min()), int(column.max())
     if highest - lowest < _MAX_RADIX:
         return (column - column.dtype.type(lowest)).astype(np.int64), highest - lowest + 1
-    distinct, found = np.unique(column, return_inverse=True)
-    return found.astype(np.int64), len(distinct)
+    return _numbered(column)
 
 
 def distinct(column: NDArray[np.integer[Any]]) -> NDArray[Any]:

@@ -20,6 +20,12 @@ _KEY_BITS = 62
 _FEW = 1024
 """Rows that any way sorts quickly."""
 
+_BUCKET_BITS = 16
+_MOST_STEPS = 8
+
+_LONG_RUN = 16
+"""Rows that ascend in a run, on average, from which on merging runs is quicker than sorting."""
+
 _DENSE = 4
 """A table of all values this many times as large as the number of rows is still quicker than to
 search for each."""
@@ -33,10 +39,15 @@ def stable_order(column: NDArray[Any]) -> NDArray[np.int64]:
     """
     if len(column) <= _FEW or column.dtype.kind == "f":
         return np.argsort(column, kind="stable")
+    num_falls = int(np.count_nonzero(column[1:] < column[:-1]))
+    if not num_falls:
+        return np.arange(len(column))
     lowest, bits = _range_of(column)
     row_bits = (len(column) - 1).bit_length()
     if bits + row_bits > _KEY_BITS:
-        return np.argsort(column, kind="stable")
+        if num_falls * _LONG_RUN < len(column):
+            return np.argsort(column, kind="stable")  # it merges runs that ascend already
+        return _order_of_wide(column, lowest)
     packed = column.astype(np.int64)
     packed -= lowest
     packed <<= row_bits
@@ -44,6 +55,14 @@ def stable_order(column: NDArray[Any]) -> NDArray[np.int64]:
     packed.sort()
     packed &= (1 << row_bits) - 1
     return packed
+
+
+def _order_of_wide(column: NDArray[Any], lowest: int) -> NDArray[np.int64]:
+    """Order what leaves no room for the row's number: by its lower half, then by its upper."""
+    # Differences to the lowest value wrap around into the right unsigned ones.
+    above = column.astype(np.uint64) - np.uint64(lowest % (1 << 64))
+    order = stable_order((above & np.uint64((1 << 32) - 1)).astype(np.int64))
+    return order[stable_order((above >> np.uint64(32)).astype(np.int64)[order])]
 
 
 def sort_rows(*columns: NDArray[Any]) -> NDArray[np.int64]:
@@ -105,6 +124,31 @@ def places_of(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) -> NDAr
         return np.searchsorted(ascending, values)
     table = np.searchsorted(ascending, np.arange(lowest, highest + 1))
     found: NDArray[np.int64] = table[values - values.dtype.type(lowest)]
+    return found
+
+
+def places_in_buckets(
+    values: NDArray[np.integer[Any]], ascending: NDArray[Any]
+) -> NDArray[np.int64] | None:
+    """Return where each value stands in ``ascending``, in which all are; None: it would take long.
+
+    A table over the upper bits leads to within `_MOST_STEPS` of the place: quick for few values
+    that lie anywhere, as hashes do.
+
+    Args:
+        values: Shape (rows,).
+        ascending: Shape (numbers,), sorted, each once.
+    """
+    lowest = np.uint64(int(ascending[0]) % (1 << 64))
+    within = ascending.astype(np.uint64) - lowest
+    shift = np.uint64(max(int(within[-1]).bit_length() - _BUCKET_BITS, 0))
+    sizes = np.bincount((within >> shift).astype(np.int64))
+    if sizes.max() > _MOST_STEPS:
+        return None
+    above = values.astype(np.uint64) - lowest
+    found: NDArray[np.int64] = (np.cumsum(sizes) - sizes)[(above >> shift).astype(np.int64)]
+    for _ in range(int(sizes.max()) - 1):
+        found += within[found] < above
     return found
 
 

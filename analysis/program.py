@@ -206,7 +206,7 @@ def compile_program(
     gaps = gaps if host_gaps else _Gaps.NONE
     left = np.ones(num_steps, dtype=np.bool_)
     classes: list[StepClass] = []
-    if len(replicas) > 1:
+    if len(replicas) > 1 and _may_be_alike(operations, replica, len(replicas)):
         frame = frame_of(whole, replica, len(replicas))
         signature, alike = signatures_of(whole, frame)
         by_step = signature.reshape(num_steps, len(replicas))
@@ -225,6 +225,14 @@ def compile_program(
         replicas=replicas,
         has_arrivals=gaps is _Gaps.OF_ALL,
     )
+
+
+def _may_be_alike(operations: Operations, replica: NDArray[np.int64], num_replicas: int) -> bool:
+    """Tell whether some step's replicas have equally many operations: without, none are alike."""
+    instance = operations.step * np.int64(num_replicas) + replica
+    num_instances = len(operations.steps) * num_replicas
+    num_each = np.bincount(instance, minlength=num_instances).reshape(-1, num_replicas)
+    return bool((num_each == num_each[:, :1]).all(axis=1).any())
 
 
 def _compile(

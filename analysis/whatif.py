@@ -212,7 +212,8 @@ def _with_recoverable(result: WhatIf, replayer: Replayer) -> WhatIf:
     model = replayer.model
     num_stages = int(model.stage.max()) + 1
     lowest = np.full((int(model.dp.max()) + 1) * num_stages, np.iinfo(np.int32).max)
-    np.minimum.at(lowest, model.dp * num_stages + model.stage, model.rank)
+    worker = model.dp * num_stages + model.stage
+    np.minimum.at(lowest, worker, model.rank)
     lowest_rank = {
         (dp, stage): lowest[dp * num_stages + stage] for dp, stage in result.by_worker_ns
     }
@@ -221,9 +222,9 @@ def _with_recoverable(result: WhatIf, replayer: Replayer) -> WhatIf:
         key=lambda worker: (-(result.worker_slowdown(*worker) or 0.0), lowest_rank[worker]),
     )
     worst = workers[: math.ceil(WORST_SHARE * len(workers))]
-    of_worst = np.zeros(len(model.dp), dtype=np.bool_)
-    for dp, stage in worst:
-        of_worst |= (model.dp == dp) & (model.stage == stage)
+    is_worst = np.zeros(len(lowest), dtype=np.bool_)
+    is_worst[[dp * num_stages + stage for dp, stage in worst]] = True
+    of_worst = is_worst[worker]
     last_stage = model.stage == model.stage.max()
     recorded, ideal = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
     return WhatIf(

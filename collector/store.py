@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self, cast
 from weakref import WeakSet
 
 from collector.cluster import cluster_settings, statements_for
@@ -109,7 +109,9 @@ class Store:
     def rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
         """Return a small result as one dict a row, by column name."""
         data = self._query(sql, parameters, fmt="JSONEachRow")
-        return [json.loads(line) for line in data.splitlines()]
+        # One document: parsing 50,000 of them one by one takes half as long again.
+        rows: list[Row] = json.loads(b"[%b]" % b",".join(data.splitlines()))
+        return rows
 
     def arrow(self, sql: str, parameters: Mapping[str, Any] | None = None) -> pa.Table:
         """Return a large result as Arrow columns; `LowCardinality` ones are dictionaries."""
@@ -131,11 +133,10 @@ class Store:
         from collector.blocks import read_blocks
 
         client = self._client()
-        with (
-            _translated_errors(),
-            closing(client.raw_stream(sql, parameters=_plain(parameters), fmt="Native")) as stream,
-        ):
-            found = read_blocks(stream, num_rows=num_rows)
+        with _translated_errors():
+            answer = client.raw_stream(sql, parameters=_plain(parameters), fmt="Native")
+            with closing(cast("IO[bytes]", answer)) as stream:
+                found = read_blocks(stream, num_rows=num_rows)
         # An empty result comes in no block, and so without its columns' names.
         return found if found.num_columns else self.arrow(sql, parameters)
 

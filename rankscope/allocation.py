@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
@@ -29,3 +35,19 @@ def keep_freed_memory() -> None:
     mallopt(M_MMAP_MAX, 0)
     mallopt(M_TRIM_THRESHOLD, LARGEST_INT)
     mallopt(M_ARENA_MAX, 1)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Look for no reference cycles meanwhile, for work that makes many objects and keeps them.
+
+    Each round of that search goes through all objects there are: 0.4 s of an analysis of 12,288
+    ranks, which found nothing.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -18,21 +18,29 @@ def analyze_stored(
         EmptyRunError: It holds no spans in these steps.
         StoreError: The store could not be opened or read.
     """
+    from rankscope.allocation import keep_freed_memory, without_collection
+
+    keep_freed_memory()  # before numpy's threads, which would be given pools of their own
+    with without_collection():
+        return _analyze_stored(run_id, (first, last), as_json=as_json, store_url=store_url)
+
+
+def _analyze_stored(
+    run_id: str, steps: tuple[int | None, int | None], *, as_json: bool, store_url: str | None
+) -> str:
     from analysis.analyze import analyze_known
     from analysis.document import to_document
     from analysis.verdict import verdict_sentence
     from collector.location import default_store_url
     from collector.served_store import open_for_reading
-    from rankscope.allocation import keep_freed_memory
     from rankscope.following import History, follows_document, follows_text
     from rankscope.report_text import report_text
     from rankscope.source import StoreSource
 
-    keep_freed_memory()
     with open_for_reading(store_url or default_store_url()) as store:
         source = StoreSource(store)
         run = source.run_info(run_id)
-        report = analyze_known(source, run, first=first, last=last)
+        report = analyze_known(source, run, first=steps[0], last=steps[1])
         followed = History(store).of_report(report, run)
     if as_json:
         document = to_document(report)

@@ -1,8 +1,42 @@
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
-from analysis.cells import median_by_kind
+import numpy as np
+import pytest
+
+from analysis.cells import group_medians, median_by_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+VALUES: dict[str, Callable[[np.random.Generator], NDArray[Any]]] = {
+    "whole": lambda rng: rng.integers(-(1 << 40), 1 << 40, 5_000),
+    "whole as floats": lambda rng: rng.integers(-(1 << 40), 1 << 40, 5_000).astype(np.float64),
+    "fractions": lambda rng: rng.normal(size=5_000),
+    "beyond whole": lambda rng: rng.normal(size=5_000) * 1e30,
+    "one unknown": lambda rng: np.append(rng.integers(0, 9, 4_999).astype(np.float64), np.nan),
+    "one without bound": lambda rng: np.append(rng.integers(0, 9, 4_999) * 1.0, np.inf),
+}
+"""By what they are like: whole ones that fit beside the group's number are sorted another way."""
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_groups_median_is_numpys(name: str) -> None:
+    rng = np.random.default_rng(1)
+    values, group = VALUES[name](rng), rng.integers(0, 9, 5_000)
+    group[group == 3] = 4
+
+    medians, num = group_medians(values, group, 10)
+
+    for k in range(10):
+        own = values[group == k]
+        assert num[k] == len(own)
+        known = np.sort(own)  # an unknown one counts as the largest
+        expected = (known[(len(own) - 1) // 2] + known[len(own) // 2]) / 2 if len(own) else np.nan
+        np.testing.assert_equal(medians[k], expected)
 
 
 def test_rows_are_held_against_the_median_of_their_kind() -> None:

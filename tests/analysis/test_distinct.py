@@ -19,6 +19,20 @@ def test_distinct_values_are_those_of_a_set(values: list[int]) -> None:
     assert distinct(np.array(values, dtype=np.int64)).tolist() == sorted(set(values))
 
 
+def test_many_rows_are_numbered_as_numpy_numbers_distinct_values() -> None:
+    rng = np.random.default_rng(1)
+    hashes = rng.integers(0, 1 << 64, 300, dtype=np.uint64)[rng.integers(0, 300, 5_000)]
+    crowded = np.where(rng.random(5_000) < 0.9, rng.integers(0, 50, 5_000), 1 << 60)
+    many = rng.integers(-(1 << 62), 1 << 62, 40_000)
+
+    for column in (hashes, crowded, many):
+        number, num = number_rows(column)
+
+        values, places = np.unique(column, return_inverse=True)
+        assert num == len(values)
+        assert (number == places).all()
+
+
 @given(ROWS)
 def test_rows_are_numbered_in_the_order_of_their_columns(rows: list[tuple[int, int, int]]) -> None:
     columns = [np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis import ordering
-from analysis.ordering import places_of, sort_rows, stable_order
+from analysis.ordering import places_in_buckets, places_of, sort_rows, stable_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +29,10 @@ COLUMNS: dict[str, Callable[[np.random.Generator], NDArray[Any]]] = {
     "truth": lambda rng: rng.random(NUM_ROWS) < 0.5,
     "floats": lambda rng: np.where(rng.random(NUM_ROWS) < 0.1, np.nan, rng.random(NUM_ROWS)),
     "equal": lambda rng: np.full(NUM_ROWS, 7),
+    "rising": lambda rng: np.sort(rng.integers(-(1 << 62), 1 << 62, NUM_ROWS)),
+    "runs": lambda rng: np.sort(
+        rng.integers(-(1 << 62), 1 << 62, (NUM_ROWS // 100, 100)), axis=1
+    ).ravel(),
 }
 """By what they are like: of which ranges columns are."""
 
@@ -77,6 +81,25 @@ def test_a_value_stands_where_a_search_finds_it(ascending: NDArray[np.int64], sp
     values: NDArray[Any] = np.random.default_rng(3).integers(-spread, spread, NUM_ROWS)
 
     assert (places_of(values, ascending) == np.searchsorted(ascending, values)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_a_value_is_found_by_its_bucket_where_values_lie_anywhere(dtype: type) -> None:
+    rng = np.random.default_rng(4)
+    limits = np.iinfo(dtype)
+    ascending = np.sort(rng.integers(limits.min, limits.max, 1_000, dtype=dtype, endpoint=True))
+    values = ascending[rng.integers(0, len(ascending), NUM_ROWS)]
+
+    found = places_in_buckets(values, ascending)
+
+    assert found is not None
+    assert (found == np.searchsorted(ascending, values)).all()
+
+
+def test_values_that_crowd_together_are_not_looked_for_in_buckets() -> None:
+    ascending = np.append(np.arange(100), 1 << 60)
+
+    assert places_in_buckets(ascending, ascending) is None
 
 
 def test_few_rows_take_the_plain_way() -> None:
