@@ -1,0 +1,79 @@
+"""A host, a collector and a network between them, for tests of the host's clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from collector.clock_probe import Probe, ProbeReply
+from collector.clock_sync import HostClock, ProbeConfig
+from tracer.span import MonotonicNs, UnixNs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+US = 1_000
+MS = 1_000_000
+S = 1_000_000_000
+UNIX_NS = 1_700_000_000 * S
+START_NS = 5_000 * S
+Delays = tuple[float, float]
+
+
+@dataclass(kw_only=True)
+class FakeNetwork:
+    """A host, a collector and the way between them; time passes only on the way and when told."""
+
+    delays: Callable[[], Delays]
+    offset_ns: int = UNIX_NS
+    drift_ppb: int = 0
+    now_ns: int = START_NS
+    reference_id: str = "first"
+    broken: bool = False
+    turn_ns: int = 20 * US
+
+    def clock(self) -> int:
+        return self.now_ns
+
+    def true_offset_ns(self, at_ns: int) -> int:
+        return self.offset_ns + (at_ns - START_NS) * self.drift_ppb // S
+
+    def exchange(self) -> ProbeReply:
+        if self.broken:
+            raise ConnectionRefusedError
+        there_ns, back_ns = self.delays()
+        self.now_ns += round(there_ns)
+        received_ns = self.now_ns + self.true_offset_ns(self.now_ns)
+        self.now_ns += self.turn_ns
+        replied_ns = self.now_ns + self.true_offset_ns(self.now_ns)
+        self.now_ns += round(back_ns)
+        return ProbeReply(
+            reference_id=self.reference_id,
+            received_ns=UnixNs(received_ns),
+            replied_ns=UnixNs(replied_ns),
+        )
+
+    def run(self, clock: HostClock, *, for_ns: int, look_ns: int = 50 * MS) -> None:
+        end_ns = self.now_ns + for_ns
+        while self.now_ns < end_ns:
+            clock.poll()
+            self.now_ns += look_ns
+
+
+def steady() -> Delays:
+    return 100 * US, 100 * US
+
+
+def host_clock(network: FakeNetwork, config: ProbeConfig | None = None) -> HostClock:
+    return HostClock(network.exchange, monotonic_ns=network.clock, config=config)
+
+
+def probe_at(at_ns: int, *, offset_ns: int, there_ns: int, back_ns: int, turn_ns: int = 0) -> Probe:
+    """A probe of a reference that is ``offset_ns`` ahead and does not drift."""
+    received_ns = at_ns + there_ns + offset_ns
+    return Probe(
+        sent_ns=MonotonicNs(at_ns),
+        received_ns=UnixNs(received_ns),
+        replied_ns=UnixNs(received_ns + turn_ns),
+        returned_ns=MonotonicNs(at_ns + there_ns + turn_ns + back_ns),
+    )
