@@ -104,9 +104,12 @@ class Run:
     @cached_property
     def waterfall(self) -> Waterfall:
         """Where each rank's time went in each step; see `analysis.waterfall.Part`."""
+        from analysis.device_steps import steps_on_device
         from analysis.waterfall import waterfall_of
 
-        return waterfall_of(self.info, self.reading, self.spans(), self.steps())
+        spans = self.spans()
+        steps = steps_on_device(spans, self.steps())
+        return waterfall_of(self.info, self.reading, spans, steps)
 
     def critical_path(self, step: int) -> CriticalPath:
         """Return the chain of operations that decides a step's end.

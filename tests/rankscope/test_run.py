@@ -11,7 +11,7 @@ from collector.store import open_store
 from collector.tail import SpoolTail
 from rankscope.run import Run, open_run
 from tests.collector.spool_builder import SpoolBuilder
-from tracer.span import NONE, SpanKind
+from tracer.span import NONE, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,16 +22,23 @@ GROUP = 7
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Two ranks that compute 60 and 100 ms and meet for 10 more, in each of two steps."""
+def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the URL of a store that holds the runs of this module."""
     spool_dir, folder = tmp_path_factory.mktemp("spool"), tmp_path_factory.mktemp("store")
     for rank, compute in ((0, 60 * MS), (1, 100 * MS)):
         write_rank(spool_dir, rank, compute)
+    write_ahead(spool_dir)
     with open_store(f"chdb://{folder}") as store:
         tail = SpoolTail(spool_dir, store, grace_ns=0)
         tail.poll()
         tail.poll()
-    with open_run("r", store=f"chdb://{folder}") as opened:
+    return f"chdb://{folder}"
+
+
+@pytest.fixture(scope="module")
+def run(stored: str) -> Iterator[Run]:
+    """Two ranks that compute 60 and 100 ms and meet for 10 more, in each of two steps."""
+    with open_run("r", store=stored) as opened:
         yield opened
 
 
@@ -50,6 +57,29 @@ def write_rank(spool_dir: Path, rank: int, compute: int) -> None:
         )
         spool.step(step, start_ns=begin, duration_ns=110 * MS, num_tokens=8, loss=1.0)
     spool.group(GROUP, kind="dp-comm", name="dp", members=[0, 1])
+    spool.end(at_ns=500 * MS)
+
+
+def write_ahead(spool_dir: Path) -> None:
+    """Write run ``ahead``: 60 ms of forward and 2 of optimizer a step, issued in 1 ms."""
+    device = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+    spool = SpoolBuilder(spool_dir, run_id="ahead", world_size=1)
+    for step in (0, 1):
+        begin = (1 + 62 * step) * MS
+        for kind, start_ns, duration_ns in (
+            (SpanKind.FORWARD, begin, 60 * MS),
+            (SpanKind.OPTIMIZER, begin + 60 * MS, 2 * MS),
+        ):
+            spool.span(
+                kind.value,
+                kind=kind,
+                step=step,
+                start_ns=start_ns,
+                duration_ns=duration_ns,
+                chunk=0,
+                flags=device,
+            )
+        spool.step(step, start_ns=step * MS, duration_ns=MS)
     spool.end(at_ns=500 * MS)
 
 
@@ -74,6 +104,18 @@ def test_the_waterfall_is_that_of_the_report(run: Run) -> None:
     assert (run.waterfall.of(TimePart.WAITING) / MS).tolist() == [[40, 40], [0, 0]]
     assert run.report.waterfall is not None
     assert run.report.waterfall.mean_ratio["waiting"] == 80 / 440
+
+
+def test_the_waterfall_of_a_host_that_runs_ahead_fills_the_device_s_steps(
+    run: Run, stored: str
+) -> None:
+    # GIVEN a host that is done with each step in 1 ms, and a device that takes 62 (`write_ahead`)
+    with open_run("ahead", store=stored) as opened:
+        waterfall = opened.waterfall
+
+    # THEN each step is the device's, and all of it compute
+    assert waterfall.total_ns.tolist() == [[62 * MS, 62 * MS]]
+    assert waterfall.of(TimePart.USEFUL_COMPUTE).tolist() == [[62 * MS, 62 * MS]]
 
 
 def test_a_healthy_rank_would_win_back_what_was_lost(run: Run) -> None:
