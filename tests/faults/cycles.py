@@ -55,6 +55,7 @@ class WholePath:
 
     folder: Path
     chooser: random.Random
+    rows_a_burst: int = ROWS_A_BURST
     faults: list[str] = field(default_factory=list)
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _builders: list[SpoolBuilder] = field(default_factory=list)
@@ -63,7 +64,7 @@ class WholePath:
 
     def __enter__(self) -> Self:
         self.spool.mkdir(parents=True)
-        self._port = _free_port()
+        self._port = free_port()
         made = subprocess.run(
             [*COMMAND, "token", "create", "--role", "ingest", "--holder", "cycles",
              "--out", str(self.folder / "agent.token")],
@@ -71,9 +72,10 @@ class WholePath:
         )  # fmt: skip
         assert made.returncode == 0, made.stderr
         self.oracle = Oracle(self.folder / "oracle", is_synced=False)
-        self.start("collector")
-        self.wait_for(self._is_ready)
-        self.start("agent")
+        for name in self.commands():
+            self.start(name)
+            if name == "collector":
+                self.wait_for(self.is_ready)
         return self
 
     def __exit__(
@@ -82,8 +84,7 @@ class WholePath:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for name in ("agent", "collector"):
-            self.end(name)
+        self.end_all()
         self.oracle.__exit__(exc_type, exc, traceback)
 
     @property
@@ -95,23 +96,37 @@ class WholePath:
         return self.folder / "store"
 
     @property
+    def store_url(self) -> str:
+        return f"chdb://{self.store}"
+
+    @property
     def _environment(self) -> dict[str, str]:
         return environment(
-            self.store, RANKSCOPE_TOKEN_FILE=str(self.folder / "agent.token"), PYTHONUNBUFFERED="1"
+            self.store,
+            RANKSCOPE_STORE=self.store_url,
+            RANKSCOPE_TOKEN_FILE=str(self.folder / "agent.token"),
+            PYTHONUNBUFFERED="1",
         )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def commands(self) -> dict[str, list[str]]:
+        """Return the processes and what they run, in the order in which they are started."""
+        return {
+            "collector": [*COMMAND, "serve", "--only", "collector", "--port", str(self._port)],
+            "agent": [
+                *COMMAND, "agent", "--spool", str(self.spool), "--no-samples",
+                "--collector", self.url,
+            ],
+        }  # fmt: skip
 
     def start(self, name: str) -> None:
         """Start a process."""
-        arguments = {
-            "collector": ["serve", "--only", "collector", "--port", str(self._port)],
-            "agent": [
-                "agent", "--spool", str(self.spool), "--no-samples",
-                "--collector", f"http://127.0.0.1:{self._port}",
-            ],
-        }[name]  # fmt: skip
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [*COMMAND, *arguments], env=self._environment, stdout=log, stderr=log
+                self.commands()[name], env=self._environment, stdout=log, stderr=log
             )
 
     def kill(self, name: str) -> None:
@@ -123,7 +138,7 @@ class WholePath:
         self._processes[name].wait(PATIENCE_S)
         self.start(name)
         if name == "collector" and self.chooser.random() < WAITED_SHARE:
-            self.wait_for(self._is_ready)
+            self.wait_for(self.is_ready)
 
     def kill_only(self, name: str) -> None:
         """Kill a process, and leave it so."""
@@ -159,6 +174,11 @@ class WholePath:
             process.kill()
             raise
 
+    def end_all(self) -> None:
+        """Ask every process to end, the first one last."""
+        for name in reversed(self.commands()):
+            self.end(name)
+
     def cycle(self) -> None:
         """Write, wait a moment, and do one of the faults."""
         self.write()
@@ -170,10 +190,13 @@ class WholePath:
     def write(self) -> None:
         """Let each rank write a burst."""
         if not self._builders:
-            ranks = range(NUM_RANKS)
-            self._builders = [SpoolBuilder(self.spool, run_id=RUN, rank=rank) for rank in ranks]
+            self._builders = self.begin_ranks()
         for builder in self._builders:
-            write_spans(builder, self.oracle, ROWS_A_BURST, chooser=self.chooser)
+            write_spans(builder, self.oracle, self.rows_a_burst, chooser=self.chooser)
+
+    def begin_ranks(self) -> list[SpoolBuilder]:
+        """Return what writes the ranks' spools."""
+        return [SpoolBuilder(self.spool, run_id=RUN, rank=rank) for rank in range(NUM_RANKS)]
 
     def drain(self) -> float:
         """Let the ranks end and everything arrive; return how long that took, in seconds."""
@@ -182,14 +205,15 @@ class WholePath:
         began_s = time.monotonic()
         with (self.folder / "oracle").open("rb") as lines:
             num_written = sum(b'"attempt"' in line for line in lines)
-        self.wait_for(lambda: self._num_stored() >= num_written)
+        self.wait_for(lambda: self.num_stored() >= num_written)
         return time.monotonic() - began_s
 
     def verdict(self) -> Verdict:
-        """End both processes, and compare what was written with what the store shows."""
-        self.end("agent")
-        self.end("collector")
-        with open_store(f"chdb://{self.store}") as store:
+        """End who writes, and compare what was written with what the store shows."""
+        for name in reversed(self.commands()):
+            if name != "store":
+                self.end(name)
+        with open_store(self.store_url) as store:
             final = " FINAL" if may_repeat(store, RUN) else ""
             rows = store.rows(SELECT_ROWS.format(final=final))
         return check(self.folder / "oracle", [_seen(row) for row in rows])
@@ -205,16 +229,18 @@ class WholePath:
         """Return what the processes said, and which faults there were."""
         logs = [
             (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]
-            for name in ("collector", "agent")
+            for name in self.commands()
             if (self.folder / f"{name}.log").exists()
         ]
         return "\n".join([", ".join(self.faults), *logs])
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Return whether the collector takes something in."""
         assert self._processes["collector"].poll() is None, self.told()
         return self.ask("/readyz") is not None
 
-    def _num_stored(self) -> int:
+    def num_stored(self) -> int:
+        """Return how many rows can be read."""
         server = read_server_file(self.store)
         if server is None or server.token is None:
             return 0
@@ -254,7 +280,8 @@ def _seen(row: Mapping[str, object]) -> tuple[Key, str]:
     return key, content_hash(row["name"], row["step"], row["duration_ns"])
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback that nobody listens on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,0 +1,100 @@
+"""Several hosts' agents in a process: ``python -m tests.faults.many_agents URL FOLDER FIRST NUM``.
+
+Each is what `rankscope agent --no-samples` is made of, with a spool, a journal, a connection and a
+clock of its own. Ends with SIGTERM.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collector.agent.agent import NodeAgent, ranks_in
+from collector.agent.clocks import AgentClocks
+from collector.agent.delivery import Delivery
+from collector.agent.journal import Journal
+from collector.agent.link import Link
+from collector.agent.outbox import Outbox
+from collector.agent.parking import Parking
+from collector.agent.probing import ProbeThread, exchange_over
+from collector.clock_sync import HostClock, ProbeConfig
+from collector.liveness import boot_id
+from tracer.clock import monotonic_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SOON_STEADY = ProbeConfig(first_probes=4)
+"""So that an agent probes once a second when it is 4 s old, and not only when it is 256 s old."""
+
+
+def spool_of(folder: Path, number: int) -> Path:
+    """Return the spool of one host."""
+    return folder / f"host-{number:03d}"
+
+
+def start_agent(
+    url: str, folder: Path, number: int, *, stack: ExitStack, probing: ProbeConfig
+) -> NodeAgent:
+    """Return an agent whose probes have begun; ``stack`` ends it."""
+    spool = spool_of(folder, number)
+    state = spool / ".agent"
+    state.mkdir(parents=True, exist_ok=True)
+    name = f"host-{number:03d}/test"
+
+    def say(line: str) -> None:
+        sys.stderr.write(f"{name}: {line}\n")
+
+    link, probe_link = Link([url], agent=name), Link([url], agent=name)
+    journal = Journal(state / "journal")
+    probes = ProbeThread(
+        HostClock(exchange_over(probe_link), monotonic_ns=monotonic_ns, config=probing)
+    )
+    clocks = AgentClocks(
+        journal,
+        own=(socket.gethostname(), boot_id()),
+        estimate=probes.latest,
+        monotonic_ns=monotonic_ns,
+        watch=probes.take_events,
+    )
+    outbox = Outbox(
+        link,
+        journal,
+        delivery=Delivery(),
+        parking=Parking(state / "dead"),
+        say=say,
+        ranks_of=lambda run_id: ranks_in(spool, run_id),
+    )
+    probes.start()
+    for end in (journal.close, probe_link.close, link.close, probes.stop):
+        stack.callback(end)
+    return NodeAgent(spool, outbox, clocks, say=say)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Ship until SIGTERM."""
+    url, folder, first, num = arguments[0], Path(arguments[1]), int(arguments[2]), int(arguments[3])
+    probing = SOON_STEADY if "--soon-steady" in arguments else ProbeConfig()
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    with ExitStack() as stack:
+        agents = [
+            start_agent(url, folder, number, stack=stack, probing=probing)
+            for number in range(first, first + num)
+        ]
+        threads = [threading.Thread(target=agent.run, args=(stopping,)) for agent in agents]
+        for thread in threads:
+            thread.start()
+        while not stopping.wait(0.5):  # the handler runs in this thread, and not while it sleeps
+            pass
+        for thread in threads:
+            thread.join()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
