@@ -1,0 +1,146 @@
+"""The ClickHouse server is down, and dies at work, while collector, agent and ranks go on."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.agent.room import used_bytes
+from tests.faults.checker import check, content_hash, key_of
+from tests.faults.cycles import NUM_RANKS
+from tests.faults.server_path import ServerPath
+from tests.tracer.reading import num_lost, process_folders, read_spans
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.faults.checker import Key
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
+
+SEGMENT_BYTES = 32_768
+SEGMENT_ROWS = (SEGMENT_BYTES - 4096) // 128
+NUM_KILLS = 4
+LONGEST_S = 1.2
+"""Between a burst and a kill: the agent ships once a second."""
+
+LIVE, OVER = 0, (1, 2, 3)
+NUM_OVER = 3 * SEGMENT_ROWS
+LIVE_SEGMENTS = 4
+KEPT_SEGMENTS = 4
+"""Of the ranks that are over."""
+
+OTHER_BYTES = 1_068_000
+"""Of a process beside its segments: its names, allocated beforehand, and its manifest."""
+
+MAX_SPOOL_BYTES = (1 + len(OVER)) * OTHER_BYTES + (LIVE_SEGMENTS + KEPT_SEGMENTS) * SEGMENT_BYTES
+OWN_REASONS = {"spool-full", "no-segment"}
+GIVEN_UP = re.compile(r"(\d+) rows that the collector did not take are dropped")
+SEEN = "SELECT rank, name, kind FROM spans WHERE startsWith(name, 's')"
+DROPPED = "SELECT rank, dropped FROM ranks FINAL ORDER BY rank"
+
+
+def names_on_disk(path: ServerPath, rank: int) -> set[str]:
+    return {span.name for span in read_spans(process_folders(path.spool)[rank])}
+
+
+def num_given_up(path: ServerPath) -> int:
+    """Return how many rows the agent says that it dropped."""
+    return sum(map(int, GIVEN_UP.findall((path.folder / "agent.log").read_text())))
+
+
+def num_segments(path: ServerPath) -> int:
+    return len(list(path.spool.glob("run/*/seg-*")))
+
+
+def is_kept(path: ServerPath, rank: int) -> bool:
+    """Let a rank record a span; return whether it had room for it."""
+    folder = process_folders(path.spool)[rank]
+    num_before = num_lost(folder)
+    path.record(rank, 1)
+    return num_lost(folder) == num_before
+
+
+def seen(path: ServerPath) -> list[tuple[Key, str]]:
+    return [
+        (key_of(row["rank"], row["name"]), content_hash(row["name"], row["kind"]))
+        for row in path.rows(SEEN)
+    ]
+
+
+def test_a_store_down_past_every_capacity_costs_the_newest_rows_and_each_tier_tells_how_many(
+    tmp_path: Path,
+) -> None:
+    folder, chooser = tmp_path / "path", random.Random(1)
+    with ServerPath(folder=folder, chooser=chooser, max_spool_bytes=MAX_SPOOL_BYTES) as path:
+        # GIVEN a rank whose rows arrive, with room for four segments of its own
+        limits = {"RANKSCOPE_SEGMENT_BYTES": str(SEGMENT_BYTES)}
+        path.start_rank(LIVE, RANKSCOPE_SPOOL_BYTES=str(LIVE_SEGMENTS * SEGMENT_BYTES), **limits)
+        num_live = path.record(LIVE, 100)
+        path.wait_for(lambda: path.num_stored() >= num_live - 1)
+
+        # WHEN the store is gone, the rank goes on and others come and go
+        path.kill_only("store")
+        while num_live < 2 * LIVE_SEGMENTS * SEGMENT_ROWS:
+            num_live = path.record(LIVE, 50)
+        path.wait_for(lambda: path.num_refused() > 0)
+        for rank in OVER:
+            path.start_rank(rank, **limits)
+            path.record(rank, NUM_OVER)
+            path.end_rank(rank)
+        path.wait_for(lambda: num_given_up(path) > 0)
+        path.wait_for(lambda: used_bytes(path.spool) <= MAX_SPOOL_BYTES)
+
+        # THEN the collector refuses all of it, and lives
+        assert path.is_ready() is False
+        assert path.ask("/healthz") is not None
+        # the rank has dropped its newest, and everything that it kept lies in its segments
+        assert len(list(process_folders(path.spool)[LIVE].glob("seg-*"))) <= LIVE_SEGMENTS
+        num_rank_dropped = num_lost(process_folders(path.spool)[LIVE])
+        num_kept = num_live - num_rank_dropped
+        assert names_on_disk(path, LIVE) == {f"s{LIVE}-{k}" for k in range(num_kept)}
+        assert num_rank_dropped > 0
+        # and the agent has dropped whole segments of those that are over, counted to the row
+        num_buffered = sum(len(names_on_disk(path, rank)) for rank in OVER)
+        num_produced = len(OVER) * NUM_OVER
+        assert num_produced - num_buffered == num_given_up(path)
+
+        # WHEN the store is back
+        path.start("store")
+        path.wait_for(lambda: is_kept(path, LIVE))
+        path.end_rank(LIVE)
+        path.wait_for(lambda: num_segments(path) == 0)
+
+        # THEN all that was kept is stored once, and every other row is told, by who dropped it
+        num_rank_dropped = num_lost(process_folders(path.spool)[LIVE])
+        told = {row["rank"]: row["dropped"] for row in path.rows(DROPPED)}
+        by_ranks = {reason: num for reason, num in told[LIVE].items() if reason in OWN_REASONS}
+        assert sum(by_ranks.values()) == num_rank_dropped
+        by_agent = [told[rank].get("agent-spool-full", 0) for rank in OVER]
+        assert sum(by_agent) == num_given_up(path)
+        num_dropped = sum(sum(reasons.values()) for reasons in told.values())
+        assert num_dropped == num_rank_dropped + num_given_up(path)
+        verdict = check(folder / "oracle", seen(path), num_dropped=num_dropped)
+        assert verdict.is_clean, (verdict, path.told())
+
+
+def test_a_store_that_is_killed_again_and_again_loses_and_doubles_no_row(tmp_path: Path) -> None:
+    chooser = random.Random(3)
+    with ServerPath(folder=tmp_path / "path", chooser=chooser, rows_a_burst=50) as path:
+        # WHEN it is killed at any moment of what it does, while rows keep coming
+        for _ in range(NUM_KILLS):
+            path.write()
+            time.sleep(chooser.uniform(0.0, LONGEST_S))
+            path.kill_only("store")
+            path.write()
+            path.start("store")
+        path.drain()
+
+        # THEN each row is there once, and the collector was never restarted
+        verdict = path.verdict()
+        assert verdict.is_clean, (verdict, path.told())
+        assert verdict.num_stored == 2 * NUM_KILLS * NUM_RANKS * path.rows_a_burst
