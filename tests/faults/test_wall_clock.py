@@ -1,0 +1,143 @@
+"""The wall clock of a host is set while a rank trains and its agent ships (fault D1)."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from collector.wire import decode_cuts
+from tests.collector.agent.fake_collector import TOKEN, FakeCollector
+from tests.faults.jumping_clock import JumpingClock
+from tests.integration.programs import COMMAND, PATIENCE_S, environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.collector.agent.fake_collector import Reply
+
+pytestmark = [
+    pytest.mark.multiproc,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        platform.machine() != "x86_64", reason="libfaketime's package has a library for x86-64"
+    ),
+]
+
+HOUR_S, DAY_S, NS_PER_S = 3_600, 86_400, 10**9
+SPANS_A_CLOCK = 5
+SPAN_S = 0.01
+
+RANK = f"""
+import sys, time
+import tracer
+tracer.install()
+for line in sys.stdin:
+    for number in range({SPANS_A_CLOCK}):
+        with tracer.span(line.strip()):
+            time.sleep({SPAN_S})
+    print(time.time_ns(), flush=True)
+tracer.shutdown()
+"""
+
+
+class Seen:
+    """What a collector was sent, with its times."""
+
+    def __init__(self) -> None:
+        self.spans: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+
+    def __call__(self, path: str, body: bytes) -> Reply | None:
+        if path == "/v1/spans":
+            self.spans += [row for cut in decode_cuts(body) for row in cut.rows.spans.to_pylist()]
+        if path == "/v1/rows/events":
+            self.events += json.loads(body)["rows"]
+        return None
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        """Return the spans of a name, each once, in the order in which they were recorded."""
+        by_row = {(row["segment"], row["row"]): row for row in self.spans if row["name"] == name}
+        return [by_row[key] for key in sorted(by_row)]
+
+    def has_told(self, num_steps: int) -> bool:
+        """Return whether so many steps of the wall clock came."""
+        return len(self.steps_s()) >= num_steps
+
+    def steps_s(self) -> list[int]:
+        """Return by how much each told step of the wall clock was, in whole seconds."""
+        told = {row["at_ns"]: row for row in self.events if row["kind"] == "wall-clock-step"}
+        shifts = [json.loads(told[at_ns]["data"])["shift_ns"] for at_ns in sorted(told)]
+        return [round(shift_ns / NS_PER_S) for shift_ns in shifts]
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+
+
+def test_a_wall_clock_set_back_an_hour_and_forward_a_day_moves_no_span(tmp_path: Path) -> None:
+    # GIVEN a rank and its agent on a host whose wall clock somebody sets
+    spool, clock, seen = tmp_path / "spool", JumpingClock(tmp_path / "clock"), Seen()
+    own = environment(tmp_path, RANKSCOPE_TOKEN=TOKEN, **clock.environment())
+    with FakeCollector() as collector:
+        collector.misbehave = seen
+        agent = subprocess.Popen(
+            [*COMMAND, "agent", "--spool", str(spool), "--collector", collector.url,
+             "--no-samples"],
+            env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        rank = subprocess.Popen(
+            [sys.executable, "-c", RANK],
+            env={**own, "RANKSCOPE_TRACE": str(spool), "RANKSCOPE_RUN": "run"},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            begun_ns = time.time_ns()
+            wall_s = {name: record(rank, seen, name) for name in ["before"]}
+            # WHEN it is set back an hour, and then forward a day
+            for name, ahead_s, num_told in (("back", -HOUR_S, 1), ("ahead", DAY_S - HOUR_S, 2)):
+                clock.set(ahead_s)
+                wall_s[name] = record(rank, seen, name)
+                wait_for(partial(seen.has_told, num_told))
+            ended_ns = time.time_ns()
+        finally:
+            for process in (rank, agent):
+                process.terminate()
+                process.communicate(timeout=PATIENCE_S)
+
+    # THEN the rank did see another time of day
+    assert wall_s["back"] - wall_s["before"] < -HOUR_S + PATIENCE_S
+    assert wall_s["ahead"] - wall_s["back"] > DAY_S - 1
+    # and its spans lie one after the other, where they were by the collector's clock
+    spans = [span for name in ("before", "back", "ahead") for span in seen.named(name)]
+    assert len(spans) == 3 * SPANS_A_CLOCK
+    starts_ns = [span["start_ns"] for span in spans]
+    assert begun_ns < starts_ns[0]
+    assert starts_ns[-1] < ended_ns
+    for span, following in pairwise(spans):
+        assert span["start_ns"] + span["duration_ns"] <= following["start_ns"]
+    assert all(SPAN_S * NS_PER_S <= span["duration_ns"] < 60 * NS_PER_S for span in spans)
+    # and both jumps are events of the run
+    assert seen.steps_s() == [-HOUR_S, DAY_S]
+
+
+def record(rank: subprocess.Popen[str], seen: Seen, name: str) -> float:
+    """Let the rank record spans of a name; return its time of day in s once they have arrived."""
+    assert rank.stdin is not None
+    assert rank.stdout is not None
+    rank.stdin.write(f"{name}\n")
+    rank.stdin.flush()
+    wall_ns = int(rank.stdout.readline())
+    wait_for(lambda: len(seen.named(name)) >= SPANS_A_CLOCK)
+    return wall_ns / NS_PER_S
