@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from collector.errors import StoreUrlError
+from tracer.plain_file import read_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 STORE_VARIABLE = "RANKSCOPE_STORE"
 SERVER_FILE = "server.json"
+MAX_SERVER_FILE_BYTES = 1 << 16
 ENGINE_FILE = "status"
 """Where embedded ClickHouse writes its pid, and what it locks."""
 
@@ -164,7 +166,7 @@ def write_server_file(store_path: Path, *, url: str, token: str | None = None) -
 def read_server_file(store_path: Path) -> ServerFile | None:
     """Return who serves the store; None where nobody says so or that process is gone."""
     try:
-        document = json.loads((store_path / SERVER_FILE).read_text(encoding="utf-8"))
+        document = json.loads(read_plain(store_path / SERVER_FILE, max_bytes=MAX_SERVER_FILE_BYTES))
         found = ServerFile(
             pid=int(document["pid"]), url=str(document["url"]), token=document.get("token")
         )

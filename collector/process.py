@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from collector.errors import CollectorError
 from collector.names import storable_name
+from tracer.plain_file import open_unlinked
 from tracer.spool import (
     DROPPED,
     DROPPED_OFFSET,
@@ -183,7 +184,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_at(path: Path, *, offset: int, num_bytes: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_unlinked(path)
     try:
         return os.pread(descriptor, num_bytes, offset)
     finally:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from collector.records import RECORD
+from tracer.plain_file import open_unlinked
 from tracer.spool import (
     HEADER_BYTES,
     OPEN_CAPACITY,
@@ -97,7 +98,7 @@ class SegmentReader:
         self._chunk_rows = chunk_rows
         self._gaps: dict[int, int] = {}
         self._last_seen: tuple[int, bytes, int] | None = None
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = open_unlinked(path)
         try:
             identity = _identity(self._header(), path)
         except BaseException:
@@ -249,7 +250,7 @@ def open_spans(path: Path) -> list[OpenSpan]:
     Nothing where it can't be read, or is of another version: its table may mean other things.
     """
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_unlinked(path), "rb") as file:
             header = file.read(HEADER_BYTES)
         read_header(header, magic=SEGMENT_MAGIC, path=path)
     except (OSError, SpoolError):

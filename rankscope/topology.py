@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
-import tomllib
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import BadInputError
+from tracer.plain_file import read_plain
+from trainer.simulator.document import parse_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from collector.cut import Cut, Resume, Sink
     from collector.store import Row, Store
+
+MAX_FILE_BYTES = 16 << 20
+"""A hundred times what 1,536 hosts take."""
 
 HOST_KEYS = ("switch", "rack", "rails")
 
@@ -136,14 +139,14 @@ class PlacedSink:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_plain(path, max_bytes=MAX_FILE_BYTES).decode()
     except OSError as error:
         raise _bad(path, f"cannot be read ({error.strerror}): check the path") from error
     except UnicodeDecodeError as error:
         raise _bad(path, "is no UTF-8 text") from error
     try:
-        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = parse_document(text, suffix=path.suffix)
+    except ValueError as error:
         raise _bad(path, f"cannot be parsed ({error})") from error
     if not isinstance(found, dict):
         raise _bad(path, "holds no table")

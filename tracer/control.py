@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tracer.exit_record import write_json
 from tracer.plain import type_name
+from tracer.plain_file import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +110,7 @@ def read_control(path: Path) -> dict[str, object]:
         ControlError: It cannot be read, is longer than `MAX_CONTROL_BYTES`, or is no JSON object.
     """
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_plain(path), "rb") as file:
             text = file.read(MAX_CONTROL_BYTES + 1)
     except OSError as problem:
         raise ControlError(f"{path.name} cannot be read: {problem.strerror}") from problem

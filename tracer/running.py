@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracer.identity import read_boot_id
+from tracer.plain_file import open_plain, read_plain
 from tracer.span import KINDS, NONE, SpanKind
 from tracer.spool import (
     EXIT_FILE,
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NS_PER_S = 1_000_000_000
+MAX_FILE_BYTES = 64 << 20
+"""A longer file is passed over: a process notes names of some MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +92,13 @@ def print_running(spool: Path) -> None:
 
 def _of_process(folder: Path, now_ns: int) -> Iterator[Running]:
     try:
-        names = read_names((folder / PROCESS_FILE).read_bytes())
+        names = read_names(read_plain(folder / PROCESS_FILE, max_bytes=MAX_FILE_BYTES))
     except OSError:
         return
     groups = _group_names(folder)
     boot_id = read_boot_id()
     for path in sorted(folder.glob(SEGMENT_GLOB)):
-        with contextlib.suppress(OSError, SpoolError), path.open("rb") as file:
+        with contextlib.suppress(OSError, SpoolError), os.fdopen(open_plain(path), "rb") as file:
             header = file.read(HEADER_BYTES)
             identity = read_header(header, magic=SEGMENT_MAGIC, path=path)
             is_here = identity.boot_id == boot_id and any(boot_id)
@@ -125,7 +129,7 @@ def _group_names(folder: Path) -> dict[int, str]:
     """Return the names of the groups that the process has noted."""
     names = {}
     with contextlib.suppress(OSError):
-        for text in (folder / GROUPS_FILE).read_text(encoding="utf-8").splitlines():
+        for text in read_plain(folder / GROUPS_FILE, max_bytes=MAX_FILE_BYTES).splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 line = json.loads(text)
                 names[int(line["group_id"], 16)] = str(line["name"])

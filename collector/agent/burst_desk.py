@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from collector.host.disk import DiskSource
 from collector.host.nic import NicSource
 from collector.host.rdma import RdmaSource
 from collector.host.sample import Sample
+from tracer.plain_file import open_unlinked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +68,7 @@ class BurstDesk:
         if self._thread is not None and self._thread.is_alive():
             return
         try:
-            with self._path.open("rb") as file:
+            with os.fdopen(open_unlinked(self._path), "rb") as file:
                 text = file.read(MAX_REQUEST_BYTES)
             self._path.unlink()
         except FileNotFoundError:

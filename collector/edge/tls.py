@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from collector.errors import TlsError
+from tracer.plain_file import open_plain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +58,8 @@ def load_tls(files: TlsFiles) -> ServerTls:
             the certificate is expired, not yet valid, or not for servers.
     """
     _check_key_file(files.key)
+    for path in filter(None, (files.cert, files.client_ca)):
+        _check_plain(path)
     facts = _own_certificate(files)
     names = {value.lower() for _, value in facts.get("subjectAltName", ())}
     context = _context(files)
@@ -103,6 +106,13 @@ def _check_key_file(path: Path) -> None:
         raise TlsError(path, f"the key is open to others (mode {mode:04o}): chmod 600 it")
     if not os.access(path, os.R_OK):
         raise TlsError(path, "it can't be read by this user")
+
+
+def _check_plain(path: Path) -> None:
+    try:
+        os.close(open_plain(path))
+    except OSError as error:
+        raise TlsError(path, str(error.strerror).lower()) from None
 
 
 def _own_certificate(files: TlsFiles) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collector.liveness import Fate, fate_of
 from collector.names import storable_name
 from collector.process import ProcessFiles, SpoolProblem
 from collector.segment import open_spans
+from tracer.plain_file import open_unlinked
 from tracer.spool import (
     ACCOUNT_OFFSET,
     CORE,
@@ -135,7 +136,7 @@ def newest_step(folder: Path) -> int:
 
 def _last_step(path: Path) -> int:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_unlinked(path)
     except OSError:
         return -1
     try:
@@ -159,7 +160,7 @@ def _last_step(path: Path) -> int:
 
 def _read(path: Path, offset: int, num_bytes: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_unlinked(path), "rb") as file:
             file.seek(offset)
             return file.read(num_bytes)
     except OSError:

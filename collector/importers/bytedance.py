@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from collector.deletion import Deletions
 from collector.errors import RunBegunError, RunExistsError, TraceError
 from collector.identity import checked_run_name, segment_id
 from collector.importers.bytedance_meta import TraceMeta, read_meta
+from collector.importers.parquet_pages import MAGIC, NOT_PARQUET
+from tracer.plain_file import open_plain
 from tracer.span import NONE
 
 if TYPE_CHECKING:
@@ -229,7 +232,10 @@ def _content_hash(file: Path, meta: TraceMeta) -> str:
     """Hash the trace's bytes and the sizes it is read with."""
     digest = hashlib.sha256(json.dumps(meta.layout.to_dict()).encode())
     try:
-        with file.open("rb") as opened:
+        with os.fdopen(open_plain(file), "rb") as opened:
+            if opened.read(len(MAGIC)) != MAGIC:  # a long file of another kind is not read through
+                raise TraceError(file, NOT_PARQUET)
+            digest.update(MAGIC)
             while block := opened.read(1 << 20):
                 digest.update(block)
     except OSError as error:

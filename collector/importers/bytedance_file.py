@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from collector.columns import NUMPY_NAMES, to_codes, to_numpy
 from collector.errors import TraceError
+from collector.importers.parquet_pages import NOT_PARQUET, check_pages
 from tracer.span import NONE
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ Of 32 bits they would be minutes apart."""
 
 MAX_INT32 = (1 << 31) - 1
 ROWS_AT_ONCE = 1 << 18
+MAX_OPTYPES = 10_000
+"""As many names as a run may have."""
 
+MAX_OPTYPE_CHARS = 4096
 INTEGER_COLUMNS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
 TIME_COLUMNS = ("start_ts", "duration")
 TEXT_COLUMN = "optype"
@@ -76,6 +80,10 @@ class TraceFile:
                     self.path, f"column {name} has {batch[name].null_count} empty rows"
                 )
         rows = slice(self._num_read, self._num_read + batch.num_rows)
+        if rows.stop > len(self.optype):
+            raise TraceError(
+                self.path, f"holds more than the {len(self.optype)} rows it says: copy it again"
+            )
         for name, whole in self.integers.items():
             whole[rows] = self._checked(name, to_numpy(batch[name]))
         for name, times_ns in self.times_ns.items():
@@ -85,7 +93,18 @@ class TraceFile:
             np.multiply(seconds, NS_PER_S, out=here, dtype=np.float64)
             times_ns[rows] = np.rint(here, out=here)
         codes, texts = to_codes(_dictionary(batch[TEXT_COLUMN]))
+        longest = max(map(len, texts), default=0)
+        if longest > MAX_OPTYPE_CHARS:
+            raise TraceError(
+                self.path,
+                f"column {TEXT_COLUMN} has a text of {longest:,} characters,"
+                f" expected at most {MAX_OPTYPE_CHARS:,}",
+            )
         joint = [self.optypes.setdefault(text, len(self.optypes)) for text in texts]
+        if len(self.optypes) > MAX_OPTYPES:
+            raise TraceError(
+                self.path, f"has more than {MAX_OPTYPES:,} operation types in column {TEXT_COLUMN}"
+            )
         self.optype[rows] = np.array(joint, dtype=np.int32)[codes]
         self._num_read = rows.stop
 
@@ -134,9 +153,15 @@ def read_columns(path: Path) -> TraceFile:
             null, a number out of range, or a time that is negative or not finite.
     """
     with _damage_named(path):
-        file = pq.ParquetFile(path, memory_map=False)
-        _check_schema(path, file.schema_arrow)
-        found = TraceFile(path, file.schema_arrow, file.metadata.num_rows)
+        check_pages(path, columns=COLUMNS)
+        with pq.ParquetFile(path, memory_map=False) as looked_at:
+            schema, metadata = looked_at.schema_arrow, looked_at.metadata
+        _check_schema(path, schema)
+        # As a dictionary: a long text stands once, however many rows have it.
+        file = pq.ParquetFile(
+            path, metadata=metadata, memory_map=False, read_dictionary=[TEXT_COLUMN]
+        )
+        found = TraceFile(path, schema, metadata.num_rows)
         with ThreadPoolExecutor(1) as beside:  # one batch is kept while the next is decoded
             kept: Future[None] | None = None
             for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=list(COLUMNS)):
@@ -153,12 +178,12 @@ def read_columns(path: Path) -> TraceFile:
 def _damage_named(path: Path) -> Iterator[None]:
     try:
         yield
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise TraceError(path, f"cannot be read ({error.strerror}): check the path") from error
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise TraceError(
-            path, "not a parquet file, or a damaged one: expected a trace of the bytedance format"
-        ) from error
+    except OSError as error:
+        if error.strerror:  # the system's; Arrow's own have a text alone
+            raise TraceError(path, f"cannot be read ({error.strerror}): check the path") from error
+        raise TraceError(path, NOT_PARQUET) from error
+    except (UnicodeDecodeError, MemoryError, pa.ArrowException) as error:
+        raise TraceError(path, NOT_PARQUET) from error
 
 
 def _check_schema(path: Path, schema: pa.Schema) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from collector.errors import MetaError
+from tracer.plain_file import read_plain
 from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SIZES = ("dp_size", "dsp_size", "pp_size", "tp_size", "vpp_size")
-MAX_META_BYTES = 1 << 20
+MAX_META_BYTES = 1 << 16
+MAX_BRACKETS = 64
+"""The parser takes nested ones squared; the sizes stand in none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,19 +61,36 @@ def read_meta(path: Path | None, *, trace: Path) -> TraceMeta:
 
 
 def _load(path: Path) -> dict[Any, Any]:
-    import yaml
-
     try:
-        if path.stat().st_size > MAX_META_BYTES:
-            raise MetaError(f"{path} is too large for a meta file: pass the trace's YAML file")
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = read_plain(path, max_bytes=MAX_META_BYTES).decode()
+        document = _parsed(text)
     except OSError as error:
         raise MetaError(f"cannot read the meta file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise MetaError(f"{path} is not YAML: pass the trace's meta file") from error
     if not isinstance(document, dict):
         raise MetaError(f"{path} holds no sizes: it must have {', '.join(SIZES)} and world_size")
     return document
+
+
+def _parsed(text: str) -> object:
+    """Return what a YAML document holds.
+
+    Raises:
+        ValueError: It is none, or has aliases (a few stand for more than memory holds) or
+            many brackets.
+        RecursionError: It is nested too deep.
+    """
+    import yaml
+
+    if sum(map(text.count, "[{")) > MAX_BRACKETS:
+        raise ValueError("brackets")
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("aliases")
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError("no YAML") from error
 
 
 def _size(document: dict[Any, Any], name: str, *, path: Path) -> int:
@@ -77,5 +98,12 @@ def _size(document: dict[Any, Any], name: str, *, path: Path) -> int:
     if value is None:
         raise MetaError(f"{path} has no {name}: add it")
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 24:
-        raise MetaError(f"{path}: {name} is {value!r}, expected a whole number of at least 1")
+        raise MetaError(f"{path}: {name} is {_shown(value)}, expected a whole number of at least 1")
     return value
+
+
+def _shown(value: object) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "too large a number"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from tracer.plain_file import read_plain
+from trainer.simulator.document import parse_document
 from trainer.simulator.errors import ScenarioError
 from trainer.simulator.fault import parse_simulated_faults
 from trainer.simulator.scenario import Network, Noise, RankOrder, Scenario, Sends, TpDetail
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from enum import StrEnum
     from pathlib import Path
+
+MAX_FILE_BYTES = 4 << 20
 
 PARTS: dict[str, type[Noise] | type[Network]] = {"noise": Noise, "network": Network}
 CHOICES: dict[str, type[StrEnum]] = {
@@ -35,8 +37,8 @@ def read_scenario_file(path: Path) -> dict[str, Any]:
         FaultSpecError: A fault's text is wrong.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        text = read_plain(path, max_bytes=MAX_FILE_BYTES).decode()
+        document = parse_document(text, suffix=path.suffix)
     except OSError as error:
         raise ScenarioError(f"cannot read {path} ({error.strerror}): check the path") from error
     except ValueError as error:

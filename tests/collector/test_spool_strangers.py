@@ -1,0 +1,47 @@
+"""What stands in a spool that no tracer put there: whoever trains can write to that folder."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.host.spool_ranks import newest_step
+from collector.process import JsonLines
+from collector.segment import SegmentReader, open_spans
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(params=["fifo", "device", "folder"])
+def stranger(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "seg-000000.rsp"
+    if request.param == "fifo":
+        os.mkfifo(path)
+    elif request.param == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    return path
+
+
+def test_a_segment_that_is_no_plain_file_is_an_error_and_holds_nobody_up(stranger: Path) -> None:
+    with pytest.raises(OSError, match=r"plain file|symbolic links"):
+        SegmentReader(stranger, grace_ns=0)
+
+    assert open_spans(stranger) == []
+    assert newest_step(stranger.parent) == -1
+
+
+def test_a_link_does_not_have_the_agent_hand_out_what_only_it_may_read(tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text('{"password": "x"}\n')
+    events = tmp_path / "events.jsonl"
+    events.write_text('{"kind": "gc"}\n')
+    assert JsonLines(events).read() == [(0, {"kind": "gc"})]
+
+    events.unlink()
+    events.symlink_to(tmp_path / "secret.json")
+    with pytest.raises(OSError, match="symbolic links"):
+        JsonLines(events).read()
