@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.ordering import places_in_buckets, stable_order
+from analysis.ordering import order_and_changes, places_in_buckets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,9 @@ _MAX_RADIX = 2**30
 
 _FEW_VALUES = 1 << 14
 """As many stay in a core's cache."""
+
+_SAMPLE = 1 << 14
+"""Rows that tell whether most values occur often."""
 
 _DENSE = 4
 """A table of keys this many times as large as the number of rows is still cheaper than a sort."""
@@ -46,20 +49,21 @@ def row_keys(*columns: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
 
 def _keyed(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[NDArray[np.int64], int]:
     """Mix the columns into one number below the one returned beside it."""
-    key, size = np.zeros(len(columns[0]), dtype=np.int64), 1
+    key: NDArray[np.int64] | None = None
+    size = 1
     for column in columns:
         codes, radix = _codes(column)
         if radix == 1:
             continue
+        if key is None:
+            key, size = codes.astype(np.int64, copy=False), radix
+            continue
         if size * radix > _MAX_KEY:
             key, size = _compact(key, size)
-        if size == 1:
-            key = codes
-        else:
-            key *= radix
-            key += codes
+        key *= radix
+        key += codes
         size *= radix
-    return key, size
+    return np.zeros(len(columns[0]), dtype=np.int64) if key is None else key, size
 
 
 def _compact(key: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], int]:
@@ -74,24 +78,32 @@ def _compact(key: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], int]
 
 def _numbered(column: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
     """Number each row by its value's place among the distinct ones; tell how many there are."""
-    values = distinct(column)
-    found = places_in_buckets(column, values) if len(values) <= _FEW_VALUES else None
-    if found is not None:
-        return found, len(values)
-    order = stable_order(column)
-    ordered = column[order]
+    sample = column[:: max(len(column) // _SAMPLE, 1)]
+    if len(distinct(sample)) < len(sample) // 2:
+        values = distinct(column)
+        found = places_in_buckets(column, values) if len(values) <= _FEW_VALUES else None
+        if found is not None:
+            return found, len(values)
+    order, changes = order_and_changes(column)
     number = np.empty(len(column), dtype=np.int64)
-    number[order] = np.cumsum(np.append(False, ordered[1:] != ordered[:-1]))
-    return number, len(values)
+    number[order] = np.cumsum(changes)
+    return number, int(np.count_nonzero(changes)) + 1
 
 
-def _codes(column: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], int]:
-    """Return the column as small non-negative integers in its order, and a bound above them."""
+def _codes(column: NDArray[np.integer[Any]]) -> tuple[NDArray[np.integer[Any]], int]:
+    """Return the column as small non-negative integers in its order, and a bound above them.
+
+    Of a column that holds one value the bound is 1, and the integers are not looked at.
+    """
     if not len(column):
         return column.astype(np.int64), 1
     lowest, highest = int(column.min()), int(column.max())
+    if lowest == highest:
+        return column, 1
     if highest - lowest < _MAX_RADIX:
-        return (column - column.dtype.type(lowest)).astype(np.int64), highest - lowest + 1
+        if column.dtype == np.uint64:
+            return (column - np.uint64(lowest)).astype(np.int64), highest - lowest + 1
+        return np.subtract(column, lowest, dtype=np.int64), highest - lowest + 1
     return _numbered(column)
 
 

@@ -48,12 +48,38 @@ def stable_order(column: NDArray[Any]) -> NDArray[np.int64]:
         if num_falls * _LONG_RUN < len(column):
             return np.argsort(column, kind="stable")  # it merges runs that ascend already
         return _order_of_wide(column, lowest)
+    packed = _packed(column, lowest, row_bits)
+    packed &= (1 << row_bits) - 1
+    return packed
+
+
+def order_and_changes(
+    column: NDArray[np.integer[Any]],
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return `stable_order` and, in that order, which rows differ from the one before.
+
+    The first row differs from none. Args: as there, no floats.
+    """
+    if len(column) > _FEW:
+        lowest, bits = _range_of(column)
+        row_bits = (len(column) - 1).bit_length()
+        if bits + row_bits <= _KEY_BITS:
+            packed = _packed(column, lowest, row_bits)
+            order = packed & ((1 << row_bits) - 1)
+            packed >>= row_bits
+            return order, np.append(False, packed[1:] != packed[:-1])
+    order = stable_order(column)
+    ordered = column[order]
+    return order, np.append(False, ordered[1:] != ordered[:-1])
+
+
+def _packed(column: NDArray[Any], lowest: int, row_bits: int) -> NDArray[np.int64]:
+    """Return the rows' values above the lowest, each with its row's number below, ascending."""
     packed = column.astype(np.int64)
     packed -= lowest
     packed <<= row_bits
     packed |= np.arange(len(packed))
     packed.sort()
-    packed &= (1 << row_bits) - 1
     return packed
 
 
@@ -73,6 +99,8 @@ def sort_rows(*columns: NDArray[Any]) -> NDArray[np.int64]:
     """
     if len(columns[0]) <= _FEW:
         return np.lexsort(columns[::-1])
+    if (columns[0][1:] > columns[0][:-1]).all():
+        return np.arange(len(columns[0]))
     keys = _merged(columns)
     order = stable_order(keys[-1])
     for key in keys[-2::-1]:

@@ -340,7 +340,9 @@ def _step_class(
     across = np.zeros(num_nodes, dtype=np.bool_)
     across[gate] = graph.across[members]
     # Several members of a group may wait for one operation: twice the same edge does no harm.
-    schedule = order_by_level(num_nodes, np.concatenate(src), np.concatenate(dst), across=across)
+    all_src, all_dst = np.concatenate(src), np.concatenate(dst)
+    del src, dst  # of a large step 50 MB, while as much again is made of them
+    schedule = order_by_level(num_nodes, all_src, all_dst, across=across)
 
     instances = steps[None, :] * frame.num_replicas + np.arange(frame.num_replicas)[:, None]
     rows = frame.operations[

@@ -79,8 +79,7 @@ def order_by_level(
     order = sort_rows(level, -fan_in)
     position = np.empty(num_nodes, dtype=np.int64)
     position[order] = np.arange(num_nodes)
-    by_node = stable_order(position[dst])
-    sources = position[src][by_node]
+    sources = position[src[stable_order(position[dst])]]
     first_edge = np.concatenate(([0], np.cumsum(fan_in[order])))
     borders = np.concatenate(([0], np.cumsum(np.bincount(level))))
     across = across[order]
@@ -153,8 +152,7 @@ def levels_of(num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]) ->
     """
     level = np.full(num_nodes, UNORDERED, dtype=np.int64)
     missing = np.bincount(dst, minlength=num_nodes)
-    by_src = stable_order(src)
-    targets = dst[by_src]
+    targets = dst[stable_order(src)]
     first = np.concatenate(([0], np.cumsum(np.bincount(src, minlength=num_nodes))))
     frontier = np.flatnonzero(missing == 0)
     depth = 0

@@ -27,6 +27,8 @@ LEAST_RATIO = 0.01
 
 MOST_CULPRITS = 8
 
+MOST_BITS = 63
+
 MOST_IDLE_HOPS = 1_000
 """Operations without length after which a walk is looked at for going round in a circle."""
 
@@ -199,10 +201,18 @@ def _last_predecessor(model: ReplayModel) -> NDArray[np.int64]:
     """
     operations = model.operations
     before = np.full(len(operations), NOBODY, dtype=np.int64)
-    order = sort_rows(operations.dst, operations.end_ns[operations.src])
-    dst = operations.dst[order]
-    last = np.append(dst[1:] != dst[:-1], True) if len(dst) else np.zeros(0, dtype=np.bool_)
-    before[dst[last]] = operations.src[order[last]]
+    # The end with the edge's number below it: the largest tells the edge, without a sort.
+    end = operations.end_ns[operations.src]
+    edge_bits = len(end).bit_length()
+    if len(end) and (int(end.max()) - int(end.min())).bit_length() + edge_bits < MOST_BITS:
+        last = np.full(len(operations), NOBODY, dtype=np.int64)
+        np.maximum.at(last, operations.dst, ((end - end.min()) << edge_bits) + np.arange(len(end)))
+        found = np.flatnonzero(last != NOBODY)
+        before[found] = operations.src[last[found] & ((1 << edge_bits) - 1)]
+    elif len(end):
+        order = sort_rows(operations.dst, end)
+        dst = operations.dst[order]
+        before[dst] = operations.src[order]  # of several the last one stays
 
     line = Line.over(model.rank, operations.start_ns, operations.end_ns)
     end = line.place(model.rank, operations.end_ns)
@@ -254,8 +264,14 @@ def _summed(
     if not parts:
         nobody = np.zeros(0, dtype=np.int32)
         return Blame(rank=nobody, on_rank=nobody, waited_ns=nobody.astype(np.int64))
-    rank, on = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
-    waited = np.concatenate([part[2] for part in parts])
+    # Most stretches of a chain are of no length.
+    kept = [np.flatnonzero(part[2]) for part in parts]
+    rank, on, waited = (
+        np.concatenate([part[k][rows] for part, rows in zip(parts, kept, strict=True)])
+        for k in (0, 1, 2)
+    )
+    if not len(rank):
+        return _summed([])
     index, num = number_rows(rank, on)
     row = np.zeros(num, dtype=np.int64)
     row[index] = np.arange(len(index))

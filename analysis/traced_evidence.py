@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +18,6 @@ from analysis.waits import is_p2p
 from tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from analysis.source import RunInfo, StepTable
@@ -131,7 +130,8 @@ def transfers_of(
     """
     spans, comm = joined.spans, joined.comm
     groups = {group.group_id: group for group in groups_as_traced(run)}
-    hosts = {info.rank: info.host for epoch in run.epochs for info in epoch.ranks}
+    hosts: defaultdict[int, str] = defaultdict(str)
+    hosts.update({info.rank: info.host for epoch in run.epochs for info in epoch.ranks})
     unclear = (spans.flags[comm] & SpanFlag.END_BOUND) != 0
     unclear |= joined.waits_for_nobody
     pair = is_p2p(spans)[comm]
@@ -181,5 +181,5 @@ def transfers_of(
     )
 
 
-def _crosses_hosts(members: tuple[int, ...], hosts: Mapping[int, str]) -> bool:
-    return len({hosts.get(rank, "") for rank in members}) > 1
+def _crosses_hosts(members: tuple[int, ...], hosts: defaultdict[int, str]) -> bool:
+    return len(set(map(hosts.__getitem__, members))) > 1

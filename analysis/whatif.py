@@ -51,7 +51,7 @@ class WhatIf:
 
     def slowdown(self, with_part_ns: NDArray[np.float64]) -> float | None:
         """Return S of a replay with a part put back, over all steps."""
-        return ratio(float(with_part_ns.mean()), float(self.ideal_ns.mean()))
+        return ratio(_mean(with_part_ns), _mean(self.ideal_ns))
 
     def worker_slowdown(self, dp: int, stage: int) -> float | None:
         """Return the paper's shortcut for S_w, the smaller of S_dp and S_stage."""
@@ -194,6 +194,11 @@ def what_if(replayer: Replayer) -> WhatIf:
     return _with_recoverable(result, replayer)
 
 
+def _mean(values: NDArray[np.float64]) -> float:
+    """Return ``values.mean()`` in a third of its time: of few values, for thousands of parts."""
+    return float(np.add.reduce(values)) / len(values)
+
+
 def ratio(above: float, below: float) -> float | None:
     """Return ``above / below``, None where that is undefined."""
     return above / below if below > 0 else None
@@ -211,8 +216,10 @@ def _with_recoverable(result: WhatIf, replayer: Replayer) -> WhatIf:
     """Add M_W, the worst 3 % of workers made ideal, and M_S, the last stage made ideal."""
     model = replayer.model
     num_stages = int(model.stage.max()) + 1
-    lowest = np.full((int(model.dp.max()) + 1) * num_stages, np.iinfo(np.int32).max)
-    worker = model.dp * num_stages + model.stage
+    # Of the ranks' own type: mixed ones go value by value.
+    num_workers = (int(model.dp.max()) + 1) * num_stages
+    lowest = np.full(num_workers, np.iinfo(np.int32).max, dtype=model.rank.dtype)
+    worker = model.dp.astype(np.int64) * num_stages + model.stage
     np.minimum.at(lowest, worker, model.rank)
     lowest_rank = {
         (dp, stage): lowest[dp * num_stages + stage] for dp, stage in result.by_worker_ns

@@ -160,11 +160,15 @@ class _Codes:
         if not flags & KEYS_OF_ITS_OWN:
             raise StoreQueryError("the store's answer has codes without their texts")
         texts = [source.text() for _ in range(source.uint64())]
-        lookup = [self._places.setdefault(text, len(self._places)) for text in texts]
         if source.uint64() != num:
             raise StoreQueryError("the store's answer has columns of different lengths")
         index = source.array(INDEX_DTYPES[flags & 0xFF], num)
-        self._codes.add(np.array(lookup, dtype=np.int32)[index])
+        is_used = np.zeros(len(texts), dtype=np.bool_)  # each dictionary holds "", used or not
+        is_used[index] = True
+        lookup = np.zeros(len(texts), dtype=np.int32)
+        for at in np.flatnonzero(is_used).tolist():
+            lookup[at] = self._places.setdefault(texts[at], len(self._places))
+        self._codes.add(lookup[index])
 
     def done(self) -> pa.Array[Any]:
         return coded_strings(self._codes.held(), tuple(self._places))

@@ -110,10 +110,15 @@ def to_codes(
     for chunk in cast("list[pa.DictionaryArray[Any, Any]]", column.chunks):
         texts = cast("list[str]", chunk.dictionary.to_pylist())
         joint = [places.setdefault(text, len(places)) for text in texts]
+        indices = to_numpy(chunk.indices)
+        if indices.dtype == np.int32 and joint == list(range(len(joint))):
+            parts.append(indices)
+            continue
         lookup = np.array([*joint, 0], dtype=np.int32)  # never empty, so an empty chunk indexes too
-        parts.append(lookup[to_numpy(chunk.indices)])
-    codes = np.concatenate(parts) if parts else np.empty(0, np.int32)
-    used = np.bincount(codes, minlength=len(places)) > 0
+        parts.append(lookup[indices])
+    codes = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int32), *parts])
+    used = np.zeros(len(places), dtype=np.bool_)
+    used[codes] = True
     if used.all():
         return codes, tuple(places)
     renumbered = (np.cumsum(used) - 1).astype(np.int32)  # the store adds "" to every dictionary

@@ -104,5 +104,7 @@ def exit_of(row: Row, last_step: int | None) -> RankExit:
 
 
 def _document(text: str) -> dict[str, Any]:
-    found = json.loads(text or "{}")
+    if not text:
+        return {}
+    found = json.loads(text)
     return found if isinstance(found, dict) else {}
