@@ -84,7 +84,8 @@ def slow_stages(profile: Profile) -> tuple[Suspect, ...]:
     A rank alone in its stage counts in the last stage only.
 
     Returns:
-        One suspect a stage, with the ranks that are longer: all of them where `STAGE_SHARE` are.
+        One suspect a stage, with the ranks that are longer: all of them where `STAGE_SHARE` are
+        and none is clearly not.
     """
     stages = np.unique(profile.stage)
     if len(stages) == 1:
@@ -123,7 +124,9 @@ def _slow_stage(
     if phase.excess_ratio < threshold:
         return None
     longer = ratio > threshold / 2
-    slow = rows if longer.mean() >= STAGE_SHARE else rows[longer]
+    # Noise may hide a rank's share of the work, but no stage spares one of its ranks.
+    spared = bool((ratio + clear < phase.excess_ratio / 2).any())
+    slow = rows if longer.mean() >= STAGE_SHARE and not spared else rows[longer]
     return Suspect(
         ranks=tuple(profile.ranks[slow].tolist()),
         first_step=int(profile.steps[phase.first]),
