@@ -1,0 +1,115 @@
+"""No file that comes from outside can bring code: the source is walked for what would run it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("analysis", "collector", "dashboard", "rankscope", "tracer", "trainer", "benchmarks")
+
+LOADERS = frozenset(
+    {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+    | {"jsonpickle", "runpy", "code", "zipfile", "tarfile", "shutil.unpack_archive"}
+)
+"""Modules that make objects, code or files of what they read."""
+
+BARE_CALLS = frozenset({"eval", "exec", "__import__"})
+METHODS = frozenset(
+    {"read_pickle", "allow_pickle", "unsafe_load", "full_load", "load_all", "unpack_archive"}
+    | {"extractall", "os.system", "os.popen", "all_gather_object", "broadcast_object_list"}
+    | {"gather_object", "scatter_object_list", "recv_object_list"}
+)
+PLAIN_LOADERS = {"torch.load": "weights_only", "np.load": "", "numpy.load": "", "yaml.load": ""}
+"""Calls that are refused unless they have this argument, set to True."""
+
+ALLOWED = {
+    # `python -m tracer SCRIPT` runs the script that it is named, as `python SCRIPT` does.
+    "tracer/__main__.py: exec",
+    "tracer/__main__.py: runpy",
+    # What the ranks of one job tell each other, over the job's own process group.
+    "trainer/links.py: dist.all_gather_object",
+}
+
+
+def offences(source: str) -> Iterator[str]:
+    """Yield what a source does that may run code of a file."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name in LOADERS)
+        elif isinstance(node, ast.ImportFrom):
+            if node.module in LOADERS:
+                yield str(node.module)
+            yield from (name.name for name in node.names if name.name in METHODS)
+        elif isinstance(node, ast.Call):
+            yield from _of_call(node)
+
+
+def _of_call(node: ast.Call) -> Iterator[str]:
+    called = ast.unparse(node.func)
+    told = {word.arg: word.value for word in node.keywords}
+    if called in BARE_CALLS or called in METHODS or called.rpartition(".")[2] in METHODS:
+        yield called
+    if called in PLAIN_LOADERS and not _is_true(told.get(PLAIN_LOADERS[called])):
+        yield called
+    yield from (word for word in ("allow_pickle", "shell") if _is_true(told.get(word)))
+    if called.endswith("import_module") and not all(
+        isinstance(argument, ast.Constant) for argument in node.args
+    ):
+        yield called
+
+
+def _is_true(value: ast.expr | None) -> bool:
+    return value is not None and not (isinstance(value, ast.Constant) and value.value is False)
+
+
+def sources() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def test_no_source_of_ours_loads_a_pickle_or_runs_what_it_reads() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {offence}"
+        for path in sources()
+        for offence in offences(path.read_text(encoding="utf-8"))
+    }
+
+    assert len(sources()) > 300
+    assert found == ALLOWED
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import marshal as m",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "np.load(path, allow_pickle=True)",
+        "pd.read_pickle(path)",
+        "yaml.load(text, Loader=yaml.Loader)",
+        "yaml.unsafe_load(text)",
+        "eval(text)",
+        "os.system(text)",
+        "subprocess.run(text, shell=True)",
+        "importlib.import_module(text)",
+        "file.extractall()",
+    ],
+)
+def test_the_walk_sees_what_would_run_code(source: str) -> None:
+    assert list(offences(source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["torch.load(path, weights_only=True)", "yaml.safe_load(text)", "json.loads(text)"],
+)
+def test_the_walk_leaves_what_is_safe(source: str) -> None:
+    assert not list(offences(source))

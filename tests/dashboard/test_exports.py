@@ -1,0 +1,86 @@
+"""No page and no command writes a table for a spreadsheet, where a cell could be a formula."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import typer
+from plotly.utils import PlotlyJSONEncoder
+
+from dashboard.address import Page, View
+from dashboard.pages.overview import overview_page
+from dashboard.pages.timeline import timeline_page
+from dashboard.theme import graph_config
+from rankscope.commands import app
+from tests.dashboard.builders import training_provider
+
+ROOT = Path(__file__).parents[2]
+SWITCHES = frozenset({"DataTable", "AgGrid", "Download", "DownloadData"})
+"""Parts of a page that hand out tables."""
+
+WORDS = ("export", "csv", "clipboard", "send_data_frame", "excel")
+
+
+def test_no_page_holds_a_part_or_a_property_that_exports_a_table() -> None:
+    provider = training_provider()
+    view = View(page=Page.TIMELINE, run="demo-42", step=20)
+    pages = [
+        overview_page(provider, "demo-42", base_path="/"),
+        timeline_page(provider, view, base_path="/"),
+    ]
+    tree = json.loads(json.dumps(pages, cls=PlotlyJSONEncoder))
+    parts: set[str] = set()
+    properties: set[str] = set()
+
+    def walk(node: object) -> None:
+        if isinstance(node, list):
+            for child in node:
+                walk(child)
+        elif isinstance(node, dict):
+            if "props" in node:
+                parts.add(str(node["type"]))
+                properties.update(node["props"])
+            for child in node.values():
+                walk(child)
+
+    walk(tree)
+    assert {"Graph", "Div"} <= parts
+    assert not parts & SWITCHES
+    assert not [name for name in properties if any(word in name.lower() for word in WORDS)]
+
+
+def test_no_source_of_the_dashboard_names_an_export() -> None:
+    sources = sorted((ROOT / "dashboard").rglob("*.py"))
+    names = {
+        name
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in (
+            getattr(node, "id", None),
+            getattr(node, "attr", None),
+            getattr(node, "arg", None),
+        )
+        if isinstance(name, str)
+    }
+
+    assert len(sources) > 15
+    assert not names & SWITCHES
+    assert not [name for name in names if any(word in name.lower() for word in WORDS)]
+
+
+def test_what_a_figure_hands_out_is_a_picture() -> None:
+    config = graph_config(wheel_zooms=False)
+
+    assert config["toImageButtonOptions"]["format"] == "png"
+    assert not {"sendData", "editable", "edits"} & {name for name, on in config.items() if on}
+
+
+def test_no_command_has_a_flag_that_writes_a_table() -> None:
+    group = typer.main.get_command(app)
+    commands = dict(getattr(group, "commands", {}))
+    flags = {flag for command in commands.values() for one in command.params for flag in one.opts}
+
+    assert {"--json", "--out"} <= flags
+    assert not [flag for flag in flags if any(word in flag for word in WORDS)]
