@@ -1,0 +1,164 @@
+"""A spool of which one byte is wrong, at every place that means something (fault B11)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.cut import Resume
+from collector.tail import SpoolTail
+from tests.collector.spool_builder import SpoolBuilder
+from tracer.spool import (
+    HEADER_BYTES,
+    PROCESS_FILE,
+    RECORD_BYTES,
+    SEALED,
+    SEALED_OFFSET,
+    name_slot_offset,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from collector.cut import Cut
+    from collector.store import Row
+
+NUM_ROWS = 3
+HEADER_PLACES = range(SEALED_OFFSET + SEALED.size)
+"""Who wrote it, and whether its lane has moved on."""
+
+Seen = tuple[int, str, int, int]
+
+
+class Memory:
+    """A sink that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.cuts: list[Cut] = []
+
+    def resume(self, _run_id: str) -> Resume:
+        return Resume()
+
+    def clocks(self) -> list[Row]:
+        return []
+
+    def upsert(self, table: str, rows: Sequence[Row]) -> None:
+        pass
+
+    def ingest(self, cuts: Sequence[Cut]) -> None:
+        self.cuts += cuts
+
+    def seen(self) -> set[Seen]:
+        """Return (row, name, step, duration) of each span."""
+        rows = [row for cut in self.cuts for row in cut.rows.spans.to_pylist()]
+        return {(row["row"], row["name"], row["step"], row["duration_ns"]) for row in rows}
+
+    def num_accounted(self) -> int:
+        """Return how many rows were stored, set aside with a reason, or counted as torn."""
+        return sum(
+            cut.num_torn
+            + sum(
+                table.num_rows
+                for table in (
+                    cut.rows.spans, cut.rows.steps, cut.rows.microbatches, cut.rows.bad_rows
+                )
+            )
+            for cut in self.cuts
+        )  # fmt: skip
+
+
+@pytest.fixture
+def builder(tmp_path: Path) -> SpoolBuilder:
+    made = SpoolBuilder(tmp_path, run_id="run", capacity=NUM_ROWS)
+    for step, name in enumerate("abc"):
+        made.span(name, step=step, start_ns=100 * step, duration_ns=10 + step)
+    made.end()
+    return made
+
+
+WHOLE = {(0, "a", 0, 10), (1, "b", 1, 11), (2, "c", 2, 12)}
+
+
+def read(spool: Path) -> tuple[Memory, tuple[str, ...]]:
+    """Read a spool as an agent does, look twice, and return what came and what was told."""
+    sink = Memory()
+    tail = SpoolTail(spool, sink)
+    told = tail.poll().problems + tail.poll().problems
+    tail.close()
+    return sink, told
+
+
+def test_it_is_read_whole_before_anything_is_damaged(builder: SpoolBuilder, tmp_path: Path) -> None:
+    sink, told = read(tmp_path)
+
+    assert sink.seen() == WHOLE
+    assert (sink.num_accounted(), told) == (NUM_ROWS, ())
+
+
+@pytest.mark.parametrize("flip", [0xFF, 0x01])
+def test_a_wrong_byte_in_a_record_costs_that_record_alone_and_each_is_accounted_for(
+    builder: SpoolBuilder, tmp_path: Path, flip: int
+) -> None:
+    whole = builder.segment.read_bytes()
+    for place in range(HEADER_BYTES, HEADER_BYTES + NUM_ROWS * RECORD_BYTES):
+        broken = bytearray(whole)
+        broken[place] ^= flip
+        builder.segment.write_bytes(broken)
+
+        sink, _ = read(tmp_path)
+
+        row = (place - HEADER_BYTES) // RECORD_BYTES
+        others = {span for span in WHOLE if span[0] != row}
+        assert others <= sink.seen(), place
+        assert sink.num_accounted() == NUM_ROWS, place
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 5000, b"x" * 4096, b"\xff" * 9000])
+def test_a_segment_of_another_content_is_named_and_its_neighbour_read(
+    builder: SpoolBuilder, tmp_path: Path, content: bytes
+) -> None:
+    other = SpoolBuilder(tmp_path, run_id="run", rank=1)
+    other.span("fine")
+    other.end()
+    builder.segment.write_bytes(content)
+
+    sink, _ = read(tmp_path)
+
+    assert {name for _, name, _, _ in sink.seen()} == {"fine"}
+
+
+def test_a_wrong_byte_in_a_segments_header_changes_no_row_and_is_told_where_it_costs_them(
+    builder: SpoolBuilder, tmp_path: Path
+) -> None:
+    whole = builder.segment.read_bytes()
+    num_told = 0
+    for place in HEADER_PLACES:
+        broken = bytearray(whole)
+        broken[place] ^= 0xFF
+        builder.segment.write_bytes(broken)
+
+        sink, told = read(tmp_path)
+
+        assert sink.seen() == (set() if told else WHOLE), place
+        num_told += len(told)
+    assert num_told >= 20  # the magic word, the version and both sizes
+
+
+def test_a_wrong_byte_in_a_processs_header_or_names_costs_no_row_untold(
+    builder: SpoolBuilder, tmp_path: Path
+) -> None:
+    path = builder.folder / PROCESS_FILE
+    whole = path.read_bytes()
+    names = [name_slot_offset(number) + at for number in range(4) for at in range(8)]
+    for place in [*HEADER_PLACES, *names]:
+        broken = bytearray(whole)
+        broken[place] ^= 0xFF
+        path.write_bytes(broken)
+
+        sink, told = read(tmp_path)
+
+        assert sink.num_accounted() == (0 if told else NUM_ROWS), place
+        # a name may read otherwise; which row it was, its step and its length do not
+        assert {(row, step) for row, _, step, _ in sink.seen()} <= {(0, 0), (1, 1), (2, 2)}
