@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.dips import common_dips, without_dips
-from analysis.evidence import Place
-from analysis.late_hosts import data_stalls, host_stalls
+from analysis.host_causes import host_candidates
 from analysis.merging import (
     merged_hosts,
     merged_workers,
@@ -17,11 +15,9 @@ from analysis.merging import (
     workers_of,
 )
 from analysis.network import profile_links
-from analysis.pauses import gc_pauses
 from analysis.phases import SHORT_STEPS
 from analysis.pricing import priced
 from analysis.report import Finding
-from analysis.skews import launch_skews
 from analysis.slow_compute import compute_candidates, sequence_candidate
 from analysis.slow_network import slow_network
 from analysis.stalls import stalls_of
@@ -146,22 +142,12 @@ def _coords(case: Case) -> dict[int, Coords]:
 def _host_candidates(case: Case) -> tuple[Candidate, ...]:
     reading = case.reading
     stalls = stalls_of(case.profile, reading.gaps, reading.model.operations.duration_ns)
-    dips = common_dips(stalls)
-    usual = without_dips(stalls, dips)
-    stalled = merged_hosts(host_stalls(stalls, usual), case.ranks)
-    blamed = frozenset(rank for each in stalled for rank in each.ranks)
-    pauses, explained = gc_pauses(stalls, usual, blamed)
-    # A host that launches late does so before the step's first compute as well.
-    first_of_stalled = np.isin(reading.gaps.rank, list(blamed))
-    first_of_stalled &= reading.gaps.place == Place.INPUT
-    late = data_stalls(stalls, usual, explained | first_of_stalled)
     groups = tuple(
         link.members
         for link in reading.transfers.links
         if not link.is_pair and link.kind in LAUNCHED_AFTER_COMPUTE
     )
-    skews = launch_skews(stalls, groups, usual, blamed)
-    return (*dips, *stalled, *late, *pauses, *skews)
+    return host_candidates(stalls, groups, case.ranks)
 
 
 def _of_sequences(case: Case, candidates: Sequence[Candidate]) -> Candidate | None:

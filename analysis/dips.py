@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.candidate import Candidate
+from analysis.cells import faster_steps
 from analysis.evidence import Place
 from analysis.phases import DUE_RATIO, row_medians
 from analysis.stalls import INPUT_PLACES, WORKING_PLACES
@@ -116,6 +117,27 @@ def _dip(
         on_host=True,
         is_alarm=cause != "checkpoint",
     )
+
+
+def places_of_dips(stalls: Stalls, usual: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Tell where in its steps a common dip lies: elsewhere they tell as much as any other.
+
+    Args:
+        stalls: The run's gaps.
+        usual: Shape (steps,): steps that no common dip explains.
+
+    Returns:
+        Shape (places, steps): where the middle rank loses half of what is due or more; everywhere
+        in a dip that no one place holds.
+    """
+    found = np.zeros((len(Place), len(usual)), dtype=np.bool_)
+    for place in Place:
+        lost = stalls.total(place)
+        lost -= faster_steps(lost)
+        found[place] = np.median(lost / stalls.compute_ns[:, None], axis=0) >= DUE_RATIO / 2
+    found[:, usual] = False
+    found[:, ~usual & ~found.any(axis=0)] = True
+    return found
 
 
 def without_dips(stalls: Stalls, dips: tuple[Candidate, ...]) -> NDArray[np.bool_]:

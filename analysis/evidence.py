@@ -20,11 +20,12 @@ class Place(IntEnum):
     """Before the step's first compute."""
 
     FORWARD = 1
-    """Before a forward compute that is not the step's first compute."""
+    """Before a forward compute that is not the step's first compute, or before the launch of a
+    collective that it follows."""
 
     BACKWARD = 2
     LAUNCH = 3
-    """Right before it launched a collective."""
+    """Right before it launched a collective that no forward or backward follows in the step."""
 
     OTHER = 4
     """Before the optimizer, or after the step's last compute."""

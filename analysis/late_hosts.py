@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.candidate import Candidate, joined_parts
-from analysis.cells import EARLIER_QUANTILE, median_by_kind
+from analysis.cells import EARLIER_QUANTILE, median_by_kind, summed
 from analysis.evidence import Place
 from analysis.phases import DUE_RATIO, row_medians, standing_out
 from analysis.stalls import HOST_STALL_STEPS, INPUT_PLACES, ONE_RANK_SHARE
@@ -57,18 +57,31 @@ def data_stalls(
     return _joined_stages(found)
 
 
-def host_stalls(stalls: Stalls, usual: NDArray[np.bool_]) -> tuple[Candidate, ...]:
-    """Find ranks whose host launches late throughout, in at least `HOST_STALL_STEPS` steps."""
-    gap = stalls.total(*STALL_PLACES)
+def host_stalls(
+    stalls: Stalls, usual: NDArray[np.bool_], in_dips: NDArray[np.bool_] | None = None
+) -> tuple[Candidate, ...]:
+    """Find ranks whose host launches late throughout.
+
+    In `HOST_STALL_STEPS` steps, or before as many launches of each step: a host
+    that runs ahead may hide its stall until the step in which it has to wait
+    for its device.
+
+    Args:
+        stalls: The run's gaps.
+        usual: Shape (steps,): steps that take part.
+        in_dips: Shape (gaps,): gaps that a common dip explains; None: none.
+    """
+    gap = stalls.total(*STALL_PLACES, but=in_dips)
     expected, enough = _expected(stalls, gap)
     excess = (gap - expected) / stalls.compute_ns[:, None]
     excess[:, ~usual] = np.nan
     usual_ns, _ = _expected(stalls, stalls.total(*LATE_PLACES))
+    num_late = _num_late(stalls, in_dips)
     where = "between its launches"
     found = [
         _stall("host-stall", stalls, phase, [phase.row], (LATE_PLACES, where), usual_ns)
-        for phase in standing_out(excess, few=~enough, shortest=HOST_STALL_STEPS)
-        if _is_steady(excess[phase.row, phase.first : phase.last + 1])
+        for phase in standing_out(excess, few=~enough)
+        if _recurs(excess[phase.row], num_late[phase.row], phase)
     ]
     for phase in _late_stages(stalls, gap, usual, always=False):
         rows = _late_rows(stalls, gap, phase)
@@ -147,10 +160,41 @@ def _joined_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
     return (whole, *alone)
 
 
-def _is_steady(phase: NDArray[np.float64]) -> bool:
-    """Tell a stall that is there all the time from pauses now and then, in the known steps."""
-    known = phase[~np.isnan(phase)]
-    return float((known >= np.median(known) / 2).mean()) >= ONE_RANK_SHARE
+def _num_late(stalls: Stalls, in_dips: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+    """Return before how many launches a rank's host was late. Shape (ranks, steps).
+
+    ``(sum x)^2 / sum x^2`` of its gaps: their number where they are equal, 1 where
+    one outweighs all others.
+
+    Source:
+        The participation ratio of statistical physics.
+    """
+    chosen = stalls.among(Place.FORWARD, Place.BACKWARD)
+    if in_dips is not None:
+        chosen &= ~in_dips
+    where = (stalls.profile.total_ns.shape, stalls.row[chosen], stalls.column[chosen])
+    gap = stalls.gaps.gap_ns[chosen].astype(np.float64)
+    whole, squares = summed(*where, gap), summed(*where, gap**2)
+    return np.divide(whole**2, squares, out=np.zeros_like(whole), where=squares > 0)
+
+
+def _recurs(excess: NDArray[np.float64], num_late: NDArray[np.float64], phase: Phase) -> bool:
+    """Tell a stall that is there all the time from pauses now and then.
+
+    Args:
+        excess: Shape (steps,), of one rank; NaN where unknown.
+        num_late: Shape (steps,): before how many launches it was late.
+        phase: When it stands out.
+    """
+    if phase.excess_ratio < phase.threshold:
+        return False
+    inside = np.arange(phase.first, phase.last + 1)
+    known = inside[~np.isnan(excess[inside])]
+    throughout = num_late[known] >= HOST_STALL_STEPS
+    if len(known) < HOST_STALL_STEPS:
+        return bool(throughout.all())
+    steady = excess[known] >= np.median(excess[known]) / 2
+    return float((steady | throughout).mean()) >= ONE_RANK_SHARE
 
 
 def _stall(

@@ -10,7 +10,7 @@ from analysis.candidate import Candidate
 from analysis.cells import group_medians, summed
 from analysis.evidence import Place
 from analysis.phases import DUE_RATIO
-from analysis.stalls import ONE_RANK_SHARE
+from analysis.stalls import HOST_STALL_STEPS, ONE_RANK_SHARE
 from analysis.words import count_text, duration_text
 
 if TYPE_CHECKING:
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from analysis.stalls import Stalls
 
 LEAST_PAUSE_NS = 50_000_000
-"""A gap this long before compute may be garbage collection. Source: design.md section 5."""
+"""A gap this long before what a host launches may be garbage collection. Source: design.md
+section 5."""
 
 PAUSE_FACTOR = 10.0
 """A pause stands out of the usual gaps before the same kind of compute by this much."""
+
+INSIDE = (Place.FORWARD, Place.BACKWARD)
+"""Where only a host that stopped makes a rank lose time: neither input nor a reduction is due."""
 
 LEAST_LOSS_RATIO = 0.01
 """Pauses in turn on many ranks are told from this share of the job's time: each may be short
@@ -30,32 +34,62 @@ beside its step, but all wait for every one of them."""
 
 
 def gc_pauses(
-    stalls: Stalls, usual: NDArray[np.bool_], blamed: frozenset[int]
+    stalls: Stalls, allowed: NDArray[np.bool_], blamed: frozenset[int]
 ) -> tuple[tuple[Candidate, ...], NDArray[np.bool_]]:
-    """Find garbage collection: ``gc`` spans, or long gaps before forward compute, rank by rank.
+    """Find garbage collection: ``gc`` spans, or long gaps before what hosts launch, rank by rank.
+
+    A collector stops a host at any launch: some pauses must lie before a
+    forward or backward inside a step. Then those before a step's first
+    compute, its optimizer or its reductions are pauses too; alone, these would
+    be missing input or launch skew. What one rank loses at its step's begin in
+    `HOST_STALL_STEPS` steps on end is no pause. A host that runs ahead makes up for part of each:
+    where two are as long as `LEAST_PAUSE_NS`, half of that counts.
 
     Args:
         stalls: The run's gaps.
-        usual: Shape (steps,): steps that take part.
+        allowed: Shape (gaps,): gaps that no common dip explains.
         blamed: Ranks whose gaps are explained already.
 
     Returns:
         The candidates, and which gaps they explain, shape (gaps,).
     """
     recorded = stalls.among(Place.GC) & (stalls.gaps.gap_ns > 0)
-    longest = max(LEAST_PAUSE_NS, PAUSE_FACTOR * _typical(stalls))
-    # The step's first forward pauses like any other.
-    paused = stalls.among(Place.FORWARD, Place.INPUT) & (stalls.gaps.gap_ns >= longest)
-    paused &= usual[np.minimum(stalls.column, len(usual) - 1)]
-    paused &= ~np.isin(stalls.gaps.rank, list(blamed))
-    if not _in_turn(stalls, paused & (stalls.gaps.place == Place.FORWARD)):
-        paused[:] = False
+    paused = _paused(stalls, allowed & ~np.isin(stalls.gaps.rank, list(blamed)))
     found = (
         _pauses(stalls, recorded, "in gc spans") if recorded.any() else None,
-        _pauses(stalls, paused, "before forward compute") if paused.any() else None,
+        _pauses(stalls, paused, "before what its host launched next") if paused.any() else None,
     )
     explained = paused if found[1] is not None else np.zeros(len(paused), dtype=np.bool_)
     return tuple(candidate for candidate in found if candidate is not None), explained
+
+
+def _paused(stalls: Stalls, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Tell which gaps are pauses that ranks take in turn; none where they do not. Shape (gaps,)."""
+    longest = max(LEAST_PAUSE_NS, PAUSE_FACTOR * _typical(stalls))
+    shortest = max(LEAST_PAUSE_NS / 2, PAUSE_FACTOR * _typical(stalls))
+    gap_ns = stalls.gaps.gap_ns
+    inside = allowed & stalls.among(*INSIDE)
+    starts = allowed & stalls.among(Place.INPUT)
+    starts &= ~_lasts(stalls, starts & (gap_ns >= shortest))
+    known = inside | starts
+    if np.count_nonzero(known & (gap_ns >= longest)) < 2:  # noqa: PLR2004  # one is no turn
+        longest = shortest = np.inf
+    paused = known & (gap_ns >= shortest)
+    told = (paused & inside).any() and _in_turn(stalls, paused)
+    if not told:
+        return np.zeros(len(gap_ns), dtype=np.bool_)
+    return paused | (allowed & stalls.among(Place.LAUNCH, Place.OTHER) & (gap_ns >= longest))
+
+
+def _lasts(stalls: Stalls, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Tell which chosen gaps lie in `HOST_STALL_STEPS` steps on end of one rank. Shape (gaps,)."""
+    shape = stalls.profile.total_ns.shape
+    has = summed(shape, stalls.row[chosen], stalls.column[chosen], np.ones(chosen.sum())) > 0
+    lasts = np.zeros(shape, dtype=np.bool_)
+    for first in range(shape[1] - HOST_STALL_STEPS + 1):
+        columns = slice(first, first + HOST_STALL_STEPS)
+        lasts[:, columns] |= has[:, columns].all(axis=1)[:, None]
+    return chosen & lasts[stalls.row, stalls.column]
 
 
 def _typical(stalls: Stalls) -> float:

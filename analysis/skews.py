@@ -29,6 +29,7 @@ def launch_skews(
     groups: tuple[tuple[int, ...], ...],
     usual: NDArray[np.bool_],
     blamed: frozenset[int],
+    explained: NDArray[np.bool_] | None = None,
 ) -> tuple[Candidate, ...]:
     """Find groups that enter a collective late, now one member and now another.
 
@@ -37,9 +38,10 @@ def launch_skews(
         groups: Members of each group of collectives that are launched after compute.
         usual: Shape (steps,): steps that take part.
         blamed: Ranks whose gaps are explained already.
+        explained: Shape (gaps,): gaps that something else explains; None: none.
     """
     profile = stalls.profile
-    lag = stalls.total(Place.LAUNCH) / stalls.compute_ns[:, None]
+    lag = stalls.total(Place.LAUNCH, but=explained) / stalls.compute_ns[:, None]
     lag[np.isin(profile.ranks, list(blamed))] = np.nan
     lag[:, ~usual] = np.nan
     stage = dict(zip(profile.ranks.tolist(), profile.stage.tolist(), strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.dips import common_dips
+from analysis.dips import common_dips, places_of_dips, without_dips
 from analysis.evidence import GapItems, Place
 from analysis.profile import Basis, Profile
 from analysis.stalls import Stalls, stalls_of
@@ -78,3 +78,14 @@ def test_checkpoints_in_spans_do_not_hide_missing_input() -> None:
     dips = [(2, Place.CHECKPOINT, 300), (6, Place.INPUT, 80), (7, Place.INPUT, 80)]
 
     assert told(*dips) == [("checkpoint", (2, 2), False), ("data-stall", (6, 7), True)]
+
+
+def test_a_dip_after_the_compute_leaves_the_rest_of_its_step_to_tell() -> None:
+    # GIVEN 300 ms after the compute of step 3, and 4 ms before a forward in all steps
+    gaps = stalls((3, Place.OTHER, 300), *((step, Place.FORWARD, 4) for step in range(NUM_STEPS)))
+
+    usual = without_dips(gaps, common_dips(gaps))
+    places = places_of_dips(gaps, usual)
+
+    assert np.flatnonzero(~usual).tolist() == [3]
+    assert np.argwhere(places).tolist() == [[Place.OTHER, 3]]

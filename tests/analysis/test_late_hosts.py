@@ -58,3 +58,28 @@ def test_members_late_in_turn_in_one_stage_are_no_stalled_host() -> None:
     (found,) = launch_skews(gaps, groups, np.ones(NUM_STEPS, dtype=np.bool_), frozenset())
 
     assert (found.cause, found.ranks) == ("launch-skew", (4, 5, 6, 7))
+
+
+def test_a_host_that_is_late_for_each_launch_of_one_step_stalls() -> None:
+    # GIVEN a host whose lead is spent in step 5: 8 ms before each of its four launches there
+    gaps = stalls(Place.FORWARD, *((5, 2, 8),) * 4)
+
+    (found,) = host_stalls(gaps, np.ones(NUM_STEPS, dtype=np.bool_))
+
+    assert (found.cause, found.ranks, found.steps) == ("host-stall", (2,), (5, 5))
+
+
+def test_one_long_gap_in_a_step_is_no_stall_of_its_host() -> None:
+    # GIVEN 32 ms before one launch, and 1 ms before three others
+    gaps = stalls(Place.FORWARD, (5, 2, 32), (5, 2, 1), (5, 2, 1), (5, 2, 1))
+
+    assert host_stalls(gaps, np.ones(NUM_STEPS, dtype=np.bool_)) == ()
+
+
+def test_a_stall_that_begins_before_the_lead_is_spent_is_steady() -> None:
+    # GIVEN 4 x 3 ms in step 2, of which the lead hides the rest, and 4 x 15 ms in steps 3 and 4
+    gaps = stalls(Place.BACKWARD, *((2, 2, 3),) * 4, *((3, 2, 15),) * 4, *((4, 2, 15),) * 4)
+
+    (found,) = host_stalls(gaps, np.ones(NUM_STEPS, dtype=np.bool_))
+
+    assert (found.ranks, found.steps) == ((2,), (2, 4))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from analysis.evidence import GapItems, Place
 from analysis.pauses import gc_pauses
 from analysis.profile import Basis, Profile
 from analysis.stalls import Stalls, stalls_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MS = 1_000_000
 NUM_RANKS, NUM_STEPS = 4, 8
@@ -16,8 +21,8 @@ Gap = tuple[int, int, int]
 """Step, rank, ms."""
 
 
-def stalls(*gaps: Gap) -> Stalls:
-    """Return ranks that compute 100 ms a step, with these gaps before forwards."""
+def stalls(*gaps: Gap, places: Sequence[Place] = (Place.FORWARD,)) -> Stalls:
+    """Return ranks that compute 100 ms a step, with these gaps before forwards, or elsewhere."""
     total = np.full((NUM_RANKS, NUM_STEPS), 100.0 * MS)
     profile = Profile(
         ranks=np.arange(NUM_RANKS, dtype=np.int32),
@@ -31,16 +36,17 @@ def stalls(*gaps: Gap) -> Stalls:
     items = GapItems(
         step=np.array(step, dtype=np.int32),
         rank=np.array(rank, dtype=np.int32),
-        place=np.full(len(gaps), Place.FORWARD, dtype=np.int8),
+        place=np.resize(np.array(places, dtype=np.int8), len(gaps)),
         gap_ns=np.array(ms, dtype=np.int64) * MS,
         operation=np.full(len(gaps), -1),
     )
     return stalls_of(profile, items, np.zeros(1))
 
 
-def told(*gaps: Gap) -> list[tuple[int, ...]]:
-    usual = np.ones(NUM_STEPS, dtype=np.bool_)
-    return [each.ranks for each in gc_pauses(stalls(*gaps), usual, frozenset())[0]]
+def told(*gaps: Gap, places: Sequence[Place] = (Place.FORWARD,)) -> list[tuple[int, ...]]:
+    allowed = np.ones(len(gaps), dtype=np.bool_)
+    found, _ = gc_pauses(stalls(*gaps, places=places), allowed, frozenset())
+    return [each.ranks for each in found]
 
 
 def test_pauses_are_told_where_hosts_leave_no_gap_else() -> None:
@@ -59,3 +65,39 @@ def test_pauses_stand_out_of_usual_gaps_by_ten_times() -> None:
 
     assert told(*usual, (1, 0, 150), (3, 2, 150)) == []
     assert told(*usual, (1, 0, 250), (3, 2, 250)) == [(0, 2)]
+
+
+def test_one_pause_inside_a_step_tells_what_those_at_its_begin_are() -> None:
+    # GIVEN a host that runs ahead: what it pauses inside a step its lead hides, but for one
+    gaps = ((1, 0, 150), (3, 2, 160), (6, 3, 120))
+
+    # THEN all three are pauses; none is where all lie before a step's first compute
+    assert told(*gaps, places=(Place.INPUT, Place.INPUT, Place.BACKWARD)) == [(0, 2, 3)]
+    assert told(*gaps, places=(Place.INPUT,)) == []
+
+
+def test_late_reductions_alone_are_no_pauses() -> None:
+    assert told((1, 0, 150), (3, 2, 160), (6, 3, 120), places=(Place.LAUNCH,)) == []
+
+
+def test_what_a_rank_loses_at_three_steps_on_end_is_no_pause() -> None:
+    # GIVEN rank 1 without input in steps 2 to 4, and pauses of ranks 0 and 3 inside steps
+    gaps = ((2, 1, 90), (3, 1, 90), (4, 1, 90), (1, 0, 150), (6, 3, 150))
+    places = (Place.INPUT, Place.INPUT, Place.INPUT, Place.FORWARD, Place.FORWARD)
+
+    assert told(*gaps, places=places) == [(0, 3)]
+
+
+def test_a_lead_shortens_pauses_once_two_show_in_full() -> None:
+    # GIVEN pauses of 60 and 55 ms, and one of which 30 ms are left, in three steps
+    assert told((1, 0, 60), (3, 2, 55), (6, 3, 30)) == [(0, 2, 3)]
+    # THEN one of 60 ms and one of 30 are too little to tell
+    assert told((1, 0, 60), (6, 3, 30)) == []
+
+
+def test_what_a_common_dip_explains_is_no_pause() -> None:
+    gaps = ((1, 0, 150), (3, 2, 150))
+    found, explained = gc_pauses(stalls(*gaps), np.array([True, False]), frozenset())
+
+    assert found == ()
+    assert explained.tolist() == [False, False]

@@ -1,0 +1,84 @@
+"""What hosts do to a run: in which order its causes are looked for, and which explain which."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.dips import ALL_RANKS_SHARE, common_dips, places_of_dips, without_dips
+from analysis.evidence import Place
+from analysis.late_hosts import data_stalls, host_stalls
+from analysis.merging import merged_hosts
+from analysis.pauses import gc_pauses
+from analysis.skews import launch_skews
+from analysis.stalls import WORKING_PLACES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from analysis.candidate import Candidate
+    from analysis.source import RankInfo
+    from analysis.stalls import Stalls
+
+
+def host_candidates(
+    stalls: Stalls, groups: tuple[tuple[int, ...], ...], ranks: Mapping[int, RankInfo]
+) -> tuple[Candidate, ...]:
+    """Find common dips, late hosts, missing input, pauses and launch skew.
+
+    Args:
+        stalls: The run's gaps.
+        groups: Members of each group of collectives that are launched after compute.
+        ranks: Their hosts.
+    """
+    dips = common_dips(stalls)
+    usual = without_dips(stalls, dips)
+    dipped = places_of_dips(stalls, usual)
+    in_dips = dipped[stalls.gaps.place, stalls.column]
+    tells = ~dipped[[Place.FORWARD, Place.BACKWARD]].any(axis=0)
+    stalled = merged_hosts(host_stalls(stalls, tells, in_dips), ranks)
+    blamed = frozenset(rank for each in stalled for rank in each.ranks)
+    pauses, paused = gc_pauses(stalls, ~in_dips, blamed)
+    late = data_stalls(stalls, usual, paused | _first_of_late_hosts(stalls, stalled))
+    skews = launch_skews(stalls, groups, usual, blamed, paused)
+    return (*_not_told_twice(dips, late), *stalled, *late, *pauses, *skews)
+
+
+def _first_of_late_hosts(stalls: Stalls, stalled: Sequence[Candidate]) -> NDArray[np.bool_]:
+    """Tell the gaps before the first compute of hosts that launch late throughout.
+
+    Such a host is late for the step's first launch as well. Where it loses more
+    there than before all other launches together, in most of its steps, its
+    input is late too.
+
+    Returns:
+        Shape (gaps,).
+    """
+    profile = stalls.profile
+    first, later = stalls.total(Place.INPUT), stalls.total(*WORKING_PLACES)
+    explained = np.zeros(len(stalls.gaps), dtype=np.bool_)
+    for each in stalled:
+        rows = np.isin(profile.ranks, each.ranks)
+        inside = (profile.steps >= each.steps[0]) & (profile.steps <= each.steps[1])
+        more = first[rows][:, inside] > later[rows][:, inside]
+        if more.mean() <= 1 / 2:
+            explained |= stalls.among(Place.INPUT) & np.isin(stalls.gaps.rank, each.ranks)
+    return explained
+
+
+def _not_told_twice(dips: Sequence[Candidate], late: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Leave out the common dips that are part of input which all ranks miss throughout."""
+    return tuple(
+        dip
+        for dip in dips
+        if dip.cause != "data-stall"
+        or not any(
+            each.steps[0] <= dip.steps[1]
+            and each.steps[1] >= dip.steps[0]
+            and len(each.ranks) >= ALL_RANKS_SHARE * len(dip.ranks)
+            for each in late
+        )
+    )
