@@ -102,14 +102,19 @@ def analyze_known(
             f"run {run_id!r} has no spans in the steps asked for; "
             + (f"it died: {died}" if died else "see `rankscope runs`")
         )
-    return report_of(run, spans, steps, read_run(run, spans, steps), context=context)
+    steps = steps_on_device(spans, steps)
+    return _report_of(run, spans, steps, _read_run(run, spans, steps), context)
 
 
 def read_run(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
     """Turn spans of any known format into operations with their dependencies."""
+    return _read_run(run, spans, steps_on_device(spans, steps))
+
+
+def _read_run(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
+    """Do so with the steps as the device saw them."""
     if run.source_format == "bytedance":
         return read_bytedance(run, spans)
-    steps = steps_on_device(spans, steps)
     return read_traced(run, spans, steps, clock_error_ns=run.clock_error_ns)
 
 
@@ -125,7 +130,13 @@ def report_of(
         reading: The same as operations.
         context: What is known around them.
     """
-    steps = steps_on_device(spans, steps)
+    return _report_of(run, spans, steps_on_device(spans, steps), reading, context)
+
+
+def _report_of(
+    run: RunInfo, spans: SpanTable, steps: StepTable, reading: Reading, context: RunContext
+) -> RunReport:
+    """Do so with the steps as the device saw them."""
     coords = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
     told = _told(run, spans, steps, context)
     reading, replayer = _replayable(run, spans, steps, reading)
@@ -224,7 +235,7 @@ def _replayable(
             if not found:
                 raise
         kept = sorted(set(reading.steps) - set(found))
-        rest = read_run(
+        rest = _read_run(
             run,
             rows_of_spans(spans, np.isin(spans.step, kept)),
             rows_of_steps(steps, np.isin(steps.step, kept)),

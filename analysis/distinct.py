@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.keys import Digit, mixed_keys
 from analysis.ordering import order_and_changes, places_in_buckets
 
 if TYPE_CHECKING:
@@ -49,21 +50,18 @@ def row_keys(*columns: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
 
 def _keyed(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[NDArray[np.int64], int]:
     """Mix the columns into one number below the one returned beside it."""
-    key: NDArray[np.int64] | None = None
+    digits: list[Digit] = []
     size = 1
     for column in columns:
-        codes, radix = _codes(column)
-        if radix == 1:
+        digit = _digit(column)
+        if digit.radix == 1:
             continue
-        if key is None:
-            key, size = codes.astype(np.int64, copy=False), radix
-            continue
-        if size * radix > _MAX_KEY:
-            key, size = _compact(key, size)
-        key *= radix
-        key += codes
-        size *= radix
-    return np.zeros(len(columns[0]), dtype=np.int64) if key is None else key, size
+        if size * digit.radix > _MAX_KEY:
+            key, size = _compact(mixed_keys(digits), size)
+            digits = [Digit(key, 0, size)]
+        digits.append(digit)
+        size *= digit.radix
+    return mixed_keys(digits) if digits else np.zeros(len(columns[0]), dtype=np.int64), size
 
 
 def _compact(key: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], int]:
@@ -71,8 +69,9 @@ def _compact(key: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], int]
     if size <= _DENSE * len(key) + 1024:
         seen = np.zeros(size, dtype=np.bool_)
         seen[key] = True
-        number = np.cumsum(seen) - 1
-        return number[key], int(number[-1]) + 1 if size else 0
+        number = np.cumsum(seen, dtype=np.int32)  # short, so that more of it stays in a cache
+        number -= 1
+        return number[key].astype(np.int64), int(number[-1]) + 1 if size else 0
     return _numbered(key)
 
 
@@ -90,21 +89,15 @@ def _numbered(column: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
     return number, int(np.count_nonzero(changes)) + 1
 
 
-def _codes(column: NDArray[np.integer[Any]]) -> tuple[NDArray[np.integer[Any]], int]:
-    """Return the column as small non-negative integers in its order, and a bound above them.
-
-    Of a column that holds one value the bound is 1, and the integers are not looked at.
-    """
+def _digit(column: NDArray[np.integer[Any]]) -> Digit:
+    """Return the column as a digit, numbered by what occurs in it where its range is wide."""
     if not len(column):
-        return column.astype(np.int64), 1
+        return Digit(column, 0, 1)
     lowest, highest = int(column.min()), int(column.max())
-    if lowest == highest:
-        return column, 1
     if highest - lowest < _MAX_RADIX:
-        if column.dtype == np.uint64:
-            return (column - np.uint64(lowest)).astype(np.int64), highest - lowest + 1
-        return np.subtract(column, lowest, dtype=np.int64), highest - lowest + 1
-    return _numbered(column)
+        return Digit(column, lowest, highest - lowest + 1)
+    number, num = _numbered(column)
+    return Digit(number, 0, num)
 
 
 def distinct(column: NDArray[np.integer[Any]]) -> NDArray[Any]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.keys import Digit, keys_with_rows, mixed_keys
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -75,10 +77,7 @@ def order_and_changes(
 
 def _packed(column: NDArray[Any], lowest: int, row_bits: int) -> NDArray[np.int64]:
     """Return the rows' values above the lowest, each with its row's number below, ascending."""
-    packed = column.astype(np.int64)
-    packed -= lowest
-    packed <<= row_bits
-    packed |= np.arange(len(packed))
+    packed = keys_with_rows(column, lowest, row_bits)
     packed.sort()
     return packed
 
@@ -111,7 +110,8 @@ def sort_rows(*columns: NDArray[Any]) -> NDArray[np.int64]:
 def _merged(columns: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     """Put neighbouring columns into one as long as it leaves room for the row's number."""
     room = _KEY_BITS - (len(columns[0]) - 1).bit_length()
-    keys: list[NDArray[Any]] = []
+    keys: list[NDArray[Any] | list[Digit]] = []
+    digits: list[Digit] = []
     used = room + 1
     for column in columns:
         if column.dtype.kind == "f":
@@ -119,17 +119,18 @@ def _merged(columns: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
             used = room + 1
             continue
         lowest, bits = _range_of(column)
+        digit = Digit(column, lowest, 1 << bits)
         if bits > room:
             keys.append(column)
             used = room + 1
         elif used + bits > room:
-            keys.append(column.astype(np.int64) - lowest)
+            digits = [digit]
+            keys.append(digits)
             used = bits
         else:
-            keys[-1] <<= bits
-            keys[-1] |= column.astype(np.int64) - lowest
+            digits.append(digit)
             used += bits
-    return keys
+    return [mixed_keys(key) if isinstance(key, list) else key for key in keys]
 
 
 def _range_of(column: NDArray[Any]) -> tuple[int, int]:
