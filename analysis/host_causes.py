@@ -38,7 +38,7 @@ def host_candidates(
     usual = without_dips(stalls, dips)
     dipped = places_of_dips(stalls, usual)
     in_dips = dipped[stalls.gaps.place, stalls.column]
-    tells = ~dipped[[Place.FORWARD, Place.BACKWARD]].any(axis=0)
+    tells = ~(dipped[Place.FORWARD] | dipped[Place.BACKWARD])
     stalled = merged_hosts(host_stalls(stalls, tells, in_dips), ranks)
     blamed = frozenset(rank for each in stalled for rank in each.ranks)
     pauses, paused = gc_pauses(stalls, ~in_dips, blamed)

@@ -84,11 +84,11 @@ def _paused(stalls: Stalls, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _lasts(stalls: Stalls, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Tell which chosen gaps lie in `HOST_STALL_STEPS` steps on end of one rank. Shape (gaps,)."""
     shape = stalls.profile.total_ns.shape
-    has = summed(shape, stalls.row[chosen], stalls.column[chosen], np.ones(chosen.sum())) > 0
+    num = summed(shape, stalls.row[chosen], stalls.column[chosen], np.ones(chosen.sum()))
     lasts = np.zeros(shape, dtype=np.bool_)
     for first in range(shape[1] - HOST_STALL_STEPS + 1):
         columns = slice(first, first + HOST_STALL_STEPS)
-        lasts[:, columns] |= has[:, columns].all(axis=1)[:, None]
+        lasts[:, columns] |= num[:, columns].min(axis=1, keepdims=True) > 0
     return chosen & lasts[stalls.row, stalls.column]
 
 
