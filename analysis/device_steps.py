@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import number_rows
+from analysis.distinct import is_one_of, number_rows
 from analysis.ordering import sort_rows
 from analysis.waits import is_communication
 from tracer.span import KIND_CODES, SpanFlag, SpanKind
@@ -65,8 +65,8 @@ def _on_stream(spans: SpanTable, steps: StepTable) -> tuple[NDArray[np.int64], N
     last = first.copy()
     on_device = ((spans.flags & SpanFlag.HOST_CLOCK) == 0) & ((spans.flags & TIMED) != 0)
     # A communication begins after the stream has come to its launch.
-    begins = on_device & (np.isin(spans.kind, ON_STREAM) | is_communication(spans))
-    ends = np.isin(spans.kind, ON_STREAM) & ((spans.flags & SpanFlag.DEVICE_END_KNOWN) != 0)
+    begins = on_device & (is_one_of(spans.kind, ON_STREAM) | is_communication(spans))
+    ends = is_one_of(spans.kind, ON_STREAM) & ((spans.flags & SpanFlag.DEVICE_END_KNOWN) != 0)
     rows = np.flatnonzero(begins | ends)
     if not ends.any() or not len(steps):
         return first, last

@@ -10,7 +10,7 @@ from analysis.keys import Digit, mixed_keys
 from analysis.ordering import order_and_changes, places_in_buckets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -98,6 +98,19 @@ def _digit(column: NDArray[np.integer[Any]]) -> Digit:
         return Digit(column, lowest, highest - lowest + 1)
     number, num = _numbered(column)
     return Digit(number, 0, num)
+
+
+def is_one_of(codes: NDArray[np.integer[Any]], wanted: Iterable[int]) -> NDArray[np.bool_]:
+    """Tell which codes are among a few: ``np.isin``, many times as fast for columns of bytes.
+
+    Args:
+        codes: Shape (rows,).
+        wanted: Each is compared with all of them.
+    """
+    found = np.zeros(len(codes), dtype=np.bool_)
+    for code in wanted:
+        found |= codes == code
+    return found
 
 
 def distinct(column: NDArray[np.integer[Any]]) -> NDArray[Any]:

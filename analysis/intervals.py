@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NOWHERE = -1
+_MANY = 4
+"""Points an interval from which on the intervals are looked for among the points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,9 @@ class Line:
 
     def place(self, rank: NDArray[np.int32], time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where a rank's time lies on the line."""
-        index: NDArray[np.int64] = places_of(rank, self.ranks)
-        place: NDArray[np.int64] = index * self.stride_ns + (time_ns - self.origin_ns)
+        shift = np.arange(len(self.ranks)) * self.stride_ns - self.origin_ns
+        place: NDArray[np.int64] = shift[places_of(rank, self.ranks)]
+        place += time_ns
         return place
 
     def time_at(self, place: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -62,10 +65,19 @@ def covering(
     """
     if not len(start):
         return np.full(len(point), NOWHERE, dtype=np.int64)
-    index = np.searchsorted(start, point, side="right") - 1
+    index = _last_begun(start, point)
     inside = (index >= 0) & (point < end[np.maximum(index, 0)])
     found: NDArray[np.int64] = np.where(inside, index, NOWHERE)
     return found
+
+
+def _last_begun(start: NDArray[np.int64], point: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the index of the last interval that has begun at each point, `NOWHERE` before all."""
+    if len(start) * _MANY > len(point) or (point[1:] < point[:-1]).any():
+        return np.searchsorted(start, point, side="right") - 1
+    # Few intervals are looked for among the points, instead of the points among the intervals.
+    first = np.searchsorted(point, start, side="left")
+    return np.repeat(np.arange(-1, len(start)), np.diff(first, prepend=0, append=len(point)))
 
 
 def outermost(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct
+from analysis.distinct import distinct, is_one_of
 from analysis.intervals import NOWHERE, Line, covering, outermost, union
 from analysis.ordering import is_among, sort_rows, stable_order
 from tracer.span import KIND_CODES, SpanFlag, SpanKind
@@ -174,7 +174,7 @@ def _with_anchors(
 
 
 def _rows_of(spans: SpanTable, kinds: tuple[SpanKind, ...]) -> NDArray[np.int64]:
-    return np.flatnonzero(np.isin(spans.kind, [KIND_CODES[kind] for kind in kinds]))
+    return np.flatnonzero(is_one_of(spans.kind, [KIND_CODES[kind] for kind in kinds]))
 
 
 def own_compute(pieces: Pieces, num_operations: int) -> NDArray[np.bool_]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.cells import group_medians
-from analysis.distinct import number_rows
+from analysis.distinct import is_one_of, number_rows
 from analysis.intervals import NOWHERE
 from analysis.pieces import Pieces, own_compute
 from analysis.portions import MOST_PORTIONS
@@ -50,7 +50,7 @@ def ideal_durations(
         design.md section 5; the means and medians are arXiv 2505.05713's.
     """
     ideal = _median_by(label, duration_ns)
-    ideal[np.isin(kind, FREE_HOST_KINDS)] = 0.0
+    ideal[is_one_of(kind, FREE_HOST_KINDS)] = 0.0
     own = np.flatnonzero(own_compute(pieces, len(pieces.start)))
     if not len(own):
         return ideal

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.distinct import distinct, number_rows
+from analysis.distinct import distinct, is_one_of, number_rows
 from analysis.experts import expert_pieces
 from analysis.intervals import NOWHERE
 from analysis.merging import worker_numbers
@@ -53,7 +53,7 @@ def compute_items(
     spans, windows = joined.spans, joined.windows
     kinds = (KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
     whole = np.flatnonzero(own_compute(pieces, len(pieces.start)))
-    whole = whole[np.isin(spans.kind[pieces.compute[whole]], kinds)]
+    whole = whole[is_one_of(spans.kind[pieces.compute[whole]], kinds)]
     experts = expert_pieces(joined, pieces, portion)
     own = whole[~experts[whole]]
     index, num = number_rows(pieces.compute[own])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct, number_rows
+from analysis.distinct import distinct, is_one_of, number_rows
 from analysis.intervals import NOWHERE, Line, covering, outermost
 from analysis.operations import latest_by_group
 from analysis.ordering import places_of, sort_rows, stable_order
@@ -173,10 +173,10 @@ def _busy(
 
     Where a device computes, its host's own time and launches tell nothing of its stream.
     """
-    compute = np.isin(spans.kind, _COMPUTE)
+    compute = is_one_of(spans.kind, _COMPUTE)
     by_host = compute & ((spans.flags & SpanFlag.DEVICE_END_KNOWN) == 0)
     on_host = np.isin(spans.rank, distinct(spans.rank[by_host]))
-    doing = np.flatnonzero(compute | (np.isin(spans.kind, _HOST) & on_host))
+    doing = np.flatnonzero(compute | (is_one_of(spans.kind, _HOST) & on_host))
     start = line.place(spans.rank[doing], spans.start_ns[doing])
     end = start + spans.duration_ns[doing]
     kept = outermost(start, end)
@@ -189,7 +189,7 @@ def _busy(
 
 def _at_borders(spans: SpanTable, line: Line, launch: NDArray[np.int64]) -> NDArray[np.int64]:
     """Move launches within `LAUNCH_SLACK_NS` of a border of the compute around them there."""
-    compute = np.flatnonzero(np.isin(spans.kind, _COMPUTE))
+    compute = np.flatnonzero(is_one_of(spans.kind, _COMPUTE))
     start = line.place(spans.rank[compute], spans.start_ns[compute])
     end = start + spans.duration_ns[compute]
     kept = outermost(start, end)
@@ -228,7 +228,7 @@ def _launch_ns(spans: SpanTable, comm: NDArray[np.int64]) -> NDArray[np.int64]:
     on_device = ((flags & SpanFlag.HOST_CLOCK) == 0) & ((flags & _OF_DEVICE) != 0)
     begin_known = (flags & SpanFlag.DEVICE_BEGIN_KNOWN) != 0
     compute = np.flatnonzero(
-        np.isin(spans.kind, _COMPUTE) & ((spans.flags & SpanFlag.DEVICE_BEGIN_KNOWN) != 0)
+        is_one_of(spans.kind, _COMPUTE) & ((spans.flags & SpanFlag.DEVICE_BEGIN_KNOWN) != 0)
     )
     queued = np.zeros(len(comm), dtype=np.bool_)
     queued[on_device & begin_known] = _has_queued(spans, comm[on_device & begin_known])

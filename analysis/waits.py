@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct, row_keys
+from analysis.distinct import distinct, is_one_of, row_keys
 from analysis.ordering import stable_order
 from tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanFlag, SpanKind
 
@@ -23,7 +23,7 @@ _P2P_MEMBERS = 2
 ROOTED = frozenset({"broadcast", "scatter", "reduce", "gather"})
 """Collectives with a root, by the operation's name."""
 
-_COMM_CODES = np.array(sorted(KIND_CODES[kind] for kind in COMM_KINDS), dtype=np.int8)
+_COMM_CODES = sorted(KIND_CODES[kind] for kind in COMM_KINDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def is_communication(spans: SpanTable) -> NDArray[np.bool_]:
         Shape (spans,). A `WAIT` span is none, though it carries its collective's group.
     """
     grouped_other = (spans.kind == KIND_CODES[SpanKind.OTHER]) & (spans.group_id != 0)
-    found: NDArray[np.bool_] = np.isin(spans.kind, _COMM_CODES) | grouped_other
+    found: NDArray[np.bool_] = is_one_of(spans.kind, _COMM_CODES) | grouped_other
     return found
 
 

@@ -23,6 +23,17 @@ def test_an_interval_holds_its_start_and_not_its_end() -> None:
     assert found.tolist() == [NOWHERE, 0, 0, NOWHERE, 1, NOWHERE]
 
 
+def test_few_intervals_hold_the_same_points_as_many() -> None:
+    start, end = ints(3, 10, 10, 20), ints(5, 10, 14, 21)
+    every = np.arange(25)
+
+    among_all = covering(start, end, every)
+
+    one_by_one = [int(covering(start, end, every[k : k + 1])[0]) for k in every.tolist()]
+    assert among_all.tolist() == one_by_one
+    assert covering(start, end, every[::-1]).tolist() == one_by_one[::-1]
+
+
 def test_nested_intervals_leave_the_outermost() -> None:
     # [0, 50) holds [10, 20); [60, 70) stands alone.
     assert outermost(ints(10, 0, 60), ints(20, 50, 70)).tolist() == [1, 2]
