@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.cells import MATES_ENOUGH, faster_steps, group_medians, median_by_kind
-from analysis.noise import flapping_deviation, num_deviations
+from analysis.cells import MATES_ENOUGH, group_medians, median_by_kind
+from analysis.noise import num_deviations, num_estimated_deviations
 from analysis.ordering import places_of
-from analysis.phases import CLEAR_FACTOR, DUE_RATIO, MEDIAN_ERROR, Phase, row_medians, standing_out
+from analysis.phases import CLEAR_FACTOR, row_medians, standing_out
+from analysis.usual_steps import LEAST_STEPS, usual_in_faster_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.evidence import Transfers
+    from analysis.phases import Phase
     from tracer.topology import Coords
 
 LEAST_ALIKE = 8
@@ -28,13 +30,6 @@ LONE_STEPS = 3
 
 BRIEF = 10
 """A phase of fewer than `LONE_STEPS` steps must lose this many times more to be told."""
-
-SEVERAL_LINKS = 3
-"""Links that must be slower together for the network to be at fault.
-Source: design.md section 5, several groups."""
-
-MOST_SHARE = 0.5
-"""Share of the links between hosts that must be slower for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +133,10 @@ def _expected(
     _, position = np.unique(place, axis=0, return_inverse=True)
     mates, enough = median_by_kind(value, position.reshape(-1))
     if enough.all() or len(value) < MATES_ENOUGH:
-        # Too few links of a kind: their own earlier steps are all there is.
+        # Too few links of a kind: their own other steps are all there is.
         few = ~enough
-        return np.where(few[:, None], faster_steps(value), mates), few
+        mates[few] = usual_in_faster_steps(value[few])
+        return mates, few
     everywhere = np.broadcast_to(row_medians(value.T), value.shape)
     slower_mate = np.full_like(value, -np.inf)
     for number in np.unique(position[~enough]).tolist():
@@ -191,29 +187,38 @@ def _differs_from_other_steps(profile: LinkProfile, slow: SlowLink) -> bool:
     phase = slow.phase
     if not profile.few[slow.link]:
         return True
-    if len(profile.steps) - phase.num_steps < LONE_STEPS:
+    if len(profile.steps) - phase.num_steps < LEAST_STEPS:
         return not profile.own[slow.link]
-    return _stands_apart(profile.total_ns[slow.link], phase, int(profile.few.sum()))
+    return stands_apart(profile.total_ns[slow.link], phase, num_rows=int(profile.few.sum()))
 
 
-def _stands_apart(values: NDArray[np.float64], phase: Phase, num_rows: int) -> bool:
+def stands_apart(
+    values: NDArray[np.float64], phase: Phase, *, num_rows: int, least_deviation: float = 0.0
+) -> bool:
     """Tell whether a phase differs from the row's other steps by more than both vary.
 
-    Of a noisy row some run of steps always lies above its faster ones.
+    Of a noisy row some run of steps always lies above its faster ones. Student's t of the two
+    means, with what is added for having looked at each step of each row; outliers only make it
+    smaller.
+
+    Args:
+        values: Shape (steps,): the row; NaN where unknown.
+        phase: A run of its steps.
+        num_rows: Rows that the phase was looked for in.
+        least_deviation: What each value is unsure by at least, where that is known otherwise.
     """
     columns = np.arange(len(values))
     within = (columns >= phase.first) & (columns <= phase.last) & ~np.isnan(values)
     inside, outside = values[within], values[~within & ~np.isnan(values)]
-    if len(outside) < LONE_STEPS:
+    if len(outside) < LEAST_STEPS:
         return False
-    usual = float(np.median(outside))
-    rest = np.concatenate((inside - np.median(inside), outside - usual))
-    error = MEDIAN_ERROR * np.std(rest) * np.sqrt(1 / len(inside) + 1 / len(outside))
-    # Any of n (n - 1) / 2 runs of steps of any row might have been taken, and the deviation of
-    # so few steps is itself uncertain: two of its standard errors are added.
-    clear = num_deviations(num_rows * len(values) * (len(values) - 1) // 2)
-    error *= 1.0 + 2.0 / np.sqrt(2.0 * len(rest))
-    return bool(np.median(inside) - usual >= clear * error)
+    spread = np.concatenate((inside - inside.mean(), outside - outside.mean())).std(ddof=2)
+    error = np.sqrt(1 / len(inside) + 1 / len(outside))
+    difference = inside.mean() - outside.mean()
+    num = num_rows * len(values)
+    clear = num_estimated_deviations(num, len(inside) + len(outside) - 2)
+    least = max(clear * spread, num_deviations(num) * least_deviation)
+    return bool(difference >= least * error)
 
 
 def _slow_link(profile: LinkProfile, link: int, phase: Phase) -> SlowLink:
@@ -239,64 +244,3 @@ def _lost(profile: LinkProfile, slow: SlowLink) -> float:
     columns = slice(slow.phase.first, slow.phase.last + 1)
     lost = profile.total_ns[slow.link, columns] - profile.expected_ns[slow.link, columns]
     return float(np.nanmedian(lost))
-
-
-def common_slowness(
-    profile: LinkProfile, hosts: Mapping[int, str], *, least_steps: int = LONE_STEPS
-) -> tuple[Phase, NDArray[np.bool_]] | None:
-    """Find steps in which most links between hosts are slower than in others.
-
-    Args:
-        profile: Transfers by link and step.
-        hosts: Host of each rank. Where none is known, or all ranks share one, all links count.
-        least_steps: Fewer single slow steps than this are no phase.
-
-    Returns:
-        The phase, and which links take part, shape (links,); None where there is none.
-    """
-    if not profile.total_ns.size:
-        return None
-    crosses = np.array(
-        [
-            len({hosts.get(rank, "") for rank in link.members}) > 1
-            for link in profile.transfers.links
-        ]
-    )
-    ratio = profile.total_ns / row_medians(profile.total_ns)[:, None]
-    if crosses.any():
-        ratio[~crosses] = np.nan
-    # All links together: the faster steps of one link alone may be mere luck.
-    level = row_medians(ratio.T)[None]
-    excess = level / faster_steps(level) - 1.0
-    deviation = flapping_deviation(excess[0])
-    phases = standing_out(
-        excess, few=np.ones(1, dtype=np.bool_), shortest=LONE_STEPS, deviation=deviation
-    )
-    steady = phases and _stands_apart(level[0], phases[0], num_rows=1)
-    phase = phases[0] if steady else _flapping(excess[0], deviation, least_steps)
-    if phase is None:
-        return None
-    # A flapping network is slow in some steps of its phase only.
-    within = excess[0] >= phase.excess_ratio / 2
-    within[: phase.first] = within[phase.last + 1 :] = False
-    outside = ratio[:, ~within]
-    usual = row_medians(outside) if outside.shape[1] else faster_steps(ratio)[:, 0]
-    slower = np.nan_to_num(row_medians(ratio[:, within]) / usual - 1.0) >= phase.excess_ratio / 2
-    known = (~np.isnan(ratio)).any(axis=1)
-    return (phase, slower) if slower.sum() >= MOST_SHARE * known.sum() else None
-
-
-def _flapping(excess: NDArray[np.float64], deviation: float, least_steps: int) -> Phase | None:
-    """Return the phase of single slow steps, at least so many, that stand out."""
-    threshold = max(DUE_RATIO, num_deviations(len(excess)) * deviation)
-    slow = np.flatnonzero(excess >= threshold)
-    if len(slow) < least_steps:
-        return None
-    return Phase(
-        row=0,
-        first=int(slow[0]),
-        last=int(slow[-1]),
-        excess_ratio=float(np.median(excess[slow])),
-        deviation=deviation,
-        threshold=threshold,
-    )

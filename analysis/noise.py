@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,11 @@ NORMAL_MEDIAN = 0.6745
 
 NORMAL_90TH = 1.6449
 """... and its 90th percentile."""
+
+
+ERROR_RATE = 0.0003
+"""Share of healthy runs in which a test of this kind may find something: with a few such tests a
+run about 0.1 alarms come in 300 runs. No alarm in 300 healthy runs is what is asked."""
 
 
 def robust_deviation(values: NDArray[np.float64]) -> float:
@@ -60,6 +66,24 @@ def num_deviations(num_samples: int) -> float:
     The largest of n normal samples lies about ``sqrt(2 ln n)`` deviations out.
     """
     return max(4.0, 2.0 + float(np.sqrt(2.0 * np.log(max(num_samples, 1)))))
+
+
+def num_estimated_deviations(num_samples: int, freedom: int) -> float:
+    """Return how many deviations stand clear where the deviation itself was estimated.
+
+    Of normal noise one sample of ``num_samples`` lies as far out in `ERROR_RATE` of all cases.
+
+    Args:
+        num_samples: Among which one that stands clear is looked for.
+        freedom: Values that the deviation was estimated from, less what was fitted; 1 or more.
+
+    Source:
+        Student's t by Wallace, "Bounds on normal approximations to Student's" (1959): ``z`` of the
+        normal distribution is ``(8 f + 1) / (8 f + 3) sqrt(f ln(1 + t^2 / f))`` within 0.02.
+    """
+    normal = NormalDist().inv_cdf(1.0 - ERROR_RATE / num_samples)
+    normal *= (8 * freedom + 3) / (8 * freedom + 1)
+    return float(np.sqrt(freedom * np.expm1(normal**2 / freedom)))
 
 
 def flapping_deviation(values: NDArray[np.float64]) -> float:

@@ -10,10 +10,17 @@ import numpy as np
 
 from analysis.candidate import Candidate
 from analysis.cells import group_medians
+from analysis.common_slowness import SEVERAL_LINKS, common_slowness
 from analysis.counters import network_trouble
 from analysis.culprits import culprits_of, merged_by_place
 from analysis.distinct import number_rows
-from analysis.network import SEVERAL_LINKS, common_slowness, slow_links
+from analysis.network import slow_links
+from analysis.network_scope import (
+    ALL_RANKS_SHARE,
+    have_one_place,
+    is_only_group,
+    told_of_only_group,
+)
 from analysis.phases import row_medians
 from analysis.words import count_text, duration_text
 
@@ -35,9 +42,6 @@ MANY_SHARE = 0.1
 """Share of the links that must be slow for that."""
 
 PAIR = 2
-ALL_RANKS_SHARE = 0.8
-"""Share of the ranks that slow groups must hold together for the network to be at fault."""
-
 LEAST_LOST_RATIO = 0.0001
 """Share of a step that a slow link must lose to be told: below, the clock's own noise rules."""
 
@@ -78,6 +82,11 @@ def slow_network(
         return network_trouble(samples, (begin, end))
 
     everywhere = _everywhere(profile, hosts, trouble_in)
+    if everywhere is not None and have_one_place(profile, everywhere, culprits, hosts):
+        everywhere = None
+    if everywhere is None and is_only_group(profile, culprits, hosts):
+        ring = _of_culprit(profile, culprits[0])
+        return (told_of_only_group(ring, hosts, trouble_in(ring.steps)),)
     many = len(culprits) >= MANY_CULPRITS and len(slow) >= MANY_SHARE * len(links)
     if everywhere is None and (many or _all_groups(culprits, ranks)):
         everywhere, culprits = _many(profile, slow), ()

@@ -28,7 +28,7 @@ VERBS = {
 
 WHAT = {
     "gc-pause": "Garbage collection stops ranks in turn, and all wait for each of them",
-    "network-degradation": "The network is slow in many places",
+    "network-degradation": "The network is slow",
     "sequence-imbalance": "Micro-batches of unequal length make ranks wait for each other",
     "layout": "The parallel layout itself costs time",
     "launch-skew": "Ranks enter collectives late, now one and now another",

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from analysis.noise import robust_deviation
+from analysis.noise import num_estimated_deviations, robust_deviation
 
 
 def test_one_far_outlier_does_not_widen_the_noise() -> None:
@@ -13,3 +14,18 @@ def test_one_far_outlier_does_not_widen_the_noise() -> None:
 def test_unknown_values_are_passed_over() -> None:
     assert robust_deviation(np.array([2.0, np.nan, 2.0])) == 0.0
     assert np.isnan(robust_deviation(np.array([np.nan])))
+
+
+def test_of_an_estimated_deviation_as_many_more_stand_clear_as_students_t_asks() -> None:
+    # GIVEN the density of Student's t with 8 degrees of freedom, (1 + t^2 / 8)^-4.5 x 0.3867
+    t = np.linspace(num_estimated_deviations(20, 8), 400, 4_000_001)
+
+    beyond = float(np.trapezoid(0.3867 * (1 + t**2 / 8) ** -4.5, t))
+
+    # THEN one of 20 samples lies beyond it in 3 of 10,000 cases
+    assert beyond * 20 == pytest.approx(0.0003, rel=0.1)
+
+
+def test_an_estimate_from_very_many_is_as_good_as_a_known_deviation() -> None:
+    # The normal distribution has 0.0003 beyond 3.432 deviations.
+    assert num_estimated_deviations(1, 100_000) == pytest.approx(3.432, abs=0.001)

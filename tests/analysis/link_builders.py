@@ -1,0 +1,56 @@
+"""Links with given transfer times, step by step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.evidence import Link, Transfers
+from analysis.network import profile_links
+from tracer.topology import Coords
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from analysis.network import LinkProfile
+
+MS = 1_000_000
+
+
+def group(*members: int) -> Link:
+    return Link(members=members, kind="dp-comm", is_pair=False)
+
+
+def pair(src: int, dst: int) -> Link:
+    return Link(members=(src, dst), kind="pp-send", is_pair=True)
+
+
+def profile(ms_of: Mapping[Link, Sequence[float]], *, num: int = 2) -> LinkProfile:
+    """Return the profile of links with ``num`` equal transfers a step, each as long as told.
+
+    Operation k of the replay is carried by link k. Links of equal kind and size are alike.
+    """
+    links = tuple(ms_of)
+    sizes = sorted({(link.kind, len(link.members)) for link in links})
+    rows = [
+        (step, index, sizes.index((link.kind, len(link.members))), round(ms * MS))
+        for index, link in enumerate(links)
+        for step, ms in enumerate(ms_of[link])
+        for _ in range(num)
+    ]
+    step, link, alike, transfer = zip(*rows, strict=True)
+    transfers = Transfers(
+        step=np.array(step, np.int32),
+        link=np.array(link, np.int32),
+        alike=np.array(alike, np.int32),
+        transfer_ns=np.array(transfer, np.int64),
+        num_bytes=np.full(len(rows), 1 << 20, np.int64),
+        name=np.zeros(len(rows), np.int32),
+        names=("all_reduce",),
+        links=links,
+        link_of_operation=np.arange(len(links), dtype=np.int32),
+    )
+    ranks = {rank for link in links for rank in link.members}
+    coords = {rank: Coords(dp=rank) for rank in ranks}
+    return profile_links(transfers, tuple(range(max(step) + 1)), coords)
