@@ -14,7 +14,7 @@ from analysis.intervals import NOWHERE, Line, covering, outermost
 from analysis.operations import latest_by_group
 from analysis.ordering import places_of, sort_rows, stable_order
 from analysis.pieces import COMPUTE_KINDS, HOST_KINDS, Windows, windows_of
-from analysis.unrecorded_waits import Launched, unrecorded_waits
+from analysis.unrecorded_waits import LEAST_STEPS, Launched, unrecorded_waits
 from analysis.waits import instance_keys, is_one_sided
 from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 
@@ -133,8 +133,8 @@ def join_waits(
     start = line.place(spans.rank[rows], spans.start_ns[rows])
     end = start + spans.duration_ns[rows]
     untold = np.flatnonzero(~waited & ((spans.flags[comm] & _UNTOLD) == SpanFlag.ASYNC))
-    others, since, until = untold, untold, untold
-    if len(untold):
+    others, since, until = untold[:0], untold[:0], untold[:0]
+    if len(untold) and len(numbers) >= LEAST_STEPS:
         found, since, until = unrecorded_waits(
             spans,
             windows,
