@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from analysis.distinct import distinct
+from analysis.occupancy import COMPUTE_KINDS, of_kinds
 from analysis.partners import least_of_partners
 from analysis.report import Finding
 from analysis.unblamed_ideal import ideal_of_others
@@ -112,9 +113,10 @@ def priced(
         duration_ns=ideal_of_others(model, candidates, unblamed.duration_ns),
         gap_ns=model.ideal_gap_ns,
     )
+    parts = _own_parts([_recorded_part(each, model) for each in candidates], model)
     changes = [
-        Change(each, _recorded_part(each, model), _mended(each, unblamed, ideal))
-        for each in candidates
+        Change(each, part, _mended(each, unblamed, ideal))
+        for each, part in zip(candidates, parts, strict=True)
     ]
     mended = _all_mended(changes, unblamed)
     blamed = sum(change.part.astype(np.int32) for change in changes)
@@ -208,6 +210,25 @@ def _recorded_part(candidate: Candidate, model: ReplayModel) -> NDArray[np.bool_
     shows = (steps >= candidate.steps[0]) & (steps <= candidate.steps[1])
     inside: NDArray[np.bool_] = candidate.part & shows[model.operations.step]
     return inside
+
+
+def _own_parts(
+    parts: Sequence[NDArray[np.bool_]], model: ReplayModel
+) -> tuple[NDArray[np.bool_], ...]:
+    """Leave pauses, input and transfers to the candidates that are made of nothing else.
+
+    A slow rank's part is all that it does. The checkpoint that it writes, or the link that it
+    sends over, costs the job nothing because the rank computes slowly.
+    """
+    is_compute = of_kinds(model, COMPUTE_KINDS) & model.on_device
+    computes = [bool((part & is_compute).any()) for part in parts]
+    others = np.zeros(len(model.rank), dtype=np.bool_)
+    for part, does in zip(parts, computes, strict=True):
+        if not does:
+            others |= part
+    return tuple(
+        part & ~others if does else part for part, does in zip(parts, computes, strict=True)
+    )
 
 
 def _finding(candidate: Candidate, slowdown: float | None, share: float | None) -> Finding:
