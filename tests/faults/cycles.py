@@ -59,12 +59,12 @@ class WholePath:
     faults: list[str] = field(default_factory=list)
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _builders: list[SpoolBuilder] = field(default_factory=list)
-    _port: int = 0
+    port: int = 0
     _is_first: bool = True
 
     def __enter__(self) -> Self:
         self.spool.mkdir(parents=True)
-        self._port = free_port()
+        self.port = free_port()
         made = subprocess.run(
             [*COMMAND, "token", "create", "--role", "ingest", "--holder", "cycles",
              "--out", str(self.folder / "agent.token")],
@@ -110,12 +110,12 @@ class WholePath:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://127.0.0.1:{self.port}"
 
     def commands(self) -> dict[str, list[str]]:
         """Return the processes and what they run, in the order in which they are started."""
         return {
-            "collector": [*COMMAND, "serve", "--only", "collector", "--port", str(self._port)],
+            "collector": [*COMMAND, "serve", "--only", "collector", "--port", str(self.port)],
             "agent": [
                 *COMMAND, "agent", "--spool", str(self.spool), "--no-samples",
                 "--collector", self.url,
@@ -250,7 +250,7 @@ class WholePath:
     def ask(self, path: str, body: str | None = None, **headers: str) -> str | None:
         """Ask the collector; None where it does not answer, or refuses."""
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}{path}",
+            f"http://127.0.0.1:{self.port}{path}",
             data=None if body is None else body.encode(),
             headers=headers,
         )

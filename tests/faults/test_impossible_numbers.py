@@ -1,0 +1,86 @@
+"""Records with any numbers at all (fault D3): kept or set aside, and no sum is spoilt."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from collector.read import read_run, read_spans
+from collector.rollups import open_steps
+from collector.store import open_store
+from collector.tail import SpoolTail
+from tests.collector.spool_builder import SpoolBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from collector.store import Store
+
+LEAST, MOST = -(2**63), 2**63 - 1
+MONTH_NS = 30 * 86_400 * 10**9
+INT64 = st.integers(LEAST, MOST) | st.sampled_from([LEAST, -1, 0, 1, MOST])
+SPANS = st.tuples(INT64, INT64)
+STEPS = st.tuples(st.floats(), INT64)
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def spools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("spools")
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(spans=st.lists(SPANS, max_size=6), steps=st.lists(STEPS, max_size=3))
+def test_whatever_a_record_says_it_is_kept_or_set_aside_and_sums_stay_finite(
+    store: Store,
+    spools: Path,
+    spans: list[tuple[int, int]],
+    steps: list[tuple[float, int]],
+) -> None:
+    # GIVEN a process that recorded a good span, and others of any times, losses and counts
+    run_id = f"numbers-{next(_NUMBERS)}"
+    builder = SpoolBuilder(spools / run_id, run_id=run_id)
+    builder.span("good", start_ns=100, duration_ns=7)
+    for start_ns, end_ns in spans:
+        builder.span("any", start_ns=start_ns, duration_ns=end_ns - start_ns)
+    for step, (loss, num_tokens) in enumerate(steps):
+        builder.step(step, start_ns=100, duration_ns=50, loss=loss, num_tokens=num_tokens)
+    builder.end()
+
+    # WHEN it is stored
+    progress = SpoolTail(spools / run_id, store).poll()
+
+    # THEN each row is accounted for, and those that can't be are named
+    num_rows = 1 + len(spans) + len(steps)
+    assert progress.num_spans + progress.num_steps + progress.num_bad == num_rows
+    described = read_run(store, run_id)
+    assert sum(bad["num_rows"] for bad in described.bad) == progress.num_bad
+    assert all(bad["reason"] for bad in described.bad)
+    # and what is shown is possible
+    kept = read_spans(store, run_id).to_pylist()
+    assert "good" in {span["name"] for span in kept}
+    assert all(0 <= span["duration_ns"] <= MONTH_NS and span["start_ns"] >= 0 for span in kept)
+    (sums,) = totals(store, run_id)
+    assert all(math.isfinite(float(number)) for number in sums.values())
+    assert sum(step.num_spans for step in open_steps(store, run_id, state="ended")) == len(kept)
+
+
+def totals(store: Store, run_id: str) -> list[dict[str, Any]]:
+    """Return sums over a run's spans."""
+    return store.rows(
+        "SELECT sum(duration_ns) AS whole, avg(duration_ns) AS mean, max(start_ns) AS last"
+        " FROM spans WHERE run_id = {r:String}",
+        {"r": run_id},
+    )

@@ -1,0 +1,84 @@
+"""Two collectors as processes on one store, both given the same rows (fault B6)."""
+
+from __future__ import annotations
+
+import http.client
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.read import read_spans
+from collector.store import open_store
+from collector.wire import encode_cuts
+from tests.collector.cut_builder import span_cut
+from tests.faults.cycles import PATIENCE_S, RUN, free_port
+from tests.faults.server_path import ServerPath
+from tests.integration.programs import COMMAND
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
+
+NUM_CUTS, CUT_ROWS = 30, 5
+NUM_BODIES, CUTS_A_BODY = 40, 6
+NUM_SENDERS = 4
+
+
+@dataclass(kw_only=True)
+class TwoCollectors(ServerPath):
+    """A store and two collectors, without an agent."""
+
+    other_port: int = field(default_factory=free_port)
+
+    def commands(self) -> dict[str, list[str]]:
+        commands = super().commands()
+        del commands["agent"]
+        serve = [*COMMAND, "serve", "--only", "collector", "--port", str(self.other_port)]
+        return {**commands, "other": serve}
+
+    def post(self, port: int, body: bytes) -> int:
+        """Send a body of cuts to one of them; return the status."""
+        token = (self.folder / "agent.token").read_text().strip()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        headers = {
+            "authorization": f"Bearer {token}",
+            "content-type": "application/vnd.apache.arrow.stream",
+        }
+        connection.request("POST", "/v1/spans", body, headers)
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+    def other_answers(self) -> bool:
+        """Return whether the second one takes something in."""
+        try:
+            return self.post(self.other_port, encode_cuts([])) == 200
+        except OSError:
+            return False
+
+
+def test_two_collector_processes_that_get_the_same_rows_show_each_once(tmp_path: Path) -> None:
+    chooser = random.Random(5)
+    cuts = [span_cut(RUN, at * CUT_ROWS, (at + 1) * CUT_ROWS) for at in range(NUM_CUTS)]
+    with TwoCollectors(folder=tmp_path / "path", chooser=chooser) as path:
+        path.wait_for(path.other_answers)
+        ports = [path.port, path.other_port]
+        bodies = [
+            (chooser.choice(ports), encode_cuts(chooser.sample(cuts, CUTS_A_BODY)))
+            for _ in range(NUM_BODIES)
+        ]
+
+        # WHEN both get them at once, overlapping and in any order, and then both get all of them
+        with ThreadPoolExecutor(max_workers=NUM_SENDERS) as senders:
+            statuses = list(senders.map(lambda sent: path.post(*sent), bodies))
+            statuses += senders.map(lambda port: path.post(port, encode_cuts(cuts)), ports)
+
+        # THEN all are taken, and each row shows once
+        assert set(statuses) == {200}
+        with open_store(path.store_url) as store:
+            names = [str(name) for name in read_spans(store, RUN)["name"].to_pylist()]
+        assert sorted(names) == sorted(f"s{row}" for row in range(NUM_CUTS * CUT_ROWS))
