@@ -14,6 +14,7 @@ from analysis.counters import clock_drop
 from analysis.occupancy import of_kinds
 from analysis.phases import DUE_RATIO
 from analysis.profile import Basis
+from analysis.risen_stages import risen_stages
 from analysis.sequence import common_ratio, own_medians, sequence_effect
 from analysis.suspects import slow_ranks, slow_stages
 from analysis.words import count_text, duration_text, name_ranks
@@ -57,12 +58,21 @@ def compute_candidates(
         samples: Readings of the devices, if any.
         step_ns: (begin, end) of each step, Unix time.
     """
-    stages = slow_stages(profile)
+    stages, single = slow_stages(profile), slow_ranks(profile)
     in_slow_stage = {rank for stage in stages for rank in stage.ranks}
+    risen = [
+        stage
+        for stage in risen_stages(profile)
+        if in_slow_stage.isdisjoint(stage.ranks)
+        and {rank for each in single if _overlap(each, stage) for rank in each.ranks}
+        < set(stage.ranks)
+    ]
+    stages = (*stages, *risen)
     slow = [
         suspect
-        for suspect in slow_ranks(profile)
-        if suspect.basis is not Basis.STAGES or not in_slow_stage.issuperset(suspect.ranks)
+        for suspect in single
+        if (suspect.basis is not Basis.STAGES or not in_slow_stage.issuperset(suspect.ranks))
+        and not any(_overlap(suspect, stage) for stage in risen)
     ]
     partners: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in profile.ranks.tolist():
@@ -76,6 +86,15 @@ def compute_candidates(
     if profile.is_evened:
         found = [replace(each, evidence=each.evidence + EVENED) for each in found]
     return tuple(found)
+
+
+def _overlap(one: Suspect, stage: Suspect) -> bool:
+    """Tell whether a suspect is among the ranks of a stage in some of the same steps."""
+    return (
+        set(one.ranks) <= set(stage.ranks)
+        and one.first_step <= stage.last_step
+        and stage.first_step <= one.last_step
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +190,9 @@ def _of_stage(
     passing = (suspect.first_step, suspect.last_step) != whole
     is_slow = partial or (one_host and passing)
     subject = f"{'' if partial else 'all '}{len(suspect.ranks)} traced ranks of stage {stage}"
+    against = "the other stages"
+    if suspect.basis is Basis.EARLIER:
+        against = "in their own other steps, as no other stage does"
     where = f" on host {min(mine)}" if is_slow and one_host else ""
     return Candidate(
         cause="slow-compute" if is_slow else "stage-imbalance",
@@ -180,7 +202,7 @@ def _of_stage(
         excess_ratio=suspect.excess_ratio,
         threshold=suspect.threshold,
         evidence=(
-            f"{subject}{where} compute longer than the other stages: {_times(suspect)}"
+            f"{subject}{where} compute longer than {against}: {_times(suspect)}"
             f" ({_above(suspect)}), in steps {suspect.first_step} to {suspect.last_step}"
         ),
     )

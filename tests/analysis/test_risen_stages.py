@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analysis.profile import Basis, Profile
+from analysis.risen_stages import risen_stages
+
+MS = 1e6
+NUM_STEPS = 10
+JITTER = np.array([0.0, 0.01, -0.01, 0.005, -0.005, 0.01, 0.0, -0.01, 0.005, 0.0])
+
+
+def profile(slow: dict[int, float], first: int, last: int, *, warm_up: float = 1.0) -> Profile:
+    """Return 2 stages of 8 ranks of 100 ms (stage 1: 120 ms) that jitter by 1 %, some slow."""
+    total = np.full((16, NUM_STEPS), 100.0) * MS
+    total[8:] *= 1.2
+    for rank in range(16):
+        total[rank] *= 1 + np.roll(JITTER, rank)
+    for rank, factor in slow.items():
+        total[rank, first : last + 1] *= factor
+    total[:, 0] *= warm_up
+    return Profile(
+        ranks=np.arange(16, dtype=np.int32),
+        steps=np.arange(NUM_STEPS, dtype=np.int32),
+        stage=np.repeat([0, 1], 8).astype(np.int32),
+        total_ns=total,
+        expected_ns=np.full((16, NUM_STEPS), np.nan),
+        basis=(Basis.NOBODY,) * 16,
+    )
+
+
+@pytest.mark.parametrize("num", [4, 5, 6])
+def test_half_of_a_stage_and_more_that_became_slow_are_named(num: int) -> None:
+    slow = dict.fromkeys(range(8, 8 + num), 1.25)
+
+    (found,) = risen_stages(profile(slow, 4, 7))
+
+    assert found.ranks == tuple(range(8, 8 + num))
+    assert (found.first_step, found.last_step, found.basis) == (4, 7, Basis.EARLIER)
+    # 150 ms against 120 ms.
+    assert found.excess_ratio == pytest.approx(0.25, abs=0.02)
+    assert found.typical_ns == pytest.approx(120 * MS, rel=0.02)
+    assert found.compute_ns == pytest.approx(150 * MS, rel=0.02)
+
+
+def test_a_stage_most_of_which_became_slow_is_named_whole() -> None:
+    # 7 of 8 are more than 80 %.
+    (found,) = risen_stages(profile(dict.fromkeys(range(8, 15), 1.25), 3, 9))
+
+    assert found.ranks == tuple(range(8, 16))
+    assert (found.first_step, found.last_step) == (3, 9)
+
+
+def test_a_few_ranks_of_a_stage_have_others_to_be_held_against() -> None:
+    assert risen_stages(profile(dict.fromkeys((8, 9, 10), 1.25), 4, 7)) == ()
+
+
+def test_what_was_so_from_the_first_step_on_and_what_all_stages_do_is_nothing_that_rose() -> None:
+    assert risen_stages(profile(dict.fromkeys(range(8, 12), 1.25), 0, 9)) == ()
+    assert risen_stages(profile(dict.fromkeys(range(16), 1.25), 4, 7)) == ()
+    assert risen_stages(profile({}, 0, 0, warm_up=3.0)) == ()
+
+
+def test_a_first_step_that_warms_up_hides_nothing() -> None:
+    (found,) = risen_stages(profile(dict.fromkeys(range(8, 13), 1.25), 4, 7, warm_up=3.0))
+
+    assert (found.ranks, found.first_step) == ((8, 9, 10, 11, 12), 4)
+
+
+def test_the_few_fast_steps_before_an_early_onset_are_what_is_usual() -> None:
+    (found,) = risen_stages(profile(dict.fromkeys(range(8, 13), 1.25), 2, 9))
+
+    assert (found.first_step, found.last_step) == (2, 9)
