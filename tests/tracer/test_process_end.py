@@ -9,15 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.tracer.reading import dropped, only_folder, read_spans
-from tests.tracer.recording import ROOT, recorder_in, run_script
-from tracer.current import set_current, span
-from tracer.noop import NOOP_TRACER
+from tests.tracer.recording import ROOT, run_script
 from tracer.spool import SEGMENT_GLOB, iter_committed, sealed_rows
 
 if TYPE_CHECKING:
@@ -166,47 +163,52 @@ def torn(folder: Path) -> int:
     return gaps
 
 
-@pytest.mark.slow
 def test_forked_children_are_silent_and_the_parent_loses_nothing(tmp_path: Path) -> None:
-    recorder = recorder_in(tmp_path, segment_bytes=1 << 22, spool_bytes=1 << 25)
-    set_current(recorder)
-    stop, recorded = threading.Event(), 0
+    # Not from this process: a fork copies the page tables of all that it holds.
+    done = run_script(
+        """
+        import os, pathlib, sys, threading, time
+        from tests.tracer.recording import recorder_in
+        from tracer.current import current_tracer, set_current, span
 
-    def spam() -> None:
-        nonlocal recorded
-        while not stop.is_set():
-            with span("parent"):
-                recorded += 1
+        folder = pathlib.Path(os.environ["RANKSCOPE_TRACE"])
+        recorder = recorder_in(folder, segment_bytes=1 << 22, spool_bytes=1 << 25)
+        set_current(recorder)
+        stop, recorded = threading.Event(), 0
 
-    thread = threading.Thread(target=spam)
-    thread.start()
-    try:
+        def spam():
+            global recorded
+            while not stop.is_set():
+                with span("parent"):
+                    recorded += 1
+
+        thread = threading.Thread(target=spam, daemon=True)
+        thread.start()
         with span("around the forks"):
             for _ in range(200):
                 pid = os.fork()
                 if pid == 0:
                     with span("child"), recorder.span("child"):
-                        os._exit(0 if not current_enabled() else 1)
+                        os._exit(0 if not current_tracer().enabled else 1)
                 begun_s = time.monotonic()
                 _, status = os.waitpid(pid, 0)
                 assert status == 0
                 assert time.monotonic() - begun_s < 60
-    finally:
         stop.set()
         thread.join()
-        set_current(NOOP_TRACER)
         recorder.shutdown()
+        print(recorded)
+        """,
+        tmp_path,
+    )
 
+    assert done.returncode == 0, done.stderr
     names = [row.name for row in read_spans(tmp_path)]
     assert "child" not in names
     assert names.count("around the forks") == 1
+    recorded = int(done.stdout)
+    assert recorded > 200
     assert names.count("parent") + sum(dropped(tmp_path).values()) == recorded
-
-
-def current_enabled() -> bool:
-    from tracer import current_tracer
-
-    return current_tracer().enabled
 
 
 def test_no_signal_handler_is_touched(tmp_path: Path) -> None:
