@@ -11,11 +11,12 @@ import numpy as np
 from analysis.bubble import BACKWARD_KINDS, FORWARD_KINDS
 from analysis.candidate import Candidate
 from analysis.counters import clock_drop
+from analysis.equal_lengths import equal_durations
 from analysis.occupancy import of_kinds
 from analysis.phases import DUE_RATIO
 from analysis.profile import Basis
 from analysis.risen_stages import risen_stages
-from analysis.sequence import common_ratio, own_medians, sequence_effect
+from analysis.sequence import sequence_effect
 from analysis.suspects import slow_ranks, slow_stages
 from analysis.words import count_text, duration_text, name_ranks
 
@@ -222,7 +223,7 @@ def sequence_candidate(
     Args:
         items: Compute by micro-batch.
         lengths: What the loader told of them, if anything.
-        replayer: Prices it: each piece of compute takes its rank's median.
+        replayer: Prices it, by `analysis.equal_lengths`.
         blamed: Ranks that are slow for a while, whose compute varies with that.
         is_routed: Whether experts compute too, and are not known apart.
         experts: Shape (ops,): their compute, which goes with what the router sends.
@@ -266,11 +267,15 @@ def sequence_candidate(
 
 
 def _evened(model: ReplayModel, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the durations with every chosen piece at its rank's median, as long as its step is."""
+    """Return the durations with every chosen piece as it would be with equal lengths."""
     operations = model.operations
     rows = np.flatnonzero(chosen)
     duration = operations.duration_ns.copy()
-    usual = own_medians(duration[rows], model.rank[rows], operations.label[rows])
-    ratio = np.divide(duration[rows], usual, out=np.ones(len(rows)), where=usual > 0)
-    duration[rows] = usual * common_ratio(ratio, operations.step[rows])
+    duration[rows] = equal_durations(
+        duration[rows],
+        rank=model.rank[rows],
+        stage=model.stage[rows],
+        step=operations.step[rows],
+        label=operations.label[rows],
+    )
     return duration
