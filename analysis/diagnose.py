@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 OF_COMPUTE = frozenset({"slow-compute", "clock-throttle"})
 HOLDS_PARTNERS_UP = frozenset({"host-stall", "data-stall", "gc-pause"})
 NO_ALARM = frozenset({"checkpoint"})
+UNTOLD = "insufficient-evidence"
+"""What stands out but cannot be named is told where nothing else is."""
+
 LAUNCHED_AFTER_COMPUTE = frozenset({SpanKind.DP_COMM.value, SpanKind.OTHER.value})
 """Span kinds of collectives outside the layers."""
 
@@ -81,6 +84,9 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
     if experts is not None:
         candidates = without_their_stages(candidates, experts, case.reading.model)
         candidates = (*candidates, experts)
+    is_alarm = any(each.is_alarm for each in candidates)
+    if is_alarm:
+        candidates = tuple(each for each in candidates if each.cause != UNTOLD)
     findings = sorted(
         priced(candidates, case.replayer, workers),
         key=lambda finding: (
@@ -89,7 +95,9 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
             finding.ranks,
         ),
     )
-    if any(each.is_alarm for each in candidates):
+    if is_alarm:
+        return tuple(findings)
+    if any(each.cause == UNTOLD for each in findings):
         return tuple(findings)
     unclear = set(unexplained(case.profile))
     if unclear:

@@ -10,7 +10,7 @@ from analysis.dips import ALL_RANKS_SHARE, common_dips, places_of_dips, without_
 from analysis.evidence import Place
 from analysis.late_hosts import data_stalls, host_stalls
 from analysis.merging import merged_hosts
-from analysis.pauses import gc_pauses
+from analysis.pauses import gc_pauses, untold_pauses
 from analysis.skews import launch_skews
 from analysis.stalls import WORKING_PLACES
 
@@ -44,7 +44,8 @@ def host_candidates(
     pauses, paused = gc_pauses(stalls, ~in_dips, blamed)
     late = data_stalls(stalls, usual, paused | _first_of_late_hosts(stalls, stalled))
     skews = launch_skews(stalls, groups, usual, blamed, paused)
-    return (*_not_told_twice(dips, late), *stalled, *late, *pauses, *skews)
+    untold = untold_pauses(stalls, ~(in_dips | paused), blamed)
+    return (*_not_told_twice(dips, late), *stalled, *late, *pauses, *skews, *untold)
 
 
 def _first_of_late_hosts(stalls: Stalls, stalled: Sequence[Candidate]) -> NDArray[np.bool_]:

@@ -63,6 +63,44 @@ def gc_pauses(
     return tuple(candidate for candidate in found if candidate is not None), explained
 
 
+def untold_pauses(
+    stalls: Stalls, allowed: NDArray[np.bool_], blamed: frozenset[int]
+) -> tuple[Candidate, ...]:
+    """Find what looks like a pause, but is too rare to be told as one: no alarm, and no health.
+
+    Args:
+        stalls: The run's gaps.
+        allowed: Shape (gaps,): gaps that nothing explains.
+        blamed: Ranks whose gaps are explained already.
+    """
+    longest = max(LEAST_PAUSE_NS, PAUSE_FACTOR * _typical(stalls))
+    chosen = allowed & stalls.among(*INSIDE) & (stalls.gaps.gap_ns >= longest)
+    chosen &= ~np.isin(stalls.gaps.rank, list(blamed))
+    chosen &= stalls.gaps.gap_ns >= DUE_RATIO * stalls.compute_ns[stalls.row]
+    if not chosen.any():
+        return ()
+    worst = int(np.argmax(np.where(chosen, stalls.gaps.gap_ns, 0)))
+    rank, step = int(stalls.gaps.rank[worst]), int(stalls.gaps.step[worst])
+    steps = np.unique(stalls.gaps.step[chosen])
+    return (
+        Candidate(
+            cause="insufficient-evidence",
+            ranks=tuple(np.unique(stalls.gaps.rank[chosen]).tolist()),
+            steps=(int(steps[0]), int(steps[-1])),
+            part=stalls.part(chosen),
+            excess_ratio=float(stalls.gaps.gap_ns[worst] / stalls.compute_ns[stalls.row[worst]]),
+            threshold=DUE_RATIO,
+            evidence=(
+                f"rank {rank} stood still for {duration_text(float(stalls.gaps.gap_ns[worst]))}"
+                f" inside step {step}, and nobody held it up; so rare, it may be garbage"
+                " collection or anything else on its host"
+            ),
+            on_host=True,
+            is_alarm=False,
+        ),
+    )
+
+
 def _paused(stalls: Stalls, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Tell which gaps are pauses that ranks take in turn; none where they do not. Shape (gaps,)."""
     longest = max(LEAST_PAUSE_NS, PAUSE_FACTOR * _typical(stalls))

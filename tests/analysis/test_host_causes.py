@@ -83,3 +83,8 @@ def test_input_that_all_ranks_miss_is_told_once() -> None:
     gaps = [(step, rank, Place.INPUT, 80) for step in range(4, 10) for rank in range(NUM_RANKS)]
 
     assert [cause for cause, _, _ in told(*gaps)] == ["data-stall"]
+
+
+def test_one_pause_of_one_rank_is_neither_health_nor_garbage_collection() -> None:
+    # GIVEN a rank that stands for 200 ms before a forward, once
+    assert told((7, 3, Place.FORWARD, 200)) == [("insufficient-evidence", (3,), (7, 7))]
