@@ -1,0 +1,115 @@
+"""The disk below an embedded store fills up to its last byte under a collector (fault B9)."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.checker import check, content_hash, key_of
+from tests.faults.cycles import COUNT_ROWS, NUM_RANKS, SELECT_ROWS, WholePath
+
+if TYPE_CHECKING:
+    from tests.faults.checker import Key
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
+
+DISK_MIB = 300
+"""A collector takes nothing when less than 256 are left."""
+
+BLOCK_BYTES = 1 << 20
+OWN_TOKEN = re.compile(r"\?token=(\S+)")
+
+
+class SmallDisk(WholePath):
+    """A path whose collector has a disk of its own for its store."""
+
+    def commands(self) -> dict[str, list[str]]:
+        commands = super().commands()
+        self.store.mkdir(exist_ok=True)
+        mount = f"mount -t tmpfs -o size={DISK_MIB}m tmpfs {shlex.quote(str(self.store))}"
+        serve = shlex.join(commands["collector"])
+        commands["collector"] = ["unshare", "-rm", "sh", "-c", f"{mount} && exec {serve}"]
+        return commands
+
+    @property
+    def disk(self) -> Path:
+        """The store's folder as the collector sees it."""
+        return Path(f"/proc/{self.pid_of('collector')}/root{self.store}")
+
+    def fill(self) -> None:
+        """Take what is left of the disk."""
+        filler = os.open(self.disk / "filler", os.O_WRONLY | os.O_CREAT)
+        try:
+            size_bytes = BLOCK_BYTES
+            while size_bytes >= 1:
+                at = os.fstat(filler).st_size
+                try:
+                    os.posix_fallocate(filler, at, size_bytes)
+                except OSError:
+                    size_bytes //= 16
+        finally:
+            os.close(filler)
+
+    def make_room(self) -> None:
+        """Give it back."""
+        (self.disk / "filler").unlink()
+
+    def query(self, sql: str) -> str | None:
+        """Ask the collector; None where it does not answer."""
+        *_, token = OWN_TOKEN.findall((self.folder / "collector.log").read_text())
+        return self.ask("/", sql, **{"X-ClickHouse-Key": token})
+
+    def num_stored(self) -> int:
+        return int(self.query(COUNT_ROWS) or 0)
+
+    def seen(self) -> list[tuple[Key, str]]:
+        """Return the key of each row and the hash of what it holds."""
+        sql = SELECT_ROWS.format(final=" FINAL") + " FORMAT JSONEachRow"
+        found = []
+        for line in (self.query(sql) or "").splitlines():
+            row = json.loads(line)
+            key = key_of(*(row[name] for name in ("run_id", "epoch", "rank", "segment", "row")))
+            found.append((key, content_hash(row["name"], row["step"], int(row["duration_ns"]))))
+        return found
+
+
+def may_mount(folder: Path) -> bool:
+    """Return whether this machine allows mounts in a namespace of one's own."""
+    mount = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", str(folder)]
+    return subprocess.run(mount, capture_output=True, check=False).returncode == 0
+
+
+def test_a_disk_without_a_byte_left_stops_no_reader_and_loses_no_row(tmp_path: Path) -> None:
+    if not may_mount(tmp_path):
+        pytest.skip("this machine allows no mounts in a namespace of one's own")
+    with SmallDisk(folder=tmp_path / "path", chooser=random.Random(2)) as path:
+        # GIVEN rows that have arrived
+        path.write()
+        num_first = NUM_RANKS * path.rows_a_burst
+        path.wait_for(lambda: path.num_stored() >= num_first - NUM_RANKS)
+
+        # WHEN the disk is full, and more come
+        path.fill()
+        num_before = path.num_stored()
+        path.write()
+        path.wait_for(lambda: "MiB left" in (path.folder / "collector.log").read_text())
+
+        # THEN it takes nothing, says so, and is read as before
+        assert path.ask("/readyz") is None
+        assert path.ask("/healthz") is not None
+        assert path.num_stored() == num_before
+
+        # AND goes on by itself when there is room
+        path.make_room()
+        path.drain()
+        verdict = check(path.folder / "oracle", path.seen())
+        assert verdict.is_clean, (verdict, path.told())
+        assert verdict.num_stored == 2 * num_first
