@@ -15,6 +15,40 @@ SELECT rank, host, max(at_ns) AS newest_ns, argMax(epoch, (at_ns, pid)) AS epoch
 FROM heartbeats WHERE run_id = {run_id:String} GROUP BY rank, host ORDER BY rank, host
 """
 
+SELECT_SILENT = """
+SELECT rank, host, state, step, newest_ns, count() OVER () AS num_ranks,
+    countIf(newest_ns >= {recent_ns:Int64}) OVER () AS num_recent,
+    countIf(newest_ns < {silent_ns:Int64}) OVER () AS num_silent
+FROM (
+    SELECT rank, argMax(host, (at_ns, pid)) AS host, argMax(state, (at_ns, pid)) AS state,
+        argMax(step, (at_ns, pid)) AS step, max(at_ns) AS newest_ns
+    FROM heartbeats WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} GROUP BY rank
+)
+WHERE state != 'ended' ORDER BY newest_ns, rank LIMIT {most:UInt32}
+"""
+
+SELECT_EPOCH = "SELECT max(epoch) AS epoch FROM heartbeats WHERE run_id = {run_id:String}"
+
+
+def longest_unheard(
+    store: Store, run_id: str, *, recent_ns: int, silent_ns: int, most: int
+) -> list[Row]:
+    """Return the ranks of a run's newest epoch whose last heartbeats are oldest, those first.
+
+    Ranks that ended well are left out. Each row bears how many ranks there are, and how many
+    of them were last heard of since ``recent_ns`` and before ``silent_ns``.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        recent_ns: Unix time by the collector's clock.
+        silent_ns: Likewise, earlier.
+        most: Rows returned.
+    """
+    (newest,) = store.rows(SELECT_EPOCH, {"run_id": run_id})
+    bound = {"run_id": run_id, "epoch": newest["epoch"], "most": most}
+    return store.rows(SELECT_SILENT, {**bound, "recent_ns": recent_ns, "silent_ns": silent_ns})
+
 
 def newest_heartbeats(store: Store, run_id: str) -> list[Row]:
     """Return the last heartbeat of each rank on each host, by rank.

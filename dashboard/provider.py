@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from analysis.heard import Heard
     from analysis.picture import StepPart, StepPicture, Window
     from analysis.report import RunReport
     from analysis.source import RunSummary
@@ -55,6 +56,10 @@ class ReportProvider(Protocol):
 
     def drawn_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         """Return a number that changes whenever the kept picture of a step does."""
+        ...
+
+    def heard(self, run_id: str) -> Heard | None:
+        """Return how many ranks of a live run are heard of; None where nobody tells of any."""
         ...
 
     def revision(self, run_id: str) -> int:

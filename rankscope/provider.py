@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,12 @@ from analysis.timeline import records_groups, step_timeline
 from analysis.verdict import verdict_sentence
 from collector.portions import Portion, count_portion
 from collector.pyramid import StepPlace, read_kept
+from rankscope.hearing import read_heard
 from rankscope.parts import MAX_DRAWN_SPANS, drawn_anew, needs_spans, part_of, read_part
 from rankscope.pictures import read_picture
 
 if TYPE_CHECKING:
+    from analysis.heard import Heard
     from analysis.picture import StepPart, StepPicture, Window
     from analysis.report import RunReport
     from analysis.source import RunSummary, SpanSource
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_TIMELINES = 8
 """Steps kept drawn up; a page asks for the same one at each zoom."""
+
+HEARD_FOR_NS = 2_000_000_000
 
 
 class StoreProvider:
@@ -41,6 +46,8 @@ class StoreProvider:
         self._source = source
         self._reports = reports
         self._lock = threading.Lock()
+        self._heard_lock = threading.Lock()
+        self._heard: dict[str, tuple[int, Heard | None]] = {}
         self._timelines: OrderedDict[tuple[str, int, int, int], StepTimeline] = OrderedDict()
         self._coords: tuple[tuple[str, int, int], dict[int, Coords]] = (("", 0, 0), {})
 
@@ -156,6 +163,21 @@ class StoreProvider:
         with self._lock:
             self._coords = (key, coords)
         return coords
+
+    def heard(self, run_id: str) -> Heard | None:
+        """Return how many ranks of a live run are heard of; None where nobody tells of any.
+
+        Viewers of one run share an answer for `HEARD_FOR_NS`.
+        """
+        if self._store is None:
+            return None
+        now_ns = time.time_ns()
+        with self._heard_lock:
+            asked_ns, found = self._heard.get(run_id, (0, None))
+            if not 0 <= now_ns - asked_ns < HEARD_FOR_NS:
+                found = read_heard(self._store, run_id, now_ns=now_ns)
+                self._heard = {run_id: (now_ns, found)}
+        return found
 
     def revision(self, run_id: str) -> int:
         """Return a number that changes whenever new data of the run came."""

@@ -23,12 +23,16 @@ from dashboard.pages.overview_cards import (
     starved_list,
     verdict_card,
 )
+from dashboard.pages.overview_heard import heard_card
 from dashboard.pages.parts import announced, card, graph, graph_style, register_graph
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
+    from analysis.heard import Heard
     from dashboard.provider import ReportProvider
+
+LIVE_STATES = frozenset({"running", "lost"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,8 @@ def overview_page(provider: ReportProvider, run_id: str | None, *, base_path: st
         [
             dcc.Store(id="overview-shown", data=data),
             html.Div(problem, id="overview-problem", **announced()),
+            html.Div(shown.verdict, id="overview-verdict", **announced()),
+            html.Div(heard_card(_heard(provider, shown.run)), id="overview-heard", **announced()),
             html.Div(_report(shown), id="overview-report", className=hidden),
         ]
     )
@@ -122,6 +128,16 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
             raise PreventUpdate
         return fresh.outputs()
 
+    # Of its own: a run that hangs brings nothing new, and its ranks fall silent all the same.
+    @app.callback(
+        Output("overview-heard", "children"),
+        Input("tick", "n_intervals"),
+        State("overview-shown", "data"),
+        prevent_initial_call=True,
+    )
+    def listen(_ticks: int, shown: dict[str, Any]) -> list[Component]:
+        return heard_card(_heard(provider, shown["run"]))
+
     @app.callback(
         Output("url", "href", allow_duplicate=True),
         Input("overview-excess", "clickData"),
@@ -144,6 +160,12 @@ def _revision(provider: ReportProvider, run_id: str | None) -> int | None:
         return provider.revision(run_id)
     except UnknownRunError:
         return None
+
+
+def _heard(provider: ReportProvider, run_id: str | None) -> Heard | None:
+    """Return who is heard of in a run that trains, or was lost; None in any other."""
+    states = {run.run_id: run.state for run in provider.runs()}
+    return provider.heard(run_id) if run_id and states.get(run_id) in LIVE_STATES else None
 
 
 def _look(provider: ReportProvider, run_id: str | None, base_path: str) -> _Shown:
@@ -179,7 +201,6 @@ def _look(provider: ReportProvider, run_id: str | None, base_path: str) -> _Show
 def _report(shown: _Shown) -> list[Component]:
     """Lay the parts out."""
     return [
-        html.Div(shown.verdict, id="overview-verdict", **announced()),
         html.Div(shown.key_figures, id="overview-figures", className="figures"),
         html.Div(
             [

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
+    from analysis.heard import Heard
     from analysis.picture import StepPart, StepPicture, Window
     from dashboard.address import GroupBy
 
@@ -82,6 +83,7 @@ class FakeProvider:
     groups: dict[str, tuple[GroupInfo, ...]] = field(default_factory=dict)
     sentence: str = "Rank 5 computes 1.80x slower than its peers; ranks 1, 4 and 7 wait for it."
     state: str = "ended"
+    heard_of: Heard | None = None
     num_changes: int = 0
     num_reports: int = 0
 
@@ -107,6 +109,9 @@ class FakeProvider:
 
     def verdict(self, report: RunReport) -> str:
         return self.sentence
+
+    def heard(self, run_id: str) -> Heard | None:
+        return self.heard_of
 
     def revision(self, run_id: str) -> int:
         self._check(run_id)
