@@ -9,6 +9,7 @@ import numpy as np
 from analysis.candidate import Candidate, joined_parts
 from analysis.cells import EARLIER_QUANTILE, median_by_kind, summed
 from analysis.evidence import Place
+from analysis.noise import level_deviation
 from analysis.phases import DUE_RATIO, row_medians, standing_out
 from analysis.stalls import HOST_STALL_STEPS, INPUT_PLACES, ONE_RANK_SHARE
 from analysis.words import duration_text, name_ranks
@@ -124,7 +125,12 @@ def _late_stages(
     excess[:, ~usual] = np.nan
     if not usual.any():
         return ()
-    return standing_out(excess, few=np.ones(len(stages), dtype=np.bool_), shortest=HOST_STALL_STEPS)
+    return standing_out(
+        excess,
+        few=np.ones(len(stages), dtype=np.bool_),
+        shortest=HOST_STALL_STEPS,
+        deviation=level_deviation(excess),
+    )
 
 
 def _late_rows(stalls: Stalls, gap: NDArray[np.float64], phase: Phase) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.evidence import GapItems, Place
-from analysis.late_hosts import host_stalls
+from analysis.late_hosts import data_stalls, host_stalls
 from analysis.profile import Basis, Profile
 from analysis.skews import launch_skews
 from analysis.stalls import Stalls, stalls_of
@@ -83,3 +83,17 @@ def test_a_stall_that_begins_before_the_lead_is_spent_is_steady() -> None:
     (found,) = host_stalls(gaps, np.ones(NUM_STEPS, dtype=np.bool_))
 
     assert (found.ranks, found.steps) == ((2,), (2, 4))
+
+
+def test_input_that_all_ranks_miss_from_the_same_step_on_is_told_in_a_short_run() -> None:
+    # GIVEN nine steps whose input takes 30 to 50 ms on every rank from step 2 on, of 100 ms of
+    # compute
+    late_ms = dict(enumerate((50, 45, 32, 38, 30, 45, 38), start=2))
+    gaps = [(step, rank, ms) for step, ms in late_ms.items() for rank in range(NUM_RANKS)]
+    found = stalls(Place.INPUT, *gaps)
+    usual = np.arange(NUM_STEPS) < 9
+
+    told = data_stalls(found, usual, np.zeros(len(gaps), dtype=np.bool_))
+
+    # THEN that is one stall of all ranks
+    assert [(each.ranks, each.steps) for each in told] == [(tuple(range(NUM_RANKS)), (2, 8))]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.noise import num_estimated_deviations, robust_deviation
+from analysis.noise import level_deviation, num_estimated_deviations, robust_deviation
 
 
 def test_one_far_outlier_does_not_widen_the_noise() -> None:
@@ -29,3 +29,14 @@ def test_of_an_estimated_deviation_as_many_more_stand_clear_as_students_t_asks()
 def test_an_estimate_from_very_many_is_as_good_as_a_known_deviation() -> None:
     # The normal distribution has 0.0003 beyond 3.432 deviations.
     assert num_estimated_deviations(1, 100_000) == pytest.approx(3.432, abs=0.001)
+
+
+def test_a_level_that_all_rows_take_up_at_once_is_no_noise() -> None:
+    # GIVEN two rows that jump by 30 in the same step, with changes of 1, 1, 2, 2, 1, 2 besides
+    row = [0.0, 1.0, 0.0, 30.0, 32.0, 30.0, 31.0, 33.0]
+
+    deviation = level_deviation(np.array([row, row]))
+
+    # THEN half of what is left is 1.5, and nine tenths 2. Of 7 normal changes but the largest the
+    # lower half lies below 0.4286 of all, 0.5659 deviations, and nine tenths below 0.7714: 1.2041
+    assert deviation == pytest.approx(max(1.5 / 0.5659, 2 / 1.2041) / 2**0.5, rel=1e-3)
