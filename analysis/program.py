@@ -245,8 +245,9 @@ def _compile(
     """Build one class for each distinct signature among ``steps``."""
     if not len(steps):
         return []
-    by_instance = stable_order(frame.instance[operations.dst])
-    edge_instance = frame.instance[operations.dst][by_instance]
+    edge_instance = frame.instance[operations.dst]
+    by_instance = stable_order(edge_instance)
+    edge_instance = edge_instance[by_instance]
     classes = []
     kinds, kind_of_step = np.unique(signature[steps], return_inverse=True)
     for kind in range(len(kinds)):

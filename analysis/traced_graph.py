@@ -88,11 +88,12 @@ def graph_of(
         number = np.empty_like(order)
         number[order] = np.arange(len(order))
         labels, ideal = valued.result()
+    replica = dp[order]
     group = np.concatenate((np.full(num_pieces, NO_GROUP, dtype=np.int64), _grouped(joined)))
     operations = Operations(
         steps=numbers,
         step=step[order],
-        replica=dp[order],
+        replica=replica,
         label=labels[order],
         group=group[order],
         duration_ns=duration[order],
@@ -112,7 +113,7 @@ def graph_of(
         kind=kind[order],
         kinds=tuple(kind.value for kind in KINDS),
         rank=rank[order],
-        dp=dp[order],
+        dp=replica,
         stage=stage[order],
         on_device=(is_comm | own_compute(pieces, len(window)))[order],
     )
