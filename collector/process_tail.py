@@ -28,7 +28,7 @@ from collector.process import SpoolProblem
 from collector.records import Origin, decode
 from collector.segment import CHUNK_ROWS, NotReadyError, SegmentReader, open_spans
 from tracer.span import KINDS
-from tracer.spool import SEGMENT_GLOB, SpoolError
+from tracer.spool import PROCESS_FILE, SEGMENT_GLOB, SpoolError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -270,12 +270,27 @@ class ProcessTail:
             except (SpoolError, OSError) as error:
                 self._refuse(path, str(error))
                 continue
-            if reader.number > MAX_SEGMENT:
+            problem = self._why_not_ours(reader)
+            if problem is not None:
                 reader.close()
-                self._refuse(path, f"{path} has number {reader.number}, more than {MAX_SEGMENT}")
+                self._refuse(path, f"{path} {problem}: it is left as it is")
                 continue
             reader.advance(self._resume.end_rows.get(self._segment(reader), 0))
             self._readers[path] = reader
+
+    def _why_not_ours(self, reader: SegmentReader) -> str | None:
+        """Return why a segment can't be one of this process; None where it can.
+
+        Both files say whose they are: where they differ, one of them is damaged or misplaced,
+        and its rows would be another rank's.
+        """
+        if reader.number > MAX_SEGMENT:
+            return f"has number {reader.number}, more than {MAX_SEGMENT}"
+        own, told = self.files.identity, reader.identity
+        for name in ("run_id", "epoch", "rank", "process_uuid"):
+            if getattr(own, name) != getattr(told, name):
+                return f"says another {name} than {PROCESS_FILE}"
+        return None
 
     def _refuse(self, path: Path, reason: str) -> None:
         """Leave a file as it is, and say so once."""

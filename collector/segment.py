@@ -104,6 +104,7 @@ class SegmentReader:
         except BaseException:
             self.close()
             raise
+        self.identity = identity
         self.number = identity.segment
         self.capacity = identity.capacity
 
@@ -238,8 +239,9 @@ def _identity(header: bytes, path: Path) -> SpoolIdentity:
     identity = read_header(header, magic=SEGMENT_MAGIC, path=path)
     if identity.record_bytes != RECORD_BYTES or identity.header_bytes != HEADER_BYTES:
         raise NotASpoolError(
-            f"{path} has records of {identity.record_bytes} bytes, expected {RECORD_BYTES}:"
-            " it was not written by this layout"
+            f"{path} has a header of {identity.header_bytes} bytes and records of"
+            f" {identity.record_bytes}, expected {HEADER_BYTES} and {RECORD_BYTES}: it was not"
+            " written by this layout"
         )
     return identity
 

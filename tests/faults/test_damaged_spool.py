@@ -50,6 +50,10 @@ class Memory:
     def ingest(self, cuts: Sequence[Cut]) -> None:
         self.cuts += cuts
 
+    def owners(self) -> set[tuple[str, int, int]]:
+        """Return whose the rows are: run, epoch and rank."""
+        return {(cut.key.run_id, cut.key.epoch, cut.key.rank) for cut in self.cuts}
+
     def seen(self) -> set[Seen]:
         """Return (row, name, step, duration) of each span."""
         rows = [row for cut in self.cuts for row in cut.rows.spans.to_pylist()]
@@ -78,6 +82,7 @@ def builder(tmp_path: Path) -> SpoolBuilder:
     return made
 
 
+OWNER = ("run", 0, 0)
 WHOLE = {(0, "a", 0, 10), (1, "b", 1, 11), (2, "c", 2, 12)}
 
 
@@ -142,8 +147,9 @@ def test_a_wrong_byte_in_a_segments_header_changes_no_row_and_is_told_where_it_c
         sink, told = read(tmp_path)
 
         assert sink.seen() == (set() if told else WHOLE), place
+        assert sink.owners() <= {OWNER}, place
         num_told += len(told)
-    assert num_told >= 20  # the magic word, the version and both sizes
+    assert num_told >= 40  # magic word, version, both sizes, run, epoch, rank and process
 
 
 def test_a_wrong_byte_in_a_processs_header_or_names_costs_no_row_untold(
@@ -160,5 +166,6 @@ def test_a_wrong_byte_in_a_processs_header_or_names_costs_no_row_untold(
         sink, told = read(tmp_path)
 
         assert sink.num_accounted() == (0 if told else NUM_ROWS), place
+        assert sink.owners() <= {OWNER}, place
         # a name may read otherwise; which row it was, its step and its length do not
         assert {(row, step) for row, _, step, _ in sink.seen()} <= {(0, 0), (1, 1), (2, 2)}
