@@ -67,6 +67,16 @@ def test_a_stage_that_is_slow_for_a_while_on_one_host_has_slow_ranks() -> None:
     assert told(findings) == [("slow-compute", STAGE_1, (4, 9))]
 
 
+def test_half_of_a_stage_that_became_slow_is_named_without_the_ranks_that_did_not() -> None:
+    scenario = replace(BASE, dp=8, pp=2, tp=1, num_steps=10)
+    faults = [f"slow-compute:rank={rank},factor=1.2,steps=4-7" for rank in (8, 9, 11, 14)]
+
+    findings = diagnosis(*faults, scenario=scenario)
+
+    assert told(findings) == [("slow-compute", (8, 9, 11, 14), (4, 7))]
+    assert "in their own other steps" in findings[0].evidence
+
+
 def test_a_stage_that_is_always_longer_has_more_work() -> None:
     findings = diagnosis("stage-imbalance:stage=1,factor=1.3")
 
@@ -101,6 +111,24 @@ def test_one_step_of_a_degraded_network_is_told_where_counters_say_the_same() ->
 
     assert (finding.cause, finding.steps) == ("network-degradation", (8, 8))
     assert "flapping links" in finding.evidence
+
+
+def test_a_network_that_is_slow_in_a_job_of_one_group_is_told_from_its_onset_on() -> None:
+    alone = replace(BASE, dp=32, pp=1, tp=1, record_samples=False)
+
+    (finding,) = diagnosis("network-degradation:factor=2,steps=3-13", scenario=alone)
+
+    assert (finding.cause, finding.steps) == ("network-degradation", (3, 13))
+
+
+def test_a_network_that_was_slow_from_the_first_step_on_proves_nothing_in_a_job_of_one_group() -> (
+    None
+):
+    alone = replace(BASE, dp=32, pp=1, tp=1, record_samples=False)
+
+    findings = diagnosis("network-degradation:factor=2", scenario=alone)
+
+    assert [finding.cause for finding in findings] == ["healthy"]
 
 
 def test_one_step_of_slow_transfers_that_no_counter_tells_of_proves_no_bad_network() -> None:
