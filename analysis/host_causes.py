@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.candidate import joined_parts
 from analysis.dips import ALL_RANKS_SHARE, common_dips, places_of_dips, without_dips
 from analysis.evidence import Place
 from analysis.late_hosts import data_stalls, host_stalls
@@ -43,9 +45,10 @@ def host_candidates(
     blamed = frozenset(rank for each in stalled for rank in each.ranks)
     pauses, paused = gc_pauses(stalls, ~in_dips, blamed)
     late = data_stalls(stalls, usual, paused | _first_of_late_hosts(stalls, stalled))
+    dips, late = _told_once(dips, late)
     skews = launch_skews(stalls, groups, usual, blamed, paused)
     untold = untold_pauses(stalls, ~(in_dips | paused), blamed)
-    return (*_not_told_twice(dips, late), *stalled, *late, *pauses, *skews, *untold)
+    return (*dips, *stalled, *late, *pauses, *skews, *untold)
 
 
 def _first_of_late_hosts(stalls: Stalls, stalled: Sequence[Candidate]) -> NDArray[np.bool_]:
@@ -70,16 +73,41 @@ def _first_of_late_hosts(stalls: Stalls, stalled: Sequence[Candidate]) -> NDArra
     return explained
 
 
-def _not_told_twice(dips: Sequence[Candidate], late: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Leave out the common dips that are part of input which all ranks miss throughout."""
-    return tuple(
-        dip
-        for dip in dips
-        if dip.cause != "data-stall"
-        or not any(
-            each.steps[0] <= dip.steps[1]
-            and each.steps[1] >= dip.steps[0]
+def _told_once(
+    dips: Sequence[Candidate], late: Sequence[Candidate]
+) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
+    """Add common dips that are part of, or next to, input that all ranks miss throughout to it.
+
+    A step that is later than the others of such a phase stands out as a dip as well, and took no
+    part in the search for the phase.
+
+    Returns:
+        The dips that are left, and ``late``.
+    """
+    left, grown = list(dips), []
+    for each in late:
+        mine = [
+            dip
+            for dip in left
+            if dip.cause == each.cause
+            and each.steps[0] <= dip.steps[1] + 1
+            and each.steps[1] >= dip.steps[0] - 1
             and len(each.ranks) >= ALL_RANKS_SHARE * len(dip.ranks)
-            for each in late
-        )
+        ]
+        left = [dip for dip in left if not any(dip is other for other in mine)]
+        grown.append(_grown(each, mine) if mine else each)
+    return tuple(left), tuple(grown)
+
+
+def _grown(late: Candidate, dips: Sequence[Candidate]) -> Candidate:
+    whole = (late, *dips)
+    part, usual_ns = joined_parts(whole)
+    steps = min(each.steps[0] for each in whole), max(each.steps[1] for each in whole)
+    also = "" if steps == late.steps else "".join(f"; {each.evidence}" for each in dips)
+    return replace(
+        late,
+        evidence=late.evidence + also,
+        steps=steps,
+        part=part,
+        usual_ns=usual_ns,
     )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.evidence import GapItems, Place
+from analysis.host_causes import host_candidates
 from analysis.late_hosts import data_stalls, host_stalls
 from analysis.profile import Basis, Profile
 from analysis.skews import launch_skews
+from analysis.source import RankInfo
 from analysis.stalls import Stalls, stalls_of
+from tracer.topology import Coords
 
 MS = 1_000_000
 NUM_RANKS, NUM_STEPS = 8, 12
@@ -97,3 +100,17 @@ def test_input_that_all_ranks_miss_from_the_same_step_on_is_told_in_a_short_run(
 
     # THEN that is one stall of all ranks
     assert [(each.ranks, each.steps) for each in told] == [(tuple(range(NUM_RANKS)), (2, 8))]
+
+
+def test_a_step_that_misses_more_input_than_the_others_is_no_stall_of_its_own() -> None:
+    # GIVEN data spans of 30 to 45 ms on every rank from step 4 on, and of 70 ms in the first of
+    # these steps, which so stands out as a dip
+    late_ms = dict(enumerate((70, 38, 30, 40, 36, 45, 38, 40), start=4))
+    gaps = [(step, rank, ms) for step, ms in late_ms.items() for rank in range(NUM_RANKS)]
+    ranks = {rank: RankInfo(rank=rank, coords=Coords(dp=rank)) for rank in range(NUM_RANKS)}
+
+    told = host_candidates(stalls(Place.DATA, *gaps), (), ranks)
+
+    # THEN one stall is told, from its first step on
+    found = [(each.cause, each.ranks, each.steps) for each in told]
+    assert found == [("data-stall", tuple(range(NUM_RANKS)), (4, 11))]
