@@ -14,7 +14,7 @@ from analysis.intervals import NOWHERE, Line, covering, outermost
 from analysis.operations import latest_by_group
 from analysis.ordering import places_of, sort_rows, stable_order
 from analysis.pieces import COMPUTE_KINDS, HOST_KINDS, Windows, windows_of
-from analysis.unrecorded_waits import LEAST_STEPS, Launched, unrecorded_waits
+from analysis.unrecorded_waits import LEAST_STEPS, Busy, Launched, unrecorded_waits
 from analysis.waits import instance_keys, is_one_sided
 from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 
@@ -168,10 +168,12 @@ def _busy(
     line: Line,
     blocked: tuple[NDArray[np.int64], NDArray[np.int64]],
     comm: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> Busy:
     """Return what ranks are known to do, or to wait for, and when hosts that compute launched.
 
-    Where a device computes, its host's own time and launches tell nothing of its stream.
+    Where a device computes, its host's own time and launches tell nothing of
+    its stream. Where nobody noted the launch of a communication that queued,
+    it may have been long before that began.
     """
     compute = is_one_of(spans.kind, _COMPUTE)
     by_host = compute & ((spans.flags & SpanFlag.DEVICE_END_KNOWN) == 0)
@@ -183,8 +185,13 @@ def _busy(
     launched = comm[on_host[comm]]
     at_ns = np.where(spans.launch_ns > 0, spans.launch_ns, spans.start_ns)[launched]
     marks = line.place(spans.rank[launched], at_ns)
-    begins = np.concatenate((start[kept], blocked[0], marks))
-    return begins, np.concatenate((end[kept], blocked[1], marks))
+    unsure = _has_queued(spans, launched) & (spans.launch_ns[launched] <= 0)
+    return Busy(
+        start=np.concatenate((start[kept], blocked[0])),
+        end=np.concatenate((end[kept], blocked[1])),
+        marks=marks,
+        unsure=np.sort(marks[unsure]),
+    )
 
 
 def _at_borders(spans: SpanTable, line: Line, launch: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -17,15 +17,13 @@ import numpy as np
 from analysis.distinct import number_rows
 from analysis.intervals import NOWHERE, union
 from analysis.operations import positions_in_runs
-from analysis.ordering import sort_rows
+from analysis.ordering import is_among, sort_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.pieces import Windows
     from analysis.source import SpanTable
-
-    Busy = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 RESUME_SLACK_NS = 50_000
 """What waited for a communication goes on within this of its end. Source: as
@@ -55,6 +53,22 @@ class Launched:
     """Positions on the line."""
 
     end: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """What ranks are known to do; positions on the line."""
+
+    start: NDArray[np.int64]
+    """Shape (intervals,): compute, waits for something else, and what a host did itself."""
+
+    end: NDArray[np.int64]
+
+    marks: NDArray[np.int64]
+    """Shape (marks,): when a host that computes launched a communication."""
+
+    unsure: NDArray[np.int64]
+    """Those of the marks at which it may only have come out of its queue, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +106,13 @@ def unrecorded_waits(
         windows: Each (step, rank)'s step.
         launched: Asynchronous communications whose end is known and for which no wait is
             recorded.
-        busy: (start, end) on the line of what ranks are known to do, or to wait for otherwise.
-            An empty interval is a moment at which a rank's host did something.
+        busy: What ranks are known to do, or to wait for otherwise.
 
     Returns:
         For each wait the index into ``launched`` of what was waited for, and (start, end) on the
         line: from when the stream stood to the communication's end.
     """
-    if not len(launched.comm) or not len(busy[0]):
+    if not len(launched.comm) or not len(busy.start):
         nothing = np.zeros(0, dtype=np.int64)
         return nothing, nothing, nothing
     seen = _seen(windows, launched, busy)
@@ -110,7 +123,7 @@ def unrecorded_waits(
 
 def _seen(windows: Windows, launched: Launched, busy: Busy) -> _Seen:
     window, end = launched.window, launched.end
-    begins = np.sort(busy[0])
+    begins = np.sort(np.concatenate((busy.start, busy.marks)))
     first = np.searchsorted(begins, windows.start)[window]
     last = np.searchsorted(begins, windows.end)[window]
     after = np.maximum(np.searchsorted(begins, end - RESUME_SLACK_NS), first)
@@ -122,14 +135,16 @@ def _seen(windows: Windows, launched: Launched, busy: Busy) -> _Seen:
 
     until = np.minimum(end, goes_on)
     stood = np.maximum(launched.launch, windows.start[window])
-    whole_start, whole_end = union(*busy)
+    whole_start, whole_end = union(busy.start, busy.end)
     before = np.searchsorted(whole_start, until) - 1
     stood = np.maximum(stood, np.where(before >= 0, whole_end[before], NOWHERE))
     # What its host did in the gap it did before it waited.
-    marks = np.sort(busy[0][busy[0] == busy[1]])
+    marks = np.sort(busy.marks)
+    marks = marks[~is_among(marks, busy.unsure)]
     before = np.searchsorted(marks, until - RESUME_SLACK_NS) - 1
     stood = np.maximum(stood, np.where(before >= 0, np.append(marks, 0)[before], NOWHERE))
     is_gap = ~outlasts & (until - stood > RESUME_SLACK_NS)
+    is_gap &= ~is_among(goes_on, busy.unsure)
     return _Seen(
         stood=np.where(is_gap, stood, NOWHERE),
         place=place,

@@ -194,3 +194,22 @@ def test_time_that_a_host_spends_itself_is_no_wait() -> None:
     ]
 
     assert {(start, end) for _, _, start, end, _ in waits_ms(*rows)} == {(46.0, 50.0)}
+
+
+def test_a_reduction_that_leaves_its_queue_is_no_launch_of_its_host() -> None:
+    # GIVEN a host that stalls from 40 to 80 ms in each step, while a reduction of 30 to 50 ms
+    # and one that queued behind it until 60 run on
+    rows = [
+        row
+        for rank in (0, 1)
+        for step in range(3)
+        for row in (
+            (rank, step, SpanKind.BACKWARD, 0, 40, NONE),
+            (rank, step, SpanKind.DP_COMM, 30, 50, 2 * step),
+            (rank, step, SpanKind.DP_COMM, 50, 60, 2 * step + 1),
+            (rank, step, SpanKind.OPTIMIZER, 80, 90, NONE),
+        )
+    ]
+
+    # THEN it did not go on at 50 ms
+    assert waits_ms(*rows) == []
