@@ -32,6 +32,8 @@ def usual_in_faster_steps(value: NDArray[np.float64]) -> NDArray[np.float64]:
         Otsu, "A threshold selection method from gray-level histograms" (1979): the largest
         variance between two classes; medians instead of means.
     """
+    if value.shape[1] == 1:  # the median of one is itself, of however many thousand rows
+        return np.broadcast_to(value, value.shape)
     usual = np.array([_of_faster_class(row[~np.isnan(row)]) for row in value], dtype=np.float64)
     return np.broadcast_to(usual.reshape(-1, 1), value.shape)
 
