@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1_000_000_000
 MINUTE_S, HOUR_S = 60, 3600
-HEAD = {"rank": "number", "host": "", "state": "", "step": "number", "last heard": "number"}
+HEAD = {"rank": "number", "host": "", "state": "", "step": "number", "silent for": "number"}
 
 
 def heard_card(heard: Heard | None) -> list[Component]:
@@ -30,7 +30,7 @@ def heard_card(heard: Heard | None) -> list[Component]:
             f"{heard.num_recent:,} of {count_text(heard.num_ranks, 'rank')} heard within"
             f" {RECENT_NS // NS_PER_S} s"
         )
-        return [html.P(line, className="quiet")]
+        return [html.P(line, className="quiet all-heard")]
     return [
         card(
             html.H2("Last heard"),
@@ -77,7 +77,7 @@ def _table(silent: tuple[SilentRank, ...]) -> Component:
             dmc.TableTbody([_row(one) for one in silent]),
         ],
         tabularNums=True,
-        verticalSpacing=4,
+        verticalSpacing=1,
         className="silent-ranks",
     )
     return table
@@ -90,7 +90,7 @@ def _row(one: SilentRank) -> Component:
             dmc.TableTd(visible(one.host)),
             dmc.TableTd(visible(one.state)),
             dmc.TableTd(UNKNOWN if one.step is None else f"{one.step:,}", className="number"),
-            dmc.TableTd(f"{age_text(one.age_ns)} ago", className="number"),
+            dmc.TableTd(age_text(one.age_ns), className="number"),
         ]
     )
     return row
