@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
+AUDIT := .venv-audit
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SERVE ?= 1
@@ -10,7 +11,7 @@ ARGS ?=
 # Two processes share the test files; a run that was narrowed by ARGS does not pay for their start.
 WHOLE_RUN := --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=10
 
-.PHONY: help demo test lint types check-imports pytest format diagnosis faults outage lock browser clean
+.PHONY: help demo test lint types check-imports pytest format diagnosis faults outage lock audit browser clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -62,8 +63,14 @@ faults: $(STAMP) ## kill agent and collector at random, 300 times: make faults A
 outage: $(STAMP) ## ten minutes without a collector at 64,000 spans/s (half an hour)
 	$(BIN)/python -m benchmarks.data_path --outage 600 --seconds 1560 $(ARGS)
 
-lock: $(STAMP) ## write constraints.txt anew from what the environment holds
-	@$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/\+cpu$$//' > constraints.txt
+lock: $(STAMP) ## write constraints.txt and deploy/requirements.txt anew from what the environment holds
+	@$(BIN)/python -m pip freeze --all --exclude pip --exclude wheel --exclude-editable | sed -E 's/\+cpu$$//' > constraints.txt
+	@$(BIN)/python -m deploy.pin_image
+
+audit: ## ask a database of known holes about all that is pinned; what it does not know fails (needs the network)
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install --disable-pip-version-check --quiet ".[audit]"; }
+	@$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes --requirement deploy/requirements.txt
+	@$(AUDIT)/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 clean: ## remove what the targets made
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(AUDIT) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
