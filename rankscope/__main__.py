@@ -79,7 +79,9 @@ def _run() -> int:
 
 
 def _fail(line: str, status: int) -> int:
-    print(f"rankscope: {line}", file=sys.stderr)
+    from rankscope.terminal import printable
+
+    print(f"rankscope: {printable(line)}", file=sys.stderr)
     return status
 
 

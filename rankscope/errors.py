@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from analysis.errors import AnalysisError, CycleError
 from collector.errors import CollectorError, StoreClosedError, StoreQueryError
+from rankscope.terminal import printable
 from tracer.spool import SpoolError
 from trainer.errors import ConfigError
 
@@ -51,8 +52,8 @@ def exit_code_of(error: Exception) -> int | None:
 
 
 def plain_line(error: Exception) -> str:
-    """Return the error's text on one line."""
+    """Return the error's text on one line; what can't be seen of it is escaped."""
     if isinstance(error, OSError) and error.strerror:
         place = f": {error.filename}" if error.filename else ""
-        return f"{error.strerror}{place}"
-    return " ".join(str(error).split())
+        return printable(f"{error.strerror}{place}")
+    return printable(" ".join(str(error).split()))

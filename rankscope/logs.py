@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
 from rankscope import terminal
+from rankscope.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -130,19 +131,6 @@ def logged_to(log: Log) -> Iterator[Log]:
     finally:
         terminal.said_by(before)
         root.removeHandler(handler)
-
-
-def printable(text: str) -> str:
-    """Return the text with everything that is no visible letter as its escape.
-
-    Line ends, escape sequences, zero-width and right-to-left marks, lone surrogates.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
 
 
 def _word(value: object) -> str:

@@ -18,8 +18,21 @@ def terminal_width() -> int:
     return min(MAX_WIDTH, shutil.get_terminal_size((WIDTH_OF_NONE, 24)).columns)
 
 
+def printable(text: str) -> str:
+    """Return the text with everything that is no visible letter as its escape.
+
+    Line ends, escape sequences, zero-width and right-to-left marks, lone surrogates.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
 def _say_on_stderr(line: str) -> None:
-    sys.stderr.write(f"rankscope: {line}\n")
+    sys.stderr.write(f"rankscope: {printable(line)}\n")
     sys.stderr.flush()
 
 

@@ -33,3 +33,12 @@ def test_each_failure_has_its_exit_status(error: Exception, code: int | None) ->
 def test_a_failure_is_told_on_one_line() -> None:
     assert plain_line(FailedError("first\n  second")) == "first second"
     assert plain_line(PermissionError(13, "Permission denied", "/x")) == "Permission denied: /x"
+
+
+def test_a_name_neither_adds_a_line_nor_colours_a_terminal() -> None:
+    name = "/x\r\n\x1b[31mrankscope: all is well"
+
+    assert plain_line(BadInputError(name)) == r"/x \x1b[31mrankscope: all is well"
+    assert plain_line(PermissionError(13, "Denied", name)) == (
+        r"Denied: /x\r\n\x1b[31mrankscope: all is well"
+    )

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope import terminal
-from rankscope.logs import Log, logged_to, printable
+from rankscope.logs import Log, logged_to
+from rankscope.terminal import printable
 
 TOKEN = "rst_0123456789ab_" + "A" * 43
 OWN = "correct-horse-battery-staple"
@@ -89,3 +90,36 @@ def test_what_libraries_log_is_one_event_with_where_it_failed() -> None:
     assert OWN not in stream.getvalue()
     assert "test_logs.py:" in logged["where"]
     assert said["text"] == r"the tail\nfails"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_there_are_as_many_lines_as_events_whatever_their_names(*, as_json: bool) -> None:
+    hostile = [
+        "a\r\nrankscope: fine",
+        "\x1b[2J\x1b]0;x\x07",
+        "=1+1",
+        "\u2028\x85\x0b\x0c",
+        "\0\ud800",
+    ]
+    stream = io.StringIO()
+    log = Log(stream, as_json=as_json)
+    with logged_to(log):
+        for name in hostile:
+            log.tell("refused", {"run": name, "host": name})
+            log.say(name)
+            terminal.say(name)
+            logging.getLogger(name).warning(name)
+
+    lines = stream.getvalue().split("\n")
+    assert len(lines) == 4 * len(hostile) + 1
+    assert all(line.isprintable() for line in lines)
+    if as_json:
+        assert all(json.loads(line)["at"] for line in lines[:-1])
+
+
+def test_what_a_command_says_before_any_log_is_one_line_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    terminal.say("rank\r\n\x1b[31m0")
+
+    assert capsys.readouterr().err == "rankscope: rank\\r\\n\\x1b[31m0\n"
