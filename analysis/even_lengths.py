@@ -66,7 +66,7 @@ def _scale_of(
     items: ComputeItems, rows: NDArray[np.int64], relative: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
     """Return what each item's length makes of it, 1 for the mean length; None where unclear."""
-    scale = np.ones(len(rows))
+    scale, correlation = np.ones(len(rows)), 0.0
     key = (items.rank[rows], items.kind[rows], items.chunk[rows])
     for _ in range(NUM_ROUNDS):
         usual = own_medians(items.self_ns[rows] / scale, *key)
@@ -80,10 +80,10 @@ def _scale_of(
         x, y = relative[kept], ratio[kept]
         if len(x) < LEAST_ITEMS or x.std() == 0 or y.std() == 0:
             return None
-        if np.corrcoef(x, y)[0, 1] < LEAST_CORRELATION:
-            return None
+        # The first medians are those of whatever lengths a rank had: only the last ones tell.
+        correlation = float(np.corrcoef(x, y)[0, 1])
         slope, level = np.polyfit(x, y, 1)
         scale = (level + slope * relative) / (level + slope)
         if not (scale > 0).all():
             return None
-    return scale
+    return scale if correlation >= LEAST_CORRELATION else None

@@ -26,6 +26,9 @@ LEAST_CORRELATION = 0.9
 LEAST_ITEMS = 16
 """Micro-batches that a correlation needs."""
 
+LEAST_OF_RANK = 8
+"""Micro-batches of a rank whose median says what is usual for it; of one alone it says nothing."""
+
 COMMON_SHARE = 0.9
 """Share of a step's compute that must be longer than usual, or shorter, for the step to be so:
 a first step that warms up. Lengths differ from micro-batch to micro-batch."""
@@ -198,8 +201,13 @@ def _length_correlation(
     x, y = squares[known], ratio[forward][known]
     if x.std() == 0:
         return None
-    # What the lengths leave unexplained tells by how much a step was longer as a whole.
+    step, rank, chunk = (column[forward][known] for column in (items.step, items.rank, items.chunk))
+    often = len(x) >= LEAST_OF_RANK * len(np.unique(rank)) * len(np.unique(chunk))
+    # What the lengths leave unexplained tells by how much a step was longer as a whole, and what
+    # is usual for a rank: its median item has the length that it happens to have.
     for _ in range(NUM_ROUNDS):
         slope, level = np.polyfit(x, y, 1)
-        y = y / step_medians(y / (level + slope * x), items.step[forward][known])
+        y = y / step_medians(y / (level + slope * x), step)
+        if often:
+            y = y / own_medians(y / (level + slope * x), rank, chunk)
     return _correlation(y, x)

@@ -106,3 +106,32 @@ def test_a_slow_rank_is_named_beside_unequal_lengths() -> None:
     (slow,) = (finding for finding in findings if finding.cause == "slow-compute")
     assert (slow.ranks, slow.steps) == ((5,), (4, 7))
     assert "as with micro-batches of equal length" in slow.evidence
+
+
+def test_ranks_that_had_few_micro_batches_are_evened_too() -> None:
+    # GIVEN 16 ranks with 5 micro-batches each, so that the middle one's length differs much from
+    # rank to rank, and compute of exactly 1 + 9 s, s being the sum of squares over the mean
+    squares = np.exp(np.random.default_rng(3).normal(0, 0.6, (16, 5))) * 10**6
+    rank, microbatch = np.meshgrid(np.arange(16), np.arange(5), indexing="ij")
+    table = MicrobatchTable(
+        epoch=np.zeros(rank.size, dtype=np.int32),
+        step=np.zeros(rank.size, dtype=np.int32),
+        rank=rank.ravel().astype(np.int32),
+        microbatch=microbatch.ravel().astype(np.int32),
+        num_tokens=np.full(rank.size, 4096),
+        sum_squared_lengths=np.rint(squares.ravel()).astype(np.int64),
+    )
+    items = ComputeItems(
+        step=table.step,
+        rank=table.rank,
+        kind=np.full(rank.size, KINDS[0], dtype=np.int8),
+        chunk=np.zeros(rank.size, dtype=np.int32),
+        microbatch=table.microbatch,
+        self_ns=np.rint(1e6 * (1 + 9 * squares.ravel() / squares.mean())).astype(np.int64),
+    )
+
+    evened = even_lengths(items, table)
+
+    # THEN all are as long as one of the mean length, 10 ms
+    assert evened is not None
+    assert evened.self_ns == pytest.approx(1e7, rel=0.01)
