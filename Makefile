@@ -17,14 +17,13 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
 # The stamp stands for an installation of exactly these two files, so a second run installs nothing.
-# Bytecode is made as modules are loaded: of all 18,000, two fifths of the time, few ever are.
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) > /dev/null || { echo "rankscope needs Python 3.11 or newer, and there is no $(PYTHON): install it, or make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "rankscope needs Python 3.11 or newer, this is %d.%d: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" % sys.version_info[:2])'
 	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { echo "this Python has no venv module: install it (on Debian and Ubuntu the package python3-venv) and run again" >&2; exit 2; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "Installing rankscope and its pinned dependencies into $(VENV) (once; torch is large, so a few minutes)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile --constraint constraints.txt --editable ".[server,trainer,notebook,dev]" | grep -E --line-buffered '^(Collecting|Downloading|Installing collected|Successfully)' | cut -c1-100; exit $${PIPESTATUS[0]}
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --constraint constraints.txt --editable ".[server,trainer,notebook,dev]" | grep -E --line-buffered '^(Collecting|Downloading|Installing collected|Successfully)' | cut -c1-100; exit $${PIPESTATUS[0]}
 	@touch $@
 
 demo: $(STAMP) ## train on 8 local processes with one slow rank, diagnose it, serve the dashboard (SERVE=0: exit after the diagnosis)
