@@ -198,7 +198,12 @@ def main() -> None:
         )
         + "\n"
     )
-    sys.exit(0 if verdict.is_clean else 1)
+    steady_cpu_ratio = steady.cpu_s_a_request * STEADY_REQUESTS_PER_S
+    is_calm = (
+        recovery.most_requests_per_s < 2 * STEADY_REQUESTS_PER_S
+        and recovery.cpu_ratio < 2 * steady_cpu_ratio
+    )
+    sys.exit(0 if verdict.is_clean and is_calm else 1)
 
 
 if __name__ == "__main__":

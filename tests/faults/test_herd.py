@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 WARM_S = 5.0
 STEADY_S = 3.0
 RECOVERY_S = 4.0
+START_CPU_S = 3.0
+"""What a collector's first decoding and insert may take, whoever asks: 1.5 s were seen. It weighs
+in a few seconds; over half a minute `tests.faults.herd` compares without it."""
 
 
 @pytest.mark.multiproc
@@ -35,8 +38,8 @@ def test_sixty_four_agents_come_back_to_a_restarted_collector_without_a_storm(
         assert recovery.most_requests_per_s < 2 * STEADY_REQUESTS_PER_S, told
 
         # AND works less than twice as much, if a request costs what it cost before
-        steady_cpu_ratio = steady.cpu_s_a_request * STEADY_REQUESTS_PER_S
-        assert recovery.cpu_ratio < 2 * steady_cpu_ratio, told
+        steady_cpu_s = steady.cpu_s_a_request * STEADY_REQUESTS_PER_S * recovery.seconds
+        assert recovery.cpu_ratio * recovery.seconds < 2 * steady_cpu_s + START_CPU_S, told
 
         # AND each row is stored once
         herd.drain()
