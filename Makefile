@@ -6,10 +6,10 @@ AUDIT := .venv-audit
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SERVE ?= 1
-ARGS ?=
 
-# Two processes share the test files; a run that was narrowed by ARGS does not pay for their start.
-WHOLE_RUN := --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=10
+# Two processes share the test files, but for those that measure or keep a pace: they come last, with nothing beside
+# them. A run that was narrowed by ARGS does not pay for the start of the two.
+SHARED_RUN := -m "not alone" --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=10
 
 .PHONY: help demo test lint types check-imports pytest format diagnosis faults outage lock audit browser clean
 
@@ -43,8 +43,13 @@ types: $(STAMP) ## mypy, strict
 check-imports: $(STAMP) ## the packages' direction of dependence
 	@$(BIN)/lint-imports
 
-pytest: $(STAMP) ## the tests alone: make pytest ARGS="-k replay"
-	@$(BIN)/python -m pytest $(or $(ARGS),$(WHOLE_RUN))
+pytest: $(STAMP) ## the tests and nothing else: make pytest ARGS="-k replay"
+ifdef ARGS
+	@$(BIN)/python -m pytest $(ARGS)
+else
+	@$(BIN)/python -m pytest $(SHARED_RUN)
+	@$(BIN)/python -m pytest -m alone
+endif
 
 browser: ## a headless Chromium for the browser tests
 	@./tests/browser/install_chromium.sh

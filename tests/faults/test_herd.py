@@ -22,6 +22,7 @@ in a few seconds; over half a minute `tests.faults.herd` compares without it."""
 
 @pytest.mark.multiproc
 @pytest.mark.slow
+@pytest.mark.alone
 def test_sixty_four_agents_come_back_to_a_restarted_collector_without_a_storm(
     tmp_path: Path,
 ) -> None:

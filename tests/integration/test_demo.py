@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from subprocess import CompletedProcess
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
+pytestmark = [pytest.mark.multiproc, pytest.mark.slow, pytest.mark.alone]
 
 TRIES = 3
 """A machine that is too busy for the pace is told as such, and proves nothing."""

@@ -146,6 +146,7 @@ def test_a_header_of_a_megabyte_is_refused() -> None:
         server.wait_for(Refusal.BAD_HTTP)
 
 
+@pytest.mark.alone
 def test_300_slow_visitors_do_not_slow_the_others_down() -> None:
     ratios: list[float] = []
     with running(limits=replace(PATIENT, sweep_s=0.05)) as server:
