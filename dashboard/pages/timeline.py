@@ -24,7 +24,7 @@ from dashboard.figures.timeline_raster import (
 from dashboard.pages.empty import missing_run, no_data, no_runs, no_steps
 from dashboard.pages.parts import announced, card, graph, graph_style, labelled, register_graph
 from dashboard.pages.timeline_zoom import WHOLE, zoomed, zooms_of
-from dashboard.text import seconds_text, time_text, visible
+from dashboard.text import count_text, seconds_text, time_text, visible
 from dashboard.theme import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ def _about(
     ideal = report.ideal_s_by_step.get(step.step)
     return (
         f"{time_text(step.end_ns - step.begin_ns)}, ideal {seconds_text(ideal)};"
-        f" {num_spans:,} spans of {num_ranks:,} ranks, epoch {step.epoch}"
+        f" {count_text(num_spans, 'span')} of {count_text(num_ranks, 'rank')}, epoch {step.epoch}"
     )
 
 

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from analysis.context import RunContext
-from analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, SpanTable, StepTable
+from analysis.source import (
+    EpochInfo,
+    GroupInfo,
+    RankInfo,
+    RunInfo,
+    RunSummary,
+    SpanTable,
+    StepTable,
+)
 from tracer.span import KIND_CODES, NONE, SpanKind
 from tracer.topology import Coords, Layout
 
@@ -245,7 +253,7 @@ class Source:
     step_table: StepTable
     around: RunContext = field(default_factory=RunContext)
 
-    def runs(self) -> tuple[()]:
+    def runs(self) -> tuple[RunSummary, ...]:
         return ()
 
     def run_info(self, run_id: str) -> RunInfo:
