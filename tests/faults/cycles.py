@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from tests.collector.agent.rig import write_spans
 from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.checker import Oracle, check, content_hash, key_of
 from tests.integration.programs import COMMAND, environment
+from tests.ports import fixed_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -64,7 +64,7 @@ class WholePath:
 
     def __enter__(self) -> Self:
         self.spool.mkdir(parents=True)
-        self.port = free_port()
+        self.port = fixed_port()
         made = subprocess.run(
             [*COMMAND, "token", "create", "--role", "ingest", "--holder", "cycles",
              "--out", str(self.folder / "agent.token")],
@@ -278,14 +278,6 @@ FAULTS: dict[str, Callable[[WholePath], None]] = {
 def _seen(row: Mapping[str, object]) -> tuple[Key, str]:
     key = key_of(*(row[name] for name in ("run_id", "epoch", "rank", "segment", "row")))
     return key, content_hash(row["name"], row["step"], row["duration_ns"])
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from collector.errors import StoreError
 from collector.store import Store, open_store
-from tests.faults.cycles import COUNT_ROWS, PATIENCE_S, RUN, WholePath, free_port
+from tests.faults.cycles import COUNT_ROWS, PATIENCE_S, RUN, WholePath
+from tests.ports import fixed_port
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -35,7 +36,7 @@ class ServerPath(WholePath):
 
     max_spool_bytes: int | None = None
     ranks: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
-    _store_port: int = field(default_factory=free_port)
+    _store_port: int = field(default_factory=fixed_port)
 
     @property
     def store_url(self) -> str:

@@ -14,9 +14,10 @@ from collector.read import read_spans
 from collector.store import open_store
 from collector.wire import encode_cuts
 from tests.collector.cut_builder import span_cut
-from tests.faults.cycles import PATIENCE_S, RUN, free_port
+from tests.faults.cycles import PATIENCE_S, RUN
 from tests.faults.server_path import ServerPath
 from tests.integration.programs import COMMAND
+from tests.ports import fixed_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +33,7 @@ NUM_SENDERS = 4
 class TwoCollectors(ServerPath):
     """A store and two collectors, without an agent."""
 
-    other_port: int = field(default_factory=free_port)
+    other_port: int = field(default_factory=fixed_port)
 
     def commands(self) -> dict[str, list[str]]:
         commands = super().commands()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.ports import fixed_port
 from tests.tracer.reading import process_folders, read_rows, read_spans
 from tests.tracer.recording import ROOT
 from tracer.spool import STEP, RecordType
@@ -177,9 +177,7 @@ def test_torchrun_traces_a_script_that_knows_of_nothing(tmp_path: Path) -> None:
 @pytest.mark.multiproc
 def test_hosts_without_a_run_id_agree_on_one(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = fixed_port()
     kept = {name: value for name, value in os.environ.items() if name != "RANKSCOPE_RUN"}
     agents = [
         subprocess.Popen(

@@ -18,6 +18,7 @@ from tests.collector.agent.rig import Rig, write_spans
 from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.checker import Oracle, check
 from tests.faults.proxy import FaultProxy, Faults
+from tests.ports import fixed_port
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
@@ -253,8 +254,7 @@ def test_an_outage_beyond_all_limits_is_accounted_for_to_the_row(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     # GIVEN no collector, and ranks that write ten times what the spool may hold
-    with FakeCollector() as gone:
-        port = gone.port
+    port = fixed_port()
     builders = []
     for rank in range(4):
         builder = SpoolBuilder(spool, run_id="run", rank=rank, capacity=32)

@@ -15,6 +15,7 @@ from urllib3.connection import HTTPConnection
 from collector.agent.errors import AgentConfigError, HeldError, LinkError
 from collector.agent.link import MAX_ANSWER_BYTES, Deadlines, Link
 from tests.collector.agent.fake_collector import FakeCollector, Reply
+from tests.ports import fixed_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -190,8 +191,7 @@ def status_of(link: Link) -> int | None:
 
 
 def test_an_address_that_fails_makes_room_for_the_next() -> None:
-    with FakeCollector() as gone:
-        dead_port = gone.port
+    dead_port = fixed_port()
     with FakeCollector() as collector:
         urls = [f"http://localhost:{dead_port}", collector.url]
         link = Link(urls, agent="host/1", environment=TOKEN, deadlines=PATIENT)

@@ -12,6 +12,7 @@ from tests.collector.agent.fake_collector import FakeCollector, Reply
 from tests.collector.agent.rig import Rig, write_spans
 from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.checker import Oracle, check
+from tests.ports import fixed_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,8 +161,7 @@ def test_what_the_collector_holds_is_asked_page_by_page_for_our_ranks_only(
 def test_while_nobody_answers_the_agent_keeps_all_and_says_so_once(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
-    with FakeCollector() as gone:
-        port = gone.port
+    port = fixed_port()
     builder = SpoolBuilder(spool, run_id="run")
     write_spans(builder, oracle, 40)
     rig = Rig(spool, f"http://localhost:{port}")
