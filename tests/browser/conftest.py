@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import threading
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from playwright.sync_api import sync_playwright
 from werkzeug.serving import make_server
 
 from dashboard.app import content_security_policy, create_app
+from tests.lacking import lacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,10 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def browser() -> Iterator[Browser]:
     found = next((path for path in map(shutil.which, NAMES) if path), None)
     if found is None:
-        message = "no Chromium on PATH: run tests/browser/install_chromium.sh"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
+        lacks("no Chromium on PATH: run tests/browser/install_chromium.sh")
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
             executable_path=found,

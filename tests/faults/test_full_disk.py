@@ -7,7 +7,6 @@ import os
 import random
 import re
 import shlex
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import pytest
 
 from tests.faults.checker import check, content_hash, key_of
 from tests.faults.cycles import COUNT_ROWS, NUM_RANKS, SELECT_ROWS, WholePath
+from tests.mounts import needs_mounts
 
 if TYPE_CHECKING:
     from tests.faults.checker import Key
@@ -81,15 +81,8 @@ class SmallDisk(WholePath):
         return found
 
 
-def may_mount(folder: Path) -> bool:
-    """Return whether this machine allows mounts in a namespace of one's own."""
-    mount = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", str(folder)]
-    return subprocess.run(mount, capture_output=True, check=False).returncode == 0
-
-
 def test_a_disk_without_a_byte_left_stops_no_reader_and_loses_no_row(tmp_path: Path) -> None:
-    if not may_mount(tmp_path):
-        pytest.skip("this machine allows no mounts in a namespace of one's own")
+    needs_mounts()
     with SmallDisk(folder=tmp_path / "path", chooser=random.Random(2)) as path:
         # GIVEN rows that have arrived
         path.write()
