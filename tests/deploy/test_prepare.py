@@ -13,14 +13,18 @@ import yaml
 
 from collector.edge.tls import TlsFiles, load_tls
 from tests.deploy.files import DEPLOY, PREPARE, prepared_variables
+from tests.lacking import lacks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [
-    pytest.mark.multiproc,
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed"),
-]
+pytestmark = pytest.mark.multiproc
+
+
+@pytest.fixture(autouse=True)
+def _openssl() -> None:
+    if shutil.which("openssl") is None:
+        lacks("openssl is not on PATH: install it")
 
 
 @pytest.fixture
