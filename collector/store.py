@@ -25,6 +25,7 @@ from collector.location import (
     read_server_file,
 )
 from collector.migrate import SELECT_VERSION, migrate
+from collector.unreachable import unreachable_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -323,4 +324,7 @@ def _plain(parameters: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _first_line(error: BaseException) -> str:
+    unreachable = unreachable_reason(error)
+    if unreachable is not None:
+        return unreachable
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

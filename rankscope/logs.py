@@ -10,6 +10,7 @@ import json
 import logging
 import re
 import sys
+import time
 import traceback
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from rankscope import terminal
 from rankscope.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 SECRETS = (
     (re.compile(r"(?i)((?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{8,}"), r"\1***"),
@@ -30,6 +31,14 @@ SECRETS = (
 )
 MESSAGE = "message"
 LOGGED = "logged"
+UNREACHABLE = "store-unreachable"
+UNREACHABLE_EVERY_S = 60.0
+DRIVER = "clickhouse_connect."
+CONNECTIONS = "urllib3."
+DRIVER_FAILED = "Unexpected Http Driver Exception"
+"""What the store's driver logs, without more, before it raises; the one that asked tells why."""
+
+RETRYING = "Retrying"
 
 
 class Log:
@@ -91,17 +100,29 @@ class Log:
 class LogHandler(logging.Handler):
     """Brings what libraries log, tracebacks too, into the one log.
 
+    While the store's server is away, its driver logs two lines for each try, one of them with the
+    whole address; one event a minute says how many tries failed instead.
+
     Args:
         log: Takes it.
+        monotonic_s: Clock for that minute.
     """
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__(logging.WARNING)
         self._log = log
+        self._monotonic_s = monotonic_s
+        self._num_failed = 0
+        self._next_s: float | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Tell a record as one event."""
         try:
+            if record.name.startswith(CONNECTIONS) and str(record.msg).startswith(RETRYING):
+                return
+            if record.name.startswith(DRIVER) and record.msg == DRIVER_FAILED:
+                self._count_failure()
+                return
             fields: dict[str, object] = {
                 "level": record.levelname.lower(),
                 "logger": record.name,
@@ -117,6 +138,14 @@ class LogHandler(logging.Handler):
             self._log.tell(LOGGED, fields)
         except Exception:  # noqa: BLE001  # a log that fails must not end what it tells of
             self.handleError(record)
+
+    def _count_failure(self) -> None:
+        # A handler's lock is held while it emits, so no other thread counts meanwhile.
+        self._num_failed += 1
+        now_s = self._monotonic_s()
+        if self._next_s is None or now_s >= self._next_s:
+            self._log.tell(UNREACHABLE, {"failed_tries": self._num_failed})
+            self._num_failed, self._next_s = 0, now_s + UNREACHABLE_EVERY_S
 
 
 @contextmanager

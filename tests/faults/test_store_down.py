@@ -39,6 +39,7 @@ OTHER_BYTES = 1_068_000
 
 MAX_SPOOL_BYTES = (1 + len(OVER)) * OTHER_BYTES + (LIVE_SEGMENTS + KEPT_SEGMENTS) * SEGMENT_BYTES
 OWN_REASONS = {"spool-full", "no-segment"}
+WORD = re.compile(r"\w+")
 GIVEN_UP = re.compile(r"(\d+) rows that the collector did not take are dropped")
 SEEN = "SELECT rank, name, kind FROM spans WHERE startsWith(name, 's')"
 DROPPED = "SELECT rank, dropped FROM ranks FINAL ORDER BY rank"
@@ -63,6 +64,23 @@ def is_kept(path: ServerPath, rank: int) -> bool:
     num_before = num_lost(folder)
     path.record(rank, 1)
     return num_lost(folder) == num_before
+
+
+def check_newest_dropped(kept: set[str], *, num_live: int, num_kept: int) -> None:
+    """Check what a rank without room has kept; a busy machine may make a segment too late.
+
+    That costs a few rows in the middle, too.
+    """
+    assert len(kept) == num_kept < num_live
+    assert kept <= {f"s{LIVE}-{k}" for k in range(num_live)}
+    assert f"s{LIVE}-{num_live - 1}" not in kept
+
+
+def check_told_shortly(log: str) -> None:
+    """Check what a collector has said while its store was away for less than two minutes."""
+    assert 1 <= log.count("store-unreachable") <= 3, log
+    assert 1 <= log.count("does not answer") <= 3, log
+    assert not {"secret", "urllib3", "clickhouse_connect", "query_id"} & set(WORD.findall(log)), log
 
 
 def seen(path: ServerPath) -> list[tuple[Key, str]]:
@@ -102,12 +120,15 @@ def test_a_store_down_past_every_capacity_costs_the_newest_rows_and_each_tier_te
         assert len(list(process_folders(path.spool)[LIVE].glob("seg-*"))) <= LIVE_SEGMENTS
         num_rank_dropped = num_lost(process_folders(path.spool)[LIVE])
         num_kept = num_live - num_rank_dropped
-        assert names_on_disk(path, LIVE) == {f"s{LIVE}-{k}" for k in range(num_kept)}
-        assert num_rank_dropped > 0
+        check_newest_dropped(names_on_disk(path, LIVE), num_live=num_live, num_kept=num_kept)
         # and the agent has dropped whole segments of those that are over, counted to the row
         num_buffered = sum(len(names_on_disk(path, rank)) for rank in OVER)
-        num_produced = len(OVER) * NUM_OVER
-        assert num_produced - num_buffered == num_given_up(path)
+        # (a busy machine may have made a segment too late for these too)
+        num_late = sum(num_lost(process_folders(path.spool)[rank]) for rank in OVER)
+        assert len(OVER) * NUM_OVER - num_late - num_buffered == num_given_up(path)
+
+        # and the collector has told of it in a line or two, without an address or a secret
+        check_told_shortly((folder / "collector.log").read_text())
 
         # WHEN the store is back
         path.start("store")
@@ -123,7 +144,7 @@ def test_a_store_down_past_every_capacity_costs_the_newest_rows_and_each_tier_te
         by_agent = [told[rank].get("agent-spool-full", 0) for rank in OVER]
         assert sum(by_agent) == num_given_up(path)
         num_dropped = sum(sum(reasons.values()) for reasons in told.values())
-        assert num_dropped == num_rank_dropped + num_given_up(path)
+        assert num_dropped == num_rank_dropped + num_late + num_given_up(path)
         verdict = check(folder / "oracle", seen(path), num_dropped=num_dropped)
         assert verdict.is_clean, (verdict, path.told())
 

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collector.errors import StoreError
+from collector.store import Store
 from rankscope import terminal
-from rankscope.logs import Log, logged_to
+from rankscope.logs import Log, LogHandler, logged_to
 from rankscope.terminal import printable
+from tests.ports import fixed_port
 
 TOKEN = "rst_0123456789ab_" + "A" * 43
 OWN = "correct-horse-battery-staple"
@@ -90,6 +93,32 @@ def test_what_libraries_log_is_one_event_with_where_it_failed() -> None:
     assert OWN not in stream.getvalue()
     assert "test_logs.py:" in logged["where"]
     assert said["text"] == r"the tail\nfails"
+
+
+def test_a_store_that_is_away_is_one_line_a_minute_without_its_address() -> None:
+    # GIVEN a log, and nobody where the store's server should be
+    now_s = [100.0]
+    stream = io.StringIO()
+    handler = LogHandler(Log(stream), monotonic_s=lambda: now_s[0])
+    root = logging.getLogger()
+    root.addHandler(handler)
+    url = f"clickhouse://ann:{OWN}@127.0.0.1:{fixed_port()}/default"
+    try:
+        # WHEN it is asked five times in a minute, and once more
+        for _ in range(5):
+            with pytest.raises(StoreError):
+                Store(url)
+            now_s[0] += 14.0
+        with pytest.raises(StoreError):
+            Store(url)
+    finally:
+        root.removeHandler(handler)
+
+    # THEN the first is told at once, and the others together
+    assert stream.getvalue().splitlines() == [
+        "rankscope: store-unreachable failed_tries=1",
+        "rankscope: store-unreachable failed_tries=5",
+    ]
 
 
 @pytest.mark.parametrize("as_json", [False, True])
