@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import socket
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,6 @@ from collector.edge.limits import visitor_of
 from collector.edge.refusals import Refusal
 
 if TYPE_CHECKING:
-    import socket
     import ssl
     from collections.abc import Callable
 
@@ -118,6 +118,9 @@ class Acceptor:
         handshake_s = None if self._tls is None else self._limits.handshake_s
         shutdown_s = None if self._tls is None else self._limits.linger_s
         try:
+            # asyncio does so where it listens itself. An answer is written in two pieces, and the
+            # second would wait 40 ms until a visitor who waits for it confirms the first.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._make_protocol(visitor, seat.leave),
                 connection,

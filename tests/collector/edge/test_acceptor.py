@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import asyncio
+import socket
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
+from collector.edge.acceptor import Acceptor
 from collector.edge.limits import EdgeLimits, fit_connections, visitor_of
-from collector.edge.refusals import Refusal
+from collector.edge.refusals import Refusal, Refusals
 from tests.collector.edge.running import (
     PATIENCE_S,
     PATIENT,
@@ -57,6 +60,42 @@ def test_all_together_hold_so_many_and_the_oldest_are_kept() -> None:
             visitor.close()
         wait_until(lambda: server.server.num_connections == 0)
         assert server.get().endswith(b"0")
+
+
+class Accepted(asyncio.Protocol):
+    """A connection that tells how its socket is set."""
+
+    def __init__(self) -> None:
+        self.is_delayed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        option = transport.get_extra_info("socket").getsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY
+        )
+        self.is_delayed.set_result(not option)
+
+
+async def is_answer_delayed() -> bool:
+    """Return whether the second piece of an answer waits until the first one is confirmed."""
+    accepted = Accepted()
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        acceptor = Acceptor(
+            bound,
+            make_protocol=lambda *_: accepted,
+            tls=None,
+            limits=PATIENT,
+            refusals=Refusals(),
+        )
+        accepting = asyncio.get_running_loop().create_task(acceptor.run())
+        _, visitor = await asyncio.open_connection(*bound.getsockname())
+        found = await accepted.is_delayed
+        visitor.close()
+        accepting.cancel()
+    return found
+
+
+def test_no_piece_of_an_answer_waits_for_the_visitor() -> None:
+    assert asyncio.run(is_answer_delayed()) is False
 
 
 FEW_FILES = """
