@@ -29,6 +29,8 @@ class ProbeReply:
 
     received_ns: UnixNs
     replied_ns: UnixNs
+    pause_ns: int = 0
+    """How long the collector wants to be left alone; older ones don't say, and mean 0."""
 
     def document(self) -> dict[str, Any]:
         """Return the reply as the JSON document that `parse_reply` reads."""
@@ -36,6 +38,7 @@ class ProbeReply:
             "reference_id": self.reference_id,
             "received_ns": self.received_ns,
             "replied_ns": self.replied_ns,
+            "pause_ns": self.pause_ns,
         }
 
 
@@ -98,14 +101,18 @@ class ReferenceClock:
         """Return the reference time."""
         return UnixNs(self._monotonic_ns() + self._offset_ns)
 
-    def answer(self, received_ns: UnixNs) -> ProbeReply:
+    def answer(self, received_ns: UnixNs, *, pause_ns: int = 0) -> ProbeReply:
         """Answer a probe; call it last, because it reads the time of leaving.
 
         Args:
             received_ns: `now_ns` as read when the probe came.
+            pause_ns: How long whoever asked shall not ask again.
         """
         return ProbeReply(
-            reference_id=self.reference_id, received_ns=received_ns, replied_ns=self.now_ns()
+            reference_id=self.reference_id,
+            received_ns=received_ns,
+            replied_ns=self.now_ns(),
+            pause_ns=pause_ns,
         )
 
 
@@ -123,7 +130,13 @@ def parse_reply(document: object) -> ProbeReply:
     received_ns, replied_ns = _time(document, "received_ns"), _time(document, "replied_ns")
     if replied_ns < received_ns:
         raise ClockReplyError("it left before the probe came")
-    return ProbeReply(reference_id=reference_id, received_ns=received_ns, replied_ns=replied_ns)
+    pause_ns = _time(document, "pause_ns") if "pause_ns" in document else 0
+    return ProbeReply(
+        reference_id=reference_id,
+        received_ns=received_ns,
+        replied_ns=replied_ns,
+        pause_ns=pause_ns,
+    )
 
 
 def _time(document: dict[Any, Any], name: str) -> UnixNs:

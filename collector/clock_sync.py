@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 NS_PER_S = 1_000_000_000
 PPB = 1_000_000_000
 MAX_EVENTS = 64
+
+MAX_ASKED_NS = 60 * NS_PER_S
+"""A collector that asks to be left alone for longer is asked after so long all the same."""
+
+MAX_DOUBLINGS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +107,7 @@ class HostClock:
             where none came in time, `ClockReplyError` where it is none.
         monotonic_ns: ``CLOCK_MONOTONIC`` of this host.
         config: How often, how long.
+        uniform: Draws a number between two bounds.
     """
 
     def __init__(
@@ -109,8 +116,10 @@ class HostClock:
         *,
         monotonic_ns: Callable[[], int],
         config: ProbeConfig | None = None,
+        uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._exchange = exchange
+        self._uniform = uniform
         self._monotonic_ns = monotonic_ns
         self._config = config or ProbeConfig()
         self._probes: deque[Probe] = deque(maxlen=self._config.max_probes)
@@ -119,6 +128,8 @@ class HostClock:
         self._fitted: ClockEstimate | None = None
         self._began_ns: int | None = None
         self._next_ns: int | None = None
+        self._not_before_ns = 0
+        self._num_failed_in_a_row = 0
         self._least_pause_ns = self._config.first_pause_ns
         self.num_failed = 0
         """Probes without a reply that could be used."""
@@ -126,7 +137,7 @@ class HostClock:
     def poll(self) -> bool:
         """Probe if it is time to; return whether a usable reply came."""
         now_ns = self._monotonic_ns()
-        if self._next_ns is not None and now_ns < self._next_ns:
+        if now_ns < self._not_before_ns or (self._next_ns is not None and now_ns < self._next_ns):
             return False
         if self._began_ns is None:
             self._began_ns = now_ns
@@ -141,7 +152,7 @@ class HostClock:
         try:
             reply = self._exchange()
         except (OSError, ClockReplyError):
-            self.num_failed += 1
+            self._failed()
             return False
         probe = Probe(
             sent_ns=MonotonicNs(sent_ns),
@@ -152,9 +163,11 @@ class HostClock:
         trip_ns = probe.returned_ns - probe.sent_ns
         if probe.delay_ns + trip_ns * MAX_DRIFT_PPB // PPB < 0:
             # The collector took longer to answer than the whole exchange: no clock does that.
-            self.num_failed += 1
+            self._failed()
             return False
+        self._num_failed_in_a_row = 0
         self._take(probe, reply.reference_id)
+        self._not_before_ns = probe.returned_ns + min(reply.pause_ns, MAX_ASKED_NS)
         return True
 
     def forget(self) -> None:
@@ -175,6 +188,15 @@ class HostClock:
         taken = tuple(self._events)
         self._events.clear()
         return taken
+
+    def _failed(self) -> None:
+        """Wait for longer after each failure in a row, and not for as long as all others."""
+        self.num_failed += 1
+        self._num_failed_in_a_row += 1
+        doublings = min(self._num_failed_in_a_row, MAX_DOUBLINGS)
+        pause_ns = min(self._config.first_pause_ns << doublings, self._config.pause_ns)
+        drawn_ns = round(self._uniform(pause_ns / 2, pause_ns))
+        self._not_before_ns = self._monotonic_ns() + drawn_ns
 
     def _begin_window(self, next_ns: int | None, least_pause_ns: int) -> None:
         self._probes.clear()

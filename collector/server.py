@@ -20,7 +20,7 @@ from collector.access import (
     safe_next,
 )
 from collector.asking import is_secure, visitor_in
-from collector.clock_probe import ReferenceClock
+from collector.clock_route import clock_router
 from collector.edge.bodies import CappedBodies
 from collector.edge.methods import KnownMethods
 from collector.edge.metrics import Measured, metrics_router
@@ -121,14 +121,8 @@ def create_app(
         told = f": {reason}" if _may_read(request) else ""
         return PlainTextResponse(f"not ready{told}\n", 503)
 
-    reference = ReferenceClock.start()
-
-    @app.post("/v1/clock")
-    async def clock() -> dict[str, Any]:
-        return reference.answer(reference.now_ns()).document()
-
     _add_login(app, access, refusals or Refusals())
-    for router in routers:
+    for router in (clock_router(), *routers):
         # Flat, so that a walk over the application's map meets each of them.
         app.router.routes.extend(router.routes)
     # a2wsgi types scopes and messages as its own dictionaries, Starlette as plain mappings.

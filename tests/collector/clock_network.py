@@ -31,6 +31,7 @@ class FakeNetwork:
     reference_id: str = "first"
     broken: bool = False
     turn_ns: int = 20 * US
+    pause_ns: int = 0
 
     def clock(self) -> int:
         return self.now_ns
@@ -51,6 +52,7 @@ class FakeNetwork:
             reference_id=self.reference_id,
             received_ns=UnixNs(received_ns),
             replied_ns=UnixNs(replied_ns),
+            pause_ns=self.pause_ns,
         )
 
     def run(self, clock: HostClock, *, for_ns: int, look_ns: int = 50 * MS) -> None:

@@ -60,9 +60,15 @@ def test_a_wall_clock_that_is_set_moves_the_reference_by_nothing(
 
 
 def test_a_reply_survives_the_way_as_json() -> None:
-    reply = ProbeReply(reference_id="r", received_ns=UnixNs(2**60), replied_ns=UnixNs(2**60 + 3))
+    reply = ProbeReply(
+        reference_id="r", received_ns=UnixNs(2**60), replied_ns=UnixNs(2**60 + 3), pause_ns=5
+    )
 
     assert parse_reply(json.loads(json.dumps(reply.document()))) == reply
+
+
+def test_a_collector_that_says_nothing_of_a_pause_asks_for_none() -> None:
+    assert parse_reply(GOOD).pause_ns == 0
 
 
 @pytest.mark.parametrize(
@@ -74,6 +80,8 @@ def test_a_reply_survives_the_way_as_json() -> None:
         ({**GOOD, "reference_id": "x" * 65}, "reference_id"),
         ({**GOOD, "reference_id": 7}, "reference_id"),
         ({**GOOD, "received_ns": 5.0}, "received_ns is no time"),
+        ({**GOOD, "pause_ns": -1}, "pause_ns is no time"),
+        ({**GOOD, "pause_ns": None}, "pause_ns is no time"),
         ({**GOOD, "received_ns": True}, "received_ns is no time"),
         ({**GOOD, "received_ns": -1}, "received_ns is no time"),
         ({**GOOD, "replied_ns": 2**62}, "replied_ns is no time"),

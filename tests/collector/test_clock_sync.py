@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from collector.clock_probe import ProbeReply
-from collector.clock_sync import HostClock, ProbeConfig, newest_agreeing
+from collector.clock_sync import MAX_ASKED_NS, HostClock, ProbeConfig, newest_agreeing
 from collector.clock_watch import ClockEventKind
 from collector.errors import ClockReplyError
 from tests.collector.clock_network import (
@@ -191,6 +191,68 @@ def test_probes_come_often_at_first_and_once_a_second_later() -> None:
     assert pauses[-1] == S
     # 256 at 20 a second, 256 ln(256 / 12.8) on the way to one a second, then 344.
     assert 1_300 <= len(sent) <= 1_400
+
+
+def test_a_collector_that_asks_for_a_pause_is_left_alone_for_so_long() -> None:
+    # GIVEN a collector that asks for 300 ms
+    network = FakeNetwork(delays=lambda: (0, 0), turn_ns=0, pause_ns=300 * MS)
+    clock = host_clock(network)
+    sent: list[int] = []
+    while network.now_ns < START_NS + 30 * S:
+        if clock.poll():
+            sent.append(network.now_ns)
+        network.now_ns += 10 * MS
+
+    # THEN no probe comes earlier, also where the host was suspended
+    assert {after - before for before, after in pairwise(sent)} == {300 * MS}
+    assert clock.probe()
+    clock.forget()
+    assert not clock.poll()
+    network.now_ns += 300 * MS
+    assert clock.poll()
+
+
+def test_no_collector_is_left_alone_for_longer_than_a_minute() -> None:
+    network = FakeNetwork(delays=steady, pause_ns=10**17)
+    clock = host_clock(network)
+    assert clock.poll()
+
+    network.now_ns += MAX_ASKED_NS - MS
+    assert not clock.poll()
+    network.now_ns += MS
+    assert clock.poll()
+
+
+def test_a_collector_that_does_not_answer_is_asked_less_and_less_often() -> None:
+    network = FakeNetwork(delays=steady, broken=True)
+    clock = HostClock(network.exchange, monotonic_ns=network.clock, uniform=lambda _, most: most)
+    tried: list[int] = []
+    for _ in range(600):
+        before = clock.num_failed
+        clock.poll()
+        if clock.num_failed > before:
+            tried.append(network.now_ns - START_NS)
+        network.now_ns += 10 * MS
+
+    # THEN each pause is twice the last, up to a second
+    assert tried == [
+        0,
+        100 * MS,
+        300 * MS,
+        700 * MS,
+        1_500 * MS,
+        2_500 * MS,
+        3_500 * MS,
+        4_500 * MS,
+        5_500 * MS,
+    ]
+
+    # AND an answer ends it
+    network.broken = False
+    network.now_ns += S
+    assert clock.poll()
+    network.now_ns += 50 * MS
+    assert clock.poll()
 
 
 def test_the_window_keeps_no_more_and_no_older_than_it_says() -> None:

@@ -56,7 +56,19 @@ def test_the_pages_answer_with_the_token(client: Client) -> None:
 def test_the_interface_describes_itself_to_readers(client: Client) -> None:
     answer = client.get("/v1/openapi.json", headers={"authorization": f"Bearer {TOKEN}"})
 
-    assert "/v1/clock" in answer.json()["paths"]
+    described = answer.json()["paths"]["/v1/clock"]["post"]["responses"]["200"]
+    schema = described["content"]["application/json"]["schema"]
+    probed = client.post("/v1/clock", headers={"authorization": f"Bearer {TOKEN}"}).json()
+    assert set(probed) == set(schema["required"]) == set(schema["properties"])
+
+
+def test_who_asks_the_clock_is_told_when_to_ask_again(client: Client) -> None:
+    headers = {"authorization": f"Bearer {TOKEN}"}
+
+    pauses_ns = [client.post("/v1/clock", headers=headers).json()["pause_ns"] for _ in range(3)]
+
+    # One alone may ask as often as it likes: an agent's own pauses are of 50 ms and more.
+    assert all(0 < pause_ns < 50_000_000 for pause_ns in pauses_ns)
 
 
 def test_further_routes_come_before_the_pages() -> None:
