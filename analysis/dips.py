@@ -93,8 +93,7 @@ def _dip(
     if not len(dips):
         return None
     chosen = stalls.among(*Place) & np.isin(stalls.column, dips)
-    whole = stalls.total(*Place)
-    expected = np.broadcast_to(row_medians(whole)[:, None], whole.shape)
+    expected = [((place,), _own_usual(stalls.total(place))) for place in Place]
     steps = stalls.profile.steps[dips]
     distances = np.unique(np.diff(dips))
     each = count_text(len(dips), "time")
@@ -107,7 +106,7 @@ def _dip(
         ranks=tuple(stalls.profile.ranks.tolist()),
         steps=(int(steps[0]), int(steps[-1])),
         part=stalls.part(chosen),
-        usual_ns=stalls.usual(chosen, expected),
+        usual_ns=stalls.usual_at(chosen, expected),
         excess_ratio=float(np.median((lost_ns / stalls.compute_ns[:, None])[:, dips])),
         threshold=DUE_RATIO,
         evidence=(
@@ -117,6 +116,12 @@ def _dip(
         on_host=True,
         is_alarm=cause != "checkpoint",
     )
+
+
+def _own_usual(gap_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each rank's median for all of its steps, shape as given."""
+    usual: NDArray[np.float64] = np.broadcast_to(row_medians(gap_ns)[:, None], gap_ns.shape)
+    return usual
 
 
 def places_of_dips(stalls: Stalls, usual: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -45,8 +45,9 @@ def data_stalls(
     excess = (gap - expected) / stalls.compute_ns[:, None]
     excess[:, ~usual] = np.nan
     where = "before its first compute or in data"
+    usual_ns = [(INPUT_PLACES, expected)]
     found = [
-        _stall("data-stall", stalls, phase, [phase.row], (INPUT_PLACES, where), expected)
+        _stall("data-stall", stalls, phase, [phase.row], (INPUT_PLACES, where), usual_ns)
         for phase in standing_out(excess, few=~enough)
     ]
     named = {rank for candidate in found for rank in candidate.ranks}
@@ -76,7 +77,8 @@ def host_stalls(
     expected, enough = _expected(stalls, gap)
     excess = (gap - expected) / stalls.compute_ns[:, None]
     excess[:, ~usual] = np.nan
-    usual_ns, _ = _expected(stalls, stalls.total(*LATE_PLACES))
+    # An evaluation that all ranks wait for lies in one place: it is usual there, and nowhere else.
+    usual_ns = [((place,), _expected(stalls, stalls.total(place))[0]) for place in LATE_PLACES]
     num_late = _num_late(stalls, in_dips)
     where = "between its launches"
     found = [
@@ -209,7 +211,7 @@ def _stall(
     phase: Phase,
     rows: Sequence[int],
     places: tuple[tuple[Place, ...], str],
-    expected: NDArray[np.float64] | None = None,
+    expected: Sequence[tuple[tuple[Place, ...], NDArray[np.float64]]] | None = None,
 ) -> Candidate:
     """Turn late ranks into a candidate.
 
@@ -219,8 +221,8 @@ def _stall(
         phase: When they are late.
         rows: The ranks, as rows of the profile.
         places: Where in the step, and in words.
-        expected: Shape (ranks, steps), ns: what peers lose there; None: the ranks have no peers
-            that lose nothing, and would lose nothing themselves.
+        expected: By places, shape (ranks, steps), ns: what peers lose there; None: the ranks have
+            no peers that lose nothing, and would lose nothing themselves.
     """
     profile = stalls.profile
     chosen = stalls.among(*places[0]) & np.isin(stalls.row, rows)
@@ -242,6 +244,8 @@ def _stall(
             f" compute, in steps {first} to {last}; nobody held it up"
         ),
         on_host=True,
-        usual_ns=stalls.usual(chosen, expected),
+        usual_ns=(
+            stalls.usual(chosen, None) if expected is None else stalls.usual_at(chosen, expected)
+        ),
         is_everywhere=several,
     )

@@ -183,4 +183,6 @@ def _pauses(stalls: Stalls, chosen: NDArray[np.bool_], where: str) -> Candidate 
             " compute on average"
         ),
         on_host=True,
+        # Where hosts launch in time there are no gaps but pauses: their median is no usual gap.
+        usual_ns=stalls.usual(chosen, None),
     )

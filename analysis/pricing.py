@@ -88,7 +88,8 @@ def priced(
     """Return candidates as findings, each with what it cost.
 
     With M the run in which every candidate is mended, M + X the same with
-    candidate X as recorded, and T all of them, in the full replay::
+    candidate X as recorded (in what two share, with its own excess), and T all
+    of them, in the full replay::
 
         slowdown          = (M + X) / M
         recoverable_ratio = (T - T_without_X) / (T - T_ideal)
@@ -132,7 +133,7 @@ def priced(
         if not change.part.any():
             found.append(_finding(change.candidate, None, None))
             continue
-        put_back = mended.exchanged(change.part, change.host_part, recorded)
+        put_back = _put_back(change, mended, recorded)
         without = whole.exchanged(
             change.part & (blamed == 1), change.host_part & (late == 1), mended
         )
@@ -168,6 +169,31 @@ def _all_mended(changes: Sequence[Change], unblamed: Times) -> Times:
         mended = mended.exchanged(change.part, change.part, taken)
         touched |= change.part
     return mended
+
+
+def _put_back(change: Change, mended: Times, recorded: Times) -> Times:
+    """Return the mended run with what one candidate's operations took beyond their usual.
+
+    Alone that is what was recorded. An operation that two share, a gap of a host that launches
+    late in which it also waits for an evaluation, took longer for both: each brings its own.
+    """
+
+    def with_share(
+        mended_ns: NDArray[np.float64],
+        recorded_ns: NDArray[np.float64],
+        usual_ns: NDArray[np.float64],
+        where: NDArray[np.bool_],
+    ) -> NDArray[np.float64]:
+        share = recorded_ns - usual_ns
+        return np.where(where, np.maximum(mended_ns + share, 0.0), mended_ns)
+
+    usual = change.mended
+    return Times(
+        duration_ns=with_share(
+            mended.duration_ns, recorded.duration_ns, usual.duration_ns, change.part
+        ),
+        gap_ns=with_share(mended.gap_ns, recorded.gap_ns, usual.gap_ns, change.host_part),
+    )
 
 
 def _least(changes: Sequence[Change], ideal: Times, model: ReplayModel) -> Times:

@@ -13,6 +13,8 @@ from analysis.ordering import places_of
 from analysis.phases import row_medians
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from analysis.evidence import GapItems
@@ -97,6 +99,28 @@ class Stalls:
         usual[operation] = expected[row, column] * np.divide(
             gap, whole, out=np.zeros_like(gap), where=whole > 0
         )
+        return usual
+
+    def usual_at(
+        self,
+        chosen: NDArray[np.bool_],
+        expected: Sequence[tuple[tuple[Place, ...], NDArray[np.float64]]],
+    ) -> NDArray[np.float64]:
+        """Return what operations would take if chosen gaps were as expected at their places, in ns.
+
+        Args:
+            chosen: Shape (gaps,).
+            expected: By places, shape (ranks, steps): as of `usual`.
+
+        Returns:
+            Shape (ops,): as recorded but for operations that are a chosen gap at these places.
+        """
+        usual = self.duration_ns.copy()
+        for places, level in expected:
+            mine = chosen & self.among(*places)
+            found = self.usual(mine, level)
+            operation = self.gaps.operation[mine & (self.gaps.operation >= 0)]
+            usual[operation] = found[operation]
         return usual
 
 
