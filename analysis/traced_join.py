@@ -211,11 +211,15 @@ def _at_borders(spans: SpanTable, line: Line, launch: NDArray[np.int64]) -> NDAr
 
 
 def _buffered(spans: SpanTable, split: WaitSplit, comm: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tell the sends that had ended before their receive began. Shape as ``comm``."""
+    """Tell the sends that had ended before their receive began. Shape as ``comm``.
+
+    The split gave those that only seem so, by their clocks, a wait.
+    """
     start = spans.start_ns[comm]
     sends = (spans.src_rank[comm] == spans.rank[comm]) & (spans.dst_rank[comm] != NONE)
     arrival = latest_by_group(split.instance[comm], start)
     buffered: NDArray[np.bool_] = sends & (start + spans.duration_ns[comm] < arrival)
+    buffered &= split.wait_ns[comm] == 0
     return buffered
 
 

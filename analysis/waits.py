@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct, is_one_of, row_keys
+from analysis.cells import group_medians
+from analysis.distinct import distinct, is_one_of, number_rows, row_keys
 from analysis.ordering import stable_order
 from tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanFlag, SpanKind
 
@@ -84,7 +85,8 @@ def split_waits(spans: SpanTable, groups: Sequence[GroupInfo], *, clock_error_ns
         wait + transfer == duration
 
     A send that ended before its receive began went into a buffer: it waited
-    for nobody, and all of it is transfer.
+    for nobody, and all of it is transfer (within the clock error only where its
+    pair's sends show it, `_buffered`).
 
     Args:
         spans: Any spans of one run, in any order.
@@ -114,7 +116,8 @@ def split_waits(spans: SpanTable, groups: Sequence[GroupInfo], *, clock_error_ns
         last = np.repeat(np.minimum.reduceat(candidates, first), sizes)
         ended = (spans.flags[rows] & SpanFlag.OPEN) == 0
         known = np.repeat(complete, sizes) & ended
-        wait = np.where(_buffered(spans, rows, arrival), 0, arrival - start)
+        buffered = _buffered(spans, rows, arrival, first, clock_error_ns=clock_error_ns)
+        wait = np.where(buffered, 0, arrival - start)
         wait_ns[rows[known]] = wait[known]
         transfer_ns[rows[known]] = (duration - wait)[known]
         last_rank[rows[known]] = last[known]
@@ -213,9 +216,50 @@ def num_group_members(
 
 
 def _buffered(
-    spans: SpanTable, rows: NDArray[np.intp], arrival: NDArray[np.int64]
+    spans: SpanTable,
+    rows: NDArray[np.intp],
+    arrival: NDArray[np.int64],
+    first: NDArray[np.intp],
+    *,
+    clock_error_ns: int,
 ) -> NDArray[np.bool_]:
-    """Tell which rows are p2p sends that had ended before the receive began."""
+    """Tell which rows are p2p sends that had ended before the receive began.
+
+    Clocks that disagree make a send that did wait look so, where its transfer is shorter than
+    their error. Such a pair shows itself: both ends end together, however late the receive begins,
+    so their ends lie at one distance, while the send lasts now long and now not. A buffered send
+    lasts as long each time.
+
+    Args:
+        spans: The spans.
+        rows: Shape (rows,): rows of the spans, by instance.
+        arrival: Shape (rows,): when the last member of its instance began.
+        first: Shape (instances,): where each begins in ``rows``.
+        clock_error_ns: Largest error left after clock alignment.
+    """
+    end = spans.start_ns[rows] + spans.duration_ns[rows]
     sends = is_p2p(spans)[rows] & (spans.rank[rows] == spans.src_rank[rows])
-    found: NDArray[np.bool_] = sends & (spans.start_ns[rows] + spans.duration_ns[rows] < arrival)
+    found: NDArray[np.bool_] = sends & (end < arrival)
+    unsure = np.flatnonzero(found & (arrival - end <= clock_error_ns))
+    if not len(unsure):
+        return found
+    size = np.diff(first, append=len(rows))
+    of_row = np.repeat(np.arange(len(first)), size)
+    pair = np.flatnonzero(sends & (size == _P2P_MEMBERS)[of_row])
+    other = 2 * first[of_row[pair]] + 1 - pair
+    columns = (spans.epoch, spans.group_id, spans.src_rank, spans.dst_rank)
+    key, num = number_rows(*(column[rows[pair]] for column in columns))
+    apart = _spread((end[other] - end[pair]).astype(np.float64), key, num)
+    lasts = _spread(spans.duration_ns[rows[pair]].astype(np.float64), key, num)
+    locked = np.zeros(len(rows), dtype=np.bool_)
+    locked[pair] = (apart < lasts)[key]
+    found[unsure] &= ~locked[unsure]
     return found
+
+
+def _spread(value: NDArray[np.float64], key: NDArray[np.int64], num: int) -> NDArray[np.float64]:
+    """Return each group's mean distance from its median, shape (num,)."""
+    middle = group_medians(value, key, num)[0]
+    far = np.bincount(key, weights=np.abs(value - middle[key]), minlength=num)
+    spread: NDArray[np.float64] = far / np.maximum(np.bincount(key, minlength=num), 1)
+    return spread
