@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from analysis.context import MicrobatchTable, RunContext
+    from analysis.context import RunContext
     from analysis.model import ComputeItems, Reading
     from analysis.profile import Profile
     from analysis.report import Finding
@@ -149,7 +149,8 @@ def _report_of(
         recorded = aside.submit(_as_recorded, run, spans, steps, reading, replayer)
         result = what_if(replayer)
         slowdown = result.slowdown(result.replayed_ns)
-        profile = _profile(reading.items, coords, context.microbatches)
+        evened = even_lengths(reading.items, context.microbatches)
+        profile = _profile(reading.items, coords, evened)
 
         def case(compared: Profile) -> Case:
             return Case(
@@ -160,6 +161,7 @@ def _report_of(
                 context=context,
                 step_ns=_step_bounds(steps, reading.steps),
                 slowdown=slowdown,
+                evened=evened,
             )
 
         findings = _with_told(_findings(run, profile, case), told)
@@ -245,12 +247,11 @@ def _replayable(
 
 
 def _profile(
-    items: ComputeItems, coords: Mapping[int, Coords], lengths: MicrobatchTable
+    items: ComputeItems, coords: Mapping[int, Coords], evened: ComputeItems | None
 ) -> Profile | None:
     """Compare the ranks' compute, as if micro-batches were of equal length where that is known."""
     if not len(items):
         return None
-    evened = even_lengths(items, lengths)
     return profile_of(items if evened is None else evened, coords, is_evened=evened is not None)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.column_lengths import even_columns
 from analysis.host_causes import host_candidates
 from analysis.merging import (
     merged_hosts,
@@ -17,7 +18,9 @@ from analysis.merging import (
 from analysis.network import profile_links
 from analysis.phases import SHORT_STEPS
 from analysis.pricing import priced
+from analysis.profile import profile_of
 from analysis.report import Finding
+from analysis.sequence import sequence_effect
 from analysis.slow_compute import compute_candidates, sequence_candidate
 from analysis.slow_network import slow_network
 from analysis.stalls import stalls_of
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
     from analysis.candidate import Candidate
     from analysis.context import RunContext
-    from analysis.model import Reading
+    from analysis.model import ComputeItems, Reading
     from analysis.profile import Profile
     from analysis.source import RankInfo
     from analysis.whatif import Replayer
@@ -65,6 +68,9 @@ class Case:
     slowdown: float | None
     """S of the run."""
 
+    evened: ComputeItems | None = None
+    """Compute as if micro-batches were of equal length, where their lengths are known."""
+
 
 def diagnose(case: Case) -> tuple[Finding, ...]:
     """Return the findings of a run, the most recoverable first; never none.
@@ -73,8 +79,9 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
     """
     links = case.reading.transfers.links
     workers = workers_of(case.ranks, (link.kind for link in links))
-    candidates = _candidates(case, workers)
-    sequences = _of_sequences(case, candidates)
+    host = _host_candidates(case)
+    compute, sequences = _of_unequal_compute(case, host, workers)
+    candidates = (*compute, *_network_candidates(case, compute), *host)
     if sequences is not None:
         if not case.profile.is_evened:
             # One rank's longer step or two are what unequal lengths make.
@@ -110,10 +117,51 @@ def _is_brief_compute(candidate: Candidate) -> bool:
     return brief and candidate.cause in OF_COMPUTE
 
 
-def _candidates(case: Case, workers: Mapping[int, tuple[int, ...]]) -> tuple[Candidate, ...]:
-    host = _host_candidates(case)
+def _of_unequal_compute(
+    case: Case, host: Sequence[Candidate], workers: Mapping[int, tuple[int, ...]]
+) -> tuple[tuple[Candidate, ...], Candidate | None]:
+    """Return what computes slowly, and unequal lengths where they cost much.
+
+    Where nobody told the lengths but whole columns show them, ranks that are slow beside them are
+    looked for once more.
+
+    Args:
+        case: The run.
+        host: What hosts do.
+        workers: What each rank shares with the partners that look just like it.
+    """
+    compute = _of_compute(case, case.profile, host, workers)
+    sequences = _of_sequences(case, compute, case.evened)
+    if sequences is None or case.profile.is_evened:
+        return compute, sequences
+    evened = even_columns(case.reading.items, _coords(case))
+    if evened is None:
+        return compute, sequences
+    profile = profile_of(evened, _coords(case), is_evened=True)
+    beside = tuple(
+        each for each in _of_compute(case, profile, host, workers) if not _is_brief_compute(each)
+    )
+    named = {rank for each in beside for rank in each.ranks}
+    compute = (*beside, *(each for each in compute if named.isdisjoint(each.ranks)))
+    return compute, _of_sequences(case, compute, evened) or sequences
+
+
+def _of_compute(
+    case: Case,
+    profile: Profile,
+    host: Sequence[Candidate],
+    workers: Mapping[int, tuple[int, ...]],
+) -> tuple[Candidate, ...]:
+    """Return what computes slowly.
+
+    Args:
+        case: The run.
+        profile: Its compute: as recorded, or as with micro-batches of equal length.
+        host: What hosts do: it explains the compute of partners.
+        workers: What each rank shares with the partners that look just like it.
+    """
     compute = compute_candidates(
-        case.profile,
+        profile,
         case.reading.model,
         case.ranks,
         workers=workers,
@@ -122,8 +170,7 @@ def _candidates(case: Case, workers: Mapping[int, tuple[int, ...]]) -> tuple[Can
     )
     stalled = [each for each in host if each.cause in HOLDS_PARTNERS_UP]
     compute = without_partners(compute, stalled, workers)
-    compute = merged_hosts(merged_workers(compute, workers), case.ranks)
-    return (*compute, *_network_candidates(case, compute), *host)
+    return merged_hosts(merged_workers(compute, workers), case.ranks)
 
 
 def _network_candidates(case: Case, compute: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -158,16 +205,21 @@ def _host_candidates(case: Case) -> tuple[Candidate, ...]:
     return host_candidates(stalls, groups, case.ranks)
 
 
-def _of_sequences(case: Case, candidates: Sequence[Candidate]) -> Candidate | None:
+def _of_sequences(
+    case: Case, candidates: Sequence[Candidate], evened: ComputeItems | None
+) -> Candidate | None:
     blamed = {rank for each in candidates if each.cause in OF_COMPUTE for rank in each.ranks}
-    return sequence_candidate(
+    effect = sequence_effect(
         case.reading.items,
         case.context.microbatches,
-        case.replayer,
         blamed,
         is_routed=case.reading.experts is None
         and any(link.kind == SpanKind.EP_COMM for link in case.reading.transfers.links),
-        experts=case.reading.experts,
+    )
+    if effect is None:
+        return None
+    return sequence_candidate(
+        effect, case.replayer, blamed, experts=case.reading.experts, evened=evened
     )
 
 

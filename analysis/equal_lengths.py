@@ -7,39 +7,132 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.distinct import number_rows
-from analysis.sequence import common_ratio, own_medians
+from analysis.ordering import places_of
+from analysis.sequence import common_ratio, own_medians, step_medians
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from numpy.typing import NDArray
+
+    from analysis.model import ComputeItems, ReplayModel
 
 
 def equal_durations(
     duration_ns: NDArray[np.float64],
     *,
     rank: NDArray[np.int32],
-    stage: NDArray[np.int32],
     step: NDArray[np.int32],
     label: NDArray[np.int64],
+    span: NDArray[np.int64] | None = None,
+    speed: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
     """Return how long compute would take had all micro-batches the same length.
 
-    Dealing tokens evenly changes who computes them, not how many there are: a piece takes the mean
-    of those of its stage and label, times what its rank is slower by than others, times what its
-    whole step is longer by.
+    Dealing tokens evenly changes who computes them, not how many there are: a span takes the mean
+    of those of its label, times what its rank is slower by than others, times what its
+    whole step is longer by. Its pieces share that as they shared what it took: how often a span is
+    cut goes with who waited for whom, and so with the lengths.
 
     Args:
         duration_ns: Shape (pieces,), as recorded.
         rank: Shape (pieces,), as all others.
-        stage: Its rank's.
         step: Step number or index.
-        label: Pieces of equal label are alike.
+        label: Pieces of spans of equal label are alike; those of two stages never are.
+        span: Pieces of equal number are of one span; None: each is a whole one.
+        speed: What its rank is slower by, as far as that is known beside the lengths; None: to be
+            told from these pieces.
     """
-    usual = own_medians(duration_ns, rank, label)
-    ratio = np.divide(duration_ns, usual, out=np.ones(len(usual)), where=usual > 0)
+    if span is None:
+        span = np.arange(len(duration_ns))
+    of_span, num = number_rows(span)
+    first = np.zeros(num, dtype=np.int64)
+    first[of_span] = np.arange(len(of_span))
+    whole = np.bincount(of_span, weights=duration_ns, minlength=num)
+    rank, step, label = rank[first], step[first], label[first]
+    usual = own_medians(whole, rank, label)
+    ratio = np.divide(whole, usual, out=np.ones(num), where=usual > 0)
     common = common_ratio(ratio, step)
-    even = duration_ns / common
-    mean = _means(even, stage, label)
-    return mean * _own_speed(even, mean, rank=rank, step=step) * common
+    even = whole / common
+    mean = _means(even, label)
+    own = speed[first] if speed is not None else _own_speed(even, mean, rank=rank, step=step)
+    wanted = mean * own * common
+    scale = np.divide(wanted, whole, out=np.ones(num), where=whole > 0)
+    found: NDArray[np.float64] = duration_ns * scale[of_span]
+    return found
+
+
+def equal_experts(
+    model: ReplayModel,
+    experts: NDArray[np.bool_],
+    chosen: NDArray[np.bool_],
+    evened_ns: NDArray[np.float64],
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Add experts' compute, which goes with the micro-batch's length beside what the router sends.
+
+    Each of their pieces would be shorter by as much as what its rank computed outside experts
+    right before. Where that does not make them vary less, they are left alone.
+
+    Args:
+        model: The operations.
+        experts: Shape (ops,): their compute.
+        chosen: Shape (ops,): compute outside experts that has been evened.
+        evened_ns: Shape (ops,): what that would take.
+
+    Returns:
+        Both with the experts' pieces added.
+    """
+    operations = model.operations
+    duration_ns = operations.duration_ns
+    rows = np.flatnonzero(chosen | experts)
+    rows = rows[np.lexsort((operations.start_ns[rows], model.rank[rows], operations.step[rows]))]
+    last = np.maximum.accumulate(np.where(chosen[rows], np.arange(len(rows)), -1))
+    before = rows[last]
+    mine = experts[rows] & (last >= 0) & (duration_ns[rows] > 0) & (duration_ns[before] > 0)
+    mine &= (model.rank[before] == model.rank[rows]) & (model.kind[before] == model.kind[rows])
+    mine &= operations.step[before] == operations.step[rows]
+    if not mine.any():
+        return chosen, evened_ns
+    rows, before = rows[mine], before[mine]
+    even = duration_ns[rows] * evened_ns[before] / duration_ns[before]
+    rank, label = model.rank[rows], operations.label[rows]
+    spreads = [
+        float(np.mean(np.abs(took / own_medians(took, rank, label) - 1.0)))
+        for took in (even, duration_ns[rows])
+    ]
+    if spreads[0] >= spreads[1]:
+        return chosen, evened_ns
+    part, found = chosen.copy(), evened_ns.copy()
+    part[rows], found[rows] = True, even
+    return part, found
+
+
+def speeds_at_equal_lengths(
+    evened: ComputeItems, model: ReplayModel, blamed: Collection[int]
+) -> NDArray[np.float64]:
+    """Return how much longer than its stage the rank of each operation computes.
+
+    Args:
+        evened: Compute as if all micro-batches had the same length.
+        model: The operations.
+        blamed: Ranks that are slow for a while: what they compute says nothing, so they count as
+            no slower.
+
+    Returns:
+        Shape (ops,).
+    """
+    ranks, first = np.unique(model.rank, return_index=True)
+    rows = np.flatnonzero(~np.isin(evened.rank, list(blamed)))
+    rank, step, kind = evened.rank[rows], evened.step[rows], evened.kind[rows]
+    at = places_of(rank, ranks)
+    took = evened.self_ns[rows].astype(np.float64)
+    # Lengths have been taken out, so what is left of a step is the whole job's.
+    took /= step_medians(took / own_medians(took, rank, kind, evened.chunk[rows]), step)
+    mean = _means(took, model.stage[first][at], kind, evened.chunk[rows])
+    of_rank = np.ones(len(ranks))
+    of_rank[at] = _own_speed(took, mean, rank=rank, step=step)
+    speed: NDArray[np.float64] = of_rank[places_of(model.rank, ranks)]
+    return speed
 
 
 def _means(value: NDArray[np.float64], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:

@@ -37,6 +37,14 @@ class ReplayModel:
     on_device: NDArray[np.bool_]
     """Shape (ops,): compute and communication; the rest takes part in the full replay only."""
 
+    span: NDArray[np.int64] | None = None
+    """Shape (ops,): number of the span that a piece of compute is of; of the rest it says nothing.
+    None: each is a whole one."""
+
+    work: NDArray[np.int64] | None = None
+    """Shape (ops,): one number for spans of equal kind, portion, chunk and stage, however often
+    they are cut; of the rest it says nothing. None: as labelled."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeItems:

@@ -11,12 +11,12 @@ import numpy as np
 from analysis.bubble import BACKWARD_KINDS, FORWARD_KINDS
 from analysis.candidate import Candidate
 from analysis.counters import clock_drop
-from analysis.equal_lengths import equal_durations
+from analysis.distinct import number_rows
+from analysis.equal_lengths import equal_durations, equal_experts, speeds_at_equal_lengths
 from analysis.occupancy import of_kinds
 from analysis.phases import DUE_RATIO
 from analysis.profile import Basis
 from analysis.risen_stages import risen_stages
-from analysis.sequence import sequence_effect
 from analysis.suspects import slow_ranks, slow_stages
 from analysis.words import count_text, duration_text, name_ranks
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from analysis.context import MicrobatchTable, SampleTable
+    from analysis.context import SampleTable
     from analysis.counters import Drop
     from analysis.model import ComputeItems, ReplayModel
     from analysis.profile import Profile
+    from analysis.sequence import SequenceEffect
     from analysis.source import RankInfo
     from analysis.suspects import Suspect
     from analysis.whatif import Replayer
@@ -210,36 +211,35 @@ def _of_stage(
 
 
 def sequence_candidate(
-    items: ComputeItems,
-    lengths: MicrobatchTable,
+    effect: SequenceEffect,
     replayer: Replayer,
     blamed: Collection[int],
     *,
-    is_routed: bool,
     experts: NDArray[np.bool_] | None = None,
+    evened: ComputeItems | None = None,
 ) -> Candidate | None:
     """Find out whether micro-batches of unequal length cost the job much.
 
     Args:
-        items: Compute by micro-batch.
-        lengths: What the loader told of them, if anything.
+        effect: How far they vary, by `analysis.sequence`.
         replayer: Prices it, by `analysis.equal_lengths`.
         blamed: Ranks that are slow for a while, whose compute varies with that.
-        is_routed: Whether experts compute too, and are not known apart.
         experts: Shape (ops,): their compute, which goes with what the router sends.
+        evened: Compute by micro-batch as if lengths were equal, where that is known.
 
     Returns:
-        None where the spread costs less than `DUE_RATIO` of a step or something else makes it.
+        None where the spread costs less than `DUE_RATIO` of a step.
     """
-    effect = sequence_effect(items, lengths, blamed, is_routed=is_routed)
-    if effect is None:
-        return None
     model = replayer.model
     chosen = of_kinds(model, FORWARD_KINDS | BACKWARD_KINDS) & model.on_device
     chosen &= ~np.isin(model.rank, list(blamed))
     if experts is not None:
         chosen &= ~experts
-    evened_ns = _evened(model, chosen)
+    speed = None if evened is None else speeds_at_equal_lengths(evened, model, blamed)
+    evened_ns = _evened(model, chosen, speed)
+    if experts is not None:
+        others = experts & ~np.isin(model.rank, list(blamed))
+        chosen, evened_ns = equal_experts(model, others, chosen, evened_ns)
     without = replayer.full_with(evened_ns)
     recorded = replayer.full_recorded()
     lost = float(recorded.mean() / without.mean() - 1.0) if without.mean() > 0 else 0.0
@@ -266,16 +266,20 @@ def sequence_candidate(
     )
 
 
-def _evened(model: ReplayModel, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _evened(
+    model: ReplayModel, chosen: NDArray[np.bool_], speed: NDArray[np.float64] | None
+) -> NDArray[np.float64]:
     """Return the durations with every chosen piece as it would be with equal lengths."""
     operations = model.operations
     rows = np.flatnonzero(chosen)
+    label = operations.label if model.work is None else model.work
     duration = operations.duration_ns.copy()
     duration[rows] = equal_durations(
         duration[rows],
         rank=model.rank[rows],
-        stage=model.stage[rows],
         step=operations.step[rows],
-        label=operations.label[rows],
+        label=number_rows(model.stage[rows], label[rows])[0],
+        span=None if model.span is None else model.span[rows],
+        speed=None if speed is None else speed[rows],
     )
     return duration

@@ -71,12 +71,12 @@ def graph_of(
     gap[:num_pieces] = _late_starts(pieces, windows)
     kind = _kinds(joined, pieces)
 
-    def labels_and_ideals() -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        labels = _labels(joined, pieces, stage, portion)
+    def labels_and_ideals() -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        labels, work = _labels(joined, pieces, stage, portion)
         ideal = ideal_durations(
             joined, pieces, kind=kind, label=labels, portion=portion, duration_ns=duration
         )
-        return labels, ideal
+        return labels, work, ideal
 
     # numpy lets other threads go on while it works on long arrays.
     with ThreadPoolExecutor(1) as aside:
@@ -87,7 +87,7 @@ def graph_of(
         order = sort_rows(step, dp, rank, is_comm, np.concatenate((pieces.start, joined.launch)))
         number = np.empty_like(order)
         number[order] = np.arange(len(order))
-        labels, ideal = valued.result()
+        labels, work, ideal = valued.result()
     replica = dp[order]
     group = np.concatenate((np.full(num_pieces, NO_GROUP, dtype=np.int64), _grouped(joined)))
     operations = Operations(
@@ -116,6 +116,8 @@ def graph_of(
         dp=replica,
         stage=stage[order],
         on_device=(is_comm | own_compute(pieces, len(window)))[order],
+        span=np.append(pieces.compute, np.full(len(comm), GAP))[order],
+        work=work[order],
     )
     return model, number
 
@@ -259,11 +261,14 @@ def _stream_edges(joined: Joined, num_pieces: int) -> tuple[NDArray[np.int64], N
 
 def _labels(
     joined: Joined, pieces: Pieces, stage: NDArray[np.int32], portion: NDArray[np.int64]
-) -> NDArray[np.int64]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Number what each operation is: operations of equal label have one ideal.
 
     Compute pieces by (kind, portion, chunk, stage, number of pieces, ordinal), gaps
     by what stands before and after them, communications by (kind, name, bytes).
+
+    Returns:
+        The labels, and those of whole compute spans: the same, however often they are cut.
     """
     spans, comm = joined.spans, joined.comm
     span = np.maximum(pieces.compute, 0)
@@ -281,4 +286,6 @@ def _labels(
     )
     piece_label, num_labels = number_rows(*of_pieces)
     comm_label, _ = number_rows(spans.kind[comm], spans.name[comm], spans.num_bytes[comm])
-    return np.concatenate((piece_label, num_labels + comm_label))
+    labels = np.concatenate((piece_label, num_labels + comm_label))
+    work, _ = number_rows(*of_pieces[:3], stage[: len(span)])
+    return labels, np.append(work, np.full(len(comm), GAP))

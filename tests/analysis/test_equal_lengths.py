@@ -20,7 +20,6 @@ def equal(by_rank: Sequence[Sequence[float]]) -> NDArray[np.float64]:
     found = equal_durations(
         np.array(by_rank, dtype=np.float64).reshape(-1),
         rank=rank.reshape(-1).astype(np.int32),
-        stage=np.zeros(rank.size, dtype=np.int32),
         step=step.reshape(-1).astype(np.int32),
         label=np.zeros(rank.size, dtype=np.int64),
     )
@@ -60,3 +59,31 @@ def test_a_step_that_is_long_as_a_whole_stays_long() -> None:
     # Over each rank's median of 10, step 0 is 3 times as long on both; the others hold 100 ms in 8
     # pieces and step 0, evened, 20 in 2: 12 each.
     assert even[0] == pytest.approx([36.0, 12.0, 12.0, 12.0, 12.0])
+
+
+def test_a_span_is_evened_as_a_whole_however_it_is_cut() -> None:
+    # GIVEN a rank that takes 40 ms in one piece, as it waited for nobody, and one that takes 20 ms
+    # in two, 5 and 15, in turn: each is the longer one in one step
+    found = equal_durations(
+        np.array([40.0, 5.0, 15.0, 5.0, 15.0, 40.0]),
+        rank=np.array([0, 1, 1, 0, 0, 1], dtype=np.int32),
+        step=np.array([0, 0, 0, 1, 1, 1], dtype=np.int32),
+        label=np.zeros(6, dtype=np.int64),
+        span=np.array([0, 1, 1, 2, 2, 3]),
+    )
+
+    # THEN each span takes the mean of 30, shared among its pieces as before
+    assert found == pytest.approx([30.0, 7.5, 22.5, 7.5, 22.5, 30.0])
+
+
+def test_a_speed_that_is_known_is_kept_whole() -> None:
+    # GIVEN ranks that took 10 and 30 ms, known to be a tenth faster and slower than their stage
+    found = equal_durations(
+        np.array([10.0, 30.0]),
+        rank=np.array([0, 1], dtype=np.int32),
+        step=np.zeros(2, dtype=np.int32),
+        label=np.zeros(2, dtype=np.int64),
+        speed=np.array([0.9, 1.1]),
+    )
+
+    assert found == pytest.approx([18.0, 22.0])
