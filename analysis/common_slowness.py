@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.network import LONE_STEPS, stands_apart
-from analysis.noise import NORMAL_MEDIAN, flapping_deviation, num_deviations
-from analysis.phases import DUE_RATIO, MEDIAN_ERROR, Phase, row_medians, standing_out
-from analysis.profile import median_of_others
+from analysis.network import LONE_STEPS
+from analysis.noise import flapping_deviation, num_deviations
+from analysis.phases import DUE_RATIO, Phase, row_medians, standing_out
+from analysis.standing_apart import error_of_level, stands_apart
 from analysis.usual_steps import usual_in_faster_steps
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def common_slowness(
     # All links together: the faster steps of one link alone may be mere luck.
     level = row_medians(ratio.T)[None]
     excess = level / usual_in_faster_steps(level) - 1.0
-    level_error = _error_of_level(ratio)
+    level_error = error_of_level(ratio)
     changing = flapping_deviation(excess[0])
     # The median of so few changes is itself uncertain: two of its standard errors are added.
     changing *= 1.0 + 2.0 / np.sqrt(2.0 * max(excess.shape[1] - 1, 1))
@@ -85,28 +85,6 @@ def common_slowness(
     slower = np.nan_to_num(row_medians(ratio[:, within]) / before - 1.0) >= phase.excess_ratio / 2
     known = (~np.isnan(ratio)).any(axis=1)
     return (phase, slower) if slower.sum() >= MOST_SHARE * known.sum() else None
-
-
-def _error_of_level(ratio: NDArray[np.float64]) -> float:
-    """Return the standard error of a step's median over the links, by what the links differ by.
-
-    By luck a few levels lie closer together from step to step than each of them is sure.
-
-    Args:
-        ratio: Shape (links, steps): each link over what is usual for it.
-
-    Returns:
-        0.0 with one link alone: then only the changes from step to step tell.
-    """
-    known = ratio[~np.isnan(ratio).all(axis=1)]
-    num = len(known)
-    if num < 2:  # noqa: PLR2004
-        return 0.0
-    # Each against the others, whose mean would vary by 1 / (n - 1) of what a link does.
-    residual = (known / median_of_others(known) - 1.0) * np.sqrt((num - 1) / num)
-    # Less than half of the links may be slow otherwise than the others.
-    deviation = float(np.nanmedian(np.abs(residual))) / NORMAL_MEDIAN
-    return MEDIAN_ERROR * deviation / float(np.sqrt(num))
 
 
 def _flapping(excess: NDArray[np.float64], deviation: float, least_steps: int) -> Phase | None:

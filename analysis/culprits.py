@@ -45,6 +45,9 @@ class Culprit:
     also: tuple[int, ...] = ()
     """Further links that are slow for the same reason, but would not be told by themselves."""
 
+    against: str = "of alike ones"
+    """What they are held against, in words."""
+
 
 def culprits_of(
     slow: Sequence[SlowLink],

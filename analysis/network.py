@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.cells import MATES_ENOUGH, group_medians, median_by_kind
-from analysis.noise import num_deviations, num_estimated_deviations
+from analysis.noise import step_deviation
 from analysis.ordering import places_of
 from analysis.phases import CLEAR_FACTOR, row_medians, standing_out
+from analysis.risen_links import usual_where_risen
+from analysis.standing_apart import stands_apart
 from analysis.usual_steps import LEAST_STEPS, usual_in_faster_steps
 
 if TYPE_CHECKING:
@@ -55,6 +57,9 @@ class LinkProfile:
     own: NDArray[np.bool_]
     """Shape (links,): those of them that only their own faster steps can be held against."""
 
+    risen: NDArray[np.bool_]
+    """Shape (links,): links that became slow together with all others between their stages."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowLink:
@@ -77,7 +82,8 @@ def profile_links(
 
     Alike are links that carry operations of one kind and size among equally
     many ranks. Of these, the ones between the same stages come first: other
-    stages may share their network with more traffic.
+    stages may share their network with more traffic. Where those all became
+    slower together, `analysis.risen_links` tells what is usual.
 
     Args:
         transfers: One row an instance.
@@ -87,7 +93,7 @@ def profile_links(
     numbers = np.array(steps, dtype=np.int32)
     shape = (len(transfers.links), len(numbers))
     total, expected, num = (np.zeros(shape) for _ in range(3))
-    few, own = np.zeros(shape[0], dtype=np.bool_), np.zeros(shape[0], dtype=np.bool_)
+    few, own, risen = (np.zeros(shape[0], dtype=np.bool_) for _ in range(3))
     place = np.array(
         [_stages_of(link.members, coords) for link in transfers.links], dtype=np.int64
     ).reshape(-1, 2)
@@ -99,11 +105,14 @@ def profile_links(
         medians, counts = group_medians(transfers.transfer_ns[rows], cell, len(links) * shape[1])
         value, count = medians.reshape(cells), counts.reshape(cells)
         against, is_few = _expected(value, place[links])
+        usual = usual_where_risen(value, place[links])
+        against = np.where(np.isnan(usual), against, usual)
         total[links] += np.where(count > 0, np.nan_to_num(value) * count, 0.0)
         expected[links] += np.where(count > 0, against * count, 0.0)
         num[links] += count
         few[links] |= is_few
         own[links] |= is_few & (len(links) < MATES_ENOUGH)
+        risen[links] |= ~np.isnan(usual).all(axis=1)
     absent = num == 0
     for matrix in (total, expected):
         matrix[absent] = np.nan
@@ -115,6 +124,7 @@ def profile_links(
         num=num,
         few=few,
         own=own,
+        risen=risen,
     )
 
 
@@ -165,10 +175,19 @@ def slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
         # The parts of one reduction follow each other on one ring: not so many instances.
         often = links[rows[0]].is_pair
         often &= float(np.nanmedian(profile.num[rows])) >= LEAST_ALIKE
-        phases = standing_out(
-            excess[rows], few=profile.few[rows], shortest=1 if often else LONE_STEPS
-        )
-        found += [(int(rows[phase.row]), phase) for phase in phases]
+        calm, risen = rows[~profile.risen[rows]], rows[profile.risen[rows]]
+        # Links that rose together are as many as one likes: their change is no noise.
+        noise = step_deviation(excess[calm]) if len(calm) else None
+        for mine, deviation in ((calm, None), (risen, noise)):
+            if not len(mine):
+                continue
+            phases = standing_out(
+                excess[mine],
+                few=profile.few[mine],
+                shortest=1 if often else LONE_STEPS,
+                deviation=deviation,
+            )
+            found += [(int(mine[phase.row]), phase) for phase in phases]
     return tuple(
         slow
         for slow in (_slow_link(profile, link, phase) for link, phase in found)
@@ -190,35 +209,6 @@ def _differs_from_other_steps(profile: LinkProfile, slow: SlowLink) -> bool:
     if len(profile.steps) - phase.num_steps < LEAST_STEPS:
         return not profile.own[slow.link]
     return stands_apart(profile.total_ns[slow.link], phase, num_rows=int(profile.few.sum()))
-
-
-def stands_apart(
-    values: NDArray[np.float64], phase: Phase, *, num_rows: int, least_deviation: float = 0.0
-) -> bool:
-    """Tell whether a phase differs from the row's other steps by more than both vary.
-
-    Of a noisy row some run of steps always lies above its faster ones. Student's t of the two
-    means, with what is added for having looked at each step of each row; outliers only make it
-    smaller.
-
-    Args:
-        values: Shape (steps,): the row; NaN where unknown.
-        phase: A run of its steps.
-        num_rows: Rows that the phase was looked for in.
-        least_deviation: What each value is unsure by at least, where that is known otherwise.
-    """
-    columns = np.arange(len(values))
-    within = (columns >= phase.first) & (columns <= phase.last) & ~np.isnan(values)
-    inside, outside = values[within], values[~within & ~np.isnan(values)]
-    if len(outside) < LEAST_STEPS:
-        return False
-    spread = np.concatenate((inside - inside.mean(), outside - outside.mean())).std(ddof=2)
-    error = np.sqrt(1 / len(inside) + 1 / len(outside))
-    difference = inside.mean() - outside.mean()
-    num = num_rows * len(values)
-    clear = num_estimated_deviations(num, len(inside) + len(outside) - 2)
-    least = max(clear * spread, num_deviations(num) * least_deviation)
-    return bool(difference >= least * error)
 
 
 def _slow_link(profile: LinkProfile, link: int, phase: Phase) -> SlowLink:

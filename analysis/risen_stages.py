@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.network import stands_apart
 from analysis.noise import step_deviation
 from analysis.phases import SHORT_STEPS, Phase, row_medians, standing_out
 from analysis.profile import MIN_PEERS, Basis
+from analysis.standing_apart import stands_apart
 from analysis.suspects import STAGE_SHARE, Suspect
 from analysis.usual_steps import usual_in_faster_steps
 

@@ -22,6 +22,7 @@ from analysis.network_scope import (
     told_of_only_group,
 )
 from analysis.phases import row_medians
+from analysis.uplinks import merged_by_uplink
 from analysis.words import count_text, duration_text
 
 if TYPE_CHECKING:
@@ -73,9 +74,8 @@ def slow_network(
     ]
     links = profile.transfers.links
     hosts = {rank: info.host for rank, info in ranks.items()}
-    culprits = merged_by_place(
-        culprits_of(slow, links, _pair_excess(profile, slow), _group_excess(profile, slow)), ranks
-    )
+    culprits = culprits_of(slow, links, _pair_excess(profile, slow), _group_excess(profile, slow))
+    culprits = merged_by_place(merged_by_uplink(culprits, profile, ranks), ranks)
 
     def trouble_in(steps: tuple[int, int]) -> Trouble:
         begin, end = step_start_ns[steps[0]], step_start_ns[steps[1]] + int(step_ns)
@@ -95,7 +95,12 @@ def slow_network(
         return found
     evidence = f"{everywhere.evidence}; {trouble_in(everywhere.steps)}"
     # What stands out from links that are slow together is slower still.
-    found = tuple(each for each in found if len(each.ranks) <= PAIR)
+    still = [not any(profile.risen[each.link] for each in culprit.links) for culprit in culprits]
+    found = tuple(
+        each
+        for each, is_slower in zip(found, still, strict=True)
+        if is_slower and len(each.ranks) <= PAIR
+    )
     return (replace(everywhere, evidence=evidence), *found)
 
 
@@ -173,8 +178,8 @@ def _of_culprit(profile: LinkProfile, culprit: Culprit) -> Candidate:
         threshold=worst.phase.threshold,
         evidence=(
             f"transfers over {culprit.place} take {duration_text(worst.transfer_ns)} against"
-            f" {duration_text(worst.expected_ns)} of alike ones (+{excess:.0%}) once all members"
-            f" have entered, in steps {first} to {last}, while both ends compute as usual"
+            f" {duration_text(worst.expected_ns)} {culprit.against} (+{excess:.0%}) once all"
+            f" members have entered, in steps {first} to {last}, while both ends compute as usual"
         ),
     )
 

@@ -26,10 +26,13 @@ def pair(src: int, dst: int) -> Link:
     return Link(members=(src, dst), kind="pp-send", is_pair=True)
 
 
-def profile(ms_of: Mapping[Link, Sequence[float]], *, num: int = 2) -> LinkProfile:
+def profile(
+    ms_of: Mapping[Link, Sequence[float]], *, num: int = 2, ranks_per_stage: int = 0
+) -> LinkProfile:
     """Return the profile of links with ``num`` equal transfers a step, each as long as told.
 
-    Operation k of the replay is carried by link k. Links of equal kind and size are alike.
+    Operation k of the replay is carried by link k. Links of equal kind and size are alike. Ranks
+    are numbered stage by stage; without a number of ranks in each there is one stage.
     """
     links = tuple(ms_of)
     sizes = sorted({(link.kind, len(link.members)) for link in links})
@@ -52,5 +55,6 @@ def profile(ms_of: Mapping[Link, Sequence[float]], *, num: int = 2) -> LinkProfi
         link_of_operation=np.arange(len(links), dtype=np.int32),
     )
     ranks = {rank for link in links for rank in link.members}
-    coords = {rank: Coords(dp=rank) for rank in ranks}
+    size = ranks_per_stage or max(ranks) + 1
+    coords = {rank: Coords(dp=rank % size, pp=rank // size) for rank in ranks}
     return profile_links(transfers, tuple(range(max(step) + 1)), coords)
