@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.candidate import Candidate
+from analysis.candidate import Candidate, joined_parts
 from analysis.cells import MATES_ENOUGH
 from analysis.evidence import Place
 from analysis.noise import num_deviations
@@ -50,15 +50,104 @@ def launch_skews(
     if not members:
         return ()
     late = np.array([_lateness(lag[rows]) for rows in members])
-    found = []
     few = np.array([len(rows) < MATES_ENOUGH for rows in members])
+    of_all = _skew_of_all(stalls, lag, members, late)
+    if of_all is not None:
+        return (of_all,)
+    found = []
     for phase in standing_out(late, few=few, shortest=HOST_STALL_STEPS, may_grow=True):
         rows, grown = members[phase.row], _from_its_beginning(phase, late[phase.row])
         columns = np.arange(grown.first, grown.last + 1)
         columns = columns[late[phase.row, columns] >= phase.excess_ratio / 2]
         last = rows[np.nan_to_num(lag[rows][:, columns], nan=-1.0).argmax(axis=0)]
-        found.append(_skew(stalls, grown, np.unique(last, return_counts=True), len(rows)))
-    return tuple(found)
+        found.append(_skew(stalls, grown, last, f"of {len(rows)} members"))
+    return _joined_groups(found)
+
+
+def _skew_of_all(
+    stalls: Stalls,
+    lag: NDArray[np.float64],
+    members: Sequence[NDArray[np.int64]],
+    late: NDArray[np.float64],
+) -> Candidate | None:
+    """Return that groups all over the job enter late, where more than one does."""
+    phase = _phase_of_all(late)
+    if phase is None:
+        return None
+    of_groups = [
+        _late_rows(lag, rows, each, phase) for rows, each in zip(members, late, strict=True)
+    ]
+    num = sum(len(rows) > 0 for rows in of_groups)
+    if num <= 1:
+        return None
+    where = f"of one of {count_text(num, 'group')}, in the mean"
+    return _skew(stalls, phase, np.concatenate(of_groups), where)
+
+
+def _joined_groups(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Tell groups that enter late in turn as one finding: they share what does it."""
+    several = [each for each in found if each.cause == "launch-skew"]
+    alone = [each for each in found if each.cause != "launch-skew"]
+    if len(several) <= 1:
+        return tuple(found)
+    clearest = max(several, key=lambda each: each.excess_ratio / each.threshold)
+    part, _ = joined_parts(several)
+    whole = replace(
+        clearest,
+        ranks=tuple(sorted(rank for each in several for rank in each.ranks)),
+        steps=(min(each.steps[0] for each in several), max(each.steps[1] for each in several)),
+        part=part,
+        evidence=f"{clearest.evidence}; so it is in {count_text(len(several) - 1, 'more group')}",
+    )
+    return (whole, *alone)
+
+
+def _phase_of_all(late: NDArray[np.float64]) -> Phase | None:
+    """Return when groups all over the job enter late, each now and then.
+
+    Where most groups do, their changes from step to step are no noise, but the thing itself. How
+    sure the mean over the groups is, they tell by what they differ by within a step.
+
+    Args:
+        late: Shape (groups, steps): by how much the last member lags; NaN where unknown.
+    """
+    late = late[~np.isnan(late).all(axis=1)]
+    if len(late) < MATES_ENOUGH:
+        return None
+    level = late.mean(axis=0)
+    error = float(np.nanmedian(late.std(axis=0, ddof=1))) / float(np.sqrt(len(late)))
+    phases = standing_out(
+        level[None],
+        few=np.ones(1, dtype=np.bool_),
+        shortest=HOST_STALL_STEPS,
+        deviation=error,
+        may_grow=True,
+    )
+    for phase in phases:
+        inside = late[:, phase.first : phase.last + 1]
+        inside = inside[:, ~np.isnan(inside).any(axis=0)]
+        clear = num_deviations(len(level)) / np.sqrt(inside.size)
+        if inside.size and inside.mean() >= clear * inside.std(ddof=1):
+            return phase
+    return None
+
+
+def _late_rows(
+    lag: NDArray[np.float64],
+    rows: NDArray[np.int64],
+    late: NDArray[np.float64],
+    phase: Phase,
+) -> NDArray[np.int64]:
+    """Return which members of a group were late in a phase, once for each step in which they were.
+
+    One that comes second is late as well: with the last one mended, the group would wait for it.
+    """
+    inside = slice(phase.first, phase.last + 1)
+    here = np.nan_to_num(lag[rows][:, inside])
+    middle = here.max(axis=0) - np.nan_to_num(late[inside])
+    row, _ = np.nonzero(here >= middle + phase.excess_ratio / 2)
+    found: NDArray[np.int64] = rows[row]
+    return found
 
 
 def _smallest(groups: Sequence[tuple[int, ...]], stage: Mapping[int, int]) -> list[tuple[int, ...]]:
@@ -103,11 +192,11 @@ def _lateness(lag: NDArray[np.float64]) -> NDArray[np.float64]:
 def _skew(
     stalls: Stalls,
     phase: Phase,
-    last: tuple[NDArray[np.int64], NDArray[np.int64]],
-    num_members: int,
+    late_rows: NDArray[np.int64],
+    where: str,
 ) -> Candidate:
     profile = stalls.profile
-    rows, counts = last
+    rows, counts = np.unique(late_rows, return_counts=True)
     alone = counts.max() > ONE_RANK_SHARE * counts.sum()
     if alone:
         rows = rows[[int(counts.argmax())]]
@@ -128,7 +217,7 @@ def _skew(
         excess_ratio=phase.excess_ratio,
         threshold=phase.threshold,
         evidence=(
-            f"{who} a collective of {num_members} members {duration_text(lag)} after the middle"
+            f"{who} a collective {where} {duration_text(lag)} after the middle"
             f" one ({phase.excess_ratio:.0%} of the compute) in steps {steps[0]} to {steps[1]},"
             " while compute is as usual"
         ),
