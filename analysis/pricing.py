@@ -114,6 +114,7 @@ def priced(
         duration_ns=ideal_of_others(model, candidates, unblamed.duration_ns),
         gap_ns=model.ideal_gap_ns,
     )
+    alone = Times(duration_ns=unblamed.duration_ns, gap_ns=recorded.gap_ns)
     parts = _own_parts([_recorded_part(each, model) for each in candidates], model)
     changes = [
         Change(each, part, _mended(each, unblamed, ideal))
@@ -133,7 +134,10 @@ def priced(
         if not change.part.any():
             found.append(_finding(change.candidate, None, None))
             continue
-        put_back = _put_back(change, mended, recorded)
+        # A slow worker's compute holds what its partners waited for pauses of each other: no part
+        # of its slowness.
+        took = recorded if change.candidate.on_host else alone
+        put_back = _put_back(change, mended, took)
         without = whole.exchanged(
             change.part & (blamed == 1), change.host_part & (late == 1), mended
         )

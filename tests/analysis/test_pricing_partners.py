@@ -1,0 +1,61 @@
+"""What a slow worker costs whose ranks wait for each other's pauses inside their compute."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from analysis.analyze import analyze_run
+from tests.analysis.cluster import (
+    MS,
+    WORLD,
+    Begin,
+    Cluster,
+    Collective,
+    Compute,
+    End,
+    source_of,
+)
+from tracer.span import SpanKind
+from tracer.topology import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.analysis.cluster import Action
+
+PAUSED = {(3, 1): 100, (5, 5): 100}
+"""Step and rank: ms before its backward."""
+
+
+def script(rank: int, step: int) -> Iterator[Action]:
+    """Compute 30 ms a step; ranks 4 and 5, one worker, 45 from step 2 on.
+
+    The partner of a rank that pauses waits for it inside its backward.
+    """
+    factor = 1.5 if rank in (4, 5) and step >= 2 else 1.0
+    yield Begin(SpanKind.FORWARD, 0)
+    yield Compute(round(10 * MS * factor))
+    yield End()
+    own, partner = (PAUSED.get((step, number), 0) * MS for number in (rank, rank ^ 1))
+    if own:
+        yield Compute(own)
+    yield Begin(SpanKind.BACKWARD, 0)
+    yield Compute(partner + round(20 * MS * factor))
+    yield End()
+    yield Collective(WORLD, SpanKind.DP_COMM)
+
+
+def test_a_slow_worker_is_not_charged_with_its_partners_pause() -> None:
+    cluster = Cluster(Layout(dp=4, tp=2), {WORLD: (SpanKind.DP_COMM, tuple(range(8)))})
+    cluster.run(8, script)
+
+    found = {each.cause: each for each in analyze_run(source_of(cluster), "run").findings}
+
+    # Eight steps of 30.5 ms are 244; the worker adds 6 x 15.
+    slow = found["slow-compute"]
+    assert (slow.ranks, slow.steps) == ((4, 5), (2, 7))
+    assert slow.slowdown == pytest.approx((244 + 90) / 244)
+    assert found["gc-pause"].ranks == (1, 5)
+    assert found["gc-pause"].slowdown == pytest.approx((244 + 200) / 244)
