@@ -49,6 +49,7 @@ def data_stalls(
     found = [
         _stall("data-stall", stalls, phase, [phase.row], (INPUT_PLACES, where), usual_ns)
         for phase in standing_out(excess, few=~enough)
+        if not _follows_a_dip(phase, usual)
     ]
     named = {rank for candidate in found for rank in candidate.ranks}
     for phase in _late_stages(stalls, gap, usual, always=True):
@@ -57,6 +58,15 @@ def data_stalls(
         if rows:
             found.append(_stall("data-stall", stalls, phase, rows, (INPUT_PLACES, where)))
     return _joined_stages(found)
+
+
+def _follows_a_dip(phase: Phase, usual: NDArray[np.bool_]) -> bool:
+    """Tell whether a phase is but the step after one in which all ranks stood still.
+
+    They come back one after the other: what the last of them loses there is the rest of its
+    checkpoint, not its input.
+    """
+    return phase.num_steps == 1 and phase.first > 0 and not usual[phase.first - 1]
 
 
 def host_stalls(

@@ -114,3 +114,18 @@ def test_a_step_that_misses_more_input_than_the_others_is_no_stall_of_its_own() 
     # THEN one stall is told, from its first step on
     found = [(each.cause, each.ranks, each.steps) for each in told]
     assert found == [("data-stall", tuple(range(NUM_RANKS)), (4, 11))]
+
+
+def test_the_last_to_come_back_from_a_checkpoint_misses_no_input() -> None:
+    # GIVEN all ranks stand still before step 4, and rank 6 for another 20 ms before step 5
+    gaps = stalls(Place.INPUT, (5, 6, 20), (9, 0, 0))
+    usual = np.arange(NUM_STEPS) != 4
+    none = np.zeros(len(gaps.gaps), dtype=np.bool_)
+
+    assert data_stalls(gaps, usual, none) == ()
+    # AND without the checkpoint, or for longer than that step, it is its input
+    (found,) = data_stalls(gaps, usual | True, none)
+    assert (found.cause, found.ranks, found.steps) == ("data-stall", (6,), (5, 5))
+    longer = stalls(Place.INPUT, (5, 6, 20), (6, 6, 20))
+    (found,) = data_stalls(longer, usual, none)
+    assert (found.cause, found.ranks, found.steps) == ("data-stall", (6,), (5, 6))
