@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
 from analysis.dips import common_dips, places_of_dips, without_dips
-from analysis.evidence import GapItems, Place
-from analysis.profile import Basis, Profile
-from analysis.stalls import Stalls, stalls_of
+from analysis.evidence import Place
+from tests.analysis.stall_builders import stalls_with
 
-MS = 1_000_000
+if TYPE_CHECKING:
+    from analysis.stalls import Stalls
+
 NUM_RANKS, NUM_STEPS = 4, 12
-COMPUTE_MS = 100
 
 Dip = tuple[int, Place, int]
 """Step, place, how long in ms."""
 
 
 def stalls(*dips: Dip) -> Stalls:
-    """Return ranks that compute 100 ms in each step, and all have these gaps."""
-    total = np.full((NUM_RANKS, NUM_STEPS), COMPUTE_MS * MS, dtype=np.float64)
-    profile = Profile(
-        ranks=np.arange(NUM_RANKS, dtype=np.int32),
-        steps=np.arange(NUM_STEPS, dtype=np.int32),
-        stage=np.zeros(NUM_RANKS, dtype=np.int32),
-        total_ns=total,
-        expected_ns=total,
-        basis=(Basis.PEERS,) * NUM_RANKS,
-    )
-    rows = [(step, rank, place, ms) for step, place, ms in dips for rank in range(NUM_RANKS)]
-    step, rank, place, ms = zip(*rows, strict=True)
-    gaps = GapItems(
-        step=np.array(step, dtype=np.int32),
-        rank=np.array(rank, dtype=np.int32),
-        place=np.array(place, dtype=np.int8),
-        gap_ns=np.array(ms, dtype=np.int64) * MS,
-        operation=np.full(len(rows), -1),
-    )
-    return stalls_of(profile, gaps, np.zeros(1))
+    """Return ranks that all have these gaps."""
+    gaps = [(step, rank, place, ms) for step, place, ms in dips for rank in range(NUM_RANKS)]
+    return stalls_with(gaps, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS)
 
 
 def told(*dips: Dip) -> list[tuple[str, tuple[int, int], bool]]:

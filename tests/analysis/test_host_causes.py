@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
-from analysis.evidence import GapItems, Place
+from analysis.evidence import Place
 from analysis.host_causes import host_candidates
-from analysis.profile import Basis, Profile
 from analysis.source import RankInfo
-from analysis.stalls import Stalls, stalls_of
+from tests.analysis.stall_builders import Gap, stalls_with
 from tracer.topology import Coords
 
-MS = 1_000_000
-NUM_RANKS, NUM_STEPS = 8, 12
+if TYPE_CHECKING:
+    from analysis.stalls import Stalls
 
-Gap = tuple[int, int, Place, int]
-"""Step, rank, place, ms."""
+NUM_RANKS, NUM_STEPS = 8, 12
 
 
 def stalls(*gaps: Gap) -> Stalls:
-    """Return ranks of one stage that compute 100 ms a step, with these gaps."""
-    total = np.full((NUM_RANKS, NUM_STEPS), 100.0 * MS)
-    profile = Profile(
-        ranks=np.arange(NUM_RANKS, dtype=np.int32),
-        steps=np.arange(NUM_STEPS, dtype=np.int32),
-        stage=np.zeros(NUM_RANKS, dtype=np.int32),
-        total_ns=total,
-        expected_ns=total,
-        basis=(Basis.PEERS,) * NUM_RANKS,
-    )
-    step, rank, place, ms = zip(*gaps, strict=True)
-    items = GapItems(
-        step=np.array(step, dtype=np.int32),
-        rank=np.array(rank, dtype=np.int32),
-        place=np.array(place, dtype=np.int8),
-        gap_ns=np.array(ms, dtype=np.int64) * MS,
-        operation=np.full(len(gaps), -1),
-    )
-    return stalls_of(profile, items, np.zeros(1))
+    """Return ranks of one stage with these gaps."""
+    return stalls_with(gaps, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS)
 
 
 def told(*gaps: Gap) -> list[tuple[str, tuple[int, ...], tuple[int, int]]]:

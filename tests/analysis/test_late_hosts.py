@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from analysis.evidence import GapItems, Place
+from analysis.evidence import Place
 from analysis.host_causes import host_candidates
 from analysis.late_hosts import data_stalls, host_stalls
-from analysis.profile import Basis, Profile
 from analysis.skews import launch_skews
 from analysis.source import RankInfo
-from analysis.stalls import Stalls, stalls_of
+from tests.analysis.stall_builders import stalls_with
 from tracer.topology import Coords
 
-MS = 1_000_000
+if TYPE_CHECKING:
+    from analysis.stalls import Stalls
+
 NUM_RANKS, NUM_STEPS = 8, 12
 
 Gap = tuple[int, int, int]
@@ -21,25 +24,9 @@ Gap = tuple[int, int, int]
 
 
 def stalls(place: Place, *gaps: Gap) -> Stalls:
-    """Return ranks 0 to 3 of stage 0 and 4 to 7 of stage 1 that compute 100 ms a step."""
-    total = np.full((NUM_RANKS, NUM_STEPS), 100.0 * MS)
-    profile = Profile(
-        ranks=np.arange(NUM_RANKS, dtype=np.int32),
-        steps=np.arange(NUM_STEPS, dtype=np.int32),
-        stage=np.repeat(np.arange(2, dtype=np.int32), 4),
-        total_ns=total,
-        expected_ns=total,
-        basis=(Basis.PEERS,) * NUM_RANKS,
-    )
-    step, rank, ms = zip(*gaps, strict=True)
-    items = GapItems(
-        step=np.array(step, dtype=np.int32),
-        rank=np.array(rank, dtype=np.int32),
-        place=np.full(len(gaps), place, dtype=np.int8),
-        gap_ns=np.array(ms, dtype=np.int64) * MS,
-        operation=np.full(len(gaps), -1),
-    )
-    return stalls_of(profile, items, np.zeros(1))
+    """Return ranks 0 to 3 of stage 0 and 4 to 7 of stage 1."""
+    placed = [(step, rank, place, ms) for step, rank, ms in gaps]
+    return stalls_with(placed, stage=np.repeat((0, 1), 4).tolist(), num_steps=NUM_STEPS)
 
 
 def test_steps_that_checkpoints_explain_do_not_make_a_stall_unsteady() -> None:

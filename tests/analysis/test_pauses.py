@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.evidence import GapItems, Place
+from analysis.evidence import Place
 from analysis.pauses import gc_pauses
-from analysis.profile import Basis, Profile
-from analysis.stalls import Stalls, stalls_of
+from tests.analysis.stall_builders import stalls_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MS = 1_000_000
+    from analysis.stalls import Stalls
+
 NUM_RANKS, NUM_STEPS = 4, 8
 
 Gap = tuple[int, int, int]
@@ -22,25 +23,9 @@ Gap = tuple[int, int, int]
 
 
 def stalls(*gaps: Gap, places: Sequence[Place] = (Place.FORWARD,)) -> Stalls:
-    """Return ranks that compute 100 ms a step, with these gaps before forwards, or elsewhere."""
-    total = np.full((NUM_RANKS, NUM_STEPS), 100.0 * MS)
-    profile = Profile(
-        ranks=np.arange(NUM_RANKS, dtype=np.int32),
-        steps=np.arange(NUM_STEPS, dtype=np.int32),
-        stage=np.zeros(NUM_RANKS, dtype=np.int32),
-        total_ns=total,
-        expected_ns=total,
-        basis=(Basis.PEERS,) * NUM_RANKS,
-    )
-    step, rank, ms = zip(*gaps, strict=True)
-    items = GapItems(
-        step=np.array(step, dtype=np.int32),
-        rank=np.array(rank, dtype=np.int32),
-        place=np.resize(np.array(places, dtype=np.int8), len(gaps)),
-        gap_ns=np.array(ms, dtype=np.int64) * MS,
-        operation=np.full(len(gaps), -1),
-    )
-    return stalls_of(profile, items, np.zeros(1))
+    """Return ranks with these gaps before forwards, or elsewhere in turn."""
+    placed = [(step, rank, place, ms) for (step, rank, ms), place in zip(gaps, cycle(places))]
+    return stalls_with(placed, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS)
 
 
 def told(*gaps: Gap, places: Sequence[Place] = (Place.FORWARD,)) -> list[tuple[int, ...]]:

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.evidence import GapItems, Place
-from analysis.profile import Basis, Profile
+from analysis.evidence import Place
 from analysis.skews import launch_skews
-from analysis.stalls import Stalls, stalls_of
+from tests.analysis.stall_builders import stalls_with
 
 if TYPE_CHECKING:
     from analysis.candidate import Candidate
+    from analysis.stalls import Stalls
 
-MS = 1_000_000
 NUM_RANKS, NUM_STEPS = 15, 14
 GROUPS = tuple((rank, rank + 1, rank + 2) for rank in range(0, NUM_RANKS, 3))
 ALL_STEPS = np.ones(NUM_STEPS, dtype=np.bool_)
@@ -24,28 +23,13 @@ LATE_MS = (40, 0, 20, 0, 30, 0, 10, 40, 0, 30)
 
 
 def stalls(late_ms: dict[tuple[int, int], int]) -> Stalls:
-    """Return one stage of ranks that compute 100 ms a step.
+    """Return one stage of ranks.
 
     Args:
         late_ms: By (step, rank): how long it stands before it launches its reduction.
     """
-    total = np.full((NUM_RANKS, NUM_STEPS), 100.0 * MS)
-    profile = Profile(
-        ranks=np.arange(NUM_RANKS, dtype=np.int32),
-        steps=np.arange(NUM_STEPS, dtype=np.int32),
-        stage=np.zeros(NUM_RANKS, dtype=np.int32),
-        total_ns=total,
-        expected_ns=total,
-        basis=(Basis.PEERS,) * NUM_RANKS,
-    )
-    items = GapItems(
-        step=np.array([step for step, _ in late_ms], dtype=np.int32),
-        rank=np.array([rank for _, rank in late_ms], dtype=np.int32),
-        place=np.full(len(late_ms), Place.LAUNCH, dtype=np.int8),
-        gap_ns=np.array(list(late_ms.values()), dtype=np.int64) * MS,
-        operation=np.full(len(late_ms), -1),
-    )
-    return stalls_of(profile, items, np.zeros(1))
+    gaps = [(step, rank, Place.LAUNCH, ms) for (step, rank), ms in late_ms.items()]
+    return stalls_with(gaps, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS)
 
 
 def in_turn(
