@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+KEY_BITS = 62
+"""What a key may take: one bit is the sign's, and one is left for a value beside all keys."""
+
 _BLOCK = 1 << 15
 """Rows whose keys stay in a core's cache."""
 

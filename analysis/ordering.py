@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.keys import Digit, keys_with_rows, mixed_keys
+from analysis.keys import KEY_BITS, Digit, keys_with_rows, mixed_keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-_KEY_BITS = 62
 
 _FEW = 1024
 """Rows that any way sorts quickly."""
@@ -46,7 +44,7 @@ def stable_order(column: NDArray[Any]) -> NDArray[np.int64]:
         return np.arange(len(column))
     lowest, bits = _range_of(column)
     row_bits = (len(column) - 1).bit_length()
-    if bits + row_bits > _KEY_BITS:
+    if bits + row_bits > KEY_BITS:
         if num_falls * _LONG_RUN < len(column):
             return np.argsort(column, kind="stable")  # it merges runs that ascend already
         return _order_of_wide(column, lowest)
@@ -65,7 +63,7 @@ def order_and_changes(
     if len(column) > _FEW:
         lowest, bits = _range_of(column)
         row_bits = (len(column) - 1).bit_length()
-        if bits + row_bits <= _KEY_BITS:
+        if bits + row_bits <= KEY_BITS:
             packed = _packed(column, lowest, row_bits)
             order = packed & ((1 << row_bits) - 1)
             packed >>= row_bits
@@ -109,7 +107,7 @@ def sort_rows(*columns: NDArray[Any]) -> NDArray[np.int64]:
 
 def _merged(columns: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     """Put neighbouring columns into one as long as it leaves room for the row's number."""
-    room = _KEY_BITS - (len(columns[0]) - 1).bit_length()
+    room = KEY_BITS - (len(columns[0]) - 1).bit_length()
     keys: list[NDArray[Any] | list[Digit]] = []
     digits: list[Digit] = []
     used = room + 1

@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.distinct import number_rows
 from analysis.intervals import Line
+from analysis.keys import KEY_BITS, keys_with_rows
 from analysis.operations import NO_GROUP
 from analysis.ordering import sort_rows, stable_order
 from analysis.report import Starved, WaitsOn
@@ -26,8 +27,6 @@ LEAST_RATIO = 0.01
 """Ranks that wait less of a step than this are not listed."""
 
 MOST_CULPRITS = 8
-
-MOST_BITS = 63
 
 MOST_IDLE_HOPS = 1_000
 """Operations without length after which a walk is looked at for going round in a circle."""
@@ -204,9 +203,9 @@ def _last_predecessor(model: ReplayModel) -> NDArray[np.int64]:
     # The end with the edge's number below it: the largest tells the edge, without a sort.
     end = operations.end_ns[operations.src]
     edge_bits = len(end).bit_length()
-    if len(end) and (int(end.max()) - int(end.min())).bit_length() + edge_bits < MOST_BITS:
+    if len(end) and (int(end.max()) - int(end.min())).bit_length() + edge_bits <= KEY_BITS:
         last = np.full(len(operations), NOBODY, dtype=np.int64)
-        np.maximum.at(last, operations.dst, ((end - end.min()) << edge_bits) + np.arange(len(end)))
+        np.maximum.at(last, operations.dst, keys_with_rows(end, int(end.min()), edge_bits))
         found = np.flatnonzero(last != NOBODY)
         before[found] = operations.src[last[found] & ((1 << edge_bits) - 1)]
     elif len(end):
