@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from collector.columns import coded_strings, numbers
 from collector.errors import StoreQueryError
+from collector.native_words import INDEX_WIDTHS, LOW_CARDINALITY_HAS_KEYS, NativeCursor
 
 if TYPE_CHECKING:
     from typing import Any
@@ -29,10 +30,7 @@ DTYPES = {
     for width in (1, 2, 4, 8)
 } | {"Float32": np.dtype("<f4"), "Float64": np.dtype("<f8")}
 CODED = "LowCardinality(String)"
-KEYS_OF_ITS_OWN = 1 << 9
-"""Set where a block of codes brings the texts that they index, as all blocks of an answer do."""
-
-INDEX_DTYPES = tuple(np.dtype(f"<u{width}") for width in (1, 2, 4, 8))
+INDEX_DTYPES = tuple(np.dtype(f"<u{width}") for width in INDEX_WIDTHS)
 
 
 class Readable(Protocol):
@@ -74,7 +72,7 @@ def _column(name: str, kind: str, num_rows: int) -> _Numbers | _Codes:
     raise StoreQueryError(f"column {name} is of type {kind}, which is not read block by block")
 
 
-class _Source:
+class _Source(NativeCursor):
     """Takes so many bytes at a time from a stream."""
 
     def __init__(self, stream: Readable) -> None:
@@ -94,21 +92,6 @@ class _Source:
 
     def array(self, dtype: np.dtype[Any], num: int) -> NDArray[Any]:
         return np.frombuffer(self.take(num * dtype.itemsize), dtype)
-
-    def varint(self) -> int:
-        value = shift = 0
-        while True:
-            (byte,) = self.take(1)
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:  # noqa: PLR2004  # the bit that says "more"
-                return value
-            shift += 7
-
-    def uint64(self) -> int:
-        return int.from_bytes(self.take(8), "little")
-
-    def text(self) -> str:
-        return bytes(self.take(self.varint())).decode()
 
     def _hold(self, num_bytes: int) -> None:
         parts: list[memoryview | bytes] = [self._held]
@@ -157,7 +140,7 @@ class _Codes:
     def take(self, source: _Source, num: int) -> None:
         source.take(8)  # a version
         flags = source.uint64()
-        if not flags & KEYS_OF_ITS_OWN:
+        if not flags & LOW_CARDINALITY_HAS_KEYS:
             raise StoreQueryError("the store's answer has codes without their texts")
         texts = [source.text() for _ in range(source.uint64())]
         if source.uint64() != num:

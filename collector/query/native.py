@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from collector.native_words import INDEX_WIDTHS, LOW_CARDINALITY_HAS_KEYS, NativeCursor
 from collector.query.errors import NOT_IMPLEMENTED, QueryError
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ WIDTHS = {
 DECIMAL_WIDTHS = ((9, 4), (18, 8), (38, 16), (76, 32))
 """Most digits of a ``Decimal(P, S)`` for each width."""
 
-LOW_CARDINALITY_HAS_KEYS = 1 << 9
-INDEX_WIDTHS = (1, 2, 4, 8)
 PART = re.compile(r"'(?:[^'\\]|\\.)*'|`(?:[^`\\]|\\.)*`|[(), ]|[^'`(), ]+")
 
 
@@ -74,31 +73,16 @@ def _pieces(body: memoryview) -> Iterator[bytes | memoryview]:
             yield body[begin : reader.at]
 
 
-class _Reader:
+class _Reader(NativeCursor):
     """Walks over native columns without reading their values."""
 
     def __init__(self, body: memoryview) -> None:
         self._body = body
         self.at = 0
 
-    def varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._body[self.at]
-            self.at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:  # noqa: PLR2004  # the bit that says "more"
-                return value
-            shift += 7
-
-    def uint64(self) -> int:
-        self.at += 8
-        return int.from_bytes(self._body[self.at - 8 : self.at], "little")
-
-    def text(self) -> str:
-        length = self.varint()
-        self.at += length
-        return bytes(self._body[self.at - length : self.at]).decode()
+    def take(self, num_bytes: int) -> memoryview:
+        self.at += num_bytes
+        return self._body[self.at - num_bytes : self.at]
 
     def skip_prefix(self, column_type: str) -> None:
         """Skip what stands once before a column: a version for each low cardinality in it."""
