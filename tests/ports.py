@@ -13,14 +13,14 @@ NUM_PORTS = 10_000
 FIRST_UNPRIVILEGED = 1024
 
 
-def fixed_port() -> int:
+def fixed_port(*, num_ports: int = NUM_PORTS) -> int:
     """Return a port of the loopback on which nobody listens, outside those of the kernel's choice.
 
     From its range the kernel gives a port to every client that connects: also that of a server
     that is down just now.
     """
     first = int(EPHEMERAL.read_text(encoding="ascii").split()[0])
-    lowest = max(FIRST_UNPRIVILEGED, first - NUM_PORTS)
+    lowest = max(FIRST_UNPRIVILEGED, first - num_ports)
     assert lowest < first, f"{EPHEMERAL} leaves no port to a server of ours: it begins at {first}"
     # By the kernel's randomness: tests set the seed of Python's, in each process the same.
     start = secrets.randbelow(first - lowest)

@@ -1,13 +1,9 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
 
 from tests import ports
 from tests.ports import fixed_port
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_a_fixed_port_is_none_that_the_kernel_gives_to_clients() -> None:
@@ -20,13 +16,12 @@ def test_a_fixed_port_is_none_that_the_kernel_gives_to_clients() -> None:
         assert client.getsockname()[1] >= first
 
 
-def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken_is_passed_over() -> None:
     # GIVEN two ports to choose from, one of which somebody has
-    monkeypatch.setattr(ports, "NUM_PORTS", 2)
     first = int(ports.EPHEMERAL.read_text(encoding="ascii").split()[0])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first - 1))
 
-        found = {fixed_port() for _ in range(20)}
+        found = {fixed_port(num_ports=2) for _ in range(20)}
 
     assert found == {first - 2}

@@ -15,36 +15,12 @@ from collector.records import Decoded
 from collector.tail import SpoolTail
 from collector.wire import WireError, WireLimits, decode_batch, decode_cuts, encode_cuts
 from collector.wire_schema import WIRE_TABLES, cuts_schema
+from tests.collector.kept_cuts import KeptCuts
 from tests.collector.spool_builder import SpoolBuilder
 from tracer.span import SpanKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
-
-    from collector.cut import Resume
-    from collector.store import Row
-
-
-class KeptCuts:
-    """A sink that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.cuts: list[Cut] = []
-
-    def resume(self, run_id: str) -> Resume:
-        from collector.cut import Resume
-
-        return Resume()
-
-    def clocks(self) -> list[Row]:
-        return []
-
-    def upsert(self, table: str, rows: Sequence[Row]) -> None:
-        pass
-
-    def ingest(self, cuts: Sequence[Cut]) -> None:
-        self.cuts += cuts
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.cut import Resume
 from collector.tail import SpoolTail
+from tests.collector.kept_cuts import KeptCuts
 from tests.collector.spool_builder import SpoolBuilder
 from tracer.spool import (
     HEADER_BYTES,
@@ -19,11 +19,8 @@ from tracer.spool import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from collector.cut import Cut
-    from collector.store import Row
 
 NUM_ROWS = 3
 HEADER_PLACES = range(SEALED_OFFSET + SEALED.size)
@@ -32,23 +29,8 @@ HEADER_PLACES = range(SEALED_OFFSET + SEALED.size)
 Seen = tuple[int, str, int, int]
 
 
-class Memory:
-    """A sink that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.cuts: list[Cut] = []
-
-    def resume(self, _run_id: str) -> Resume:
-        return Resume()
-
-    def clocks(self) -> list[Row]:
-        return []
-
-    def upsert(self, table: str, rows: Sequence[Row]) -> None:
-        pass
-
-    def ingest(self, cuts: Sequence[Cut]) -> None:
-        self.cuts += cuts
+class OwnedCuts(KeptCuts):
+    """Tells whose rows it was given."""
 
     def owners(self) -> set[tuple[str, int, int]]:
         """Return whose the rows are: run, epoch and rank."""
@@ -86,9 +68,9 @@ OWNER = ("run", 0, 0)
 WHOLE = {(0, "a", 0, 10), (1, "b", 1, 11), (2, "c", 2, 12)}
 
 
-def read(spool: Path) -> tuple[Memory, tuple[str, ...]]:
+def read(spool: Path) -> tuple[OwnedCuts, tuple[str, ...]]:
     """Read a spool as an agent does, look twice, and return what came and what was told."""
-    sink = Memory()
+    sink = OwnedCuts()
     tail = SpoolTail(spool, sink)
     told = tail.poll().problems + tail.poll().problems
     tail.close()
