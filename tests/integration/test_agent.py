@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -103,13 +104,20 @@ def test_an_agent_that_waits_for_an_answer_ends_within_seconds(tmp_path: Path) -
             assert time.monotonic() - begun_s < 25  # it would wait 50 s for the answer
 
 
+def signal_another_thread(pid: int) -> bool:
+    """Send SIGTERM to a thread of ``pid`` that isn't its first; tell whether one took it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    threads = sorted(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir())
+    # A thread that ends between the list and the signal is none to be signalled.
+    return any(libc.tgkill(pid, tid, signal.SIGTERM) == 0 for tid in reversed(threads[1:]))
+
+
 def test_a_signal_that_another_thread_is_given_ends_the_agent_too(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     SpoolBuilder(spool, run_id="run").end()
     with FakeCollector() as collector, shipping(spool, collector.url, "--no-samples") as agent:
         wait_for(lambda: collector.num_requests("/v1/resume") > 0)
-        newest = max(int(task.name) for task in Path(f"/proc/{agent.pid}/task").iterdir())
-        os.kill(newest, signal.SIGTERM)
+        wait_for(lambda: signal_another_thread(agent.pid))
         _, told = agent.communicate(timeout=PATIENCE_S)
 
     assert agent.returncode == 0

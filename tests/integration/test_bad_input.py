@@ -12,6 +12,7 @@ import pytest
 from rankscope.__main__ import main
 from tests.collector.spool_builder import SpoolBuilder
 from tests.integration.programs import rankscope, serving
+from tests.ports import fixed_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,7 +117,8 @@ def test_an_import_without_the_jobs_sizes_asks_for_them(command: Command, tmp_pa
 def test_a_spool_of_a_future_version_is_refused_by_name(command: Command, tmp_path: Path) -> None:
     SpoolBuilder(tmp_path / "spool", run_id="later", version=99)
 
-    said = command.refuses("serve", "--spool", str(tmp_path / "spool"))
+    port = str(fixed_port())  # a server of another test may hold the default one
+    said = command.refuses("serve", "--port", port, "--spool", str(tmp_path / "spool"))
 
     assert "version 99" in said
     assert command.run("runs", "--json")[1] == '{"runs": []}\n'
