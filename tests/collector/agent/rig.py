@@ -18,7 +18,7 @@ from collector.agent.room import SpoolRoom
 from collector.identity import segment_id
 from collector.liveness import boot_id
 from tests.collector.agent.fake_collector import TOKEN
-from tests.faults.checker import content_hash, key_of
+from tests.faults.checker import check, content_hash, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
     from collector.agent.journal_file import Storage
     from collector.clock_watch import ClockEvent
+    from tests.collector.agent.fake_collector import Stored
     from tests.collector.spool_builder import SpoolBuilder
     from tests.faults.checker import Oracle
 
 WAIT_S = 60.0
 PATIENT = Deadlines(connect_s=30, stall_s=30, answer_s=30)
+IMPATIENT = Deadlines(connect_s=0.3, stall_s=0.3, answer_s=0.3)
 
 
 class Pauses:
@@ -138,3 +140,12 @@ def write_spans(
             content_hash(name, step, duration_ns),
         )
         builder.span(name, step=step, start_ns=5_000, duration_ns=duration_ns)
+
+
+def any_unanswered(rig: Rig) -> bool:
+    return bool(rig.journal.unanswered("run"))
+
+
+def assert_clean(tmp_path: Path, stored: Stored, **account: int) -> None:
+    verdict = check(tmp_path / "oracle", stored.rows, **account)
+    assert verdict.is_clean, verdict

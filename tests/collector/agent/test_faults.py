@@ -1,22 +1,16 @@
-"""The agent behind a bad network, on a bad disk, killed at every step: all arrives, once."""
+"""The agent behind a bad network, and through an outage: all arrives, once."""
 
 from __future__ import annotations
 
-import errno
-import os
-import random
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.agent.journal_file import Disk
 from collector.agent.link import Deadlines
-from collector.agent.pace import LONGEST_ASKED_S, Backoff
-from tests.collector.agent.fake_collector import TOKEN, FakeCollector, Reply, Stored
-from tests.collector.agent.rig import Rig, write_spans
+from tests.collector.agent.fake_collector import FakeCollector, Reply
+from tests.collector.agent.rig import IMPATIENT, Rig, any_unanswered, assert_clean, write_spans
 from tests.collector.spool_builder import SpoolBuilder
-from tests.faults.checker import Oracle, check
 from tests.faults.proxy import FaultProxy, Faults
 from tests.ports import fixed_port
 from tracer.spool import DropReason
@@ -24,13 +18,7 @@ from tracer.spool import DropReason
 if TYPE_CHECKING:
     from pathlib import Path
 
-IMPATIENT = Deadlines(connect_s=0.3, stall_s=0.3, answer_s=0.3)
-
-
-def assert_clean(tmp_path: Path, stored: Stored, **account: int) -> None:
-    verdict = check(tmp_path / "oracle", stored.rows, **account)
-    assert verdict.is_clean, verdict
-
+    from tests.faults.checker import Oracle
 
 # Networks
 
@@ -66,10 +54,6 @@ def test_a_network_that_fails_and_heals_costs_no_row_and_doubles_none(
 
         assert_clean(tmp_path, collector.stored)
         rig.close()
-
-
-def any_unanswered(rig: Rig) -> bool:
-    return bool(rig.journal.unanswered("run"))
 
 
 def test_a_slow_network_gets_through_with_smaller_requests(
@@ -109,142 +93,6 @@ def test_what_was_stuck_in_the_network_and_arrives_late_is_stored_once(
 
         assert_clean(tmp_path, collector.stored)
         rig.close()
-
-
-# Collectors
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        Reply(status=500, body=b"<html>oops</html>"),
-        Reply(status=200, body=b"<html>welcome</html>"),
-        Reply(status=200, document={"cuts": []}),
-        Reply(status=200, document={"cuts": [{"segment": 1, "first_row": 0, "state": "stored"}]}),
-        Reply(status=200, document=[1, 2]),
-        Reply(status=204, body=b""),
-        Reply(status=302, headers={"location": "http://169.254.169.254/"}),
-        Reply(status=404),
-        Reply(status=429, headers={"retry-after": "1"}),
-        Reply(status=503, headers={"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}),
-        Reply(status=503, headers={"retry-after": "never"}),
-        Reply(status=200, body=b"[" * 100_000),
-    ],
-)
-def test_no_answer_but_the_right_one_counts_as_an_acknowledgement(
-    reply: Reply, oracle: Oracle, spool: Path, tmp_path: Path
-) -> None:
-    with FakeCollector() as collector:
-        collector.misbehave = lambda path, _: reply if path == "/v1/spans" else None
-        builder = SpoolBuilder(spool, run_id="run")
-        write_spans(builder, oracle, 20)
-        builder.end()
-        rig = Rig(spool, collector.url)
-        for _ in range(4):
-            rig.turn()
-        assert rig.outbox.num_rows_settled == 0
-        assert list(spool.glob("run/*/seg-*"))
-        assert not (rig.state / "dead").exists()
-
-        collector.misbehave = lambda _path, _body: None
-        rig.turn_until(lambda: len(collector.stored.rows) >= 20)
-
-        assert_clean(tmp_path, collector.stored)
-        rig.close()
-
-
-def test_a_pause_that_was_asked_for_is_kept_and_no_request_falls_into_it(
-    oracle: Oracle, spool: Path
-) -> None:
-    with FakeCollector() as collector:
-        busy = Reply(status=503, headers={"retry-after": "20"})
-        collector.misbehave = lambda path, _: busy if path == "/v1/spans" else None
-        builder = SpoolBuilder(spool, run_id="run")
-        write_spans(builder, oracle, 4)
-        rig = Rig(spool, collector.url)
-        rig.turn_until(lambda: collector.num_requests("/v1/spans") == 1)
-        asked_s = rig.pauses.now_s
-        rig.turn_until(lambda: collector.num_requests("/v1/spans") == 2)
-
-        assert 20 <= rig.pauses.now_s - asked_s <= 27
-        rig.close()
-
-
-def test_a_token_that_is_replaced_is_taken_up_and_nothing_is_lost(
-    oracle: Oracle, spool: Path, tmp_path: Path
-) -> None:
-    # GIVEN a token that has expired
-    file = tmp_path / "token"
-    file.write_text("expired\n")
-    file.chmod(0o600)
-    with FakeCollector() as collector:
-        builder = SpoolBuilder(spool, run_id="run")
-        write_spans(builder, oracle, 20)
-        builder.end()
-        rig = Rig(spool, collector.url, environment={"RANKSCOPE_TOKEN_FILE": str(file)})
-        begun_s = rig.pauses.now_s
-        rig.turn()
-        while rig.pauses.now_s - begun_s < 59:
-            rig.turn()
-        # THEN the collector is asked once a minute
-        assert len(collector.requests) == 1
-
-        # WHEN it is replaced, nobody waits for the minute to end
-        file.write_text(TOKEN)
-        before_s = rig.pauses.now_s
-        rig.turn_until(lambda: len(collector.stored.rows) >= 20)
-
-        assert rig.pauses.now_s - before_s < 10
-        assert_clean(tmp_path, collector.stored)
-        assert [line.partition(":")[0] for line in rig.lines] == ["the collector"] * 2
-        assert TOKEN not in "".join(rig.lines)
-        rig.close()
-
-
-@pytest.mark.parametrize("content", ["", "two words", "\x00\xff", "x" * 10_000])
-def test_a_token_file_that_holds_none_is_waited_for(
-    content: str, oracle: Oracle, spool: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "token"
-    file.write_text(content)
-    file.chmod(0o600)
-    with FakeCollector() as collector:
-        builder = SpoolBuilder(spool, run_id="run")
-        write_spans(builder, oracle, 5)
-        builder.end()
-        rig = Rig(spool, collector.url, environment={"RANKSCOPE_TOKEN_FILE": str(file)})
-        rig.turn()
-        assert collector.requests == []
-        file.write_text(TOKEN)
-        rig.turn_until(lambda: len(collector.stored.rows) >= 5)
-
-        assert_clean(tmp_path, collector.stored)
-        rig.close()
-
-
-def test_sixty_four_agents_do_not_come_back_together() -> None:
-    # GIVEN 64 agents that lose their collector at once and try for two minutes
-    chooser = random.Random(5)
-    tries = [0] * 121
-    for _ in range(64):
-        backoff, now_s = Backoff(uniform=chooser.uniform), 0.0
-        while now_s <= 120:
-            tries[int(now_s)] += 1
-            now_s += backoff.failed()
-
-    # THEN after the first seconds no second sees more than half of them, and each of them
-    # tries once in five seconds
-    assert max(tries[20:]) <= 32
-    assert sum(tries[60:]) / 64 <= 14
-
-
-def test_agents_that_were_told_the_same_time_come_back_apart() -> None:
-    chooser = random.Random(5)
-    pauses_s = [Backoff(uniform=chooser.uniform).failed(20.0) for _ in range(64)]
-
-    assert min(pauses_s) >= 20
-    assert max(pauses_s) - min(pauses_s) >= 4
-    assert Backoff(uniform=lambda low, _: low).failed(1e9) == LONGEST_ASKED_S
 
 
 # Outages
@@ -323,177 +171,6 @@ def test_what_the_ranks_dropped_stands_beside_what_the_agent_dropped(
 
     assert newest["dropped"] == {"spool-full": 7, "refused": 4}
     rig.close()
-
-
-# Kills
-
-
-class CrashError(BaseException):
-    """The process is gone."""
-
-
-class CrashingDisk(Disk):
-    """Ends the process at the n-th thing asked of it, before, in the middle of or after it.
-
-    The machine lives on, so nothing needs to be synced.
-    """
-
-    def __init__(self, point: int) -> None:
-        self.point = point
-        self.num_asked = 0
-
-    def append(self, descriptor: int, data: bytes) -> None:
-        self._crash_if_due()
-        if self._is_due():
-            super().append(descriptor, data[: len(data) // 2])
-            raise CrashError
-        super().append(descriptor, data)
-        self._crash_if_due()
-
-    def sync(self, descriptor: int) -> None:
-        self._crash_if_due()
-
-    def _is_due(self) -> bool:
-        self.num_asked += 1
-        return self.num_asked == self.point
-
-    def _crash_if_due(self) -> None:
-        if self._is_due():
-            raise CrashError
-
-
-def test_a_kill_at_every_durable_step_costs_no_row_and_doubles_none(tmp_path: Path) -> None:
-    point, has_crashed = 0, True
-    while has_crashed:
-        point += 1
-        has_crashed = crash_once(tmp_path / str(point), point)
-
-    assert point > 12
-
-
-def crash_once(folder: Path, point: int) -> bool:
-    """Ship a run with one crash on the way, check it, and return whether there was one."""
-    spool = folder / "spool"
-    spool.mkdir(parents=True)
-    with Oracle(folder / "oracle", is_synced=False) as oracle, FakeCollector() as collector:
-        builder = SpoolBuilder(spool, run_id="run", capacity=16)
-        write_spans(builder, oracle, 24)
-        rig = Rig(spool, collector.url, storage=CrashingDisk(point))
-        has_crashed = False
-        try:
-            rig.turn()
-            rig.turn()
-            write_spans(builder, oracle, 24)
-            builder.end()
-            for _ in range(3):
-                rig.turn()
-        except CrashError:
-            has_crashed = True
-        rig.close()
-        if builder.next_row < 16 or builder.segment.name == "seg-000001.rsp":
-            write_spans(builder, oracle, 5)
-        builder.end()
-        again = Rig(spool, collector.url, storage=CrashingDisk(0))
-        num_written = len((folder / "oracle").read_bytes().splitlines())
-        again.turn_until(
-            lambda: len(collector.stored.rows) >= num_written and not any_unanswered(again)
-        )
-        again.turn()
-        verdict = check(folder / "oracle", collector.stored.rows)
-        assert verdict.is_clean, (point, verdict)
-        again.close()
-    return has_crashed
-
-
-def test_a_kill_between_storing_and_confirming_doubles_nothing(
-    oracle: Oracle, spool: Path, tmp_path: Path
-) -> None:
-    # GIVEN an agent that is killed when its cut is stored and before it could note that
-    with FakeCollector() as collector:
-        builder = SpoolBuilder(spool, run_id="run")
-        write_spans(builder, oracle, 24)
-        disk = CrashingDisk(0)
-        rig = Rig(spool, collector.url, storage=disk)
-
-        def die_next() -> None:
-            disk.point = disk.num_asked + 1
-
-        collector.after_storing = die_next
-        with pytest.raises(CrashError):
-            rig.turn_until(lambda: False)
-        rig.close()
-        collector.after_storing = lambda: None
-        builder.end()
-        again = Rig(spool, collector.url)
-        again.turn_until(lambda: not any_unanswered(again))
-        for _ in range(2):
-            again.turn()
-
-        assert_clean(tmp_path, collector.stored)
-        again.close()
-
-
-def test_an_agent_killed_while_its_request_stood_in_the_network_cuts_no_row_anew(
-    oracle: Oracle, spool: Path, tmp_path: Path
-) -> None:
-    # GIVEN a cut that is under way, neither here nor there, when the agent is killed
-    with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
-        builder = SpoolBuilder(spool, run_id="run")
-        rig = Rig(spool, f"http://localhost:{proxy.port}", deadlines=IMPATIENT)
-        rig.turn_until(lambda: collector.num_requests("/v1/resume") > 0)
-        write_spans(builder, oracle, 24)
-        builder.seal()
-        proxy.faults = Faults(is_blackholed=True)
-        rig.turn()
-        assert any_unanswered(rig)
-        rig.close()
-
-        # WHEN the next one, with more rows to ship, has shipped all, and then the first arrives
-        builder.new_segment()
-        write_spans(builder, oracle, 10)
-        builder.end()
-        again = Rig(spool, collector.url)
-        again.turn_until(lambda: len(collector.stored.rows) >= 34)
-        again.turn()
-        num_before = collector.num_requests("/v1/spans")
-        proxy.faults = Faults()
-        again.turn_until(lambda: collector.num_requests("/v1/spans") > num_before)
-
-        assert_clean(tmp_path, collector.stored)
-        again.close()
-
-
-# Disks
-
-
-class FullDisk(Disk):
-    """Has no room while it is told so."""
-
-    def __init__(self) -> None:
-        self.is_full = True
-
-    def append(self, descriptor: int, data: bytes) -> None:
-        if self.is_full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().append(descriptor, data)
-
-
-def test_what_can_not_be_noted_is_not_sent(oracle: Oracle, spool: Path, tmp_path: Path) -> None:
-    disk = FullDisk()
-    with FakeCollector() as collector:
-        builder = SpoolBuilder(spool, run_id="run")
-        write_spans(builder, oracle, 20)
-        builder.end()
-        rig = Rig(spool, collector.url, storage=disk)
-        for _ in range(5):
-            rig.turn()
-        assert collector.num_requests("/v1/spans") == 0
-        disk.is_full = False
-        rig.turn_until(lambda: len(collector.stored.rows) >= 20)
-
-        assert_clean(tmp_path, collector.stored)
-        assert sum("can't be written" in line for line in rig.lines) == 1
-        rig.close()
 
 
 def test_two_agents_at_one_collector_do_not_disturb_each_other(

@@ -1,0 +1,184 @@
+"""The agent killed at every step, or on a full disk: all arrives, once."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.agent.journal_file import Disk
+from tests.collector.agent.fake_collector import FakeCollector
+from tests.collector.agent.rig import IMPATIENT, Rig, any_unanswered, assert_clean, write_spans
+from tests.collector.spool_builder import SpoolBuilder
+from tests.faults.checker import Oracle, check
+from tests.faults.proxy import FaultProxy, Faults
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class CrashError(BaseException):
+    """The process is gone."""
+
+
+class CrashingDisk(Disk):
+    """Ends the process at the n-th thing asked of it, before, in the middle of or after it.
+
+    The machine lives on, so nothing needs to be synced.
+    """
+
+    def __init__(self, point: int) -> None:
+        self.point = point
+        self.num_asked = 0
+
+    def append(self, descriptor: int, data: bytes) -> None:
+        self._crash_if_due()
+        if self._is_due():
+            super().append(descriptor, data[: len(data) // 2])
+            raise CrashError
+        super().append(descriptor, data)
+        self._crash_if_due()
+
+    def sync(self, descriptor: int) -> None:
+        self._crash_if_due()
+
+    def _is_due(self) -> bool:
+        self.num_asked += 1
+        return self.num_asked == self.point
+
+    def _crash_if_due(self) -> None:
+        if self._is_due():
+            raise CrashError
+
+
+def test_a_kill_at_every_durable_step_costs_no_row_and_doubles_none(tmp_path: Path) -> None:
+    point, has_crashed = 0, True
+    while has_crashed:
+        point += 1
+        has_crashed = crash_once(tmp_path / str(point), point)
+
+    assert point > 12
+
+
+def crash_once(folder: Path, point: int) -> bool:
+    """Ship a run with one crash on the way, check it, and return whether there was one."""
+    spool = folder / "spool"
+    spool.mkdir(parents=True)
+    with Oracle(folder / "oracle", is_synced=False) as oracle, FakeCollector() as collector:
+        builder = SpoolBuilder(spool, run_id="run", capacity=16)
+        write_spans(builder, oracle, 24)
+        rig = Rig(spool, collector.url, storage=CrashingDisk(point))
+        has_crashed = False
+        try:
+            rig.turn()
+            rig.turn()
+            write_spans(builder, oracle, 24)
+            builder.end()
+            for _ in range(3):
+                rig.turn()
+        except CrashError:
+            has_crashed = True
+        rig.close()
+        if builder.next_row < 16 or builder.segment.name == "seg-000001.rsp":
+            write_spans(builder, oracle, 5)
+        builder.end()
+        again = Rig(spool, collector.url, storage=CrashingDisk(0))
+        num_written = len((folder / "oracle").read_bytes().splitlines())
+        again.turn_until(
+            lambda: len(collector.stored.rows) >= num_written and not any_unanswered(again)
+        )
+        again.turn()
+        verdict = check(folder / "oracle", collector.stored.rows)
+        assert verdict.is_clean, (point, verdict)
+        again.close()
+    return has_crashed
+
+
+def test_a_kill_between_storing_and_confirming_doubles_nothing(
+    oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    # GIVEN an agent that is killed when its cut is stored and before it could note that
+    with FakeCollector() as collector:
+        builder = SpoolBuilder(spool, run_id="run")
+        write_spans(builder, oracle, 24)
+        disk = CrashingDisk(0)
+        rig = Rig(spool, collector.url, storage=disk)
+
+        def die_next() -> None:
+            disk.point = disk.num_asked + 1
+
+        collector.after_storing = die_next
+        with pytest.raises(CrashError):
+            rig.turn_until(lambda: False)
+        rig.close()
+        collector.after_storing = lambda: None
+        builder.end()
+        again = Rig(spool, collector.url)
+        again.turn_until(lambda: not any_unanswered(again))
+        for _ in range(2):
+            again.turn()
+
+        assert_clean(tmp_path, collector.stored)
+        again.close()
+
+
+def test_an_agent_killed_while_its_request_stood_in_the_network_cuts_no_row_anew(
+    oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    # GIVEN a cut that is under way, neither here nor there, when the agent is killed
+    with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
+        builder = SpoolBuilder(spool, run_id="run")
+        rig = Rig(spool, f"http://localhost:{proxy.port}", deadlines=IMPATIENT)
+        rig.turn_until(lambda: collector.num_requests("/v1/resume") > 0)
+        write_spans(builder, oracle, 24)
+        builder.seal()
+        proxy.faults = Faults(is_blackholed=True)
+        rig.turn()
+        assert any_unanswered(rig)
+        rig.close()
+
+        # WHEN the next one, with more rows to ship, has shipped all, and then the first arrives
+        builder.new_segment()
+        write_spans(builder, oracle, 10)
+        builder.end()
+        again = Rig(spool, collector.url)
+        again.turn_until(lambda: len(collector.stored.rows) >= 34)
+        again.turn()
+        num_before = collector.num_requests("/v1/spans")
+        proxy.faults = Faults()
+        again.turn_until(lambda: collector.num_requests("/v1/spans") > num_before)
+
+        assert_clean(tmp_path, collector.stored)
+        again.close()
+
+
+class FullDisk(Disk):
+    """Has no room while it is told so."""
+
+    def __init__(self) -> None:
+        self.is_full = True
+
+    def append(self, descriptor: int, data: bytes) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().append(descriptor, data)
+
+
+def test_what_can_not_be_noted_is_not_sent(oracle: Oracle, spool: Path, tmp_path: Path) -> None:
+    disk = FullDisk()
+    with FakeCollector() as collector:
+        builder = SpoolBuilder(spool, run_id="run")
+        write_spans(builder, oracle, 20)
+        builder.end()
+        rig = Rig(spool, collector.url, storage=disk)
+        for _ in range(5):
+            rig.turn()
+        assert collector.num_requests("/v1/spans") == 0
+        disk.is_full = False
+        rig.turn_until(lambda: len(collector.stored.rows) >= 20)
+
+        assert_clean(tmp_path, collector.stored)
+        assert sum("can't be written" in line for line in rig.lines) == 1
+        rig.close()
