@@ -1,26 +1,22 @@
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from collector.errors import CollectorError, MetaError, RunExistsError, RunNameError, TraceError
+from collector.errors import RunExistsError
 from collector.importers.bytedance import import_bytedance
 from collector.importers.bytedance_file import ROWS_AT_ONCE
 from collector.importers.bytedance_meta import read_meta
 from collector.importers.bytedance_rows import read_trace
 from collector.read import read_spans, run_names
 from rankscope.source import StoreSource
+from tests.collector.importers.trace_builder import Row, operation, write_meta, write_trace
 from tracer.span import KIND_CODES, SpanKind
 
 if TYPE_CHECKING:
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
 
     from collector.store import Store
 
-Row = dict[str, Any]
 
 TRACES = Path(
     os.environ.get("RANKSCOPE_TRACE_DIR")
@@ -38,34 +33,6 @@ needs_traces = pytest.mark.skipif(
     not (TRACES / "trace-AR.parquet").exists(),
     reason=f"the published traces are not in {TRACES}: set RANKSCOPE_TRACE_DIR",
 )
-
-DTYPES = {
-    "dp_rank": pa.int8(), "stage": pa.int8(), "rank": pa.int16(), "step": pa.int64(),
-    "start_ts": pa.float32(), "duration": pa.float32(), "seq_id": pa.int32(), "mc": pa.int8(),
-    "mb_id": pa.int8(), "gmc": pa.int16(),
-}  # fmt: skip
-
-
-def operation(optype: str = "forward-compute", **fields: object) -> Row:
-    row: Row = {
-        "dp_rank": 0, "stage": 0, "rank": 0, "step": 0, "optype": optype, "start_ts": 0.0,
-        "duration": 1.0, "seq_id": 0, "mc": 0, "mb_id": 0, "gmc": 0,
-    }  # fmt: skip
-    return row | fields
-
-
-def write_trace(path: Path, rows: list[Row]) -> Path:
-    columns = {name: pa.array([row[name] for row in rows], dtype) for name, dtype in DTYPES.items()}
-    columns["optype"] = pa.array([row["optype"] for row in rows]).dictionary_encode()
-    pq.write_table(pa.table(columns), path)
-    return path
-
-
-def write_meta(path: Path, **sizes: object) -> Path:
-    plain: Row = {"dp_size": 1, "dsp_size": 1, "pp_size": 1, "tp_size": 1, "vpp_size": 1}
-    document = plain | {"world_size": 1, "trial_name": "synthetic"} | sizes
-    path.write_text(yaml.safe_dump({k: v for k, v in document.items() if v is not None}))
-    return path
 
 
 @pytest.fixture
@@ -290,175 +257,6 @@ def test_a_trace_longer_than_a_batch_is_read_whole(tmp_path: Path) -> None:
     assert trace.optypes == ("forward-compute", "gc")
     assert np.flatnonzero(trace.optype == 1).tolist() == [num - 1]
     assert trace.start_ns.tolist() == [0] * (num - 1) + [10**9]
-
-
-def test_a_bad_time_behind_the_first_batch_is_named_by_its_row(tmp_path: Path) -> None:
-    num = ROWS_AT_ONCE + 5
-    path = write_trace(tmp_path / "t.parquet", [operation()])
-    table = pq.read_table(path).take(pa.array([0] * num))
-    times = np.ones(num, dtype=np.float32)
-    times[num - 2] = -1
-    pq.write_table(table.set_column(5, "duration", pa.array(times)), path)
-
-    with pytest.raises(TraceError, match=rf"duration is -1.0 s in row {num - 2} \(1 such rows"):
-        read_trace(path, meta=read_meta(write_meta(tmp_path / "m.yaml"), trace=path))
-
-
-FLOAT = pa.float32()
-BAD_COLUMNS: dict[str, tuple[dict[str, Any], str]] = {
-    "missing": ({"optype": None, "step": None}, "no column step, optype"),
-    "no rows": ({"*": 0}, "nothing to import"),
-    "a null": ({"rank": pa.array([None, 1], pa.int16())}, "column rank has 1 empty rows"),
-    "a null text": ({"optype": pa.array([None, "gc"])}, "column optype has 1 empty rows"),
-    "text for numbers": ({"rank": pa.array(["a", "b"])}, "column rank is string"),
-    "whole seconds": ({"start_ts": pa.array([1, 2])}, "column start_ts is int64"),
-    "half floats": (
-        {"duration": pa.array(np.ones(2, np.float16))},
-        "column duration is halffloat, expected seconds as floats of 32 or 64 bits",
-    ),
-    "numbers for text": ({"optype": pa.array([1, 2])}, "column optype is int64"),
-    "not a number": ({"duration": pa.array([1.0, np.nan], FLOAT)}, "duration is nan s in row 1"),
-    "negative": ({"duration": pa.array([-0.5, 1.0], FLOAT)}, "duration is -0.5 s in row 0"),
-    "endless": ({"start_ts": pa.array([0.0, np.inf], FLOAT)}, "start_ts is inf s in row 1"),
-    "negative step": ({"step": pa.array([-1, 0])}, "column step goes from -1 to 0"),
-    "huge step": ({"step": pa.array([0, 2**40])}, "column step goes from 0 to 1099511627776"),
-    "two places": ({"stage": pa.array([0, 1])}, "a rank stands at two (dp_rank, stage)"),
-    "two ranks": ({"rank": pa.array([0, 1])}, "two ranks stand at one (dp_rank, stage)"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_COLUMNS)
-def test_a_bad_trace_is_refused_in_one_line_and_nothing_is_written(
-    store: Store, run_id: str, tmp_path: Path, case: str
-) -> None:
-    columns, words = BAD_COLUMNS[case]
-    path = write_trace(tmp_path / "trace.parquet", [operation(), operation(seq_id=1)])
-    table = pq.read_table(path)
-    if "*" in columns:
-        table = table.slice(0, 0)
-    sound = {name: table[name] for name in table.column_names}
-    spoiled = {name: column for name, column in (sound | columns).items() if column is not None}
-    spoiled.pop("*", None)
-    pq.write_table(pa.table(spoiled), path)
-
-    with pytest.raises(TraceError) as caught:
-        import_bytedance(store, path, run_id=run_id, meta=write_meta(tmp_path / "m.yaml"))
-
-    assert words in str(caught.value)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert store.rows(
-        "SELECT count() AS n FROM ledger WHERE run_id = {r:String}", {"r": run_id}
-    ) == [{"n": 0}]
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"PAR1", b"hello, I am no parquet file", b"PAR1" + bytes(100) + b"PAR1"]
-)
-def test_a_file_that_is_not_parquet_is_refused(
-    store: Store, run_id: str, tmp_path: Path, content: bytes
-) -> None:
-    path = tmp_path / "trace.parquet"
-    path.write_bytes(content)
-
-    with pytest.raises(TraceError, match="not a parquet file"):
-        import_bytedance(store, path, run_id=run_id, meta=write_meta(tmp_path / "m.yaml"))
-
-
-def test_a_column_that_is_there_twice_is_refused(store: Store, run_id: str, tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "trace.parquet", [operation()])
-    table = pq.read_table(path)
-    twice = pa.Table.from_arrays(
-        [*table.columns, table["rank"]], names=[*table.column_names, "rank"]
-    )
-    pq.write_table(twice, path)
-
-    with pytest.raises(TraceError, match="more than one column rank"):
-        import_bytedance(store, path, run_id=run_id, meta=write_meta(tmp_path / "m.yaml"))
-
-
-@given(flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 7)), min_size=1, max_size=5))
-@settings(max_examples=200, deadline=None)
-def test_a_damaged_file_is_read_or_refused_by_name(flips: list[tuple[int, int]]) -> None:
-    with TemporaryDirectory() as folder:
-        path = write_trace(Path(folder) / "t.parquet", [operation(), operation(seq_id=1)])
-        content = bytearray(path.read_bytes())
-        for at, bit in flips:
-            content[at % len(content)] ^= 1 << bit
-        path.write_bytes(content)
-        meta = read_meta(write_meta(Path(folder) / "m.yaml"), trace=path)
-
-        with contextlib.suppress(TraceError, MetaError):
-            read_trace(path, meta=meta)
-
-
-def test_a_file_that_is_not_there_is_refused(store: Store, run_id: str, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="check the path"):
-        import_bytedance(
-            store, tmp_path / "none", run_id=run_id, meta=write_meta(tmp_path / "m.yaml")
-        )
-
-
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ({"pp_size": None}, "has no pp_size"),
-        ({"dp_size": 0}, "dp_size is 0"),
-        ({"tp_size": "eight"}, "tp_size is 'eight'"),
-        ({"vpp_size": True}, "vpp_size is True"),
-        ({"world_size": 7}, "world_size is 7, but dp x pp x tp x dsp is 1"),
-        ({"dp_size": 2, "world_size": 2}, "dp_size 2, the trace has dp_rank 0 to 0"),
-        ({"pp_size": 3, "world_size": 3}, "pp_size 3, the trace has stage 0 to 0"),
-        ({"vpp_size": 2}, "vpp_size 2, the trace has mc 0 to 0"),
-    ],
-)
-def test_sizes_that_are_wrong_or_contradict_the_trace_are_refused(
-    store: Store, run_id: str, tmp_path: Path, sizes: dict[str, Any], words: str
-) -> None:
-    trace = write_trace(tmp_path / "t.parquet", [operation()])
-
-    with pytest.raises(MetaError) as caught:
-        import_bytedance(store, trace, run_id=run_id, meta=write_meta(tmp_path / "m.yaml", **sizes))
-
-    assert words in str(caught.value)
-
-
-@pytest.mark.parametrize("content", ["", "just text", "[1, 2]", "a: [", "\0"])
-def test_a_meta_file_that_is_no_mapping_is_refused(
-    store: Store, run_id: str, tmp_path: Path, content: str
-) -> None:
-    trace = write_trace(tmp_path / "t.parquet", [operation()])
-    meta = tmp_path / "m.yaml"
-    meta.write_text(content)
-
-    with pytest.raises(MetaError, match=r"m\.yaml"):
-        import_bytedance(store, trace, run_id=run_id, meta=meta)
-
-
-def test_a_missing_meta_file_says_what_to_pass(store: Store, run_id: str, tmp_path: Path) -> None:
-    trace = write_trace(tmp_path / "t.parquet", [operation()])
-
-    with pytest.raises(MetaError, match="pass --meta FILE"):
-        import_bytedance(store, trace, run_id=run_id, meta=None)
-    with pytest.raises(MetaError, match="No such file"):
-        import_bytedance(store, trace, run_id=run_id, meta=tmp_path / "none.yaml")
-
-
-@pytest.mark.parametrize("name", ["", "../x", "a b", "a/b", "é", "x" * 129, "-x", "a\n"])
-def test_a_name_that_cannot_stand_in_a_url_is_refused(
-    store: Store, tmp_path: Path, name: str
-) -> None:
-    trace = write_trace(tmp_path / "t.parquet", [operation()])
-
-    with pytest.raises(RunNameError):
-        import_bytedance(store, trace, run_id=name, meta=write_meta(tmp_path / "m.yaml"))
-
-
-def test_every_refusal_is_a_collector_error() -> None:
-    assert all(
-        issubclass(error, CollectorError)
-        for error in (MetaError, TraceError, RunExistsError, RunNameError)
-    )
 
 
 @needs_traces
