@@ -13,3 +13,7 @@ if TYPE_CHECKING:
 def names_of(store: Store, run_id: str) -> list[str]:
     """Return the names of a run's spans, as they are read."""
     return [str(name) for name in read_spans(store, run_id)["name"].to_pylist()]
+
+
+def shown(store: Store, run_id: str) -> list[str]:
+    return sorted(str(name) for name in read_spans(store, run_id)["name"].to_pylist())

@@ -1,0 +1,45 @@
+"""A writer given cuts, and what the store holds then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from collector.cut_batch import CutBatch
+from collector.ledger import Ledger
+from collector.read import read_run
+from collector.writer import CutState, StoreWriter
+
+if TYPE_CHECKING:
+    from collector.cut import Cut
+    from collector.store import Row, Store
+
+STORED, REPEATED = CutState.STORED, CutState.REPEATED
+DUPLICATE, CONFLICT = CutState.DUPLICATE, CutState.CONFLICT
+
+
+def put(writer: StoreWriter, *cuts: Cut) -> list[CutState]:
+    return [state for (state,) in writer.store([CutBatch.of(cut) for cut in cuts])]
+
+
+def names(first: int, end: int) -> list[str]:
+    return sorted(f"s{row}" for row in range(first, end))
+
+
+def in_engine(store: Store, run_id: str) -> int:
+    bound = {"r": run_id}
+    copies = "SELECT count() AS n FROM spans WHERE run_id = {r:String} SETTINGS final = 0"
+    return int(store.rows(copies, bound)[0]["n"])
+
+
+def counted(store: Store, run_id: str) -> int:
+    return sum(int(row["num_spans"]) for row in read_run_account(store, run_id))
+
+
+def read_run_account(store: Store, run_id: str) -> list[Row]:
+    store.insert_rows("runs", [{"run_id": run_id, "epoch": 0, "state": "running", "revision": 1}])
+    return read_run(store, run_id).account
+
+
+def rival(store: Store) -> StoreWriter:
+    """A collector of another process on the same store."""
+    return StoreWriter(store, ledger=Ledger(store, has_rivals=True))
