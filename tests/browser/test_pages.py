@@ -9,7 +9,8 @@ from urllib.parse import quote
 from playwright.sync_api import expect
 
 from tests.browser.conftest import served
-from tests.dashboard.builders import FakeProvider, report, training_provider
+from tests.dashboard.builders import FakeProvider, report
+from tests.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,7 +4,8 @@ import re
 from typing import TYPE_CHECKING
 
 from dashboard.app import content_security_policy, create_app
-from tests.dashboard.builders import FakeProvider, training_provider
+from tests.dashboard.builders import FakeProvider
+from tests.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
     import pytest

@@ -14,7 +14,7 @@ from dashboard.pages.overview import overview_page
 from dashboard.pages.timeline import timeline_page
 from dashboard.theme import graph_config
 from rankscope.commands import app
-from tests.dashboard.builders import training_provider
+from tests.dashboard.training_builder import training_provider
 
 ROOT = Path(__file__).parents[2]
 SWITCHES = frozenset({"DataTable", "AgGrid", "Download", "DownloadData"})

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dashboard.app import create_app
-from tests.dashboard.builders import FakeProvider, training_provider
+from tests.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
     from flask.testing import FlaskClient
+
+    from tests.dashboard.builders import FakeProvider
 
 PAGE = {
     "output": "page.children",

@@ -12,7 +12,8 @@ from dashboard.figures.timeline_hover import hover_texts
 from dashboard.figures.timeline_raster import raster_figure, raster_note
 from dashboard.figures.timeline_rows import lay_rows, row_order
 from dashboard.theme import KIND_COLORS
-from tests.dashboard.builders import FakeProvider, report, span_table, traces, training_provider
+from tests.dashboard.builders import FakeProvider, report, span_table, traces
+from tests.dashboard.training_builder import training_provider
 from tracer.span import Span, SpanFlag, SpanKind, UnixNs
 from tracer.topology import Layout
 

@@ -10,7 +10,8 @@ from plotly.utils import PlotlyJSONEncoder
 from dashboard.address import Page, View
 from dashboard.pages.overview import overview_page
 from dashboard.pages.timeline import timeline_page
-from tests.dashboard.builders import FakeProvider, report, training_provider
+from tests.dashboard.builders import FakeProvider, report
+from tests.dashboard.training_builder import training_provider
 from tracer.topology import Layout
 
 if TYPE_CHECKING:
