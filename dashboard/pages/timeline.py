@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import dash_mantine_components as dmc  # type: ignore[import-untyped]
 import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
 from analysis.errors import EmptyRunError, UnknownRunError
 from analysis.picture import StepPart, Window
-from dashboard.address import GroupBy, Page, View, read_address, write_address
+from dashboard.address import Page, View, read_address, write_address
 from dashboard.figures.timeline import timeline_figure
 from dashboard.figures.timeline_raster import (
     MAX_BARS,
@@ -22,7 +21,8 @@ from dashboard.figures.timeline_raster import (
     raster_note,
 )
 from dashboard.pages.empty import missing_run, no_data, no_runs, no_steps
-from dashboard.pages.parts import announced, card, graph, graph_style, labelled, register_graph
+from dashboard.pages.parts import announced, card, graph, graph_style, register_graph
+from dashboard.pages.timeline_controls import timeline_controls
 from dashboard.pages.timeline_zoom import WHOLE, zoomed, zooms_of
 from dashboard.text import count_text, seconds_text, time_text, visible
 from dashboard.theme import NS_PER_MS
@@ -291,7 +291,7 @@ def _drawn(
         revision=revision,
         title=f"Step {timeline.step}",
         about=_about(report, timeline, num_spans=num_spans, num_ranks=num_ranks),
-        controls=_controls(view, report, base_path),
+        controls=timeline_controls(view, report, base_path),
         figure=raster_figure(timeline, view.group_by)
         if many
         else timeline_figure(timeline, view.group_by, view.window),
@@ -309,7 +309,7 @@ def _pictured(
         revision=revision,
         title=f"Step {picture.step}",
         about=_about(report, picture, num_spans=num_spans, num_ranks=num_ranks),
-        controls=_controls(view, report, base_path),
+        controls=timeline_controls(view, report, base_path),
         figure=picture_document(picture, view.group_by),
         note=" ".join(part for part in (_window_note(picture.window), pixel_note(picture)) if part),
         picture=picture,
@@ -336,74 +336,3 @@ def _about(
         f"{time_text(step.end_ns - step.begin_ns)}, ideal {seconds_text(ideal)};"
         f" {count_text(num_spans, 'span')} of {count_text(num_ranks, 'rank')}, epoch {step.epoch}"
     )
-
-
-def _controls(view: View, report: RunReport, base_path: str) -> list[Component]:
-    """Return the choosers; each is a link, so the address always holds the view."""
-
-    def to(**changes: object) -> str:
-        whole = {
-            "window": None,
-            **changes,
-        }  # another step has other times, another order other rows
-        return write_address(replace(view, **whole), base_path=base_path)  # type: ignore[arg-type]
-
-    earlier = [step for step in report.steps if step < (view.step or 0)]
-    later = [step for step in report.steps if step > (view.step or 0)]
-    steps = sorted({*report.steps, view.step or 0})
-    parts: list[Component] = [
-        _links(
-            "rows by",
-            [(by.value, to(group_by=by), by is view.group_by) for by in GroupBy],
-        ),
-    ]
-    if view.window is not None:
-        parts.insert(0, dcc.Link("whole step", href=to(), className="choice"))
-    if len(report.epochs) > 1:
-        choices = [(str(one), to(epoch=one), one == view.epoch) for one in report.epochs]
-        parts.append(_links("epoch", choices))
-    parts.append(
-        html.Div(
-            [
-                _arrow("←", "previous step", to(step=earlier[-1]) if earlier else None),
-                dmc.Select(
-                    id="timeline-choose-step",
-                    data=[{"value": str(step), "label": f"step {step}"} for step in steps],
-                    value=str(view.step),
-                    searchable=True,
-                    allowDeselect=False,
-                    size="sm",
-                    w=130,
-                    limit=500,
-                    **labelled("step"),
-                ),
-                _arrow("→", "next step", to(step=later[0]) if later else None),
-            ],
-            className="stepper",
-        )
-    )
-    return parts
-
-
-def _links(label: str, choices: list[tuple[str, str, bool]]) -> Component:
-    return html.Div(
-        [
-            html.Span(label, className="quiet"),
-            html.Div(
-                [
-                    dcc.Link(word, href=href, className="choice chosen" if chosen else "choice")
-                    for word, href, chosen in choices
-                ],
-                className="choices",
-            ),
-        ],
-        className="chooser",
-        role="group",
-        **labelled(label),
-    )
-
-
-def _arrow(sign: str, label: str, href: str | None) -> Component:
-    if href is None:
-        return html.Span(sign, className="arrow disabled", title=f"no {label}")
-    return dcc.Link(sign, href=href, title=label, className="arrow")

@@ -1,0 +1,88 @@
+"""The timeline's choosers: the order of the rows, the epoch and the step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import dcc, html
+
+from dashboard.address import GroupBy, View, write_address
+from dashboard.pages.parts import labelled
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from analysis.report import RunReport
+
+
+def timeline_controls(view: View, report: RunReport, base_path: str) -> list[Component]:
+    """Return the choosers; each is a link, so the address always holds the view."""
+
+    def to(**changes: object) -> str:
+        whole = {
+            "window": None,
+            **changes,
+        }  # another step has other times, another order other rows
+        return write_address(replace(view, **whole), base_path=base_path)  # type: ignore[arg-type]
+
+    earlier = [step for step in report.steps if step < (view.step or 0)]
+    later = [step for step in report.steps if step > (view.step or 0)]
+    steps = sorted({*report.steps, view.step or 0})
+    parts: list[Component] = [
+        _links(
+            "rows by",
+            [(by.value, to(group_by=by), by is view.group_by) for by in GroupBy],
+        ),
+    ]
+    if view.window is not None:
+        parts.insert(0, dcc.Link("whole step", href=to(), className="choice"))
+    if len(report.epochs) > 1:
+        choices = [(str(one), to(epoch=one), one == view.epoch) for one in report.epochs]
+        parts.append(_links("epoch", choices))
+    parts.append(
+        html.Div(
+            [
+                _arrow("←", "previous step", to(step=earlier[-1]) if earlier else None),
+                dmc.Select(
+                    id="timeline-choose-step",
+                    data=[{"value": str(step), "label": f"step {step}"} for step in steps],
+                    value=str(view.step),
+                    searchable=True,
+                    allowDeselect=False,
+                    size="sm",
+                    w=130,
+                    limit=500,
+                    **labelled("step"),
+                ),
+                _arrow("→", "next step", to(step=later[0]) if later else None),
+            ],
+            className="stepper",
+        )
+    )
+    return parts
+
+
+def _links(label: str, choices: list[tuple[str, str, bool]]) -> Component:
+    return html.Div(
+        [
+            html.Span(label, className="quiet"),
+            html.Div(
+                [
+                    dcc.Link(word, href=href, className="choice chosen" if chosen else "choice")
+                    for word, href, chosen in choices
+                ],
+                className="choices",
+            ),
+        ],
+        className="chooser",
+        role="group",
+        **labelled(label),
+    )
+
+
+def _arrow(sign: str, label: str, href: str | None) -> Component:
+    if href is None:
+        return html.Span(sign, className="arrow disabled", title=f"no {label}")
+    return dcc.Link(sign, href=href, title=label, className="arrow")
