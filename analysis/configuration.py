@@ -193,7 +193,7 @@ def _finding(
     ranks: tuple[int, ...], differences: tuple[Difference, ...], *, share: float, num: int
 ) -> Finding:
     has_majority = share > MAJORITY_RATIO
-    who = f"{name_ranks(ranks)} of {num}" if has_majority else f"the {len(ranks)} ranks"
+    who = f"{name_ranks(ranks)} of {num:,}" if has_majority else f"the {len(ranks):,} ranks"
     verb = "is" if len(ranks) == 1 else "are"
     text = f"{who} {verb} configured unlike the others: " if has_majority else f"{who} disagree: "
     text += _list(differences, "here", "on most others" if has_majority else "on some others")

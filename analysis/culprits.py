@@ -176,7 +176,7 @@ def _common_members(
         if each is not worst and shared:
             common, mine = shared, [*mine, each]
     kind = links[worst.link].kind
-    place = f"one {kind} group of {len(common)} ranks"
+    place = f"one {kind} group of {len(common):,} ranks"
     if len(common) < len(links[worst.link].members):
         place = "what its slow groups share"
     slower = _whose_pairs_stand_out(common, pair_excess)

@@ -26,7 +26,7 @@ from analysis.slow_network import slow_network
 from analysis.stalls import stalls_of
 from analysis.suspects import unexplained
 from analysis.unequal_experts import experts_candidate, without_their_stages
-from analysis.words import count_text
+from analysis.words import count_text, name_ranks
 from tracer.span import SpanKind
 
 if TYPE_CHECKING:
@@ -271,8 +271,9 @@ def _no_slow_rank(profile: Profile, slowdown: float | None) -> Finding:
 
 
 def _too_few_peers(ranks: Sequence[int], profile: Profile) -> Finding:
-    listed = ", ".join(map(str, ranks))
+    verb = "computes" if len(ranks) == 1 else "compute"
     return insufficient(
-        f"rank {listed} computes more than 10 % longer than the one or two ranks of its stage;"
-        f" with fewer than 3 peers among {len(profile.ranks)} ranks nobody can say which is slow"
+        f"{name_ranks(tuple(ranks))} {verb} more than 10 % longer than the one or two ranks of"
+        f" its stage; with fewer than 3 peers among {len(profile.ranks):,} ranks nobody can say"
+        " which is slow"
     )

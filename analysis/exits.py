@@ -163,7 +163,7 @@ def _followers(rest: Sequence[Death], first: Death, verb: str) -> str:
     if not rest:
         return ""
     ranks = _ranks(rest)
-    text = f"; {len(ranks)} other{'s' * (len(ranks) > 1)} {verb}"
+    text = f"; {len(ranks):,} other{'s' * (len(ranks) > 1)} {verb}"
     later = [_at_ns(other) for other in rest if other.ended.at_ns is not None]
     if later and first.ended.at_ns is not None:
         text += f", the first {duration_text(max(min(later) - _at_ns(first), 0))} later"

@@ -223,7 +223,7 @@ def name_some(names: Sequence[str]) -> str:
     """Write out the first few names: "a", "a and b", "a, b, c and 4 more"."""
     shown, rest = list(names[:MOST_NAMED]), len(names) - MOST_NAMED
     if rest > 0:
-        return f"{', '.join(shown)} and {rest} more"
+        return f"{', '.join(shown)} and {rest:,} more"
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 

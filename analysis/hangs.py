@@ -227,7 +227,7 @@ def _collective(shown: _Stuck) -> str:
         return f"{one.name} {one.seq} ({one.kind}) from rank {one.src_rank} to rank {one.dst_rank}"
     return (
         f"{one.name} {one.seq} ({one.kind}) of group {shown.group_name or f'{one.group_id:016x}'}"
-        f" with {len(shown.members)} ranks"
+        f" with {len(shown.members):,} ranks"
     )
 
 

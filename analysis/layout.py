@@ -83,7 +83,7 @@ def _tensor_parallel_across_hosts(
     return _finding(
         steps,
         listed,
-        f"{len(across)} of {count_text(len(hosts), 'tensor-parallel group')} of"
+        f"{len(across):,} of {count_text(len(hosts), 'tensor-parallel group')} of"
         f" {run.layout.tp} ranks lie on several hosts, though one host has"
         f" {max(on_host.values())} ranks: each all-reduce inside a layer crosses the network",
     )

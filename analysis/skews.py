@@ -60,7 +60,7 @@ def launch_skews(
         columns = np.arange(grown.first, grown.last + 1)
         columns = columns[late[phase.row, columns] >= phase.excess_ratio / 2]
         last = rows[np.nan_to_num(lag[rows][:, columns], nan=-1.0).argmax(axis=0)]
-        found.append(_skew(stalls, grown, last, f"of {len(rows)} members"))
+        found.append(_skew(stalls, grown, last, f"of {len(rows):,} members"))
     return _joined_groups(found)
 
 

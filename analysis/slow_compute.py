@@ -149,7 +149,7 @@ def _of_rank(
 
 def _rank_evidence(suspect: Suspect) -> str:
     against = {
-        Basis.PEERS: f"for the {suspect.num_peers} other ranks of its stage",
+        Basis.PEERS: f"for the {suspect.num_peers:,} other ranks of its stage",
         Basis.MATES: "for the others of its stage, which agree with stages of equal work",
         Basis.STAGES: "for the ranks of stages of equal work",
         Basis.EARLIER: "in its own earlier steps",
@@ -191,7 +191,7 @@ def _of_stage(
     partial = len(suspect.ranks) < int((profile.stage == stage).sum())
     passing = (suspect.first_step, suspect.last_step) != whole
     is_slow = partial or (one_host and passing)
-    subject = f"{'' if partial else 'all '}{len(suspect.ranks)} traced ranks of stage {stage}"
+    subject = f"{'' if partial else 'all '}{len(suspect.ranks):,} traced ranks of stage {stage}"
     against = "the other stages"
     if suspect.basis is Basis.EARLIER:
         against = "in their own other steps, as no other stage does"

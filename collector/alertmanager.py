@@ -5,11 +5,12 @@ Source: Alertmanager's API, version 2, ``POST /api/v2/alerts`` (``postableAlerts
 
 from __future__ import annotations
 
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 ALERTS_PATH = "/api/v2/alerts"
 """A webhook whose path ends so is an Alertmanager's."""
@@ -43,9 +44,17 @@ def alertmanager_alerts(document: Mapping[str, Any]) -> list[dict[str, Any]]:
             "annotations": {
                 "summary": document["text"],
                 "steps": f"{first_step}-{last_step}",
-                "ranks": ", ".join(str(rank) for rank in finding["ranks"]),
+                "ranks": _ranges(finding["ranks"]),
                 "evidence": finding["evidence"],
             },
             "generatorURL": document["url"],
         }
     ]
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """Return ascending ranks as ``0, 4-7, 9``: a stage of a large job has thousands of them."""
+    apart = groupby(enumerate(ranks), key=lambda each: each[1] - each[0])
+    runs = [[str(rank) for _, rank in own] for _, own in apart]
+    parts = [[f"{run[0]}-{run[-1]}"] if len(run) > 2 else run for run in runs]  # noqa: PLR2004
+    return ", ".join(chain.from_iterable(parts))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import unicodedata
 from typing import TYPE_CHECKING
 
+from analysis.words import neighbours
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -70,9 +72,9 @@ def ranks_text(ranks: Sequence[int], *, most: int = 8) -> str:
     """Return the ranks, runs of neighbours joined, cut with their number when there are many."""
     if not ranks:
         return "none"
-    runs = _neighbours(sorted(ranks))
+    runs = neighbours(sorted(ranks), least=2)
     shown = [f"{first}" if first == last else f"{first}-{last}" for first, last in runs[:most]]
-    more = f" … ({len(ranks)} ranks)" if len(runs) > most else ""
+    more = f" … ({len(ranks):,} ranks)" if len(runs) > most else ""
     return ", ".join(shown) + more
 
 
@@ -86,16 +88,6 @@ def steps_text(steps: tuple[int, int] | None) -> str:
 def count_text(count: int, noun: str) -> str:
     """Return the number with its noun, in the plural where it is not one."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def _neighbours(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return runs
 
 
 def _three_digits(value: float) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from analysis.words import LEAST_RANGE, neighbours
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -32,12 +34,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], right: str) -> str:
 
 def ranges(numbers: Sequence[int]) -> str:
     """Return ascending numbers as ``0, 4-7, 9``; runs of two are written out."""
-    parts: list[str] = []
-    begin = 0
-    for position in range(1, len(numbers) + 1):
-        if position < len(numbers) and numbers[position] == numbers[position - 1] + 1:
-            continue
-        run = numbers[begin:position]
-        parts.extend([f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run])  # noqa: PLR2004
-        begin = position
-    return ", ".join(parts)
+    return ", ".join(
+        f"{first}" if first == last else f"{first}-{last}"
+        for first, last in neighbours(numbers, least=LEAST_RANGE)
+    )

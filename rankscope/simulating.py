@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.words import name_ranks
 from collector.identity import checked_run_name
 from collector.location import default_store_url
 from collector.served_store import open_for_reading
@@ -194,4 +195,4 @@ def _counts_line(simulation: Simulation, done: Simulated) -> str:
 def _ranks_text(ranks: tuple[int, ...]) -> str:
     if len(ranks) > MAX_NAMED_RANKS:
         return f"{len(ranks):,} ranks"
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return name_ranks(ranks)

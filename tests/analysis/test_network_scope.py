@@ -82,7 +82,7 @@ def test_counters_of_one_host_name_its_ranks_and_of_two_the_network() -> None:
 
     assert (found.cause, found.ranks) == ("slow-link", (4, 5, 6, 7))
     assert found.evidence.endswith(
-        "; counters of 1 host tell of retransmits, host 1 (ranks 4, 5, 6 and 7)"
+        "; counters of 1 host tell of retransmits, host 1 (ranks 4 to 7)"
     )
     assert (network.cause, network.ranks) == ("network-degradation", tuple(range(8)))
     assert network.evidence.endswith("counters of 2 hosts tell of congestion")

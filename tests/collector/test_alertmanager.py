@@ -60,6 +60,14 @@ def test_an_alert_becomes_a_list_of_one_labelled_alert() -> None:
     assert alertmanager_alerts(DOCUMENT) == ALERTS
 
 
+def test_neighbouring_ranks_are_told_as_a_range() -> None:
+    finding = {**DOCUMENT["finding"], "ranks": [1, *range(6_144, 8_192)]}
+
+    (alert,) = alertmanager_alerts({**DOCUMENT, "finding": finding})
+
+    assert alert["annotations"]["ranks"] == "1, 6144-8191"
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
