@@ -19,7 +19,7 @@ from analysis.bytedance_durations import ideal_durations
 from analysis.bytedance_format import FOLDED, TYPES
 from analysis.lane_block import Block, Part
 from analysis.ordering import sort_rows
-from analysis.whatif import WORST_SHARE, WhatIf, recoverable
+from analysis.whatif import WORST_SHARE, WhatIf, part_of_excess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,8 +92,8 @@ class Scenarios:
         without_last = together["but the last stage"]
         return replace(
             result,
-            m_w=recoverable(recorded, float(without_worst.mean()), ideal),
-            m_s=recoverable(recorded, float(without_last.mean()), ideal),
+            m_w=part_of_excess(recorded, float(without_worst.mean()), ideal),
+            m_s=part_of_excess(recorded, float(without_last.mean()), ideal),
         )
 
     def _stages(self) -> dict[int, int]:

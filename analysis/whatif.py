@@ -32,6 +32,9 @@ MOST_ISOLATED = 100_000_000
 WORST_SHARE = 0.03
 """Share of the workers that M_W makes ideal. Source: arXiv 2505.05713, section 5.1."""
 
+ROUNDING = 1e-9
+"""A nanosecond in a second: recorded times are no finer, and a mean of them no surer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
@@ -212,6 +215,18 @@ def recoverable(recorded: float, without: float, ideal: float) -> float | None:
     return ratio(recorded - without, recorded - ideal)
 
 
+def part_of_excess(recorded: float, without: float, ideal: float) -> float | None:
+    """Return M of a part made ideal: (T - T_without) / (T - T_ideal), of either sign.
+
+    None where the recorded run takes as long as the ideal one, but for rounding.
+
+    Source: arXiv 2505.05713, section 5.
+    """
+    if abs(recorded - ideal) <= ROUNDING * ideal:
+        return None
+    return (recorded - without) / (recorded - ideal)
+
+
 def _with_recoverable(result: WhatIf, replayer: Replayer) -> WhatIf:
     """Add M_W, the worst 3 % of workers made ideal, and M_S, the last stage made ideal."""
     model = replayer.model
@@ -242,8 +257,8 @@ def _with_recoverable(result: WhatIf, replayer: Replayer) -> WhatIf:
         by_dp_ns=result.by_dp_ns,
         by_stage_ns=result.by_stage_ns,
         by_worker_ns=result.by_worker_ns,
-        m_w=recoverable(recorded, float(replayer.made_ideal(of_worst).mean()), ideal)
+        m_w=part_of_excess(recorded, float(replayer.made_ideal(of_worst).mean()), ideal)
         if workers
         else None,
-        m_s=recoverable(recorded, float(replayer.made_ideal(last_stage).mean()), ideal),
+        m_s=part_of_excess(recorded, float(replayer.made_ideal(last_stage).mean()), ideal),
     )

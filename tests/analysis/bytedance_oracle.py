@@ -248,7 +248,7 @@ class Oracle:
         def without(part: Part) -> float | None:
             total, best = _mean(recorded), _mean(ideal)
             mended = _mean(self.replay(lambda op: not part(op)))
-            return (total - mended) / (total - best) if total > best else None
+            return (total - mended) / (total - best) if abs(total - best) > 1e-9 * best else None
 
         shortcut = {w: min(_mean(by_dp[w[0]]), _mean(by_stage[w[1]])) for w in rank}
         worst = sorted(rank, key=lambda w: (-shortcut[w], rank[w]))
