@@ -112,8 +112,11 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> Non
 
     assert server.part == "dashboard"
     assert server.process.returncode == 0
-    # Another server of this machine may hold the first port; nothing else may be said.
-    assert [line for line in err.splitlines() if "is taken" not in line] == ["rankscope: stopping"]
+    # Another server of this machine may hold the first port, and a busy one keeps a source of
+    # samples waiting; nothing else may be said.
+    chance = ("is taken", "did not answer in time")
+    told = [line for line in err.splitlines() if not any(text in line for text in chance)]
+    assert told == ["rankscope: stopping"]
 
 
 def test_a_drop_of_mfu_is_posted_once_also_after_a_restart(

@@ -9,14 +9,25 @@ from collector.errors import TlsError
 from collector.token_file import write_tokens
 from collector.tokens import Role, make_token
 from rankscope.errors import BadInputError
-from rankscope.listening import DEFAULT_PORT, ListenOptions, listening
+from rankscope.listening import ListenOptions, listening
 from tests.collector.edge.authority import Authority
+from tests.ports import fixed_port
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 DAY_NS = 86_400 * 10**9
 EVERYWHERE = "0.0.0.0"
+NUM_PORTS = 20
+
+
+@pytest.fixture(autouse=True)
+def first_port(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The first of ports that are ours: of the usual ones others take some and let go."""
+    first = fixed_port()
+    monkeypatch.setattr("rankscope.listening.DEFAULT_PORT", first)
+    monkeypatch.setattr("rankscope.listening.LAST_PORT", first + NUM_PORTS)
+    return first
 
 
 def test_a_taken_port_that_was_asked_for_is_refused() -> None:
@@ -29,13 +40,14 @@ def test_a_taken_port_that_was_asked_for_is_refused() -> None:
 
 
 def test_without_a_wish_the_next_free_port_is_taken_and_said(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], first_port: int
 ) -> None:
     with listening(ListenOptions()) as first:
+        assert first.port == first_port
         capsys.readouterr()
         with listening(ListenOptions(host="localhost")) as second:
             assert second.port > first.port
-            said = f"port {DEFAULT_PORT} is taken, serving on {second.port}"
+            said = f"port {first_port} is taken, serving on {second.port}"
             assert said in capsys.readouterr().err
             assert second.url == second.local_url == f"http://127.0.0.1:{second.port}"
             assert second.names == {"localhost", "127.0.0.1", "::1"}
