@@ -104,12 +104,34 @@ def test_an_agent_that_waits_for_an_answer_ends_within_seconds(tmp_path: Path) -
             assert time.monotonic() - begun_s < 25  # it would wait 50 s for the answer
 
 
-def signal_another_thread(pid: int) -> bool:
-    """Send SIGTERM to a thread of ``pid`` that isn't its first; tell whether one took it."""
+def signal_another_thread(pid: int) -> None:
+    """Send SIGTERM to the oldest thread of ``pid`` that takes it and isn't its first.
+
+    It was there before the agent began, and lasts. One of a single request may be ending: the
+    kernel lets it take the signal, and forgets it.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    threads = sorted(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir())
-    # A thread that ends between the list and the signal is none to be signalled.
-    return any(libc.tgkill(pid, tid, signal.SIGTERM) == 0 for tid in reversed(threads[1:]))
+    others = [task for task in Path(f"/proc/{pid}/task").iterdir() if int(task.name) != pid]
+    oldest = min((began_ticks(task), int(task.name)) for task in others if takes_sigterm(task))
+    assert libc.tgkill(pid, oldest[1], signal.SIGTERM) == 0
+
+
+def began_ticks(task: Path) -> int:
+    """Return when a thread began; far in the future for one that is over."""
+    try:
+        return int((task / "stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 2**63
+
+
+def takes_sigterm(task: Path) -> bool:
+    """Return whether a thread is there and does not block the signal, as the allocator's does."""
+    try:
+        lines = (task / "status").read_text().splitlines()
+    except OSError:
+        return False
+    (blocked,) = (int(line.split()[1], 16) for line in lines if line.startswith("SigBlk"))
+    return not blocked >> (signal.SIGTERM - 1) & 1
 
 
 def test_a_signal_that_another_thread_is_given_ends_the_agent_too(tmp_path: Path) -> None:
@@ -117,7 +139,7 @@ def test_a_signal_that_another_thread_is_given_ends_the_agent_too(tmp_path: Path
     SpoolBuilder(spool, run_id="run").end()
     with FakeCollector() as collector, shipping(spool, collector.url, "--no-samples") as agent:
         wait_for(lambda: collector.num_requests("/v1/resume") > 0)
-        wait_for(lambda: signal_another_thread(agent.pid))
+        signal_another_thread(agent.pid)
         _, told = agent.communicate(timeout=PATIENCE_S)
 
     assert agent.returncode == 0
