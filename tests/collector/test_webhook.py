@@ -101,7 +101,7 @@ def test_closing_does_not_sit_out_the_pauses_between_tries(receiver: Receiver) -
     receiver.statuses = [503]
     outcomes: Queue[Delivery] = Queue()
     before = set(threading.enumerate())
-    webhook = Webhook(receiver.url, retry_delays_s=(3600.0,))
+    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S, retry_delays_s=(3600.0,))
     webhook.post({}, on_done=outcomes.put)
     receiver.bodies.get(timeout=PATIENCE_S)
 
@@ -201,7 +201,7 @@ def test_a_name_is_asked_once_for_each_post_and_that_answer_is_posted_to(
     port = int(receiver.url.rpartition(":")[2])
     answers = told_to([["127.0.0.1"], ["127.0.0.1"], ["169.254.169.254"]])
     outcomes: Queue[Delivery] = Queue()
-    webhook = Webhook(f"http://alertmanager:{port}/", resolve=answers)
+    webhook = Webhook(f"http://alertmanager:{port}/", timeout_s=PATIENCE_S, resolve=answers)
 
     webhook.post({"run": "AR"}, on_done=outcomes.put)
 
@@ -218,7 +218,8 @@ def test_an_operator_may_say_that_a_name_is_of_the_inside(receiver: Receiver) ->
     port = int(receiver.url.rpartition(":")[2])
     url = f"http://alerts.corp.example:{port}/"
     outcomes: Queue[Delivery] = Queue()
-    webhook = Webhook(url, is_inside=True, resolve=told_to([["127.0.0.1"]]))
+    addresses = told_to([["127.0.0.1"]])
+    webhook = Webhook(url, is_inside=True, timeout_s=PATIENCE_S, resolve=addresses)
 
     webhook.post({"run": "AR"}, on_done=outcomes.put)
 

@@ -37,6 +37,9 @@ RUN = "run"
 NUM_RANKS = 3
 ROWS_A_BURST = 100
 PATIENCE_S = 120.0
+ANSWER_S = 60.0
+"""How long one that stands still is waited for; one that is killed ends its connections."""
+
 MOST_WAIT_S = 0.6
 """How long a cycle may last before its fault, so that faults fall into any moment of a batch."""
 
@@ -255,7 +258,7 @@ class WholePath:
             headers=headers,
         )
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
                 text: str = answer.read().decode()
                 return text
         except (urllib.error.URLError, OSError):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 16_384
 LOOK_AGAIN_S = 0.01
+PATIENCE_S = 60.0
 RETRANSMIT_S = 0.2
 """First pause before a lost packet is sent again; it doubles. Linux's least is the same."""
 
@@ -112,7 +113,7 @@ class FaultProxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        if not self._ready.wait(10):
+        if not self._ready.wait(PATIENCE_S):
             raise RuntimeError("the fault proxy did not start")
         return self
 
@@ -123,7 +124,7 @@ class FaultProxy:
         traceback: TracebackType | None,
     ) -> None:
         self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
 
     def reset_all(self) -> None:
         """Reset every open connection; new ones are served."""

@@ -113,11 +113,12 @@ def test_what_stands_at_one_collector_is_sent_to_another_and_stored_once(
         FaultProxy(first.port) as proxy,
     ):
         urls = [f"http://localhost:{proxy.port}", second.url]
-        rig = Rig(spool, urls, deadlines=IMPATIENT)
+        rig = Rig(spool, urls)
         builder = SpoolBuilder(spool, run_id="run")
         write_spans(builder, oracle, 10)
         rig.turn_until(lambda: first.num_requests("/v1/spans") > 0)
         proxy.faults = Faults(is_blackholed=True)
+        rig.lose_patience()
         write_spans(builder, oracle, 40)
         builder.end()
 

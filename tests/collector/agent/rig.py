@@ -114,6 +114,11 @@ class Rig:
             assert time.monotonic() < deadline_s, self.lines
             self.turn()
 
+    def lose_patience(self, deadlines: Deadlines = IMPATIENT) -> None:
+        """Wait so long from now on: before a fault, a machine that stands still is none."""
+        self.link._deadlines = deadlines
+        self.link._answer_s = deadlines.answer_s
+
     def close(self) -> None:
         """End as a process does: nothing is said to anybody."""
         self.agent.close()

@@ -9,7 +9,7 @@ import pytest
 
 from collector.agent.link import Deadlines
 from tests.collector.agent.fake_collector import FakeCollector, Reply
-from tests.collector.agent.rig import IMPATIENT, Rig, any_unanswered, assert_clean, write_spans
+from tests.collector.agent.rig import Rig, any_unanswered, assert_clean, write_spans
 from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.proxy import FaultProxy, Faults
 from tests.ports import fixed_port
@@ -40,10 +40,11 @@ def test_a_network_that_fails_and_heals_costs_no_row_and_doubles_none(
     faults: Faults, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
-        rig = Rig(spool, f"http://localhost:{proxy.port}", deadlines=IMPATIENT)
+        rig = Rig(spool, f"http://localhost:{proxy.port}")
         builder = SpoolBuilder(spool, run_id="run")
         write_spans(builder, oracle, 10)
         rig.turn_until(lambda: len(collector.stored.rows) >= 8)
+        rig.lose_patience()
         proxy.faults = faults
         write_spans(builder, oracle, 100)
         builder.end()
@@ -79,14 +80,16 @@ def test_what_was_stuck_in_the_network_and_arrives_late_is_stored_once(
 ) -> None:
     # GIVEN a request that stands in the network when the agent has given it up
     with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
-        rig = Rig(spool, f"http://localhost:{proxy.port}", deadlines=IMPATIENT)
+        rig = Rig(spool, f"http://localhost:{proxy.port}")
         builder = SpoolBuilder(spool, run_id="run")
         rig.turn_until(lambda: collector.num_requests("/v1/resume") > 0)
         write_spans(builder, oracle, 30)
         builder.end()
         proxy.faults = Faults(is_blackholed=True)
+        rig.lose_patience()
         rig.turn()
         rig.turn()
+        assert any_unanswered(rig)
         # WHEN everything goes on
         proxy.faults = Faults()
         rig.turn_until(lambda: len(collector.stored.rows) >= 30 and not any_unanswered(rig))

@@ -10,7 +10,7 @@ import pytest
 
 from collector.agent.journal_file import Disk
 from tests.collector.agent.fake_collector import FakeCollector
-from tests.collector.agent.rig import IMPATIENT, Rig, any_unanswered, assert_clean, write_spans
+from tests.collector.agent.rig import Rig, any_unanswered, assert_clean, write_spans
 from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.checker import Oracle, check
 from tests.faults.proxy import FaultProxy, Faults
@@ -130,11 +130,12 @@ def test_an_agent_killed_while_its_request_stood_in_the_network_cuts_no_row_anew
     # GIVEN a cut that is under way, neither here nor there, when the agent is killed
     with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
         builder = SpoolBuilder(spool, run_id="run")
-        rig = Rig(spool, f"http://localhost:{proxy.port}", deadlines=IMPATIENT)
+        rig = Rig(spool, f"http://localhost:{proxy.port}")
         rig.turn_until(lambda: collector.num_requests("/v1/resume") > 0)
         write_spans(builder, oracle, 24)
         builder.seal()
         proxy.faults = Faults(is_blackholed=True)
+        rig.lose_patience()
         rig.turn()
         assert any_unanswered(rig)
         rig.close()

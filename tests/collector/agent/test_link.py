@@ -169,7 +169,10 @@ def test_a_connection_that_was_closed_while_idle_is_no_trouble() -> None:
 
 def test_a_late_answer_makes_the_next_deadline_longer_until_one_comes_in_time() -> None:
     # GIVEN a collector that takes longer, each time, than the first deadline
+    is_given_up = threading.Event()
+
     def talk(connection: socket.socket) -> None:
+        is_given_up.wait(PATIENT.answer_s)
         time.sleep(0.5)
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
 
@@ -177,6 +180,7 @@ def test_a_late_answer_makes_the_next_deadline_longer_until_one_comes_in_time() 
         # WHEN it is asked again and again, with deadlines of 0.3, 0.6, 1.2 ... seconds
         with pytest.raises(LinkError, match="no answer in time"):
             link.get("/")
+        is_given_up.set()
         statuses = [status_of(link) for _ in range(8)]
 
     # THEN the answer is in time at last

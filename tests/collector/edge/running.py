@@ -133,7 +133,9 @@ def answer_on(visitor: socket.socket) -> bytes:
     """Return the body of the next answer, which says how long it is."""
     text = b""
     while b"\r\n\r\n" not in text:
-        text += visitor.recv(1)
+        piece = visitor.recv(1)
+        assert piece, "it ended before an answer"
+        text += piece
     num_bytes = int(text.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
     body = b""
     while len(body) < num_bytes:
