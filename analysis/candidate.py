@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from analysis.counters import Drop
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -46,6 +48,9 @@ class Candidate:
 
     is_everywhere: bool = False
     """Whether no rank is free of it, so that no gap between steps is usual."""
+
+    sample: Drop | None = None
+    """The reading of a device that tells the cause."""
 
     is_alarm: bool = True
     """False for what is only told beside the verdict (a checkpoint)."""

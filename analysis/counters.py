@@ -38,6 +38,9 @@ CLOCK_DROP_RATIO = 0.03
 """A device's clock lies this much below its own or its peers' to explain slow compute: compute
 follows the clock, and `analysis.phases.PERSISTENT_RATIO` is the least slowness that is told."""
 
+LOW_QUANTILE = 0.25
+"""Of a phase's readings of a clock: so low it is granted to have been throughout."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
@@ -46,6 +49,9 @@ class Drop:
     name: str
     inside: float
     usual: float
+    explained_ratio: float | None
+    """By how much longer compute takes at most at such a clock; None where the reading is no
+    clock: power and reasons tell that a device is throttled, not by how much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +128,12 @@ def _growth(
 def clock_drop(
     samples: SampleTable, host: str, device: int, phase_ns: tuple[int, int]
 ) -> Drop | None:
-    """Return the clock that a device ran at in a slow phase, where that explains its slowness.
+    """Return the clock that a device ran at in a slow phase, where that speaks for its slowness.
 
     The clock is held against that of the other devices in the phase and, where
-    the phase is not the whole run, the device's own outside it.
+    the phase is not the whole run, the device's own outside it. Of several
+    clocks the one that fell furthest speaks. Power is asked only where no
+    clock was read: a device that waits draws less, and is not throttled.
 
     Args:
         samples: Readings.
@@ -133,18 +141,42 @@ def clock_drop(
         device: Its local rank.
         phase_ns: (begin, end) of the phase, Unix time.
     """
-    for code, name in enumerate(samples.names):
-        if PART_MARK in name:
-            continue
-        throttle = any(word in name for word in THROTTLE_WORDS)
-        if not throttle and not any(word in name for word in (*CLOCK_WORDS, *POWER_WORDS)):
-            continue
-        drop = _drop(samples, code, (host, device), phase_ns)
-        if drop is None:
-            continue
-        lower = drop.inside < (1.0 - CLOCK_DROP_RATIO) * drop.usual
-        if (throttle and drop.inside > drop.usual) or (not throttle and lower):
-            return drop
+    place = (host, device)
+    clocks = _drops(samples, CLOCK_WORDS, place, phase_ns)
+    lower = [each for each in clocks if _is_lower(each)]
+    if lower:
+        return min(lower, key=lambda each: each.inside / each.usual)
+    for each in _drops(samples, THROTTLE_WORDS, place, phase_ns):
+        if each.inside > each.usual:
+            return each
+    power = () if clocks else _drops(samples, POWER_WORDS, place, phase_ns)
+    return next((each for each in power if _is_lower(each)), None)
+
+
+def _is_lower(drop: Drop) -> bool:
+    return drop.inside < (1.0 - CLOCK_DROP_RATIO) * drop.usual
+
+
+def _drops(
+    samples: SampleTable,
+    words: tuple[str, ...],
+    place: tuple[str, int],
+    phase_ns: tuple[int, int],
+) -> tuple[Drop, ...]:
+    """Return what each reading of a device whose name holds one of these words did."""
+    found = [
+        _drop(samples, code, place, phase_ns)
+        for code, name in enumerate(samples.names)
+        if PART_MARK not in name and _word_group(name) is words
+    ]
+    return tuple(each for each in found if each is not None)
+
+
+def _word_group(name: str) -> tuple[str, ...] | None:
+    """Return the words that a reading's name is known by: the reasons for a lower clock first."""
+    for words in (THROTTLE_WORDS, CLOCK_WORDS, POWER_WORDS):
+        if any(word in name for word in words):
+            return words
     return None
 
 
@@ -161,10 +193,16 @@ def _drop(
     if not len(inside):
         return None
     others = [samples.value[rows & ~mine & within], samples.value[mine & ~within]]
-    usual = [_median(values) for values in others if len(values)]
-    if not usual:
+    typical = [_median(values) for values in others if len(values)]
+    if not typical:
         return None
-    return Drop(name=samples.names[code], inside=_median(inside), usual=max(usual))
+    name, usual = samples.names[code], max(typical)
+    explained = None
+    if _word_group(name) is CLOCK_WORDS:
+        # Readings at the borders of a phase may be of the time beside it.
+        low = float(np.quantile(inside, LOW_QUANTILE, method="lower"))
+        explained = usual / low - 1.0 if low > 0 else np.inf
+    return Drop(name=name, inside=_median(inside), usual=usual, explained_ratio=explained)
 
 
 def _median(values: NDArray[np.float64]) -> float:

@@ -25,6 +25,7 @@ from analysis.slow_compute import compute_candidates, sequence_candidate
 from analysis.slow_network import slow_network
 from analysis.stalls import stalls_of
 from analysis.suspects import unexplained
+from analysis.throttled import Devices, told_by_samples
 from analysis.unequal_experts import experts_candidate, without_their_stages
 from analysis.words import count_text, name_ranks
 from tracer.span import SpanKind
@@ -160,17 +161,20 @@ def _of_compute(
         host: What hosts do: it explains the compute of partners.
         workers: What each rank shares with the partners that look just like it.
     """
+    devices = Devices(ranks=case.ranks, samples=case.context.samples, step_ns=case.step_ns)
     compute = compute_candidates(
         profile,
         case.reading.model,
         case.ranks,
         workers=workers,
-        samples=case.context.samples,
-        step_ns=case.step_ns,
+        devices=devices,
     )
     stalled = [each for each in host if each.cause in HOLDS_PARTNERS_UP]
     compute = without_partners(compute, stalled, workers)
-    return merged_hosts(merged_workers(compute, workers), case.ranks)
+    merged = merged_workers(compute, workers)
+    model = case.reading.model
+    explained = told_by_samples(merged, profile, model, workers=workers, devices=devices)
+    return merged_hosts(explained, case.ranks)
 
 
 def _network_candidates(case: Case, compute: Sequence[Candidate]) -> tuple[Candidate, ...]:

@@ -56,6 +56,13 @@ class Times:
             gap_ns=np.minimum(self.gap_ns, other.gap_ns, where=where, out=self.gap_ns.copy()),
         )
 
+    def changed(self, before: Times, after: Times) -> Times:
+        """Return these times with what changes from one to another."""
+        return Times(
+            duration_ns=self.duration_ns + after.duration_ns - before.duration_ns,
+            gap_ns=self.gap_ns + after.gap_ns - before.gap_ns,
+        )
+
     def mean_step(self, replayer: Replayer) -> float:
         """Return the mean step of the full replay, in ns."""
         return float(replayer.full_with(self.duration_ns, self.gap_ns).mean())
@@ -89,7 +96,7 @@ def priced(
 
     With M the run in which every candidate is mended, M + X the same with
     candidate X as recorded (in what two share, with its own excess), and T all
-    of them, in the full replay::
+    of them, in the full replay (without X, what two share keeps what the others bring)::
 
         slowdown          = (M + X) / M
         recoverable_ratio = (T - T_without_X) / (T - T_ideal)
@@ -117,18 +124,25 @@ def priced(
     alone = Times(duration_ns=unblamed.duration_ns, gap_ns=recorded.gap_ns)
     parts = _own_parts([_recorded_part(each, model) for each in candidates], model)
     changes = [
-        Change(each, part, _mended(each, unblamed, ideal))
+        Change(each, part, _mended(each, unblamed, ideal, model))
         for each, part in zip(candidates, parts, strict=True)
     ]
     mended = _all_mended(changes, unblamed)
-    blamed = sum(change.part.astype(np.int32) for change in changes)
-    late = sum(change.host_part.astype(np.int32) for change in changes)
+    blamed = np.sum([change.part for change in changes], axis=0)
+    late = np.sum([change.host_part for change in changes], axis=0)
     whole = Times(
         duration_ns=np.where(blamed > 0, recorded.duration_ns, mended.duration_ns),
         gap_ns=np.where(late > 0, recorded.gap_ns, mended.gap_ns),
     )
     mended_ns, whole_ns = mended.mean_step(replayer), whole.mean_step(replayer)
-    least_ns = _least(changes, ideal, model).mean_step(replayer)
+    least = _least(changes, ideal, model).exchanged(blamed > 1, late > 1, mended)
+    least_ns = least.mean_step(replayer)
+    brought = None
+    if (blamed > 1).any():
+        brought = mended
+        for change in changes:
+            took = recorded if change.candidate.on_host else alone
+            brought = brought.changed(mended, _put_back(change, mended, took))
     found = []
     for change in changes:
         if not change.part.any():
@@ -141,6 +155,9 @@ def priced(
         without = whole.exchanged(
             change.part & (blamed == 1), change.host_part & (late == 1), mended
         )
+        if brought is not None:
+            left = brought.changed(put_back, mended)
+            without = without.least(left, change.part & (blamed > 1))
         without_ns = without.mean_step(replayer)
         found.append(
             _finding(
@@ -210,9 +227,13 @@ def _least(changes: Sequence[Change], ideal: Times, model: ReplayModel) -> Times
     return least
 
 
-def _mended(candidate: Candidate, unblamed: Times, ideal: Times) -> Times:
+def _mended(candidate: Candidate, unblamed: Times, ideal: Times, model: ReplayModel) -> Times:
     """Return what a candidate's part takes without it; elsewhere anything."""
     duration_ns = ideal.duration_ns
+    if not candidate.on_host:
+        # A device that is mended makes no gap longer: gaps that only checkpoints leave would be.
+        shorter = np.minimum(duration_ns, model.operations.duration_ns)
+        duration_ns = np.where(model.on_device, duration_ns, shorter)
     if candidate.usual_ns is not None:
         duration_ns = np.where(np.isnan(candidate.usual_ns), duration_ns, candidate.usual_ns)
     if candidate.is_everywhere:

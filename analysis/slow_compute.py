@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from analysis.bubble import BACKWARD_KINDS, FORWARD_KINDS
 from analysis.candidate import Candidate
-from analysis.counters import clock_drop
 from analysis.distinct import number_rows
 from analysis.equal_lengths import equal_durations, equal_experts, speeds_at_equal_lengths
 from analysis.occupancy import of_kinds
@@ -18,20 +17,20 @@ from analysis.phases import DUE_RATIO
 from analysis.profile import Basis
 from analysis.risen_stages import risen_stages
 from analysis.suspects import slow_ranks, slow_stages
-from analysis.words import count_text, duration_text, name_ranks
+from analysis.throttled import as_one_worker, most_explained
+from analysis.words import count_text, duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from numpy.typing import NDArray
 
-    from analysis.context import SampleTable
-    from analysis.counters import Drop
     from analysis.model import ComputeItems, ReplayModel
     from analysis.profile import Profile
     from analysis.sequence import SequenceEffect
     from analysis.source import RankInfo
     from analysis.suspects import Suspect
+    from analysis.throttled import Devices
     from analysis.whatif import Replayer
 
 
@@ -44,21 +43,19 @@ def compute_candidates(
     ranks: Mapping[int, RankInfo],
     *,
     workers: Mapping[int, tuple[int, ...]],
-    samples: SampleTable,
-    step_ns: Mapping[int, tuple[int, int]],
+    devices: Devices,
 ) -> tuple[Candidate, ...]:
     """Find slow ranks and long stages.
 
     A slow rank whose clock is lower meanwhile than it was, or than its peers',
-    is throttled.
+    is throttled; how much of it that explains, `analysis.throttled` says.
 
     Args:
         profile: Compute of each rank against its peers.
         model: The operations.
         ranks: Where each rank runs.
         workers: What each rank shares with the partners that look just like it.
-        samples: Readings of the devices, if any.
-        step_ns: (begin, end) of each step, Unix time.
+        devices: Readings of the devices, if any.
     """
     stages, single = slow_stages(profile), slow_ranks(profile)
     in_slow_stage = {rank for stage in stages for rank in stage.ranks}
@@ -79,9 +76,8 @@ def compute_candidates(
     partners: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in profile.ranks.tolist():
         partners[workers[rank]].append(rank)
-    told = Told(ranks=ranks, samples=samples, step_ns=step_ns)
     found = [
-        _of_rank(suspect, model, told, tuple(partners[workers[suspect.ranks[0]]]))
+        _of_rank(suspect, model, devices, tuple(partners[workers[suspect.ranks[0]]]))
         for suspect in slow
     ]
     found += [_of_stage(suspect, profile, model, ranks) for suspect in stages]
@@ -99,51 +95,34 @@ def _overlap(one: Suspect, stage: Suspect) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What is known of ranks besides their spans."""
-
-    ranks: Mapping[int, RankInfo]
-    samples: SampleTable
-    step_ns: Mapping[int, tuple[int, int]]
-
-    def drop_of(self, rank: int, suspect: Suspect) -> Drop | None:
-        """Return how far a rank's clock fell in a suspect's phase, if it did."""
-        info = self.ranks[rank]
-        phase = (self.step_ns[suspect.first_step][0], self.step_ns[suspect.last_step][1])
-        return clock_drop(self.samples, info.host, info.local_rank, phase)
-
-
 def _of_rank(
-    suspect: Suspect, model: ReplayModel, told: Told, partners: tuple[int, ...]
+    suspect: Suspect, model: ReplayModel, devices: Devices, partners: tuple[int, ...]
 ) -> Candidate:
     """Turn a slow rank into a candidate: it, or all partners that look like it, or the throttled.
 
     Args:
         suspect: The rank and its phase.
         model: The operations.
-        told: What is known besides the spans.
+        devices: What their samples tell.
         partners: The ranks, itself included, among which the trace cannot tell.
     """
-    drops = {rank: told.drop_of(rank, suspect) for rank in partners}
+    phase = (suspect.first_step, suspect.last_step)
+    drops = {rank: devices.drop_of(rank, phase) for rank in partners}
     throttled = tuple(rank for rank, drop in drops.items() if drop is not None)
-    ranks, evidence = throttled or partners, _rank_evidence(suspect)
-    if len(partners) > 1 and not throttled:
-        evidence = (
-            f"{name_ranks(partners)}, one worker, whose inner communication is not traced:"
-            f" {evidence}"
-        )
-    drop = drops[throttled[0]] if throttled else None
-    if drop is not None:
-        evidence += f"; {drop.name} reads {drop.inside:.4g} meanwhile against {drop.usual:.4g}"
+    found = [drop for drop in drops.values() if drop is not None]
+    drop = max(found, key=most_explained, default=None)
+    evidence = _rank_evidence(suspect)
+    if drop is None:
+        evidence = as_one_worker(partners, evidence)
     return Candidate(
         cause="slow-compute" if drop is None else "clock-throttle",
-        ranks=ranks,
-        steps=(suspect.first_step, suspect.last_step),
+        ranks=throttled or partners,
+        steps=phase,
         part=np.isin(model.rank, partners),
         excess_ratio=suspect.excess_ratio,
         threshold=suspect.threshold,
         evidence=evidence,
+        sample=drop,
     )
 
 

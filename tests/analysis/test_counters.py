@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from analysis.context import SampleTable, no_samples
 from analysis.counters import clock_drop, network_trouble
@@ -29,6 +30,16 @@ def samples(name: str, rows: dict[tuple[str, int], list[float]]) -> SampleTable:
     )
 
 
+def both(one: SampleTable, other: SampleTable) -> SampleTable:
+    """Return the readings of two tables of the same hosts."""
+    joined = {
+        column: np.concatenate((getattr(one, column), getattr(other, column)))
+        for column in ("host", "device", "at_ns", "value")
+    }
+    name = np.repeat(np.arange(2, dtype=np.int32), (len(one), len(other)))
+    return SampleTable(**joined, name=name, hosts=one.hosts, names=one.names + other.names)
+
+
 def test_a_clock_that_falls_in_the_slow_phase_explains_it() -> None:
     readings = samples(
         "gpu-clock-hz",
@@ -39,6 +50,32 @@ def test_a_clock_that_falls_in_the_slow_phase_explains_it() -> None:
 
     assert drop is not None
     assert (drop.name, drop.inside, drop.usual) == ("gpu-clock-hz", 1.5e9, 2e9)
+    assert drop.explained_ratio == pytest.approx(2 / 1.5 - 1)
+
+
+def test_readings_of_the_time_beside_a_phase_do_not_hide_how_low_the_clock_was() -> None:
+    # Two of six readings are of the time after: at 1.6 GHz compute takes a quarter longer.
+    own = [2e9, 2e9, 2e9, 1.6e9, 1.6e9, 1.6e9, 1.6e9, 2e9, 2e9, 2e9]
+    readings = samples("gpu-clock-hz", {("a", 0): own, ("a", 1): [2e9] * 10})
+
+    drop = clock_drop(readings, "a", 0, (3 * S, 8 * S))
+
+    assert drop is not None
+    assert drop.explained_ratio == pytest.approx(0.25)
+
+
+def test_power_speaks_only_where_no_clock_was_read() -> None:
+    # A device that waits more draws less.
+    watts = {("a", 0): [600.0, 600, 600, 500, 500, 500, 500], ("a", 1): [600.0] * 7}
+    hertz = {("a", 0): [2e9] * 7, ("a", 1): [2e9] * 7}
+    power = samples("gpu-power-w", watts)
+
+    alone = clock_drop(power, "a", 0, PHASE)
+    beside_clock = clock_drop(both(samples("gpu-clock-hz", hertz), power), "a", 0, PHASE)
+
+    assert alone is not None
+    assert (alone.name, alone.explained_ratio) == ("gpu-power-w", None)
+    assert beside_clock is None
 
 
 def test_a_clock_like_its_peers_explains_nothing() -> None:
