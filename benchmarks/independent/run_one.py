@@ -71,9 +71,16 @@ def lay_out(job: Job, faults: Sequence[Fault]) -> tuple[Running, list[Rank]]:
 
 
 def step_bounds(running: Running, ranks: Sequence[Rank]) -> list[tuple[int, int]]:
-    """Return when each step of the first rank began and ended, ns from the job's start."""
+    """Return when the first rank computed each step, ns from the job's start.
+
+    A host that runs ahead has ended a step before its device begins it.
+    """
     at = running.moments.solve()
-    return [(int(at[start]), int(at[end])) for _, start, end in ranks[0].steps]
+    computed: dict[int, list[int]] = {}
+    for each in ranks[0].records:
+        if each.track == "compute":
+            computed.setdefault(each.step, []).extend((int(at[each.start]), int(at[each.end])))
+    return [(min(times), max(times)) for _, times in sorted(computed.items())]
 
 
 def step_ns(running: Running, ranks: Sequence[Rank]) -> NDArray[np.int64]:
