@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 XSS = '<img src=x onerror=window.__xss=1><script>window.__xss=1</script>" onload="window.__xss=1'
 TIMELINE = "/timeline?run=demo-42&step=3"
-PATIENCE_S = 60.0
-PATIENCE_MS = 60_000
+PATIENCE_S = 120.0
+PATIENCE_MS = 120_000
 
 
 @dataclass
@@ -174,6 +174,7 @@ def test_the_theme_toggles_and_is_remembered_without_asking_the_server(browser: 
 
         assert (light, dark) == ("rgb(246, 247, 249)", "rgb(16, 19, 23)")
         assert provider.num_reports == asked
+        settle(seen.page)
         seen.page.reload()
         seen.page.wait_for_selector("html[data-mantine-color-scheme=dark]")
 
@@ -235,7 +236,7 @@ def test_a_page_without_data_says_why(browser: Browser) -> None:
         "/timeline?run=other": "there is no run 'other' in this store",
         "/nowhere": "there is no page at '/nowhere'",
     }
-    provider = FakeProvider(reports={"fresh": None})
+    provider = FakeProvider(reports={"fresh": None}, state="running")
     with served(provider) as url, opened(browser, url) as seen:
         for path, reason in reasons.items():
             settle(seen.page)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = [needs_traces, pytest.mark.multiproc]
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 120_000
 
 
 class Visit:

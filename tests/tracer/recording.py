@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 
-LONGEST_S = 60.0
+LONGEST_S = 120.0
 PAUSE_S = 0.005
 
 

@@ -20,6 +20,7 @@ from collector.host.sample import Sample, SourceAbsentError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PATIENCE_S = 60.0
 LABELS = 'gpu="1",UUID="GPU-AAAA",device="nvidia1",modelName="NVIDIA H200",Hostname="a"'
 PAGE = f"""\
 # HELP DCGM_FI_DEV_SM_CLOCK SM clock frequency (in MHz).
@@ -64,7 +65,7 @@ def exporter(page: bytes, *, status: int = 200) -> Iterator[str]:
 
 def test_a_page_becomes_samples_in_our_units() -> None:
     with exporter(PAGE) as url:
-        found = DcgmSource(url, timeout_s=5.0).read(7)
+        found = DcgmSource(url, timeout_s=PATIENCE_S).read(7)
 
     # THEN: blanks, NaN, parts of a device and unknown metrics are left out; the idle bit is masked
     assert found == [
@@ -78,8 +79,8 @@ def test_a_page_becomes_samples_in_our_units() -> None:
 
 def test_a_device_is_called_by_its_local_rank() -> None:
     with exporter(PAGE) as url:
-        ours = DcgmSource(url, local_rank_of=lambda: {"aaaa": 6}, timeout_s=5.0).read(7)
-        others = DcgmSource(url, local_rank_of=lambda: {"bbbb": 6}, timeout_s=5.0).read(7)
+        ours = DcgmSource(url, local_rank_of=lambda: {"aaaa": 6}, timeout_s=PATIENCE_S).read(7)
+        others = DcgmSource(url, local_rank_of=lambda: {"bbbb": 6}, timeout_s=PATIENCE_S).read(7)
 
     assert {sample.device for sample in ours} == {6}
     assert others == []
@@ -113,7 +114,7 @@ def test_a_page_of_too_many_lines_is_refused() -> None:
 
 def test_a_page_that_is_too_large_is_refused() -> None:
     with exporter(b"#" * (MAX_BODY_BYTES + 1)) as url, pytest.raises(DcgmError, match="is over"):
-        DcgmSource(url, timeout_s=5.0).read(0)
+        DcgmSource(url, timeout_s=PATIENCE_S).read(0)
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])
@@ -122,7 +123,7 @@ def test_an_answer_that_is_no_page_is_refused(status: int) -> None:
         exporter(b"", status=status) as url,
         pytest.raises(DcgmError, match=f"answered {status}"),
     ):
-        DcgmSource(url, timeout_s=5.0).read(0)
+        DcgmSource(url, timeout_s=PATIENCE_S).read(0)
 
 
 def test_nobody_at_the_address_is_absent() -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MEBIBYTE = 1 << 20
+LONGEST_S = 240.0
+"""For all of them, on a machine that stands still for a while; none may wait for anybody."""
 
 PROGRAM = """
 import contextlib, io, json, os, pathlib, resource, sys, time
@@ -47,7 +49,7 @@ def peak_kib():
 def told(arguments, environment):
     os.environ.update(environment)
     out, err, status, raised = io.StringIO(), io.StringIO(), None, ""
-    began = time.monotonic()
+    began = time.process_time()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             status = command(arguments)
@@ -55,7 +57,7 @@ def told(arguments, environment):
             raised = repr(error)[:500]
     for name in environment:
         del os.environ[name]
-    return [status, err.getvalue(), raised, peak_kib(), time.monotonic() - began]
+    return [status, err.getvalue(), raised, peak_kib(), time.process_time() - began]
 
 cases = json.load(sys.stdin)
 first = [told(*case) for case in cases[:1]]
@@ -110,6 +112,7 @@ class Told:
     raised: str
     peak_bytes: int
     took_s: float
+    """Of a processor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +213,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         input=json.dumps(asked),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LONGEST_S,
         check=True,
     )
     warm_kib, answers = json.loads(done.stdout)
