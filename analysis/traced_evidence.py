@@ -10,6 +10,7 @@ import numpy as np
 from analysis.distinct import distinct
 from analysis.evidence import GapItems, Link, Place, Transfers
 from analysis.intervals import NOWHERE
+from analysis.joint_ends import held_by_another
 from analysis.ordering import is_among, sort_rows
 from analysis.pieces import GAP, Pieces, own_compute
 from analysis.traced_ranks import groups_as_traced
@@ -119,8 +120,8 @@ def transfers_of(
     """Return the transfers of a traced run.
 
     Links inside one host are held against such. Instances with a buffered
-    send, rooted ones that a member left early, and those whose end is only a
-    bound tell nothing and are left out.
+    send, rooted ones that a member left early, those that another of the same
+    call held, and those whose end is only a bound tell nothing and are left out.
 
     Args:
         joined: The run.
@@ -133,7 +134,7 @@ def transfers_of(
     hosts: defaultdict[int, str] = defaultdict(str)
     hosts.update({info.rank: info.host for epoch in run.epochs for info in epoch.ranks})
     unclear = (spans.flags[comm] & SpanFlag.END_BOUND) != 0
-    unclear |= joined.waits_for_nobody
+    unclear |= joined.waits_for_nobody | held_by_another(spans, joined.split, comm)
     pair = is_p2p(spans)[comm]
     # A ring of context parallel ranks sends inside compute: its pairs are its axis's.
     pair_kind = spans.kind[comm].astype(np.int64)
