@@ -41,20 +41,24 @@ def data_stalls(
     """
     gap = stalls.total(*INPUT_PLACES, but=explained)
     expected, enough = median_by_kind(gap, stalls.profile.stage)
-    expected[~enough] = row_medians(gap)[~enough, None]
+    # Ranks of other stages may load nothing: its own steps tell what such a rank loses anyway.
+    expected[~enough] = np.quantile(gap[~enough], EARLIER_QUANTILE, axis=1)[:, None]
     excess = (gap - expected) / stalls.compute_ns[:, None]
     excess[:, ~usual] = np.nan
     where = "before its first compute or in data"
     usual_ns = [(INPUT_PLACES, expected)]
+    stages = [
+        (phase, _late_rows(stalls, gap, phase))
+        for phase in _late_stages(stalls, gap, usual, always=True)
+    ]
     found = [
         _stall("data-stall", stalls, phase, [phase.row], (INPUT_PLACES, where), usual_ns)
         for phase in standing_out(excess, few=~enough)
-        if not _follows_a_dip(phase, usual)
+        if not _follows_a_dip(phase, usual) and not _is_but_part(stalls, gap, phase, stages)
     ]
     named = {rank for candidate in found for rank in candidate.ranks}
-    for phase in _late_stages(stalls, gap, usual, always=True):
-        rows = _late_rows(stalls, gap, phase)
-        rows = [row for row in rows if int(stalls.profile.ranks[row]) not in named]
+    for phase, late in stages:
+        rows = [row for row in late if int(stalls.profile.ranks[row]) not in named]
         if rows:
             found.append(_stall("data-stall", stalls, phase, rows, (INPUT_PLACES, where)))
     return _joined_stages(found)
@@ -67,6 +71,21 @@ def _follows_a_dip(phase: Phase, usual: NDArray[np.bool_]) -> bool:
     checkpoint, not its input.
     """
     return phase.num_steps == 1 and phase.first > 0 and not usual[phase.first - 1]
+
+
+def _is_but_part(
+    stalls: Stalls,
+    gap: NDArray[np.float64],
+    phase: Phase,
+    stages: Sequence[tuple[Phase, Sequence[int]]],
+) -> bool:
+    """Tell the worse steps of a rank that always misses its input, as its stage tells."""
+    return any(
+        phase.row in rows
+        and 2 * phase.excess_ratio * stalls.compute_ns[phase.row]
+        < np.median(gap[phase.row, stage.first : stage.last + 1])
+        for stage, rows in stages
+    )
 
 
 def host_stalls(

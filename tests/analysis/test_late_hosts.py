@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from analysis.evidence import Place
 from analysis.host_causes import host_candidates
@@ -116,3 +117,17 @@ def test_the_last_to_come_back_from_a_checkpoint_misses_no_input() -> None:
     longer = stalls(Place.INPUT, (5, 6, 20), (6, 6, 20))
     (found,) = data_stalls(longer, usual, none)
     assert (found.cause, found.ranks, found.steps) == ("data-stall", (6,), (5, 6))
+
+
+@pytest.mark.parametrize("first", [4, 1, 0])
+def test_a_rank_with_one_peer_misses_input_from_its_onset_on(first: int) -> None:
+    # GIVEN two stages of two ranks, of which rank 2 loses 60 or 75 ms of input from some step on,
+    # in most of its steps: its usual step is a stalled one
+    lost = ((step, 2, Place.DATA, 75 if step in (8, 9, 10) else 60) for step in range(first, 12))
+    gaps = stalls_with(lost, stage=(0, 0, 1, 1), num_steps=12)
+
+    (found,) = data_stalls(gaps, np.ones(12, dtype=np.bool_), np.zeros(12 - first, dtype=np.bool_))
+
+    # THEN all of it is told, not only the 15 ms by which three steps are worse
+    assert (found.cause, found.ranks, found.steps) == ("data-stall", (2,), (first, 11))
+    assert found.excess_ratio >= 0.3
