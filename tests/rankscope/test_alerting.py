@@ -85,10 +85,10 @@ def test_no_mfu_and_a_steady_one_raise_nothing(store: Store) -> None:
 def test_the_webhook_gets_the_run_the_steps_the_finding_and_the_page(
     store: Store, receiver: Receiver
 ) -> None:
-    webhook = Webhook(receiver.url)
+    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S)
     Alerting(store, webhook=webhook, page_url=page_url).evaluate(trained(DROPS_AT_10))
     posted = json.loads(receiver.bodies.get(timeout=PATIENCE_S))
-    webhook.close()
+    webhook.close(timeout_s=PATIENCE_S)
 
     assert posted["run"] == "job"
     assert posted["steps"] == [10, 14]
@@ -105,12 +105,12 @@ def test_an_alert_that_cannot_be_delivered_is_kept_and_counted(
     store: Store, receiver: Receiver
 ) -> None:
     receiver.statuses = [404]
-    webhook = Webhook(receiver.url)
+    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S)
     alerting = Alerting(store, webhook=webhook, page_url=page_url)
 
     alerting.evaluate(trained(DROPS_AT_10))
     receiver.bodies.get(timeout=PATIENCE_S)
-    webhook.close()
+    webhook.close(timeout_s=PATIENCE_S)
 
     (alert,) = read_alerts(store)
     assert alert.delivery is Delivery.UNDELIVERED
@@ -119,7 +119,7 @@ def test_an_alert_that_cannot_be_delivered_is_kept_and_counted(
 
 def test_the_alert_is_on_disk_before_anything_is_sent(store: Store, receiver: Receiver) -> None:
     receiver.hold.clear()
-    webhook = Webhook(receiver.url)
+    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S)
     seen: Queue[Delivery] = Queue()
 
     Alerting(store, webhook=webhook, page_url=page_url).evaluate(trained(DROPS_AT_10))
@@ -127,6 +127,6 @@ def test_the_alert_is_on_disk_before_anything_is_sent(store: Store, receiver: Re
     (alert,) = read_alerts(store)
     seen.put(alert.delivery)
     receiver.hold.set()
-    webhook.close()
+    webhook.close(timeout_s=PATIENCE_S)
 
     assert seen.get_nowait() is Delivery.PENDING
