@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.distinct import distinct
 from analysis.intervals import NOWHERE
+from analysis.lost_records import steps_with_losses
 from analysis.model import Reading
 from analysis.ordering import places_of
 from analysis.pieces import cut
@@ -157,6 +158,10 @@ def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit
     for step, count in zip(numbers.tolist(), counts.tolist(), strict=True):
         if count != expected:
             reasons[step] = f"{expected - count} of {expected} ranks have no record of it"
+    if run.num_dropped or run.num_torn:
+        usable = set(numbers.tolist()) - set(reasons)
+        for step in steps_with_losses(spans, steps, usable):
+            reasons[step] = "records were dropped, and a rank lacks compute or waits of it"
     return reasons
 
 
