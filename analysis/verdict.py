@@ -59,7 +59,8 @@ def verdict_sentence(report: RunReport) -> str:
 def _subject(report: RunReport, finding: Finding) -> str:
     when = ""
     if finding.steps is not None and finding.steps != (report.steps[0], report.steps[-1]):
-        when = f" in steps {finding.steps[0]} to {finding.steps[1]}"
+        first, last = finding.steps
+        when = f" in step {first}" if first == last else f" in steps {first} to {last}"
     if finding.cause == "stage-imbalance":
         stage = report.coords[finding.ranks[0]].pp
         return f"Stage {stage} has more work than the others ({name_ranks(finding.ranks)}){when}."

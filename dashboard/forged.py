@@ -125,6 +125,8 @@ CHECKS: dict[str, Check] = {
     "url.search": _is_text,
     "tick.n_intervals": _is_number,
     "runs-shown.data": _is_runs,
+    "overview-soon.n_intervals": _is_number,
+    "timeline-soon.n_intervals": _is_number,
     "choose-run.value": _is_text,
     "overview-shown.data": _is_shown("revision"),
     "overview-excess.clickData": _is_click,

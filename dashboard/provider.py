@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from analysis.report import RunReport
     from analysis.source import RunSummary
     from analysis.timeline import StepTimeline
+    from analysis.under_way import Failed, UnderWay
     from dashboard.address import GroupBy
 
 
@@ -24,16 +25,22 @@ class ReportProvider(Protocol):
         """Return every run, the newest first."""
         ...
 
-    def report(self, run_id: str) -> RunReport | None:
-        """Return the diagnosis; None while the run is known and has no step to analyse yet."""
+    def report(self, run_id: str) -> RunReport | UnderWay | Failed | None:
+        """Return the diagnosis; None while the run is known and has no step to analyse yet.
+
+        It does not wait long: while the diagnosis is made it returns how far that is.
+        """
         ...
 
     def verdict(self, report: RunReport) -> str:
         """Return the diagnosis in one sentence."""
         ...
 
-    def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline:
-        """Return one step; `analysis.errors.EmptyRunError` where it holds no spans."""
+    def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline | None:
+        """Return one step; `analysis.errors.EmptyRunError` where it holds no spans.
+
+        None: it is being drawn, and there when it is asked for again.
+        """
         ...
 
     def picture(

@@ -7,13 +7,18 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from analysis.errors import UnknownRunError
 from analysis.timeline import records_groups, step_timeline
+from analysis.under_way import Doing, Failed, Phase, UnderWay
 from analysis.verdict import verdict_sentence
 from collector.portions import Portion, count_portion
 from collector.pyramid import StepPlace, read_kept
+from rankscope.aside import Aside
+from rankscope.errors import exit_code_of, plain_line
 from rankscope.hearing import read_heard
 from rankscope.parts import MAX_DRAWN_SPANS, drawn_anew, needs_spans, part_of, read_part
 from rankscope.pictures import read_picture
+from rankscope.seen import read_seen, read_told
 
 if TYPE_CHECKING:
     from analysis.heard import Heard
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     from analysis.report import RunReport
     from analysis.source import RunSummary, SpanSource
     from analysis.timeline import StepTimeline
+    from analysis.under_way import SeenSteps
     from collector.store import Store
     from dashboard.address import GroupBy
     from rankscope.reports import Reports
@@ -30,6 +36,11 @@ MAX_TIMELINES = 8
 """Steps kept drawn up; a page asks for the same one at each zoom."""
 
 HEARD_FOR_NS = 2_000_000_000
+NS_PER_S = 1e9
+
+PATIENCE_S = 0.4
+"""How long a page waits for what is made aside before it is shown without: the analysis of a small
+run, and the drawing of its steps, are done by then."""
 
 
 class StoreProvider:
@@ -39,9 +50,21 @@ class StoreProvider:
         source: The runs.
         reports: Their diagnoses.
         store: Where pictures of closed steps are kept; None: each is drawn from its spans.
+        patience_s: How long a page waits for what takes long.
     """
 
-    def __init__(self, source: SpanSource, reports: Reports, *, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        source: SpanSource,
+        reports: Reports,
+        *,
+        store: Store | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._patience_s = patience_s
+        self._aside = Aside()
+        self._looks_aside = Aside()
+        self._seen: dict[str, SeenSteps] = {}
         self._store = store
         self._source = source
         self._reports = reports
@@ -55,20 +78,67 @@ class StoreProvider:
         """Return every run, the newest first."""
         return self._source.runs()
 
-    def report(self, run_id: str) -> RunReport | None:
+    def report(self, run_id: str) -> RunReport | UnderWay | Failed | None:
         """Return the diagnosis; None while the run is known and has no step to analyse yet.
+
+        The first one is made aside; until it is there, and where it can't be made, what is known
+        without it.
 
         Raises:
             UnknownRunError: The store holds no run of that name.
         """
-        return self._reports.get(run_id)
+        if self._reports.is_made(run_id):
+            self._seen.pop(run_id, None)
+            return self._reports.get(run_id)
+        run = self._summary(run_id)
+        self._look_aside(run_id)
+        key = ("report", run_id)
+        done = self._aside.ask(key, lambda: self._reports.get(run_id), patience_s=self._patience_s)
+        if done is None:
+            return self._under_way(run, key)
+        error = done.exception()
+        if isinstance(error, UnknownRunError):
+            raise error
+        if isinstance(error, Exception):
+            return Failed(run=run, why=_why(error), seen=self._seen.get(run_id))
+        made: RunReport | None = done.result()
+        return made
+
+    def _under_way(self, run: RunSummary, key: tuple[str, str]) -> UnderWay:
+        begun = Doing.READING if self._aside.has_begun(key) else Doing.WAITING
+        return UnderWay(
+            run=run,
+            phase=self._reports.phase(run.run_id) or Phase(doing=begun),
+            seconds=self._aside.age_ns(key) / NS_PER_S,
+            seen=self._seen.get(run.run_id),
+            told=() if self._store is None else read_told(self._store, run.run_id),
+        )
+
+    def _look_aside(self, run_id: str) -> None:
+        """Have the steps' times read while the analysis is made, once."""
+        store = self._store
+        if store is None or run_id in self._seen:
+            return
+
+        def look() -> None:
+            self._seen[run_id] = read_seen(store, self._source, run_id)
+
+        self._looks_aside.ask(("seen", run_id), look, patience_s=0)
+
+    def _summary(self, run_id: str) -> RunSummary:
+        found = self._source.runs()
+        for run in found:
+            if run.run_id == run_id:
+                return run
+        self._source.run_info(run_id)  # knows whether it was deleted
+        raise UnknownRunError(run_id, tuple(run.run_id for run in found))
 
     def verdict(self, report: RunReport) -> str:
         """Return the diagnosis in one sentence."""
         return verdict_sentence(report)
 
-    def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline:
-        """Return one step.
+    def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline | None:
+        """Return one step; None while it is being drawn.
 
         Raises:
             UnknownRunError: The store holds no run of that name.
@@ -79,6 +149,17 @@ class StoreProvider:
             if key in self._timelines:
                 self._timelines.move_to_end(key)
                 return self._timelines[key]
+        done = self._looks_aside.ask(
+            key,
+            lambda: self._drawn(key, run_id, epoch=epoch, step=step),
+            patience_s=self._patience_s,
+        )
+        drawn: StepTimeline | None = None if done is None else done.result()
+        return drawn
+
+    def _drawn(
+        self, key: tuple[str, int, int, int], run_id: str, *, epoch: int, step: int
+    ) -> StepTimeline:
         drawn = step_timeline(self._source, run_id, epoch=epoch, step=step)
         with self._lock:
             self._timelines[key] = drawn
@@ -183,3 +264,9 @@ class StoreProvider:
     def revision(self, run_id: str) -> int:
         """Return a number that changes whenever new data of the run came."""
         return self._reports.revision(run_id)
+
+
+def _why(error: Exception) -> str:
+    """Return a failure in one line; a defect is named by its kind too."""
+    line = plain_line(error)
+    return line if exit_code_of(error) is not None else f"{type(error).__name__}: {line}"

@@ -18,12 +18,14 @@ from analysis.errors import EmptyRunError, UnknownRunError
 from analysis.mfu import compute_mfu
 from analysis.window import RunWindow
 from collector.describe import RUNNING
+from rankscope.watched_source import WatchedSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from analysis.report import RunReport
     from analysis.source import RunSummary, SpanSource, StepTable
+    from analysis.under_way import Phase
 
 MAX_SPANS = 4_000_000
 """Bounds the time and the memory of one analysis; a window of the last steps beyond."""
@@ -86,7 +88,7 @@ class Reports:
         max_spans: int = MAX_SPANS,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._source = source
+        self._source = WatchedSource(source)
         self._max_spans = max_spans
         self._monotonic_ns = monotonic_ns
         self._lock = threading.Lock()
@@ -112,7 +114,7 @@ class Reports:
         size = (summary.num_spans, summary.num_steps, summary.state)
         with self._lock:
             entry = self._entries.setdefault(summary.run_id, _Entry())
-        with entry.lock:
+        with entry.lock, self._source.watched(summary.run_id):
             begun_ns = self._monotonic_ns()
             if summary.state == RUNNING:
                 num_new = self._follow(entry, summary.run_id)
@@ -129,6 +131,15 @@ class Reports:
                 if entry.window is not None:
                     entry.window.fit(entry.cost.seconds, TURN_BUDGET_S)
             return entry.report
+
+    def is_made(self, run_id: str) -> bool:
+        """Tell whether `get` returns at once."""
+        entry = self._entry(run_id)
+        return entry is not None and entry.size is not None
+
+    def phase(self, run_id: str) -> Phase | None:
+        """Return how far the analysis of a run is; None where none is under way."""
+        return self._source.phase(run_id)
 
     def keep_only(self, run_ids: Collection[str]) -> None:
         """Forget every other run: it is not in the store any more."""

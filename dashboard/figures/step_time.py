@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,56 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from analysis.report import RunReport
+    from analysis.under_way import SeenSteps
 
 _MOST_MARKED = 150
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeries:
+    """What the figure draws."""
+
+    run: str
+    actual_s_by_step: Mapping[int, float]
+    ideal_s_by_step: Mapping[int, float]
+    mfu_by_step: Mapping[int, float] | None
+    """None: it cannot be known."""
+
+    warmup_steps: Sequence[int]
+    shaded: tuple[int, int] | None
+    """First and last step of the top finding, where it has ranks at fault."""
+
+
 def step_time_figure(report: RunReport) -> go.Figure:
+    """Draw what the diagnosis tells of the steps, as `series_figure` does."""
+    top = report.top_finding
+    return series_figure(
+        StepSeries(
+            run=report.run,
+            actual_s_by_step=report.actual_s_by_step,
+            ideal_s_by_step=report.ideal_s_by_step,
+            mfu_by_step=None if report.mfu is None else report.mfu.by_step,
+            warmup_steps=report.warmup_steps,
+            shaded=top.steps if top.ranks else None,
+        )
+    )
+
+
+def seen_figure(run_id: str, seen: SeenSteps) -> go.Figure:
+    """Draw what is known of the steps without a diagnosis, as `series_figure` does."""
+    return series_figure(
+        StepSeries(
+            run=run_id,
+            actual_s_by_step=seen.actual_s_by_step,
+            ideal_s_by_step={},
+            mfu_by_step=None if seen.mfu is None else seen.mfu.by_step,
+            warmup_steps=(),
+            shaded=None,
+        )
+    )
+
+
+def series_figure(series: StepSeries) -> go.Figure:
     """Draw actual and ideal step time in seconds over MFU in percent, on one axis of steps.
 
     Every step has the same width, and lines break where numbers are not
@@ -26,7 +72,7 @@ def step_time_figure(report: RunReport) -> go.Figure:
     finding are shaded; start-up steps are hollow. Without MFU, step time has
     the figure to itself.
     """
-    rows = 1 if report.mfu is None else 2
+    rows = 1 if series.mfu_by_step is None else 2
     figure = make_subplots(
         rows=rows,
         cols=1,
@@ -34,11 +80,11 @@ def step_time_figure(report: RunReport) -> go.Figure:
         vertical_spacing=0.06,
         row_heights=[1.0] if rows == 1 else [0.58, 0.42],
     )
-    _add_step_time(figure, report)
-    if report.mfu is not None:
-        _add_mfu(figure, report.mfu.by_step, report.warmup_steps)
-    _shade(figure, report)
-    dressed(figure, height=340, keep=f"steps {report.run}")
+    _add_step_time(figure, series)
+    if series.mfu_by_step is not None:
+        _add_mfu(figure, series.mfu_by_step, series.warmup_steps)
+    _shade(figure, series)
+    dressed(figure, height=340, keep=f"steps {series.run}")
     figure.update_layout(hovermode="x unified", margin={"l": 62, "r": 16, "t": 28, "b": 44})
     figure.update_xaxes(type="category", nticks=8, tickangle=0)
     figure.update_xaxes(title_text="step", row=rows, col=1)
@@ -46,11 +92,11 @@ def step_time_figure(report: RunReport) -> go.Figure:
     return figure
 
 
-def _add_step_time(figure: go.Figure, report: RunReport) -> None:
-    warmup = set(map(str, report.warmup_steps))
-    ideal, ideal_seconds = _broken(report.ideal_s_by_step)
-    actual, seconds = _broken(report.actual_s_by_step)
-    if report.ideal_s_by_step:
+def _add_step_time(figure: go.Figure, series: StepSeries) -> None:
+    warmup = set(map(str, series.warmup_steps))
+    ideal, ideal_seconds = _broken(series.ideal_s_by_step)
+    actual, seconds = _broken(series.actual_s_by_step)
+    if series.ideal_s_by_step:
         figure.add_trace(
             go.Scatter(
                 name="ideal",
@@ -124,13 +170,11 @@ def _mode(steps: Sequence[str]) -> str:
     return "lines+markers" if len(steps) <= _MOST_MARKED else "lines"
 
 
-def _shade(figure: go.Figure, report: RunReport) -> None:
-    """Shade the steps of the top finding, where it has ranks at fault."""
-    finding = report.top_finding
-    if finding.steps is None or not finding.ranks:
+def _shade(figure: go.Figure, series: StepSeries) -> None:
+    if series.shaded is None:
         return
-    labels, _ = _broken(report.actual_s_by_step)
-    first, last = finding.steps
+    labels, _ = _broken(series.actual_s_by_step)
+    first, last = series.shaded
     places = [place for place, label in enumerate(labels) if _within(label, first, last)]
     if places:
         figure.add_vrect(

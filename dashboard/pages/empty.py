@@ -10,6 +10,9 @@ from analysis.errors import DeletedRunError, UnknownRunError
 from dashboard.pages.parts import card
 from dashboard.text import visible
 
+OVER = frozenset({"ended", "failed"})
+LOST = "lost"
+
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
@@ -63,8 +66,25 @@ def _unknown_run(run_id: str) -> Component:
     )
 
 
-def no_steps(run_id: str) -> Component:
-    """Say that the run is known and nothing of it can be analysed yet."""
+def no_steps(run_id: str, *, state: str) -> Component:
+    """Say that the run is known and nothing of it can be analysed, yet or at all.
+
+    Args:
+        run_id: The run.
+        state: Whether it trains, as its line of `rankscope runs` tells.
+    """
+    if state in OVER:
+        return no_data(
+            f"run {visible(run_id)!r} {state} before a step of it was recorded completely",
+            "The job is over, so nothing more comes. Its own log says what ended it; if it trained"
+            " for a while, check that it marks its steps.",
+        )
+    if state == LOST:
+        return no_data(
+            f"run {visible(run_id)!r} fell silent before a step of it was recorded completely",
+            "None of its ranks was heard of for 15 minutes: its hosts are gone, or cannot reach"
+            " this server. If they can again, this page fills by itself.",
+        )
     return no_data(
         f"no step of run {visible(run_id)!r} has been recorded completely yet",
         "This page fills by itself as soon as one has. If it stays empty while the job trains,"

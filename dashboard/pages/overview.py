@@ -10,12 +10,16 @@ from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
 from analysis.errors import UnknownRunError
+from analysis.report import RunReport
+from analysis.under_way import UnderWay
 from dashboard.address import Page, View, write_address
+from dashboard.figures.blank import blank_figure
 from dashboard.figures.excess import excess_figure, excess_note
-from dashboard.figures.step_time import step_time_figure
+from dashboard.figures.step_time import seen_figure, step_time_figure
 from dashboard.figures.workers import worker_figure
 from dashboard.pages.empty import missing_run, no_runs, no_steps
 from dashboard.pages.overview_cards import (
+    early_figures,
     findings_table,
     key_figures,
     mfu_reason,
@@ -25,11 +29,13 @@ from dashboard.pages.overview_cards import (
 )
 from dashboard.pages.overview_heard import heard_card
 from dashboard.pages.parts import announced, card, graph, graph_style, register_graph
+from dashboard.pages.under_way import LATER, NEVER, next_look, no_verdict, no_verdict_yet, soon
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from analysis.heard import Heard
+    from analysis.under_way import Failed
     from dashboard.provider import ReportProvider
 
 LIVE_STATES = frozenset({"running", "lost"})
@@ -54,9 +60,11 @@ class _Shown:
     starved: list[Component] = field(default_factory=list)
     findings: list[Component] = field(default_factory=list)
     quality: list[Component] = field(default_factory=list)
+    is_busy: bool = False
+    """Whether the diagnosis is being made: the page looks for it soon."""
 
-    def outputs(self) -> tuple[Any, ...]:
-        """Return the parts in the order of `_OUTPUTS`."""
+    def outputs(self, num_looks: int | None = 0) -> tuple[Any, ...]:
+        """Return the parts in the order of `_OUTPUTS`, after so many looks at what is made."""
         return (
             {"run": self.run, "revision": self.revision},
             self.problem,
@@ -72,6 +80,7 @@ class _Shown:
             self.starved,
             self.findings,
             self.quality,
+            next_look(num_looks, is_busy=self.is_busy),
         )
 
 
@@ -90,6 +99,7 @@ _OUTPUTS = (
     Output("overview-starved", "children"),
     Output("overview-findings", "children"),
     Output("overview-quality", "children"),
+    Output("overview-soon", "max_intervals"),
 )
 
 
@@ -100,6 +110,7 @@ def overview_page(provider: ReportProvider, run_id: str | None, *, base_path: st
     return html.Div(
         [
             dcc.Store(id="overview-shown", data=data),
+            soon("overview-soon", is_busy=shown.is_busy),
             html.Div(problem, id="overview-problem", **announced()),
             html.Div(shown.verdict, id="overview-verdict", **announced()),
             html.Div(heard_card(_heard(provider, shown.run)), id="overview-heard", **announced()),
@@ -116,17 +127,18 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     @app.callback(
         *_OUTPUTS,
         Input("tick", "n_intervals"),
+        Input("overview-soon", "n_intervals"),
         State("overview-shown", "data"),
         prevent_initial_call=True,
     )
-    def refresh(_ticks: int, shown: dict[str, Any]) -> tuple[Any, ...]:
+    def refresh(_ticks: int, num_looks: int, shown: dict[str, Any]) -> tuple[Any, ...]:
         now = _revision(provider, shown["run"])
         if now is not None and now == shown["revision"]:
             raise PreventUpdate
         fresh = _look(provider, shown["run"], base_path)
-        if (fresh.run, fresh.revision) == (shown["run"], shown["revision"]):
+        if not fresh.is_busy and (fresh.run, fresh.revision) == (shown["run"], shown["revision"]):
             raise PreventUpdate
-        return fresh.outputs()
+        return fresh.outputs(num_looks)
 
     # Of its own: a run that hangs brings nothing new, and its ranks fall silent all the same.
     @app.callback(
@@ -181,7 +193,10 @@ def _look(provider: ReportProvider, run_id: str | None, base_path: str) -> _Show
     except UnknownRunError as error:
         return _Shown(run=run_id, revision=revision, problem=[missing_run(error)])
     if report is None:
-        return _Shown(run=run_id, revision=revision, problem=[no_steps(run_id)])
+        problem = [no_steps(run_id, state=_state(provider, run_id))]
+        return _Shown(run=run_id, revision=revision, problem=problem)
+    if not isinstance(report, RunReport):
+        return _early(report)
     return _Shown(
         run=run_id,
         revision=revision,
@@ -195,6 +210,32 @@ def _look(provider: ReportProvider, run_id: str | None, base_path: str) -> _Show
         starved=starved_list(report.starved),
         findings=[findings_table(report, base_path=base_path)],
         quality=quality_list(report),
+    )
+
+
+def _state(provider: ReportProvider, run_id: str) -> str:
+    return next((run.state for run in provider.runs() if run.run_id == run_id), "")
+
+
+def _early(found: UnderWay | Failed) -> _Shown:
+    """Show what is known without a diagnosis, each part in the place that it will have."""
+    is_busy = isinstance(found, UnderWay)
+    when = LATER if is_busy else NEVER
+    run_id, seen = found.run.run_id, found.seen
+    blank = blank_figure(when, height=340)
+    said: list[Component] = [html.P(when, className="quiet")]
+    return _Shown(
+        run=run_id,
+        revision=None,
+        verdict=no_verdict_yet(found) if isinstance(found, UnderWay) else no_verdict(found),
+        key_figures=early_figures(found),
+        steps=blank if seen is None else seen_figure(run_id, seen),
+        workers=blank,
+        excess=blank_figure(when, height=220),
+        starved=said,
+        findings=said,
+        quality=said,
+        is_busy=True,
     )
 
 

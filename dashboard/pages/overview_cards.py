@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
@@ -9,6 +10,7 @@ from dash import dcc, html
 
 from dashboard.address import Page, View, write_address
 from dashboard.pages.parts import labelled
+from dashboard.pages.under_way import known_figures
 from dashboard.text import (
     UNKNOWN,
     count_text,
@@ -25,8 +27,12 @@ if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from analysis.report import Finding, Quality, RunReport, Starved
+    from analysis.under_way import Failed, UnderWay
 
 _CALM = {"healthy": "calm", "insufficient-evidence": "unsure"}
+_CAUSE = re.compile(r"(\([a-z]+(?:-[a-z]+)+\)\.?)")
+"""A cause as the verdict names it, with its brackets and the full stop behind them."""
+
 _MOST_STARVED = 8
 _MOST_BLAMED = 2
 _MOST_WARNINGS = 12
@@ -49,7 +55,7 @@ def verdict_card(report: RunReport, sentence: str) -> list[Component]:
         html.Div(
             [
                 html.P(top.cause, className="verdict-cause"),
-                html.H1(visible_sentence(sentence), className="verdict-sentence"),
+                html.H1(unbroken(visible_sentence(sentence)), className="verdict-sentence"),
                 html.P([html.Span(fact) for fact in facts], className="facts"),
             ],
             className=f"verdict {_CALM.get(top.cause, 'alarm')}",
@@ -68,6 +74,11 @@ def key_figures(report: RunReport) -> list[Component]:
         _figure("MFU", ratio_text(mfu), "mean" if report.mfu else mfu_reason(report.quality)),
         _figure("launch", slowdown_text(report.launch_slowdown), "recorded over replayed"),
     ]
+
+
+def early_figures(found: UnderWay | Failed) -> list[Component]:
+    """Return those of the run's numbers that need no diagnosis."""
+    return [_figure(*words) for words in known_figures(found)]
 
 
 def mfu_reason(quality: Quality) -> str:
@@ -152,6 +163,16 @@ def visible_sentence(sentence: str) -> str:
     return " ".join(visible(word) for word in sentence.split())
 
 
+def unbroken(sentence: str) -> list[Component | str]:
+    """Return the sentence with its names of causes in one piece: no line ends at their hyphens."""
+    parts = _CAUSE.split(sentence)
+    return [
+        html.Span(part, className="unbroken") if place % 2 else part
+        for place, part in enumerate(parts)
+        if part
+    ]
+
+
 def _notices(report: RunReport) -> list[Component]:
     notices = list(report.quality.warnings[:_MOST_WARNINGS])
     if len(report.quality.warnings) > _MOST_WARNINGS:
@@ -182,11 +203,13 @@ def _figure(word: str, value: str, meaning: str) -> Component:
 def _finding(report: RunReport, finding: Finding, base_path: str) -> Component:
     cells = [
         dmc.TableTd(html.Span(finding.cause, className=f"cause {_CALM.get(finding.cause, '')}")),
-        dmc.TableTd(ranks_text(finding.ranks)),
+        dmc.TableTd(ranks_text(finding.ranks), className="of-ranks"),
         dmc.TableTd(_steps_link(report, finding, base_path), className="steps"),
-        dmc.TableTd(slowdown_text(finding.slowdown), className="number"),
-        dmc.TableTd(ratio_text(finding.recoverable_ratio, digits=0), className="number"),
-        dmc.TableTd(f"{finding.confidence:.2f}", className="number"),
+        dmc.TableTd(slowdown_text(finding.slowdown), className="number of-slowdown"),
+        dmc.TableTd(
+            ratio_text(finding.recoverable_ratio, digits=0), className="number of-recoverable"
+        ),
+        dmc.TableTd(f"{finding.confidence:.2f}", className="number of-confidence"),
         dmc.TableTd(visible_sentence(finding.evidence), className="evidence"),
     ]
     row: Component = dmc.TableTr(cells)

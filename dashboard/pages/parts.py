@@ -37,12 +37,15 @@ def card(*children: object, class_name: str = "", label: str = "") -> Component:
 
 def graph(part: str, figure: Figure, *, wheel_zooms: bool = False) -> Component:
     """Return a figure under the id ``part``, with nothing in it that leads to another host."""
+    # The place is held while plotly is being loaded, so that nothing below it jumps.
+    held = {"minHeight": height} if (height := graph_style(figure).get("height")) else {}
     config: Any = graph_config(wheel_zooms=wheel_zooms)
     return html.Div(
         [
             dcc.Store(id=f"{part}-fresh"),
             dcc.Graph(id=part, figure=figure, config=config, style=graph_style(figure)),
-        ]
+        ],
+        style=held,
     )
 
 

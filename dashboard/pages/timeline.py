@@ -6,11 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
-from dash import Dash, Input, Output, State, ctx, dcc, html
+from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from analysis.errors import EmptyRunError, UnknownRunError
 from analysis.picture import StepPart, Window
+from analysis.report import RunReport
+from analysis.under_way import UnderWay
 from dashboard.address import Page, View, read_address, write_address
 from dashboard.figures.timeline import timeline_figure
 from dashboard.figures.timeline_raster import (
@@ -22,8 +24,14 @@ from dashboard.figures.timeline_raster import (
 )
 from dashboard.pages.empty import missing_run, no_data, no_runs, no_steps
 from dashboard.pages.parts import announced, card, graph, graph_style, register_graph
-from dashboard.pages.timeline_controls import timeline_controls
+from dashboard.pages.timeline_controls import (
+    Steps,
+    steps_of_report,
+    steps_of_seen,
+    timeline_controls,
+)
 from dashboard.pages.timeline_zoom import WHOLE, zoomed, zooms_of
+from dashboard.pages.under_way import drawing, next_look, reading_steps, soon
 from dashboard.text import count_text, seconds_text, time_text, visible
 from dashboard.theme import NS_PER_MS
 
@@ -31,8 +39,8 @@ if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from analysis.picture import StepPicture
-    from analysis.report import RunReport
     from analysis.timeline import StepTimeline
+    from analysis.under_way import Failed
     from dashboard.pages.parts import Figure
     from dashboard.provider import ReportProvider
 
@@ -53,8 +61,11 @@ class _Shown:
     """What the figure shows, where it is pixels that were kept: zooming into it asks for finer
     ones."""
 
-    def outputs(self) -> tuple[Any, ...]:
-        """Return the parts in the order of `_OUTPUTS`."""
+    is_busy: bool = False
+    """Whether something of it is being made: the page looks for it soon."""
+
+    def outputs(self, num_looks: int | None = 0) -> tuple[Any, ...]:
+        """Return the parts in the order of `_OUTPUTS`, after so many looks at what is made."""
         return (
             {
                 "run": self.view.run,
@@ -71,6 +82,7 @@ class _Shown:
             self.figure,
             graph_style(self.figure),
             self.note,
+            next_look(num_looks, is_busy=self.is_busy),
         )
 
 
@@ -84,13 +96,14 @@ _OUTPUTS = (
     Output("timeline-graph-fresh", "data"),
     Output("timeline-graph", "style"),
     Output("timeline-note", "children"),
+    Output("timeline-soon", "max_intervals"),
 )
 
 
 def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
     """Return the page of the view's step; what the view leaves open is chosen for it."""
     shown = _look(provider, view, base_path)
-    data, problem, hidden, title, about, controls, figure, _, note = shown.outputs()
+    data, problem, hidden, title, about, controls, figure, _, note, _ = shown.outputs()
     step = [
         html.Div(
             [
@@ -118,6 +131,7 @@ def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
     return html.Div(
         [
             dcc.Store(id="timeline-shown", data=data),
+            soon("timeline-soon", is_busy=shown.is_busy),
             html.Div(problem, id="timeline-problem", **announced()),
             html.Div(step, id="timeline-step", className=hidden),
         ]
@@ -132,17 +146,18 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         *_OUTPUTS,
         Input("url", "search"),
         Input("tick", "n_intervals"),
+        Input("timeline-soon", "n_intervals"),
         State("timeline-shown", "data"),
         prevent_initial_call=True,
     )
-    def draw(search: str, _ticks: int, shown: dict[str, Any]) -> tuple[Any, ...]:
+    def draw(search: str, _ticks: int, num_looks: int, shown: dict[str, Any]) -> tuple[Any, ...]:
         view = read_address(Page.TIMELINE, search or "")
-        if ctx.triggered_id == "tick":
+        if ctx.triggered_id in ("tick", "timeline-soon"):
             view = replace(view, run=shown["run"])
             place = (shown["epoch"], shown["step"])
-            if shown["revision"] == _revision(provider, view.run, place):
-                raise PreventUpdate
-        return _look(provider, view, base_path).outputs()
+            if shown["revision"] and shown["revision"] == _revision(provider, view.run, place):
+                return _look_again(ctx.triggered_id, num_looks)
+        return _look(provider, view, base_path).outputs(num_looks)
 
     @app.callback(
         Output("url", "href", allow_duplicate=True),
@@ -172,6 +187,13 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         window = None if found is WHOLE else found
         place = {"epoch": shown["epoch"], "step": shown["step"]}
         return write_address(replace(view, window=window, **place), base_path=base_path)
+
+
+def _look_again(triggered: object, num_looks: int | None) -> tuple[Any, ...]:
+    """Return that nothing changed; the clock goes on where it was what asked."""
+    if triggered == "tick":
+        raise PreventUpdate
+    return *(no_update,) * (len(_OUTPUTS) - 1), next_look(num_looks, is_busy=True)
 
 
 def _revision(
@@ -210,22 +232,39 @@ def _look(provider: ReportProvider, view: View, base_path: str) -> _Shown:
 
 
 def _step(provider: ReportProvider, view: View, run_id: str, base_path: str) -> _Shown:
-    """Return the view's step: its spans, or the pixels that are kept of it."""
-    report = provider.report(run_id)
-    if report is None or not report.steps:
+    """Return the view's step: its spans, or the pixels that are kept of it.
+
+    It needs no diagnosis: while that is made, the step is shown without its ideal.
+    """
+    found = provider.report(run_id)
+    is_busy = isinstance(found, UnderWay)
+    if found is None or (isinstance(found, RunReport) and not found.steps):
         revision = _revision(provider, run_id, (None, None))
-        return _Shown(view=view, revision=revision, problem=[no_steps(run_id)])
-    view = _settled(view, report)
-    place = {"epoch": view.epoch or 0, "step": view.step or 0}
+        state = next((run.state for run in provider.runs() if run.run_id == run_id), "")
+        return _Shown(view=view, revision=revision, problem=[no_steps(run_id, state=state)])
+    known = steps_of_report(found) if isinstance(found, RunReport) else steps_of_seen(found.seen)
+    view = _settled(view, known)
+    if view.step is None:
+        return _Shown(view=view, problem=[reading_steps(run_id)], is_busy=True)
+    place = {"epoch": view.epoch or 0, "step": view.step}
     revision = _revision(provider, run_id, (place["epoch"], place["step"]))
     picture = provider.picture(run_id, **place, group_by=view.group_by, window=view.window)
     if picture is None:
         timeline = provider.timeline(run_id, **place)
-        return _drawn(replace(view, window=None), report, timeline, base_path, revision)
-    part = _part(provider, picture)
-    if part is None:
-        return _pictured(view, report, picture, base_path, revision)
-    return _drawn(view, report, part, base_path, revision)
+        if timeline is None:
+            return _Shown(view=view, problem=[drawing(run_id, view.step)], is_busy=True)
+        shown = _drawn(replace(view, window=None), known, timeline, base_path, revision)
+    elif (part := _part(provider, picture)) is not None:
+        shown = _drawn(view, known, part, base_path, revision)
+    else:
+        shown = _pictured(view, known, picture, base_path, revision)
+    return replace(shown, is_busy=is_busy, about=f"{shown.about}{_not_yet(found)}")
+
+
+def _not_yet(found: RunReport | UnderWay | Failed) -> str:
+    if isinstance(found, RunReport):
+        return ""
+    return "; the analysis is under way" if isinstance(found, UnderWay) else "; no analysis"
 
 
 def _part(provider: ReportProvider, picture: StepPicture) -> StepTimeline | None:
@@ -254,15 +293,13 @@ def _likely_spans(picture: StepPicture, window: Window) -> float:
     return picture.num_spans * share * len(picture.ranks) / picture.num_ranks
 
 
-def _settled(view: View, report: RunReport) -> View:
-    """Choose the epoch and step that the view leaves open: the last one of the top finding."""
-    finding = report.top_finding.steps
-    shown = [step for step in report.steps if finding and step <= finding[1]]
-    step = shown[-1] if shown else report.steps[-1]
+def _settled(view: View, known: Steps) -> View:
+    """Choose the epoch and step that the view leaves open."""
+    newest = known.epochs[-1] if known.epochs else 0
     return replace(
         view,
-        epoch=report.epochs[-1] if view.epoch is None else view.epoch,
-        step=step if view.step is None else view.step,
+        epoch=newest if view.epoch is None else view.epoch,
+        step=known.best if view.step is None else view.step,
     )
 
 
@@ -279,7 +316,7 @@ def _no_spans(view: View, error: EmptyRunError, base_path: str) -> Component:
 
 def _drawn(
     view: View,
-    report: RunReport,
+    known: Steps,
     timeline: StepTimeline,
     base_path: str,
     revision: list[int] | None,
@@ -290,8 +327,8 @@ def _drawn(
         view=view,
         revision=revision,
         title=f"Step {timeline.step}",
-        about=_about(report, timeline, num_spans=num_spans, num_ranks=num_ranks),
-        controls=timeline_controls(view, report, base_path),
+        about=_about(known, timeline, num_spans=num_spans, num_ranks=num_ranks),
+        controls=timeline_controls(view, known, base_path),
         figure=raster_figure(timeline, view.group_by)
         if many
         else timeline_figure(timeline, view.group_by, view.window),
@@ -300,7 +337,7 @@ def _drawn(
 
 
 def _pictured(
-    view: View, report: RunReport, picture: StepPicture, base_path: str, revision: list[int] | None
+    view: View, known: Steps, picture: StepPicture, base_path: str, revision: list[int] | None
 ) -> _Shown:
     """Show pixels that were drawn when the step closed."""
     num_spans, num_ranks = picture.num_spans, picture.num_ranks
@@ -308,8 +345,8 @@ def _pictured(
         view=view,
         revision=revision,
         title=f"Step {picture.step}",
-        about=_about(report, picture, num_spans=num_spans, num_ranks=num_ranks),
-        controls=timeline_controls(view, report, base_path),
+        about=_about(known, picture, num_spans=num_spans, num_ranks=num_ranks),
+        controls=timeline_controls(view, known, base_path),
         figure=picture_document(picture, view.group_by),
         note=" ".join(part for part in (_window_note(picture.window), pixel_note(picture)) if part),
         picture=picture,
@@ -329,9 +366,9 @@ def _rows(window: Window) -> str:
 
 
 def _about(
-    report: RunReport, step: StepTimeline | StepPicture, *, num_spans: int, num_ranks: int
+    known: Steps, step: StepTimeline | StepPicture, *, num_spans: int, num_ranks: int
 ) -> str:
-    ideal = report.ideal_s_by_step.get(step.step)
+    ideal = known.ideal_s_by_step.get(step.step)
     return (
         f"{time_text(step.end_ns - step.begin_ns)}, ideal {seconds_text(ideal)};"
         f" {count_text(num_spans, 'span')} of {count_text(num_ranks, 'rank')}, epoch {step.epoch}"

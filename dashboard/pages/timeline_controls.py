@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
@@ -12,12 +12,53 @@ from dashboard.address import GroupBy, View, write_address
 from dashboard.pages.parts import labelled
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dash.development.base_component import Component
 
     from analysis.report import RunReport
+    from analysis.under_way import SeenSteps
 
 
-def timeline_controls(view: View, report: RunReport, base_path: str) -> list[Component]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The steps among which a reader chooses, with what is told of them."""
+
+    steps: tuple[int, ...]
+    """Ascending."""
+
+    epochs: tuple[int, ...]
+    best: int | None
+    """The one that shows the top finding best, the newest where nothing was found."""
+
+    ideal_s_by_step: Mapping[int, float]
+
+
+def steps_of_report(report: RunReport) -> Steps:
+    """Return the steps of a diagnosis; best is the last one of the top finding."""
+    finding = report.top_finding.steps
+    shown = [step for step in report.steps if finding and step <= finding[1]]
+    newest = report.steps[-1] if report.steps else None
+    return Steps(
+        steps=report.steps,
+        epochs=report.epochs,
+        best=shown[-1] if shown else newest,
+        ideal_s_by_step=report.ideal_s_by_step,
+    )
+
+
+def steps_of_seen(seen: SeenSteps | None) -> Steps:
+    """Return the steps that are known without a diagnosis; best is the newest."""
+    steps = () if seen is None else tuple(seen.actual_s_by_step)
+    return Steps(
+        steps=steps,
+        epochs=(0,) if seen is None else seen.epochs,
+        best=steps[-1] if steps else None,
+        ideal_s_by_step={},
+    )
+
+
+def timeline_controls(view: View, known: Steps, base_path: str) -> list[Component]:
     """Return the choosers; each is a link, so the address always holds the view."""
 
     def to(**changes: object) -> str:
@@ -27,9 +68,9 @@ def timeline_controls(view: View, report: RunReport, base_path: str) -> list[Com
         }  # another step has other times, another order other rows
         return write_address(replace(view, **whole), base_path=base_path)  # type: ignore[arg-type]
 
-    earlier = [step for step in report.steps if step < (view.step or 0)]
-    later = [step for step in report.steps if step > (view.step or 0)]
-    steps = sorted({*report.steps, view.step or 0})
+    earlier = [step for step in known.steps if step < (view.step or 0)]
+    later = [step for step in known.steps if step > (view.step or 0)]
+    steps = sorted({*known.steps, view.step or 0})
     parts: list[Component] = [
         _links(
             "rows by",
@@ -38,8 +79,8 @@ def timeline_controls(view: View, report: RunReport, base_path: str) -> list[Com
     ]
     if view.window is not None:
         parts.insert(0, dcc.Link("whole step", href=to(), className="choice"))
-    if len(report.epochs) > 1:
-        choices = [(str(one), to(epoch=one), one == view.epoch) for one in report.epochs]
+    if len(known.epochs) > 1:
+        choices = [(str(one), to(epoch=one), one == view.epoch) for one in known.epochs]
         parts.append(_links("epoch", choices))
     parts.append(
         html.Div(

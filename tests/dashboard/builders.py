@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from analysis.heard import Heard
     from analysis.picture import StepPart, StepPicture, Window
+    from analysis.under_way import Failed, UnderWay
     from dashboard.address import GroupBy
 
 
@@ -84,6 +85,12 @@ class FakeProvider:
     sentence: str = "Rank 5 computes 1.80x slower than its peers; ranks 1, 4 and 7 wait for it."
     state: str = "ended"
     heard_of: Heard | None = None
+    under_way: dict[str, UnderWay | Failed] = field(default_factory=dict)
+    """Runs whose diagnosis is not there yet."""
+
+    undrawn: bool = False
+    """Whether each step is still being drawn."""
+
     num_changes: int = 0
     num_reports: int = 0
 
@@ -102,9 +109,11 @@ class FakeProvider:
             for run_id, report in self.reports.items()
         )
 
-    def report(self, run_id: str) -> RunReport | None:
+    def report(self, run_id: str) -> RunReport | UnderWay | Failed | None:
         self._check(run_id)
         self.num_reports += 1
+        if run_id in self.under_way:
+            return self.under_way[run_id]
         return self.reports[run_id]
 
     def verdict(self, report: RunReport) -> str:
@@ -117,7 +126,9 @@ class FakeProvider:
         self._check(run_id)
         return self.num_changes
 
-    def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline:
+    def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline | None:
+        if self.undrawn:
+            return None
         return step_timeline(self, run_id, epoch=epoch, step=step)
 
     def picture(

@@ -105,6 +105,7 @@ CALLBACKS: dict[str, dict[str, Any]] = {
     },
     "overview-shown.data": {
         "tick.n_intervals": 1,
+        "overview-soon.n_intervals": 1,
         "overview-shown.data": {"run": "demo-42", "revision": 7},
     },
     "overview-heard.children": {
@@ -118,6 +119,7 @@ CALLBACKS: dict[str, dict[str, Any]] = {
     "timeline-shown.data": {
         "url.search": "?run=demo-42",
         "tick.n_intervals": 1,
+        "timeline-soon.n_intervals": 1,
         "timeline-shown.data": STEP_SHOWN,
     },
     "timeline-choose-step.value": {
@@ -138,6 +140,8 @@ NOT_OF_A_PAGE: dict[str, list[Any]] = {
     "url.pathname": ["no-slash", 7, "/\ud800"],
     "url.search": [7, ["a"], "?run=\ud800"],
     "tick.n_intervals": ["1", {}, 1.5],
+    "overview-soon.n_intervals": ["1", {}, 1.5],
+    "timeline-soon.n_intervals": ["1", {}, 1.5],
     "runs-shown.data": [
         7,
         "x",

@@ -21,6 +21,7 @@ from rankscope.simulating import SimulateOptions, simulate_run
 from rankscope.source import StoreSource
 from tests.dashboard.pages.test_overview import words
 from tests.integration.test_serve import Job
+from tests.receiver import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +79,7 @@ def test_a_run_deleted_while_it_is_viewed_is_named_and_asked_for_no_more(tmp_pat
         stored(store, tmp_path / "spool")
         source = StoreSource(store)
         reports = Reports(source)
-        provider = StoreProvider(source, reports)
+        provider = StoreProvider(source, reports, patience_s=PATIENCE_S)
         view = View(page=Page.TIMELINE, run="job", epoch=0, step=1)
         assert "deleted" not in words(overview_page(provider, "job", base_path="/"))
         assert "deleted" not in words(timeline_page(provider, view, base_path="/"))

@@ -22,6 +22,7 @@ from rankscope.provider import StoreProvider
 from rankscope.reports import Reports
 from tests.analysis.cluster import Source, gpt_cluster, source_of
 from tests.dashboard.pages.test_overview import words
+from tests.receiver import PATIENCE_S
 from tracer.topology import Layout
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def failed() -> OneRun:
 
 NO_RUNS = "No data because this store holds no runs yet"
 NO_RUN = "No data because there is no run 'tiny' in this store"
-NO_STEPS = "No data because no step of run 'tiny' has been recorded completely yet"
+NO_STEPS = "No data because run 'tiny' ended before a step of it was recorded completely"
 NO_REPLAY = "Insufficient evidence: no step can be replayed"
 HEALTHY = "Healthy: no rank's own compute stands clear of its peers'"
 ALONE = "Insufficient evidence: 1 rank over 6 steps: there is nobody to compare with"
@@ -146,7 +147,7 @@ VIEWS = {
 def dataset(request: pytest.FixtureRequest) -> tuple[StoreProvider, str, str]:
     make, overview, timeline = DATASETS[request.param]
     source = make()
-    return StoreProvider(source, Reports(source)), overview, timeline
+    return StoreProvider(source, Reports(source), patience_s=PATIENCE_S), overview, timeline
 
 
 def page_of(provider: StoreProvider, view: View) -> Component:

@@ -42,6 +42,7 @@ from rankscope.simulated_store import store_simulation
 from rankscope.source import StoreSource
 from tests.dashboard.builders import traces
 from tests.dashboard.pages.test_overview import words
+from tests.receiver import PATIENCE_S
 from trainer.simulator.scenario import Scenario
 from trainer.simulator.simulation import simulate
 
@@ -245,7 +246,7 @@ def test_the_page_shows_it_without_reading_a_span(store: Store) -> None:
     reports = Reports(source)
     reports.get(FEW)
     source.spans = None  # type: ignore[assignment,method-assign]  # whoever asks for spans fails
-    provider = StoreProvider(source, reports, store=store)
+    provider = StoreProvider(source, reports, store=store, patience_s=PATIENCE_S)
 
     page = timeline_page(provider, View(page=Page.TIMELINE, run=FEW, step=0), base_path="/")
 
@@ -255,7 +256,7 @@ def test_the_page_shows_it_without_reading_a_span(store: Store) -> None:
 
 def test_a_window_of_few_spans_shows_each_of_them_with_its_wait(store: Store) -> None:
     source = StoreSource(store)
-    provider = StoreProvider(source, Reports(source), store=store)
+    provider = StoreProvider(source, Reports(source), store=store, patience_s=PATIENCE_S)
     window = Window(begin_ns=0, end_ns=10**15, first_row=0, end_row=8)
     view = View(page=Page.TIMELINE, run=FEW, step=0, window=window)
 
@@ -274,7 +275,7 @@ def test_a_window_of_few_spans_shows_each_of_them_with_its_wait(store: Store) ->
 
 def test_a_window_without_fine_pixels_is_drawn_from_its_spans(store: Store) -> None:
     source = StoreSource(store)
-    provider = StoreProvider(source, Reports(source), store=store)
+    provider = StoreProvider(source, Reports(source), store=store, patience_s=PATIENCE_S)
     timeline = timeline_in(store, MANY)
     length = timeline.end_ns - timeline.begin_ns
     window = Window(begin_ns=length // 8, end_ns=length, first_row=100, end_row=590)

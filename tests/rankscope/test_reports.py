@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from analysis.errors import EmptyRunError, UnknownRunError
+from analysis.report import RunReport
 from analysis.source import RunInfo, RunSummary, StepTable
 from analysis.verdict import verdict_sentence
 from rankscope.provider import StoreProvider
 from rankscope.reports import Reports
 from tests.analysis.cluster import Source, gpt_cluster
+from tests.receiver import PATIENCE_S
 from tracer.topology import Layout
 
 if TYPE_CHECKING:
@@ -95,7 +97,7 @@ def test_a_run_is_analysed_when_it_is_asked_for_and_kept(whole: Source) -> None:
 def test_a_run_that_grew_is_analysed_again_and_its_revision_moves(whole: Source) -> None:
     source = GrowingSource(whole, num_steps=4)
     reports = Reports(source)
-    provider = StoreProvider(source, reports)
+    provider = StoreProvider(source, reports, patience_s=PATIENCE_S)
     before = provider.report("tiny")
     revision = provider.revision("tiny")
 
@@ -103,8 +105,8 @@ def test_a_run_that_grew_is_analysed_again_and_its_revision_moves(whole: Source)
     reports.refresh(source.runs()[0])
     after = provider.report("tiny")
 
-    assert before is not None
-    assert after is not None
+    assert isinstance(before, RunReport)
+    assert isinstance(after, RunReport)
     assert before.steps[-1] == 3
     assert after.steps[-1] == 5
     assert provider.revision("tiny") > revision
@@ -122,7 +124,7 @@ def test_a_run_without_a_step_has_no_report_and_a_strange_one_is_an_error(whole:
 def test_timelines_are_kept_until_the_run_grows(whole: Source) -> None:
     source = GrowingSource(whole, num_steps=4)
     reports = Reports(source)
-    provider = StoreProvider(source, reports)
+    provider = StoreProvider(source, reports, patience_s=PATIENCE_S)
     provider.report("tiny")
 
     drawn = provider.timeline("tiny", epoch=0, step=2)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from analysis.source import GroupInfo
+from analysis.timeline import step_timeline
 from dashboard.address import GroupBy
 from dashboard.figures.timeline import timeline_figure
 from dashboard.figures.timeline_hover import hover_texts
@@ -50,7 +51,7 @@ def step(*spans: Span) -> StepTimeline:
     provider = FakeProvider(
         reports={"r": report(run="r")}, tables={"r": span_table(spans)}, groups={"r": (TP,)}
     )
-    return provider.timeline("r", epoch=0, step=3)
+    return step_timeline(provider, "r", epoch=0, step=3)
 
 
 def bars(timeline: StepTimeline, name: str) -> list[tuple[float, float]]:
@@ -77,7 +78,7 @@ def test_a_span_whose_wait_is_unknown_is_drawn_whole() -> None:
 
 def test_a_kind_has_one_trace_however_many_spans() -> None:
     provider = training_provider()
-    timeline = provider.timeline("demo-42", epoch=0, step=3)
+    timeline = step_timeline(provider, "demo-42", epoch=0, step=3)
 
     figure = timeline_figure(timeline, GroupBy.PP)
 
@@ -180,7 +181,7 @@ def test_names_from_outside_are_inert_under_the_pointer() -> None:
 
 def test_a_crowd_is_drawn_as_areas_and_says_what_a_pixel_is() -> None:
     crowd = report(layout=Layout(pp=8, dp=16, tp=4), slow_rank=77)
-    timeline = training_provider(crowd).timeline("demo-42", epoch=0, step=3)
+    timeline = step_timeline(training_provider(crowd), "demo-42", epoch=0, step=3)
 
     figure = raster_figure(timeline, GroupBy.PP)
 

@@ -1,0 +1,178 @@
+"""What a page says while the diagnosis is made, and where it can't be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dash import dcc, html
+
+from analysis.under_way import Doing, UnderWay
+from analysis.words import name_ranks
+from dashboard.pages.parts import card
+from dashboard.text import count_text, ratio_text, seconds_text, visible
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from analysis.report import Finding
+    from analysis.source import RunSummary
+    from analysis.under_way import Failed, SeenSteps
+
+SOON_MS = 1_500
+"""Between two looks at what is being made."""
+
+LATER = "after the analysis"
+NEVER = "needs the analysis"
+
+
+def soon(part: str, *, is_busy: bool) -> Component:
+    """Return the clock by which a page looks for what is being made, once an answer.
+
+    Dash drops the answer to what is asked again meanwhile: where answers take longer than the
+    interval, a clock that just goes on would never show one.
+    """
+    return dcc.Interval(
+        id=part, interval=SOON_MS, n_intervals=0, max_intervals=next_look(0, is_busy=is_busy)
+    )
+
+
+def next_look(num_looks: int | None, *, is_busy: bool) -> int:
+    """Return the ``max_intervals`` that let the clock go for one more look, or for none."""
+    return (num_looks or 0) + 1 if is_busy else 0
+
+
+def no_verdict_yet(found: UnderWay) -> list[Component]:
+    """Return, in the place of the verdict, what the analysis does and what is known before it."""
+    return [
+        html.Div(
+            [
+                html.P("analysis under way", className="verdict-cause"),
+                html.H1(f"No verdict yet: {_doing(found)}.", className="verdict-sentence"),
+                html.P([html.Span(fact) for fact in _facts(found.run)], className="facts"),
+                # A screen reader hears of what changes, not of each second.
+                html.P(
+                    f"{found.seconds:,.0f} s so far. This page fills by itself.",
+                    className="about",
+                    **quietly(),
+                ),
+                html.Div(className="busy-bar", **hidden_from_readers()),
+                *map(_told, found.told),
+            ],
+            className="verdict busy",
+        )
+    ]
+
+
+def no_verdict(found: Failed) -> list[Component]:
+    """Return, in the place of the verdict, why there is none."""
+    return [
+        html.Div(
+            [
+                html.P("analysis failed", className="verdict-cause"),
+                html.H1(
+                    "No verdict: this run could not be analysed.", className="verdict-sentence"
+                ),
+                html.P(visible(found.why), className="failure"),
+                html.P([html.Span(fact) for fact in _facts(found.run)], className="facts"),
+                html.P(
+                    "It is tried again every half minute while this page is open. The server's"
+                    " log and `rankscope analyze` tell the same.",
+                    className="about",
+                ),
+            ],
+            className="verdict unsure",
+        )
+    ]
+
+
+def known_figures(found: UnderWay | Failed) -> list[tuple[str, str, str]]:
+    """Return the key figures as word, value and meaning; "…" where the analysis tells."""
+    seen = found.seen
+    when = LATER if isinstance(found, UnderWay) else NEVER
+    return [
+        ("step time", _mean_text(seen), "mean, as the ranks marked it"),
+        ("ideal", "…", when),
+        ("slowdown", "…", when),
+        ("waste", "…", when),
+        ("MFU", "…" if seen is None or seen.mfu is None else ratio_text(seen.mfu.mean), _mfu(seen)),
+        ("launch", "…", when),
+    ]
+
+
+def drawing(run_id: str, step: int) -> Component:
+    """Say that a step's spans are being read and drawn."""
+    return card(
+        html.H2(f"Drawing step {step} of run {visible(run_id)!r}", className="empty-title"),
+        html.P("Its spans are read one by one. This page fills by itself."),
+        html.Div(className="busy-bar", **hidden_from_readers()),
+        class_name="empty",
+    )
+
+
+def reading_steps(run_id: str) -> Component:
+    """Say that the run's steps are being looked up."""
+    return card(
+        html.H2(f"Looking up the steps of run {visible(run_id)!r}", className="empty-title"),
+        html.P("This page fills by itself."),
+        html.Div(className="busy-bar", **hidden_from_readers()),
+        class_name="empty",
+    )
+
+
+def quietly() -> dict[str, Any]:
+    """Return the attribute that keeps a screen reader from telling a part's changes."""
+    return {"aria-live": "off"}
+
+
+def hidden_from_readers() -> dict[str, Any]:
+    """Return the attribute of an ornament."""
+    return {"aria-hidden": "true"}
+
+
+def _doing(found: UnderWay) -> str:
+    phase = found.phase
+    if phase.doing is Doing.WAITING:
+        return "other runs are analysed first"
+    if phase.doing is Doing.READING or not phase.num_spans:
+        return f"reading what {count_text(found.run.world_size, 'rank')} recorded"
+    return f"replaying {count_text(phase.num_spans, 'span')} and comparing the ranks"
+
+
+def _facts(run: RunSummary) -> list[str]:
+    sizes = " x ".join(
+        f"{axis.upper()} {size}" for axis, size in run.layout.to_dict().items() if size > 1
+    )
+    return [
+        count_text(run.world_size, "rank"),
+        *([sizes] if sizes else []),
+        count_text(run.num_steps, "step"),
+        count_text(run.num_spans, "span"),
+        *([run.state] if run.state else []),
+    ]
+
+
+def _told(finding: Finding) -> Component:
+    who = f" on {name_ranks(finding.ranks)}" if finding.ranks else ""
+    since = f", steps {finding.steps[0]} to {finding.steps[1]}" if finding.steps else ""
+    return html.P(
+        [
+            "Found before this analysis: ",
+            html.Span(finding.cause, className="cause"),
+            f"{who}{since}.",
+        ],
+        className="told",
+    )
+
+
+def _mean_text(seen: SeenSteps | None) -> str:
+    if seen is None or not seen.actual_s_by_step:
+        return "…"
+    return seconds_text(sum(seen.actual_s_by_step.values()) / len(seen.actual_s_by_step))
+
+
+def _mfu(seen: SeenSteps | None) -> str:
+    if seen is None:
+        return "being read"
+    if seen.mfu is None:
+        return LATER
+    return f"mean of {count_text(len(seen.mfu.by_step), 'step')}"
