@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,14 +27,29 @@ def test_a_fifo_a_device_a_socket_and_a_folder_are_refused_at_once(
     os.mkfifo(tmp_path / "fifo")
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(tmp_path / "socket"))
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    paths = [tmp_path / "fifo", Path("/dev/zero"), tmp_path / "socket", tmp_path]
+    before = num_held(paths)
 
-    for path in (tmp_path / "fifo", Path("/dev/zero"), tmp_path / "socket", tmp_path):
+    for path in paths:
         with pytest.raises(OSError):  # noqa: PT011  # a socket's own words are the system's
             opened(path)
 
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert num_held(paths) == before
     listening.close()
+
+
+def num_held(paths: list[Path]) -> int:
+    """Return how many descriptors of this process lead to one of these; others have others."""
+    num = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            num += descriptor.readlink() in paths
+    return num
+
+
+def test_a_descriptor_that_is_held_is_counted(tmp_path: Path) -> None:
+    with (tmp_path / "held").open("w"):
+        assert num_held([tmp_path / "held"]) == 1
 
 
 def test_a_link_is_followed_where_a_person_names_the_file_and_not_in_a_spool(
