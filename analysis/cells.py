@@ -62,6 +62,22 @@ def group_medians(
     return medians, num
 
 
+def mean_distances(
+    value: NDArray[np.float64], group: NDArray[np.int64], num_groups: int
+) -> NDArray[np.float64]:
+    """Return each group's mean distance from its median, 0 where it has no value.
+
+    Args:
+        value: Shape (rows,).
+        group: Shape (rows,): which of ``num_groups`` the row belongs to.
+        num_groups: Groups are numbered from 0.
+    """
+    middle, num = group_medians(value, group, num_groups)
+    far = np.bincount(group, weights=np.abs(value - middle[group]), minlength=num_groups)
+    distance: NDArray[np.float64] = far / np.maximum(num, 1)
+    return distance
+
+
 def _sorted_by_group(value: NDArray[Any], group: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
     """Return the values group by group, ascending within each."""
     if not len(value):

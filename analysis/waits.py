@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.cells import group_medians
+from analysis.cells import mean_distances
 from analysis.distinct import distinct, is_one_of, number_rows, row_keys
 from analysis.ordering import stable_order
 from tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanFlag, SpanKind
@@ -249,17 +249,9 @@ def _buffered(
     other = 2 * first[of_row[pair]] + 1 - pair
     columns = (spans.epoch, spans.group_id, spans.src_rank, spans.dst_rank)
     key, num = number_rows(*(column[rows[pair]] for column in columns))
-    apart = _spread((end[other] - end[pair]).astype(np.float64), key, num)
-    lasts = _spread(spans.duration_ns[rows[pair]].astype(np.float64), key, num)
+    apart = mean_distances((end[other] - end[pair]).astype(np.float64), key, num)
+    lasts = mean_distances(spans.duration_ns[rows[pair]].astype(np.float64), key, num)
     locked = np.zeros(len(rows), dtype=np.bool_)
     locked[pair] = (apart < lasts)[key]
     found[unsure] &= ~locked[unsure]
     return found
-
-
-def _spread(value: NDArray[np.float64], key: NDArray[np.int64], num: int) -> NDArray[np.float64]:
-    """Return each group's mean distance from its median, shape (num,)."""
-    middle = group_medians(value, key, num)[0]
-    far = np.bincount(key, weights=np.abs(value - middle[key]), minlength=num)
-    spread: NDArray[np.float64] = far / np.maximum(np.bincount(key, minlength=num), 1)
-    return spread

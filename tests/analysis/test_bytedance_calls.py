@@ -1,0 +1,160 @@
+"""What a worker's sends and receives hold up, and who left them before the other was there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from analysis.bytedance import read_trace
+from analysis.bytedance_calls import left_early, since_held_up
+from analysis.bytedance_format import CODE
+from analysis.operations import NO_GROUP, latest_by_group
+from analysis.source import EpochInfo, RankInfo, RunInfo
+from tests.dashboard.builders import span_table
+from tracer.span import Span, SpanKind, UnixNs
+from tracer.topology import Coords, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analysis.bytedance import Trace
+
+MS = 1_000_000
+NEVER = np.iinfo(np.int64).max
+RUN = RunInfo(
+    run_id="r",
+    source_format="bytedance",
+    layout=Layout(pp=2),
+    world_size=2,
+    epochs=(
+        EpochInfo(epoch=0, ranks=tuple(RankInfo(rank=pp, coords=Coords(pp=pp)) for pp in (0, 1))),
+    ),
+)
+
+
+def operation(
+    name: str, rank: int, start_ms: float, end_ms: float, *, seq: int = 0, step: int = 7
+) -> Span:
+    return Span(
+        rank=rank,
+        step=step,
+        kind=SpanKind.FORWARD if name.startswith("forward") else SpanKind.BACKWARD,
+        name=name,
+        start_ns=UnixNs(int(start_ms * MS)),
+        duration_ns=int((end_ms - start_ms) * MS),
+        seq=seq,
+        microbatch=seq,
+        chunk=0,
+    )
+
+
+def two_microbatches(*, first_send_ends_ms: float, second_forward_ms: float) -> Trace:
+    """Two stages, in ms; the first sends, and computes its second micro-batch."""
+    return read_trace(
+        RUN,
+        span_table(
+            [
+                operation("forward-compute", 0, 0, 10),
+                operation("forward-send", 0, 10, first_send_ends_ms),
+                operation("forward-compute", 0, second_forward_ms, second_forward_ms + 10, seq=1),
+                operation("forward-send", 0, 45, 69, seq=1),
+                operation("backward-recv", 0, 45, 70),
+                operation("backward-compute", 0, 70, 90),
+                operation("backward-recv", 0, 90, 110, seq=1),
+                operation("backward-compute", 0, 110, 130, seq=1),
+                operation("forward-recv", 1, 0, 30),
+                operation("forward-compute", 1, 30, 40),
+                operation("backward-compute", 1, 40, 60),
+                operation("backward-send", 1, 60, 70),
+                operation("forward-recv", 1, 60, 69, seq=1),
+                operation("forward-compute", 1, 70, 80, seq=1),
+                operation("backward-compute", 1, 80, 100, seq=1),
+                operation("backward-send", 1, 100, 110, seq=1),
+            ]
+        ),
+    )
+
+
+def held_up_ms(trace: Trace) -> float:
+    """Of the first stage's second forward-compute."""
+    found = since_held_up(trace)
+    row = np.flatnonzero(
+        (trace.rank == 0)
+        & (trace.rows.type == CODE["forward-compute"])
+        & (trace.rows.start > trace.rows.start.min())
+    )
+    return float(found[row[0]] / MS)
+
+
+def test_a_worker_that_waits_for_each_send_is_held_up_by_it() -> None:
+    # GIVEN a host that computes nothing while a transfer is open, though no two end together
+    trace = two_microbatches(first_send_ends_ms=30, second_forward_ms=32)
+
+    # THEN only what follows the send is its own, not the 22 ms since its last compute
+    assert held_up_ms(trace) == pytest.approx(2)
+
+
+def test_transfers_that_run_beside_computes_hold_nobody_up() -> None:
+    # GIVEN a send that lasts to 30 while the next compute runs from 22 on
+    trace = two_microbatches(first_send_ends_ms=30, second_forward_ms=22)
+
+    assert held_up_ms(trace) == pytest.approx(NEVER / MS)
+
+
+def pairs(times_ms: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> Trace:
+    """One send and its receive in each step, as (start, end) of either."""
+    spans: list[Span] = []
+    for step, (send, recv) in enumerate(times_ms):
+        spans += [
+            operation("forward-compute", 0, send[0] - 5, send[0], step=step),
+            operation("forward-send", 0, *send, step=step),
+            operation("forward-recv", 1, *recv, step=step),
+            operation("forward-compute", 1, recv[1], recv[1] + 5, step=step),
+        ]
+    return read_trace(RUN, span_table(spans))
+
+
+def early_sends(trace: Trace) -> list[bool]:
+    group = trace.operations.group
+    members = np.flatnonzero(group != NO_GROUP)
+    arrival = latest_by_group(group, trace.rows.start)[members]
+    found = left_early(
+        trace,
+        members,
+        arrival,
+        group=group[members],
+        carrier=np.zeros((1, len(members)), dtype=np.int64),
+    )
+    early: list[bool] = found[trace.rank[members] == 0].tolist()
+    return early
+
+
+def test_a_send_that_only_a_clock_ends_too_early_waited() -> None:
+    # GIVEN transfers of 3 ms between a sender and a receiver whose clock is 5 ms ahead
+    trace = pairs(
+        [
+            ((100, 111), (113, 116)),
+            ((102, 105), (106, 110)),
+            ((109, 112), (108, 117)),
+            ((104, 113), (115, 118)),
+        ]
+    )
+
+    # THEN the three that seem to end before the receiver is there do count
+    assert early_sends(trace) == [False, False, False, False]
+
+
+def test_a_send_that_takes_as_long_each_time_was_buffered() -> None:
+    # GIVEN sends of 1 ms, however late the receive
+    trace = pairs(
+        [
+            ((100, 101), (108, 109)),
+            ((102, 103), (106, 111)),
+            ((109, 110), (108, 118)),
+            ((104, 105), (112, 116)),
+        ]
+    )
+
+    assert early_sends(trace) == [True, True, False, True]
