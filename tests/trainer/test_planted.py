@@ -148,9 +148,12 @@ def gaps_before_forward(job: Job, *, step: int) -> list[int]:
 def test_a_slow_loader_is_slow_in_its_span(stalled: Job) -> None:
     lasted = [span.end_ns - span.start_ns for span in stalled.spans(0, SpanKind.DATA)]
 
-    assert [ns >= INPUT_MS * MS for ns in lasted] == [False, False, True, True]
     others = [span.end_ns - span.start_ns for span in stalled.spans(1, SpanKind.DATA)]
-    assert max(others) < INPUT_MS * MS
+    assert (len(lasted), len(others)) == (4, 4)
+    assert min(lasted[2:]) >= INPUT_MS * MS
+    # A machine that stands still may do so in one of the others, and not in all.
+    assert min(lasted[:2]) < INPUT_MS * MS
+    assert min(others[2:]) < INPUT_MS * MS
 
 
 def test_garbage_is_collected_before_each_forward_of_its_step(stalled: Job) -> None:
@@ -229,18 +232,21 @@ def test_members_of_a_skewed_group_launch_its_reduction_late_in_turn(tmp_path: P
     job = train(tmp_path, "--dp", "2", "--fault", "launch-skew:ms=360")
 
     assert job.status == 0
-    late_ns = [reduction_ns(job, 0, step) - reduction_ns(job, 1, step) for step in (1, 2, 3)]
-    # Lags of 360 ms x (step + 1) / 4 x (1 + sin(2 pi (step / 8 + dp / 2))) / 2: rank 0 is later
-    # by 90 ms x (step + 1) x sin(pi step / 4), which is 127, 270 and 255 ms.
-    assert late_ns[0] > 60 * MS
-    assert late_ns[1] > 180 * MS
-    assert late_ns[2] > 150 * MS
+    first, second = ([late_ns(job, rank, step) for step in (1, 2, 3)] for rank in (0, 1))
+    # Lags of 360 ms x (step + 1) / 4 x (1 + sin(2 pi (step / 8 + dp / 2))) / 2: 154, 270 and
+    # 307 ms for rank 0, and 26, 0 and 53 ms for rank 1.
+    assert first[0] > 150 * MS
+    assert first[1] > 265 * MS
+    assert first[2] > 300 * MS
+    # A machine that stands still makes one of these longer, and not all.
+    assert min(second) < 100 * MS
 
 
-def reduction_ns(job: Job, rank: int, step: int) -> int:
-    """Return when a rank's first reduction after its last backward of a step began."""
+def late_ns(job: Job, rank: int, step: int) -> int:
+    """Return how long after its last backward of a step a rank began its first reduction."""
     last = max(one.end_ns for one in job.spans(rank, SpanKind.BACKWARD) if one.step == step)
-    return min(one.start_ns for one in job.spans(rank, SpanKind.DP_COMM) if one.start_ns >= last)
+    begins = [one.start_ns for one in job.spans(rank, SpanKind.DP_COMM) if one.start_ns >= last]
+    return min(begins) - last
 
 
 def rank_with(fault: str, *, rank: int) -> PlantedFaults:
