@@ -26,26 +26,40 @@ LAG_STEPS = 2
 RUN_WHOLE = -1
 """Step and epoch of the row that tells how much of a run was looked at when all was done."""
 
-SELECT_PRESENT = """
-SELECT epoch, step, count() AS num_spans FROM spans
-WHERE run_id = {run_id:String} AND step >= 0 GROUP BY epoch, step ORDER BY epoch, step
-"""
+Place = tuple[int, int]
+"""Epoch and step."""
 
-SELECT_PRESENT_ONCE = """
-SELECT epoch, step, count() AS num_spans FROM spans FINAL
-WHERE run_id = {run_id:String} AND step >= 0 GROUP BY epoch, step ORDER BY epoch, step
-"""
+FIRST_PLACE: Place = (RUN_WHOLE, 0)
 
-SELECT_ROLLED = """
-SELECT epoch, step, num_spans, num_described FROM closed_steps FINAL
-WHERE run_id = {run_id:String}
+SELECT_OPEN = """
+SELECT epoch, step, present.num_spans AS num_spans, described.num_described AS num_described
+FROM (
+    SELECT epoch, step, count() AS num_spans FROM spans
+    WHERE run_id = {run_id:String} AND step >= 0
+        AND (epoch > {epoch:Int32} OR (epoch = {epoch:Int32} AND step >= {first:Int32}))
+    GROUP BY epoch, step
+) AS present
+LEFT JOIN (
+    SELECT epoch, count() AS num_described FROM (
+        SELECT epoch FROM groups FINAL WHERE run_id = {run_id:String}
+        UNION ALL SELECT epoch FROM ranks FINAL WHERE run_id = {run_id:String}
+    ) GROUP BY epoch
+) AS described USING (epoch)
+LEFT JOIN (
+    SELECT epoch, step, num_spans, num_described FROM closed_steps FINAL
+    WHERE run_id = {run_id:String}
+        AND (epoch > {epoch:Int32} OR (epoch = {epoch:Int32} AND step >= {first:Int32}))
+) AS rolled USING (epoch, step)
+WHERE rolled.num_spans != present.num_spans OR rolled.num_described != described.num_described
+ORDER BY epoch, step
 """
+"""The engine compares: a run of days has steps by the ten thousand, of which few are open."""
 
-SELECT_DESCRIBED = """
-SELECT epoch, count() AS num_described FROM (
-    SELECT epoch FROM groups FINAL WHERE run_id = {run_id:String}
-    UNION ALL SELECT epoch FROM ranks FINAL WHERE run_id = {run_id:String}
-) GROUP BY epoch
+SELECT_OPEN_ONCE = SELECT_OPEN.replace("FROM spans", "FROM spans FINAL")
+
+SELECT_NEWEST = """
+SELECT epoch, step FROM spans WHERE run_id = {run_id:String} AND step >= 0
+ORDER BY run_id DESC, epoch DESC, step DESC LIMIT 1
 """
 
 SELECT_EXPIRED = """
@@ -102,7 +116,9 @@ class ClosedStep:
         return self.num_spans + self.num_described
 
 
-def open_steps(store: Store, run_id: str, *, state: str) -> tuple[OpenStep, ...]:
+def open_steps(
+    store: Store, run_id: str, *, state: str, since: Place = FIRST_PLACE
+) -> tuple[OpenStep, ...]:
     """Return the steps whose rollups lack something, by (epoch, step).
 
     Steps whose spans are kept no longer are left as they were rolled up.
@@ -111,33 +127,28 @@ def open_steps(store: Store, run_id: str, *, state: str) -> tuple[OpenStep, ...]
         store: The store.
         run_id: The run.
         state: Its state: while it is running, the newest steps are left alone.
+        since: The first place that is looked at; by default the run's first.
     """
-    bound = {"run_id": run_id}
-    present = each_once(
-        store,
-        run_id,
-        lambda sql: store.rows(sql, bound),
-        plain=SELECT_PRESENT,
-        once=SELECT_PRESENT_ONCE,
+    bound = {"run_id": run_id, "epoch": since[0], "first": since[1]}
+    found = each_once(
+        store, run_id, lambda sql: store.rows(sql, bound), plain=SELECT_OPEN, once=SELECT_OPEN_ONCE
     )
-    described = {row["epoch"]: row["num_described"] for row in store.rows(SELECT_DESCRIBED, bound)}
-    expired = {row["epoch"]: row for row in store.rows(SELECT_EXPIRED, bound)}
-    rolled = {
-        (row["epoch"], row["step"]): (row["num_spans"], row["num_described"])
-        for row in store.rows(SELECT_ROLLED, bound)
-    }
-    newest = max(((row["epoch"], row["step"]) for row in present), default=(0, 0))
-    found = []
-    for row in present:
-        place = (row["epoch"], row["step"])
-        seen = (row["num_spans"], described.get(row["epoch"], 0))
-        if state == RUNNING and place > (newest[0], newest[1] - LAG_STEPS):
-            continue
-        if rolled.get(place) != seen and not _has_expired(expired.get(row["epoch"]), row["step"]):
-            found.append(
-                OpenStep(epoch=place[0], step=place[1], num_spans=seen[0], num_described=seen[1])
-            )
-    return tuple(found)
+    if not found:
+        return ()
+    last = newest_closing(store, run_id) if state == RUNNING else None
+    expired = {row["epoch"]: row for row in store.rows(SELECT_EXPIRED, {"run_id": run_id})}
+    return tuple(
+        OpenStep(**row)
+        for row in found
+        if (last is None or (row["epoch"], row["step"]) <= last)
+        and not _has_expired(expired.get(row["epoch"]), row["step"])
+    )
+
+
+def newest_closing(store: Store, run_id: str) -> Place:
+    """Return the newest place of a run that is closed while the run goes on."""
+    rows = store.rows(SELECT_NEWEST, {"run_id": run_id})
+    return (rows[0]["epoch"], rows[0]["step"] - LAG_STEPS) if rows else FIRST_PLACE
 
 
 def in_batches(steps: Sequence[OpenStep], *, max_spans: int) -> Iterator[tuple[OpenStep, ...]]:

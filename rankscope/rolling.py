@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +18,10 @@ from collector.portions import Portion, portions_of, read_outline
 from collector.pyramid import StepKey, StepPlace, write_pixels
 from collector.read import read_spans_once
 from collector.rollups import (
+    FIRST_PLACE,
     ClosedStep,
     in_batches,
+    newest_closing,
     note_run_rolled_up,
     open_steps,
     runs_rolled_up,
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     from analysis.kind_times import KindTimes
     from analysis.source import RunInfo, RunSummary
     from analysis.timeline import StepTimeline
-    from collector.rollups import OpenStep
+    from collector.rollups import OpenStep, Place
     from collector.store import Store
     from rankscope.drawing import Plan
 
@@ -52,7 +55,38 @@ that does not tell who communicates with whom. Others are read in portions."""
 TURN_NS = 2_000_000_000
 """After which a turn begins no second batch: upkeep shares the engine with whoever looks."""
 
+WHOLE_LOOK_NS = 60_000_000_000
+"""How often all steps of a run that goes on are looked at, for rows that come very late: it counts
+every span of the run. In between the steps are looked at that were open or new lately."""
+
+LATELY_NS = 15_000_000_000
+"""Rows of hosts that are a few seconds behind reopen steps of so long ago at the next look."""
+
 KIND_NAMES = [kind.value for kind in KINDS]
+
+
+@dataclass(slots=True)
+class _Looked:
+    """How far a run that goes on was looked at. All times are monotonic."""
+
+    whole_ns: int
+    """When all of its steps were."""
+
+    since: Place = FIRST_PLACE
+    """Where looks begin: all before was closed `LATELY_NS` ago and more."""
+
+    next_since: Place = FIRST_PLACE
+    next_ns: int = 0
+    """Since when ``next_since`` waits to take the place of ``since``."""
+
+    is_whole: bool = True
+    """Whether the last look was at all steps."""
+
+    def closed_before(self, place: Place, now_ns: int) -> None:
+        """Note that a look found all closed before a place."""
+        if now_ns - self.next_ns >= LATELY_NS:
+            self.since, self.next_since = min(self.next_since, place), place
+            self.next_ns = now_ns
 
 
 class Rolling:
@@ -87,6 +121,7 @@ class Rolling:
         self._unix_ns = unix_ns
         self._monotonic_ns = monotonic_ns
         self._done: dict[str, tuple[int, str]] | None = None
+        self._looked: dict[str, _Looked] = {}
         self._has_begun = False
 
     def turn(self) -> bool:
@@ -115,6 +150,9 @@ class Rolling:
         return state == run.state or (not state and run.state != RUNNING)
 
     def _note(self, run: RunSummary) -> None:
+        looked = self._looked.get(run.run_id)
+        if looked is not None and not looked.is_whole:
+            return  # rows of older steps are still to be looked for
         if run.state != RUNNING:
             note_run_rolled_up(
                 self._store, run.run_id, num_spans=run.num_spans, at_ns=self._unix_ns()
@@ -124,7 +162,7 @@ class Rolling:
 
     def _roll_up(self, run: RunSummary, give_up_ns: int) -> bool:
         """Roll up the open steps of a run; return whether the time sufficed."""
-        found = open_steps(self._store, run.run_id, state=run.state)
+        found = self._open_steps(run)
         if not found:
             return True
         info = self._source.run_info(run.run_id)
@@ -139,6 +177,22 @@ class Rolling:
             else:
                 self._roll_up_batch(info, batch)
         return True
+
+    def _open_steps(self, run: RunSummary) -> tuple[OpenStep, ...]:
+        """Return what is open; of a run that goes on, mostly among its newest steps alone."""
+        if run.state != RUNNING:
+            self._looked.pop(run.run_id, None)
+            return open_steps(self._store, run.run_id, state=run.state)
+        now_ns = self._monotonic_ns()
+        looked = self._looked.setdefault(run.run_id, _Looked(whole_ns=now_ns, next_ns=now_ns))
+        looked.is_whole = looked.since == FIRST_PLACE or now_ns - looked.whole_ns >= WHOLE_LOOK_NS
+        if looked.is_whole:
+            looked.whole_ns = now_ns
+        since = FIRST_PLACE if looked.is_whole else looked.since
+        found = open_steps(self._store, run.run_id, state=run.state, since=since)
+        first = (found[0].epoch, found[0].step) if found else None
+        looked.closed_before(first or newest_closing(self._store, run.run_id), now_ns)
+        return found
 
     def _small_enough(self, run_id: str, steps: tuple[OpenStep, ...]) -> tuple[OpenStep, ...]:
         kept = tuple(step for step in steps if step.num_spans <= self._max_whole_spans)
