@@ -277,6 +277,14 @@ def test_opening_a_store_loads_neither_pandas_nor_torch(folder: Path) -> None:
     assert done.stdout == "[]\n"
 
 
+CACHES = (
+    "mark_cache_size",
+    "query_condition_cache_size",
+    "compiled_expression_cache_size",
+    "uncompressed_cache_size",
+)
+
+
 def test_the_default_settings_keep_the_engine_modest(folder: Path) -> None:
     with open_store(url_of(folder)) as store:
         found = {
@@ -291,6 +299,13 @@ def test_the_default_settings_keep_the_engine_modest(folder: Path) -> None:
     assert (found["max_threads"], found["async_insert"]) == ("2", "0")
     assert int(found["max_memory_usage"]) == 4 << 30
     assert int(server["max_server_memory_usage"]) == 6 << 30
+    # No cache grows beyond what is written down in docs/operations.md, and two merges are at work.
+    assert {name: int(server[name]) >> 20 for name in CACHES} == {
+        "mark_cache_size": 256, "query_condition_cache_size": 16,
+        "compiled_expression_cache_size": 16, "uncompressed_cache_size": 0,
+    }  # fmt: skip
+    pool = int(server["background_pool_size"])
+    assert pool * float(server["background_merges_mutations_concurrency_ratio"]) == 2
 
 
 def test_the_server_file_is_private_and_whole(folder: Path) -> None:
