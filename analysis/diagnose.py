@@ -178,16 +178,10 @@ def _of_compute(
 
 
 def _network_candidates(case: Case, compute: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    blamed = {
-        rank: each.steps
-        for each in compute
-        if each.cause != "stage-imbalance"
-        for rank in each.ranks
-    }
     return slow_network(
         profile_links(case.reading.transfers, case.reading.steps, _coords(case)),
         case.ranks,
-        blamed=blamed,
+        blamed=[each for each in compute if each.cause != "stage-imbalance"],
         step_ns=float(np.median(case.reading.actual_ns)),
         step_start_ns={step: begin for step, (begin, _) in case.step_ns.items()},
         samples=case.context.samples,

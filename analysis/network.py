@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.cells import MATES_ENOUGH, group_medians, median_by_kind
-from analysis.noise import step_deviation
+from analysis.noise import level_deviation, step_deviation
 from analysis.ordering import places_of
 from analysis.phases import CLEAR_FACTOR, row_medians, standing_out
 from analysis.risen_links import usual_where_risen
@@ -29,6 +29,9 @@ LEAST_ALIKE = 8
 
 LONE_STEPS = 3
 """Steps of a slow phase where a step has fewer than `LEAST_ALIKE` instances of a link."""
+
+BORDERS = 2
+"""Changes of level that a link's slow phase makes: it begins and ends."""
 
 BRIEF = 10
 """A phase of fewer than `LONE_STEPS` steps must lose this many times more to be told."""
@@ -178,7 +181,10 @@ def slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
         calm, risen = rows[~profile.risen[rows]], rows[profile.risen[rows]]
         # Links that rose together are as many as one likes: their change is no noise.
         noise = step_deviation(excess[calm]) if len(calm) else None
-        for mine, deviation in ((calm, None), (risen, noise)):
+        # Links without alike ones may all become slow, and well again, in the same steps.
+        alone = len(calm) > 0 and profile.own[calm].all()
+        own = level_deviation(excess[calm], num_levels=BORDERS) if alone else None
+        for mine, deviation in ((calm, own), (risen, noise)):
             if not len(mine):
                 continue
             phases = standing_out(

@@ -60,25 +60,28 @@ def step_deviation(values: NDArray[np.float64]) -> float:
     return float(max(middle / NORMAL_MEDIAN, high / NORMAL_90TH) / np.sqrt(2.0))
 
 
-def level_deviation(values: NDArray[np.float64]) -> float:
+def level_deviation(values: NDArray[np.float64], *, num_levels: int = 1) -> float:
     """Return the noise from step to step of rows that may all change their level at once.
 
     `step_deviation` has the other rows to go by. What is common to all of them, input that is
     missing everywhere, makes every row jump in the same step, and of ten steps that jump is more
-    than the 90th percentile passes over. So each row's largest change is left out; of n normal
-    changes those that are left lie below the quantile ``0.9 (n - 1) / n`` in nine of ten cases.
+    than the 90th percentile passes over. So each row's largest change is left out, or as many as it
+    may change its level; of n normal changes those that are left lie below the quantile
+    ``0.9 (n - 1) / n`` in nine of ten cases.
 
     Args:
         values: Shape (rows, steps).
+        num_levels: Changes of level that a row may have: two where a phase begins and ends.
     """
     values = values[:, ~np.isnan(values).any(axis=0)]
     changes = np.sort(np.abs(np.diff(values, axis=1)), axis=1)
     num = changes.shape[1]
-    if num <= MIN_CHANGES:
+    num_left = num - num_levels
+    if num_left < MIN_CHANGES:
         return step_deviation(values)
-    middle, high = np.quantile(changes[:, :-1], (0.5, 0.9))
+    middle, high = np.quantile(changes[:, :num_left], (0.5, 0.9))
     of_middle, of_high = (
-        NormalDist().inv_cdf(0.5 + share * (num - 1) / num / 2) for share in (0.5, 0.9)
+        NormalDist().inv_cdf(0.5 + share * num_left / num / 2) for share in (0.5, 0.9)
     )
     return float(max(middle / of_middle, high / of_high) / np.sqrt(2.0))
 

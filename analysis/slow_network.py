@@ -21,7 +21,7 @@ from analysis.network_scope import (
     is_only_group,
     told_of_only_group,
 )
-from analysis.phases import row_medians
+from analysis.phases import DUE_RATIO, row_medians
 from analysis.uplinks import merged_by_uplink
 from analysis.words import count_text, duration_text
 
@@ -51,7 +51,7 @@ def slow_network(
     profile: LinkProfile,
     ranks: Mapping[int, RankInfo],
     *,
-    blamed: Mapping[int, tuple[int, int]],
+    blamed: Sequence[Candidate],
     step_ns: float,
     step_start_ns: Mapping[int, int],
     samples: SampleTable,
@@ -61,8 +61,8 @@ def slow_network(
     Args:
         profile: Transfers by link and step.
         ranks: Where each rank runs.
-        blamed: Steps (first, last) in which ranks compute slowly: what a slow device sends and
-            receives is slow as well, so their links prove nothing.
+        blamed: Ranks that compute slowly for a while: what a slow device sends and receives is as
+            slow as well, so of their links only what is slower still proves anything.
         step_ns: Usual time of a step.
         step_start_ns: When each step began, Unix time.
         samples: Counters of the hosts' network, if any.
@@ -154,10 +154,16 @@ def _all_groups(culprits: Sequence[Culprit], ranks: Mapping[int, RankInfo]) -> b
     return sum(map(len, members)) == len(covered) and len(covered) >= ALL_RANKS_SHARE * len(ranks)
 
 
-def _explained(profile: LinkProfile, slow: SlowLink, blamed: Mapping[int, tuple[int, int]]) -> bool:
+def _explained(profile: LinkProfile, slow: SlowLink, blamed: Sequence[Candidate]) -> bool:
+    """Tell whether slow devices explain a link: they send as slowly as they compute."""
     first, last = profile.steps[slow.phase.first], profile.steps[slow.phase.last]
-    spans = [blamed[rank] for rank in profile.transfers.links[slow.link].members if rank in blamed]
-    return any(begin <= last and end >= first for begin, end in spans)
+    members = set(profile.transfers.links[slow.link].members)
+    meanwhile = [each for each in blamed if each.steps[0] <= last and each.steps[1] >= first]
+    there = [each.excess_ratio for each in meanwhile if not members.isdisjoint(each.ranks)]
+    if not there:
+        return False
+    rest = (1.0 + slow.phase.excess_ratio) / (1.0 + max(there)) - 1.0
+    return rest < max(DUE_RATIO, slow.phase.threshold)
 
 
 def _part(profile: LinkProfile, links: Sequence[int]) -> NDArray[np.bool_]:

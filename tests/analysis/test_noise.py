@@ -40,3 +40,14 @@ def test_a_level_that_all_rows_take_up_at_once_is_no_noise() -> None:
     # THEN half of what is left is 1.5, and nine tenths 2. Of 7 normal changes but the largest the
     # lower half lies below 0.4286 of all, 0.5659 deviations, and nine tenths below 0.7714: 1.2041
     assert deviation == pytest.approx(max(1.5 / 0.5659, 2 / 1.2041) / 2**0.5, rel=1e-3)
+
+
+def test_a_row_that_becomes_slow_and_well_again_has_two_changes_that_are_no_noise() -> None:
+    # GIVEN changes of 1, 1, 30, 2, 2, 1 and 30: without the two largest 1, 1, 1, 2, 2
+    row = [0.0, 1.0, 0.0, 30.0, 32.0, 30.0, 31.0, 1.0]
+
+    deviation = level_deviation(np.array([row]), num_levels=2)
+
+    # THEN half of them is 1, and nine tenths 2. Of 7 normal changes but the two largest the lower
+    # half lies below 0.3571 of all, 0.4637 deviations, and nine tenths below 0.6429: 0.9208
+    assert deviation == pytest.approx(max(1 / 0.4637, 2 / 0.9208) / 2**0.5, rel=1e-3)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from analysis.candidate import Candidate
 from analysis.context import SampleTable
 from analysis.slow_network import slow_network
 from analysis.source import RankInfo
@@ -14,7 +15,8 @@ from tests.analysis.link_builders import group, pair, profile
 from tracer.topology import Coords
 
 if TYPE_CHECKING:
-    from analysis.candidate import Candidate
+    from collections.abc import Mapping
+
     from analysis.evidence import Link
 
 SIZE, NUM_STAGES, NUM_STEPS = 4, 4, 10
@@ -29,6 +31,49 @@ NO_SAMPLES = SampleTable(
     hosts=(),
     names=(),
 )
+
+
+TWO_HOSTS = {
+    rank: RankInfo(rank=rank, coords=Coords(dp=rank), host=f"h{rank // SIZE}") for rank in range(8)
+}
+
+
+def told_of(
+    links: dict[Link, list[float]],
+    ranks: Mapping[int, RankInfo],
+    *,
+    blamed: tuple[Candidate, ...] = (),
+    num: int = 2,
+) -> tuple[Candidate, ...]:
+    """Return what is told of links with ``num`` transfers a step."""
+    return slow_network(
+        profile(links, ranks_per_stage=len(ranks), num=num),
+        ranks,
+        blamed=blamed,
+        step_ns=float(STEP_NS),
+        step_start_ns={step: step * STEP_NS for step in range(NUM_STEPS)},
+        samples=NO_SAMPLES,
+    )
+
+
+def slow_device(rank: int, excess_ratio: float) -> Candidate:
+    """Return a rank that computes longer in steps 3 to 7."""
+    return Candidate(
+        cause="slow-compute",
+        ranks=(rank,),
+        steps=(3, 7),
+        part=None,
+        excess_ratio=excess_ratio,
+        threshold=0.05,
+        evidence="",
+    )
+
+
+def risen(factor: float, *, first: int, last: int) -> list[float]:
+    """Return 2 ms, give or take 1 %, and so many times as much from one step to another."""
+    step = np.arange(NUM_STEPS)
+    slow = np.where((step >= first) & (step <= last), factor, 1.0)
+    return [float(ms) for ms in 2.0 * (1 + np.array(JITTER)) * slow]
 
 
 def told(*slow_stages: int) -> tuple[Candidate, ...]:
@@ -57,7 +102,7 @@ def told(*slow_stages: int) -> tuple[Candidate, ...]:
     return slow_network(
         profile(links, ranks_per_stage=SIZE),
         ranks,
-        blamed={},
+        blamed=(),
         step_ns=float(STEP_NS),
         step_start_ns={step: step * STEP_NS for step in range(NUM_STEPS)},
         samples=NO_SAMPLES,
@@ -88,3 +133,23 @@ def test_links_between_most_stages_that_became_slow_are_the_network_and_no_uplin
 
 def test_links_as_usual_tell_nothing() -> None:
     assert told() == ()
+
+
+def test_the_only_group_is_told_though_it_became_slow_and_well_again_in_a_short_run() -> None:
+    # GIVEN a group that takes 1.6 times as long in steps 4 to 8 of 10: its own noise is 1 %,
+    # but two of its nine changes are that it became slow and well again
+    links = {group(*range(8)): risen(1.6, first=4, last=8)}
+
+    (found,) = told_of(links, TWO_HOSTS)
+
+    assert (found.cause, found.steps) == ("network-degradation", (4, 8))
+    assert found.excess_ratio == pytest.approx(0.6, abs=0.03)
+    assert told_of({group(*range(8)): risen(1.0, first=4, last=8)}, TWO_HOSTS) == ()
+
+
+def test_a_slow_device_explains_no_more_of_its_links_than_it_is_slower_by() -> None:
+    links = {group(*range(8)): risen(2.0, first=3, last=7)}
+
+    # 2.0 / 1.9 leaves 5 %, 2.0 / 1.25 leaves 60 %.
+    assert told_of(links, TWO_HOSTS, blamed=(slow_device(2, 0.9),)) == ()
+    assert len(told_of(links, TWO_HOSTS, blamed=(slow_device(2, 0.25),))) == 1
