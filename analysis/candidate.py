@@ -49,6 +49,9 @@ class Candidate:
     is_everywhere: bool = False
     """Whether no rank is free of it, so that no gap between steps is usual."""
 
+    certainty: float = 1.0
+    """Share of such cases in which this is the cause: less where the evidence fits several."""
+
     sample: Drop | None = None
     """The reading of a device that tells the cause."""
 

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
     from analysis.context import SampleTable
 
+CONGESTION = "congestion"
 TROUBLES = (
     ("flapping links", ("link-down", "link_down", "link-flap", "carrier")),
     ("retransmits", ("retrans", "out-of-seq", "out_of_seq", "ack-timeout", "ack_timeout")),
-    ("congestion", ("pause", "ecn", "cnp", "congest")),
+    (CONGESTION, ("pause", "ecn", "cnp", "congest", "transmit-wait", "xmit_wait")),
 )
 """What counters whose name holds one of these words tell, the most specific first.
-Source: the RoCE counters of Linux's sysfs and their use in arXiv 2402.15627."""
+Source: the RoCE counters of Linux's sysfs and their use in arXiv 2402.15627; InfiniBand, whose
+ports hold back instead of marking, tells congestion by ``port_xmit_wait`` alone."""
 
 GROWTH_FACTOR = 2.0
 """A counter that grows this much faster inside the phase than outside speaks for it."""
@@ -67,6 +69,9 @@ class Trouble:
     is_known: bool
     """Whether there are such counters at all."""
 
+    watched: frozenset[str] = frozenset()
+    """Hosts with counters of congestion, of which the network's other troubles are kin."""
+
     def __str__(self) -> str:
         if not self.is_known:
             return "there are no counters to tell why"
@@ -82,29 +87,36 @@ def network_trouble(samples: SampleTable, phase_ns: tuple[int, int]) -> Trouble:
         samples: Readings.
         phase_ns: (begin, end) of the phase, Unix time.
     """
-    known = False
+    known, watched = False, set[str]()
     for word, parts in TROUBLES:
         for code, name in enumerate(samples.names):
             if PART_MARK in name or not any(part in name for part in parts):
                 continue
             grown = _growth(samples, code, phase_ns)
             known |= bool(grown)
-            usual = float(np.median([rate for _, _, rate in grown])) if grown else 0.0
+            if word == CONGESTION:
+                watched |= {samples.hosts[host] for host, _, _ in grown}
+            before = [outside for _, _, outside in grown if outside is not None]
+            # A network that is slow everywhere makes all hosts' counters grow alike.
+            usual = float(np.median(before or [inside for _, inside, _ in grown] or [0.0]))
             hosts = {
                 host
                 for host, inside, outside in grown
-                if inside > GROWTH_FACTOR * max(outside, usual) and inside > 0
+                if inside > GROWTH_FACTOR * max(outside or 0.0, usual) and inside > 0
             }
             if hosts:
                 named = tuple(sorted(samples.hosts[host] for host in hosts))
                 return Trouble(word=word, hosts=named, is_known=True)
-    return Trouble(word="", hosts=(), is_known=known)
+    return Trouble(word="", hosts=(), is_known=known, watched=frozenset(watched))
 
 
 def _growth(
     samples: SampleTable, code: int, phase_ns: tuple[int, int]
-) -> list[tuple[int, float, float]]:
-    """Return (host, growth a second inside a phase, outside it) of each counter of one name."""
+) -> list[tuple[int, float, float | None]]:
+    """Return (host, growth inside a phase, outside it) of each counter of one name, a ns.
+
+    None where nothing was read outside.
+    """
     rows = np.flatnonzero(samples.name == code)
     rows = rows[sort_rows(samples.host[rows], samples.device[rows], samples.at_ns[rows])]
     host, device, at = samples.host[rows], samples.device[rows], samples.at_ns[rows]
@@ -113,15 +125,15 @@ def _growth(
     lasted = np.diff(at)
     within = (at[1:] > phase_ns[0]) & (at[:-1] < phase_ns[1])
     size = len(samples.hosts)
-    found = []
+    found: list[tuple[int, float, float | None]] = []
     sums = [
         np.bincount(host[1:][chosen], weights=values[chosen].astype(np.float64), minlength=size)
         for chosen in (same & within, same & ~within)
         for values in (grown, lasted)
     ]
     for each in np.flatnonzero(sums[1] > 0).tolist():
-        outside = sums[2][each] / sums[3][each] if sums[3][each] > 0 else 0.0
-        found.append((each, float(sums[0][each] / sums[1][each]), float(outside)))
+        outside = float(sums[2][each] / sums[3][each]) if sums[3][each] > 0 else None
+        found.append((each, float(sums[0][each] / sums[1][each]), outside))
     return found
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 ALL_RANKS_SHARE = 0.8
 """Share of the ranks that slow groups must hold together for the network to be at fault."""
 
+ONE_OF_TWO = 0.5
+"""Certainty of a cause where another fits as well."""
+
 SEVERAL_HOSTS = 2
 """Hosts whose counters tell of trouble that make it the network's."""
 
@@ -77,7 +80,11 @@ def is_only_group(
 
 
 def told_of_only_group(found: Candidate, hosts: Mapping[int, str], trouble: Trouble) -> Candidate:
-    """Return the network at fault, or the one host whose counters tell of trouble.
+    """Return the network at fault, or a link of it where counters tell.
+
+    Trouble on one host is that host's. A network that is congested, loses packets or flaps shows in
+    some host's counters: where those of all hosts are quiet, it is a link that carries less than it
+    did, a port or a slot of fewer lanes. Without counters the two look alike.
 
     Args:
         found: The group as a slow link.
@@ -90,7 +97,11 @@ def told_of_only_group(found: Candidate, hosts: Mapping[int, str], trouble: Trou
         if there:
             evidence += f", {trouble.hosts[0]} ({name_ranks(there)})"
             return replace(found, ranks=there, evidence=evidence)
+    mine = {hosts.get(rank, "") for rank in found.ranks}
+    if not trouble.word and mine <= trouble.watched:
+        return replace(found, evidence=f"{evidence} on all its hosts, so one link of it is slow")
     if len(trouble.hosts) < SEVERAL_HOSTS:
+        found = replace(found, certainty=ONE_OF_TWO)
         evidence += (
             "; the job has no other group between hosts, so nothing tells one slow link of it from"
             " a slow network"

@@ -289,6 +289,6 @@ def _finding(candidate: Candidate, slowdown: float | None, share: float | None) 
         steps=candidate.steps,
         slowdown=slowdown,
         recoverable_ratio=share,
-        confidence=confidence(candidate.excess_ratio, candidate.threshold),
+        confidence=confidence(candidate.excess_ratio, candidate.threshold) * candidate.certainty,
         evidence=candidate.evidence,
     )

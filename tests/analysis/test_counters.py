@@ -97,6 +97,26 @@ def test_a_counter_that_grows_in_the_phase_names_the_trouble_and_its_hosts() -> 
     assert (trouble.word, trouble.hosts) == ("retransmits", ("a",))
 
 
+def test_counters_that_grow_on_all_hosts_alike_are_the_networks_trouble() -> None:
+    # 10 a second before, and 100 a second from second 3 on.
+    marked = [0.0, 10, 20, 30, 130, 230, 330]
+    readings = samples("rdma-ecn-marked-packets", {("a", -1): marked, ("b", -1): marked})
+
+    trouble = network_trouble(readings, PHASE)
+
+    assert (trouble.word, trouble.hosts) == ("congestion", ("a", "b"))
+
+
+def test_hosts_whose_congestion_is_counted_are_told_from_those_whose_losses_are() -> None:
+    quiet = {("a", -1): [0.0] * 7, ("b", -1): [0.0] * 7}
+
+    marks = network_trouble(samples("rdma-ecn-marked-packets", quiet), PHASE)
+    losses = network_trouble(samples("tcp-retransmitted-packets", quiet), PHASE)
+
+    assert (marks.word, marks.watched) == ("", frozenset({"a", "b"}))
+    assert (losses.is_known, losses.watched) == (True, frozenset())
+
+
 def test_quiet_counters_are_told_from_none() -> None:
     quiet = samples("rdma-ecn-marked-packets", {("a", -1): [0.0, 1, 2, 3, 4, 5, 6]})
 

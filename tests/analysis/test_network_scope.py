@@ -65,11 +65,28 @@ def test_a_group_on_one_host_or_on_hosts_that_nobody_knows_has_no_network() -> N
 def test_without_counters_the_only_group_is_the_networks_and_says_what_nobody_can_tell() -> None:
     found = told_of_only_group(candidate(*range(8), part=(True,)), TWO_HOSTS, NO_COUNTERS)
 
-    assert found.cause == "network-degradation"
+    assert (found.cause, found.certainty) == ("network-degradation", 0.5)
     assert found.evidence == (
         "transfers take longer; there are no counters to tell why; the job has no other group"
         " between hosts, so nothing tells one slow link of it from a slow network"
     )
+
+
+def test_quiet_counters_on_all_its_hosts_make_the_only_group_a_slow_link() -> None:
+    slow = candidate(*range(8), part=(True,))
+    quiet = Trouble(
+        word="", hosts=(), is_known=True, watched=frozenset({"host 0", "host 1", "host 2"})
+    )
+    on_one_host = Trouble(word="", hosts=(), is_known=True, watched=frozenset({"host 0"}))
+
+    found = told_of_only_group(slow, TWO_HOSTS, quiet)
+
+    assert (found.cause, found.ranks, found.certainty) == ("slow-link", tuple(range(8)), 1.0)
+    assert found.evidence == (
+        "transfers take longer; the network's counters are quiet on all its hosts, so one link of"
+        " it is slow"
+    )
+    assert told_of_only_group(slow, TWO_HOSTS, on_one_host).cause == "network-degradation"
 
 
 def test_counters_of_one_host_name_its_ranks_and_of_two_the_network() -> None:
