@@ -1,8 +1,9 @@
-"""Steps in which a rank lacks spans that it has in all others: some of them were dropped."""
+"""Ranks that lack spans in a step which they have in most others: some of them were dropped."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -11,11 +12,13 @@ from analysis.ordering import places_of
 from tracer.span import KIND_CODES, SpanKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from numpy.typing import NDArray
 
+    from analysis.evidence import GapItems
+    from analysis.model import ComputeItems
     from analysis.source import SpanTable, StepTable
+
+Items = TypeVar("Items", "ComputeItems", "GapItems")
 
 COUNTED = [
     KIND_CODES[kind]
@@ -28,38 +31,70 @@ LEAST_STEPS = 3
 """Fewer steps tell no usual number."""
 
 
-def steps_with_losses(
-    spans: SpanTable, steps: StepTable, usable: Collection[int]
-) -> tuple[int, ...]:
-    """Return the steps in which some rank lacks forwards, backwards, optimizers or waits.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """Which ranks lack records of which steps."""
 
-    What it lacks is held against the number that it has in more than half of
-    its steps; without one, nothing is known of it. Where most ranks have fewer,
-    the step itself was a shorter one.
+    ranks: NDArray[np.int32]
+    """Ascending."""
+
+    steps: NDArray[np.int32]
+    """Numbers, ascending."""
+
+    lacks: NDArray[np.bool_]
+    """Shape (ranks, steps)."""
+
+    def warnings(self) -> list[str]:
+        """Return what a reader should know of it; nothing where nothing is lacking."""
+        row, column = np.nonzero(self.lacks)
+        if not len(row):
+            return []
+        first, step = self.ranks[row[0]], self.steps[column[0]]
+        told = f"{len(row)} times a rank lacks compute or waits of a step, first {first} in {step}"
+        return [f"records were dropped: {told}; what it did in that step is not judged"]
+
+
+def losses_of(spans: SpanTable, steps: StepTable, numbers: NDArray[np.int32]) -> Losses:
+    """Find the ranks that lack forwards, backwards, optimizers or waits of a step.
+
+    What a rank has is held against the number that it has in more than half of
+    the steps that were recorded whole; without one, nothing is known of it. Where most
+    ranks have fewer, the step itself was a shorter one.
 
     Args:
         spans: The spans, of a run that dropped records.
-        steps: The steps' rows.
-        usable: Numbers of the steps that count.
-
-    Returns:
-        Their numbers, ascending.
+        steps: All steps' rows, also of those that take no part.
+        numbers: Numbers of those that do, ascending.
     """
-    numbers = np.array(sorted(usable), dtype=np.int32)
-    if len(numbers) < LEAST_STEPS:
-        return ()
-    ranks = np.unique(steps.rank)
+    ranks, recorded = np.unique(steps.rank), np.unique(steps.step[steps.left_out == 0])
+    counted = np.union1d(recorded, numbers)
+    lacks = np.zeros((len(ranks), len(counted)), dtype=np.bool_)
     rows = np.flatnonzero(is_one_of(spans.kind, COUNTED))
-    rows = rows[np.isin(spans.step[rows], numbers) & np.isin(spans.rank[rows], ranks)]
-    row, column = places_of(spans.rank[rows], ranks), places_of(spans.step[rows], numbers)
-    lacks = np.zeros(len(numbers), dtype=np.bool_)
-    for kind in COUNTED:
+    rows = rows[np.isin(spans.step[rows], counted) & np.isin(spans.rank[rows], ranks)]
+    row, column = places_of(spans.rank[rows], ranks), places_of(spans.step[rows], counted)
+    for kind in COUNTED if len(counted) >= LEAST_STEPS else ():
         mine = spans.kind[rows] == kind
-        num = np.zeros((len(ranks), len(numbers)), dtype=np.int64)
+        num = np.zeros(lacks.shape, dtype=np.int64)
         np.add.at(num, (row[mine], column[mine]), 1)
         fewer = _fewer_than_usual(num)
-        lacks |= fewer.any(axis=0) & (fewer.mean(axis=0) <= 1 / 2)
-    return tuple(numbers[lacks].tolist())
+        lacks |= fewer & (fewer.mean(axis=0) <= 1 / 2)
+    return Losses(ranks=ranks, steps=numbers, lacks=lacks[:, places_of(numbers, counted)])
+
+
+def without_losses(items: Items, losses: Losses) -> Items:
+    """Return the rows of ranks that lack nothing of the row's step.
+
+    Args:
+        items: Of the ranks and steps of ``losses``.
+        losses: Who lacks what.
+    """
+    row, column = places_of(items.rank, losses.ranks), places_of(items.step, losses.steps)
+    keep = ~losses.lacks[row, column]
+    columns = {field.name: getattr(items, field.name) for field in fields(items)}
+    kept: dict[str, Any] = {
+        name: each[keep] for name, each in columns.items() if isinstance(each, np.ndarray)
+    }
+    return replace(items, **kept)
 
 
 def _fewer_than_usual(num: NDArray[np.int64]) -> NDArray[np.bool_]:

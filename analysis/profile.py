@@ -11,6 +11,7 @@ import numpy as np
 from analysis.cells import group_medians
 from analysis.distinct import distinct, number_rows
 from analysis.ordering import places_of
+from analysis.phases import row_medians
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,7 +147,7 @@ def _compare_stage(
             peers = _agreeing(level, others)
             basis[row] = Basis.STAGES
         if len(peers):
-            expected[row] = np.nanmedian(total[peers], axis=0)
+            expected[row] = row_medians(total[peers].T)
         elif total.shape[1] > NUM_EARLIER_STEPS:
             expected[row] = _own_earlier(total, row)
             basis[row] = Basis.EARLIER

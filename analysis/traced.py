@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.distinct import distinct
 from analysis.intervals import NOWHERE
-from analysis.lost_records import steps_with_losses
+from analysis.lost_records import losses_of, without_losses
 from analysis.model import Reading
 from analysis.ordering import places_of
 from analysis.pieces import cut
@@ -69,7 +69,7 @@ def read_traced(
     split = split_waits(spans, groups_as_traced(run), clock_error_ns=tolerance)
     left_out = _unusable(run, spans, steps, split)
     numbers = np.array(sorted(set(distinct(steps.step).tolist()) - set(left_out)), dtype=np.int32)
-    steps = rows_of_steps(steps, np.isin(steps.step, numbers))
+    all_steps, steps = steps, rows_of_steps(steps, np.isin(steps.step, numbers))
     joined, warnings = join_waits(spans, steps, numbers, split)
     pieces = cut(
         spans,
@@ -104,6 +104,10 @@ def read_traced(
     np.minimum.at(first, index, steps.start_ns)
     np.maximum.at(last, index, steps.end_ns)
     items, of_experts = found.result()
+    if run.num_dropped or run.num_torn:
+        losses = losses_of(spans, all_steps, numbers)
+        warnings += losses.warnings()
+        items, gaps = without_losses(items, losses), without_losses(gaps, losses)
     experts = None
     if of_experts.any():
         experts = np.zeros(len(number), dtype=np.bool_)
@@ -158,10 +162,6 @@ def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit
     for step, count in zip(numbers.tolist(), counts.tolist(), strict=True):
         if count != expected:
             reasons[step] = f"{expected - count} of {expected} ranks have no record of it"
-    if run.num_dropped or run.num_torn:
-        usable = set(numbers.tolist()) - set(reasons)
-        for step in steps_with_losses(spans, steps, usable):
-            reasons[step] = "records were dropped, and a rank lacks compute or waits of it"
     return reasons
 
 

@@ -1,4 +1,4 @@
-"""Steps that lack spans, told by what their ranks have in other steps."""
+"""Ranks that lack spans of a step, told by what they have in other steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.analyze import analyze_run
-from analysis.lost_records import steps_with_losses
+from analysis.lost_records import losses_of
 from analysis.source import rows_of_spans
 from tests.analysis.cluster import (
     MS,
@@ -62,22 +62,33 @@ def without_a_forward(source: Source, *places: tuple[int, int], num_dropped: int
 
 
 @pytest.mark.parametrize(
-    ("places", "told"),
+    ("lost", "told"),
     [
         ((), ()),
-        (((1, 2),), (2,)),
-        (((1, 2), (3, 5)), (2, 5)),
-        # Rank 1 has no number that most of its steps have.
+        (((1, 2),), ((1, 2),)),
+        (((1, 2), (3, 5)), ((1, 2), (3, 5))),
+        # Two are usual on rank 1 then, in six of its eight steps.
         (tuple((1, step) for step in (0, 2, 3, 5, 7)), ()),
     ],
 )
-def test_a_step_that_lacks_a_forward_of_one_rank_is_told(
-    places: tuple[tuple[int, int], ...], told: tuple[int, ...]
+def test_a_rank_that_lacks_a_forward_of_a_step_is_told(
+    lost: tuple[tuple[int, int], ...], told: tuple[tuple[int, int], ...]
 ) -> None:
     # Step 6 has fewer on most ranks: nothing of it was lost.
-    source = without_a_forward(job(), *places, num_dropped=2)
+    source = without_a_forward(job(), *lost, num_dropped=2)
 
-    assert steps_with_losses(source.span_table, source.step_table, range(NUM_STEPS)) == told
+    found = losses_of(source.span_table, source.step_table, np.arange(NUM_STEPS, dtype=np.int32))
+
+    assert tuple(map(tuple, np.argwhere(found.lacks).tolist())) == told
+    assert len(found.warnings()) == bool(told)
+
+
+def test_steps_that_take_no_part_tell_what_is_usual() -> None:
+    source = without_a_forward(job(), (1, 2), num_dropped=1)
+
+    found = losses_of(source.span_table, source.step_table, np.array([2, 3], dtype=np.int32))
+
+    assert np.argwhere(found.lacks).tolist() == [[1, 0]]
 
 
 def test_dropped_compute_is_no_pause() -> None:
@@ -85,8 +96,14 @@ def test_dropped_compute_is_no_pause() -> None:
     lost = ((0, 1), (1, 3), (2, 5))
     report = analyze_run(without_a_forward(job(), *lost, num_dropped=3), "run")
 
-    # THEN these steps are left out and named, and nobody is said to have stood still
+    # THEN nobody is said to have stood still, and all steps are still replayed
     assert [finding.cause for finding in report.findings] == ["healthy"]
-    assert report.quality.warnings == (
-        "steps 1, 3, 5 left out: records were dropped, and a rank lacks compute or waits of it",
-    )
+    assert report.quality.coverage_ratio == 1.0
+    (warning,) = report.quality.warnings
+    assert "3 times a rank lacks compute or waits of a step, first 0 in 1;" in warning
+
+
+def test_the_same_holes_without_a_dropped_record_are_pauses() -> None:
+    report = analyze_run(without_a_forward(job(), (0, 1), (1, 3), (2, 5), num_dropped=0), "run")
+
+    assert [finding.cause for finding in report.findings] == ["gc-pause"]
