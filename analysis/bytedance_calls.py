@@ -27,12 +27,9 @@ if TYPE_CHECKING:
 
     from analysis.bytedance import Trace
 
-LEAST_TOGETHER = 0.05
-"""Share of the transfers that begin and end with another one where a call posts several.
-
-With few micro-batches to a stage most are posted alone, before the first backward and after the
-last forward. By chance none is: times are exact to a microsecond.
-"""
+ONE_END_NS = 10_000
+"""Transfers of one worker that end within this of each other end with one call, whenever each was
+posted. Start and duration are rounded apart: as 32-bit floats by 2 us each, 40 s into a step."""
 
 MOST_BESIDE = 0.05
 """Share of the computes that may run beside an open transfer of a worker that waits for each."""
@@ -53,7 +50,7 @@ def since_held_up(trace: Trace) -> NDArray[np.int64]:
     line = Line.over(worker, rows.start, rows.end)
     start = line.place(worker, rows.start)
     end = np.sort(line.place(worker[transfers], rows.end[transfers]))
-    if not _in_one_call(trace, transfers) and _run_beside(trace, np.sort(start[transfers]), end):
+    if _run_beside(trace, line, np.sort(start[transfers]), end):
         return since
     last = np.searchsorted(end, start + NO_OP_SLACK_NS, side="right") - 1
     held = np.flatnonzero((last >= 0) & (end[last] // line.stride_ns == start // line.stride_ns))
@@ -75,46 +72,45 @@ def hidden_by_call(
     pairs = np.isin(rows.type[members], [CODE[name] for name in PEER_TO_PEER])
     transfers = members[pairs]
     hidden = np.zeros(len(members), dtype=np.bool_)
-    if not _in_one_call(trace, transfers):
-        return hidden
-    call, num = number_rows(rows.worker[transfers], rows.start[transfers], rows.end[transfers])
+    call, num = _calls(trace, transfers)
     latest = np.zeros(num, dtype=np.int64)
     np.maximum.at(latest, call, arrival[pairs])
     hidden[pairs] = latest[call] > arrival[pairs] + NO_OP_SLACK_NS
     return hidden
 
 
-def _in_one_call(trace: Trace, transfers: NDArray[np.int64]) -> bool:
-    """Tell whether sends and receives of one worker begin and end together more than by chance."""
+def _calls(trace: Trace, transfers: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Return the call of each transfer, shape (transfers,), and how many there are."""
     rows = trace.rows
-    order = transfers[sort_rows(rows.worker[transfers], rows.start[transfers], rows.end[transfers])]
-    before, after = order[:-1], order[1:]
-    together = rows.worker[before] == rows.worker[after]
-    together &= rows.start[before] == rows.start[after]
-    together &= (rows.end[before] == rows.end[after]) & (rows.type[before] != rows.type[after])
-    return bool(together.sum() > LEAST_TOGETHER * len(transfers))
+    order = sort_rows(rows.worker[transfers], rows.end[transfers])
+    worker, end = rows.worker[transfers[order]], rows.end[transfers[order]]
+    begins = np.ones(len(order), dtype=np.bool_)
+    begins[1:] = (worker[1:] != worker[:-1]) | (end[1:] - end[:-1] > ONE_END_NS)
+    call = np.empty(len(order), dtype=np.int64)
+    call[order] = np.cumsum(begins) - 1
+    return call, int(begins.sum())
 
 
-def _run_beside(trace: Trace, start: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
-    """Tell whether transfers run beside computes: a host that waits for each at once computes
-    nothing while one is open.
+def _run_beside(trace: Trace, line: Line, start: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
+    """Tell whether transfers run beside computes: one is open in the middle of some.
+
+    A host that waits for each at once computes nothing while one is open. At their ends both
+    overlap even so: in a published trace by more than 50 us.
 
     Args:
         trace: The trace.
-        start: Shape (transfers,): when they begin on the line of all workers, ascending.
+        line: Holds all workers' times.
+        start: Shape (transfers,): when they begin on it, ascending.
         end: Shape (transfers,): when they end, ascending.
     """
     rows = trace.rows
     computes = np.flatnonzero(
         (rows.type == CODE[FORWARD_COMPUTE]) | (rows.type == CODE[BACKWARD_COMPUTE])
     )
-    worker = rows.worker.astype(np.int32)
-    line = Line.over(worker, rows.start, rows.end)
-    begins = line.place(worker[computes], rows.start[computes]) + NO_OP_SLACK_NS
-    ends = line.place(worker[computes], rows.end[computes]) - NO_OP_SLACK_NS
-    num_open = np.searchsorted(start, ends) - np.searchsorted(end, begins)
-    beside = (num_open > 0) & (ends > begins)
-    return bool(beside.sum() > MOST_BESIDE * len(computes))
+    middle = (rows.start[computes] + rows.end[computes]) // 2
+    at = line.place(rows.worker[computes].astype(np.int32), middle)
+    is_open = np.searchsorted(start, at) > np.searchsorted(end, at, side="right")
+    return bool(is_open.sum() > MOST_BESIDE * len(computes))
 
 
 def left_early(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.bytedance import read_trace
-from analysis.bytedance_calls import left_early, since_held_up
+from analysis.bytedance_calls import hidden_by_call, left_early, since_held_up
 from analysis.bytedance_format import CODE
 from analysis.operations import NO_GROUP, latest_by_group
 from analysis.source import EpochInfo, RankInfo, RunInfo
@@ -101,6 +101,35 @@ def test_transfers_that_run_beside_computes_hold_nobody_up() -> None:
     trace = two_microbatches(first_send_ends_ms=30, second_forward_ms=22)
 
     assert held_up_ms(trace) == pytest.approx(NEVER / MS)
+
+
+def test_a_call_ends_for_all_that_it_posted_one_after_the_other() -> None:
+    # GIVEN a send and a receive posted 10 us apart that end together (8 us of rounding), though
+    # the send's partner was there from 60 and the receive's from 60.5
+    trace = read_trace(
+        RUN,
+        span_table(
+            [
+                operation("forward-compute", 0, 0, 10),
+                operation("forward-send", 0, 45, 69.992),
+                operation("backward-recv", 0, 45.010, 70),
+                operation("backward-compute", 0, 70, 90),
+                operation("forward-recv", 1, 60, 61),
+                operation("forward-compute", 1, 61, 65),
+                operation("backward-compute", 1, 65, 66),
+                operation("backward-send", 1, 60.5, 70),
+            ]
+        ),
+    )
+    group = trace.operations.group
+    members = np.flatnonzero(group != NO_GROUP)
+    arrival = latest_by_group(group, trace.rows.start)[members]
+
+    hidden = hidden_by_call(trace, members, arrival)
+
+    # THEN the send's end is not that of its own transfer; the others' are
+    names = [(int(trace.rank[row]), int(trace.rows.type[row])) for row in members[hidden]]
+    assert names == [(0, CODE["forward-send"])]
 
 
 def pairs(times_ms: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> Trace:
