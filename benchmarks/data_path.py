@@ -14,7 +14,8 @@ this one, which asks the server's ClickHouse interface every half second for eac
   seconds later. *drained* is the time from then until the newest rows are as new as they were
   before.
 * *memory*: the largest resident set of agent and collector (with its decoders) before and after the
-  outage began, and in each minute.
+  outage began, and in each minute; the slope of the minutes' medians with its interval; the
+  collector's own memory apart from pages of files and decoders.
 * at the end: rows stored, and rows stored twice as a query shows them.
 """
 
@@ -36,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 
+from benchmarks.intervals import growth
 from collector.location import read_server_file
 from collector.records import RECORD
 from collector.store import open_store
@@ -52,6 +54,9 @@ TICK_S = 0.05
 LOOK_S = 0.5
 STEP_SPANS = 2_000
 """Spans of one rank in one step."""
+
+SETTLED_MINUTES = 3
+"""Until caches are filled and each code path was taken; the last minute is not whole."""
 
 LATE_S = 5.0
 """The newest rows may be this old while all is well."""
@@ -171,6 +176,10 @@ class Looks:
 
     agent_bytes: list[int] = field(default_factory=list)
     collector_bytes: list[int] = field(default_factory=list)
+    own_bytes: list[int] = field(default_factory=list)
+    """The collector's, without pages of files and without its decoders: the program's code comes
+    in page by page as it is first used, up to its size."""
+
     memory_at_s: list[float] = field(default_factory=list)
     """Since the start, of each of the two above."""
 
@@ -230,6 +239,7 @@ class Bench(WholePath):
             ("collector", self.looks.collector_bytes),
         ):
             told.append(_resident_bytes(self.pid_of(name)))
+        self.looks.own_bytes.append(_own_bytes(self.pid_of("collector")))
         self.looks.memory_at_s.append(time.monotonic() - self.began_s)
 
 
@@ -239,6 +249,15 @@ def _resident_bytes(pid: int) -> int:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]
         return sum(one.memory_info().rss for one in family)
+    except psutil.Error:
+        return 0
+
+
+def _own_bytes(pid: int) -> int:
+    """Return what of a process's memory comes from no file; 0 where it is gone."""
+    try:
+        told = psutil.Process(pid).memory_info()
+        return int(told.rss - told.shared)
     except psutil.Error:
         return 0
 
@@ -265,7 +284,11 @@ def mib_by_minute(looks: Looks, share: float) -> dict[str, list[int]]:
     return {
         name: [int(np.quantile(np.array(told)[minutes == k], share)) >> 20
                for k in np.unique(minutes)]
-        for name, told in (("agent", looks.agent_bytes), ("collector", looks.collector_bytes))
+        for name, told in (
+            ("agent", looks.agent_bytes),
+            ("collector", looks.collector_bytes),
+            ("collector_own", looks.own_bytes),
+        )
     }  # fmt: skip
 
 
@@ -297,6 +320,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         }
     result["mib_by_minute"] = mib_by_minute(looks, 1.0)
     result["median_mib_by_minute"] = mib_by_minute(looks, 0.5)
+    result["mib_a_minute"] = {
+        name: growth(told[SETTLED_MINUTES:-1])
+        for name, told in result["median_mib_by_minute"].items()
+    }
     result["least_mib_by_minute"] = mib_by_minute(looks, 0.0)
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
