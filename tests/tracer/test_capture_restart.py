@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 
 
-WITHIN_S = 120
+WITHIN_S = 240
 
 
 @pytest.fixture(scope="module")

@@ -125,7 +125,7 @@ def test_loader_workers_leave_the_parents_records_alone(
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 

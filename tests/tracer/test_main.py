@@ -193,7 +193,7 @@ def test_hosts_without_a_run_id_agree_on_one(tmp_path: Path) -> None:
         )
         for node in range(2)
     ]
-    said = [agent.communicate(timeout=120)[1] for agent in agents]
+    said = [agent.communicate(timeout=240)[1] for agent in agents]
 
     assert [agent.returncode for agent in agents] == [0, 0], said
     (run_folder,) = (tmp_path / "spool").iterdir()

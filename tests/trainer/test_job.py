@@ -70,7 +70,7 @@ def run_job(flags: Sequence[str], *, num_ranks: int) -> FinishedJob:
         check=False,
         cwd=ROOT,
         env=environment(),
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return FinishedJob(done.stdout, done.stderr)

@@ -97,7 +97,7 @@ def train(folder: Path, *flags: str) -> Job:
         check=False,
         cwd=ROOT,
         env=kept | {"OMP_NUM_THREADS": "1"},
-        timeout=120,
+        timeout=240,
     )
     with (
         open_store(f"chdb://{folder / 'store'}") as store,
