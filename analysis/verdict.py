@@ -42,6 +42,9 @@ NOT_OF_RANKS = frozenset({"gc-pause", "network-degradation", "sequence-imbalance
 ONE_THING = NOT_OF_RANKS | {"stage-imbalance", "slow-link"}
 """Causes whose sentence speaks of one thing, however many ranks it names."""
 
+ENDINGS = frozenset({"crash", "hang"})
+"""Causes for which the waits of the steps before tell nothing."""
+
 
 def verdict_sentence(report: RunReport) -> str:
     """Say which rank is truly slow, which only wait for it, and what mending it would win."""
@@ -90,7 +93,7 @@ def _verb(finding: Finding) -> str:
 
 def _starved(report: RunReport, finding: Finding) -> str:
     culprits = set(finding.ranks)
-    if finding.cause in NOT_OF_RANKS:
+    if finding.cause in NOT_OF_RANKS | ENDINGS:
         return ""
     waiting = [
         (entry.rank, sum(part.ratio for part in entry.waits_on if part.rank in culprits))

@@ -38,6 +38,9 @@ MAX_TIMELINES = 8
 HEARD_FOR_NS = 2_000_000_000
 NS_PER_S = 1e9
 
+SMALL_SPANS = 500_000
+"""Of a run whose analysis takes seconds."""
+
 PATIENCE_S = 0.4
 """How long a page waits for what is made aside before it is shown without: the analysis of a small
 run, and the drawing of its steps, are done by then."""
@@ -62,7 +65,7 @@ class StoreProvider:
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._patience_s = patience_s
-        self._aside = Aside()
+        self._large_aside, self._small_aside = Aside(), Aside()
         self._looks_aside = Aside()
         self._seen: dict[str, SeenSteps] = {}
         self._store = store
@@ -93,7 +96,8 @@ class StoreProvider:
         run = self._summary(run_id)
         self._look_aside(run_id)
         key = ("report", run_id)
-        done = self._aside.ask(key, lambda: self._reports.get(run_id), patience_s=self._patience_s)
+        aside = self._aside_of(run)
+        done = aside.ask(key, lambda: self._reports.get(run_id), patience_s=self._patience_s)
         if done is None:
             return self._under_way(run, key)
         error = done.exception()
@@ -104,12 +108,17 @@ class StoreProvider:
         made: RunReport | None = done.result()
         return made
 
+    def _aside_of(self, run: RunSummary) -> Aside:
+        """Return where the run is analysed: a small one never waits for two large ones."""
+        return self._small_aside if run.num_spans <= SMALL_SPANS else self._large_aside
+
     def _under_way(self, run: RunSummary, key: tuple[str, str]) -> UnderWay:
-        begun = Doing.READING if self._aside.has_begun(key) else Doing.WAITING
+        aside = self._aside_of(run)
+        begun = Doing.READING if aside.has_begun(key) else Doing.WAITING
         return UnderWay(
             run=run,
             phase=self._reports.phase(run.run_id) or Phase(doing=begun),
-            seconds=self._aside.age_ns(key) / NS_PER_S,
+            seconds=aside.age_ns(key) / NS_PER_S,
             seen=self._seen.get(run.run_id),
             told=() if self._store is None else read_told(self._store, run.run_id),
         )

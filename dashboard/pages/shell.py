@@ -107,21 +107,21 @@ def _chooser(runs: Sequence[RunSummary], run_id: str | None) -> list[Component]:
     gone = [] if run_id is None or run_id in known else [{"value": run_id, "label": "not here"}]
     if not runs and not gone:
         return [html.Span("no runs yet", className="quiet")]
-    return [
-        dmc.Select(
-            id="choose-run",
-            data=[*({"value": run.run_id, "label": _label(run)} for run in runs), *gone],
-            value=run_id,
-            searchable=True,
-            allowDeselect=False,
-            size="sm",
-            w=320,
-            maxDropdownHeight=420,
-            limit=200,
-            nothingFoundMessage="no such run",
-            **labelled("run"),
-        )
-    ]
+    chooser = dmc.Select(
+        id="choose-run",
+        data=[*({"value": run.run_id, "label": _label(run)} for run in runs), *gone],
+        value=run_id,
+        searchable=True,
+        allowDeselect=False,
+        size="sm",
+        w="100%",
+        maxDropdownHeight=420,
+        limit=200,
+        nothingFoundMessage="no such run",
+        **labelled("run"),
+    )
+    # A name may be longer than its place.
+    return [html.Div(chooser, title=visible(run_id or ""), className="run-name")]
 
 
 def _label(run: RunSummary) -> str:

@@ -61,3 +61,19 @@ def test_many_waiting_ranks_are_counted_with_a_separator() -> None:
     many = replace(told("slow-compute", (5, 7), waiting=waiting), layout=layout, world_size=12_296)
 
     assert "12,294 other ranks only wait for them" in verdict_sentence(many)
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("hang", "hangs, and all others wait for it in step 12 (hang)."),
+        ("crash", "failed first in step 12 (crash)."),
+    ],
+)
+def test_how_a_job_ended_names_the_step_and_no_waits_of_those_before(cause: str, said: str) -> None:
+    made = told(cause, (5,))
+    ended = replace(made.findings[0], steps=(12, 12), recoverable_ratio=None)
+
+    sentence = verdict_sentence(replace(made, findings=(ended,)))
+
+    assert sentence == f"Rank 5 (dp 0, stage 1, tp 1) {said}"

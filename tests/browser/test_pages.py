@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from playwright.sync_api import expect
 
+from analysis.under_way import Doing, Phase, UnderWay
 from tests.browser.conftest import served
 from tests.dashboard.builders import FakeProvider, report
 from tests.dashboard.training_builder import training_provider
@@ -203,6 +204,23 @@ def test_a_live_run_refreshes_and_keeps_the_zoom(browser: Browser) -> None:
         seen.page.wait_for_function(f"{graph}.data[1].x.length == 36")
 
         assert seen.page.evaluate(f"{graph}.layout.xaxis.range") == zoomed
+
+
+def test_a_page_that_waits_says_what_for_and_fills_by_itself(browser: Browser) -> None:
+    provider = training_provider()
+    (run,) = provider.runs()
+    phase = Phase(doing=Doing.COMPARING, num_spans=4_521_984)
+    provider.under_way = {"demo-42": UnderWay(run=run, phase=phase, seconds=7, seen=None)}
+    with served(provider) as url, opened(browser, f"{url}/run/demo-42") as seen:
+        seen.page.wait_for_selector("text=No verdict yet: replaying 4,521,984 spans")
+        provider.under_way = {}
+        provider.num_changes += 1
+
+        seen.page.wait_for_selector("#overview-workers .heatmaplayer image")
+        assert seen.page.inner_text("h1") == provider.sentence
+        asked = provider.num_reports
+        settle(seen.page)
+        assert provider.num_reports == asked
 
 
 def test_a_run_that_is_deleted_says_so(browser: Browser) -> None:

@@ -34,25 +34,28 @@ class SlowSource:
     is_reading: threading.Event = field(default_factory=threading.Event)
     fails: bool = False
     num_reads: int = 0
+    num_spans: dict[str, int] = field(default_factory=lambda: {"tiny": 1000})
+    read: set[str] = field(default_factory=set)
 
     def runs(self) -> tuple[RunSummary, ...]:
         info = self.whole.info
-        return (
+        return tuple(
             RunSummary(
-                run_id="tiny",
+                run_id=run_id,
                 source_format="rankscope",
                 state="ended",
                 world_size=info.world_size,
                 layout=info.layout,
-                num_spans=1000,
+                num_spans=num_spans,
                 num_steps=3,
                 started_ns=None,
-            ),
+            )
+            for run_id, num_spans in self.num_spans.items()
         )
 
     def run_info(self, run_id: str) -> RunInfo:
-        if run_id != "tiny":
-            raise UnknownRunError(run_id, ("tiny",))
+        if run_id not in self.num_spans:
+            raise UnknownRunError(run_id, tuple(self.num_spans))
         return self.whole.info
 
     def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
@@ -60,6 +63,7 @@ class SlowSource:
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
         self.num_reads += 1
+        self.read.add(run_id)
         self.is_reading.set()
         assert self.may.wait(PATIENCE_S)
         if self.fails:
@@ -142,6 +146,24 @@ def test_a_defect_of_the_analysis_is_told_in_words(source: SlowSource) -> None:
 
     assert isinstance(found, Failed)
     assert found.why == "ZeroDivisionError: a defect"
+
+
+def test_a_small_run_does_not_wait_for_two_large_ones(source: SlowSource) -> None:
+    # GIVEN two large runs whose analyses take long
+    provider = StoreProvider(source, Reports(source), patience_s=0)
+    source.num_spans = {"large": 9_000_000, "larger": 18_000_000, "tiny": 1000}
+    provider.report("large")
+    provider.report("larger")
+
+    # WHEN a small one is asked for
+    provider.report("tiny")
+
+    # THEN it is read at once
+    give_up_s = time.monotonic() + PATIENCE_S
+    while "tiny" not in source.read:
+        assert time.monotonic() < give_up_s, "it was never read"
+        time.sleep(0.001)
+    source.may.set()
 
 
 def test_a_strange_run_is_told_at_once(source: SlowSource) -> None:
