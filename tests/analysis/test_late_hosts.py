@@ -131,3 +131,15 @@ def test_a_rank_with_one_peer_misses_input_from_its_onset_on(first: int) -> None
     # THEN all of it is told, not only the 15 ms by which three steps are worse
     assert (found.cause, found.ranks, found.steps) == ("data-stall", (2,), (first, 11))
     assert found.excess_ratio >= 0.3
+
+
+def test_a_host_with_one_peer_is_told_once() -> None:
+    # GIVEN four stages of two ranks, and rank 0 that loses 400 ms in each step from 4 on: its
+    # stage's median, between the two, is 200 ms above that of the other stages
+    gaps = [(step, 0, Place.FORWARD, 400) for step in range(4, NUM_STEPS)]
+    found = host_stalls(
+        stalls_with(gaps, stage=np.repeat((0, 1, 2, 3), 2).tolist(), num_steps=NUM_STEPS),
+        np.ones(NUM_STEPS, dtype=np.bool_),
+    )
+
+    assert [(each.ranks, each.steps) for each in found] == [((0,), (4, NUM_STEPS - 1))]
