@@ -1,0 +1,118 @@
+"""Forty ways to smuggle script into a text, each in every text that comes from outside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from tests.browser.conftest import served
+from tests.browser.test_pages import hover, opened
+from tests.dashboard.builders import FakeProvider, report
+from tests.dashboard.training_builder import training_provider
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+RAN = "window.__xss=1"
+KINDS = (
+    f"<script>{RAN}</script>",
+    f"</script><script>{RAN}</script>",
+    f"<ScRiPt>{RAN}</sCrIpT>",
+    f"<script/x>{RAN}</script>",
+    f"<scr<script>ipt>{RAN}</scr</script>ipt>",
+    f"<img src=x onerror={RAN}>",
+    f"<img src=x onerror='{RAN}'//",
+    f"<IMG SRC=x ONERROR={RAN}>",
+    f"<img/src=x/onerror={RAN}>",
+    f'<img src="x"onerror="{RAN}">',
+    f"<svg onload={RAN}>",
+    f"<svg/onload={RAN}>",
+    f"<svg><script>{RAN}</script></svg>",
+    f"<svg><animate onbegin={RAN} attributeName=x dur=1s>",
+    f"<math><mtext><img src=x onerror={RAN}></mtext></math>",
+    f"<body onload={RAN}>",
+    f"<details open ontoggle={RAN}>",
+    f"<input autofocus onfocus={RAN}>",
+    f"<video><source onerror={RAN}></video>",
+    f"<audio src=x onerror={RAN}>",
+    f"<iframe srcdoc='<script>parent.{RAN}</script>'></iframe>",
+    f"<iframe src=javascript:parent.{RAN}></iframe>",
+    f"<object data=javascript:{RAN}></object>",
+    f"<embed src=javascript:{RAN}>",
+    f"<a href=javascript:{RAN}>click</a>",
+    f"<a href='java&Tab;script:{RAN}'>click</a>",
+    f"<form action=javascript:{RAN}><button>go</button></form>",
+    f"<meta http-equiv=refresh content='0;url=javascript:{RAN}'>",
+    f"<base href=javascript:{RAN}//>",
+    f"<link rel=stylesheet href=javascript:{RAN}>",
+    f"<style>@import 'javascript:{RAN}';</style>",
+    f"<template><script>{RAN}</script></template>",
+    f"<noscript><p title='</noscript><img src=x onerror={RAN}>'>",
+    f"<!--><img src=x onerror={RAN}>-->",
+    f"<![CDATA[<img src=x onerror={RAN}>]]>",
+    f"'\"><img src=x onerror={RAN}>",
+    f"' onmouseover={RAN} x='",
+    f"&lt;img src=x onerror={RAN}&gt;",
+    f"\\x3cimg src=x onerror={RAN}\\x3e",
+    f"${{{RAN}}}{{{{constructor.constructor('{RAN}')()}}}}",
+)
+PAYLOADS = [f"{number:02d}|{kind}" for number, kind in enumerate(KINDS)]
+"""Each begins with its number, by which it is found again on the page."""
+
+HALVES = ("".join(PAYLOADS[:20]), "".join(PAYLOADS[20:]))
+
+
+def ran(page: Page) -> bool:
+    """Return whether any of them was more than text."""
+    found: bool = page.evaluate("window.__xss !== undefined")
+    return found
+
+
+def test_there_are_forty_and_they_run_where_they_are_put_as_html(browser: Browser) -> None:
+    assert len(set(PAYLOADS)) == 40
+    page = browser.new_page()
+    page.set_content(PAYLOADS[5])
+    page.wait_for_function("window.__xss === 1")  # so a page that took them as HTML is found out
+    page.close()
+
+
+def test_the_overview_shows_each_of_forty_as_text(browser: Browser) -> None:
+    # GIVEN forty runs, findings and warnings that are called so
+    # (of warnings no more than twelve are shown, so four stand in each)
+    warnings = tuple("".join(PAYLOADS[place : place + 4]) for place in range(0, 40, 4))
+    made = report(name="".join(PAYLOADS), warnings=warnings)
+    finding = made.findings[0]
+    findings = tuple(replace(finding, evidence=text, cause=text) for text in PAYLOADS)
+    first = replace(made, run=PAYLOADS[0], findings=findings)
+    provider = FakeProvider(reports={text: replace(first, run=text) for text in PAYLOADS})
+    provider.sentence = "".join(PAYLOADS)
+
+    with served(provider) as url, opened(browser, f"{url}/run/{quote(PAYLOADS[0], safe='')}") as it:
+        it.page.wait_for_selector("#overview-workers .heatmaplayer image")
+        assert it.page.text_content("h1") == provider.sentence
+        findings_told = it.page.text_content("#overview-findings") or ""
+        warnings_told = it.page.text_content("#overview-quality") or ""
+        for text in PAYLOADS:
+            assert text in findings_told
+            assert text in warnings_told
+        assert not ran(it.page)
+
+
+def test_the_timeline_shows_them_as_text_under_the_pointer(browser: Browser) -> None:
+    # (a long name is cut there; tests/dashboard/test_text.py has the rest of what plotly obeys)
+    provider = training_provider(name="".join(PAYLOADS[:5]))
+    with served(provider) as url, opened(browser, f"{url}/timeline?run=demo-42&step=3") as it:
+        it.page.wait_for_selector("#timeline-graph .barlayer .point")
+        hover(it.page, (0.01, 0.03))
+        assert PAYLOADS[0] in (it.page.text_content("#timeline-graph .hoverlayer") or "")
+        assert not ran(it.page)
+
+
+def test_an_address_that_holds_any_of_forty_is_shown_as_text(browser: Browser) -> None:
+    with served(training_provider()) as url:
+        for text in HALVES:
+            with opened(browser, f"{url}/run/{quote(text, safe='')}") as it:
+                it.page.wait_for_selector(f"text={text[:3]}")
+                assert "there is no run" in it.page.inner_text("body")
+                assert not ran(it.page)
