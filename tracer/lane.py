@@ -148,8 +148,10 @@ class Lane:
         segment = self.segment
         offset = segment.claim()
         if offset is None:
-            segment = self._turn(segment)
-            offset = segment.claim()
+            # As in `ReadySpan`: what is dropped must cost no more than what is kept.
+            if self.source.spares or self.segment is not segment:
+                segment = self._turn(segment)
+                offset = segment.claim()
             if offset is None:
                 self.lose()
                 return

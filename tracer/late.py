@@ -90,15 +90,21 @@ class LateWatch:
     def look(self) -> None:
         """Dump the stacks if the step that runs is late and may be told of."""
         start_ns, step = self._recorder.step_start_ns, self._recorder.step_number
-        limit_ns = late_after_ns(list(self._durations_ns))
-        if start_ns is None or limit_ns is None or not self._dumps_left:
+        durations_ns = list(self._durations_ns)
+        if start_ns is None or not durations_ns or not self._dumps_left:
             return
         now_ns = self._now_ns()
+        # Nearly always: no limit is below the shortest step, and the limit is dear to find.
+        if now_ns - start_ns <= min(durations_ns):
+            return
+        limit_ns = late_after_ns(durations_ns)
+        if limit_ns is None:
+            return
         if not self._may_dump(start_ns, now_ns, limit_ns) or start_ns != self._start_ns:
             return
         self._dumps_left -= 1
         self._dumped_at_ns = now_ns
-        usual_ns = round(median(list(self._durations_ns)))
+        usual_ns = round(median(durations_ns))
         self._recorder.event(
             "stack",
             f"step {step} has lasted {(now_ns - start_ns) / NS_PER_S:.1f} s,"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from tracer.process_file import map_file, private_memory
 from tracer.spool import (
     HEADER_BYTES,
-    OPEN_CAPACITY,
     OPEN_ENTRY,
     OPEN_ENTRY_BYTES,
     OPEN_TABLE_OFFSET,
@@ -53,7 +52,10 @@ class Segment:
         self.rows: Iterator[int] = iter(range(HEADER_BYTES, num_bytes, RECORD_BYTES))
         """Where the rows not yet claimed begin, in bytes; who takes one has claimed it."""
 
-        self.open_slots: deque[int] = deque(range(OPEN_CAPACITY))
+        self.open_slots: deque[int] = deque(
+            range(OPEN_TABLE_OFFSET, HEADER_BYTES, OPEN_ENTRY_BYTES)
+        )
+        """Where the free lines of the open table begin, in bytes."""
 
     def fault_in(self, page: int) -> None:
         """Touch one page, so that the training thread does not pay for its first write."""
@@ -93,8 +95,9 @@ class OpenEntry:
 
     def close(self) -> None:
         """Free the line."""
-        START.pack_into(self._segment.buffer, _open_offset(self._slot), 0)
-        self._segment.open_slots.append(self._slot)
+        segment, slot = self._segment, self._slot
+        START.pack_into(segment.buffer, slot, 0)
+        segment.open_slots.append(slot)
 
 
 def open_entry(
@@ -116,7 +119,7 @@ def open_entry(
         return None
     OPEN_ENTRY.pack_into(
         segment.buffer,
-        _open_offset(slot),
+        slot,
         start_ns,
         comm[0],
         comm[1],
@@ -127,10 +130,6 @@ def open_entry(
         start_ns,
     )
     return OpenEntry(segment, slot)
-
-
-def _open_offset(slot: int) -> int:
-    return OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES
 
 
 def segment_capacity(num_bytes: int) -> int:

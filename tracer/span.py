@@ -46,6 +46,9 @@ class SpanKind(StrEnum):
     CHECKPOINT = "checkpoint"
     OTHER = "other"
 
+    # That of an enumeration is a function of Python, and unequal for equal strings.
+    __hash__ = str.__hash__
+
 
 KINDS: tuple[SpanKind, ...] = tuple(SpanKind)
 """Every kind, in code order."""

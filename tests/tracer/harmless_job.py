@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 
 import tracer
 import tracer.capture.batch
-import tracer.capture.forwards
+import tracer.capture.compute
+import tracer.capture.data
 import tracer.device.absent
 import tracer.lane
 import tracer.lanes
@@ -39,14 +40,14 @@ PARTS: dict[str, tuple[Any, str]] = {
     "keeps": (Recorder, "keeps"),
     "name": (Recorder, "name_id"),
     "index": (Recorder, "index"),
-    "span": (Recorder, "span"),
+    "span": (tracer.capture.compute, "timed_span"),
     "append span": (Recorder, "append_span"),
     "write": (tracer.lane.Lane, "write"),
     "append": (tracer.lane.Lane, "append"),
     "place": (tracer.lane.Lane, "set_place"),
     "lanes": (tracer.lanes.Lanes, "begin_step"),
     "steering": (tracer.steering.Steering, "begin_step"),
-    "shape": (tracer.capture.forwards, "shape_of"),
+    "batch": (tracer.capture.data, "count_batch"),
     "device": (type(tracer.device.absent.NO_DEVICE_TIMING), "device_of"),
     "events": (Recorder, "append_line"),
 }

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from tracer.capture.guard import Guard
-from tracer.device.span import DeviceSpan
+from tracer.device.span import timed_span
 from tracer.noop import NOOP_SPAN
 from tracer.span import NONE, SpanKind
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
+    from tracer.device.span import DeviceSpan
+    from tracer.host_span import HostSpan
     from tracer.lane import Lane
     from tracer.protocol import SpanContext
     from tracer.recorder import Recorder
@@ -58,22 +60,13 @@ class Compute:
         if self._inside.yes:
             return NOOP_SPAN
         try:
-            return self._span(name, kind, self._recorder.index(microbatch), chunk, on)
+            recorder = self._recorder
+            index = recorder.index(microbatch)
+            inner = timed_span(recorder, name, kind, on=on, microbatch=index, chunk=chunk)
+            return ComputeSpan(recorder, self._inside, inner, index, chunk)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._recorder.swallow(problem)
             return NOOP_SPAN
-
-    def _span(
-        self, name: str, kind: SpanKind, index: int, chunk: int, on: Iterable[object]
-    ) -> SpanContext:
-        recorder = self._recorder
-        device = recorder.device_timing.device_of(on)
-        inner: SpanContext
-        if device is None or not recorder.keeps(kind):
-            inner = recorder.span(name, kind=kind, microbatch=index, chunk=chunk)
-        else:
-            inner = DeviceSpan(recorder, name, kind, device=device, microbatch=index, chunk=chunk)
-        return ComputeSpan(recorder, self._inside, inner, index, chunk)
 
     @property
     def inside(self) -> bool:
@@ -92,7 +85,7 @@ class Compute:
 
 
 class ComputeSpan:
-    """A span that also sets the place of its thread's lane."""
+    """A span that also sets the place of its thread's lane, before it begins: so it has it too."""
 
     __slots__ = ("_chunk", "_inside", "_lane", "_microbatch", "_recorder", "_span")
 
@@ -100,7 +93,7 @@ class ComputeSpan:
         self,
         recorder: Recorder,
         inside: _Inside,
-        span: SpanContext,
+        span: HostSpan | DeviceSpan,
         microbatch: int,
         chunk: int,
     ) -> None:

@@ -73,7 +73,7 @@ class Batches:
             self._fetched.append(counts.num_tokens)
 
     def _enter(self, batch: object) -> None:
-        counts = self._known_again(batch)
+        counts = self._known_again(batch) if self._waiting else None
         if sys.modules["torch"].is_grad_enabled():
             self._note(count_batch(batch) if counts is None else counts)
 

@@ -22,6 +22,11 @@ class Derivation:
         self._waiting: tuple[Any, int | None, dict[str, object]] | None = None
         recorder.at_each_turn(self._write)
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a forward would still be noted."""
+        return self._guard.active
+
     def forward_begins(self, model: Any, batch: object) -> None:  # noqa: ANN401 - a Module
         """Note the first forward of ``model``; later ones do nothing."""
         self._guard.call(self._note, model, batch)

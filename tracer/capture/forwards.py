@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -53,30 +54,17 @@ class Forwards:
 
     def _forward_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
         self._steps.next_begins()
-        batch = kwargs if shape_of(kwargs) is not None else args
+        batch = kwargs if kwargs and shape_of(kwargs) is not None else args
         self._batches.forward_begins(batch)
-        if sys.modules["torch"].is_grad_enabled():
+        if self._derivation.is_wanted and sys.modules["torch"].is_grad_enabled():
             self._derivation.forward_begins(module, batch)
 
     def _attach(self, compute: Compute, model: Any) -> Callable[[], None]:  # noqa: ANN401
         """Follow ``model``; return what lets it go again."""
         from tracer.capture.module import capture_forward
 
-        torch = sys.modules["torch"]
-        take_off = capture_forward(compute, model)
-
-        def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
-            # A compiler that looks into this forward must find nothing here to stop at.
-            if torch.compiler.is_compiling() or compute.inside:
-                return
-            self._guard.call(self._forward_begins, module, args, kwargs)
-
-        # First, so that a step that begins here holds the forward's span.
-        handle = model.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
-
-        def let_go() -> None:
-            handle.remove()
-            take_off()
-
-        self._recorder.on_shutdown(let_go)
-        return let_go
+        # A partial costs no frame. (mypy takes a `ParamSpec` in it for arguments that are missing.)
+        begins = functools.partial(self._guard.call, self._forward_begins)  # type: ignore[call-arg]
+        take_off = capture_forward(compute, model, begins)
+        self._recorder.on_shutdown(take_off)
+        return take_off

@@ -40,6 +40,7 @@ class Launch:
 
     __slots__ = (
         "_device",
+        "_head",
         "_instance",
         "_is_lost",
         "_open",
@@ -50,7 +51,6 @@ class Launch:
         "end_ns",
         "flags",
         "group",
-        "kind",
         "name",
         "seq",
         "start_ns",
@@ -70,7 +70,7 @@ class Launch:
         lane = recorder.lane()
         self._recorder = recorder
         self.name = name
-        self.kind = KIND_CODES[kind]
+        self._head = _head(KIND_CODES[kind], recorder.name_id(name))
         self.flags = flags
         self.group = group
         self.seq = instance.seq
@@ -91,16 +91,8 @@ class Launch:
         """Put the communication into the open table."""
         if self._is_lost:
             return
-        self._open = self._recorder.comm_lane.open(
-            self.start_ns,
-            head_word(
-                RecordType.SPAN,
-                kind=self.kind,
-                flags=0,
-                name_id=self._recorder.name_id(self.name),
-            ),
-            (self.group.group_id, self.seq),
-        )
+        comm = (self.group.group_id, self.seq)
+        self._open = self._recorder.comm_lane.open(self.start_ns, self._head, comm)
 
     # -- on a device -----------------------------------------------------------
 
@@ -191,8 +183,7 @@ class Launch:
             self._device.give_back()
         self._append(
             self._recorder.comm_lane,
-            kind=self.kind,
-            name=self.name,
+            self._head,
             interval=(self.start_ns, end_ns),
             place=self._place,
             flags=self.flags | flags,
@@ -206,8 +197,7 @@ class Launch:
         lane = self._recorder.lane()
         self._append(
             lane,
-            kind=WAIT_CODE,
-            name=f"wait {self.name}",
+            self._wait_head(),
             interval=(start_ns, end_ns),
             place=lane.place,
             flags=HOST_CLOCK | flags,
@@ -229,8 +219,7 @@ class Launch:
         def wait(track_id: int, start_ns: int, duration_ns: int) -> None:
             self._append(
                 recorder.comm_lane,
-                kind=WAIT_CODE,
-                name=f"wait {self.name}",
+                self._wait_head(),
                 interval=(start_ns, start_ns + duration_ns),
                 place=PLACE.pack(*place, track_id),
                 flags=SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN,
@@ -247,8 +236,7 @@ class Launch:
         flags |= SpanFlag.DEVICE_END_KNOWN if bounds.end_known else SpanFlag.END_BOUND
         self._append(
             self._recorder.comm_lane,
-            kind=self.kind,
-            name=self.name,
+            self._head,
             interval=(bounds.begin_ns, bounds.end_ns),
             place=self._place,
             flags=flags,
@@ -266,26 +254,22 @@ class Launch:
         """Whether the communication's span is written."""
         return not self._tickets
 
+    def _wait_head(self) -> int:
+        return _head(WAIT_CODE, self._recorder.name_id(f"wait {self.name}"))
+
     def _append(  # noqa: PLR0913 - a record has this many fields
         self,
         lane: Lane,
+        head: int,
         *,
-        kind: int,
-        name: str,
         interval: tuple[int, int],
         place: bytes,
         flags: int,
         launch_ns: int,
         depth: int,
     ) -> None:
-        head = head_word(
-            RecordType.SPAN,
-            kind=kind,
-            flags=flags | HAS_COMM,
-            name_id=self._recorder.name_id(name),
-        )
         lane.append(
-            head,
+            head | (flags | HAS_COMM) << 16,
             interval[0],
             interval[1] - interval[0],
             place,
@@ -293,3 +277,8 @@ class Launch:
             depth,
             self._second,
         )
+
+
+def _head(kind: int, name_id: int) -> int:
+    """Return a record's first word, its flags left out."""
+    return head_word(RecordType.SPAN, kind=kind, flags=0, name_id=name_id)

@@ -19,18 +19,31 @@ if TYPE_CHECKING:
     from tracer.capture.patch import Patches
 
 
-def capture_forward(compute: Compute, model: Any) -> Callable[[], None]:  # noqa: ANN401 - a Module
+def capture_forward(
+    compute: Compute,
+    model: Any,  # noqa: ANN401 - a Module
+    begins: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
+) -> Callable[[], None]:
     """Make a span of each forward of ``model``; with gradients it counts as a micro-batch.
+
+    Args:
+        compute: What opens the spans.
+        model: The root module.
+        begins: Told module, arguments and keyword arguments, before the span begins: so a
+            step that begins here holds it.
 
     Returns:
         A function that takes the hooks off again.
     """
     opened, guard = threading.local(), compute.guard
 
-    def before(module: Any, args: Any) -> None:  # noqa: ANN401
+    # One hook, not one for each that wants to know: after a backward nothing of them is
+    # in the processor's caches, and each line of code costs more than it seems to.
+    def before(module: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
         # A compiler that looks into this forward must find nothing here to stop at.
         if torch.compiler.is_compiling() or compute.inside:
             return
+        begins(module, args, kwargs)
         guard.call(begin, module, args)
 
     def begin(module: Any, args: Any) -> None:  # noqa: ANN401
@@ -53,7 +66,7 @@ def capture_forward(compute: Compute, model: Any) -> Callable[[], None]:  # noqa
 
     handles = [
         # First, so that what FSDP gathers for the forward lies inside it.
-        model.register_forward_pre_hook(before, prepend=True),
+        model.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
         model.register_forward_hook(after, always_call=True),
     ]
 
@@ -64,14 +77,24 @@ def capture_forward(compute: Compute, model: Any) -> Callable[[], None]:  # noqa
     return take_off
 
 
-def capture_backward(compute: Compute, patches: Patches) -> None:
-    """Make a span of each call of `torch.autograd.backward`, and so of `Tensor.backward`."""
-    patches.wrap(torch.autograd, "backward", functools.partial(_traced_backward, compute))
+def capture_backward(compute: Compute, patches: Patches, begins: Callable[[], None]) -> None:
+    """Make a span of each call of `torch.autograd.backward`, and so of `Tensor.backward`.
+
+    Args:
+        compute: What opens the spans.
+        patches: Where the replaced function is noted.
+        begins: Told before the span begins: so a step that begins here holds it.
+    """
+    wrap = functools.partial(_traced_backward, compute, begins)
+    patches.wrap(torch.autograd, "backward", wrap)
 
 
-def _traced_backward(compute: Compute, original: Callable[..., Any]) -> Callable[..., Any]:
+def _traced_backward(
+    compute: Compute, begins: Callable[[], None], original: Callable[..., Any]
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        begins()
         if torch.compiler.is_compiling() or compute.inside:
             return original(*args, **kwargs)
         microbatch = compute.count(SpanKind.BACKWARD)

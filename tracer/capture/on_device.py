@@ -10,8 +10,6 @@ from tracer.span import SpanFlag
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tracer.capture.launch import Launch
     from tracer.recorder import Recorder
 
@@ -35,7 +33,7 @@ class OnDevice:
             process_group: Its group.
             tensors: What it is about, nested in lists.
         """
-        first = next(_tensors(tensors), None)
+        first = _first_tensor(tensors)
         device = self._recorder.device_timing.device_of((first,))
         if device is None:
             self._without_timing(launch, process_group, first)
@@ -54,7 +52,7 @@ class OnDevice:
         first: torch.Tensor | None,
     ) -> None:
         """Leave a launch out whose device is not timed: the host knows nothing of its end."""
-        if first is None or first.device.type != "cuda":
+        if first is None or not first.is_cuda:
             return
         if self._on_own_streams(process_group, first.device.index):
             self._recorder.drop(DropReason.DEVICE_ERROR)
@@ -70,9 +68,12 @@ class OnDevice:
         return known
 
 
-def _tensors(nested: object) -> Iterator[torch.Tensor]:
+def _first_tensor(nested: object) -> torch.Tensor | None:
     if isinstance(nested, torch.Tensor):
-        yield nested
-    elif isinstance(nested, list | tuple):
+        return nested
+    if isinstance(nested, (list, tuple)):
         for item in nested:
-            yield from _tensors(item)
+            found = _first_tensor(item)
+            if found is not None:
+                return found
+    return None

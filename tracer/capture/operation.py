@@ -124,7 +124,7 @@ def find_operations() -> list[Operation]:
 def _bytes(argument: Any) -> int:  # noqa: ANN401 - tensors nested in lists
     if isinstance(argument, torch.Tensor):
         return argument.numel() * argument.element_size()
-    if isinstance(argument, list | tuple):
+    if isinstance(argument, (list, tuple)):
         return sum(map(_bytes, argument))
     return 0
 

@@ -70,13 +70,13 @@ def _capture_torch(
     recorder.on_shutdown(patches.undo)
     steps = StepCounter(recorder, from_start=count_steps is True)
     forwards = Forwards(recorder, steps)
-    _try(recorder, "compute", lambda: _capture_compute(recorder, patches, forwards, model))
+    _try(recorder, "compute", lambda: _capture_compute(recorder, patches, forwards, steps, model))
     _try(recorder, "optimizer", lambda: _capture_optimizer(recorder))
     _try(recorder, "communication", lambda: _capture_communication(recorder, patches, layout))
     _capture_input_and_output(recorder, patches, forwards)
     _try(recorder, "start-up", lambda: _capture_startup(recorder, patches))
     if count_steps is not False:
-        _try(recorder, "step", lambda: recorder.on_shutdown(capture_steps(steps, patches)))
+        _try(recorder, "step", lambda: recorder.on_shutdown(capture_steps(steps)))
         recorder.on_shutdown(steps.finish)
 
 
@@ -113,6 +113,7 @@ def _capture_compute(
     recorder: Recorder,
     patches: Patches,
     forwards: Forwards,
+    steps: StepCounter,
     model: Any,  # noqa: ANN401
 ) -> None:
     from tracer.capture.compute import Compute
@@ -120,7 +121,7 @@ def _capture_compute(
     from tracer.capture.pipeline import capture_pipeline
 
     compute = Compute(recorder)
-    capture_backward(compute, patches)
+    capture_backward(compute, patches, steps.next_begins)
     forwards.follow(compute, model)
     _capture_once_loaded(recorder, STAGE_MODULE, lambda: capture_pipeline(compute, patches))
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tracer.capture.guard import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.capture.patch import Patches
     from tracer.recorder import Recorder
 
 
@@ -73,7 +70,7 @@ class StepCounter:
         self._start_ns = recorder.step_start_ns
 
 
-def capture_steps(steps: StepCounter, patches: Patches) -> Callable[[], None]:
+def capture_steps(steps: StepCounter) -> Callable[[], None]:
     """Count the steps of any optimizer.
 
     Returns:
@@ -81,17 +78,4 @@ def capture_steps(steps: StepCounter, patches: Patches) -> Callable[[], None]:
     """
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    handle = register_optimizer_step_post_hook(steps.stepped)
-    patches.wrap(
-        sys.modules["torch"].autograd, "backward", functools.partial(_watched_backward, steps)
-    )
-    return handle.remove
-
-
-def _watched_backward(steps: StepCounter, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        steps.next_begins()
-        return original(*args, **kwargs)
-
-    return backward
+    return register_optimizer_step_post_hook(steps.stepped).remove

@@ -45,7 +45,7 @@ class Unwaited:
             written: What it writes to, tensors nested in lists; None: nobody can wait
                 for it by a tensor.
         """
-        storages = tuple(_weak_storages(written))
+        storages = () if written is None else tuple(_weak_storages(written))
         self._entries[id(launch)] = _Entry(launch, [], storages)
         for storage in storages:
             self._by_storage.setdefault(storage, []).append(launch)
@@ -76,6 +76,8 @@ class Unwaited:
 
     def of_thread(self, thread_id: int, since_ns: int) -> list[Launch]:
         """Return what a thread launched since then, oldest first."""
+        if not self._entries:
+            return []
         return [
             entry.launch
             for entry in list(self._entries.values())
@@ -125,10 +127,11 @@ class Unwaited:
 def _weak_storages(written: object) -> list[int]:
     """Return the storages' addresses, each with a weak reference that the caller must free."""
     if isinstance(written, torch.Tensor):
-        # A sparse tensor has no storage of its own; `wait_tensor` cannot be asked for it either.
-        with contextlib.suppress(NotImplementedError, RuntimeError):
+        try:
             return [cast("int", written.untyped_storage()._weak_ref())]
-        return []
-    if isinstance(written, list | tuple):
+        except (NotImplementedError, RuntimeError):
+            # A sparse tensor has no storage of its own; `wait_tensor` cannot take it either.
+            return []
+    if isinstance(written, (list, tuple)):
         return [storage for item in written for storage in _weak_storages(item)]
     return []

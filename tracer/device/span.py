@@ -24,7 +24,13 @@ ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 
 
 def timed_span(
-    recorder: Recorder, name: str, kind: SpanKind, *, on: Iterable[object]
+    recorder: Recorder,
+    name: str,
+    kind: SpanKind,
+    *,
+    on: Iterable[object],
+    microbatch: int = NONE,
+    chunk: int = NONE,
 ) -> HostSpan | DeviceSpan:
     """Return a span, to be entered and left by hand, on the clock of what does the work.
 
@@ -32,12 +38,14 @@ def timed_span(
         recorder: Where it goes.
         name: What the table calls it.
         kind: What is done.
-        on: Tensors that the work is done on; the first tells the device.
+        on: Tensors that the work is done on, or devices; the first tells the device.
+        microbatch: Position in the step, of a span on a device; another has its lane's.
+        chunk: Model chunk on this rank; likewise.
     """
     device = recorder.device_timing.device_of(on)
     if device is None or not recorder.keeps(kind):
         return recorder.host_span(name, kind)
-    return DeviceSpan(recorder, name, kind, device=device)
+    return DeviceSpan(recorder, name, kind, device=device, microbatch=microbatch, chunk=chunk)
 
 
 class DeviceSpan:
