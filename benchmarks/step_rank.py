@@ -1,8 +1,9 @@
-"""One rank of the job that `benchmarks.tracer_step` times: it trains a step whenever told to.
+"""One rank of the job that `benchmarks.tracer_step` times: its tracing is turned on and off.
 
-Started by that script. Each line on stdin is one step; the answer is a line on stdout: when the
-step began and ended (monotonic clock, ns) and what CPU time the process has used so far (ns).
-At the end of stdin a traced rank writes how many records it stored and dropped.
+Started by that script. For each letter of ``--turns`` it trains a few steps, traced where the
+letter is T, the first of them untimed. Each timed step is a line on stdout: the letter, when the
+step began and ended (monotonic clock, ns), and what CPU time the process used in it (ns). A last
+line says how many records the timed steps of the traced turns stored, and how many they dropped.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 
 NUM_RANKS = 2
 NUM_LAYERS, NUM_EXPERTS, WIDTH, TOKENS, NUM_MICROBATCHES = 6, 20, 256, 32, 8
-NUM_WARM_STEPS = 3
+NUM_UNTIMED, NUM_TIMED = 1, 4
+"""Steps of a turn."""
 
 
 class Expert(nn.Module):
@@ -45,70 +48,107 @@ class Expert(nn.Module):
 class Model(nn.Module):
     """Every expert sees every token: the work does not depend on a router."""
 
-    def __init__(self, span: Callable[[str], contextlib.AbstractContextManager[object]]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.experts = nn.ModuleList(Expert() for _ in range(NUM_LAYERS * NUM_EXPERTS))
-        self.span = span
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the last state, with a span around each expert."""
-        for expert in self.experts:
-            with self.span("expert"):
-                x = x + expert(x) / NUM_EXPERTS
-        return x
-
-
-class PlainModel(Model):
-    """The same without any call to a tracer."""
+        self.run: Callable[[torch.Tensor], torch.Tensor] = self.plainly
+        """What `forward` does."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the last state."""
+        return self.run(x)
+
+    def plainly(self, x: torch.Tensor) -> torch.Tensor:
+        """Do so without any call to a tracer."""
         for expert in self.experts:
             x = x + expert(x) / NUM_EXPERTS
         return x
 
+    def with_spans(self, x: torch.Tensor) -> torch.Tensor:
+        """Do so with a span around each expert."""
+        from tracer import span
 
-def build(spool: Path | None) -> Callable[[], None]:
-    """Return what trains one step, traced into ``spool`` where one is given."""
-    torch.manual_seed(7)
-    tell: Callable[..., object] | None = None
-    if spool is None:
-        model = DistributedDataParallel(PlainModel(contextlib.nullcontext), bucket_cap_mb=25)
-    else:
-        import tracer
+        for expert in self.experts:
+            with span("expert"):
+                x = x + expert(x) / NUM_EXPERTS
+        return x
 
-        model = DistributedDataParallel(Model(tracer.span), bucket_cap_mb=25)
-        tracer.install(spool=spool, run="benchmark", model=model)
-        tracer.begin_steps()
-        tell = tracer.step
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
-    def step() -> None:
-        optimizer.zero_grad()
+class Job:
+    """The training of one rank, which can be traced for a while."""
+
+    def __init__(self, spool: Path, *, fills_disk: bool) -> None:
+        torch.manual_seed(7)
+        self._spool = spool
+        self._fills_disk = fills_disk
+        self._module = Model()
+        self._model = DistributedDataParallel(self._module, bucket_cap_mb=25)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
+        self._tell: Callable[..., object] | None = None
+        self._before = (0, 0)
+        self.stored = self.dropped = 0
+
+    def step(self) -> None:
+        """Train one step."""
+        self._optimizer.zero_grad()
         total = torch.zeros(())
         for index in range(NUM_MICROBATCHES):
             last = index == NUM_MICROBATCHES - 1
-            with contextlib.nullcontext() if last else model.no_sync():
+            with contextlib.nullcontext() if last else self._model.no_sync():
                 batch = torch.randn(TOKENS, WIDTH)
-                loss = (model(batch) - batch).square().mean()
+                loss = (self._model(batch) - batch).square().mean()
                 loss.backward()
             total += loss.detach()
-        optimizer.step()
+        self._optimizer.step()
         dist.all_reduce(total)
-        if tell is not None:
-            tell(tokens=TOKENS * NUM_MICROBATCHES, loss=total)
+        if self._tell is not None:
+            self._tell(tokens=TOKENS * NUM_MICROBATCHES, loss=total)
 
-    return step
+    def begin_tracing(self) -> None:
+        """Trace from now on."""
+        import tracer
+
+        tracer.install(spool=self._spool, run="benchmark", model=self._model)
+        if self._fills_disk:
+            fill(self._spool / "filler")
+        tracer.begin_steps()
+        self._tell, self._module.run = tracer.step, self._module.with_spans
+
+    def begin_counting(self) -> None:
+        """Count the records from now on."""
+        self._before = counted(self._spool)
+
+    def end_tracing(self) -> None:
+        """Trace no more, leave nothing on the disk, and add up what was recorded."""
+        import tracer
+
+        after = counted(self._spool)
+        self.stored += after[0] - self._before[0]
+        self.dropped += after[1] - self._before[1]
+        self._tell, self._module.run = None, self._module.plainly
+        tracer.shutdown()
+        for path in self._spool.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def take_turns(step: Callable[[], Any]) -> None:
-    """Train a step for each line on stdin."""
-    for _ in sys.stdin:
-        begin_ns = time.monotonic_ns()
-        step()
-        end_ns = time.monotonic_ns()
-        sys.stdout.write(f"{begin_ns} {end_ns} {time.process_time_ns()}\n")
+def take_turns(job: Job, turns: str) -> None:
+    """Train and time a few steps for each letter."""
+    for turn in turns:
+        if turn == "T":
+            job.begin_tracing()
+        for _ in range(NUM_UNTIMED):
+            job.step()
+        if turn == "T":
+            job.begin_counting()
+        for _ in range(NUM_TIMED):
+            begin_ns, begin_cpu_ns = time.monotonic_ns(), time.process_time_ns()
+            job.step()
+            end_ns, end_cpu_ns = time.monotonic_ns(), time.process_time_ns()
+            sys.stdout.write(f"{turn} {begin_ns} {end_ns} {end_cpu_ns - begin_cpu_ns}\n")
         sys.stdout.flush()
+        if turn == "T":
+            job.end_tracing()
+    print(job.stored, job.dropped)
 
 
 def fill(path: Path) -> None:
@@ -119,7 +159,7 @@ def fill(path: Path) -> None:
 
 
 def counted(spool: Path) -> tuple[int, int]:
-    """Return how many records the process stored and dropped."""
+    """Return how many records the process that writes there has stored and dropped."""
     from tracer.spool import PROCESS_FILE, SEGMENT_GLOB, iter_committed, read_dropped
 
     (process,) = spool.rglob(PROCESS_FILE)
@@ -128,11 +168,12 @@ def counted(spool: Path) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Be one rank until stdin ends."""
+    """Be one rank for all turns."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--rendezvous", type=Path, required=True)
-    parser.add_argument("--spool", type=Path, help="trace into this folder")
+    parser.add_argument("--spool", type=Path, required=True, help="an empty folder")
+    parser.add_argument("--turns", required=True)
     parser.add_argument("--full", action="store_true", help="fill the spool's disk")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
@@ -140,18 +181,10 @@ def main() -> None:
     torch.set_num_threads(1)
     store = FileStore(str(options.rendezvous), NUM_RANKS)
     dist.init_process_group("gloo", store=store, rank=options.rank, world_size=NUM_RANKS)
-    step = build(options.spool)
-    if options.full:
-        fill(options.spool / "filler")
-    for _ in range(NUM_WARM_STEPS):
-        step()
-    take_turns(step)
-    if options.spool is not None:
-        import tracer
-
-        tracer.shutdown()
-        stored, dropped = counted(options.spool)
-        print(stored, dropped, flush=True)
+    job = Job(options.spool, fills_disk=options.full)
+    for _ in range(2):  # DDP makes its buckets anew after the first
+        job.step()
+    take_turns(job, options.turns)
     dist.destroy_process_group()
 
 

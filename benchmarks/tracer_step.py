@@ -1,21 +1,23 @@
-"""A training step traced and untraced, two jobs that take turns step by step.
+"""A training step traced and untraced, by one job whose tracing is turned on and off.
 
-    python -m benchmarks.tracer_step [--only healthy agent-dead disk-full] [--json FILE]
+    python -m benchmarks.tracer_step [--only healthy agent-dead disk-full control] [--json FILE]
 
-Two jobs of two gloo ranks, each rank pinned to a core of its own, train the same small mixture of
-experts by DDP. In one of them what torch does is captured, and a span by hand stands around each
-expert, so that a step has about 1,000 records; the other never imports the tracer. The jobs take
-turns in the order T U U T and U T T U, and whoever does not have its turn is stopped (SIGSTOP), its
-background thread too: all that tracing costs falls into the turns of the traced job. Of each four
-steps one ratio is taken, traced over untraced; told are the median ratio and its 95 % interval by
-bootstrap. Both jobs are started anew in each of ``--starts`` rounds, since where a process lies in
-memory makes it quicker or slower as a whole; the bootstrap draws rounds first, then fours.
+Two gloo ranks, each pinned to a core of its own, train a small mixture of experts by DDP. In turns
+of four timed steps, after one that is not timed, they are traced, T, or not, U, in the order
+T U U T and U T T U: `tracer.install` before a traced turn, `tracer.shutdown` after it. Traced means
+that what torch does is captured and a span by hand stands around each expert, so that a step has
+about 1,000 records. Of each four turns one ratio is taken, traced over untraced; told are the
+median ratio and its 95 % interval by bootstrap over starts of the job and over fours in them.
+
+One job and not two: of two equal ones either is up to 3 % quicker in all its steps, by where its
+memory lies (docs/decisions/0051-a-cold-step.md).
 
 `cpu` is the same of the CPU time of both ranks, the tracer's thread included.
 
-Three scenarios: ``healthy`` (room for all records), ``agent-dead`` (nobody takes the segments away
-and the spool's budget is used up: each record is dropped), ``disk-full`` (a tmpfs of a few MiB,
-filled up after the tracer began, so that no further segment can be made).
+Scenarios: ``healthy`` (room for all records), ``agent-dead`` (nobody takes the segments away and
+the spool's budget is used up by the turn's first step), ``disk-full`` (a tmpfs of a few MiB, filled
+up once the tracer has begun; needs user namespaces) and ``control`` (no turn is traced: what is not
+1 there is noise).
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ import argparse
 import json
 import os
 import platform
-import signal
 import statistics
 import subprocess
 import sys
@@ -34,114 +35,40 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.intervals import interval_of_rounds
-from benchmarks.step_rank import NUM_RANKS, NUM_WARM_STEPS
+from benchmarks.step_rank import NUM_RANKS, NUM_TIMED
 
 SMALL_BYTES = 1 << 16
-"""A segment that one step fills."""
+"""A segment that half a step fills."""
 
 SCENARIOS = {
     "healthy": {},
     "agent-dead": {
         "RANKSCOPE_SEGMENT_BYTES": str(SMALL_BYTES),
-        "RANKSCOPE_SPOOL_BYTES": str(4 * SMALL_BYTES),
+        "RANKSCOPE_SPOOL_BYTES": str(2 * SMALL_BYTES),
     },
     "disk-full": {"RANKSCOPE_SEGMENT_BYTES": str(SMALL_BYTES)},
+    "control": {},
 }
-DISK = "8m"
+DISK = "4m"
 ORDERS = ("TUUT", "UTTU")
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One step of one job.
+class Step:
+    """One timed step of the job.
 
     Attributes:
         wall_ns: From the first rank's begin to the last rank's end.
-        cpu_ns: CPU time of both ranks since their turn before.
+        cpu_ns: CPU time of both ranks.
     """
 
     wall_ns: int
     cpu_ns: int
 
 
-class Job:
-    """Two ranks that train a step when told to, and are stopped in between."""
-
-    def __init__(self, folder: Path, scenario: str | None) -> None:
-        """Start the ranks; ``scenario`` None: untraced."""
-        folder.mkdir()
-        self._ranks = [_start(folder, rank, scenario) for rank in range(NUM_RANKS)]
-        self._cpu_ns = 0
-        self._traced = scenario is not None
-        self.step()
-
-    def step(self) -> Turn:
-        """Let the job train one step."""
-        for rank in self._ranks:
-            rank.send_signal(signal.SIGCONT)
-        for rank in self._ranks:
-            assert rank.stdin is not None
-            rank.stdin.write("step\n")
-            rank.stdin.flush()
-        told = [[int(word) for word in self._line(rank)] for rank in self._ranks]
-        for rank in self._ranks:
-            rank.send_signal(signal.SIGSTOP)
-        before_ns, self._cpu_ns = self._cpu_ns, sum(cpu_ns for _, _, cpu_ns in told)
-        wall_ns = max(end for _, end, _ in told) - min(begin for begin, _, _ in told)
-        return Turn(wall_ns=wall_ns, cpu_ns=self._cpu_ns - before_ns)
-
-    def end(self) -> tuple[int, int]:
-        """End the ranks; return how many records they stored and dropped."""
-        stored = dropped = 0
-        for rank in self._ranks:
-            rank.send_signal(signal.SIGCONT)
-            assert rank.stdin is not None
-            rank.stdin.close()
-        for rank in self._ranks:
-            if self._traced:
-                words = self._line(rank)
-                stored, dropped = stored + int(words[0]), dropped + int(words[1])
-            rank.wait()
-        return stored, dropped
-
-    def kill(self) -> None:
-        """End the ranks at once, whatever they do."""
-        for rank in self._ranks:
-            rank.kill()
-
-    def _line(self, rank: subprocess.Popen[str]) -> list[str]:
-        assert rank.stdout is not None
-        words = rank.stdout.readline().split()
-        if not words:
-            raise SystemExit(f"a rank ended with {rank.wait()}: see its message above")
-        return words
-
-
-def _start(folder: Path, rank: int, scenario: str | None) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks.step_rank", "--rank", str(rank)]
-    command += ["--rendezvous", str(folder / "rendezvous")]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    if scenario is not None:
-        environ |= SCENARIOS[scenario]
-        spool = folder / f"spool-{rank}"
-        spool.mkdir()
-        command += ["--spool", str(spool)]
-        if scenario == "disk-full":
-            mount = f'mount -t tmpfs -o size={DISK} tmpfs "{spool}" && exec "$@"'
-            command = ["unshare", "-rm", "sh", "-c", mount, "sh", *command, "--full"]
-    return subprocess.Popen(
-        command,
-        env=environ,
-        cwd=Path(__file__).parents[1],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
 @dataclass(frozen=True)
 class Round:
-    """What one start of both jobs showed, a value for each four steps."""
+    """What one start of the job showed, a value for each four turns."""
 
     wall_ratios: list[float]
     cpu_ratios: list[float]
@@ -151,33 +78,73 @@ class Round:
 
 
 def run_round(scenario: str, quads: int, folder: Path) -> Round:
-    """Start both jobs and let them take turns."""
-    jobs = {"T": Job(folder / "traced", scenario), "U": Job(folder / "untraced", None)}
+    """Start the job and let it take its turns."""
+    order = "".join(ORDERS[quad % 2] for quad in range(quads))
+    turns = order.replace("T", "N") if scenario == "control" else order
+    ranks = [_start(folder, rank, scenario, turns) for rank in range(NUM_RANKS)]
     try:
-        fours = []
-        for quad in range(quads):
-            turns: dict[str, list[Turn]] = {"T": [], "U": []}
-            for letter in ORDERS[quad % 2]:
-                turns[letter].append(jobs[letter].step())
-            fours.append(turns)
-        stored, dropped = jobs["T"].end()
-        jobs["U"].end()
+        told = [rank.communicate()[0].splitlines() for rank in ranks]
     finally:
-        for job in jobs.values():
-            job.kill()
-    num_steps = NUM_RANKS * (NUM_WARM_STEPS + 1 + 2 * quads)
+        for rank in ranks:
+            rank.kill()
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit("a rank has failed: see its message above")
+    steps = [_step(lines) for lines in zip(*(lines[:-1] for lines in told), strict=True)]
+    counts = [[int(word) for word in lines[-1].split()] for lines in told]
+    stored, dropped = (sum(rank[place] for rank in counts) for place in range(2))
+    num_traced = NUM_RANKS * NUM_TIMED * order.count("T")
+    per_quad = 4 * NUM_TIMED
+    fours = [steps[at : at + per_quad] for at in range(0, len(steps), per_quad)]
+    letters = [letter for letter in order for _ in range(NUM_TIMED)]
     return Round(
-        wall_ratios=[_ratio(turns, "wall_ns") for turns in fours],
-        cpu_ratios=[_ratio(turns, "cpu_ns") for turns in fours],
-        plain_ms=[turn.wall_ns / 1e6 for turns in fours for turn in turns["U"]],
-        records_per_step=(stored + dropped) / num_steps,
-        dropped_per_step=dropped / num_steps,
+        wall_ratios=[
+            _ratio([step.wall_ns for step in four], ORDERS[quad % 2])
+            for quad, four in enumerate(fours)
+        ],
+        cpu_ratios=[
+            _ratio([step.cpu_ns for step in four], ORDERS[quad % 2])
+            for quad, four in enumerate(fours)
+        ],
+        plain_ms=[s.wall_ns / 1e6 for s, turn in zip(steps, letters, strict=True) if turn == "U"],
+        records_per_step=(stored + dropped) / num_traced,
+        dropped_per_step=dropped / num_traced,
     )
 
 
-def _ratio(turns: dict[str, list[Turn]], field: str) -> float:
-    traced, plain = (sum(getattr(turn, field) for turn in turns[job]) for job in "TU")
-    return float(traced / plain)
+def _start(folder: Path, rank: int, scenario: str, turns: str) -> subprocess.Popen[str]:
+    spool = folder / f"spool-{rank}"
+    spool.mkdir()
+    command = [sys.executable, "-m", "benchmarks.step_rank", "--rank", str(rank)]
+    command += ["--rendezvous", str(folder / "rendezvous"), "--spool", str(spool)]
+    command += ["--turns", turns]
+    if scenario == "disk-full":
+        mount = f'mount -t tmpfs -o size={DISK} tmpfs "{spool}" && exec "$@"'
+        command = ["unshare", "-rm", "sh", "-c", mount, "sh", *command, "--full"]
+    ours = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **ours, **SCENARIOS[scenario]},
+        cwd=Path(__file__).parents[1],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _step(lines: tuple[str, ...]) -> Step:
+    """Return what both ranks told of one step."""
+    told = [[int(word) for word in line.split()[1:]] for line in lines]
+    return Step(
+        wall_ns=max(end for _, end, _ in told) - min(begin for begin, _, _ in told),
+        cpu_ns=sum(cpu_ns for _, _, cpu_ns in told),
+    )
+
+
+def _ratio(times_ns: list[int], order: str) -> float:
+    """Return traced over untraced of four turns."""
+    sums = {"T": 0, "U": 0}
+    for place, time_ns in enumerate(times_ns):
+        sums[order[place // NUM_TIMED]] += time_ns
+    return sums["T"] / sums["U"]
 
 
 def summary(scenario: str, rounds: list[Round]) -> dict[str, object]:
@@ -222,8 +189,8 @@ def measure(scenarios: list[str], starts: int, quads: int) -> dict[str, object]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--starts", type=int, default=8, help="how often both jobs are started")
-    parser.add_argument("--quads", type=int, default=20, help="fours of steps in each round")
+    parser.add_argument("--starts", type=int, default=6, help="how often the job is started")
+    parser.add_argument("--quads", type=int, default=8, help="fours of turns in each start")
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--json", type=Path, help="write the document here")
     options = parser.parse_args()
