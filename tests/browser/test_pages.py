@@ -249,12 +249,12 @@ def test_the_first_run_appears_by_itself(browser: Browser) -> None:
 
 def test_a_page_without_data_says_why(browser: Browser) -> None:
     reasons = {
-        "/run/fresh": "no step of run 'fresh' has been recorded completely yet",
+        "/run/fresh": "run 'fresh' ended before a step of it was recorded completely",
         "/run/other": "there is no run 'other' in this store",
         "/timeline?run=other": "there is no run 'other' in this store",
         "/nowhere": "there is no page at '/nowhere'",
     }
-    provider = FakeProvider(reports={"fresh": None}, state="running")
+    provider = FakeProvider(reports={"fresh": None})
     with served(provider) as url, opened(browser, url) as seen:
         for path, reason in reasons.items():
             settle(seen.page)
