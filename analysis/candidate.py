@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.counters import Drop
+    from analysis.model import ReplayModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,3 +80,11 @@ def joined_parts(
     ]
     part = np.logical_or.reduce(parts) if parts else None
     return part, np.fmin.reduce(usual) if usual else None
+
+
+def in_steps(model: ReplayModel, steps: tuple[int, int]) -> NDArray[np.bool_]:
+    """Tell which operations lie between two steps, these included; shape (ops,)."""
+    numbers = np.array(model.operations.steps)
+    shows = (numbers >= steps[0]) & (numbers <= steps[1])
+    inside: NDArray[np.bool_] = shows[model.operations.step]
+    return inside

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.candidate import in_steps
 from analysis.column_lengths import even_columns
 from analysis.host_causes import host_candidates
 from analysis.merging import (
@@ -206,7 +207,8 @@ def _host_candidates(case: Case) -> tuple[Candidate, ...]:
 def _of_sequences(
     case: Case, candidates: Sequence[Candidate], evened: ComputeItems | None
 ) -> Candidate | None:
-    blamed = {rank for each in candidates if each.cause in OF_COMPUTE for rank in each.ranks}
+    of_compute = [each for each in candidates if each.cause in OF_COMPUTE]
+    blamed = {rank for each in of_compute for rank in each.ranks}
     effect = sequence_effect(
         case.reading.items,
         case.context.microbatches,
@@ -216,8 +218,12 @@ def _of_sequences(
     )
     if effect is None:
         return None
+    model = case.reading.model
+    slow = np.zeros(len(model.rank), dtype=np.bool_)
+    for each in of_compute:
+        slow |= np.isin(model.rank, each.ranks) & in_steps(model, each.steps)
     return sequence_candidate(
-        effect, case.replayer, blamed, experts=case.reading.experts, evened=evened
+        effect, case.replayer, blamed, slow=slow, experts=case.reading.experts, evened=evened
     )
 
 

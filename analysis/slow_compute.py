@@ -194,6 +194,7 @@ def sequence_candidate(
     replayer: Replayer,
     blamed: Collection[int],
     *,
+    slow: NDArray[np.bool_],
     experts: NDArray[np.bool_] | None = None,
     evened: ComputeItems | None = None,
 ) -> Candidate | None:
@@ -202,7 +203,8 @@ def sequence_candidate(
     Args:
         effect: How far they vary, by `analysis.sequence`.
         replayer: Prices it, by `analysis.equal_lengths`.
-        blamed: Ranks that are slow for a while, whose compute varies with that.
+        blamed: Ranks that are slow for a while: their speed is not told by what they compute.
+        slow: Shape (ops,): what they do in these steps, which varies with that.
         experts: Shape (ops,): their compute, which goes with what the router sends.
         evened: Compute by micro-batch as if lengths were equal, where that is known.
 
@@ -211,13 +213,13 @@ def sequence_candidate(
     """
     model = replayer.model
     chosen = of_kinds(model, FORWARD_KINDS | BACKWARD_KINDS) & model.on_device
-    chosen &= ~np.isin(model.rank, list(blamed))
+    chosen &= ~slow
     if experts is not None:
         chosen &= ~experts
     speed = None if evened is None else speeds_at_equal_lengths(evened, model, blamed)
     evened_ns = _evened(model, chosen, speed)
     if experts is not None:
-        others = experts & ~np.isin(model.rank, list(blamed))
+        others = experts & ~slow
         chosen, evened_ns = equal_experts(model, others, chosen, evened_ns)
     without = replayer.full_with(evened_ns)
     # Of a usual step: the pauses of some, a checkpoint's, do not make lengths more equal.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.candidate import in_steps
 from analysis.counters import clock_drop
 from analysis.occupancy import COMPUTE_KINDS, of_kinds
 from analysis.partners import least_of_partners
@@ -143,12 +144,10 @@ def _usual_at(
     Shape (ops,), ns: what is usual is 1, recorded is ``1 + excess``, and the
     throttle's own is ``share``. NaN for all but compute, and outside the candidate's steps.
     """
-    steps = np.array(model.operations.steps)
-    shows = (steps >= found.steps[0]) & (steps <= found.steps[1])
     took = least_of_partners(model, workers)
     usual = took * (1.0 - share_ratio / (1.0 + found.excess_ratio))
     computes = model.on_device & of_kinds(model, COMPUTE_KINDS)
-    return np.where(shows[model.operations.step] & computes, usual, np.nan)
+    return np.where(in_steps(model, found.steps) & computes, usual, np.nan)
 
 
 def _while_low(throttle: Candidate, profile: Profile, devices: Devices) -> tuple[int, int]:
