@@ -31,6 +31,12 @@ ONE_END_NS = 10_000
 """Transfers of one worker that end within this of each other end with one call, whenever each was
 posted. Start and duration are rounded apart: as 32-bit floats by 2 us each, 40 s into a step."""
 
+TIGHT_TRANSFERS = 3
+"""Clocks of two ranks are known where they are bounded to within so many of their transfers: two,
+and the difference between the shortest each way."""
+
+MAX_NS = np.iinfo(np.int64).max // 4
+
 MOST_BESIDE = 0.05
 """Share of the computes that may run beside an open transfer of a worker that waits for each."""
 
@@ -59,24 +65,61 @@ def since_held_up(trace: Trace) -> NDArray[np.int64]:
 
 
 def hidden_by_call(
-    trace: Trace, members: NDArray[np.int64], arrival: NDArray[np.int64]
+    trace: Trace, members: NDArray[np.int64], group: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Tell the members whose end is that of a call with a transfer whose partner came later.
 
     Args:
         trace: The trace.
         members: Shape (members,): operations that are members of a group.
-        arrival: Shape (members,): when the last of each one's group was there.
+        group: Shape (members,): their groups.
     """
     rows = trace.rows
     pairs = np.isin(rows.type[members], [CODE[name] for name in PEER_TO_PEER])
     transfers = members[pairs]
-    hidden = np.zeros(len(members), dtype=np.bool_)
+    arrival = arrivals(trace, transfers, group[pairs])
     call, num = _calls(trace, transfers)
-    latest = np.zeros(num, dtype=np.int64)
-    np.maximum.at(latest, call, arrival[pairs])
-    hidden[pairs] = latest[call] > arrival[pairs] + NO_OP_SLACK_NS
+    latest = np.full(num, np.iinfo(np.int64).min)
+    np.maximum.at(latest, call, arrival)
+    hidden = np.zeros(len(members), dtype=np.bool_)
+    hidden[pairs] = latest[call] > arrival + NO_OP_SLACK_NS
     return hidden
+
+
+def arrivals(
+    trace: Trace, transfers: NDArray[np.int64], group: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return when both ends of each transfer were there, by its own worker's clock.
+
+    Neither end leaves before the other is there, which bounds how far their clocks are apart.
+    Within the bounds clocks are taken to agree. Where they cannot, and either end was the last at
+    some time, the bounds are a transfer away on both sides, and the middle is taken; else the
+    nearer bound.
+
+    Args:
+        trace: The trace.
+        transfers: Shape (transfers,).
+        group: Shape (transfers,): equal for the two ends of one.
+    """
+    start, end = trace.rows.start[transfers], trace.rows.end[transfers]
+    if not len(transfers):
+        return start
+    order = np.argsort(group, kind="stable")
+    other = np.empty(len(order), dtype=np.int64)
+    other[order[::2]], other[order[1::2]] = order[1::2], order[::2]
+    rank = trace.rank[transfers].astype(np.int64)
+    pair, num = number_rows(rank, rank[other])
+    least, most = np.full(num, -MAX_NS), np.full(num, MAX_NS)
+    shortest = np.full(num, MAX_NS)
+    np.maximum.at(least, pair, start[other] - end)
+    np.minimum.at(most, pair, end[other] - start)
+    np.minimum.at(shortest, pair, np.minimum(end - start, (end - start)[other]))
+    apart = np.clip(0, least, most)
+    tight = (apart != 0) & (most - least <= TIGHT_TRANSFERS * shortest)
+    apart[tight] = (least[tight] + most[tight]) // 2
+    apart[most < least] = 0  # sends were buffered: they bound nothing
+    found: NDArray[np.int64] = np.maximum(start, start[other] - apart[pair])
+    return found
 
 
 def _calls(trace: Trace, transfers: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:

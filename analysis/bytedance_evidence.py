@@ -126,7 +126,7 @@ def transfers_of(trace: Trace) -> Transfers:
             num_bytes=np.full(len(members), -1, dtype=np.int64),
             name=kind.astype(np.int32),
             names=TYPES,
-            unclear=early | hidden_by_call(trace, members, arrival),
+            unclear=early | hidden_by_call(trace, members, group),
             carrier=carrier,
             alike=np.stack((np.where(pair, forward, 2 + kind), np.where(pair, -1, first_rank))),
             operation=members,

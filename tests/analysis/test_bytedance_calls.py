@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.bytedance import read_trace
-from analysis.bytedance_calls import hidden_by_call, left_early, since_held_up
+from analysis.bytedance_calls import arrivals, hidden_by_call, left_early, since_held_up
 from analysis.bytedance_format import CODE
 from analysis.operations import NO_GROUP, latest_by_group
 from analysis.source import EpochInfo, RankInfo, RunInfo
@@ -123,9 +123,8 @@ def test_a_call_ends_for_all_that_it_posted_one_after_the_other() -> None:
     )
     group = trace.operations.group
     members = np.flatnonzero(group != NO_GROUP)
-    arrival = latest_by_group(group, trace.rows.start)[members]
 
-    hidden = hidden_by_call(trace, members, arrival)
+    hidden = hidden_by_call(trace, members, group[members])
 
     # THEN the send's end is not that of its own transfer; the others' are
     names = [(int(trace.rank[row]), int(trace.rows.type[row])) for row in members[hidden]]
@@ -187,3 +186,39 @@ def test_a_send_that_takes_as_long_each_time_was_buffered() -> None:
     )
 
     assert early_sends(trace) == [True, True, False, True]
+
+
+def arrivals_ms(trace: Trace) -> tuple[list[float], list[float]]:
+    """Of the sends and of the receives."""
+    group = trace.operations.group
+    members = np.flatnonzero(group != NO_GROUP)
+    found = (arrivals(trace, members, group[members]) - trace.rows.start[0]) / MS + 95
+    first, second = (found[trace.rank[members] == rank].tolist() for rank in (0, 1))
+    return first, second
+
+
+def test_when_both_were_there_is_told_by_each_ones_own_clock() -> None:
+    # GIVEN transfers of 3 ms, and a receiver whose clock is 5 ms ahead: it came before a sender
+    # left (2 ms at least) and the sender before it left (8 ms at most)
+    trace = pairs(
+        [
+            ((100, 111), (113, 116)),
+            ((102, 105), (106, 110)),
+            ((109, 112), (108, 117)),
+            ((104, 113), (115, 118)),
+        ]
+    )
+
+    sends, recvs = arrivals_ms(trace)
+
+    assert sends == pytest.approx([108, 102, 109, 110])
+    assert recvs == pytest.approx([113, 107, 114, 115])
+
+
+def test_clocks_that_nothing_tells_apart_agree() -> None:
+    # GIVEN a receiver that is always there long before
+    trace = pairs([((100, 103), (50, 103)), ((110, 113), (40, 113))])
+
+    sends, recvs = arrivals_ms(trace)
+
+    assert sends == recvs == pytest.approx([100, 110])
