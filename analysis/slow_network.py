@@ -46,6 +46,11 @@ PAIR = 2
 LEAST_LOST_RATIO = 0.0001
 """Share of a step that a slow link must lose to be told: below, the clock's own noise rules."""
 
+BESIDE_LOST_RATIO = 0.01
+"""Share of a step that a link must lose beyond what a slow device at its end explains. What slows
+a device may hold up its transfers by more than its compute; so little is no ground to tell a second
+fault on."""
+
 
 def slow_network(
     profile: LinkProfile,
@@ -70,7 +75,7 @@ def slow_network(
     slow = [
         each
         for each in slow_links(profile, LEAST_LOST_RATIO * step_ns)
-        if not _explained(profile, each, blamed)
+        if not _explained(profile, each, blamed, BESIDE_LOST_RATIO * step_ns)
     ]
     links = profile.transfers.links
     hosts = {rank: info.host for rank, info in ranks.items()}
@@ -154,8 +159,13 @@ def _all_groups(culprits: Sequence[Culprit], ranks: Mapping[int, RankInfo]) -> b
     return sum(map(len, members)) == len(covered) and len(covered) >= ALL_RANKS_SHARE * len(ranks)
 
 
-def _explained(profile: LinkProfile, slow: SlowLink, blamed: Sequence[Candidate]) -> bool:
-    """Tell whether slow devices explain a link: they send as slowly as they compute."""
+def _explained(
+    profile: LinkProfile, slow: SlowLink, blamed: Sequence[Candidate], least_ns: float
+) -> bool:
+    """Tell whether slow devices explain a link: they send as slowly as they compute.
+
+    Nor is anything else told where the rest loses less than ``least_ns`` a step.
+    """
     first, last = profile.steps[slow.phase.first], profile.steps[slow.phase.last]
     members = set(profile.transfers.links[slow.link].members)
     meanwhile = [each for each in blamed if each.steps[0] <= last and each.steps[1] >= first]
@@ -163,7 +173,10 @@ def _explained(profile: LinkProfile, slow: SlowLink, blamed: Sequence[Candidate]
     if not there:
         return False
     rest = (1.0 + slow.phase.excess_ratio) / (1.0 + max(there)) - 1.0
-    return rest < max(DUE_RATIO, slow.phase.threshold)
+    columns = slice(slow.phase.first, slow.phase.last + 1)
+    expected_ns = profile.expected_ns[slow.link, columns] * (1.0 + max(there))
+    lost_ns = float(np.nanmedian(profile.total_ns[slow.link, columns] - expected_ns))
+    return rest < max(DUE_RATIO, slow.phase.threshold) or lost_ns < least_ns
 
 
 def _part(profile: LinkProfile, links: Sequence[int]) -> NDArray[np.bool_]:

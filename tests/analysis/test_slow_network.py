@@ -44,14 +44,15 @@ def told_of(
     *,
     blamed: tuple[Candidate, ...] = (),
     num: int = 2,
+    step_ns: int = STEP_NS,
 ) -> tuple[Candidate, ...]:
     """Return what is told of links with ``num`` transfers a step."""
     return slow_network(
         profile(links, ranks_per_stage=len(ranks), num=num),
         ranks,
         blamed=blamed,
-        step_ns=float(STEP_NS),
-        step_start_ns={step: step * STEP_NS for step in range(NUM_STEPS)},
+        step_ns=float(step_ns),
+        step_start_ns={step: step * step_ns for step in range(NUM_STEPS)},
         samples=NO_SAMPLES,
     )
 
@@ -153,3 +154,16 @@ def test_a_slow_device_explains_no_more_of_its_links_than_it_is_slower_by() -> N
     # 2.0 / 1.9 leaves 5 %, 2.0 / 1.25 leaves 60 %.
     assert told_of(links, TWO_HOSTS, blamed=(slow_device(2, 0.9),)) == ()
     assert len(told_of(links, TWO_HOSTS, blamed=(slow_device(2, 0.25),))) == 1
+
+
+def test_what_a_slow_device_leaves_unexplained_is_told_where_it_costs_a_hundredth_of_a_step() -> (
+    None
+):
+    # GIVEN transfers of 2 ms a step that take twice as long beside a rank 25 % slower:
+    # 1.5 to 3 ms beyond what it explains
+    links = {group(*range(8)): risen(2.0, first=3, last=7)}
+    blamed = (slow_device(2, 0.25),)
+
+    assert len(told_of(links, TWO_HOSTS, blamed=blamed, step_ns=100_000_000)) == 1
+    assert told_of(links, TWO_HOSTS, blamed=blamed, step_ns=1_000_000_000) == ()
+    assert len(told_of(links, TWO_HOSTS, step_ns=1_000_000_000)) == 1
