@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _MOST_MARKED = 150
 
+_Places = dict[str, "int | None"]
+"""The places of the axis of steps, in order."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSeries:
@@ -67,10 +70,10 @@ def seen_figure(run_id: str, seen: SeenSteps) -> go.Figure:
 def series_figure(series: StepSeries) -> go.Figure:
     """Draw actual and ideal step time in seconds over MFU in percent, on one axis of steps.
 
-    Every step has the same width, and lines break where numbers are not
-    adjacent, at a place named for the steps that are not there. The steps of the top
-    finding are shaded; start-up steps are hollow. Without MFU, step time has
-    the figure to itself.
+    Every step that anything is known of has the same width, in order; where numbers are not
+    adjacent a place is named for the steps that are not there. A line breaks where its own
+    quantity is unknown. The steps of the top finding are shaded; start-up steps are hollow.
+    Without MFU, step time has the figure to itself.
     """
     rows = 1 if series.mfu_by_step is None else 2
     figure = make_subplots(
@@ -80,22 +83,25 @@ def series_figure(series: StepSeries) -> go.Figure:
         vertical_spacing=0.06,
         row_heights=[1.0] if rows == 1 else [0.58, 0.42],
     )
-    _add_step_time(figure, series)
+    places = _places(series)
+    _add_step_time(figure, series, places)
     if series.mfu_by_step is not None:
-        _add_mfu(figure, series.mfu_by_step, series.warmup_steps)
-    _shade(figure, series)
+        _add_mfu(figure, series.mfu_by_step, series.warmup_steps, places)
+    _shade(figure, series.shaded, places)
     dressed(figure, height=340, keep=f"steps {series.run}")
     figure.update_layout(hovermode="x unified", margin={"l": 62, "r": 16, "t": 28, "b": 44})
-    figure.update_xaxes(type="category", nticks=8, tickangle=0)
+    # Else plotly takes them from the first trace, and adds what only later ones have behind it.
+    figure.update_xaxes(type="category", categoryorder="array", categoryarray=list(places))
+    figure.update_xaxes(nticks=8, tickangle=0)
     figure.update_xaxes(title_text="step", row=rows, col=1)
     figure.update_yaxes(title_text="step time (s)", rangemode="tozero", row=1, col=1)
     return figure
 
 
-def _add_step_time(figure: go.Figure, series: StepSeries) -> None:
+def _add_step_time(figure: go.Figure, series: StepSeries, places: _Places) -> None:
     warmup = set(map(str, series.warmup_steps))
-    ideal, ideal_seconds = _broken(series.ideal_s_by_step)
-    actual, seconds = _broken(series.actual_s_by_step)
+    ideal, ideal_seconds = _line(series.ideal_s_by_step, places)
+    actual, seconds = _line(series.actual_s_by_step, places)
     if series.ideal_s_by_step:
         figure.add_trace(
             go.Scatter(
@@ -125,8 +131,10 @@ def _add_step_time(figure: go.Figure, series: StepSeries) -> None:
     )
 
 
-def _add_mfu(figure: go.Figure, by_step: Mapping[int, float], warmup: Sequence[int]) -> None:
-    steps, ratios = _broken(by_step)
+def _add_mfu(
+    figure: go.Figure, by_step: Mapping[int, float], warmup: Sequence[int], places: _Places
+) -> None:
+    steps, ratios = _line(by_step, places)
     figure.add_trace(
         go.Scatter(
             name="MFU",
@@ -143,19 +151,31 @@ def _add_mfu(figure: go.Figure, by_step: Mapping[int, float], warmup: Sequence[i
     figure.update_yaxes(title_text="MFU (%)", tickformat=".3~%", rangemode="tozero", row=2, col=1)
 
 
-def _broken(by_step: Mapping[int, float]) -> tuple[list[str], list[float | None]]:
-    """Return the series in step order, with a hole that names the steps that are not there."""
-    labels: list[str] = []
-    values: list[float | None] = []
-    for step, following in pairwise([*sorted(by_step), None]):
+def _places(series: StepSeries) -> _Places:
+    """Return the label of each place of the axis with its step, None where steps are not there."""
+    known = {*series.actual_s_by_step, *series.ideal_s_by_step, *(series.mfu_by_step or {})}
+    places: _Places = {}
+    for step, following in pairwise([*sorted(known), None]):
         if step is None:
             continue
-        labels.append(f"{step}")
-        values.append(by_step[step])
+        places[f"{step}"] = step
         if following is not None and following != step + 1:
-            labels.append(_missing(step + 1, following - 1))
-            values.append(None)
-    return labels, values
+            places[_missing(step + 1, following - 1)] = None
+    return places
+
+
+def _line(by_step: Mapping[int, float], places: _Places) -> tuple[list[str], list[float | None]]:
+    """Return one quantity from its first step to its last, with holes where it is unknown."""
+    labels = list(places)
+    known = [place for place, step in enumerate(places.values()) if step in by_step]
+    if not known:
+        return [], []
+    shown = labels[known[0] : known[-1] + 1]
+    return shown, [_value(by_step, places[label]) for label in shown]
+
+
+def _value(by_step: Mapping[int, float], step: int | None) -> float | None:
+    return None if step is None else by_step.get(step)
 
 
 def _missing(first: int, last: int) -> str:
@@ -170,16 +190,19 @@ def _mode(steps: Sequence[str]) -> str:
     return "lines+markers" if len(steps) <= _MOST_MARKED else "lines"
 
 
-def _shade(figure: go.Figure, series: StepSeries) -> None:
-    if series.shaded is None:
+def _shade(figure: go.Figure, shaded: tuple[int, int] | None, places: _Places) -> None:
+    if shaded is None:
         return
-    labels, _ = _broken(series.actual_s_by_step)
-    first, last = series.shaded
-    places = [place for place, label in enumerate(labels) if _within(label, first, last)]
-    if places:
+    first, last = shaded
+    within = [
+        place
+        for place, step in enumerate(places.values())
+        if step is not None and first <= step <= last
+    ]
+    if within:
         figure.add_vrect(
-            x0=places[0] - 0.5,
-            x1=places[-1] + 0.5,
+            x0=within[0] - 0.5,
+            x1=within[-1] + 0.5,
             fillcolor=SLOW,
             opacity=0.1,
             line_width=0,
@@ -187,7 +210,3 @@ def _shade(figure: go.Figure, series: StepSeries) -> None:
             row="all",
             col=1,
         )
-
-
-def _within(label: str, first: int, last: int) -> bool:
-    return label.isdigit() and first <= int(label) <= last

@@ -7,12 +7,55 @@ from tests.dashboard.builders import report, traces
 
 
 def test_lines_break_where_step_numbers_are_not_adjacent() -> None:
-    sampled = replace(report(), actual_s_by_step={4: 0.5, 3: 0.4, 9: 0.6}, ideal_s_by_step={})
+    sampled = replace(
+        report(mfu=False), actual_s_by_step={4: 0.5, 3: 0.4, 9: 0.6}, ideal_s_by_step={}
+    )
 
-    line = traces(step_time_figure(sampled))[0]
+    figure = step_time_figure(sampled)
+    line = traces(figure)[0]
 
     assert list(line.x) == ["3", "4", "(5-8)", "9"]
     assert list(line.y) == [0.4, 0.5, None, 0.6]
+    assert list(figure.layout.xaxis.categoryarray) == ["3", "4", "(5-8)", "9"]
+
+
+def test_steps_stand_in_order_where_only_the_last_were_analysed() -> None:
+    # GIVEN a long run: its MFU is known of all steps, the rest of the last two
+    made = report()
+    assert made.mfu is not None
+    mfu = replace(made.mfu, by_step={0: 0.4, 1: 0.3, 2: 0.4, 5: 0.2, 6: 0.2})
+    (top, *_) = made.findings
+    long = replace(
+        made,
+        actual_s_by_step={5: 0.8, 6: 0.9},
+        ideal_s_by_step={5: 0.4, 6: 0.4},
+        mfu=mfu,
+        findings=(replace(top, steps=(5, 6)),),
+    )
+
+    figure = step_time_figure(long)
+    ideal, actual, share = traces(figure)
+
+    # THEN the axis has the places 0, 1, 2, the hole, 5, 6, whichever line came first
+    for axis in (figure.layout.xaxis, figure.layout.xaxis2):
+        assert axis.categoryorder == "array"
+        assert list(axis.categoryarray) == ["0", "1", "2", "(3-4)", "5", "6"]
+    assert list(ideal.x) == list(actual.x) == ["5", "6"]
+    assert list(share.x) == ["0", "1", "2", "(3-4)", "5", "6"]
+    assert list(share.y) == [0.4, 0.3, 0.4, None, 0.2, 0.2]
+    assert {(shape.x0, shape.x1) for shape in figure.layout.shapes} == {(3.5, 5.5)}
+
+
+def test_a_line_breaks_where_only_the_other_quantity_is_known() -> None:
+    made = report()
+    assert made.mfu is not None
+    mfu = replace(made.mfu, by_step={0: 0.4, 1: 0.3, 2: 0.4})
+    partly = replace(made, actual_s_by_step={0: 1.0, 2: 3.0}, ideal_s_by_step={}, mfu=mfu)
+
+    actual, _share = traces(step_time_figure(partly))
+
+    assert list(actual.x) == ["0", "1", "2"]
+    assert list(actual.y) == [1.0, None, 3.0]
 
 
 def test_start_up_steps_are_hollow_and_nothing_is_smoothed() -> None:
@@ -26,8 +69,9 @@ def test_start_up_steps_are_hollow_and_nothing_is_smoothed() -> None:
 
 
 def test_the_shade_stands_where_the_findings_steps_do_on_a_sampled_axis() -> None:
+    known = {3: 0.4, 12: 0.5, 13: 0.5, 29: 0.6}
     sampled = replace(
-        report(onset=10, num_steps=30), actual_s_by_step={3: 0.4, 12: 0.5, 13: 0.5, 29: 0.6}
+        report(onset=10, num_steps=30, mfu=False), actual_s_by_step=known, ideal_s_by_step=known
     )
 
     shaded = step_time_figure(sampled).layout.shapes
