@@ -46,7 +46,8 @@ def host_candidates(
     pauses, paused = gc_pauses(stalls, ~in_dips, blamed)
     late = data_stalls(stalls, usual, paused | _first_of_late_hosts(stalls, stalled))
     dips, late = _told_once(dips, late)
-    skews = launch_skews(stalls, groups, ~dipped[Place.LAUNCH], blamed, paused)
+    other = stalls.among(Place.OTHER)
+    skews = launch_skews(stalls, groups, ~dipped[Place.LAUNCH], blamed, paused | (in_dips & other))
     untold = untold_pauses(stalls, ~(in_dips | paused), blamed)
     return (*dips, *stalled, *late, *pauses, *skews, *untold)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.candidate import Candidate, joined_parts
-from analysis.cells import EARLIER_QUANTILE, median_by_kind, summed
+from analysis.cells import EARLIER_QUANTILE, MATES_ENOUGH, median_by_kind, summed
 from analysis.evidence import Place
 from analysis.noise import level_deviation
 from analysis.phases import DUE_RATIO, row_medians, standing_out
@@ -41,8 +41,7 @@ def data_stalls(
     """
     gap = stalls.total(*INPUT_PLACES, but=explained)
     expected, enough = median_by_kind(gap, stalls.profile.stage)
-    # Ranks of other stages may load nothing: its own steps tell what such a rank loses anyway.
-    expected[~enough] = np.quantile(gap[~enough], EARLIER_QUANTILE, axis=1)[:, None]
+    expected[~enough] = _usual_of_few(gap, stalls.profile.stage)[~enough]
     excess = (gap - expected) / stalls.compute_ns[:, None]
     excess[:, ~usual] = np.nan
     where = "before its first compute or in data"
@@ -62,6 +61,23 @@ def data_stalls(
         if rows:
             found.append(_stall("data-stall", stalls, phase, rows, (INPUT_PLACES, where)))
     return _joined_stages(found)
+
+
+def _usual_of_few(gap: NDArray[np.float64], stage: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Return what a rank with one or two peers, or none, loses anyway, shape (ranks, steps).
+
+    Ranks of other stages may load nothing: its own faster steps tell, or the peer that loses most
+    in that step where that is less. No peers agree on what compute should take; but who need not
+    wait for input loses nothing, so one peer shows that a gap is not due.
+    """
+    own = np.quantile(gap, EARLIER_QUANTILE, axis=1)
+    usual = np.broadcast_to(own[:, None], gap.shape).copy()
+    for row in range(len(gap)):
+        mates = np.flatnonzero(stage == stage[row])
+        mates = mates[mates != row]
+        if 0 < len(mates) < MATES_ENOUGH - 1:
+            usual[row] = np.minimum(own[row], gap[mates].max(axis=0))
+    return usual
 
 
 def _follows_a_dip(phase: Phase, usual: NDArray[np.bool_]) -> bool:

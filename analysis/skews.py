@@ -10,8 +10,8 @@ import numpy as np
 from analysis.candidate import Candidate, joined_parts
 from analysis.cells import MATES_ENOUGH
 from analysis.evidence import Place
-from analysis.noise import num_deviations
-from analysis.phases import standing_out
+from analysis.noise import NORMAL_90TH, NORMAL_MEDIAN, num_deviations, step_deviation
+from analysis.phases import row_medians, standing_out
 from analysis.stalls import HOST_STALL_STEPS, ONE_RANK_SHARE
 from analysis.words import count_text, duration_text, name_ranks
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
     from analysis.phases import Phase
     from analysis.stalls import Stalls
+
+
+LATE_PLACES = (Place.LAUNCH, Place.OTHER)
+"""Where a rank stops after its step's compute: whatever its group does next, it enters late. Where
+reductions are launched inside the backward (DDP), the second is all there is."""
 
 
 def launch_skews(
@@ -38,10 +43,10 @@ def launch_skews(
         groups: Members of each group of collectives that are launched after compute.
         usual: Shape (steps,): steps that take part.
         blamed: Ranks whose gaps are explained already.
-        explained: Shape (gaps,): gaps that something else explains; None: none.
+        explained: Shape (gaps,): gaps that something else explains, dips among them; None: none.
     """
     profile = stalls.profile
-    lag = stalls.total(Place.LAUNCH, but=explained) / stalls.compute_ns[:, None]
+    lag = stalls.total(*LATE_PLACES, but=explained) / stalls.compute_ns[:, None]
     lag[np.isin(profile.ranks, list(blamed))] = np.nan
     lag[:, ~usual] = np.nan
     stage = dict(zip(profile.ranks.tolist(), profile.stage.tolist(), strict=True))
@@ -55,13 +60,37 @@ def launch_skews(
     if of_all is not None:
         return (of_all,)
     found = []
-    for phase in standing_out(late, few=few, shortest=HOST_STALL_STEPS, may_grow=True):
-        rows, grown = members[phase.row], _from_its_beginning(phase, late[phase.row])
+    changes = step_deviation(late)
+    noise = min(changes, _deviation_of_members(lag, members))
+    phases = standing_out(late, few=few, shortest=HOST_STALL_STEPS, deviation=noise, may_grow=True)
+    for phase in phases:
+        rows = members[phase.row]
+        grown = _from_its_beginning(phase, late[phase.row], deviation=changes)
         columns = np.arange(grown.first, grown.last + 1)
         columns = columns[late[phase.row, columns] >= phase.excess_ratio / 2]
         last = rows[np.nan_to_num(lag[rows][:, columns], nan=-1.0).argmax(axis=0)]
         found.append(_skew(stalls, grown, last, f"of {len(rows):,} members"))
     return _joined_groups(found)
+
+
+def _deviation_of_members(lag: NDArray[np.float64], members: Sequence[NDArray[np.int64]]) -> float:
+    """Return by how much members are late that are not, infinite where no group is large enough.
+
+    Of one or two groups the lateness itself may rise and fall so much from step to step that it
+    passes for noise. Its members tell: most are in time in each step.
+
+    Args:
+        lag: Shape (ranks, steps).
+        members: Rows of each group.
+    """
+    large = [
+        lag[rows] for rows in members if (~np.isnan(lag[rows])).sum(axis=0).max() >= MATES_ENOUGH
+    ]
+    far = [np.abs(each - row_medians(each.T))[~np.isnan(each)] for each in large]
+    if not far:
+        return float("inf")
+    middle, high = np.quantile(np.concatenate(far), (0.5, 0.9))
+    return float(max(middle / NORMAL_MEDIAN, high / NORMAL_90TH))
 
 
 def _skew_of_all(
@@ -170,9 +199,9 @@ def _smallest(groups: Sequence[tuple[int, ...]], stage: Mapping[int, int]) -> li
     return kept
 
 
-def _from_its_beginning(phase: Phase, late: NDArray[np.float64]) -> Phase:
+def _from_its_beginning(phase: Phase, late: NDArray[np.float64], *, deviation: float) -> Phase:
     """Take in the steps right before a phase in which the lag had begun to grow."""
-    clear = num_deviations(len(late)) * phase.deviation
+    clear = num_deviations(len(late)) * deviation
     first = phase.first
     while first > 0 and late[first - 1] > clear:
         first -= 1
@@ -201,13 +230,18 @@ def _skew(
     if alone:
         rows = rows[[int(counts.argmax())]]
     ranks = tuple(profile.ranks[rows].tolist())
-    chosen = stalls.among(Place.LAUNCH) & np.isin(stalls.row, rows)
+    chosen = stalls.among(*LATE_PLACES) & np.isin(stalls.row, rows)
     steps = (int(profile.steps[phase.first]), int(profile.steps[phase.last]))
     lag = phase.excess_ratio * float(np.median(stalls.compute_ns[rows]))
+    lost_ns = [
+        int(stalls.gaps.gap_ns[chosen & (stalls.gaps.place == place)].sum())
+        for place in LATE_PLACES
+    ]
+    does = "launches" if lost_ns[0] >= lost_ns[1] else "stops after its compute and enters"
     who = (
-        f"{name_ranks(ranks)} launches"
+        f"{name_ranks(ranks)} {does}"
         if alone
-        else f"now one and now another of {count_text(len(ranks), 'rank')} launches"
+        else f"now one and now another of {count_text(len(ranks), 'rank')} {does}"
     )
     return Candidate(
         cause="host-stall" if alone else "launch-skew",

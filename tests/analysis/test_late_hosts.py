@@ -143,3 +143,33 @@ def test_a_host_with_one_peer_is_told_once() -> None:
     )
 
     assert [(each.ranks, each.steps) for each in found] == [((0,), (4, NUM_STEPS - 1))]
+
+
+@pytest.mark.parametrize("stage", [(0, 0), (0, 0, 0), (0, 0, 0, 1)])
+def test_a_rank_with_one_or_two_peers_misses_input_in_all_of_its_steps(
+    stage: tuple[int, ...],
+) -> None:
+    # GIVEN one or two peers that lose 1 ms of input where rank 1 loses 31 ms in every step
+    lost = [
+        (step, rank, Place.INPUT, 31 if rank == 1 else 1)
+        for step in range(12)
+        for rank in range(len(stage))
+    ]
+    gaps = stalls_with(lost, stage=stage, num_steps=12)
+
+    (found,) = data_stalls(gaps, np.ones(12, dtype=np.bool_), np.zeros(len(lost), dtype=np.bool_))
+
+    # THEN it is held against them: 30 of 100 ms, though its own steps are all alike
+    assert (found.cause, found.ranks, found.steps) == ("data-stall", (1,), (0, 11))
+    assert found.excess_ratio == pytest.approx(0.3)
+
+
+def test_input_of_which_a_peer_loses_as_much_is_due_on_a_stage_that_loads() -> None:
+    # GIVEN two ranks of three that load 30 ms in each step, which the job pays for as a whole
+    lost = [(step, rank, Place.INPUT, 30) for step in range(12) for rank in (0, 1)]
+    gaps = stalls_with(lost, stage=(0, 0, 0), num_steps=12)
+
+    (found,) = data_stalls(gaps, np.ones(12, dtype=np.bool_), np.zeros(len(lost), dtype=np.bool_))
+
+    # THEN it is told of both, once
+    assert (found.cause, found.ranks) == ("data-stall", (0, 1))

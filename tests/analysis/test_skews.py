@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from analysis.evidence import Place
 from analysis.skews import launch_skews
@@ -82,3 +83,41 @@ def test_a_job_of_few_groups_has_none_that_tell_how_sure_their_mean_is() -> None
     late = in_turn(4, groups=3)
 
     assert launch_skews(stalls(late), GROUPS[:3], ALL_STEPS, frozenset()) == ()
+
+
+def ddp(late_ms: dict[tuple[int, int], int], place: Place) -> tuple[Candidate, ...]:
+    """Return what is told of two groups of six ranks."""
+    gaps = [(step, rank, place, ms) for (step, rank), ms in late_ms.items()]
+    found = stalls_with(gaps, stage=[0] * 12, num_steps=NUM_STEPS)
+    groups = tuple(range(6)), tuple(range(6, 12))
+    return launch_skews(found, groups, ALL_STEPS, frozenset())
+
+
+RISES_AND_FALLS = {4: (1, 15), 5: (1, 40), 6: (3, 15), 7: (3, 40), 8: (1, 15), 9: (3, 40)}
+"""By step, (rank, ms): of 100 ms of compute 15 % or 40 %, now one rank and now another."""
+
+
+@pytest.mark.parametrize("place", [Place.LAUNCH, Place.OTHER])
+def test_members_that_stop_after_their_compute_in_turn_are_a_skew(place: Place) -> None:
+    # GIVEN reductions that DDP launches inside the backward, so that hosts stop before the
+    # optimizer: between 15 and 40 ms, which from step to step is more than the lateness itself
+    found = ddp({(step, rank): ms for step, (rank, ms) in RISES_AND_FALLS.items()}, place)
+
+    ((cause, ranks),) = [(each.cause, each.ranks) for each in found]
+    assert (cause, ranks) == ("launch-skew", (1, 3))
+    # The middle of 40, 15, 40, 15 and 40
+    assert found[0].steps == (5, 9)
+    assert found[0].excess_ratio == pytest.approx(0.4)
+    what = "launches" if place is Place.LAUNCH else "stops after its compute and enters"
+    assert f"of 2 ranks {what} a collective of 6 members 40.0 ms after" in found[0].evidence
+
+
+@pytest.mark.parametrize("place", [Place.LAUNCH, Place.OTHER])
+def test_members_in_time_but_for_two_steps_are_no_skew(place: Place) -> None:
+    # GIVEN that the others are always in time, so that nothing is noise
+    assert ddp({(3, 1): 40, (8, 3): 40}, place) == ()
+    assert ddp({(3, 1): 40, (4, 3): 40}, place) == ()
+
+
+def test_members_late_by_a_few_percent_in_turn_are_no_skew() -> None:
+    assert ddp({(step, step % 6): 4 for step in range(NUM_STEPS)}, Place.OTHER) == ()
