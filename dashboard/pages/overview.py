@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
-from dash import Dash, Input, Output, State, dcc, html
+from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from analysis.errors import UnknownRunError
@@ -17,6 +17,7 @@ from dashboard.figures.blank import blank_figure
 from dashboard.figures.excess import excess_figure, excess_note
 from dashboard.figures.step_time import seen_figure, step_time_figure
 from dashboard.figures.workers import worker_figure
+from dashboard.pages.clock import LIVE_MS, RESCUE, SOON_MS, clock, next_tick, pace_of
 from dashboard.pages.empty import missing_run, no_runs, no_steps
 from dashboard.pages.overview_cards import (
     early_figures,
@@ -29,12 +30,15 @@ from dashboard.pages.overview_cards import (
 )
 from dashboard.pages.overview_heard import heard_card
 from dashboard.pages.parts import announced, card, graph, graph_style, register_graph
-from dashboard.pages.under_way import LATER, NEVER, next_look, no_verdict, no_verdict_yet, soon
+from dashboard.pages.under_way import LATER, NEVER, no_verdict, no_verdict_yet
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dash.development.base_component import Component
 
     from analysis.heard import Heard
+    from analysis.source import RunSummary
     from analysis.under_way import Failed
     from dashboard.provider import ReportProvider
 
@@ -60,11 +64,11 @@ class _Shown:
     starved: list[Component] = field(default_factory=list)
     findings: list[Component] = field(default_factory=list)
     quality: list[Component] = field(default_factory=list)
-    is_busy: bool = False
-    """Whether the diagnosis is being made: the page looks for it soon."""
+    pace_ms: int = LIVE_MS
+    """When the page looks again."""
 
-    def outputs(self, num_looks: int | None = 0) -> tuple[Any, ...]:
-        """Return the parts in the order of `_OUTPUTS`, after so many looks at what is made."""
+    def outputs(self, num_ticks: int | None = 0) -> tuple[Any, ...]:
+        """Return the parts in the order of `_OUTPUTS`, after so many ticks of their clock."""
         return (
             {"run": self.run, "revision": self.revision},
             self.problem,
@@ -80,7 +84,8 @@ class _Shown:
             self.starved,
             self.findings,
             self.quality,
-            next_look(num_looks, is_busy=self.is_busy),
+            self.pace_ms,
+            next_tick(num_ticks),
         )
 
 
@@ -99,7 +104,8 @@ _OUTPUTS = (
     Output("overview-starved", "children"),
     Output("overview-findings", "children"),
     Output("overview-quality", "children"),
-    Output("overview-soon", "max_intervals"),
+    Output("overview-clock", "interval"),
+    Output("overview-clock", "max_intervals"),
 )
 
 
@@ -110,7 +116,8 @@ def overview_page(provider: ReportProvider, run_id: str | None, *, base_path: st
     return html.Div(
         [
             dcc.Store(id="overview-shown", data=data),
-            soon("overview-soon", is_busy=shown.is_busy),
+            clock("overview-clock", pace_ms=shown.pace_ms),
+            clock("heard-clock", pace_ms=pace_of(provider.runs(), shown.run)),
             html.Div(problem, id="overview-problem", **announced()),
             html.Div(shown.verdict, id="overview-verdict", **announced()),
             html.Div(heard_card(_heard(provider, shown.run)), id="overview-heard", **announced()),
@@ -126,29 +133,35 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
 
     @app.callback(
         *_OUTPUTS,
-        Input("tick", "n_intervals"),
-        Input("overview-soon", "n_intervals"),
+        Input("overview-clock", "n_intervals"),
+        Input(RESCUE, "n_intervals"),
         State("overview-shown", "data"),
         prevent_initial_call=True,
     )
-    def refresh(_ticks: int, num_looks: int, shown: dict[str, Any]) -> tuple[Any, ...]:
+    def refresh(num_ticks: int, _rescues: int, shown: dict[str, Any]) -> tuple[Any, ...]:
         now = _revision(provider, shown["run"])
         if now is not None and now == shown["revision"]:
-            raise PreventUpdate
+            return _same(num_ticks)
         fresh = _look(provider, shown["run"], base_path)
-        if not fresh.is_busy and (fresh.run, fresh.revision) == (shown["run"], shown["revision"]):
-            raise PreventUpdate
-        return fresh.outputs(num_looks)
+        is_made = fresh.pace_ms != SOON_MS
+        if is_made and (fresh.run, fresh.revision) == (shown["run"], shown["revision"]):
+            return _same(num_ticks)
+        return fresh.outputs(num_ticks)
 
     # Of its own: a run that hangs brings nothing new, and its ranks fall silent all the same.
     @app.callback(
         Output("overview-heard", "children"),
-        Input("tick", "n_intervals"),
+        Output("heard-clock", "interval"),
+        Output("heard-clock", "max_intervals"),
+        Input("heard-clock", "n_intervals"),
+        Input(RESCUE, "n_intervals"),
         State("overview-shown", "data"),
         prevent_initial_call=True,
     )
-    def listen(_ticks: int, shown: dict[str, Any]) -> list[Component]:
-        return heard_card(_heard(provider, shown["run"]))
+    def listen(num_ticks: int, _rescues: int, shown: dict[str, Any]) -> tuple[Any, ...]:
+        run_id = shown["run"]
+        pace = pace_of(provider.runs(), run_id)
+        return heard_card(_heard(provider, run_id)), pace, next_tick(num_ticks)
 
     @app.callback(
         Output("url", "href", allow_duplicate=True),
@@ -162,6 +175,11 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         step = int(str(click["points"][0]["x"]).partition("-")[0])
         view = View(page=Page.TIMELINE, run=shown["run"], step=step)
         return write_address(view, base_path=base_path)
+
+
+def _same(num_ticks: int | None) -> tuple[Any, ...]:
+    """Return that nothing changed; the clock goes on."""
+    return *(no_update,) * (len(_OUTPUTS) - 1), next_tick(num_ticks)
 
 
 def _revision(provider: ReportProvider, run_id: str | None) -> int | None:
@@ -182,19 +200,20 @@ def _heard(provider: ReportProvider, run_id: str | None) -> Heard | None:
 
 def _look(provider: ReportProvider, run_id: str | None, base_path: str) -> _Shown:
     """Ask the provider anew."""
+    runs = provider.runs()
     if run_id is None:
-        runs = provider.runs()
         if not runs:
             return _Shown(run=None, revision=None, problem=[no_runs()])
         run_id = runs[0].run_id
+    pace = pace_of(runs, run_id)
     revision = _revision(provider, run_id)
     try:
         report = provider.report(run_id)
     except UnknownRunError as error:
-        return _Shown(run=run_id, revision=revision, problem=[missing_run(error)])
+        return _Shown(run=run_id, revision=revision, problem=[missing_run(error)], pace_ms=pace)
     if report is None:
-        problem = [no_steps(run_id, state=_state(provider, run_id))]
-        return _Shown(run=run_id, revision=revision, problem=problem)
+        problem = [no_steps(run_id, state=_state(runs, run_id))]
+        return _Shown(run=run_id, revision=revision, problem=problem, pace_ms=pace)
     if not isinstance(report, RunReport):
         return _early(report)
     return _Shown(
@@ -210,11 +229,12 @@ def _look(provider: ReportProvider, run_id: str | None, base_path: str) -> _Show
         starved=starved_list(report.starved),
         findings=[findings_table(report, base_path=base_path)],
         quality=quality_list(report),
+        pace_ms=pace,
     )
 
 
-def _state(provider: ReportProvider, run_id: str) -> str:
-    return next((run.state for run in provider.runs() if run.run_id == run_id), "")
+def _state(runs: Sequence[RunSummary], run_id: str) -> str:
+    return next((run.state for run in runs if run.run_id == run_id), "")
 
 
 def _early(found: UnderWay | Failed) -> _Shown:
@@ -235,7 +255,7 @@ def _early(found: UnderWay | Failed) -> _Shown:
         starved=said,
         findings=said,
         quality=said,
-        is_busy=True,
+        pace_ms=SOON_MS,
     )
 
 

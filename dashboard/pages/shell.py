@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import Dash, Input, Output, State, dcc, html
+from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from dashboard.address import Page, View, read_address, write_address
+from dashboard.pages.clock import LIVE_MS, QUIET_MS, RESCUE, clock, next_tick, rescue
 from dashboard.pages.parts import labelled
 from dashboard.text import count_text, visible
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from analysis.source import RunSummary
     from dashboard.provider import ReportProvider
 
-LIVE_MS = 3_000
-QUIET_MS = 20_000
 _LIVE = "running"
 
 
@@ -30,7 +29,8 @@ def shell() -> Component:
     frame: Component = dmc.MantineProvider(
         [
             dcc.Location(id="url", refresh="callback-nav"),
-            dcc.Interval(id="tick", interval=LIVE_MS),
+            clock("tick", pace_ms=LIVE_MS),
+            rescue(),
             dcc.Store(id="runs-shown"),
             html.A("Skip to the page", href="#page", className="skip"),
             html.Header(
@@ -66,25 +66,34 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         Output("menu", "children"),
         Output("runs-shown", "data"),
         Output("tick", "interval"),
+        Output("tick", "max_intervals"),
         Input("url", "pathname"),
         Input("url", "search"),
         Input("tick", "n_intervals"),
+        Input(RESCUE, "n_intervals"),
         State("runs-shown", "data"),
     )
-    def fill(path: str, search: str, _ticks: int, shown: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    def fill(
+        path: str,
+        search: str,
+        num_ticks: int,
+        _rescues: int,
+        shown: Any,  # noqa: ANN401
+    ) -> tuple[Any, ...]:
         view = read_address(app.strip_relative_path(path) or "", search or "")
         runs = provider.runs()
         known = [run.run_id for run in runs]
         run_id = view.run or (known[0] if known else None)
         fresh = [view.page.value, run_id, [[run.run_id, run.state] for run in runs]]
         if fresh == shown:
-            raise PreventUpdate
+            return *(no_update,) * 4, next_tick(num_ticks)
         live = not runs or any(run.state == _LIVE for run in runs)
         return (
             _chooser(runs, run_id),
             _menu(view.page, run_id, base_path),
             fresh,
             LIVE_MS if live else QUIET_MS,
+            next_tick(num_ticks),
         )
 
     @app.callback(

@@ -22,6 +22,7 @@ from dashboard.figures.timeline_raster import (
     raster_figure,
     raster_note,
 )
+from dashboard.pages.clock import LIVE_MS, RESCUE, SOON_MS, clock, next_tick, pace_of
 from dashboard.pages.empty import missing_run, no_data, no_runs, no_steps
 from dashboard.pages.parts import announced, card, graph, graph_style, register_graph
 from dashboard.pages.timeline_controls import (
@@ -31,7 +32,7 @@ from dashboard.pages.timeline_controls import (
     timeline_controls,
 )
 from dashboard.pages.timeline_zoom import WHOLE, zoomed, zooms_of
-from dashboard.pages.under_way import drawing, next_look, reading_steps, soon
+from dashboard.pages.under_way import drawing, reading_steps
 from dashboard.text import count_text, seconds_text, time_text, visible
 from dashboard.theme import NS_PER_MS
 
@@ -61,11 +62,11 @@ class _Shown:
     """What the figure shows, where it is pixels that were kept: zooming into it asks for finer
     ones."""
 
-    is_busy: bool = False
-    """Whether something of it is being made: the page looks for it soon."""
+    pace_ms: int = LIVE_MS
+    """When the page looks again."""
 
-    def outputs(self, num_looks: int | None = 0) -> tuple[Any, ...]:
-        """Return the parts in the order of `_OUTPUTS`, after so many looks at what is made."""
+    def outputs(self, num_ticks: int | None = 0) -> tuple[Any, ...]:
+        """Return the parts in the order of `_OUTPUTS`, after so many ticks of their clock."""
         return (
             {
                 "run": self.view.run,
@@ -82,7 +83,8 @@ class _Shown:
             self.figure,
             graph_style(self.figure),
             self.note,
-            next_look(num_looks, is_busy=self.is_busy),
+            self.pace_ms,
+            next_tick(num_ticks),
         )
 
 
@@ -96,14 +98,15 @@ _OUTPUTS = (
     Output("timeline-graph-fresh", "data"),
     Output("timeline-graph", "style"),
     Output("timeline-note", "children"),
-    Output("timeline-soon", "max_intervals"),
+    Output("timeline-clock", "interval"),
+    Output("timeline-clock", "max_intervals"),
 )
 
 
 def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
     """Return the page of the view's step; what the view leaves open is chosen for it."""
     shown = _look(provider, view, base_path)
-    data, problem, hidden, title, about, controls, figure, _, note, _ = shown.outputs()
+    data, problem, hidden, title, about, controls, figure, _, note, *_ = shown.outputs()
     step = [
         html.Div(
             [
@@ -131,7 +134,7 @@ def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
     return html.Div(
         [
             dcc.Store(id="timeline-shown", data=data),
-            soon("timeline-soon", is_busy=shown.is_busy),
+            clock("timeline-clock", pace_ms=shown.pace_ms),
             html.Div(problem, id="timeline-problem", **announced()),
             html.Div(step, id="timeline-step", className=hidden),
         ]
@@ -145,19 +148,19 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     @app.callback(
         *_OUTPUTS,
         Input("url", "search"),
-        Input("tick", "n_intervals"),
-        Input("timeline-soon", "n_intervals"),
+        Input("timeline-clock", "n_intervals"),
+        Input(RESCUE, "n_intervals"),
         State("timeline-shown", "data"),
         prevent_initial_call=True,
     )
-    def draw(search: str, _ticks: int, num_looks: int, shown: dict[str, Any]) -> tuple[Any, ...]:
+    def draw(search: str, num_ticks: int, _rescues: int, shown: dict[str, Any]) -> tuple[Any, ...]:
         view = read_address(Page.TIMELINE, search or "")
-        if ctx.triggered_id in ("tick", "timeline-soon"):
+        if ctx.triggered_id in ("timeline-clock", RESCUE):
             view = replace(view, run=shown["run"])
             place = (shown["epoch"], shown["step"])
             if shown["revision"] and shown["revision"] == _revision(provider, view.run, place):
-                return _look_again(ctx.triggered_id, num_looks)
-        return _look(provider, view, base_path).outputs(num_looks)
+                return *(no_update,) * (len(_OUTPUTS) - 1), next_tick(num_ticks)
+        return _look(provider, view, base_path).outputs(num_ticks)
 
     @app.callback(
         Output("url", "href", allow_duplicate=True),
@@ -187,13 +190,6 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         window = None if found is WHOLE else found
         place = {"epoch": shown["epoch"], "step": shown["step"]}
         return write_address(replace(view, window=window, **place), base_path=base_path)
-
-
-def _look_again(triggered: object, num_looks: int | None) -> tuple[Any, ...]:
-    """Return that nothing changed; the clock goes on where it was what asked."""
-    if triggered == "tick":
-        raise PreventUpdate
-    return *(no_update,) * (len(_OUTPUTS) - 1), next_look(num_looks, is_busy=True)
 
 
 def _revision(
@@ -226,9 +222,10 @@ def _look(provider: ReportProvider, view: View, base_path: str) -> _Shown:
     try:
         return _step(provider, view, str(view.run), base_path)
     except UnknownRunError as error:
-        return _Shown(view=view, problem=[missing_run(error)])
+        problem = [missing_run(error)]
     except EmptyRunError as error:
-        return _Shown(view=view, problem=[_no_spans(view, error, base_path)])
+        problem = [_no_spans(view, error, base_path)]
+    return _Shown(view=view, problem=problem, pace_ms=pace_of(provider.runs(), view.run))
 
 
 def _step(provider: ReportProvider, view: View, run_id: str, base_path: str) -> _Shown:
@@ -237,28 +234,32 @@ def _step(provider: ReportProvider, view: View, run_id: str, base_path: str) -> 
     It needs no diagnosis: while that is made, the step is shown without its ideal.
     """
     found = provider.report(run_id)
-    is_busy = isinstance(found, UnderWay)
+    runs = provider.runs()
     if found is None or (isinstance(found, RunReport) and not found.steps):
         revision = _revision(provider, run_id, (None, None))
-        state = next((run.state for run in provider.runs() if run.run_id == run_id), "")
-        return _Shown(view=view, revision=revision, problem=[no_steps(run_id, state=state)])
+        state = next((run.state for run in runs if run.run_id == run_id), "")
+        problem = [no_steps(run_id, state=state)]
+        pace = pace_of(runs, run_id)
+        return _Shown(view=view, revision=revision, problem=problem, pace_ms=pace)
     known = steps_of_report(found) if isinstance(found, RunReport) else steps_of_seen(found.seen)
     view = _settled(view, known)
     if view.step is None:
-        return _Shown(view=view, problem=[reading_steps(run_id)], is_busy=True)
+        return _Shown(view=view, problem=[reading_steps(run_id)], pace_ms=SOON_MS)
     place = {"epoch": view.epoch or 0, "step": view.step}
     revision = _revision(provider, run_id, (place["epoch"], place["step"]))
     picture = provider.picture(run_id, **place, group_by=view.group_by, window=view.window)
     if picture is None:
         timeline = provider.timeline(run_id, **place)
         if timeline is None:
-            return _Shown(view=view, problem=[drawing(run_id, view.step)], is_busy=True)
+            return _Shown(view=view, problem=[drawing(run_id, view.step)], pace_ms=SOON_MS)
         shown = _drawn(replace(view, window=None), known, timeline, base_path, revision)
     elif (part := _part(provider, picture)) is not None:
         shown = _drawn(view, known, part, base_path, revision)
     else:
+        view = view if picture.window else replace(view, window=None)
         shown = _pictured(view, known, picture, base_path, revision)
-    return replace(shown, is_busy=is_busy, about=f"{shown.about}{_not_yet(found)}")
+    pace = SOON_MS if isinstance(found, UnderWay) else pace_of(runs, run_id)
+    return replace(shown, pace_ms=pace, about=f"{shown.about}{_not_yet(found)}")
 
 
 def _not_yet(found: RunReport | UnderWay | Failed) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dash import dcc, html
+from dash import html
 
 from analysis.under_way import Doing, UnderWay
 from analysis.words import name_ranks
@@ -18,27 +18,8 @@ if TYPE_CHECKING:
     from analysis.source import RunSummary
     from analysis.under_way import Failed, SeenSteps
 
-SOON_MS = 1_500
-"""Between two looks at what is being made."""
-
 LATER = "after the analysis"
 NEVER = "needs the analysis"
-
-
-def soon(part: str, *, is_busy: bool) -> Component:
-    """Return the clock by which a page looks for what is being made, once an answer.
-
-    Dash drops the answer to what is asked again meanwhile: where answers take longer than the
-    interval, a clock that just goes on would never show one.
-    """
-    return dcc.Interval(
-        id=part, interval=SOON_MS, n_intervals=0, max_intervals=next_look(0, is_busy=is_busy)
-    )
-
-
-def next_look(num_looks: int | None, *, is_busy: bool) -> int:
-    """Return the ``max_intervals`` that let the clock go for one more look, or for none."""
-    return (num_looks or 0) + 1 if is_busy else 0
 
 
 def no_verdict_yet(found: UnderWay) -> list[Component]:

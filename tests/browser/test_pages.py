@@ -9,6 +9,7 @@ from urllib.parse import quote
 from playwright.sync_api import expect
 
 from analysis.under_way import Doing, Phase, UnderWay
+from dashboard.pages import clock
 from tests.browser.conftest import served
 from tests.dashboard.builders import FakeProvider, report
 from tests.dashboard.training_builder import training_provider
@@ -16,12 +17,32 @@ from tests.dashboard.training_builder import training_provider
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from playwright.sync_api import Browser, Page
+    import pytest
+    from playwright.sync_api import Browser, Page, Route
 
 XSS = '<img src=x onerror=window.__xss=1><script>window.__xss=1</script>" onload="window.__xss=1'
 TIMELINE = "/timeline?run=demo-42&step=3"
 PATIENCE_S = 120.0
 PATIENCE_MS = 120_000
+
+
+PARTS = ("run-chooser", "overview-shown", "overview-heard")
+"""Of the overview: what asks for itself."""
+
+
+@dataclass
+class SlowProvider(FakeProvider):
+    """A provider that takes its time for each look at a run."""
+
+    answer_s: float = 0.0
+
+    @classmethod
+    def of(cls, whole: FakeProvider, *, answer_s: float) -> SlowProvider:
+        return cls(**vars(whole), answer_s=answer_s)
+
+    def revision(self, run_id: str) -> int:
+        time.sleep(self.answer_s)
+        return super().revision(run_id)
 
 
 @dataclass
@@ -204,6 +225,62 @@ def test_a_live_run_refreshes_and_keeps_the_zoom(browser: Browser) -> None:
         seen.page.wait_for_function(f"{graph}.data[1].x.length == 36")
 
         assert seen.page.evaluate(f"{graph}.layout.xaxis.range") == zoomed
+
+
+def test_a_live_run_refreshes_where_answers_take_longer_than_the_pages_pace(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "LIVE_MS", 200)
+    provider = SlowProvider.of(training_provider(), answer_s=0.6)
+    provider.state = "running"
+    with served(provider) as url, opened(browser, url) as seen:
+        seen.page.wait_for_selector("#overview-workers .heatmaplayer image")
+        provider.sentence = "Rank 5 is still slow."
+        provider.num_changes += 1
+
+        seen.page.wait_for_selector("text=Rank 5 is still slow.")
+        seen.page.goto(f"{url}{TIMELINE}")
+        seen.page.wait_for_selector("#timeline-graph .barlayer .point")
+        provider.undrawn = True
+        provider.num_changes += 1
+
+        seen.page.wait_for_selector("text=Drawing step 3")
+
+
+def test_a_page_asks_again_after_a_question_that_nobody_answered(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "LIVE_MS", 200)
+    monkeypatch.setattr(clock, "RESCUE_MS", 2_000)
+    provider = training_provider()
+    provider.state = "running"
+    with served(provider) as url:
+        page = browser.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(url)
+        page.wait_for_selector("#overview-workers .heatmaplayer image")
+
+        # GIVEN a server that is away until each part of the page has asked in vain
+        away: set[str] = set()
+        page.route(_is_update, lambda route: _refused(route, away))
+        until(page, lambda: len(away) >= len(PARTS), lambda: None)
+        page.unroute(_is_update)
+
+        # WHEN it is there again, with news, THEN the page shows it
+        provider.sentence = "Rank 5 is still slow."
+        provider.num_changes += 1
+        page.wait_for_selector("text=Rank 5 is still slow.")
+        page.close()
+
+
+def _is_update(address: str) -> bool:
+    return "/_dash-update-component" in address
+
+
+def _refused(route: Route, away: set[str]) -> None:
+    asked = route.request.post_data or ""
+    away.update(part for part in PARTS if f"{part}." in asked.partition('"inputs"')[0])
+    route.abort()
 
 
 def test_a_page_that_waits_says_what_for_and_fills_by_itself(browser: Browser) -> None:

@@ -96,6 +96,7 @@ CALLBACKS: dict[str, dict[str, Any]] = {
         "url.pathname": "/",
         "url.search": "",
         "tick.n_intervals": 1,
+        "rescue.n_intervals": 1,
         "runs-shown.data": ["", "demo-42", [["demo-42", "running"]]],
     },
     "choose-run.value": {
@@ -104,12 +105,13 @@ CALLBACKS: dict[str, dict[str, Any]] = {
         "runs-shown.data": ["timeline", "other", []],
     },
     "overview-shown.data": {
-        "tick.n_intervals": 1,
-        "overview-soon.n_intervals": 1,
+        "overview-clock.n_intervals": 1,
+        "rescue.n_intervals": 1,
         "overview-shown.data": {"run": "demo-42", "revision": 7},
     },
     "overview-heard.children": {
-        "tick.n_intervals": 1,
+        "heard-clock.n_intervals": 1,
+        "rescue.n_intervals": 1,
         "overview-shown.data": {"run": "demo-42", "revision": 7},
     },
     "overview-excess.clickData": {
@@ -118,8 +120,8 @@ CALLBACKS: dict[str, dict[str, Any]] = {
     },
     "timeline-shown.data": {
         "url.search": "?run=demo-42",
-        "tick.n_intervals": 1,
-        "timeline-soon.n_intervals": 1,
+        "timeline-clock.n_intervals": 1,
+        "rescue.n_intervals": 1,
         "timeline-shown.data": STEP_SHOWN,
     },
     "timeline-choose-step.value": {
@@ -140,8 +142,10 @@ NOT_OF_A_PAGE: dict[str, list[Any]] = {
     "url.pathname": ["no-slash", 7, "/\ud800"],
     "url.search": [7, ["a"], "?run=\ud800"],
     "tick.n_intervals": ["1", {}, 1.5],
-    "overview-soon.n_intervals": ["1", {}, 1.5],
-    "timeline-soon.n_intervals": ["1", {}, 1.5],
+    "rescue.n_intervals": ["1", {}, 1.5],
+    "overview-clock.n_intervals": ["1", {}, 1.5],
+    "heard-clock.n_intervals": ["1", {}, 1.5],
+    "timeline-clock.n_intervals": ["1", {}, 1.5],
     "runs-shown.data": [
         7,
         "x",
