@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.phases import SHORT_STEPS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -56,6 +58,9 @@ class Candidate:
     sample: Drop | None = None
     """The reading of a device that tells the cause."""
 
+    shown_steps: tuple[int, ...] | None = None
+    """Steps that show it, where others between the first and the last do not; None: all."""
+
     is_alarm: bool = True
     """False for what is only told beside the verdict (a checkpoint)."""
 
@@ -88,3 +93,19 @@ def in_steps(model: ReplayModel, steps: tuple[int, int]) -> NDArray[np.bool_]:
     shows = (numbers >= steps[0]) & (numbers <= steps[1])
     inside: NDArray[np.bool_] = shows[model.operations.step]
     return inside
+
+
+def while_shown(model: ReplayModel, candidate: Candidate) -> NDArray[np.bool_]:
+    """Tell which operations lie in steps that show a candidate; shape (ops,)."""
+    inside = in_steps(model, candidate.steps)
+    if candidate.shown_steps is None:
+        return inside
+    shows = np.isin(model.operations.steps, candidate.shown_steps)
+    found: NDArray[np.bool_] = inside & shows[model.operations.step]
+    return found
+
+
+def is_brief(candidate: Candidate) -> bool:
+    """Tell whether a candidate shows in a step or two, or in some now and then."""
+    is_short = candidate.steps[1] - candidate.steps[0] + 1 < SHORT_STEPS
+    return is_short or candidate.shown_steps is not None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.candidate import in_steps
+from analysis.candidate import is_brief, while_shown
 from analysis.column_lengths import even_columns
 from analysis.host_causes import host_candidates
 from analysis.merging import (
@@ -17,7 +17,6 @@ from analysis.merging import (
     workers_of,
 )
 from analysis.network import profile_links
-from analysis.phases import SHORT_STEPS
 from analysis.pricing import priced
 from analysis.profile import profile_of
 from analysis.report import Finding
@@ -115,8 +114,7 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
 
 
 def _is_brief_compute(candidate: Candidate) -> bool:
-    brief = candidate.steps[1] - candidate.steps[0] + 1 < SHORT_STEPS
-    return brief and candidate.cause in OF_COMPUTE
+    return is_brief(candidate) and candidate.cause in OF_COMPUTE
 
 
 def _of_unequal_compute(
@@ -221,7 +219,7 @@ def _of_sequences(
     model = case.reading.model
     slow = np.zeros(len(model.rank), dtype=np.bool_)
     for each in of_compute:
-        slow |= np.isin(model.rank, each.ranks) & in_steps(model, each.steps)
+        slow |= np.isin(model.rank, each.ranks) & while_shown(model, each)
     return sequence_candidate(
         effect, case.replayer, blamed, slow=slow, experts=case.reading.experts, evened=evened
     )

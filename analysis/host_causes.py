@@ -109,6 +109,7 @@ def _grown(late: Candidate, dips: Sequence[Candidate]) -> Candidate:
         late,
         evidence=late.evidence + also,
         steps=steps,
+        shown_steps=None,
         part=part,
         usual_ns=usual_ns,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,8 +53,8 @@ def data_stalls(
     ]
     found = [
         _stall("data-stall", stalls, phase, [phase.row], (INPUT_PLACES, where), usual_ns)
-        for phase in standing_out(excess, few=~enough)
-        if not _follows_a_dip(phase, usual) and not _is_but_part(stalls, gap, phase, stages)
+        for phase in _apart_from_dips(excess, usual, few=~enough)
+        if not _is_but_part(stalls, gap, phase, stages)
     ]
     named = {rank for candidate in found for rank in candidate.ranks}
     for phase, late in stages:
@@ -80,13 +81,35 @@ def _usual_of_few(gap: NDArray[np.float64], stage: NDArray[np.integer]) -> NDArr
     return usual
 
 
-def _follows_a_dip(phase: Phase, usual: NDArray[np.bool_]) -> bool:
-    """Tell whether a phase is but the step after one in which all ranks stood still.
+def _apart_from_dips(
+    excess: NDArray[np.float64], usual: NDArray[np.bool_], *, few: NDArray[np.bool_]
+) -> tuple[Phase, ...]:
+    """Return what stands out, but for single steps after one in which all ranks stood still.
 
     They come back one after the other: what the last of them loses there is the rest of its
     checkpoint, not its input.
     """
-    return phase.num_steps == 1 and phase.first > 0 and not usual[phase.first - 1]
+    after = np.zeros(len(usual), dtype=np.bool_)
+    after[1:] = ~usual[:-1]
+    kept = []
+    for phase in standing_out(excess, few=few, may_recur=True):
+        if phase.shown is None:
+            if phase.num_steps > 1 or not after[phase.first]:
+                kept.append(phase)
+            continue
+        shown = tuple(column for column in phase.shown if not after[column])
+        if shown:
+            whole = len(shown) == shown[-1] - shown[0] + 1
+            kept.append(
+                replace(
+                    phase,
+                    first=shown[0],
+                    last=shown[-1],
+                    excess_ratio=float(np.nanmedian(excess[phase.row, list(shown)])),
+                    shown=None if whole else shown,
+                )
+            )
+    return tuple(kept)
 
 
 def _is_but_part(
@@ -275,6 +298,10 @@ def _stall(
     profile = stalls.profile
     chosen = stalls.among(*places[0]) & np.isin(stalls.row, rows)
     chosen &= (stalls.column >= phase.first) & (stalls.column <= phase.last)
+    when = f"in steps {int(profile.steps[phase.first])} to {int(profile.steps[phase.last])}"
+    if phase.shown is not None:
+        chosen &= np.isin(stalls.column, phase.shown)
+        when = f"in {len(phase.shown)} of the {phase.num_steps} {when.removeprefix('in ')}"
     extra = phase.excess_ratio * float(np.median(stalls.compute_ns[rows]))
     ranks = tuple(sorted(profile.ranks[rows].tolist()))
     first, last = int(profile.steps[phase.first]), int(profile.steps[phase.last])
@@ -289,11 +316,14 @@ def _stall(
         evidence=(
             f"{name_ranks(ranks)}: {duration_text(extra)} a step {places[1]}"
             f"{'' if several else ' that its peers do not lose'}, {phase.excess_ratio:.0%} of its"
-            f" compute, in steps {first} to {last}; nobody held it up"
+            f" compute, {when}; nobody held it up"
         ),
         on_host=True,
         usual_ns=(
             stalls.usual(chosen, None) if expected is None else stalls.usual_at(chosen, expected)
         ),
         is_everywhere=several,
+        shown_steps=None
+        if phase.shown is None
+        else tuple(profile.steps[list(phase.shown)].tolist()),
     )

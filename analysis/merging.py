@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.candidate import joined_parts
-from analysis.phases import SHORT_STEPS
+from analysis.candidate import is_brief, joined_parts
 from analysis.words import name_ranks
 
 if TYPE_CHECKING:
@@ -78,8 +77,8 @@ def without_partners(
 ) -> tuple[Candidate, ...]:
     """Drop slow compute that is only the wait for a stalled or pausing partner.
 
-    A pause explains no more than a few steps, and nothing where a rank shares
-    its worker with nobody: its own stall lies outside its compute.
+    A pause, or input missed now and then, explains no more than a few steps, and nothing where a
+    rank shares its worker with nobody: its own stall lies outside its compute.
     """
     size = Counter(workers.values())
     return tuple(
@@ -89,10 +88,14 @@ def without_partners(
             size[workers[each.ranks[0]]] > 1
             and _same_worker(each, other, workers)
             and overlap(each, other)
-            and (other.cause != "gc-pause" or each.steps[1] - each.steps[0] < SHORT_STEPS)
+            and (is_brief(each) or not _comes_and_goes(other))
             for other in stalled
         )
     )
+
+
+def _comes_and_goes(candidate: Candidate) -> bool:
+    return candidate.cause == "gc-pause" or candidate.shown_steps is not None
 
 
 def _same_worker(one: Candidate, other: Candidate, workers: Mapping[int, tuple[int, ...]]) -> bool:
@@ -141,8 +144,19 @@ def _joined(found: Sequence[Candidate], why: str) -> Candidate:
         worst,
         ranks=ranks,
         steps=(min(each.steps[0] for each in found), max(each.steps[1] for each in found)),
+        shown_steps=_shown_by_any(found),
         part=part,
         usual_ns=usual_ns,
         excess_ratio=float(np.median([each.excess_ratio for each in found])),
         evidence=f"{name_ranks(ranks)}, {why}: the worst, {text}",
     )
+
+
+def _shown_by_any(found: Sequence[Candidate]) -> tuple[int, ...] | None:
+    """Return the steps that show one of several candidates; None where one shows throughout."""
+    steps: set[int] = set()
+    for each in found:
+        if each.shown_steps is None:
+            return None
+        steps.update(each.shown_steps)
+    return tuple(sorted(steps))

@@ -7,7 +7,7 @@ lies clear of the noise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,6 +63,9 @@ class Phase:
     threshold: float
     """What the excess had to exceed."""
 
+    shown: tuple[int, ...] | None = None
+    """Columns that lie clear, where those between them do not; None: all."""
+
     @property
     def num_steps(self) -> int:
         """Columns of the phase."""
@@ -81,6 +84,7 @@ def standing_out(
     shortest: int = 1,
     deviation: float | None = None,
     may_grow: bool = False,
+    may_recur: bool = False,
 ) -> tuple[Phase, ...]:
     """Find the rows that stand out, lastingly or in some steps; one phase a row.
 
@@ -93,6 +97,7 @@ def standing_out(
         shortest: Phases of fewer steps are not told.
         deviation: Of the noise, where it is known; None: from the changes between steps.
         may_grow: Whether a phase's own changes are part of it, and no noise.
+        may_recur: Whether short phases of one row are one, from the first to the last of them.
 
     Returns:
         By row, ascending.
@@ -109,7 +114,7 @@ def standing_out(
     if shortest < SHORT_STEPS:
         calm = np.array([row for row in known.tolist() if row not in found], dtype=np.int64)
         found.update(_short(excess, calm, deviation, clear))
-    return tuple(
+    phases = [
         Phase(
             row=row,
             first=phase[0],
@@ -120,6 +125,33 @@ def standing_out(
         )
         for row, phase in sorted(found.items())
         if phase[1] - phase[0] + 1 >= shortest
+    ]
+    if may_recur:
+        rows_that_last = {int(known[place]) for place in lasting}
+        phases = [
+            each if each.row in rows_that_last else _recurring(each, excess[each.row])
+            for each in phases
+        ]
+    return tuple(phases)
+
+
+def _recurring(phase: Phase, excess: NDArray[np.float64]) -> Phase:
+    """Return a short phase with all other steps of its row that lie as clear of the noise.
+
+    What is slow in every seventh step began with the first and has not ended before the last.
+    """
+    known = np.nan_to_num(excess, nan=-np.inf)
+    inside = np.arange(phase.first, phase.last + 1)
+    if phase.excess_ratio < phase.threshold:
+        # Steps far above the noise outweigh those between them, which do not show it.
+        inside = inside[known[inside] >= phase.threshold / 2]
+    shown = np.union1d(np.flatnonzero(known >= phase.threshold), inside)
+    return replace(
+        phase,
+        first=int(shown[0]),
+        last=int(shown[-1]),
+        excess_ratio=float(np.nanmedian(excess[shown])),
+        shown=None if len(shown) == shown[-1] - shown[0] + 1 else tuple(shown.tolist()),
     )
 
 

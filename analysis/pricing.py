@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from analysis.candidate import in_steps
+from analysis.candidate import while_shown
 from analysis.distinct import distinct
 from analysis.occupancy import COMPUTE_KINDS, of_kinds
 from analysis.partners import least_of_partners
@@ -258,7 +258,7 @@ def _recorded_part(candidate: Candidate, model: ReplayModel) -> NDArray[np.bool_
     """Return a candidate's operations in the steps that show it."""
     if candidate.part is None:
         return np.zeros(len(model.rank), dtype=np.bool_)
-    inside: NDArray[np.bool_] = candidate.part & in_steps(model, candidate.steps)
+    inside: NDArray[np.bool_] = candidate.part & while_shown(model, candidate)
     return inside
 
 

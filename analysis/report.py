@@ -224,6 +224,10 @@ class RunReport:
     """None where nothing could be replayed."""
 
     bandwidth: tuple[Bandwidth, ...] = ()
+    num_earlier_steps: int = 0
+    """Steps of the run before the first of ``steps``: of a long run only the last are analysed. MFU
+    is of all."""
+
     culprits: CulpritComparison | None = None
     """How often the shortcut for S_w and the exact value name different workers; None where the
     workers' S is undefined."""

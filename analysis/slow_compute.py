@@ -107,7 +107,7 @@ def _of_rank(
         partners: The ranks, itself included, among which the trace cannot tell.
     """
     phase = (suspect.first_step, suspect.last_step)
-    drops = {rank: devices.drop_of(rank, phase) for rank in partners}
+    drops = {rank: devices.drop_of(rank, _first_run(suspect)) for rank in partners}
     throttled = tuple(rank for rank, drop in drops.items() if drop is not None)
     found = [drop for drop in drops.values() if drop is not None]
     drop = max(found, key=most_explained, default=None)
@@ -123,7 +123,15 @@ def _of_rank(
         threshold=suspect.threshold,
         evidence=evidence,
         sample=drop,
+        shown_steps=suspect.shown_steps,
     )
+
+
+def _first_run(suspect: Suspect) -> tuple[int, int]:
+    """Return the first steps in which a rank is slow: between them and the next it is not."""
+    if suspect.shown_steps is None:
+        return suspect.first_step, suspect.last_step
+    return suspect.first_step, suspect.first_step
 
 
 def _rank_evidence(suspect: Suspect) -> str:
@@ -134,10 +142,13 @@ def _rank_evidence(suspect: Suspect) -> str:
         Basis.EARLIER: "in its own earlier steps",
         Basis.NOBODY: "",
     }[suspect.basis]
+    steps = f"steps {suspect.first_step} to {suspect.last_step}"
+    when = f"in {steps} ({count_text(suspect.num_steps, 'step')} traced)"
+    if suspect.shown_steps is not None:
+        when = f"in {len(suspect.shown_steps)} of the {suspect.num_steps} {steps}"
     return (
         f"rank {suspect.ranks[0]}: {_times(suspect)} {against} ({_above(suspect)}),"
-        f" in steps {suspect.first_step} to {suspect.last_step}"
-        f" ({count_text(suspect.num_steps, 'step')} traced); its waits for others are cut out"
+        f" {when}; its waits for others are cut out"
     )
 
 

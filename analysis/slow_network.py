@@ -168,7 +168,14 @@ def _explained(
     """
     first, last = profile.steps[slow.phase.first], profile.steps[slow.phase.last]
     members = set(profile.transfers.links[slow.link].members)
-    meanwhile = [each for each in blamed if each.steps[0] <= last and each.steps[1] >= first]
+    there_in = set(profile.steps[slow.phase.first : slow.phase.last + 1].tolist())
+    meanwhile = [
+        each
+        for each in blamed
+        if each.steps[0] <= last
+        and each.steps[1] >= first
+        and (each.shown_steps is None or there_in.issubset(each.shown_steps))
+    ]
     there = [each.excess_ratio for each in meanwhile if not members.isdisjoint(each.ranks)]
     if not there:
         return False

@@ -47,6 +47,8 @@ class Suspect:
 
     num_peers: int
     basis: Basis
+    shown_steps: tuple[int, ...] | None = None
+    """The steps that show it, where those between them do not; None: all."""
 
     @property
     def margin(self) -> float:
@@ -57,12 +59,15 @@ class Suspect:
 def slow_ranks(profile: Profile) -> tuple[Suspect, ...]:
     """Find the ranks whose compute is longer than their peers', persistently or in some steps."""
     few = np.array([basis not in (Basis.PEERS, Basis.MATES) for basis in profile.basis])
-    return tuple(_suspect(profile, phase) for phase in standing_out(profile.excess_ratio, few=few))
+    phases = standing_out(profile.excess_ratio, few=few, may_recur=True)
+    return tuple(_suspect(profile, phase) for phase in phases)
 
 
 def _suspect(profile: Profile, phase: Phase) -> Suspect:
     """Measure the slow phase of one rank."""
-    row, columns = phase.row, slice(phase.first, phase.last + 1)
+    row, columns = phase.row, np.arange(phase.first, phase.last + 1)
+    if phase.shown is not None:
+        columns = np.array(phase.shown)
     return Suspect(
         ranks=(int(profile.ranks[row]),),
         first_step=int(profile.steps[phase.first]),
@@ -75,6 +80,7 @@ def _suspect(profile: Profile, phase: Phase) -> Suspect:
         compute_ns=float(np.nanmedian(profile.total_ns[row, columns])),
         num_peers=int((profile.stage == profile.stage[row]).sum()) - 1,
         basis=profile.basis[row],
+        shown_steps=None if phase.shown is None else tuple(profile.steps[columns].tolist()),
     )
 
 

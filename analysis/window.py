@@ -79,6 +79,16 @@ class RunWindow:
         self.mfu: Mfu | None = None
         """Of all steps read so far, also of those that have left the window."""
 
+        self._numbers: set[int] = set()
+
+    @property
+    def num_earlier_steps(self) -> int:
+        """How many steps that were read lie before the window."""
+        if self._held is None:
+            return 0
+        first = int(self._held.steps.step.min())
+        return sum(step < first for step in self._numbers)
+
     def fit(self, seconds: float, budget_s: float) -> None:
         """Set how many steps to keep so that an analysis takes about what it may.
 
@@ -129,6 +139,7 @@ class RunWindow:
     def _take(self, run: RunInfo, steps: StepTable, *, first: int | None, last: int) -> None:
         """Read the spans of these steps, and let go of the oldest ones."""
         self._note_mfu(run, steps)
+        self._numbers.update(np.unique(steps.step).tolist())
         if first is None:
             first = self._first_affordable(steps, last)
             steps = rows_of_steps(steps, steps.step >= first)

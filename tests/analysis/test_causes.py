@@ -45,6 +45,16 @@ def test_with_tensor_parallelism_traced_the_slow_partner_alone_is_named() -> Non
     assert told(findings) == [("slow-compute", (5,), (4, 9))]
 
 
+def test_a_device_throttled_now_and_then_is_told_by_its_clock_in_these_steps() -> None:
+    traced = replace(BASE, tp_detail=TpDetail.COARSE)
+    faults = (f"clock-throttle:rank=5,factor=1.3,steps={step}-{step}" for step in (2, 9))
+
+    findings = diagnosis(*faults, scenario=traced)
+
+    assert told(findings) == [("clock-throttle", (5,), (2, 9))]
+    assert "in 2 of the 8 steps 2 to 9" in findings[0].evidence
+
+
 @pytest.mark.parametrize("vpp", [1, 2])
 def test_interleaved_and_overlapped_schedules_hide_no_slow_rank(vpp: int) -> None:
     scenario = replace(BASE, vpp=vpp, overlap=True, tp_detail=TpDetail.COARSE)

@@ -173,3 +173,33 @@ def test_input_of_which_a_peer_loses_as_much_is_due_on_a_stage_that_loads() -> N
 
     # THEN it is told of both, once
     assert (found.cause, found.ranks) == ("data-stall", (0, 1))
+
+
+def test_input_missed_now_and_then_is_told_from_the_first_time_to_the_last() -> None:
+    # GIVEN a loader that opens another file in every fifth step: 40 ms of 100 ms of compute
+    lost = [(step, 2, Place.DATA, 40) for step in (1, 6, 11)]
+    gaps = stalls_with(lost, stage=(0, 0, 0, 0), num_steps=16)
+    all_steps, none = np.ones(16, dtype=np.bool_), np.zeros(len(lost), dtype=np.bool_)
+
+    (found,) = data_stalls(gaps, all_steps, none)
+
+    assert (found.cause, found.ranks, found.steps) == ("data-stall", (2,), (1, 11))
+    assert found.shown_steps == (1, 6, 11)
+    assert found.excess_ratio == pytest.approx(0.4)
+    assert "40.0 ms a step" in found.evidence
+    assert "in 3 of the 11 steps 1 to 11" in found.evidence
+
+
+def test_what_is_left_of_checkpoints_is_no_input_missed_now_and_then() -> None:
+    # GIVEN rank 2, the last to come back from checkpoints before steps 5 and 10
+    lost = [(step, 2, Place.INPUT, 40) for step in (5, 10)]
+    gaps = stalls_with(lost, stage=(0, 0, 0, 0), num_steps=16)
+    usual = ~np.isin(np.arange(16), (4, 9))
+
+    assert data_stalls(gaps, usual, np.zeros(2, dtype=np.bool_)) == ()
+
+    # AND input that it misses in step 13 is all that is told beside them
+    more = stalls_with([*lost, (13, 2, Place.INPUT, 30)], stage=(0,) * 8, num_steps=16)
+    (found,) = data_stalls(more, usual, np.zeros(3, dtype=np.bool_))
+    assert (found.steps, found.shown_steps) == ((13, 13), None)
+    assert found.excess_ratio == pytest.approx(0.3)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from analysis.candidate import Candidate
-from analysis.merging import without_partners
+from analysis.merging import merged_hosts, without_partners
+from analysis.source import RankInfo
+from tracer.topology import Coords
 
 
 def found(cause: str, *ranks: int) -> Candidate:
@@ -31,3 +35,36 @@ def test_a_rank_without_such_partners_is_slow_and_stalled_at_once() -> None:
     slow = found("slow-compute", 2)
 
     assert without_partners([slow], [found("data-stall", 2)], workers) == (slow,)
+
+
+def test_a_pause_explains_slow_steps_of_a_partner_now_and_then() -> None:
+    # GIVEN a rank slow in three single steps, and one slow throughout
+    workers = {0: (0, 0), 1: (0, 0)}
+    throughout = found("slow-compute", 0, 1)
+    now_and_then = replace(throughout, shown_steps=(3, 6, 9))
+
+    pauses = found("gc-pause", 1)
+    stalls = replace(found("data-stall", 1), shown_steps=(3, 6, 9))
+
+    # THEN what its partner does now and then is all there is to the first
+    for each in (pauses, stalls):
+        assert without_partners([now_and_then], [each], workers) == ()
+        assert without_partners([throughout], [each], workers) == (throughout,)
+
+
+def test_ranks_of_a_host_that_are_slow_now_and_then_are_one_that_is() -> None:
+    ranks = {
+        rank: RankInfo(rank=rank, coords=Coords(dp=rank), host=f"node{rank // 2}")
+        for rank in range(4)
+    }
+    one, other = (
+        replace(found("slow-compute", rank), steps=steps, shown_steps=steps)
+        for rank, steps in ((0, (3, 9)), (1, (5, 9)))
+    )
+
+    (joined,) = merged_hosts([one, other], ranks)
+
+    assert (joined.ranks, joined.steps, joined.shown_steps) == ((0, 1), (3, 9), (3, 5, 9))
+    # AND one that is slow throughout makes the host so
+    (joined,) = merged_hosts([one, replace(other, shown_steps=None)], ranks)
+    assert joined.shown_steps is None

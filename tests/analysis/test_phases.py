@@ -52,3 +52,39 @@ def test_two_rows_that_both_reach_the_same_height_once_are_noise() -> None:
     excess[2, 3] = excess[4, 7] = 0.2
 
     assert standing_out(excess) == ()
+
+
+def test_a_row_slow_now_and_then_is_one_phase_from_the_first_time_to_the_last() -> None:
+    # GIVEN 30 %, 20 % and 40 % in every seventh step, and 4 % in one that is not clear of the noise
+    excess = np.zeros((6, 20))
+    excess[2, [2, 9, 16]] = 0.3, 0.2, 0.4
+    excess[2, 18] = 0.04
+
+    (phase,) = standing_out(excess, may_recur=True)
+
+    assert (phase.row, phase.first, phase.last) == (2, 2, 16)
+    assert (phase.shown, phase.excess_ratio) == ((2, 9, 16), 0.3)
+    # AND without being asked for, or where it is slow throughout, nothing is put together
+    (alone,) = standing_out(excess)
+    assert (alone.first, alone.last, alone.shown) == (16, 16, None)
+    excess[2, 2:17] = 0.3
+    (lasting,) = standing_out(excess, may_recur=True)
+    assert (lasting.first, lasting.last, lasting.shown) == (2, 16, None)
+
+
+def test_steps_between_those_that_show_a_phase_are_none_of_it_though_these_outweigh_them() -> None:
+    excess = np.zeros((6, 16))
+    excess[2, [2, 6, 10]] = 0.3, 0.2, 0.4
+
+    (phase,) = standing_out(excess, may_recur=True)
+
+    assert (phase.shown, phase.excess_ratio) == ((2, 6, 10), 0.3)
+
+
+def test_two_steps_next_to_each_other_show_a_phase_throughout() -> None:
+    excess = np.zeros((6, 16))
+    excess[2, 5:7] = 0.1, 0.4
+
+    (phase,) = standing_out(excess, may_recur=True)
+
+    assert (phase.first, phase.last, phase.shown) == (5, 6, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -167,3 +168,13 @@ def test_what_a_slow_device_leaves_unexplained_is_told_where_it_costs_a_hundredt
     assert len(told_of(links, TWO_HOSTS, blamed=blamed, step_ns=100_000_000)) == 1
     assert told_of(links, TWO_HOSTS, blamed=blamed, step_ns=1_000_000_000) == ()
     assert len(told_of(links, TWO_HOSTS, step_ns=1_000_000_000)) == 1
+
+
+def test_a_device_slow_now_and_then_explains_no_link_that_is_slow_throughout() -> None:
+    links = {group(*range(8)): risen(2.0, first=3, last=7)}
+    now_and_then = replace(slow_device(2, 0.9), shown_steps=(3, 5, 7))
+
+    assert len(told_of(links, TWO_HOSTS, blamed=(now_and_then,))) == 1
+    # AND one slow in all of these steps does, though not in those between two others
+    throughout = replace(slow_device(2, 0.9), steps=(1, 7), shown_steps=(1, *range(3, 8)))
+    assert told_of(links, TWO_HOSTS, blamed=(throughout,)) == ()

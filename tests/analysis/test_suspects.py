@@ -43,3 +43,23 @@ def test_a_stage_all_of_whose_ranks_are_longer_is_named_whole() -> None:
     (finding,) = analyze_run(source, "run").findings
 
     assert (finding.cause, finding.ranks) == ("stage-imbalance", LAST_STAGE)
+
+
+def test_a_rank_slow_now_and_then_is_told_from_the_first_time_to_the_last() -> None:
+    # GIVEN a rank that takes 1.5 x as long in steps 1, 8 and 15 of 18
+    def forward_ns(rank: int, step: int, microbatch: int) -> int:
+        return 15 * MS if rank == 7 and step in (1, 8, 15) else 10 * MS
+
+    source = source_of(gpt_cluster(LAYOUT, num_steps=18, forward_ns=forward_ns))
+
+    (finding,) = analyze_run(source, "run").findings
+
+    assert (finding.cause, finding.ranks, finding.steps) == ("slow-compute", (7,), (1, 15))
+    assert "360.0 ms of its own compute a step against 240.0 ms" in finding.evidence
+    assert "in 3 of the 15 steps 1 to 15" in finding.evidence
+    # A GPipe of 4 stages and 4 micro-batches computes 7 in a row, of 60 ms with their backwards.
+    # In 3 of 18 steps 4 of the 7 take 90 ms.
+    healthy = 7 * 60
+    expected = (15 * healthy + 3 * (3 * 60 + 4 * 90)) / (18 * healthy)
+    assert finding.slowdown is not None
+    assert abs(finding.slowdown / expected - 1) < 0.01
