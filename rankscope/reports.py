@@ -178,7 +178,9 @@ class Reports:
         if num_new:
             report = analyze_run(entry.window, run_id)
             # The window bounds the replay; an alert needs the MFU of the run's whole past.
-            entry.report = replace(report, mfu=entry.window.mfu)
+            entry.report = replace(
+                report, mfu=entry.window.mfu, num_earlier_steps=entry.window.num_earlier_steps
+            )
             entry.revision += 1
         return num_new
 
@@ -198,7 +200,11 @@ class Reports:
             return None
         if first is None:
             return report
-        return replace(report, mfu=compute_mfu(self._source.run_info(summary.run_id), steps))
+        return replace(
+            report,
+            mfu=compute_mfu(self._source.run_info(summary.run_id), steps),
+            num_earlier_steps=len(np.unique(steps.step[steps.step < first])),
+        )
 
 
 def _first_within(max_spans: int, summary: RunSummary, steps: StepTable) -> int | None:

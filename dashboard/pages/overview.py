@@ -219,7 +219,7 @@ def _look(provider: ReportProvider, run_id: str | None, base_path: str) -> _Show
     return _Shown(
         run=run_id,
         revision=revision,
-        verdict=verdict_card(report, provider.verdict(report)),
+        verdict=verdict_card(report, provider.verdict(report), num_spans=_num_spans(runs, run_id)),
         key_figures=key_figures(report),
         steps=step_time_figure(report),
         steps_note="" if report.mfu else f"MFU n/a: {mfu_reason(report.quality)}.",
@@ -231,6 +231,10 @@ def _look(provider: ReportProvider, run_id: str | None, base_path: str) -> _Show
         quality=quality_list(report),
         pace_ms=pace,
     )
+
+
+def _num_spans(runs: Sequence[RunSummary], run_id: str) -> int | None:
+    return next((run.num_spans for run in runs if run.run_id == run_id), None)
 
 
 def _state(runs: Sequence[RunSummary], run_id: str) -> str:

@@ -38,8 +38,16 @@ _MOST_BLAMED = 2
 _MOST_WARNINGS = 12
 
 
-def verdict_card(report: RunReport, sentence: str) -> list[Component]:
-    """Return the verdict in large words, and what it rests on in small ones."""
+def verdict_card(
+    report: RunReport, sentence: str, *, num_spans: int | None = None
+) -> list[Component]:
+    """Return the verdict in large words, and what it rests on in small ones.
+
+    Args:
+        report: The diagnosis.
+        sentence: It in one sentence.
+        num_spans: Of the whole run; None: not known.
+    """
     top = report.top_finding
     sizes = " x ".join(
         f"{axis.upper()} {size}" for axis, size in report.layout.to_dict().items() if size > 1
@@ -47,8 +55,7 @@ def verdict_card(report: RunReport, sentence: str) -> list[Component]:
     facts = [
         count_text(report.world_size, "rank"),
         sizes or "no parallel axis",
-        count_text(len(report.steps), "step"),
-        count_text(report.num_spans, "span"),
+        *_analysed(report, num_spans),
         f"confidence {top.confidence:.2f}",
     ]
     return [
@@ -61,6 +68,20 @@ def verdict_card(report: RunReport, sentence: str) -> list[Component]:
             className=f"verdict {_CALM.get(top.cause, 'alarm')}",
         )
     ]
+
+
+def _analysed(report: RunReport, num_spans: int | None) -> list[str]:
+    """Say of how many steps and spans the verdict speaks, and where these are not all."""
+    if not report.num_earlier_steps:
+        return [count_text(len(report.steps), "step"), count_text(report.num_spans, "span")]
+    known = "" if num_spans is None else f" of {num_spans:,}"
+    return [f"{_last_steps(report)} analysed", f"{report.num_spans:,}{known} spans"]
+
+
+def _last_steps(report: RunReport) -> str:
+    num = len(report.steps)
+    which = "last step" if num == 1 else f"last {num:,} steps"
+    return f"{which} of {num + report.num_earlier_steps:,}"
 
 
 def key_figures(report: RunReport) -> list[Component]:
@@ -182,6 +203,11 @@ def _notices(report: RunReport) -> list[Component]:
             0,
             "Paced run: the trainer padded its compute segments to a set time, because the"
             " machine has fewer cores than ranks. Times show the pads, not the hardware.",
+        )
+    if report.num_earlier_steps:
+        notices.append(
+            f"Long run: verdict, ideal and findings are of the {_last_steps(report)}, as many as"
+            " are analysed at once. MFU is of all."
         )
     if report.warmup_steps:
         span = steps_text((min(report.warmup_steps), max(report.warmup_steps)))

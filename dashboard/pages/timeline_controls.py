@@ -35,12 +35,13 @@ class Steps:
 
 
 def steps_of_report(report: RunReport) -> Steps:
-    """Return the steps of a diagnosis; best is the last one of the top finding."""
+    """Return the steps of a diagnosis and those before it; best is the top finding's last one."""
     finding = report.top_finding.steps
     shown = [step for step in report.steps if finding and step <= finding[1]]
     newest = report.steps[-1] if report.steps else None
+    marked = () if report.mfu is None else report.mfu.by_step
     return Steps(
-        steps=report.steps,
+        steps=tuple(sorted({*report.steps, *marked})),
         epochs=report.epochs,
         best=shown[-1] if shown else newest,
         ideal_s_by_step=report.ideal_s_by_step,

@@ -96,6 +96,7 @@ def test_the_window_keeps_its_limits_and_its_newest_step(whole: Source) -> None:
     found = [sorted(set(w.spans("tiny").step.tolist())) for w in (by_spans, by_steps, tiny)]
     assert found == [[6, 7, 8], [7, 8], [8]]
     assert sorted(set(by_steps.steps("tiny").step.tolist())) == [7, 8]
+    assert [w.num_earlier_steps for w in (by_spans, by_steps, tiny)] == [6, 7, 8]
 
 
 def test_a_window_keeps_what_its_analysis_may_cost_and_never_less_than_eight_steps() -> None:

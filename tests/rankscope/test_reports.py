@@ -154,6 +154,7 @@ def test_of_a_long_run_the_last_steps_are_replayed_and_all_count_for_mfu(
 
     assert report is not None
     assert report.steps == (5, 6, 7)
+    assert report.num_earlier_steps == 5
     assert report.mfu is not None
     assert list(report.mfu.by_step) == list(range(NUM_STEPS))
 

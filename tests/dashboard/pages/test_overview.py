@@ -92,3 +92,22 @@ def test_a_step_without_spans_offers_another() -> None:
 
     assert "No data because step 12 of epoch 0 holds no spans" in shown
     assert "Show a step of this run that has some" in shown
+
+
+def test_a_long_run_says_that_only_its_last_steps_are_analysed() -> None:
+    made = replace(report(), num_earlier_steps=970, num_spans=9_920)
+    provider = FakeProvider(reports={"demo-42": made})
+
+    shown = words(overview_page(provider, "demo-42", base_path="/"))
+
+    assert "last 30 steps of 1,000 analysed | 9,920 of 9,920 spans" in shown
+    assert "verdict, ideal and findings are of the last 30 steps of 1,000" in shown
+
+
+def test_a_run_that_is_analysed_as_a_whole_says_how_much_that_is() -> None:
+    provider = FakeProvider(reports={"demo-42": report()})
+
+    shown = words(overview_page(provider, "demo-42", base_path="/"))
+
+    assert "30 steps | 9,920 spans | confidence 0.98" in shown
+    assert "Long run" not in shown
