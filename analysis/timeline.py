@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.arrivals import Arrivals
-    from analysis.source import EpochInfo, RunInfo, SpanSource, SpanTable
+    from analysis.source import EpochInfo, RunInfo, RunSummary, SpanSource, SpanTable
     from tracer.topology import Coords
 
 _BYTEDANCE = "bytedance"
@@ -63,11 +63,16 @@ def step_timeline(source: SpanSource, run_id: str, *, epoch: int, step: int) -> 
     table = source.spans(run_id, first=step, last=step)
     spans = _rows(table, (table.epoch == epoch) & (table.step == step))
     if not len(spans):
-        raise EmptyRunError(
-            f"run {run_id!r} has no spans of step {step} in epoch {epoch}:"
-            " nothing of it has arrived yet, or its spans are no longer kept"
-        )
+        raise no_spans(run_id, epoch=epoch, step=step)
     return timeline_of(info, spans, epoch=epoch, step=step)
+
+
+def no_spans(run_id: str, *, epoch: int, step: int) -> EmptyRunError:
+    """Return what to raise for a step without spans."""
+    return EmptyRunError(
+        f"run {run_id!r} has no spans of step {step} in epoch {epoch}:"
+        " nothing of it has arrived yet, or its spans are no longer kept"
+    )
 
 
 def timeline_of(info: RunInfo, spans: SpanTable, *, epoch: int, step: int) -> StepTimeline:
@@ -131,7 +136,7 @@ def portion_of(
     )
 
 
-def records_groups(info: RunInfo) -> bool:
+def records_groups(info: RunInfo | RunSummary) -> bool:
     """Return whether the run tells who communicates with whom; else a step is split as a whole."""
     return info.source_format != _BYTEDANCE
 

@@ -48,7 +48,7 @@ class ReportProvider(Protocol):
     ) -> StepPicture | None:
         """Return the pixels of a step, or of a part of it, where these are kept.
 
-        None: draw them from `timeline`.
+        None: draw them from `timeline`, which tells whether they are being drawn.
         """
         ...
 

@@ -16,6 +16,7 @@ from collector.pyramid import StepPlace, read_kept
 from rankscope.aside import Aside
 from rankscope.errors import exit_code_of, plain_line
 from rankscope.hearing import read_heard
+from rankscope.large_steps import LargeSteps
 from rankscope.parts import MAX_DRAWN_SPANS, drawn_anew, needs_spans, part_of, read_part
 from rankscope.pictures import read_picture
 from rankscope.seen import read_seen, read_told
@@ -40,6 +41,9 @@ NS_PER_S = 1e9
 
 SMALL_SPANS = 500_000
 """Of a run whose analysis takes seconds."""
+
+LARGE_STEP_SPANS = 5_000_000
+"""Of a step that is read in portions to be drawn: it takes 250 bytes a span as a whole."""
 
 PATIENCE_S = 0.4
 """How long a page waits for what is made aside before it is shown without: the analysis of a small
@@ -67,6 +71,7 @@ class StoreProvider:
         self._patience_s = patience_s
         self._large_aside, self._small_aside = Aside(), Aside()
         self._looks_aside = Aside()
+        self._large_steps = None if store is None else LargeSteps(store, source, self._large_aside)
         self._seen: dict[str, SeenSteps] = {}
         self._store = store
         self._source = source
@@ -153,12 +158,15 @@ class StoreProvider:
             UnknownRunError: The store holds no run of that name.
             EmptyRunError: The step holds no spans.
         """
+        if self._large_steps is not None and self._has_large_steps(run_id):
+            return None  # `picture` draws it
         key = (run_id, self._reports.revision(run_id), epoch, step)
         with self._lock:
             if key in self._timelines:
                 self._timelines.move_to_end(key)
                 return self._timelines[key]
-        done = self._looks_aside.ask(
+        # With the analyses: a large step weighs as much as one.
+        done = self._aside_of(self._summary(run_id)).ask(
             key,
             lambda: self._drawn(key, run_id, epoch=epoch, step=step),
             patience_s=self._patience_s,
@@ -182,21 +190,32 @@ class StoreProvider:
         """Return one step's pixels where these are kept; None: draw them from `timeline`.
 
         A window for which no fine enough level is kept is drawn from its spans, where these are
-        few enough and still there.
+        few enough and still there. A large step whose pixels are not kept yet is drawn aside, as a
+        whole whatever the window.
 
         Raises:
             UnknownRunError: The store holds no run of that name.
+            EmptyRunError: The step is large, and holds no spans.
         """
-        if self._store is None:
+        if self._store is None or self._large_steps is None:
             return None
+        place = StepPlace(run_id=run_id, epoch=epoch, step=step)
         kept = read_picture(
             self._store,
-            StepPlace(run_id=run_id, epoch=epoch, step=step),
+            place,
             group_by=group_by,
             coords_of=lambda num_described: self._coords_of(run_id, epoch, num_described),
             window=window,
         )
-        return kept if kept is None else self._sharpened(kept)
+        if kept is not None:
+            return self._sharpened(kept)
+        if not self._has_large_steps(run_id):
+            return None
+        return self._large_steps.ask(place, group_by=group_by, patience_s=self._patience_s)
+
+    def _has_large_steps(self, run_id: str) -> bool:
+        run = self._summary(run_id)
+        return records_groups(run) and run.num_spans > LARGE_STEP_SPANS * max(run.num_steps, 1)
 
     def _sharpened(self, kept: StepPicture) -> StepPicture:
         if not needs_spans(kept):
