@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.words import NS_PER_S, duration_text, name_ranks
+from analysis.words import NS_PER_S, duration_text, name_ranks, percent_text
 
 if TYPE_CHECKING:
     from analysis.report import Finding, RunReport
@@ -106,10 +106,10 @@ def _starved(report: RunReport, finding: Finding) -> str:
     rank, worst = max(waiting, key=lambda entry: entry[1])
     what = _pronoun(finding)
     if len(waiting) == 1:
-        return f" Rank {rank} only waits for {what}, {worst:.0%} of its step."
+        return f" Rank {rank} only waits for {what}, {percent_text(worst)} of its step."
     return (
         f" {len(waiting):,} other ranks only wait for {what},"
-        f" rank {rank} most: {worst:.0%} of its step."
+        f" rank {rank} most: {percent_text(worst)} of its step."
     )
 
 
@@ -125,7 +125,7 @@ def _gain(report: RunReport, finding: Finding) -> str:
     share = finding.recoverable_ratio
     if share < LEAST_GAIN:
         return ""
-    part = "all" if share >= 1.0 else f"{share:.0%}"
+    part = "all" if share >= 1.0 else percent_text(share)
     lost = ""
     times = report.step_time_s
     if times.actual is not None and times.ideal is not None:

@@ -62,6 +62,11 @@ def count_text(num: int, word: str) -> str:
     return f"{num} {word}" if num == 1 else f"{num:,} {word}{plural}"
 
 
+def percent_text(ratio: float) -> str:
+    """Write out a share in whole percent, as the pages do: "26 %"."""
+    return f"{100 * ratio:.0f} %"
+
+
 def duration_text(value_ns: float) -> str:
     """Write out a duration in ns: "45.3 s", "137.0 ms", "62 us"."""
     if value_ns >= NS_PER_S:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.words import count_text, name_ranks
+from analysis.words import count_text, name_ranks, percent_text
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,8 @@ def test_the_ranks_that_are_not_named_are_counted_with_a_separator() -> None:
 
 def test_a_ranks_own_number_has_no_separator() -> None:
     assert name_ranks((12_287,)) == "rank 12287"
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(0.0, "0 %"), (0.264, "26 %"), (1.0, "100 %")])
+def test_a_share_is_written_as_the_pages_do(ratio: float, text: str) -> None:
+    assert percent_text(ratio) == text
