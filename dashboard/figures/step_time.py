@@ -108,7 +108,8 @@ def _add_step_time(figure: go.Figure, series: StepSeries, places: _Places) -> No
                 name="ideal",
                 x=ideal,
                 y=ideal_seconds,
-                mode="lines" if None not in ideal_seconds else "lines+markers",
+                # A step with no neighbour has no line.
+                mode="lines" if len(ideal) > 1 and None not in ideal_seconds else "lines+markers",
                 line={"color": IDEAL, "width": 1.5, "dash": "dash"},
                 marker={"symbol": "line-ew-open", "size": 6, "color": IDEAL},
                 hovertemplate="%{y:.3f} s",

@@ -102,3 +102,11 @@ def test_every_axis_names_its_unit() -> None:
     assert layout.xaxis2.title.text == "step"
     assert layout.yaxis.title.text == "step time (s)"
     assert layout.yaxis2.title.text == "MFU (%)"
+
+
+def test_the_ideal_of_a_single_step_is_seen() -> None:
+    made = replace(report(mfu=False), actual_s_by_step={3: 1.8}, ideal_s_by_step={3: 1.3})
+
+    ideal, actual = traces(step_time_figure(made))
+
+    assert (ideal.mode, actual.mode) == ("lines+markers", "lines+markers")
