@@ -11,7 +11,7 @@ from analysis.candidate import Candidate, joined_parts
 from analysis.cells import EARLIER_QUANTILE, MATES_ENOUGH, median_by_kind, summed
 from analysis.evidence import Place
 from analysis.noise import level_deviation
-from analysis.phases import DUE_RATIO, row_medians, standing_out
+from analysis.phases import DUE_RATIO, row_medians, standing_out, standing_out_now_and_then
 from analysis.stalls import HOST_STALL_STEPS, INPUT_PLACES, ONE_RANK_SHARE
 from analysis.words import duration_text, name_ranks
 
@@ -92,7 +92,7 @@ def _apart_from_dips(
     after = np.zeros(len(usual), dtype=np.bool_)
     after[1:] = ~usual[:-1]
     kept = []
-    for phase in standing_out(excess, few=few, may_recur=True):
+    for phase in standing_out_now_and_then(excess, few=few):
         if phase.shown is None:
             if phase.num_steps > 1 or not after[phase.first]:
                 kept.append(phase)

@@ -84,7 +84,6 @@ def standing_out(
     shortest: int = 1,
     deviation: float | None = None,
     may_grow: bool = False,
-    may_recur: bool = False,
 ) -> tuple[Phase, ...]:
     """Find the rows that stand out, lastingly or in some steps; one phase a row.
 
@@ -97,42 +96,84 @@ def standing_out(
         shortest: Phases of fewer steps are not told.
         deviation: Of the noise, where it is known; None: from the changes between steps.
         may_grow: Whether a phase's own changes are part of it, and no noise.
-        may_recur: Whether short phases of one row are one, from the first to the last of them.
 
     Returns:
         By row, ascending.
     """
-    known = np.flatnonzero(~np.isnan(excess).all(axis=1))
     if deviation is None:
-        deviation = step_deviation(excess[known])
+        deviation = step_deviation(excess[~np.isnan(excess).all(axis=1)])
+    lasting, short = _phases(
+        excess,
+        is_few=np.zeros(len(excess), dtype=np.bool_) if few is None else few,
+        deviation=deviation,
+        may_grow=may_grow,
+        alike=np.arange(len(excess)),
+    )
+    found = (*lasting, *(short if shortest < SHORT_STEPS else ()))
+    return tuple(
+        sorted((each for each in found if each.num_steps >= shortest), key=lambda each: each.row)
+    )
+
+
+def standing_out_now_and_then(
+    excess: NDArray[np.float64],
+    *,
+    few: NDArray[np.bool_],
+    alike: NDArray[np.int64] | None = None,
+) -> tuple[Phase, ...]:
+    """Find what `standing_out` does; short phases of one row are one, from the first to the last.
+
+    Args:
+        excess: Shape (rows, steps); NaN where unknown.
+        few: Shape (rows,): as there.
+        alike: Shape (rows,): rows of equal number show the same thing, so what one shows says as
+            little of the others' noise as of its own; None: no two do.
+    """
+    lasting, short = _phases(
+        excess,
+        is_few=few,
+        deviation=step_deviation(excess[~np.isnan(excess).all(axis=1)]),
+        may_grow=False,
+        alike=np.arange(len(excess)) if alike is None else alike,
+    )
+    found = (*lasting, *(_recurring(each, excess[each.row]) for each in short))
+    return tuple(sorted(found, key=lambda each: each.row))
+
+
+def _phases(
+    excess: NDArray[np.float64],
+    *,
+    is_few: NDArray[np.bool_],
+    deviation: float,
+    may_grow: bool,
+    alike: NDArray[np.int64],
+) -> tuple[tuple[Phase, ...], tuple[Phase, ...]]:
+    """Return the lasting phases, and the short ones of all other rows."""
+    known = np.flatnonzero(~np.isnan(excess).all(axis=1))
     if np.isnan(deviation):
-        return ()
-    is_few = np.zeros(len(excess), dtype=np.bool_) if few is None else few
+        return (), ()
     clear = num_deviations(excess[known].size)
-    lasting = _lasting(excess[known], is_few[known], (deviation, clear), may_grow=may_grow)
+    lasting = _lasting(
+        excess[known], is_few[known], (deviation, clear), may_grow=may_grow, alike=alike[known]
+    )
     found = {int(known[place]): phase for place, phase in lasting.items()}
-    if shortest < SHORT_STEPS:
-        calm = np.array([row for row in known.tolist() if row not in found], dtype=np.int64)
-        found.update(_short(excess, calm, deviation, clear))
-    phases = [
-        Phase(
-            row=row,
-            first=phase[0],
-            last=phase[1],
-            excess_ratio=phase[2],
-            deviation=deviation,
-            threshold=phase[3],
+    calm = np.array([row for row in known.tolist() if row not in found], dtype=np.int64)
+    short = _short(excess, calm, (deviation, clear), alike)
+
+    def phases(rows: dict[int, tuple[int, int, float, float]]) -> tuple[Phase, ...]:
+        return tuple(
+            Phase(
+                row=row,
+                first=first,
+                last=last,
+                excess_ratio=middle,
+                deviation=deviation,
+                threshold=threshold,
+            )
+            for row, (first, last, middle, threshold) in rows.items()
         )
-        for row, phase in sorted(found.items())
-        if phase[1] - phase[0] + 1 >= shortest
-    ]
-    if may_recur:
-        rows_that_last = {int(known[place]) for place in lasting}
-        phases = [
-            each if each.row in rows_that_last else _recurring(each, excess[each.row])
-            for each in phases
-        ]
-    return tuple(phases)
+
+    return phases(found), phases(short)
 
 
 def _recurring(phase: Phase, excess: NDArray[np.float64]) -> Phase:
@@ -161,11 +202,12 @@ def _lasting(
     noise: tuple[float, float],
     *,
     may_grow: bool,
+    alike: NDArray[np.int64],
 ) -> dict[int, tuple[int, int, float, float]]:
     """Return (first, last, median, threshold) of each row's surest phase of several steps."""
     deviation, clear = noise
     between = _deviation_of_others(row_medians(excess))
-    unseen = np.where(few, np.inf, CLEAR_FACTOR * _highest_of_others(excess))
+    unseen = np.where(few, np.inf, CLEAR_FACTOR * _highest_of_others(excess, alike))
     best: dict[int, tuple[int, int, float, float]] = {}
     for level in PHASE_LEVELS:
         first, last = best_segments(excess - level / 2)
@@ -193,13 +235,17 @@ def _lasting(
 
 
 def _short(
-    excess: NDArray[np.float64], calm: NDArray[np.int64], deviation: float, clear: float
+    excess: NDArray[np.float64],
+    calm: NDArray[np.int64],
+    noise: tuple[float, float],
+    alike: NDArray[np.int64],
 ) -> dict[int, tuple[int, int, float, float]]:
     """Return (first, last, median, threshold) of the calm rows' steps that stand out of all."""
     if not len(calm):
         return {}
+    deviation, clear = noise
     peak = np.nanmax(excess[calm], axis=1)
-    others = _highest_of_others(excess[calm])
+    others = _highest_of_others(excess[calm], alike[calm])
     threshold_of = np.maximum(max(DUE_RATIO, clear * deviation), CLEAR_FACTOR * others)
     found = {}
     for place in np.flatnonzero(peak >= threshold_of).tolist():
@@ -211,15 +257,26 @@ def _short(
     return found
 
 
-def _highest_of_others(excess: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what the other rows show at most in any step, but for a few that may be at fault."""
-    peak = np.nanmax(excess, axis=1)
+def _highest_of_others(
+    excess: NDArray[np.float64], alike: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return what the other rows show at most in any step, but for a few that may be at fault.
+
+    Args:
+        excess: Shape (rows, steps).
+        alike: Shape (rows,): rows of equal number are no others of each other.
+    """
+    _, number = np.unique(alike, return_inverse=True)
+    if not number.any():
+        number = np.arange(len(excess))  # All are alike: they have but each other.
+    peak = np.full(int(number.max()) + 1, -np.inf)
+    np.maximum.at(peak, number, np.nanmax(excess, axis=1))
     highest = np.sort(peak)[::-1]
     allowed = min(int(FAULTY_SHARE * len(peak)), len(peak) - 1)
     others: NDArray[np.float64] = np.where(
         peak >= highest[allowed], np.append(highest, 0.0)[allowed + 1], highest[allowed]
     )
-    return others
+    return others[number]
 
 
 def best_segments(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -57,7 +57,7 @@ def compute_candidates(
         workers: What each rank shares with the partners that look just like it.
         devices: Readings of the devices, if any.
     """
-    stages, single = slow_stages(profile), slow_ranks(profile)
+    stages, single = slow_stages(profile), slow_ranks(profile, workers)
     in_slow_stage = {rank for stage in stages for rank in stage.ranks}
     risen = [
         stage

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.noise import num_deviations, robust_deviation
-from analysis.phases import DUE_RATIO, row_medians, standing_out
+from analysis.phases import DUE_RATIO, row_medians, standing_out, standing_out_now_and_then
 from analysis.profile import Basis, Profile
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from analysis.phases import Phase
@@ -56,10 +58,23 @@ class Suspect:
         return self.excess_ratio / self.threshold
 
 
-def slow_ranks(profile: Profile) -> tuple[Suspect, ...]:
-    """Find the ranks whose compute is longer than their peers', persistently or in some steps."""
+def slow_ranks(
+    profile: Profile, workers: Mapping[int, tuple[int, ...]] | None = None
+) -> tuple[Suspect, ...]:
+    """Find the ranks whose compute is longer than their peers', persistently or in some steps.
+
+    Args:
+        profile: Compute of each rank against its peers.
+        workers: What each rank shares with the partners that look just like it: a slow one makes
+            them all longer; None: nothing.
+    """
     few = np.array([basis not in (Basis.PEERS, Basis.MATES) for basis in profile.basis])
-    phases = standing_out(profile.excess_ratio, few=few, may_recur=True)
+    alike = None
+    if workers is not None:
+        shared = [workers[rank] for rank in profile.ranks.tolist()]
+        numbers = {worker: number for number, worker in enumerate(dict.fromkeys(shared))}
+        alike = np.array([numbers[worker] for worker in shared])
+    phases = standing_out_now_and_then(profile.excess_ratio, few=few, alike=alike)
     return tuple(_suspect(profile, phase) for phase in phases)
 
 

@@ -55,6 +55,13 @@ def test_a_device_throttled_now_and_then_is_told_by_its_clock_in_these_steps() -
     assert "in 2 of the 8 steps 2 to 9" in findings[0].evidence
 
 
+def test_one_slow_step_of_a_worker_whose_partners_look_alike_is_told() -> None:
+    # GIVEN tensor parallelism that is not traced: both ranks of the worker are longer
+    findings = diagnosis("slow-compute:rank=5,factor=1.3,steps=6-6")
+
+    assert told(findings) == [("slow-compute", (4, 5), (6, 6))]
+
+
 @pytest.mark.parametrize("vpp", [1, 2])
 def test_interleaved_and_overlapped_schedules_hide_no_slow_rank(vpp: int) -> None:
     scenario = replace(BASE, vpp=vpp, overlap=True, tp_detail=TpDetail.COARSE)

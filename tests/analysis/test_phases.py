@@ -4,7 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.phases import best_segments, row_medians, standing_out
+from analysis.phases import best_segments, row_medians, standing_out, standing_out_now_and_then
+
+NONE = np.zeros(6, dtype=np.bool_)
+"""Of six rows none has little to compare with."""
 
 
 def test_a_slow_phase_keeps_its_dip_and_leaves_the_far_spike_out() -> None:
@@ -60,7 +63,7 @@ def test_a_row_slow_now_and_then_is_one_phase_from_the_first_time_to_the_last() 
     excess[2, [2, 9, 16]] = 0.3, 0.2, 0.4
     excess[2, 18] = 0.04
 
-    (phase,) = standing_out(excess, may_recur=True)
+    (phase,) = standing_out_now_and_then(excess, few=NONE)
 
     assert (phase.row, phase.first, phase.last) == (2, 2, 16)
     assert (phase.shown, phase.excess_ratio) == ((2, 9, 16), 0.3)
@@ -68,7 +71,7 @@ def test_a_row_slow_now_and_then_is_one_phase_from_the_first_time_to_the_last() 
     (alone,) = standing_out(excess)
     assert (alone.first, alone.last, alone.shown) == (16, 16, None)
     excess[2, 2:17] = 0.3
-    (lasting,) = standing_out(excess, may_recur=True)
+    (lasting,) = standing_out_now_and_then(excess, few=NONE)
     assert (lasting.first, lasting.last, lasting.shown) == (2, 16, None)
 
 
@@ -76,7 +79,7 @@ def test_steps_between_those_that_show_a_phase_are_none_of_it_though_these_outwe
     excess = np.zeros((6, 16))
     excess[2, [2, 6, 10]] = 0.3, 0.2, 0.4
 
-    (phase,) = standing_out(excess, may_recur=True)
+    (phase,) = standing_out_now_and_then(excess, few=NONE)
 
     assert (phase.shown, phase.excess_ratio) == ((2, 6, 10), 0.3)
 
@@ -85,6 +88,23 @@ def test_two_steps_next_to_each_other_show_a_phase_throughout() -> None:
     excess = np.zeros((6, 16))
     excess[2, 5:7] = 0.1, 0.4
 
-    (phase,) = standing_out(excess, may_recur=True)
+    (phase,) = standing_out_now_and_then(excess, few=NONE)
 
     assert (phase.first, phase.last, phase.shown) == (5, 6, None)
+
+
+def test_rows_that_show_the_same_thing_are_no_noise_of_each_other() -> None:
+    # GIVEN rows 2 and 3, partners, that both reach 20 % in the same step
+    excess = np.zeros((6, 12))
+    excess[2:4, 5] = 0.2
+    partners = np.array([0, 0, 1, 1, 2, 2])
+
+    found = standing_out_now_and_then(excess, few=NONE, alike=partners)
+
+    assert [(phase.row, phase.first, phase.last) for phase in found] == [(2, 5, 5), (3, 5, 5)]
+    # AND as rows by themselves they may be noise, as where all six are partners
+    assert standing_out_now_and_then(excess, few=NONE) == ()
+    assert standing_out_now_and_then(excess, few=NONE, alike=np.zeros(6, dtype=np.int64)) == ()
+    # AND so may partners who rise as high as others do once
+    excess[0, 8] = 0.15
+    assert standing_out_now_and_then(excess, few=NONE, alike=partners) == ()
