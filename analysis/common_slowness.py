@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.network import LONE_STEPS
-from analysis.noise import flapping_deviation, num_deviations
+from analysis.noise import calm_deviation, flapping_deviation, num_deviations
 from analysis.phases import DUE_RATIO, Phase, row_medians, standing_out
 from analysis.standing_apart import error_of_level, stands_apart
 from analysis.usual_steps import usual_in_faster_steps
@@ -51,7 +51,8 @@ def common_slowness(
     Args:
         profile: Transfers by link and step.
         hosts: Host of each rank. Where none is known, or all ranks share one, all links count.
-        least_steps: Fewer single slow steps than this are no phase.
+        least_steps: Fewer single slow steps than this are no phase. Where so few count that
+            something else has to speak for them, the calm half of the steps tells the noise.
 
     Returns:
         The phase, and which links take part, shape (links,); None where there is none.
@@ -74,6 +75,8 @@ def common_slowness(
         excess, few=np.ones(1, dtype=np.bool_), shortest=LONE_STEPS, deviation=deviation
     )
     steady = phases and stands_apart(level[0], phases[0], num_rows=1, least_deviation=level_error)
+    if not steady and least_steps < LONE_STEPS:
+        deviation = max(min(changing, _calm(excess[0])), level_error)
     phase = phases[0] if steady else _flapping(excess[0], deviation, least_steps)
     if phase is None:
         return None
@@ -85,6 +88,11 @@ def common_slowness(
     slower = np.nan_to_num(row_medians(ratio[:, within]) / before - 1.0) >= phase.excess_ratio / 2
     known = (~np.isnan(ratio)).any(axis=1)
     return (phase, slower) if slower.sum() >= MOST_SHARE * known.sum() else None
+
+
+def _calm(excess: NDArray[np.float64]) -> float:
+    """Return the noise of the calm half of the steps, and two of its standard errors."""
+    return calm_deviation(excess) * (1.0 + 2.0 / float(np.sqrt(max(len(excess) - 2, 1))))
 
 
 def _flapping(excess: NDArray[np.float64], deviation: float, least_steps: int) -> Phase | None:

@@ -112,6 +112,21 @@ def num_estimated_deviations(num_samples: int, freedom: int) -> float:
     return float(np.sqrt(freedom * np.expm1(normal**2 / freedom)))
 
 
+def calm_deviation(values: NDArray[np.float64]) -> float:
+    """Return the noise of the lower half of one row: what comes and goes only adds.
+
+    Two single steps of eight that stand out are four of its seven changes, so that even the median
+    change is theirs. Half of a normal variable's values lie below its median, and half of these
+    within 0.6745 deviations of it.
+
+    Args:
+        values: Shape (steps,).
+    """
+    known = values[~np.isnan(values)]
+    below = np.median(known) - known[known <= np.median(known)]
+    return float(np.median(below) / NORMAL_MEDIAN)
+
+
 def flapping_deviation(values: NDArray[np.float64]) -> float:
     """Return the noise of one row that may jump up and down many times: its median change only.
 

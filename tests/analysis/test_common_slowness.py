@@ -63,3 +63,25 @@ def test_links_inside_a_host_take_no_part_where_others_lie_between_hosts() -> No
 
     assert found is not None
     assert found[1].tolist() == [False] * 4 + [True] * 4
+
+
+def test_a_network_that_flaps_in_single_steps_is_slow_in_these_where_counters_may_speak() -> None:
+    # GIVEN single slow steps of eight: four of the seven changes are theirs, and pass for noise
+    flapping = [10.0, 10.1, 9.9, 10.0, 28.0, 10.1, 28.0, 9.9]
+    links = profile(dict.fromkeys(GROUPS, flapping))
+
+    # WHEN few steps count, because the hosts' counters are asked for them
+    found = common_slowness(links, HOSTS, least_steps=1)
+
+    # THEN they are told; and by themselves they prove nothing
+    assert found is not None
+    assert (found[0].first, found[0].last) == (4, 6)
+    assert found[1].all()
+    assert common_slowness(links, HOSTS) is None
+
+
+def test_steps_that_vary_by_a_fifth_are_no_flapping_network() -> None:
+    # Lower half: 0, 1, 1, 2 below the median of 10, so sigma is 1.5 and more with its error.
+    usual = [10.0, 9.0, 11.0, 8.0, 12.0, 9.0, 11.0, 12.0]
+
+    assert common_slowness(profile(dict.fromkeys(GROUPS, usual)), HOSTS, least_steps=1) is None
