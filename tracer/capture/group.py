@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,13 @@ class GroupBook:
     def __init__(self, recorder: Recorder, layout: Layout | None) -> None:
         self._recorder = recorder
         self._world_axis = sole_axis(layout)
-        self._groups: dict[tuple[str, int, int], CommGroup | None] = {}
+        self._met: dict[int, tuple[weakref.ref[Any], CommGroup | None]] = {}
+        """By `id` of torch's object, as far as that is still the same one."""
+
+        self._groups: dict[tuple[int, int], CommGroup] = {}
+        """By id and own rank: a group that is made again goes on counting where it was."""
+
+        self._unknown: set[str] = set()
 
     def find(self, process_group: Any) -> CommGroup | None:  # noqa: ANN401 - a pybind class
         """Return the group behind torch's object; it is noted in `groups.jsonl` on first sight.
@@ -96,34 +103,45 @@ class GroupBook:
             None for a group whose members torch does not know: one that the job
             made by hand, past `torch.distributed.new_group`.
         """
-        # By name, not by object: holding the object would keep its threads alive.
-        key = (process_group.group_name, process_group.rank(), process_group.size())
-        try:
-            return self._groups[key]
-        except KeyError:
-            return self._groups.setdefault(key, self._meet(process_group))
+        # Not by name: after `destroy_process_group` torch gives the same names out again, to
+        # other members. Weakly: holding the object would keep its threads alive.
+        met = self._met.get(id(process_group))
+        if met is None or met[0]() is not process_group:
+            met = (weakref.ref(process_group), self._meet(process_group))
+            self._met[id(process_group)] = met
+        return met[1]
 
     def _meet(self, process_group: Any) -> CommGroup | None:  # noqa: ANN401
+        group_name = process_group.group_name
         try:
             # Positions in the group are in the group's own order, not in rank order.
             members = dist.get_process_group_ranks(process_group)
         except (KeyError, ValueError) as problem:
-            self._recorder.event(
-                "tracer",
-                f"not capturing group {process_group.group_name!r}: its members are not known",
-                {"error": repr(problem)[:500]},
-            )
+            if group_name not in self._unknown:
+                self._unknown.add(group_name)
+                self._recorder.event(
+                    "tracer",
+                    f"not capturing group {group_name!r}: its members are not known",
+                    {"error": repr(problem)[:500]},
+                )
             return None
+        key = group_id_of(group_name, members), members[process_group.rank()]
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups.setdefault(key, self._new(process_group, members, key))
+        return group
+
+    def _new(self, process_group: Any, members: list[int], key: tuple[int, int]) -> CommGroup:  # noqa: ANN401
+        group_id, rank = key
         axis = self._axis(process_group)
         name = f"{axis or 'group'}:{process_group.group_name}"
         kind = SpanKind(GROUP_KINDS.get(axis, SpanKind.OTHER))
-        group_id = group_id_of(process_group.group_name, members)
         self._recorder.add_group(group_id, kind=kind, name=name, members=sorted(members))
         return CommGroup(
             group_id=group_id,
             kind=kind,
             members=members,
-            rank=members[process_group.rank()],
+            rank=rank,
             track_id=self._recorder.name_id(f"comm {axis or process_group.group_name}"),
         )
 
