@@ -40,7 +40,7 @@ PARTS: dict[str, tuple[Any, str]] = {
     "keeps": (Recorder, "keeps"),
     "name": (Recorder, "name_id"),
     "index": (Recorder, "index"),
-    "span": (tracer.capture.compute, "timed_span"),
+    "compute span": (tracer.capture.compute.Compute, "_span"),
     "append span": (Recorder, "append_span"),
     "write": (tracer.lane.Lane, "write"),
     "append": (tracer.lane.Lane, "append"),

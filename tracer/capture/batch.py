@@ -42,7 +42,7 @@ def count_batch(batch: object) -> Counts | None:
     Args:
         batch: What a loader yields or a model gets: a dict, a tuple, a tensor.
     """
-    found = _find(batch, 0)
+    found = _find(batch)
     if found is None:
         return None
     ids, beside = found
@@ -61,15 +61,17 @@ def count_batch(batch: object) -> Counts | None:
 
 def shape_of(batch: object) -> tuple[int, ...] | None:
     """Return the shape of a batch's token ids; None where it holds none."""
-    found = _find(batch, 0)
+    found = _find(batch)
     return None if found is None else tuple(map(int, found[0].shape))
 
 
-def _find(batch: object, nesting: int) -> tuple[Any, dict[str, Any]] | None:
+def _find(batch: Any) -> tuple[Any, dict[str, Any]] | None:  # noqa: ANN401
     """Return the token ids and the dict that they stand in, empty where they stand in none."""
     # In the order of what models get most: each forward comes here.
-    if type(batch) is tuple or type(batch) is list:
-        return _find(batch[0], nesting + 1) if batch and nesting < MAX_NESTING else None
+    for _ in range(MAX_NESTING):
+        if (type(batch) is not tuple and type(batch) is not list) or not batch:
+            break
+        batch = batch[0]
     if isinstance(batch, sys.modules["torch"].Tensor):
         return (batch, {}) if _is_token_ids(batch) else None
     if isinstance(batch, UserDict):

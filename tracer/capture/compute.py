@@ -6,7 +6,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from tracer.capture.guard import Guard
-from tracer.device.span import timed_span
+from tracer.clock import monotonic_ns
+from tracer.device.absent import NO_DEVICE_TIMING
+from tracer.device.span import DeviceSpan
+from tracer.host_span import ERROR_HEAD, UnkeptSpan
 from tracer.noop import NOOP_SPAN
 from tracer.span import NONE, SpanKind
 
@@ -14,11 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from tracer.device.span import DeviceSpan
-    from tracer.host_span import HostSpan
     from tracer.lane import Lane
     from tracer.protocol import SpanContext
     from tracer.recorder import Recorder
+    from tracer.segment import OpenEntry
 
 
 class _Inside(threading.local):
@@ -32,8 +34,11 @@ class Compute:
         self.guard = Guard(recorder, "compute")
         """Of the hooks that open its spans."""
 
-        self._recorder = recorder
-        self._inside = _Inside()
+        self.inside = _Inside()
+        """Whether this thread is in a compute span."""
+
+        self.recorder = recorder
+        self._heads: dict[tuple[str, SpanKind], int] = {}
         self._counted_step = NONE
         self._counts: dict[SpanKind, int] = {}
 
@@ -53,29 +58,22 @@ class Compute:
         Args:
             name: What the table calls it.
             kind: What is done.
-            microbatch: Position in the step.
+            microbatch: Position in the step; None: the next of this kind in it.
             chunk: Model chunk on this rank.
             on: Tensors that the work is done on, or devices; the first tells whose clock counts.
         """
-        if self._inside.yes:
+        if self.inside.yes:
             return NOOP_SPAN
         try:
-            recorder = self._recorder
-            index = recorder.index(microbatch)
-            inner = timed_span(recorder, name, kind, on=on, microbatch=index, chunk=chunk)
-            return ComputeSpan(recorder, self._inside, inner, index, chunk)
+            index = self._next(kind) if microbatch is None else self.recorder.index(microbatch)
+            return self._span(name, kind, index, chunk, on)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            self._recorder.swallow(problem)
+            self.recorder.swallow(problem)
             return NOOP_SPAN
 
-    @property
-    def inside(self) -> bool:
-        """Whether this thread is in a compute span."""
-        return self._inside.yes
-
-    def count(self, kind: SpanKind) -> int:
+    def _next(self, kind: SpanKind) -> int:
         """Return how many blocks of ``kind`` this step has seen before, and count one more."""
-        step = self._recorder.step_number
+        step = self.recorder.step_number
         if step != self._counted_step:
             self._counts.clear()
             self._counted_step = step
@@ -83,28 +81,112 @@ class Compute:
         self._counts[kind] = index + 1
         return index
 
+    def _span(
+        self, name: str, kind: SpanKind, microbatch: int, chunk: int, on: Iterable[object]
+    ) -> ComputeSpan | _SpanInPlace:
+        recorder = self.recorder
+        timing = recorder.device_timing
+        device = None if timing is NO_DEVICE_TIMING else timing.device_of(on)
+        head = self._heads.get((name, kind))
+        if head is None:
+            head = self._heads[name, kind] = recorder.head(name, kind)
+        if recorder.sampling.left_out >> ((head >> 8) & 0xFF) & 1:
+            return _SpanInPlace(self, UnkeptSpan(), microbatch, chunk)
+        if device is not None:
+            inner = DeviceSpan(
+                recorder, name, kind, device=device, microbatch=microbatch, chunk=chunk
+            )
+            return _SpanInPlace(self, inner, microbatch, chunk)
+        span = ComputeSpan()
+        span.inside, span.recorder, span.lane = self.inside, recorder, recorder.lanes.mine()
+        span.head, span.microbatch, span.chunk = head, microbatch, chunk
+        span.opened = span.start_ns = None
+        return span
+
 
 class ComputeSpan:
-    """A span that also sets the place of its thread's lane, before it begins: so it has it too."""
+    """A span by the host's clock that also sets its lane's place, before it begins: so it has it.
+
+    All in one object, made without a call: between two of its lines the job streams its
+    weights, and whatever is touched anew costs a miss (docs/decisions/0051-a-cold-step.md).
+    """
+
+    __slots__ = (
+        "chunk",
+        "head",
+        "inside",
+        "lane",
+        "microbatch",
+        "opened",
+        "place",
+        "recorder",
+        "start_ns",
+    )
+
+    inside: _Inside
+    recorder: Recorder
+    lane: Lane
+    head: int
+    microbatch: int
+    chunk: int
+    opened: OpenEntry | None
+    place: bytes
+    start_ns: int | None
+
+    def __enter__(self) -> ComputeSpan:
+        lane = self.lane
+        try:
+            lane.set_place(lane.step, self.microbatch, self.chunk)
+            self.place = lane.place
+            self.start_ns = start_ns = monotonic_ns()
+            depth, lane.depth = lane.depth, lane.depth + 1
+            if not depth:
+                self.opened = lane.open(start_ns, self.head)
+            self.inside.yes = True  # last: no `__exit__` follows what is raised here
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            lane.swallow(problem)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.inside.yes = False
+        lane, start_ns = self.lane, self.start_ns
+        try:
+            if start_ns is None:  # an error of ours, counted then
+                return
+            end_ns = monotonic_ns()
+            lane.depth = depth = lane.depth - 1
+            try:
+                head = self.head if exc_type is None else self.head | ERROR_HEAD
+                lane.write(head, start_ns, end_ns - start_ns, self.place, start_ns, depth)
+                if self.opened is not None:
+                    self.opened.close()
+            finally:
+                lane.set_place(self.recorder.step_number, NONE, NONE)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            lane.swallow(problem)
+
+
+class _SpanInPlace:
+    """Sets its lane's place around another span: one on a device, or one that is not recorded."""
 
     __slots__ = ("_chunk", "_inside", "_lane", "_microbatch", "_recorder", "_span")
 
     def __init__(
-        self,
-        recorder: Recorder,
-        inside: _Inside,
-        span: HostSpan | DeviceSpan,
-        microbatch: int,
-        chunk: int,
+        self, compute: Compute, span: DeviceSpan | UnkeptSpan, microbatch: int, chunk: int
     ) -> None:
-        self._recorder = recorder
-        self._inside = inside
+        self._recorder = compute.recorder
+        self._inside = compute.inside
         self._span = span
         self._microbatch = microbatch
         self._chunk = chunk
-        self._lane: Lane = recorder.lane()
+        self._lane: Lane = compute.recorder.lane()
 
-    def __enter__(self) -> ComputeSpan:
+    def __enter__(self) -> _SpanInPlace:
         try:
             self._lane.set_place(self._lane.step, self._microbatch, self._chunk)
             self._span.__enter__()

@@ -51,7 +51,14 @@ class Batches:
         Args:
             batch: Its arguments, a tuple, or its keyword arguments, a dict.
         """
-        self._guard.call(self._enter, batch)
+        if not self._guard.active:
+            return
+        try:
+            counts = self._known_again(batch) if self._waiting else None
+            if sys.modules["torch"].is_grad_enabled():
+                self._note(count_batch(batch) if counts is None else counts)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._guard.fail(problem)
 
     def take_tokens(self) -> int | None:
         """Return the tokens of the step so far and forget them; None where they are unknown.
@@ -62,8 +69,7 @@ class Batches:
         self._turn()
         tokens = self._counted or self._fetched
         self._counted, self._fetched = [], []
-        known = [number for number in tokens if number is not None]
-        return sum(known) if known and len(known) == len(tokens) else None
+        return sum(tokens) if tokens and None not in tokens else None  # type: ignore[arg-type]
 
     def _remember(self, batch: object) -> None:
         self._turn()
@@ -71,11 +77,6 @@ class Batches:
         if counts is not None:
             self._waiting.append(counts)
             self._fetched.append(counts.num_tokens)
-
-    def _enter(self, batch: object) -> None:
-        counts = self._known_again(batch) if self._waiting else None
-        if sys.modules["torch"].is_grad_enabled():
-            self._note(count_batch(batch) if counts is None else counts)
 
     def _turn(self) -> None:
         """Forget what an earlier step held."""
@@ -93,8 +94,9 @@ class Batches:
         return None
 
     def _note(self, counts: Counts | None) -> None:
-        self._turn()
         recorder = self._recorder
+        if recorder.step_number != self._step:
+            self._turn()
         index, self._next_index = self._next_index, self._next_index + 1
         self._counted.append(None if counts is None else counts.num_tokens)
         if counts is not None and not recorder.has_told_microbatches:

@@ -18,25 +18,22 @@ class Derivation:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._guard = Guard(recorder, "model description")
+        self.guard = Guard(recorder, "model description")
+        """Active while a forward would still be noted."""
+
         self._waiting: tuple[Any, int | None, dict[str, object]] | None = None
         recorder.at_each_turn(self._write)
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether a forward would still be noted."""
-        return self._guard.active
-
     def forward_begins(self, model: Any, batch: object) -> None:  # noqa: ANN401 - a Module
         """Note the first forward of ``model``; later ones do nothing."""
-        self._guard.call(self._note, model, batch)
+        self.guard.call(self._note, model, batch)
 
     def _note(self, model: Any, batch: object) -> None:  # noqa: ANN401
         # Only what belongs to this thread and this moment; the rest is read in the background.
         shape = shape_of(batch)
         here = {**read_device(), "dtype": compute_dtype(model)}
         self._waiting = (model, shape[-1] if shape else None, here)
-        self._guard.active = False
+        self.guard.active = False
 
     def _write(self) -> None:
         waiting, self._waiting = self._waiting, None

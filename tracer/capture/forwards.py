@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -53,18 +52,22 @@ class Forwards:
         self._batches.fetched(batch)
 
     def _forward_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
-        self._steps.next_begins()
-        batch = kwargs if kwargs and shape_of(kwargs) is not None else args
-        self._batches.forward_begins(batch)
-        if self._derivation.is_wanted and sys.modules["torch"].is_grad_enabled():
-            self._derivation.forward_begins(module, batch)
+        if not self._guard.active:
+            return
+        try:
+            if self._steps.is_due:
+                self._steps.next_begins()
+            batch = kwargs if kwargs and shape_of(kwargs) is not None else args
+            self._batches.forward_begins(batch)
+            if self._derivation.guard.active and sys.modules["torch"].is_grad_enabled():
+                self._derivation.forward_begins(module, batch)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._guard.fail(problem)
 
     def _attach(self, compute: Compute, model: Any) -> Callable[[], None]:  # noqa: ANN401
         """Follow ``model``; return what lets it go again."""
         from tracer.capture.module import capture_forward
 
-        # A partial costs no frame. (mypy takes a `ParamSpec` in it for arguments that are missing.)
-        begins = functools.partial(self._guard.call, self._forward_begins)  # type: ignore[call-arg]
-        take_off = capture_forward(compute, model, begins)
+        take_off = capture_forward(compute, model, self._forward_begins)
         self._recorder.on_shutdown(take_off)
         return take_off

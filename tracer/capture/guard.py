@@ -33,11 +33,19 @@ class Guard:
             return
         try:
             function(*args, **kwargs)
-        except Exception as problem:
-            if not is_ours(problem):
-                raise
-            self.active = False
-            self._recorder.drop(DropReason.INTERNAL_ERROR)
-            self._recorder.event(
-                "tracer", f"{self._what} capture turned itself off", {"error": repr(problem)[:500]}
-            )
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self.fail(problem)
+
+    def fail(self, problem: Exception) -> None:
+        """End the capture after an error of its own; a hot one asks `active` and calls this itself.
+
+        Raises:
+            Exception: ``problem`` itself, where a signal handler of the job raised it.
+        """
+        if not is_ours(problem):
+            raise problem
+        self.active = False
+        self._recorder.drop(DropReason.INTERNAL_ERROR)
+        self._recorder.event(
+            "tracer", f"{self._what} capture turned itself off", {"error": repr(problem)[:500]}
+        )

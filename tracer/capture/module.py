@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tracer.device.absent import NO_DEVICE_TIMING
 from tracer.span import NONE, SpanKind
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from tracer.capture.compute import Compute
     from tracer.capture.patch import Patches
+    from tracer.capture.steps import StepCounter
 
 
 def capture_forward(
@@ -35,27 +37,29 @@ def capture_forward(
     Returns:
         A function that takes the hooks off again.
     """
-    opened, guard = threading.local(), compute.guard
+    opened, guard, recorder = threading.local(), compute.guard, compute.recorder
 
     # One hook, not one for each that wants to know: after a backward nothing of them is
     # in the processor's caches, and each line of code costs more than it seems to.
     def before(module: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
         # A compiler that looks into this forward must find nothing here to stop at.
-        if torch.compiler.is_compiling() or compute.inside:
+        if torch.compiler.is_compiling() or compute.inside.yes:
             return
         begins(module, args, kwargs)
-        guard.call(begin, module, args)
-
-    def begin(module: Any, args: Any) -> None:  # noqa: ANN401
-        microbatch = compute.count(SpanKind.FORWARD) if torch.is_grad_enabled() else NONE
-        opened.span = compute.span(
-            "forward",
-            SpanKind.FORWARD,
-            microbatch=microbatch,
-            chunk=0,
-            on=itertools.chain(module.parameters(), args),
-        )
-        opened.span.__enter__()
+        if not guard.active:
+            return
+        try:
+            is_timed = recorder.device_timing is not NO_DEVICE_TIMING
+            span = opened.span = compute.span(
+                "forward",
+                SpanKind.FORWARD,
+                microbatch=None if torch.is_grad_enabled() else NONE,
+                chunk=0,
+                on=itertools.chain(module.parameters(), args) if is_timed else (),
+            )
+            span.__enter__()
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            guard.fail(problem)
 
     def after(module: Any, args: Any, output: Any) -> None:  # noqa: ANN401
         if torch.compiler.is_compiling():
@@ -77,30 +81,30 @@ def capture_forward(
     return take_off
 
 
-def capture_backward(compute: Compute, patches: Patches, begins: Callable[[], None]) -> None:
+def capture_backward(compute: Compute, patches: Patches, steps: StepCounter) -> None:
     """Make a span of each call of `torch.autograd.backward`, and so of `Tensor.backward`.
 
     Args:
         compute: What opens the spans.
         patches: Where the replaced function is noted.
-        begins: Told before the span begins: so a step that begins here holds it.
+        steps: Told before the span begins: so a step that begins here holds it.
     """
-    wrap = functools.partial(_traced_backward, compute, begins)
+    wrap = functools.partial(_traced_backward, compute, steps)
     patches.wrap(torch.autograd, "backward", wrap)
 
 
 def _traced_backward(
-    compute: Compute, begins: Callable[[], None], original: Callable[..., Any]
+    compute: Compute, steps: StepCounter, original: Callable[..., Any]
 ) -> Callable[..., Any]:
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        begins()
-        if torch.compiler.is_compiling() or compute.inside:
+        if steps.is_due:
+            steps.next_begins()
+        if torch.compiler.is_compiling() or compute.inside.yes:
             return original(*args, **kwargs)
-        microbatch = compute.count(SpanKind.BACKWARD)
         roots = args[0] if args else kwargs.get("tensors", ())
         on = roots if isinstance(roots, list | tuple) else (roots,)
-        with compute.span("backward", SpanKind.BACKWARD, microbatch=microbatch, chunk=0, on=on):
+        with compute.span("backward", SpanKind.BACKWARD, microbatch=None, chunk=0, on=on):
             return original(*args, **kwargs)
 
     return backward

@@ -121,7 +121,7 @@ def _capture_compute(
     from tracer.capture.pipeline import capture_pipeline
 
     compute = Compute(recorder)
-    capture_backward(compute, patches, steps.next_begins)
+    capture_backward(compute, patches, steps)
     forwards.follow(compute, model)
     _capture_once_loaded(recorder, STAGE_MODULE, lambda: capture_pipeline(compute, patches))
 

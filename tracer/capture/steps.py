@@ -32,6 +32,9 @@ class StepCounter:
         """
         self._recorder = recorder
         self._guard = Guard(recorder, "step")
+        self.is_due = True
+        """Whether `next_begins` may have something to do; who is hot need not call it else."""
+
         self._from_start = from_start
         self._has_stepped = False
         self._start_ns: int | None = None
@@ -42,10 +45,11 @@ class StepCounter:
         # A thread that fetches batches ahead is not the one that trains.
         self._thread_id = threading.get_ident()
         self._has_stepped = True
+        self.is_due = self._guard.active
 
     def next_begins(self) -> None:
         """Note that a batch, a forward or a backward begins."""
-        if self._guard.active and (self._has_stepped or self._start_ns is None):
+        if self.is_due:
             self._guard.call(self._maybe_turn)
 
     def finish(self) -> None:
@@ -58,7 +62,7 @@ class StepCounter:
         if threading.get_ident() != self._thread_id:
             return
         if recorder.step_start_ns != self._start_ns:
-            self._guard.active = False  # the job tells its steps
+            self._guard.active = self.is_due = False  # the job tells its steps
             return
         if self._start_ns is None:
             if not self._has_stepped and not self._from_start:
@@ -66,7 +70,7 @@ class StepCounter:
             recorder.begin_steps()
         elif self._has_stepped:
             recorder.step()
-        self._has_stepped = False
+        self._has_stepped = self.is_due = False
         self._start_ns = recorder.step_start_ns
 
 
