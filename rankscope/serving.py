@@ -105,6 +105,7 @@ def serve_store(options: ServeOptions) -> None:
         webhook = _open_webhook(options.alert_webhook, stack)
         doors = stack.enter_context(listening(options.listen))
         store = stack.enter_context(open_store(options.store_url or default_store_url()))
+        stack.push(_leave_what_is_stuck)
         _tell_damage(store)
         place_ranks(store, topology)
         # Noted before the first look at the spool: what it brings is news to alert on.
@@ -207,6 +208,16 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
             )
         except KeyboardInterrupt:
             say("stopping")
+
+
+def _leave_what_is_stuck(error: type[BaseException] | None, *_: object) -> None:
+    """End the process at once where a reader's statement can't be ended: all rows are on disk."""
+    from collector.query.workers import left_behind
+
+    if error is None and left_behind():
+        say("a statement that can't be ended is left")
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _tell_damage(store: Store) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 import uuid
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from collector.query.errors import TOO_MANY_QUERIES, QueryError
+from collector.query.errors import TIMEOUT_EXCEEDED, TOO_MANY_QUERIES, QueryError
 from collector.query.functions import (
     SELECT_COMBINATORS,
     SELECT_FUNCTIONS,
@@ -20,6 +21,7 @@ from collector.query.functions import (
 from collector.query.handle import Handle
 from collector.query.settings import VALUES, QueryLimits, settings_of
 from collector.query.statement import checked_statement
+from collector.query.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +33,14 @@ if TYPE_CHECKING:
 
 KILL = "KILL QUERY WHERE Settings['log_comment'] = {mark:String} ASYNC"
 KILL_PAUSE_S = 0.02
+KILL_PATIENCE_S = 10.0
+"""After that the engine's own limit has to end a statement whose asker has gone."""
+
+GRACE_S = 10.0
+"""Beyond its time a statement is answered for: the engine looks at the time between two blocks of
+rows only. Until it does, nobody else has its thread."""
+
+CLOSE_PATIENCE_S = 5.0
 PARSER_SETTINGS: dict[str, int | str] = {
     "max_threads": 1,
     "max_execution_time": 10,
@@ -60,6 +70,22 @@ class QueryResult:
     timezone: str
 
 
+@dataclass(slots=True, kw_only=True)
+class _Watch:
+    """How long a statement may wait, and then run."""
+
+    came_s: float
+    patience_s: float
+    most_s: float
+    begun_s: float | None = None
+
+    def left_s(self, now_s: float) -> float:
+        """Return when to look again; what is not above 0 is over."""
+        if self.begun_s is not None:
+            return self.begun_s + self.most_s - now_s
+        return min(self.came_s + self.patience_s - now_s, self.most_s)
+
+
 class QueryEngine:
     """Answers statements on a store that this process has open.
 
@@ -71,7 +97,7 @@ class QueryEngine:
     def __init__(self, path: Path, limits: QueryLimits | None = None) -> None:
         self._path = path
         self._limits = limits or QueryLimits()
-        self._threads = ThreadPoolExecutor(self._limits.max_running, thread_name_prefix="query")
+        self._workers = Workers(self._limits.max_running, name="query")
         self._lock = threading.RLock()  # a result may die while this thread holds it
         self._num_present = 0
         self._held_bytes = 0
@@ -88,38 +114,66 @@ class QueryEngine:
         Raises:
             QueryError: It was refused, failed, or there are too many already.
         """
-        self._enter()
+        settings = settings_of(request.settings, self._limits)
         mark = uuid.uuid4().hex
-        running = self._threads.submit(self._answer, request, mark)
+        watch = _Watch(
+            came_s=time.monotonic(),
+            patience_s=self._limits.max_seconds + GRACE_S,
+            most_s=int(settings["max_execution_time"]) + GRACE_S,
+        )
+        running = self._submit(request, settings, mark, watch)
         try:
-            return await asyncio.shield(asyncio.wrap_future(running))
+            return await self._in_time(running, watch)
         except asyncio.CancelledError:
             await self._end(running, mark)
             raise
+
+    async def _in_time(self, running: Future[QueryResult], watch: _Watch) -> QueryResult:
+        """Return the answer, or say that there is none yet: the statement may go on alone."""
+        answered = asyncio.wrap_future(running)
+        answered.add_done_callback(_heard)
+        try:
+            while not answered.done():
+                left_s = watch.left_s(time.monotonic())
+                if left_s > 0:
+                    await asyncio.wait({answered}, timeout=left_s)
+                elif watch.begun_s is not None:
+                    raise QueryError(TIMEOUT_EXCEEDED, "the statement took longer than it may")
+                elif running.cancel():
+                    raise QueryError(TOO_MANY_QUERIES, "others take long: come again")
+                else:
+                    await asyncio.sleep(0)  # it begins at this moment
+            return answered.result()
         finally:
-            with self._lock:
-                self._num_present -= 1
+            answered.cancel()  # it may outlive the loop
 
     async def _end(self, running: Future[QueryResult], mark: str) -> None:
         """End a statement; one that is still being parsed is ended as soon as it has begun."""
-        while not (running.cancel() or running.done()):
+        deadline_s = time.monotonic() + KILL_PATIENCE_S
+        while not (running.cancel() or running.done()) and time.monotonic() < deadline_s:
             await asyncio.to_thread(self._kill, mark)
             await asyncio.sleep(KILL_PAUSE_S)
 
     def close(self) -> None:
-        """End what runs, and every session. Safe to repeat."""
+        """End what runs, and every session. Safe to repeat.
+
+        A statement that can't be ended just now is left to its thread, which ends with the process.
+        """
         with self._lock:
             self._is_closed = True
             running = list(self._running)
         for mark in running:
             self._kill(mark)
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        if not self._workers.close(patience_s=CLOSE_PATIENCE_S):
+            return
         for parser in self._parsers:
             parser.close()
         self._parsers.clear()
 
-    def _answer(self, request: QueryRequest, mark: str) -> QueryResult:
-        settings = settings_of(request.settings, self._limits)
+    def _answer(
+        self, request: QueryRequest, settings: Mapping[str, int | str], mark: str, watch: _Watch
+    ) -> QueryResult:
+        watch.begun_s = time.monotonic()
         parser = self._parser()
         statement = checked_statement(
             request.text,
@@ -128,7 +182,7 @@ class QueryEngine:
             functions=self._allowed(parser),
             handle=parser,
         )
-        handle = Handle(self._path, settings | {"log_comment": mark})
+        handle = Handle(self._path, {**settings, "log_comment": mark})
         with self._lock:
             self._running.add(mark)
         try:
@@ -146,7 +200,9 @@ class QueryEngine:
         weakref.finalize(result, self._let_go, num_bytes)
         return result
 
-    def _enter(self) -> None:
+    def _submit(
+        self, request: QueryRequest, settings: Mapping[str, int | str], mark: str, watch: _Watch
+    ) -> Future[QueryResult]:
         most = self._limits.max_running + self._limits.max_waiting
         with self._lock:
             if self._is_closed or self._num_present >= most:
@@ -154,6 +210,13 @@ class QueryEngine:
             if self._held_bytes >= self._limits.max_held_bytes:
                 raise QueryError(TOO_MANY_QUERIES, "too much waits to be fetched: come again")
             self._num_present += 1
+            running = self._workers.submit(lambda: self._answer(request, settings, mark, watch))
+        running.add_done_callback(self._left)
+        return running
+
+    def _left(self, _: Future[QueryResult]) -> None:
+        with self._lock:
+            self._num_present -= 1
 
     def _let_go(self, num_bytes: int) -> None:
         with self._lock:
@@ -187,3 +250,9 @@ class QueryEngine:
             handle.run(KILL, "TSV", {"mark": mark})
         finally:
             handle.close()
+
+
+def _heard(answered: asyncio.Future[QueryResult]) -> None:
+    """Take notice of a failure: where nobody waits any more asyncio would log it."""
+    with suppress(asyncio.CancelledError):
+        answered.exception()

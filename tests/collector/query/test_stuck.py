@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import operator
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.query.workers import Workers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PATIENCE_S = 120.0
+
+ASK = """
+import asyncio, os, sys
+from dataclasses import replace
+import collector.query.engine as engine
+from collector.query.errors import QueryError
+from collector.query.settings import QueryLimits
+from collector.query.workers import left_behind
+from collector.store import open_store
+
+# One block of 65,536 rows of which each costs a good while: it would take some ten minutes.
+STUCK = (
+    "SELECT sum(damerauLevenshteinDistance(repeat('a', 4000 + number % 2), repeat('b', 4000)))"
+    " FROM numbers(65536)"
+)
+engine.GRACE_S, engine.CLOSE_PATIENCE_S = 1.0, 0.5
+
+def ask(opened, text, **settings):
+    try:
+        request = engine.QueryRequest(text=text, settings=settings)
+        return bytes(asyncio.run(opened.answer(request)).answer.view).decode().strip()
+    except QueryError as error:
+        return f"{error.status} {error.code}"
+
+with open_store("chdb://" + sys.argv[1]) as store:
+    limits = QueryLimits(max_seconds=3, max_running=1, max_waiting=1)
+    opened = engine.QueryEngine(store.path, limits)
+    print(ask(opened, "SELECT 1"))
+    print(ask(opened, STUCK, max_execution_time="1"))
+    print(ask(opened, "SELECT 2"))
+    opened.close()
+    print("left", left_behind(), flush=True)
+    os._exit(0)
+"""
+
+
+def test_a_statement_that_can_not_be_ended_is_answered_in_time_and_left_behind(
+    tmp_path: Path,
+) -> None:
+    # WHEN one statement can't be ended, another comes behind it, and the engine is closed
+    ended = subprocess.run(
+        [sys.executable, "-c", ASK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+    # THEN the first is told that it took too long, the second to come again, and nothing waits
+    told = ["1", "408 159", "503 202", "left ['query-0']", ""]
+    assert ended.stdout.split("\n") == told, ended.stderr
+
+
+def test_workers_do_what_they_are_given_and_hand_failures_on() -> None:
+    workers = Workers(2, name="test")
+
+    def fail() -> None:
+        raise ValueError("seven")
+
+    found = [workers.submit(partial(operator.mul, number, 2)) for number in range(10)]
+    failed = workers.submit(fail)
+
+    assert [future.result(PATIENCE_S) for future in found] == list(range(0, 20, 2))
+    with pytest.raises(ValueError, match="seven"):
+        failed.result(PATIENCE_S)
+    assert workers.close(patience_s=PATIENCE_S)
+    assert workers.close(patience_s=PATIENCE_S)
+
+
+def test_closed_workers_cancel_what_waits_and_leave_what_does_not_end() -> None:
+    workers, may_end = Workers(1, name="test"), threading.Event()
+    begun = threading.Event()
+
+    def stay() -> bool:
+        begun.set()
+        return may_end.wait(PATIENCE_S)
+
+    stuck = workers.submit(stay)
+    assert begun.wait(PATIENCE_S)
+    waits = workers.submit(lambda: 1)
+
+    asked_s = time.monotonic()
+    assert not workers.close(patience_s=0.05)
+    assert time.monotonic() - asked_s < PATIENCE_S
+    assert waits.cancelled()
+    with pytest.raises(RuntimeError):
+        workers.submit(lambda: 1)
+
+    may_end.set()
+    assert stuck.result(PATIENCE_S)
+    assert workers.close(patience_s=PATIENCE_S)
