@@ -70,7 +70,7 @@ class Piece:
 
     key: CutKey
     sha256: str
-    """Of the cut that it comes from."""
+    """Of the cut that it is; empty where it is a part of one."""
 
     num_rows: dict[str, int]
     """By table."""

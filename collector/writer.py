@@ -56,6 +56,10 @@ SELECT host, boot_id, argMin(offset_ns, at_ns) AS offset_ns FROM clock GROUP BY 
 
 WRITER_BYTES = 8
 
+UNKNOWN_HASH = ""
+"""Of a part of a cut: the cut's own hash is of other bytes, so it must refuse nobody who sends
+exactly that part."""
+
 MANY_PARTS = 64
 """More slices than this are copied together: the engine takes each for a block of its own, and
 two thousand blocks of a hundred rows took several times as long as one."""
@@ -230,16 +234,18 @@ def _planned(batch: CutBatch, place: int, held: dict[SegmentKey, list[Range]]) -
     settled = [part for part in overlapping if part.state != SENT]
     for part in settled:
         if (part.first_row, part.end_row) == (key.first_row, key.end_row):
-            state = CutState.DUPLICATE if part.sha256 == sha256 else CutState.CONFLICT
+            is_same = part.sha256 in {sha256, UNKNOWN_HASH}
+            state = CutState.DUPLICATE if is_same else CutState.CONFLICT
             return _Planned(state, [])
     gaps = missing(key.first_row, key.end_row, settled)
     if not gaps:
         return _Planned(CutState.DUPLICATE, [])
     is_again = len(settled) < len(overlapping)
     state = CutState.REPEATED if is_again else CutState.STORED
-    known += [Range(first, end, sha256, state) for first, end in gaps]
     if gaps == [(key.first_row, key.end_row)]:
+        known.append(Range(key.first_row, key.end_row, sha256, state))
         return _Planned(state, [_whole_piece(batch, place)])
+    known += [Range(first, end, UNKNOWN_HASH, state) for first, end in gaps]
     return _Planned(state, [_part_piece(batch, place, first, end) for first, end in gaps])
 
 
@@ -259,7 +265,7 @@ def _part_piece(batch: CutBatch, place: int, first_row: int, end_row: int) -> Pi
     }
     return Piece(
         key=replace(batch.keys[place], first_row=first_row, end_row=end_row),
-        sha256=batch.sha256[place],
+        sha256=UNKNOWN_HASH,
         num_rows=num_rows,
         num_torn=max(0, end_row - first_row - sum(num_rows.values())),
     )

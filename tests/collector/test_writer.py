@@ -140,3 +140,20 @@ def test_what_is_missing_of_a_range(
     settled: list[tuple[int, int]], gaps: list[tuple[int, int]]
 ) -> None:
     assert missing(10, 20, [Range(first, end) for first, end in settled]) == gaps
+
+
+def test_a_part_of_a_cut_that_comes_by_itself_later_is_known_and_no_conflict(
+    store: Store, run_id: str
+) -> None:
+    # GIVEN rows 10 to 14, stored as what was missing of a cut that began before them
+    writer = StoreWriter(store)
+    put(writer, span_cut(run_id, 0, 10), span_cut(run_id, 6, 15))
+
+    # WHEN they come as a cut of their own, and once more after a restart
+    anew = StoreWriter(store, ledger=Ledger(store))
+    part = span_cut(run_id, 10, 15)
+
+    # THEN they are known, and other bytes in a whole cut's place are still refused
+    assert put(writer, part) + put(anew, part) == [DUPLICATE, DUPLICATE]
+    assert put(anew, span_cut(run_id, 0, 10, content="x")) == [CONFLICT]
+    assert shown(store, run_id) == names(0, 15)
