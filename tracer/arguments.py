@@ -75,12 +75,10 @@ def plain_loss(loss: object) -> float | None:
     """
     if isinstance(loss, float):
         return float.__float__(loss)
-    number = plain_int(loss)
-    if number is not None:
-        return float(number)
     torch = sys.modules.get("torch")
     if torch is None or type(loss) is not torch.Tensor:
-        return None
+        number = plain_int(loss)
+        return None if number is None else float(number)
     tensor: Any = loss
     if tensor.device.type != "cpu" or tensor.numel() != 1:
         return None

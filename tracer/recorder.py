@@ -75,7 +75,9 @@ class Recorder:
         self._arguments = Arguments(lambda: self.drop(DropReason.BAD_ARGUMENT))
         self._head_words = HeadWords(self._process, self._arguments)
         self._step_records = StepRecords(self._arguments)
-        self._step_start_ns: int | None = None
+        self.step_start_ns: int | None = None
+        """When the step that runs began, monotonic; None before the first."""
+
         self._failure: dict[str, object] | None = None
         self._closers: list[Callable[[], None]] = []
         self._attempts: list[Callable[[], bool]] = []
@@ -137,7 +139,7 @@ class Recorder:
         """Return a span of ours, to be entered and left by hand; an error of ours is counted."""
         try:
             if self.keeps(kind):
-                return host_span(self.lane(), self.head(name, kind))
+                return host_span(self.lanes.mine(), self.head(name, kind))
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.swallow(problem)
         return UnkeptSpan()
@@ -207,13 +209,13 @@ class Recorder:
     def step(self, tokens: int | None = None, loss: object = None) -> None:
         """Say that the step ends now and the next begins."""
         now_ns = monotonic_ns()
-        start_ns = self._step_start_ns
+        start_ns = self.step_start_ns
         if start_ns is None:
             self._begin_step(0, now_ns)
             return
         counted = self.count_tokens()
         self._step_records.end_step(
-            self.lane(),
+            self.lanes.mine(),
             self.step_number,
             start_ns=start_ns,
             end_ns=now_ns,
@@ -302,11 +304,6 @@ class Recorder:
         """Ask for the background thread's next turn to begin within ``within_s``."""
         self._background.hurry(within_s)
 
-    @property
-    def step_start_ns(self) -> int | None:
-        """When the step that runs began, monotonic; None before the first."""
-        return self._step_start_ns
-
     def at_each_step(self, attempt: Callable[[], bool]) -> None:
         """Call ``attempt`` when a step begins, until it returns True.
 
@@ -370,21 +367,22 @@ class Recorder:
 
     def _begin_step(self, step: int, now_ns: int) -> None:
         self.step_number = step
-        self._step_start_ns = now_ns
+        self.step_start_ns = now_ns
         self.steering.begin_step(step)
         self.lanes.begin_step(step)
         for attempt in list(self._attempts):
-            if self._is_over(attempt):
+            try:
+                is_over = attempt()
+            except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+                is_over = True
+                self._give_up(problem)
+            if is_over:
                 self._attempts.remove(attempt)
 
-    def _is_over(self, attempt: Callable[[], bool]) -> bool:
-        """Return whether ``attempt``, called now, need not be called again."""
-        try:
-            return attempt()
-        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            self.swallow(problem)
-            self.event("tracer", "a chore of each step was given up", {"error": type_name(problem)})
-            return True
+    def _give_up(self, problem: Exception) -> None:
+        """Tell that a chore of each step has raised; hand on what is the job's."""
+        self.swallow(problem)
+        self.event("tracer", "a chore of each step was given up", {"error": type_name(problem)})
 
     def index(self, value: object) -> int:
         """Return ``value`` where it can be a micro-batch or chunk, else `NONE`, counted."""

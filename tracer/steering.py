@@ -43,7 +43,7 @@ class Steering:
         if self.sampling.begin_step(step):
             self.on_keeping_changed()
         now = self.sampling.settings
-        if now != before:
+        if now is not before and now != before:
             self._tell(f"settings changed at step {step}", {**asdict(now), "step": step})
 
     def _take(self, document: Mapping[str, object]) -> None:

@@ -58,7 +58,7 @@ def late_watch(recorder: Recorder) -> tuple[LateWatch, Clock, int]:
     start_ns = recorder.step_start_ns
     assert start_ns is not None
     for number in range(11):
-        recorder._step_start_ns = start_ns + number * S
+        recorder.step_start_ns = start_ns + number * S
         watch.step_begins()
     return watch, clock, start_ns + 10 * S
 
@@ -81,8 +81,8 @@ def test_a_late_step_is_dumped_at_1_2_4_and_8_times_its_limit(
 def test_late_steps_are_told_of_once_a_minute(recorder: Recorder, tmp_path: Path) -> None:
     watch, clock, start_ns = late_watch(recorder)
     for number in range(100):  # each lasts 1.5 s and is looked at after 1.4 s
-        recorder._step_start_ns = watch._start_ns = start_ns + number * 1_500_000_000
-        clock.now_ns = recorder._step_start_ns + 1_400_000_000
+        recorder.step_start_ns = watch._start_ns = start_ns + number * 1_500_000_000
+        clock.now_ns = recorder.step_start_ns + 1_400_000_000
         watch.look()
     recorder.shutdown()
 

@@ -32,15 +32,18 @@ class Compilations:
         self._guard = Guard(recorder, "compilation")
         self._begun = _Begun()
 
-    def start(self) -> None:
-        """Ask the compiler to tell us; a second call does nothing."""
-        self._guard.call(self._start)
-
-    def _start(self) -> None:
-        handler = sys.modules[DYNAMO_MODULE].callback_handler
-        if self.begins not in handler.start_callbacks:
-            handler.register_start_callback(self.begins)
-            handler.register_end_callback(self.ends)
+    def ask(self) -> bool:
+        """Ask the compiler to tell us, where it is loaded; always False: to be called again."""
+        if DYNAMO_MODULE not in sys.modules or not self._guard.active:
+            return False
+        try:
+            handler = sys.modules[DYNAMO_MODULE].callback_handler
+            if self.begins not in handler.start_callbacks:
+                handler.register_start_callback(self.begins)
+                handler.register_end_callback(self.ends)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._guard.fail(problem)
+        return False
 
     def stop(self) -> None:
         """Ask no more."""
@@ -95,11 +98,7 @@ def capture_compilations(recorder: Recorder, patches: Patches) -> Callable[[], N
         A function that takes the callbacks off again.
     """
     compilations = Compilations(recorder)
-
-    def ask() -> bool:
-        if DYNAMO_MODULE in sys.modules:
-            compilations.start()
-        return False
+    ask = compilations.ask
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tracer.capture.guard import Guard
+from tracer.device.absent import NO_DEVICE_TIMING
 from tracer.device.span import timed_span
 from tracer.span import SpanKind
 
@@ -26,41 +27,58 @@ class _Running(threading.local):
     """The call of ``step`` that the span is of."""
 
 
+class OptimizerSpans:
+    """Makes a span of each step of any optimizer; one that another runs inside is part of it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._guard = Guard(recorder, "optimizer")
+        self._running = _Running()
+
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+        """Begin a span: ``optimizer`` is about to step."""
+        if not self._guard.active:
+            return
+        running = self._running
+        try:
+            caller = sys._getframe(1)
+            if running.span is not None:
+                if _is_below(running.caller, caller):
+                    return
+                running.span.cancel()  # its step raised: torch calls no hook then
+            running.optimizer, running.caller = optimizer, caller
+            is_timed = self._recorder.device_timing is not NO_DEVICE_TIMING
+            on = _parameters(optimizer) if is_timed else ()
+            running.span = timed_span(self._recorder, "optimizer", SpanKind.OPTIMIZER, on=on)
+            running.span.__enter__()
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._guard.fail(problem)
+
+    def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+        """End its span: it has stepped."""
+        if not self._guard.active:
+            return
+        running = self._running
+        try:
+            if running.optimizer is optimizer and running.span is not None:
+                running.span.__exit__(None, None, None)
+                running.optimizer = running.span = running.caller = None
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._guard.fail(problem)
+
+
 def capture_optimizer(recorder: Recorder) -> Callable[[], None]:
-    """Make a span of each step of any optimizer; one that another runs inside is part of it.
+    """Make a span of each step of any optimizer.
 
     Returns:
         A function that takes the hooks off again.
     """
     from torch.optim import optimizer as hooks
 
-    running, guard = _Running(), Guard(recorder, "optimizer")
-
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
-        guard.call(begin, optimizer, sys._getframe(1))
-
-    def begin(optimizer: Any, caller: FrameType) -> None:  # noqa: ANN401
-        if running.span is not None:
-            if _is_below(running.caller, caller):
-                return
-            running.span.cancel()  # its step raised: torch calls no hook then
-        running.optimizer, running.caller = optimizer, caller
-        running.span = timed_span(
-            recorder, "optimizer", SpanKind.OPTIMIZER, on=_parameters(optimizer)
-        )
-        running.span.__enter__()
-
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
-        guard.call(end, optimizer)
-
-    def end(optimizer: Any) -> None:  # noqa: ANN401
-        if running.optimizer is optimizer and running.span is not None:
-            running.span.__exit__(None, None, None)
-            running.optimizer = running.span = running.caller = None
-
+    spans = OptimizerSpans(recorder)
     handles = [
-        hooks.register_optimizer_step_pre_hook(before),
-        hooks.register_optimizer_step_post_hook(after),
+        hooks.register_optimizer_step_pre_hook(spans.before),
+        hooks.register_optimizer_step_post_hook(spans.after),
     ]
 
     def take_off() -> None:

@@ -22,10 +22,38 @@ from tracer.spool import DropReason
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tracer.capture.compute import Compute
     from tracer.recorder import Recorder
     from tracer.topology import Layout
 
 STAGE_MODULE = "torch.distributed.pipelining.stage"
+
+
+class OnceLoaded:
+    """Captures a part of torch if the job has loaded it, or when a step begins after it has.
+
+    Loading it ourselves would make a job pay seconds for what it may never use.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._starts: dict[str, Callable[[], None]] = {}
+
+    def capture(self, module: str, start: Callable[[], None]) -> None:
+        """Call ``start`` once ``module`` is loaded."""
+        if module in sys.modules:
+            _try(self._recorder, module, start)
+            return
+        if not self._starts:
+            self._recorder.at_each_step(self._look)
+        self._starts[module] = start
+
+    def _look(self) -> bool:
+        """Return whether there is nothing left to wait for."""
+        for module in list(self._starts):
+            if module in sys.modules:
+                _try(self._recorder, module, self._starts.pop(module))
+        return not self._starts
 
 
 def start_captures(
@@ -70,24 +98,29 @@ def _capture_torch(
     recorder.on_shutdown(patches.undo)
     steps = StepCounter(recorder, from_start=count_steps is True)
     forwards = Forwards(recorder, steps)
-    _try(recorder, "compute", lambda: _capture_compute(recorder, patches, forwards, steps, model))
+    once_loaded = OnceLoaded(recorder)
+    _try(
+        recorder,
+        "compute",
+        lambda: forwards.follow(_capture_compute(recorder, patches, steps, once_loaded), model),
+    )
     _try(recorder, "optimizer", lambda: _capture_optimizer(recorder))
     _try(recorder, "communication", lambda: _capture_communication(recorder, patches, layout))
-    _capture_input_and_output(recorder, patches, forwards)
+    _capture_input_and_output(recorder, patches, forwards, once_loaded)
     _try(recorder, "start-up", lambda: _capture_startup(recorder, patches))
     if count_steps is not False:
         _try(recorder, "step", lambda: recorder.on_shutdown(capture_steps(steps)))
         recorder.on_shutdown(steps.finish)
 
 
-def _capture_input_and_output(recorder: Recorder, patches: Patches, forwards: Forwards) -> None:
+def _capture_input_and_output(
+    recorder: Recorder, patches: Patches, forwards: Forwards, once_loaded: OnceLoaded
+) -> None:
     saves = Saves(recorder, patches)
-    _capture_once_loaded(
-        recorder, LOADER_MODULE, lambda: capture_loaders(recorder, patches, forwards)
-    )
+    once_loaded.capture(LOADER_MODULE, lambda: capture_loaders(recorder, patches, forwards))
     _try(recorder, "save", saves.capture_torch)
-    _capture_once_loaded(recorder, DISTRIBUTED_MODULE, saves.capture_distributed)
-    _capture_once_loaded(recorder, SAFETENSORS_MODULE, saves.capture_safetensors)
+    once_loaded.capture(DISTRIBUTED_MODULE, saves.capture_distributed)
+    once_loaded.capture(SAFETENSORS_MODULE, saves.capture_safetensors)
     _try(
         recorder,
         "compilation",
@@ -110,36 +143,16 @@ def _try(recorder: Recorder, what: str, start: Callable[[], None]) -> None:
 
 
 def _capture_compute(
-    recorder: Recorder,
-    patches: Patches,
-    forwards: Forwards,
-    steps: StepCounter,
-    model: Any,  # noqa: ANN401
-) -> None:
+    recorder: Recorder, patches: Patches, steps: StepCounter, once_loaded: OnceLoaded
+) -> Compute:
     from tracer.capture.compute import Compute
     from tracer.capture.module import capture_backward
     from tracer.capture.pipeline import capture_pipeline
 
     compute = Compute(recorder)
     capture_backward(compute, patches, steps)
-    forwards.follow(compute, model)
-    _capture_once_loaded(recorder, STAGE_MODULE, lambda: capture_pipeline(compute, patches))
-
-
-def _capture_once_loaded(recorder: Recorder, module: str, start: Callable[[], None]) -> None:
-    """Capture a part of torch if the job has loaded it, or when a step begins after it has.
-
-    Loading it ourselves would make a job pay seconds for what it may never use.
-    """
-
-    def attempt() -> bool:
-        if module not in sys.modules:
-            return False
-        _try(recorder, module, start)
-        return True
-
-    if not attempt():
-        recorder.at_each_step(attempt)
+    once_loaded.capture(STAGE_MODULE, lambda: capture_pipeline(compute, patches))
+    return compute
 
 
 def _capture_optimizer(recorder: Recorder) -> None:

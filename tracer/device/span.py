@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracer.clock import monotonic_ns
+from tracer.device.absent import NO_DEVICE_TIMING
 from tracer.device.pending import PendingSpan
 from tracer.lane import head_word
 from tracer.span import KIND_CODES, NONE, SpanFlag
@@ -42,7 +43,8 @@ def timed_span(
         microbatch: Position in the step, of a span on a device; another has its lane's.
         chunk: Model chunk on this rank; likewise.
     """
-    device = recorder.device_timing.device_of(on)
+    timing = recorder.device_timing
+    device = None if timing is NO_DEVICE_TIMING else timing.device_of(on)
     if device is None or not recorder.keeps(kind):
         return recorder.host_span(name, kind)
     return DeviceSpan(recorder, name, kind, device=device, microbatch=microbatch, chunk=chunk)
