@@ -43,6 +43,7 @@ class _Thread(threading.local):
     interval_id = 0
     in_batch = False
     coalescing: list[Launch] | None = None
+    passes_over = False
     last_work: Any = None
     """Kept alive until the thread's next launch: until torch has handed it to the job,
     nobody else holds the Python object by which the job will wait."""
@@ -69,7 +70,7 @@ class Communication:
 
     def begin(self, operation: Operation, args: tuple[Any, ...]) -> Launch | None:
         """Note that this rank enters a communication now; None where nothing is captured."""
-        if not self.active:
+        if not self.active or self._thread.passes_over:
             return None
         try:
             return self._begin(operation, args)
@@ -100,6 +101,14 @@ class Communication:
             launch.end(monotonic_ns(), SpanFlag.ERROR)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
+
+    def describe(self, process_group: Any, description: str) -> None:  # noqa: ANN401 - a pybind class
+        """Say what a group was made for whose object cannot tell."""
+        self._groups.described[process_group] = description
+
+    def pass_over(self, *, passes_over: bool) -> None:
+        """Say whether what this thread launches is a part of what it has begun, and no more."""
+        self._thread.passes_over = passes_over
 
     # -- what one call issues together ---------------------------------------
 

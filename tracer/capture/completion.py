@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
+from tracer.blame import is_ours
 from tracer.clock import monotonic_ns
 
 if TYPE_CHECKING:
@@ -25,7 +28,8 @@ class Completions:
         """Call ``note`` with the moment (monotonic) at which ``work`` is done.
 
         It is called on the backend's thread, or here and now where the work is
-        done already. A failed work is done too.
+        done already. A failed work is done too. Where its backend has no futures
+        nobody calls it.
         """
         key = id(work)
 
@@ -37,7 +41,14 @@ class Completions:
                 # Last: whoever drains must not end the interpreter under our feet.
                 self._pending.pop(key, None)
 
-        future = work.get_future()
+        try:
+            future = work.get_future()
+        except Exception as problem:
+            # A backend need not have futures. A method of the job's own class may raise what
+            # it likes: nobody asked it but us.
+            if type(work).get_future is dist.Work.get_future and not is_ours(problem):
+                raise
+            return
         self._pending[key] = work
         future.add_done_callback(done)
 

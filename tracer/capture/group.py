@@ -95,6 +95,8 @@ class GroupBook:
         """By id and own rank: a group that is made again goes on counting where it was."""
 
         self._unknown: set[str] = set()
+        self.described: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        """What a group was made for, where its object cannot tell: one written in Python."""
 
     def find(self, process_group: Any) -> CommGroup | None:  # noqa: ANN401 - a pybind class
         """Return the group behind torch's object; it is noted in `groups.jsonl` on first sight.
@@ -112,7 +114,7 @@ class GroupBook:
         return met[1]
 
     def _meet(self, process_group: Any) -> CommGroup | None:  # noqa: ANN401
-        group_name = process_group.group_name
+        group_name = _group_name(process_group)
         try:
             # Positions in the group are in the group's own order, not in rank order.
             members = dist.get_process_group_ranks(process_group)
@@ -134,7 +136,8 @@ class GroupBook:
     def _new(self, process_group: Any, members: list[int], key: tuple[int, int]) -> CommGroup:  # noqa: ANN401
         group_id, rank = key
         axis = self._axis(process_group)
-        name = f"{axis or 'group'}:{process_group.group_name}"
+        group_name = _group_name(process_group)
+        name = f"{axis or 'group'}:{group_name}"
         kind = SpanKind(GROUP_KINDS.get(axis, SpanKind.OTHER))
         self._recorder.add_group(group_id, kind=kind, name=name, members=sorted(members))
         return CommGroup(
@@ -142,11 +145,13 @@ class GroupBook:
             kind=kind,
             members=members,
             rank=rank,
-            track_id=self._recorder.name_id(f"comm {axis or process_group.group_name}"),
+            track_id=self._recorder.name_id(f"comm {axis or group_name}"),
         )
 
     def _axis(self, process_group: Any) -> str:  # noqa: ANN401
-        described = str(process_group.group_desc)
+        described = self.described.get(process_group)
+        if described is None:
+            described = str(process_group.group_desc)
         axis = described.removeprefix(MESH_PREFIX)
         if axis not in (described, DEFAULT_MESH):
             return axis
@@ -155,6 +160,12 @@ class GroupBook:
         if process_group.size() == dist.get_world_size():
             return self._world_axis or "world"
         return ""
+
+
+def _group_name(process_group: Any) -> str:  # noqa: ANN401 - a pybind class
+    # Torch's own note before the object: of a group written in Python the object has no name.
+    noted = dist.distributed_c10d._world.pg_names.get(process_group)
+    return noted or str(process_group.group_name)
 
 
 def sole_axis(layout: Layout | None) -> str:

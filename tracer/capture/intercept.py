@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tracer.capture.operation import NAMESPACE, Operation, find_operations
+from tracer.capture.python_group import PythonGroups
 from tracer.clock import monotonic_ns
 
 if TYPE_CHECKING:
@@ -62,8 +63,14 @@ def intercept(communication: Communication, patches: Patches) -> Callable[[], No
     Returns:
         A function that takes the operators' kernels out again.
     """
-    libraries = [_launches(communication), _functional_waits(communication)]
-    patches.wrap(dist.Work, "wait", functools.partial(_work_wait, communication))
+    watch = BackwardWatch(communication)
+    libraries = [_launches(communication, watch), _functional_waits(communication)]
+    wrap_wait = functools.partial(_work_wait, communication)
+    patches.wrap(dist.Work, "wait", wrap_wait)
+    called_from = functools.partial(_leave_batch, communication, _batch_code())
+    PythonGroups(
+        communication, patches, wrap_wait=wrap_wait, called_from=called_from, look=watch.look
+    ).watch()
     for owner, name in BLOCKING_CALLS:
         _wrap_if_there(patches, owner, name, functools.partial(_blocking_call, communication))
     # Not `batch_isend_irecv` itself: a compiler knows that one by its identity.
@@ -91,9 +98,8 @@ def _wrap_if_there(
         patches.wrap(owner, name, wrap)
 
 
-def _launches(communication: Communication) -> torch.library.Library:
+def _launches(communication: Communication, watch: BackwardWatch) -> torch.library.Library:
     library = torch.library.Library(NAMESPACE, "IMPL")  # type: ignore[no-untyped-call]
-    watch = BackwardWatch(communication)
     for operation in find_operations():
         kernel = _launch_kernel(communication, operation, watch)
         library.impl(operation.op_name, kernel, KEY, with_keyset=True)  # type: ignore[no-untyped-call]
@@ -105,7 +111,7 @@ def _launch_kernel(
 ) -> Callable[..., Any]:
     redispatch = operation.op.redispatch
     after = _keys_after()
-    batch_code = inspect.unwrap(dist.batch_isend_irecv).__code__
+    batch_code = _batch_code()
 
     def kernel(keyset: Any, *args: Any) -> Any:  # noqa: ANN401
         # How a batch ends nobody tells; what is launched outside of it has left it behind.
@@ -124,6 +130,17 @@ def _launch_kernel(
         return out
 
     return kernel
+
+
+def _batch_code() -> CodeType:
+    code: CodeType = inspect.unwrap(dist.batch_isend_irecv).__code__
+    return code
+
+
+def _leave_batch(communication: Communication, batch_code: CodeType, caller: FrameType) -> None:
+    # As in the kernel, which does it in line: it is hot.
+    if communication.in_batch and not is_called_by(caller, batch_code):
+        communication.end_batch()
 
 
 def _functional_waits(communication: Communication) -> torch.library.Library:

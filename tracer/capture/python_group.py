@@ -1,0 +1,185 @@
+"""Process groups that are written in Python: what they do goes past torch's dispatcher."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from tracer.capture.operation import Operation, find_operations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from tracer.capture.communication import Communication
+    from tracer.capture.launch import Launch
+    from tracer.capture.patch import Patches
+
+    Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+METHODS = {
+    "allreduce": "allreduce_",
+    "allreduce_coalesced": "allreduce_coalesced_",
+    "allgather": "allgather_",
+    "allgather_coalesced": "allgather_coalesced_",
+    "_allgather_base": "_allgather_base_",
+    "all_gather_single": "_allgather_base_",
+    "allgather_into_tensor_coalesced": "allgather_into_tensor_coalesced_",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced_",
+    "reduce_scatter": "reduce_scatter_",
+    "_reduce_scatter_base": "_reduce_scatter_base_",
+    "reduce_scatter_single": "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced_",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced_",
+    "broadcast": "broadcast_",
+    "reduce": "reduce_",
+    "gather": "gather_",
+    "scatter": "scatter_",
+    "alltoall": "alltoall_",
+    "alltoall_base": "alltoall_base_",
+    "all_to_all_single": "alltoall_base_",
+    "barrier": "barrier",
+    "monitored_barrier": "monitored_barrier_",
+    "send": "send",
+    "recv": "recv_",
+    "recv_anysource": "recv_any_source_",
+}
+"""The operator that each method of `torch.distributed.ProcessGroup` is without an override."""
+
+OPTIONS_ASYNC = "asyncOp"
+
+
+class PythonGroups:
+    """Captures the methods that subclasses of `torch.distributed.ProcessGroup` override.
+
+    Torch calls such a method in the place of its operator, from C++ too. What the
+    method itself launches in the same thread is a part of it and no communication more.
+    """
+
+    def __init__(
+        self,
+        communication: Communication,
+        patches: Patches,
+        *,
+        wrap_wait: Wrap,
+        called_from: Callable[[FrameType], None],
+        look: Callable[[Launch], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            communication: What follows them.
+            patches: Where replaced methods are noted.
+            wrap_wait: Wraps the `wait` of works that have their own.
+            called_from: Is told the caller's frame before each launch.
+            look: Is told each launch after it.
+        """
+        self._communication = communication
+        self._patches = patches
+        self._wrap_wait = wrap_wait
+        self._called_from = called_from
+        self._look = look
+        self._operations = {one.op_name.removeprefix("c10d::"): one for one in find_operations()}
+        self._seen: set[type] = {dist.ProcessGroup, dist.Work}
+
+    def watch(self) -> None:
+        """Capture the groups that there are, and those that torch is going to make."""
+        for group in list(dist.distributed_c10d._world.pg_map):
+            self._meet(type(group))
+        name = "_new_process_group_helper"
+        if hasattr(dist.distributed_c10d, name):
+            self._patches.wrap(dist.distributed_c10d, name, self._wrap_making)
+
+    def _wrap_making(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def make(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            made = original(*args, **kwargs)
+            try:
+                group = made[0]
+                if isinstance(group, dist.ProcessGroup) and type(group) is not dist.ProcessGroup:
+                    self._meet(type(group))
+                    told = signature.bind(*args, **kwargs).arguments
+                    self._communication.describe(group, str(told.get("group_desc") or "undefined"))
+            except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+                self._communication.fail(problem)
+            return made
+
+        return make
+
+    def _meet(self, kind: type) -> None:
+        """Wrap what Python overrides in a class of groups and those that it is made of."""
+        for owner in kind.__mro__:
+            if owner in self._seen or not issubclass(owner, dist.ProcessGroup):
+                continue
+            self._seen.add(owner)
+            for name, op_name in METHODS.items():
+                operation = self._operations.get(op_name)
+                if operation is not None and inspect.isfunction(owner.__dict__.get(name)):
+                    self._patches.wrap(owner, name, functools.partial(self._launch, operation))
+
+    def _launch(self, operation: Operation, original: Callable[..., Any]) -> Callable[..., Any]:
+        communication = self._communication
+
+        @functools.wraps(original)
+        def launch(group: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            self._called_from(sys._getframe(1))
+            as_operator = self._as_operator(operation, group, [*args, *kwargs.values()])
+            launch = communication.begin(operation, as_operator) if as_operator else None
+            if launch is None:
+                return original(group, *args, **kwargs)
+            communication.pass_over(passes_over=True)
+            try:
+                work = original(group, *args, **kwargs)
+            except BaseException:
+                communication.failed(launch)
+                raise
+            finally:
+                communication.pass_over(passes_over=False)
+            communication.launched(launch, operation, as_operator, self._boxed(work))
+            self._look(launch)
+            return work
+
+        return launch
+
+    def _as_operator(
+        self,
+        operation: Operation,
+        group: Any,  # noqa: ANN401
+        given: list[Any],
+    ) -> tuple[Any, ...]:
+        """Return a method's arguments as its operator has them; () where that cannot be."""
+        try:
+            at = operation.group_position
+            # A barrier's operator has a tensor that its method has not.
+            tensors = [None] * at if operation.is_empty else given[:at]
+            rest = [] if operation.is_empty else given[at : at + 1]
+            args = [*tensors, group.boxed(), *rest]
+            if operation.async_position is not None:
+                told = [one for one in given if hasattr(one, OPTIONS_ASYNC)]
+                args += [None] * (operation.async_position - len(args))
+                args.append(getattr(told[0], OPTIONS_ASYNC) if told else True)
+            return tuple(args)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._communication.fail(problem)
+            return ()
+
+    def _boxed(self, work: Any) -> Any:  # noqa: ANN401 - a pybind class
+        """Return a work as an operator returns it, its own `wait` wrapped on first sight."""
+        if not isinstance(work, dist.Work):
+            return None
+        try:
+            for owner in type(work).__mro__:
+                if owner not in self._seen and issubclass(owner, dist.Work):
+                    self._seen.add(owner)
+                    if "wait" in owner.__dict__:
+                        self._patches.wrap(owner, "wait", self._wrap_wait)
+            return work.boxed()
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._communication.fail(problem)
+            return None
