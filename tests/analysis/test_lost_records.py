@@ -11,43 +11,29 @@ import pytest
 from analysis.analyze import analyze_run
 from analysis.lost_records import losses_of
 from analysis.source import rows_of_spans
-from tests.analysis.cluster import (
-    MS,
-    WORLD,
-    Begin,
-    Cluster,
-    Collective,
-    Compute,
-    End,
-    Source,
-    source_of,
-)
+from tests.analysis.cluster import MS, Source, source_of
+from tests.analysis.one_group import ALL_REDUCE, trained, work
 from tracer.span import KIND_CODES, SpanKind
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.analysis.cluster import Action
 
-RANKS, NUM_STEPS = (0, 1, 2, 3), 8
+NUM_STEPS = 8
 FORWARD = KIND_CODES[SpanKind.FORWARD]
 
 
 def job() -> Source:
     """Train four ranks for 8 steps of three micro-batches; step 6 has two."""
-    cluster = Cluster(Layout(dp=4), {WORLD: (SpanKind.DP_COMM, RANKS)})
 
     def script(_: int, step: int) -> Iterator[Action]:
         for microbatch in range(2 if step == 6 else 3):
             for kind in (SpanKind.FORWARD, SpanKind.BACKWARD):
-                yield Begin(kind, microbatch)
-                yield Compute(100 * MS)
-                yield End()
-        yield Collective(WORLD, SpanKind.DP_COMM)
+                yield from work(kind, 100 * MS, microbatch=microbatch)
+        yield ALL_REDUCE
 
-    cluster.run(NUM_STEPS, script)
-    return source_of(cluster)
+    return source_of(trained(script, num_steps=NUM_STEPS))
 
 
 def without_a_forward(source: Source, *places: tuple[int, int], num_dropped: int) -> Source:

@@ -6,17 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.analyze import analyze_run
-from tests.analysis.cluster import (
-    MS,
-    WORLD,
-    Begin,
-    Cluster,
-    Collective,
-    Compute,
-    End,
-    source_of,
-)
+from tests.analysis.cluster import MS, Compute
+from tests.analysis.one_group import ALL_REDUCE, findings_of, work
 from tracer.span import SpanKind
 from tracer.topology import Layout
 
@@ -35,23 +26,17 @@ def script(rank: int, step: int) -> Iterator[Action]:
     The partner of a rank that pauses waits for it inside its backward.
     """
     factor = 1.5 if rank in (4, 5) and step >= 2 else 1.0
-    yield Begin(SpanKind.FORWARD, 0)
-    yield Compute(round(10 * MS * factor))
-    yield End()
+    yield from work(SpanKind.FORWARD, 10 * MS * factor, microbatch=0)
     own, partner = (PAUSED.get((step, number), 0) * MS for number in (rank, rank ^ 1))
     if own:
         yield Compute(own)
-    yield Begin(SpanKind.BACKWARD, 0)
-    yield Compute(partner + round(20 * MS * factor))
-    yield End()
-    yield Collective(WORLD, SpanKind.DP_COMM)
+    yield from work(SpanKind.BACKWARD, partner + 20 * MS * factor, microbatch=0)
+    yield ALL_REDUCE
 
 
 def test_a_slow_worker_is_not_charged_with_its_partners_pause() -> None:
-    cluster = Cluster(Layout(dp=4, tp=2), {WORLD: (SpanKind.DP_COMM, tuple(range(8)))})
-    cluster.run(8, script)
-
-    found = {each.cause: each for each in analyze_run(source_of(cluster), "run").findings}
+    told = findings_of(script, num_steps=8, layout=Layout(dp=4, tp=2))
+    found = {each.cause: each for each in told}
 
     # Eight steps of 30.5 ms are 244; the worker adds 6 x 15.
     slow = found["slow-compute"]

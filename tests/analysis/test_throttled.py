@@ -10,17 +10,8 @@ import pytest
 
 from analysis.analyze import analyze_run
 from analysis.context import RunContext, SampleTable
-from tests.analysis.cluster import (
-    MS,
-    WORLD,
-    Begin,
-    Cluster,
-    Collective,
-    Compute,
-    End,
-    Source,
-    source_of,
-)
+from tests.analysis.cluster import MS, Source, source_of
+from tests.analysis.one_group import ALL_REDUCE, trained, work
 from tracer.span import SpanKind
 from tracer.topology import Layout
 
@@ -28,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from analysis.report import Finding
-    from tests.analysis.cluster import Action
+    from tests.analysis.cluster import Action, Cluster
 
 NUM_STEPS = 8
 USUAL_HZ = 1.65e9
@@ -47,14 +38,10 @@ def findings_of(
 
     def script(rank: int, step: int) -> Iterator[Action]:
         for kind, ms in ((SpanKind.FORWARD, 10), (SpanKind.BACKWARD, 20)):
-            yield Begin(kind, 0)
-            yield Compute(round(ms * MS * factor(rank, step)))
-            yield End()
-        yield Collective(WORLD, SpanKind.DP_COMM)
+            yield from work(kind, ms * MS * factor(rank, step), microbatch=0)
+        yield ALL_REDUCE
 
-    layout = Layout(dp=8 // tp, tp=tp)
-    cluster = Cluster(layout, {WORLD: (SpanKind.DP_COMM, tuple(range(8)))})
-    cluster.run(NUM_STEPS, script)
+    cluster = trained(script, num_steps=NUM_STEPS, layout=Layout(dp=8 // tp, tp=tp))
     plain = source_of(cluster)
     (epoch,) = plain.info.epochs
     ranks = tuple(replace(each, host="a", local_rank=each.rank) for each in epoch.ranks)

@@ -6,19 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.analyze import analyze_run
-from tests.analysis.cluster import (
-    MS,
-    WORLD,
-    Begin,
-    Cluster,
-    Collective,
-    Compute,
-    End,
-    source_of,
-)
+from tests.analysis.cluster import MS
+from tests.analysis.one_group import ALL_REDUCE, findings_of, work
 from tracer.span import SpanKind
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,21 +20,14 @@ def script(rank: int, step: int) -> Iterator[Action]:
     """Compute 28.8 ms a step, one rank after the other 33.6; save for 200 ms in steps 3 and 7."""
     length = 1.12 if rank == step % 4 else 0.96
     for kind, ms in ((SpanKind.FORWARD, 10), (SpanKind.BACKWARD, 20)):
-        yield Begin(kind, 0)
-        yield Compute(round(ms * MS * length))
-        yield End()
-    yield Collective(WORLD, SpanKind.DP_COMM)
+        yield from work(kind, ms * MS * length, microbatch=0)
+    yield ALL_REDUCE
     if step % 4 == 3:
-        yield Begin(SpanKind.CHECKPOINT)
-        yield Compute(200 * MS)
-        yield End()
+        yield from work(SpanKind.CHECKPOINT, 200 * MS)
 
 
 def test_checkpoints_do_not_hide_what_unequal_micro_batches_cost() -> None:
-    cluster = Cluster(Layout(dp=4), {WORLD: (SpanKind.DP_COMM, (0, 1, 2, 3))})
-    cluster.run(8, script)
-
-    found = {each.cause: each for each in analyze_run(source_of(cluster), "run").findings}
+    found = {each.cause: each for each in findings_of(script, num_steps=8)}
 
     # The mean micro-batch is (1.12 + 3 x 0.96) / 4 = 1: steps of 34.1 ms would take 30.5, 12 % of
     # a usual step, but 4 % of the mean step of 80.5.
@@ -57,17 +40,12 @@ def slow_script(rank: int, step: int) -> Iterator[Action]:
     length = 1.15 if rank == step % 4 else 0.95
     factor = 2.0 if rank == 3 and step >= 9 else 1.0
     for kind, ms in ((SpanKind.FORWARD, 10), (SpanKind.BACKWARD, 20)):
-        yield Begin(kind, 0)
-        yield Compute(round(ms * MS * length * factor))
-        yield End()
-    yield Collective(WORLD, SpanKind.DP_COMM)
+        yield from work(kind, ms * MS * length * factor, microbatch=0)
+    yield ALL_REDUCE
 
 
 def test_a_rank_that_is_slow_for_a_while_has_unequal_micro_batches_in_its_other_steps() -> None:
-    cluster = Cluster(Layout(dp=4), {WORLD: (SpanKind.DP_COMM, (0, 1, 2, 3))})
-    cluster.run(12, slow_script)
-
-    found = {each.cause: each for each in analyze_run(source_of(cluster), "run").findings}
+    found = {each.cause: each for each in findings_of(slow_script, num_steps=12)}
 
     # Eleven steps take 35 ms; in the last one the long micro-batch is the slow rank's, and without
     # slowness it would be 30 ms of compute as the mean of the others', 9 x 1.15 + 27 x 0.95 of 36.
