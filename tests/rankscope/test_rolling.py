@@ -9,28 +9,28 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis.kind_times import kind_times
-from analysis.timeline import step_timeline
 from collector.deletion import Deletions
 from collector.errors import StoreQueryError
-from collector.portions import SELECT_PORTION
 from collector.retention import DAY_NS, Retention
-from collector.rollups import OpenStep, in_batches, open_steps, read_rollups
+from collector.rollups import OpenStep, in_batches, open_steps
 from collector.store import Store, open_store
 from rankscope.rolling import TURN_NS, Rolling
 from rankscope.source import StoreSource
-from tracer.span import KINDS, NONE
+from tests.rankscope.rolling_rig import (
+    MS,
+    describe,
+    from_scratch,
+    new_number,
+    patient,
+    put,
+    rolled,
+    span_rows,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import pyarrow as pa
-
-RANKS = (0, 1)
-GROUP = 7
-MS = 1_000_000
-NUM_STEPS = 3
-_NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -41,82 +41,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture
 def run_id() -> str:
-    return f"run-{next(_NUMBERS)}"
-
-
-def patient(store: Store, **options: Any) -> Rolling:  # noqa: ANN401 -- the roller's own
-    """Return a roller whose turns end with their work alone: its clock stands still."""
-    return Rolling(store, monotonic_ns=lambda: 0, **options)
-
-
-def describe(store: Store, run_id: str, *, state: str = "ended") -> None:
-    """Make the run known, with its group."""
-    store.insert_rows(
-        "runs",
-        [
-            {
-                "run_id": run_id, "state": state, "source_format": "rankscope", "world_size": 2,
-                "layout": {"dp": 2}, "created_ns": time.time_ns(),
-                "revision": 1 + (state == "ended"),
-            }
-        ],
-    )  # fmt: skip
-    store.insert_rows(
-        "groups",
-        [{"run_id": run_id, "group_id": GROUP, "kind": "dp-comm", "members": list(RANKS)}],
-    )
-
-
-def span_rows(run_id: str, *, num_steps: int = NUM_STEPS) -> list[dict[str, Any]]:
-    """Return a forward and an all-reduce of each rank and step; rank 1 computes longer."""
-    rows = []
-    for step, rank in itertools.product(range(num_steps), RANKS):
-        begin, own = step * 100 * MS, (40 + 30 * rank + step) * MS
-        whole = {"run_id": run_id, "step": step, "rank": rank, "segment": rank + 1}
-        forward = {"kind": "forward", "start_ns": begin, "duration_ns": own, "seq": NONE}
-        comm = {
-            "kind": "dp-comm", "start_ns": begin + own, "duration_ns": 90 * MS - own,
-            "seq": step, "group_id": GROUP,
-        }  # fmt: skip
-        for place, one in enumerate((forward, comm)):
-            ends = {"src_rank": NONE, "dst_rank": NONE}
-            rows.append({**whole, **one, **ends, "row": 2 * step + place})
-    return rows
-
-
-def put(store: Store, run_id: str, rows: list[dict[str, Any]]) -> None:
-    """Store spans as a cut of their own; a row that is there already makes it a repeated one."""
-    store.insert_rows("spans", rows)
-    cut = {"run_id": run_id, "segment": next(_NUMBERS), "num_spans": len(rows), "revision": 2}
-    store.insert_rows("ledger", [{**cut, "state": "repeated"}])
-
-
-def rolled(store: Store, run_id: str) -> list[dict[str, Any]]:
-    """Return what the store has rolled up of a run."""
-    rows: list[dict[str, Any]] = read_rollups(store, run_id).to_pylist()
-    return rows
-
-
-def from_scratch(store: Store, run_id: str) -> list[dict[str, Any]]:
-    """Roll up by the analysis alone what a reader of the store sees."""
-    found = []
-    source = StoreSource(store)
-    for step in sorted(set(source.spans(run_id).step.tolist())):
-        times = kind_times(step_timeline(source, run_id, epoch=0, step=step))
-        for place in range(len(times)):
-            numbers = {
-                name: int(getattr(times, name)[place])
-                for name in (
-                    "num_spans", "num_unsplit", "busy_ns", "wait_ns", "transfer_ns", "exposed_ns"
-                )
-            }  # fmt: skip
-            found.append(
-                {
-                    "epoch": 0, "step": step, "rank": int(times.rank[place]),
-                    "kind": KINDS[int(times.kind[place])].value, **numbers,
-                }
-            )  # fmt: skip
-    return sorted(found, key=lambda row: (row["step"], row["rank"], row["kind"]))
+    return f"run-{new_number()}"
 
 
 def test_a_closed_run_is_rolled_up_step_by_step(store: Store, run_id: str) -> None:
@@ -261,62 +186,6 @@ def test_a_table_that_is_away_is_told_and_work_goes_on_when_it_is_back(
     assert rolled(store, run_id) == from_scratch(store, run_id)
 
 
-def test_a_step_of_more_than_a_batch_is_read_in_portions(store: Store, run_id: str) -> None:
-    describe(store, run_id)
-    put(store, run_id, span_rows(run_id))
-
-    while not patient(store, batch_spans=2).turn():  # two of a step's four spans at once
-        pass
-
-    assert rolled(store, run_id) == from_scratch(store, run_id)
-    assert open_steps(store, run_id, state="ended") == ()
-
-
-def test_a_row_that_comes_between_two_portions_leaves_the_step_open(
-    store: Store, run_id: str
-) -> None:
-    # GIVEN a step that is read rank by rank, and a span of rank 0 that comes after rank 0 was read
-    describe(store, run_id)
-    rows = span_rows(run_id, num_steps=1)
-    put(store, run_id, rows[1:])
-    late = _ComesBetween(store, lambda: put(store, run_id, rows[:1]))
-
-    patient(late, batch_spans=1).turn()  # type: ignore[arg-type]
-
-    # THEN it is closed by the next turn, with all of its rows
-    while not patient(store, batch_spans=1).turn():
-        pass
-    assert rolled(store, run_id) == from_scratch(store, run_id)
-
-
-def test_a_step_that_must_be_read_whole_and_is_too_large_is_left_out_and_told_once(
-    store: Store, run_id: str
-) -> None:
-    describe(store, run_id)
-    store.insert_rows(
-        "runs",
-        [
-            {
-                "run_id": run_id, "state": "ended", "source_format": "bytedance", "world_size": 2,
-                "layout": {"dp": 2}, "created_ns": 1, "revision": 9,
-            }
-        ],
-    )  # fmt: skip
-    rows = span_rows(run_id)
-    put(store, run_id, rows)
-    said: list[str] = []
-    rolling = patient(store, max_whole_spans=1, say=said.append)
-
-    assert rolling.turn()
-    put(store, run_id, rows[4:5])  # a span comes again, so the run is looked at again
-    assert rolling.turn()
-
-    assert rolled(store, run_id) == []
-    assert said == [
-        f"{run_id}: steps of more than 1 spans are not rolled up, as their format tells no groups"
-    ]
-
-
 def test_neighbouring_steps_are_read_together_up_to_a_size() -> None:
     def steps(*places: tuple[int, int]) -> list[OpenStep]:
         return [OpenStep(epoch=e, step=s, num_spans=10, num_described=0) for e, s in places]
@@ -338,7 +207,7 @@ def test_any_order_with_duplicates_and_late_rows_gives_what_from_scratch_does(
     store: Store, data: st.DataObject
 ) -> None:
     # GIVEN the rows of a run in any order, some of them twice, rolled up at any moment between
-    run_id = f"any-{next(_NUMBERS)}"
+    run_id = f"any-{new_number()}"
     describe(store, run_id)
     rows = span_rows(run_id)
     arrivals = data.draw(st.permutations([*range(len(rows)), *range(0, len(rows), 3)]))
@@ -351,24 +220,6 @@ def test_any_order_with_duplicates_and_late_rows_gives_what_from_scratch_does(
     rolling.turn()
 
     assert rolled(store, run_id) == from_scratch(store, run_id)
-
-
-class _ComesBetween:
-    """A store that is written to after the first portion of a step was read."""
-
-    def __init__(self, store: Store, write: Callable[[], None]) -> None:
-        self._store = store
-        self._write = write
-        self.rows = store.rows
-        self.insert_arrow, self.insert_rows = store.insert_arrow, store.insert_rows
-        self._is_written = False
-
-    def arrow(self, sql: str, parameters: dict[str, Any]) -> pa.Table:
-        found = self._store.arrow(sql, parameters)
-        if sql is SELECT_PORTION and not self._is_written:
-            self._is_written = True
-            self._write()
-        return found
 
 
 class _WritesLater:

@@ -9,7 +9,7 @@ import pytest
 from collector.rollups import SELECT_OPEN, SELECT_OPEN_ONCE
 from collector.store import Store, open_store
 from rankscope.rolling import Rolling
-from tests.rankscope.test_rolling import describe, from_scratch, put, rolled, span_rows
+from tests.rankscope.rolling_rig import describe, from_scratch, put, rolled, span_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,103 @@
+"""A small run in a store, row by row, and what its rollups must be."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+from analysis.kind_times import kind_times
+from analysis.timeline import step_timeline
+from collector.rollups import read_rollups
+from rankscope.rolling import Rolling
+from rankscope.source import StoreSource
+from tracer.span import KINDS, NONE
+
+if TYPE_CHECKING:
+    from collector.store import Store
+
+RANKS = (0, 1)
+GROUP = 7
+MS = 1_000_000
+NUM_STEPS = 3
+_NUMBERS = itertools.count()
+
+
+def new_number() -> int:
+    """Return a number that nobody in this process was given before."""
+    return next(_NUMBERS)
+
+
+def patient(store: Store, **options: Any) -> Rolling:  # noqa: ANN401 -- the roller's own
+    """Return a roller whose turns end with their work alone: its clock stands still."""
+    return Rolling(store, monotonic_ns=lambda: 0, **options)
+
+
+def describe(store: Store, run_id: str, *, state: str = "ended") -> None:
+    """Make the run known, with its group."""
+    store.insert_rows(
+        "runs",
+        [
+            {
+                "run_id": run_id, "state": state, "source_format": "rankscope", "world_size": 2,
+                "layout": {"dp": 2}, "created_ns": time.time_ns(),
+                "revision": 1 + (state == "ended"),
+            }
+        ],
+    )  # fmt: skip
+    store.insert_rows(
+        "groups",
+        [{"run_id": run_id, "group_id": GROUP, "kind": "dp-comm", "members": list(RANKS)}],
+    )
+
+
+def span_rows(run_id: str, *, num_steps: int = NUM_STEPS) -> list[dict[str, Any]]:
+    """Return a forward and an all-reduce of each rank and step; rank 1 computes longer."""
+    rows = []
+    for step, rank in itertools.product(range(num_steps), RANKS):
+        begin, own = step * 100 * MS, (40 + 30 * rank + step) * MS
+        whole = {"run_id": run_id, "step": step, "rank": rank, "segment": rank + 1}
+        forward = {"kind": "forward", "start_ns": begin, "duration_ns": own, "seq": NONE}
+        comm = {
+            "kind": "dp-comm", "start_ns": begin + own, "duration_ns": 90 * MS - own,
+            "seq": step, "group_id": GROUP,
+        }  # fmt: skip
+        for place, one in enumerate((forward, comm)):
+            ends = {"src_rank": NONE, "dst_rank": NONE}
+            rows.append({**whole, **one, **ends, "row": 2 * step + place})
+    return rows
+
+
+def put(store: Store, run_id: str, rows: list[dict[str, Any]]) -> None:
+    """Store spans as a cut of their own; a row that is there already makes it a repeated one."""
+    store.insert_rows("spans", rows)
+    cut = {"run_id": run_id, "segment": new_number(), "num_spans": len(rows), "revision": 2}
+    store.insert_rows("ledger", [{**cut, "state": "repeated"}])
+
+
+def rolled(store: Store, run_id: str) -> list[dict[str, Any]]:
+    """Return what the store has rolled up of a run."""
+    rows: list[dict[str, Any]] = read_rollups(store, run_id).to_pylist()
+    return rows
+
+
+def from_scratch(store: Store, run_id: str) -> list[dict[str, Any]]:
+    """Roll up by the analysis alone what a reader of the store sees."""
+    found = []
+    source = StoreSource(store)
+    for step in sorted(set(source.spans(run_id).step.tolist())):
+        times = kind_times(step_timeline(source, run_id, epoch=0, step=step))
+        for place in range(len(times)):
+            numbers = {
+                name: int(getattr(times, name)[place])
+                for name in (
+                    "num_spans", "num_unsplit", "busy_ns", "wait_ns", "transfer_ns", "exposed_ns"
+                )
+            }  # fmt: skip
+            found.append(
+                {
+                    "epoch": 0, "step": step, "rank": int(times.rank[place]),
+                    "kind": KINDS[int(times.kind[place])].value, **numbers,
+                }
+            )  # fmt: skip
+    return sorted(found, key=lambda row: (row["step"], row["rank"], row["kind"]))
