@@ -11,6 +11,7 @@ spans that are rare, place themselves, or overlap with one of their own name.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from tracer.blame import is_ours
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tracer.lane import Lane
-    from tracer.segment import OpenEntry
+    from tracer.segment import OpenEntry, Segment
 
 ERROR_HEAD = int(SpanFlag.ERROR) << 16
 """The flag in a `tracer.lane.head_word`."""
@@ -33,6 +34,10 @@ _CORE = "8s16sllll" if struct.calcsize("l") == struct.calcsize("q") else "8s16sq
 pack_core = struct.Struct(_CORE).pack_into
 """`tracer.spool.CORE` up to commit, with neighbours packed together: head, place, start, end,
 depth, commit."""
+
+
+Enter = Callable[..., None]
+Leave = Callable[..., None]
 
 
 class Enterable(Protocol):
@@ -48,10 +53,28 @@ class Enterable(Protocol):
     ) -> None: ...
 
 
+# What ``with`` passes, or `ExitStack`, which passes the span itself first.
+def nothing(_a: object = None, _b: object = None, _c: object = None, _d: object = None) -> None:
+    """Take what a span is entered or left with, and do nothing."""
+
+
+class LaneState:
+    """What a lane and its spans share."""
+
+    __slots__ = ("depth", "place", "segment")
+
+    depth: int
+    place: bytes
+    segment: Segment
+
+
 class ReadySpan:
     """A span of one name in one thread, ready to be entered; entered at most once at a time."""
 
-    __slots__ = ("head", "place", "span", "start_ns")
+    __slots__ = ("enter", "head", "leave", "place", "span", "start_ns")
+
+    span: Enterable
+    """What ``with`` is given."""
 
     def __init__(self, lane: Lane, head: int) -> None:
         self.head = head
@@ -59,11 +82,18 @@ class ReadySpan:
         self.start_ns: int | None = None
         """Begin, monotonic; None while it is not in use."""
 
-        self.span: Enterable = _closures(self, lane, head)
+        self.enter, self.leave = _closures(self, lane, head)
 
 
-def _closures(ready: ReadySpan, lane: Lane, head: int) -> Enterable:
-    """Return what ``with`` is given. Its class is its own: ``with`` looks there, not at it."""
+def enterable(enter: Enter, leave: Leave) -> Enterable:
+    """Return what ``with`` enters and leaves by these two, without making bound methods."""
+    # Its class is its own: ``with`` looks there, not at it.
+    members = {"__slots__": (), "__enter__": staticmethod(enter), "__exit__": staticmethod(leave)}
+    span: Enterable = type("Span", (), members)()
+    return span
+
+
+def _closures(ready: ReadySpan, lane: Lane, head: int) -> tuple[Enter, Leave]:
     source = lane.source
     head_bytes = head.to_bytes(8, "little")
 
@@ -83,7 +113,7 @@ def _closures(ready: ReadySpan, lane: Lane, head: int) -> Enterable:
         ready.start_ns = None
         lane.depth = depth = lane.depth - 1
         try:
-            if exc_type is None:
+            if exc_type is None and start_ns is not None:
                 end_ns = monotonic_ns()
                 segment = lane.segment
                 for offset in segment.rows:  # a claim in one C call, without making one
@@ -104,28 +134,15 @@ def _closures(ready: ReadySpan, lane: Lane, head: int) -> Enterable:
                     for num in drops.numbers:
                         pack_word(drops.process.buffer, drops.offset, num)
                         return
-            is_error = exc_type is not None and (exc_type is not span or exc is not None)
-            _leave_slowly(lane, ready, start_ns, head | ERROR_HEAD if is_error else head)
+            is_error = exc_type is not None and (exc_type is not ready.span or exc is not None)
+            lane.leave_slowly(ready, start_ns, is_error=is_error)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             if not {"offset", "num"} & locals().keys() and not is_ours(problem):
                 # The handler of a signal raised before the row was claimed or the drop counted.
-                _leave_slowly(lane, ready, start_ns, head | ERROR_HEAD)
+                lane.leave_slowly(ready, start_ns, is_error=True)
             lane.swallow(problem)
 
-    members = {
-        "__slots__": (),
-        "__enter__": staticmethod(enter),
-        "__exit__": staticmethod(leave),
-    }
-    span: Enterable = type("Span", (), members)()
-    return span
-
-
-def _leave_slowly(lane: Lane, ready: ReadySpan, start_ns: int | None, head: int) -> None:
-    """Write where the short way cannot: past the end of a segment, or after an exception."""
-    end_ns = monotonic_ns()
-    if start_ns is not None:  # None: it was never entered, or entered twice and left before
-        lane.write(head, start_ns, end_ns - start_ns, ready.place, start_ns, lane.depth)
+    return enter, leave
 
 
 class HostSpan:

@@ -7,7 +7,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from tracer.blame import is_ours
-from tracer.host_span import ReadySpan, pack_core
+from tracer.clock import monotonic_ns
+from tracer.host_span import ERROR_HEAD, pack_core
+from tracer.hot import LaneState
 from tracer.process_file import pack_word
 from tracer.segment import NO_SEGMENT, Segment, open_entry
 from tracer.span import NONE
@@ -23,6 +25,7 @@ from tracer.spool import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tracer.hot import ReadySpan
     from tracer.process_file import ProcessFile
     from tracer.sampling import Sampling
     from tracer.segment import OpenEntry
@@ -40,7 +43,7 @@ def head_word(record_type: RecordType, *, kind: int, flags: int, name_id: int) -
     return record_type | kind << 8 | flags << 16 | name_id << 32
 
 
-class Lane:
+class Lane(LaneState):
     """One thread's rows, or those of several threads that share it: claims never collide."""
 
     __slots__ = (
@@ -50,13 +53,10 @@ class Lane:
         "_turning",
         "_wake",
         "chunk",
-        "depth",
         "microbatch",
         "number",
-        "place",
         "ready",
         "ready_by_name",
-        "segment",
         "source",
         "step",
         "track_id",
@@ -76,7 +76,7 @@ class Lane:
         self.track_id = track_id
         self.depth = 0
         self._num_in_former = 0
-        self.segment: Segment = NO_SEGMENT
+        self.segment = NO_SEGMENT
         self.ready: dict[int, ReadySpan] = {}
         """Spans of this lane's thread that are made once and entered often, by `head_word`."""
 
@@ -177,6 +177,20 @@ class Lane:
         for num in drops.numbers:
             pack_word(drops.process.buffer, drops.offset, num)
             return
+
+    def leave_slowly(self, ready: ReadySpan, start_ns: int | None, is_error: bool) -> None:  # noqa: FBT001 - called by C too
+        """Write a span that ends now where its short way cannot.
+
+        Args:
+            ready: The span, past the end of a segment or left by an exception.
+            start_ns: When it was entered, monotonic; None: never, or it was left before.
+            is_error: Whether an exception left it.
+        """
+        end_ns = monotonic_ns()
+        if start_ns is None:
+            return
+        head = ready.head | ERROR_HEAD if is_error else ready.head
+        self.write(head, start_ns, end_ns - start_ns, ready.place, start_ns, self.depth)
 
     def open(self, start_ns: int, head: int, comm: tuple[int, int] = (0, NONE)) -> OpenEntry | None:
         """Show a begun span to whoever looks at the process from outside.

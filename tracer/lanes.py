@@ -7,13 +7,15 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from tracer.host_span import ReadySpan, host_span
+from tracer.host_span import host_span
+from tracer.hot import ready_span
 from tracer.lane import Lane
 from tracer.span import NONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tracer.hot import ReadySpan
     from tracer.process_file import ProcessFile
     from tracer.protocol import SpanContext
     from tracer.sampling import Sampling
@@ -114,7 +116,7 @@ class Lanes:
         # Threads that share a lane must not share spans: one might be in use by two.
         if "ready" not in self.threads.__dict__ or next(self._num_ready) >= MAX_READY:
             return None
-        ready = lane.ready.setdefault(head, ReadySpan(lane, head))
+        ready = lane.ready.setdefault(head, ready_span(lane, head))
         if name is not None:
             lane.ready_by_name[name] = ready
         return ready

@@ -91,6 +91,8 @@ class DropCount:
 class ProcessFile:
     """The mapped process file. Every method may be called from any thread at any moment."""
 
+    __slots__ = ("_ids", "_next_name", "buffer", "drops")
+
     def __init__(self, folder: Path, identity: SpoolIdentity) -> None:
         self.buffer = map_file(folder / PROCESS_FILE, PROCESS_FILE_BYTES)
         self.buffer[:HEADER_BYTES] = pack_header(

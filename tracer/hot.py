@@ -1,0 +1,41 @@
+"""The hottest lines of the tracer: compiled ones where this interpreter has them, else Python.
+
+`tracer/_hot.c` is built while the package is installed, where there is a C compiler. Without one,
+without the GIL, or with ``RANKSCOPE_PURE_PYTHON=1`` the same is done by `tracer.host_span`, and a
+span takes about twice the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from tracer.host_span import enterable
+
+if TYPE_CHECKING:
+    from tracer.host_span import LaneState, ReadySpan, nothing
+    from tracer.lane import Lane
+else:
+    from tracer.host_span import LaneState, ReadySpan, nothing
+
+    if os.environ.get("RANKSCOPE_PURE_PYTHON", "0") in {"", "0"}:
+        with contextlib.suppress(ImportError):
+            from tracer._hot import LaneState, ReadySpan, nothing
+
+IS_COMPILED = ReadySpan.__module__ == "tracer._hot"
+"""Whether spans are entered and left by compiled code."""
+
+__all__ = ["IS_COMPILED", "LaneState", "ReadySpan", "nothing", "ready_span"]
+
+
+def ready_span(lane: Lane, head: int) -> ReadySpan:
+    """Return a span that its lane's thread may enter over and over, once at a time.
+
+    Args:
+        lane: The thread's own.
+        head: `tracer.lane.head_word` of its record.
+    """
+    ready = ReadySpan(lane, head)
+    ready.span = enterable(ready.enter, ready.leave)
+    return ready
