@@ -72,7 +72,9 @@ class Round:
 
     wall_ratios: list[float]
     cpu_ratios: list[float]
-    plain_ms: list[float]
+    steps: list[tuple[str, Step]]
+    """Each timed step, with the letter of its turn."""
+
     records_per_step: float
     dropped_per_step: float
 
@@ -105,7 +107,7 @@ def run_round(scenario: str, quads: int, folder: Path) -> Round:
             _ratio([step.cpu_ns for step in four], ORDERS[quad % 2])
             for quad, four in enumerate(fours)
         ],
-        plain_ms=[s.wall_ns / 1e6 for s, turn in zip(steps, letters, strict=True) if turn == "U"],
+        steps=list(zip(letters, steps, strict=True)),
         records_per_step=(stored + dropped) / num_traced,
         dropped_per_step=dropped / num_traced,
     )
@@ -149,9 +151,10 @@ def _ratio(times_ns: list[int], order: str) -> float:
 
 def summary(scenario: str, rounds: list[Round]) -> dict[str, object]:
     """Return one scenario's row of the document."""
+    plain_ns = [step.wall_ns for r in rounds for turn, step in r.steps if turn == "U"]
     row: dict[str, object] = {
         "scenario": scenario,
-        "step_ms": round(statistics.median(v for r in rounds for v in r.plain_ms), 1),
+        "step_ms": round(statistics.median(plain_ns) / 1e6, 1),
         "records_per_step": round(statistics.mean(r.records_per_step for r in rounds)),
         "dropped_per_step": round(statistics.mean(r.dropped_per_step for r in rounds)),
     }
@@ -163,27 +166,40 @@ def summary(scenario: str, rounds: list[Round]) -> dict[str, object]:
     return row
 
 
-def measure(scenarios: list[str], starts: int, quads: int) -> dict[str, object]:
-    """Run all rounds and return the document."""
-    import torch
-
-    start_ns = time.monotonic_ns()
+def run_all(scenarios: list[str], starts: int, quads: int) -> dict[str, list[Round]]:
+    """Return the rounds of each scenario, taken in turn."""
     found: dict[str, list[Round]] = {scenario: [] for scenario in scenarios}
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     for _ in range(starts):
         for scenario in scenarios:
             with tempfile.TemporaryDirectory(dir=memory) as name:
                 found[scenario].append(run_round(scenario, quads, Path(name)))
+    return found
+
+
+def document_of(found: dict[str, list[Round]], quads: int) -> dict[str, object]:
+    """Return what was found, beside machine and versions."""
+    import torch
+
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "load_average": os.getloadavg(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "starts": starts,
+        "starts": max(len(rounds) for rounds in found.values()),
         "quads": quads,
         "rows": [summary(scenario, rounds) for scenario, rounds in found.items()],
-        "duration_s": round((time.monotonic_ns() - start_ns) / 1e9),
     }
+
+
+def raw_of(found: dict[str, list[Round]]) -> str:
+    """Return a line for each timed step: scenario, start, turn, wall clock and CPU time, ns."""
+    return "".join(
+        f"{scenario} {start} {turn} {step.wall_ns} {step.cpu_ns}\n"
+        for scenario, rounds in found.items()
+        for start, one in enumerate(rounds)
+        for turn, step in one.steps
+    )
 
 
 def main() -> None:
@@ -193,8 +209,14 @@ def main() -> None:
     parser.add_argument("--quads", type=int, default=8, help="fours of turns in each start")
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--json", type=Path, help="write the document here")
+    parser.add_argument("--raw", type=Path, help="write every step here, a line each")
     options = parser.parse_args()
-    document = measure(options.only, options.starts, options.quads)
+    start_ns = time.monotonic_ns()
+    found = run_all(options.only, options.starts, options.quads)
+    document = document_of(found, options.quads)
+    document["duration_s"] = round((time.monotonic_ns() - start_ns) / 1e9)
+    if options.raw is not None:
+        options.raw.write_text(raw_of(found))
     if options.json is not None:
         options.json.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document, indent=1))
