@@ -136,6 +136,11 @@ class Deletions:
         found = self._tombstones().get(run_id)
         return None if found is None else found.at_ns
 
+    def holds(self, run_id: str) -> bool:
+        """Return whether any table has rows of the run, whatever else is told of it."""
+        bound = {"tables": self._tables(), "run_id": run_id}
+        return bool(self._store.rows(COUNT_RUN, bound))
+
     def check(self, run_id: str) -> None:
         """Do nothing for a run that may take in rows.
 

@@ -9,7 +9,6 @@ from fastapi import APIRouter, HTTPException, Request
 from collector.access import GRANT_KEY
 from collector.errors import RunNameError
 from collector.identity import checked_run_name
-from collector.read import run_names
 
 if TYPE_CHECKING:
     from collector.deletion import Deletions
@@ -35,7 +34,7 @@ def deletion_router(store: Store, deletions: Deletions) -> APIRouter:
             raise HTTPException(400, str(error)) from None
         if not grant.covers(run_id):
             raise HTTPException(403, "this token is for other runs")
-        if not deletions.is_deleted(run_id) and run_id not in run_names(store):
+        if not deletions.is_deleted(run_id) and not deletions.holds(run_id):
             raise HTTPException(404, f"no run {run_id!r} in this store")
         deletion = deletions.delete(run_id)
         return {

@@ -58,9 +58,8 @@ def delete_run(run_id: str, *, as_json: bool, store_url: str | None) -> str:
 def _delete_here(run_id: str, store_url: str) -> dict[str, Any]:
     with open_store(store_url) as store:
         deletions = Deletions(store)
-        known = run_names(store)
-        if run_id not in known and not deletions.is_deleted(run_id):
-            raise UnknownRunError(run_id, known)
+        if not (deletions.is_deleted(run_id) or deletions.holds(run_id)):
+            raise UnknownRunError(run_id, run_names(store))
         found = deletions.delete(run_id)
     return {"run": found.run_id, "at_ns": found.at_ns, "num_rows": found.num_rows}
 

@@ -42,6 +42,15 @@ def test_it_deletes_the_run_and_says_what_went(store: Store, run_id: str) -> Non
     assert Deletions(store).deleted_ns(run_id) == document["at_ns"]
 
 
+def test_a_run_of_which_only_spans_came_is_deleted_too(store: Store, run_id: str) -> None:
+    store.insert_rows("spans", [{"run_id": run_id, "row": 0}])
+
+    answer = client_of(store).request("DELETE", f"/v1/runs?run_id={run_id}")
+
+    assert (answer.status_code, answer.json()["num_rows"]) == (200, {"spans": 1})
+    assert Deletions(store).is_deleted(run_id)
+
+
 def test_to_ask_again_is_no_error(store: Store, run_id: str) -> None:
     store.insert_rows("runs", [{"run_id": run_id}])
     client = client_of(store)

@@ -51,6 +51,14 @@ def test_the_command_deletes_and_says_what_went(tmp_path: Path) -> None:
     assert (again["run"], again["num_rows"]) == ("job", {})
 
 
+def test_a_run_of_which_only_spans_came_is_deleted_too(tmp_path: Path) -> None:
+    url = f"chdb://{tmp_path / 'store'}"
+    with open_store(url) as store:
+        store.insert_rows("spans", [{"run_id": "job", "row": 0}])
+
+    assert delete_run("job", as_json=False, store_url=url).startswith("deleted run 'job': 1 spans,")
+
+
 def test_a_run_that_nobody_knows_is_told_with_those_that_are(tmp_path: Path) -> None:
     url = f"chdb://{tmp_path / 'store'}"
     with open_store(url) as store:
