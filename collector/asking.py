@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from collector.edge.limits import visitor_of
 
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from collector.access import Scope
+
+
+HOST_FORM = re.compile(
+    r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{0,5})?"
+)
 
 
 def visitor_in(scope: Scope) -> str:
@@ -53,11 +59,13 @@ def shown_token(headers: dict[str, str]) -> str:
 
 
 def host_name(host: str) -> str:
-    """Return the name in a ``Host`` header, without port and brackets; "" where it is no host."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    """Return the name in a ``Host`` header, without port and brackets; "" where it is no host.
+
+    A user before it, a path behind it or a port that is no number make it none: what they hide
+    from us another program on the way may see.
+    """
+    found = HOST_FORM.fullmatch(host)
+    return "" if found is None else (found["address"] or found["name"]).lower()
 
 
 def is_foreign(scope: Scope, headers: dict[str, str], *, must_tell: bool) -> bool:
