@@ -8,7 +8,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tracer.capture.guard import Guard
+from tracer.capture.uncompiled import Uncompiled
 from tracer.clock import monotonic_ns
+from tracer.current import span
 from tracer.span import SpanKind
 
 if TYPE_CHECKING:
@@ -31,12 +33,15 @@ class Compilations:
         self._recorder = recorder
         self._guard = Guard(recorder, "compilation")
         self._begun = _Begun()
+        self._uncompiled = Uncompiled(span)
 
     def ask(self) -> bool:
         """Ask the compiler to tell us, where it is loaded; always False: to be called again."""
         if DYNAMO_MODULE not in sys.modules or not self._guard.active:
             return False
         try:
+            self._uncompiled.leave_out_spans()
+            self._uncompiled.mark()
             handler = sys.modules[DYNAMO_MODULE].callback_handler
             if self.begins not in handler.start_callbacks:
                 handler.register_start_callback(self.begins)

@@ -1,0 +1,100 @@
+"""Keep the compiler away from the tracer's own functions.
+
+Where `torch.compile` gives a function up halfway (a graph break inside a
+``with``), it runs it plainly and compiles what that calls instead: our kernels
+and hooks too, with graph breaks, recompilations and seconds that the job would
+not have without us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from tracer.blame import OURS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+AROUND = ("tracer.capture.", "tracer.integrations.", "tracer.current", "tracer.__main__")
+"""Modules whose functions call the job's; what those call is compiled as ever."""
+
+ENGINE_MODULE = "torch._C._dynamo.eval_frame"
+
+
+class Uncompiled:
+    """Marks what Python runs of us as not to be compiled, each module once."""
+
+    def __init__(self, span: Callable[..., Any]) -> None:
+        """Prepare.
+
+        Args:
+            span: The function by which a job makes spans by hand.
+        """
+        self._span = span
+        self._marked: set[str] = set()
+        self._num_modules = 0
+        self._is_replaced = False
+
+    def mark(self) -> None:
+        """Mark the modules of ours that are loaded by now; an older compiler can not be told."""
+        engine: Any = sys.modules.get(ENGINE_MODULE)
+        if engine is None or not hasattr(engine, "set_code_exec_strategy"):
+            return
+        if self._num_modules == len(sys.modules):
+            return  # none of ours has come since
+        self._num_modules = len(sys.modules)
+        skip, default = engine._FrameAction.SKIP, engine._FrameAction.DEFAULT
+        for name, module in list(sys.modules.items()):
+            if name in self._marked or not name.startswith("tracer.") or module is None:
+                continue
+            self._marked.add(name)
+            below = default if name.startswith(AROUND) else skip
+            for code in codes_of(module):
+                engine.set_code_exec_strategy(code, engine._FrameExecStrategy(skip, below))
+
+    def leave_out_spans(self) -> None:
+        """Let a span by hand in what is compiled be nothing, instead of a graph break."""
+        replace = getattr(sys.modules.get("torch._dynamo"), "substitute_in_graph", None)
+        if self._is_replaced or replace is None:
+            return
+        self._is_replaced = True
+        replace(self._span)(no_span)
+
+
+def no_span(
+    name: object, kind: object = None, microbatch: object = None, chunk: object = None
+) -> contextlib.AbstractContextManager[None]:
+    """Return what the compiler takes in the place of `tracer.span`: it compiles to nothing."""
+    return contextlib.nullcontext()
+
+
+def codes_of(module: ModuleType) -> Iterator[CodeType]:
+    """Yield the code of every function that a module of ours defines, nested ones too."""
+    for member in list(vars(module).values()):
+        members = list(vars(member).values()) if isinstance(member, type) else [member]
+        for one in members:
+            yield from _nested(_code_of(one))
+
+
+def _code_of(member: object) -> CodeType | None:
+    if isinstance(member, property):
+        member = member.fget
+    elif isinstance(member, functools.cached_property):
+        member = member.func
+    elif isinstance(member, (staticmethod, classmethod)):
+        member = member.__func__
+    member = getattr(member, "__wrapped__", member)
+    return member.__code__ if isinstance(member, FunctionType) else None
+
+
+def _nested(code: CodeType | None) -> Iterator[CodeType]:
+    if code is None or not code.co_filename.startswith(OURS):
+        return
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
