@@ -10,6 +10,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from collector.edge.refusals import Refusal
+from collector.edge.strict_http import StrictConnection
 from collector.edge.window import Window
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class EdgeConnection(H11Protocol):
         on_end: Callable[[], None],
     ) -> None:
         super().__init__(config, server_state, app_state, loop)
+        self.conn = StrictConnection(limits.max_header_bytes)
         self._limits = limits
         self._refusals = refusals
         self._visitor = visitor

@@ -76,10 +76,15 @@ def test_two_lengths_or_a_length_and_pieces_are_no_http(server: Running) -> None
         b"content-length: 3\r\ncontent-length: 5\r\n",
         b"content-length: -1\r\n",
         b"content-length: 0x10\r\n",
+        b"content-length: 3\r\ntransfer-encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n",
     ):
         with server.connect() as visitor:
-            visitor.sendall(POST + lies + b"\r\nabc")
-            assert read_to_end(visitor).startswith(b"HTTP/1.1 400")
+            # What stands behind would be the next request for whoever takes the length.
+            visitor.sendall(POST + lies + b"\r\n0\r\n\r\nGET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            answer = read_to_end(visitor)
+            assert answer.startswith(b"HTTP/1.1 400")
+            assert answer.count(b"HTTP/1.1") == 1
 
 
 def test_a_page_that_reads_too_long_a_body_ends_and_the_next_is_answered(

@@ -146,6 +146,24 @@ def test_a_header_of_a_megabyte_is_refused() -> None:
         server.wait_for(Refusal.BAD_HTTP)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"GET /" + b"a" * 33_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: a\r\n" + b"a: b\r\n" * 17_000 + b"\r\n",
+    ],
+)
+def test_a_header_that_is_too_long_is_refused_though_it_comes_at_once(text: bytes) -> None:
+    with running() as server, server.connect() as visitor:
+        sender = threading.Thread(target=send_all, args=(visitor, text))
+        sender.start()
+        answer = read_to_end(visitor)  # a reset may overtake it
+        sender.join()
+
+        assert not answer.startswith(b"HTTP/1.1 2")
+        server.wait_for(Refusal.BAD_HTTP)
+
+
 @pytest.mark.alone
 def test_300_slow_visitors_do_not_slow_the_others_down() -> None:
     ratios: list[float] = []
