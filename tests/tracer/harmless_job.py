@@ -21,7 +21,7 @@ import tracer
 import tracer.capture.batch
 import tracer.capture.compute
 import tracer.capture.data
-import tracer.device.absent
+import tracer.capture.on_device
 import tracer.lane
 import tracer.lanes
 import tracer.recorder
@@ -48,7 +48,8 @@ PARTS: dict[str, tuple[Any, str]] = {
     "lanes": (tracer.lanes.Lanes, "begin_step"),
     "steering": (tracer.steering.Steering, "begin_step"),
     "batch": (tracer.capture.data, "count_batch"),
-    "device": (type(tracer.device.absent.NO_DEVICE_TIMING), "device_of"),
+    "mine": (tracer.lanes.Lanes, "mine"),
+    "on device": (tracer.capture.on_device.OnDevice, "enter"),
     "events": (Recorder, "append_line"),
 }
 

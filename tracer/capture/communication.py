@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from tracer.blame import is_ours
 from tracer.capture.completion import Completions
 from tracer.capture.group import CommGroup, GroupBook
-from tracer.capture.launch import Instance, Launch
+from tracer.capture.launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance, Launch, heads_of
 from tracer.capture.on_device import OnDevice
 from tracer.capture.operation import Direction, Operation
 from tracer.capture.unwaited import Unwaited
@@ -20,21 +21,14 @@ from tracer.span import NONE, SpanFlag
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from tracer.recorder import Recorder
+    from tracer.span import SpanKind
     from tracer.topology import Layout
 
-P = ParamSpec("P")
-
-# As plain integers: an operation on the enumeration costs a microsecond each.
-HOST_CLOCK = int(SpanFlag.HOST_CLOCK)
-ASYNC = int(SpanFlag.ASYNC)
 COALESCED = int(SpanFlag.COALESCED)
-END_BOUND = int(SpanFlag.END_BOUND)
-
-BLOCKED_NS = 50_000
-"""A wait shorter than this found the work done: when it was done is then not known from it."""
+ERROR = int(SpanFlag.ERROR)
 
 
 class _Thread(threading.local):
@@ -42,6 +36,8 @@ class _Thread(threading.local):
 
     interval_id = 0
     in_batch = False
+    """Whether it has begun a batch of p2p of which nobody has seen the end."""
+
     coalescing: list[Launch] | None = None
     passes_over = False
     last_work: Any = None
@@ -63,23 +59,46 @@ class Communication:
         self._groups = GroupBook(recorder, layout)
         self._unwaited = Unwaited()
         self._on_device = OnDevice(recorder)
+        self._heads: dict[tuple[str, SpanKind], Heads] = {}
+        """By name of the operation and kind of the group."""
+
         self._intervals = itertools.count(1)
-        self._thread = _Thread()
+        self.thread = _Thread()
 
     # -- launch --------------------------------------------------------------
 
     def begin(self, operation: Operation, args: tuple[Any, ...]) -> Launch | None:
         """Note that this rank enters a communication now; None where nothing is captured."""
-        if not self.active or self._thread.passes_over:
+        thread = self.thread
+        if not self.active or thread.passes_over:
             return None
         try:
-            return self._begin(operation, args)
+            at = operation.group_position
+            process_group = dist.ProcessGroup.unbox(args[at])
+            group = self._groups.find(process_group)
+            if group is None:
+                self._recorder.drop(DropReason.INTERNAL_ERROR)
+                return None
+            flags = HOST_CLOCK | ASYNC if operation.is_async(args) else HOST_CLOCK
+            if thread.interval_id:
+                flags |= COALESCED
+            heads = self._heads.get((operation.name, group.kind)) or self._meet(operation, group)
+            instance = _instance(operation, args, group, thread.interval_id)
+            launch = Launch(self._recorder, group, instance, heads=heads, flags=flags)
+            self._on_device.enter(launch, process_group, args[:at])
+            launch.show()
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
             return None
+        else:
+            return launch
 
     def launched(
-        self, launch: Launch, operation: Operation, args: tuple[Any, ...], out: object
+        self,
+        launch: Launch,
+        operation: Operation,
+        args: tuple[Any, ...],
+        out: Any,  # noqa: ANN401 - as the operator has it
     ) -> None:
         """Note what the launching call returned.
 
@@ -91,14 +110,34 @@ class Communication:
                 where it blocked until the end.
         """
         try:
-            self._launched(launch, operation, args, out)
+            boxed = out[-1] if isinstance(out, tuple) and out else out
+            work = None if boxed is None or isinstance(boxed, tuple) else dist.Work.unbox(boxed)
+            thread = self.thread
+            if work is None and thread.coalescing is None:
+                self._returned((launch,))
+                return
+            is_async = launch.flags & ASYNC
+            # Every operator takes what it writes first, and what it reads after. Only a work
+            # that the job will wait for later can be waited for by its tensor.
+            for old in self._unwaited.add(launch, args[0] if is_async else None):
+                old.end(monotonic_ns(), END_BOUND)
+            if thread.coalescing is not None:
+                thread.coalescing.append(launch)
+            if work is None:
+                return
+            self._unwaited.bind(work, (launch,))
+            thread.last_work = work
+            # A work of NCCL says that it is done before it is, and runs callbacks on streams
+            # that may be the job's.
+            if is_async and operation.direction is Direction.GROUP and not launch.on_device:
+                self.completions.watch(work, functools.partial(self._done, launch))
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
 
     def failed(self, launch: Launch) -> None:
         """Note that the launching call raised."""
         try:
-            launch.end(monotonic_ns(), SpanFlag.ERROR)
+            launch.end(monotonic_ns(), ERROR)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
 
@@ -108,30 +147,25 @@ class Communication:
 
     def pass_over(self, *, passes_over: bool) -> None:
         """Say whether what this thread launches is a part of what it has begun, and no more."""
-        self._thread.passes_over = passes_over
+        self.thread.passes_over = passes_over
 
     # -- what one call issues together ---------------------------------------
 
-    @property
-    def in_batch(self) -> bool:
-        """Whether this thread has begun a batch of p2p of which nobody has seen the end."""
-        return self._thread.in_batch
-
     def begin_batch(self) -> None:
         """Say that the p2p launches of this thread belong together from now on."""
-        self._thread.interval_id = next(self._intervals)
-        self._thread.in_batch = True
+        self.thread.interval_id = next(self._intervals)
+        self.thread.in_batch = True
 
     def end_batch(self) -> None:
         """Say that the launches of this thread stand for themselves again."""
-        self._thread.interval_id = 0
-        self._thread.in_batch = False
+        self.thread.interval_id = 0
+        self.thread.in_batch = False
 
     def begin_coalescing(self) -> None:
         """Say that one work will stand for all that this thread launches from now on."""
-        self._thread.coalescing = []
-        if not self._thread.in_batch:
-            self._thread.interval_id = next(self._intervals)
+        self.thread.coalescing = []
+        if not self.thread.in_batch:
+            self.thread.interval_id = next(self._intervals)
 
     def end_coalescing(self, work: Any) -> None:  # noqa: ANN401 - a pybind class
         """Say which work stands for what was launched since `begin_coalescing`.
@@ -140,7 +174,7 @@ class Communication:
             work: None where the call that ended the coalescing waited by itself.
         """
         self.end_batch()
-        launches, self._thread.coalescing = self._thread.coalescing, None
+        launches, self.thread.coalescing = self.thread.coalescing, None
         if not launches:
             return
         try:
@@ -148,29 +182,44 @@ class Communication:
                 self._returned(launches)
             else:
                 self._unwaited.bind(work, launches)
-                self._thread.last_work = work
+                self.thread.last_work = work
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
 
     # -- wait ----------------------------------------------------------------
 
-    def of_work(self, work: Any) -> list[Launch]:  # noqa: ANN401 - a pybind class
+    def of_work(self, work: Any) -> Sequence[Launch]:  # noqa: ANN401 - a pybind class
         """Return the launches that nobody has yet waited for by ``work``."""
-        return self._found(self._unwaited.of_work, work)
+        try:
+            return self._unwaited.of_work(work)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self.fail(problem)
+            return ()
 
-    def of_tensor(self, tensor: Any) -> list[Launch]:  # noqa: ANN401 - of any subclass
+    def of_tensor(self, tensor: Any) -> Sequence[Launch]:  # noqa: ANN401 - of any subclass
         """Return the launches that still write to the tensor's storage."""
-        return self._found(self._unwaited.of_tensor, tensor)
+        try:
+            return self._unwaited.of_tensor(tensor)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self.fail(problem)
+            return ()
 
-    def of_thread(self, thread_id: int, since_ns: int) -> list[Launch]:
+    def of_thread(self, thread_id: int, since_ns: int) -> Sequence[Launch]:
         """Return what a thread launched since then and nobody has waited for, oldest first."""
-        return self._found(self._unwaited.of_thread, thread_id, since_ns)
+        if not self._unwaited.entries:
+            return ()
+        try:
+            return self._unwaited.of_thread(thread_id, since_ns)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self.fail(problem)
+            return ()
 
     def wait_begins(self, launches: Sequence[Launch]) -> None:
         """Note that this thread, and on a device its stream, is about to wait for all of them."""
         try:
             for number, launch in enumerate(launches):
-                launch.reach_wait(first=number == 0, alone=len(launches) == 1)
+                if launch.on_device:
+                    launch.reach_wait(first=number == 0, alone=len(launches) == 1)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
 
@@ -187,7 +236,8 @@ class Communication:
         try:
             if error is None:
                 for launch in launches:
-                    _find_source(launch, work)
+                    if launch.seq == NONE:
+                        _find_source(launch, work)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
         self.waited_in_turn(launches, start_ns, end_ns, error=error)
@@ -206,14 +256,14 @@ class Communication:
         from the end of the one before until the communication was done; what the
         thread did between two waits is counted to the later.
         """
-        flags = 0 if error is None else int(SpanFlag.ERROR)
+        flags = 0 if error is None else ERROR
         now_ns = start_ns
         try:
             for launch in filter(self._unwaited.take, launches):
                 now_ns = max(now_ns, launch.start_ns)
                 done_ns = end_ns if launch.end_ns is None else min(launch.end_ns, end_ns)
                 until_ns = max(now_ns, done_ns)
-                self._waited(launch, now_ns, until_ns, flags)
+                launch.waited(now_ns, until_ns, flags)
                 now_ns = until_ns
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
@@ -236,75 +286,17 @@ class Communication:
         now_ns = monotonic_ns()
         for launch in self._unwaited.take_all():
             launch.end(now_ns, SpanFlag.OPEN)
-        self._thread = _Thread()
+        self.thread = _Thread()
 
     # -- inside --------------------------------------------------------------
 
-    def _found(
-        self, find: Callable[P, list[Launch]], *args: P.args, **named: P.kwargs
-    ) -> list[Launch]:
-        try:
-            return find(*args, **named)
-        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            self.fail(problem)
-            return []
-
-    def _begin(self, operation: Operation, args: tuple[Any, ...]) -> Launch | None:
-        at = operation.group_position
-        group = self._groups.find(dist.ProcessGroup.unbox(args[at]))
-        if group is None:
-            self._recorder.drop(DropReason.INTERNAL_ERROR)
-            return None
-        flags = HOST_CLOCK
-        if operation.is_async(args):
-            flags |= ASYNC
-        interval_id = self._thread.interval_id
-        if interval_id:
-            flags |= COALESCED
-        num_bytes = operation.num_bytes(args, group.size)
-        if operation.direction is Direction.GROUP:
-            kind = group.kind
-            instance = Instance(group.next_seq(), NONE, NONE, num_bytes, interval_id)
-        else:
-            kind = group.send_kind if operation.direction is Direction.SEND else group.recv_kind
-            src, dst = _pair(operation.direction, args[at + 1], group)
-            seq = NONE if src == NONE else group.pair_seqs[src, dst]()
-            instance = Instance(seq, src, dst, num_bytes, interval_id)
-        launch = Launch(
-            self._recorder, group, instance, name=operation.name, kind=kind, flags=flags
+    def _meet(self, operation: Operation, group: CommGroup) -> Heads:
+        kinds = {Direction.GROUP: group.kind, Direction.SEND: group.send_kind}
+        kind = kinds.get(operation.direction, group.recv_kind)
+        heads = self._heads[operation.name, group.kind] = heads_of(
+            self._recorder, operation.name, kind
         )
-        self._on_device.enter(launch, dist.ProcessGroup.unbox(args[at]), args[:at])
-        launch.show()
-        return launch
-
-    def _launched(
-        self,
-        launch: Launch,
-        operation: Operation,
-        args: tuple[Any, ...],
-        out: Any,  # noqa: ANN401
-    ) -> None:
-        boxed = out[-1] if isinstance(out, tuple) and out else out
-        work = None if boxed is None or isinstance(boxed, tuple) else dist.Work.unbox(boxed)
-        coalescing = self._thread.coalescing
-        if work is None and coalescing is None:
-            self._returned([launch])
-            return
-        is_async = bool(launch.flags & ASYNC)
-        # Every operator takes what it writes first, and what it reads after. Only a work
-        # that the job will wait for later can be waited for by its tensor.
-        self._unwaited.add(launch, args[0] if is_async else None)
-        if coalescing is not None:
-            coalescing.append(launch)
-        if work is not None:
-            self._unwaited.bind(work, (launch,))
-            self._thread.last_work = work
-            # A work of NCCL says that it is done before it is, and runs callbacks on streams
-            # that may be the job's.
-            if is_async and operation.direction is Direction.GROUP and not launch.on_device:
-                self.completions.watch(work, lambda end_ns: self._done(launch, end_ns))
-        for old in self._unwaited.take_excess():
-            old.end(monotonic_ns(), END_BOUND)
+        return heads
 
     def _returned(self, launches: Sequence[Launch]) -> None:
         """Note that a call without a work has returned: it waited by itself."""
@@ -313,19 +305,22 @@ class Communication:
             self._unwaited.take(launch)
             launch.returned(now_ns)
 
-    def _waited(self, launch: Launch, start_ns: int, end_ns: int, flags: int) -> None:
-        if launch.on_device and not flags:
-            launch.pass_wait()
-            return
-        found_done = end_ns - start_ns < BLOCKED_NS and launch.flags & ASYNC
-        launch.end(end_ns, flags | END_BOUND if found_done else flags)
-        launch.end_wait(start_ns, end_ns, flags)
-
     def _done(self, launch: Launch, end_ns: int) -> None:
         try:
             launch.end(end_ns)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
+
+
+def _instance(
+    operation: Operation, args: tuple[Any, ...], group: CommGroup, interval_id: int
+) -> Instance:
+    num_bytes = operation.num_bytes(args, group.size)
+    if operation.direction is Direction.GROUP:
+        return group.next_seq(), NONE, NONE, num_bytes, interval_id
+    src, dst = _pair(operation.direction, args[operation.group_position + 1], group)
+    seq = NONE if src == NONE else group.pair_seqs[src, dst]()
+    return seq, src, dst, num_bytes, interval_id
 
 
 def _pair(direction: Direction, peer: int, group: CommGroup) -> tuple[int, int]:
@@ -339,8 +334,6 @@ def _pair(direction: Direction, peer: int, group: CommGroup) -> tuple[int, int]:
 
 def _find_source(launch: Launch, work: Any) -> None:  # noqa: ANN401 - a pybind class
     """Give a receive from any source its number, now that its work knows the source."""
-    if launch.seq != NONE:
-        return
     source = work._source_rank()
     if 0 <= source < launch.group.size:
         src = launch.group.members[source]

@@ -16,7 +16,7 @@ from tracer.capture.python_group import PythonGroups
 from tracer.clock import monotonic_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import CodeType, FrameType
 
     from tracer.capture.communication import Communication
@@ -115,7 +115,7 @@ def _launch_kernel(
 
     def kernel(keyset: Any, *args: Any) -> Any:  # noqa: ANN401
         # How a batch ends nobody tells; what is launched outside of it has left it behind.
-        if communication.in_batch and not is_called_by(sys._getframe(1), batch_code):
+        if communication.thread.in_batch and not is_called_by(sys._getframe(1), batch_code):
             communication.end_batch()
         launch = communication.begin(operation, args)
         if launch is None:
@@ -139,7 +139,7 @@ def _batch_code() -> CodeType:
 
 def _leave_batch(communication: Communication, batch_code: CodeType, caller: FrameType) -> None:
     # As in the kernel, which does it in line: it is hot.
-    if communication.in_batch and not is_called_by(caller, batch_code):
+    if communication.thread.in_batch and not is_called_by(caller, batch_code):
         communication.end_batch()
 
 
@@ -272,11 +272,11 @@ class BackwardWatch:
         if launches:
             self._communication.wait_begins(launches)
             try:
-                _queue(lambda: self._after(launches, start_ns))
+                _queue(functools.partial(self._after, launches, start_ns))
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
                 self._communication.fail(problem)
 
-    def _after(self, launches: list[Launch], start_ns: int) -> None:
+    def _after(self, launches: Sequence[Launch], start_ns: int) -> None:
         self._communication.waited_in_turn(launches, start_ns, monotonic_ns())
 
     def _delayed(self, thread_id: int, since_ns: int) -> None:

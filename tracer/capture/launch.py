@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tracer.clock import monotonic_ns
 from tracer.device.communication import DeviceComm, Writer
@@ -14,25 +14,37 @@ from tracer.spool import COMM, HAS_COMM, RecordType
 if TYPE_CHECKING:
     from tracer.capture.group import CommGroup
     from tracer.device.comm_stream import Bounds
-    from tracer.lane import Lane
     from tracer.recorder import Recorder
     from tracer.segment import OpenEntry
 
 WAIT_CODE = KIND_CODES[SpanKind.WAIT]
+
+# As plain integers: an operation on the enumeration costs a microsecond each.
 HOST_CLOCK = int(SpanFlag.HOST_CLOCK)
+ASYNC = int(SpanFlag.ASYNC)
+END_BOUND = int(SpanFlag.END_BOUND)
+ON_DEVICE = int(SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN)
+
+BLOCKED_NS = 50_000
+"""A wait shorter than this found the work done: when it was done is then not known from it."""
+
+Instance = tuple[int, int, int, int, int]
+"""Which of its group's communications one is, in the order of `tracer.spool.COMM`: seq, source
+and destination rank (global; `NONE` for a collective), bytes, and the interval that operations
+share which one call issued (0 for none)."""
+
+Heads = tuple[int, int]
+"""First words of a communication's record and of its wait's, their flags left out."""
 
 
-class Instance(NamedTuple):
-    """Which of its group's communications this is; in the order of `tracer.spool.COMM`."""
-
-    seq: int
-    src_rank: int
-    """Global; `NONE` for a collective."""
-
-    dst_rank: int
-    num_bytes: int
-    interval_id: int
-    """Shared by operations that one call issued; 0 for none."""
+def heads_of(recorder: Recorder, name: str, kind: SpanKind) -> Heads:
+    """Return the heads of all communications of that name and kind; its names are interned."""
+    return (
+        head_word(RecordType.SPAN, kind=KIND_CODES[kind], flags=0, name_id=recorder.name_id(name)),
+        head_word(
+            RecordType.SPAN, kind=WAIT_CODE, flags=0, name_id=recorder.name_id(f"wait {name}")
+        ),
+    )
 
 
 class Launch:
@@ -41,17 +53,18 @@ class Launch:
     __slots__ = (
         "_device",
         "_head",
-        "_instance",
         "_is_lost",
         "_open",
         "_place",
         "_recorder",
         "_second",
         "_tickets",
+        "_wait_head",
         "end_ns",
         "flags",
         "group",
-        "name",
+        "is_collective",
+        "on_device",
         "seq",
         "start_ns",
         "thread_id",
@@ -63,21 +76,23 @@ class Launch:
         group: CommGroup,
         instance: Instance,
         *,
-        name: str,
-        kind: SpanKind,
+        heads: Heads,
         flags: int,
     ) -> None:
-        lane = recorder.lane()
         self._recorder = recorder
-        self.name = name
-        self._head = _head(KIND_CODES[kind], recorder.name_id(name))
+        self._head, self._wait_head = heads
         self.flags = flags
         self.group = group
-        self.seq = instance.seq
+        self.seq = instance[0]
+        self.is_collective = instance[2] == NONE
+        """Whether all members of the group take part."""
+
+        self.on_device = False
+        """Whether marks on the device tell when this begins and ends, or nothing does."""
+
         self.end_ns: int | None = None
-        self._instance = instance
         self.thread_id = threading.get_ident()
-        self._place = lane.place_of(track_id=group.track_id)
+        self._place = recorder.lanes.mine().place_of(track_id=group.track_id)
         self._second = COMM.pack(group.group_id, *instance)
         # Whoever takes the ticket writes the record: the completion callback and the
         # waiting thread may both come, and `list.pop` gives it to one of them.
@@ -96,16 +111,6 @@ class Launch:
 
     # -- on a device -----------------------------------------------------------
 
-    @property
-    def on_device(self) -> bool:
-        """Whether marks on the device tell when this begins and ends, or nothing does."""
-        return self._is_lost or self._device is not None
-
-    @property
-    def is_collective(self) -> bool:
-        """Whether all members of the group take part."""
-        return self._instance.dst_rank == NONE
-
     def enter_device(self, device: int, *, communicator: object, chained: bool) -> None:
         """Mark where the launching stream stands; where that cannot be, no record will follow.
 
@@ -120,11 +125,12 @@ class Launch:
             self.lose()
             return
         chain = timing.comm_stream(communicator)
+        self.on_device = True
         self._device = DeviceComm(timing, launched, chain, chained=chained)
 
     def lose(self) -> None:
         """Note that nothing will be known of when this begins and ends: no record follows."""
-        self._is_lost = True
+        self._is_lost = self.on_device = True
         self._tickets.clear()
 
     def reach_wait(self, *, first: bool, alone: bool) -> None:
@@ -140,6 +146,22 @@ class Launch:
             self._device.reach_wait(alone=alone)
         else:
             self._device.share_wait()
+
+    def waited(self, start_ns: int, end_ns: int, flags: int) -> None:
+        """Note that the calling thread was blocked on this over the interval.
+
+        Args:
+            start_ns: Begin, monotonic.
+            end_ns: End, monotonic.
+            flags: `SpanFlag.ERROR` where the wait raised.
+        """
+        if self.on_device and not flags:
+            self.pass_wait()
+            return
+        if self.end_ns is None:
+            found_done = end_ns - start_ns < BLOCKED_NS and self.flags & ASYNC
+            self.end(end_ns, flags | END_BOUND if found_done else flags)
+        self.end_wait(start_ns, end_ns, flags)
 
     def pass_wait(self) -> None:
         """Note that the calling thread's stream has the wait behind it, once."""
@@ -162,13 +184,43 @@ class Launch:
             seq: In the ordered pair.
         """
         self.seq = seq
-        self._instance = self._instance._replace(seq=seq, src_rank=src_rank)
-        self._second = COMM.pack(self.group.group_id, *self._instance)
+        group_id, _, _, *others = COMM.unpack(self._second)
+        self._second = COMM.pack(group_id, seq, src_rank, *others)
 
     def end(self, end_ns: int, flags: int = 0) -> None:
         """Write the communication's span by the host's clock, once; a second call does nothing."""
-        if self._claim():
-            self._write_host(end_ns, flags)
+        try:
+            self._tickets.pop()
+        except IndexError:
+            return
+        self.end_ns = end_ns
+        if self._device is not None:
+            self._device.give_back()
+        start_ns = self.start_ns
+        self._recorder.comm_lane.append(
+            self._head | (self.flags | flags | HAS_COMM) << 16,
+            start_ns,
+            end_ns - start_ns,
+            self._place,
+            start_ns,
+            0,
+            self._second,
+        )
+        if self._open is not None:
+            self._open.close()
+
+    def end_wait(self, start_ns: int, end_ns: int, flags: int = 0) -> None:
+        """Write a span of the calling thread, which was blocked on this communication."""
+        lane = self._recorder.lanes.mine()
+        lane.append(
+            self._wait_head | (HOST_CLOCK | flags | HAS_COMM) << 16,
+            start_ns,
+            end_ns - start_ns,
+            lane.place,
+            start_ns,
+            lane.depth,
+            self._second,
+        )
 
     def _claim(self) -> bool:
         try:
@@ -176,34 +228,6 @@ class Launch:
         except IndexError:
             return False
         return True
-
-    def _write_host(self, end_ns: int, flags: int = 0) -> None:
-        self.end_ns = end_ns
-        if self._device is not None:
-            self._device.give_back()
-        self._append(
-            self._recorder.comm_lane,
-            self._head,
-            interval=(self.start_ns, end_ns),
-            place=self._place,
-            flags=self.flags | flags,
-            launch_ns=self.start_ns,
-            depth=0,
-        )
-        self._close()
-
-    def end_wait(self, start_ns: int, end_ns: int, flags: int = 0) -> None:
-        """Write a span of the calling thread, which was blocked on this communication."""
-        lane = self._recorder.lane()
-        self._append(
-            lane,
-            self._wait_head(),
-            interval=(start_ns, end_ns),
-            place=lane.place,
-            flags=HOST_CLOCK | flags,
-            launch_ns=start_ns,
-            depth=lane.depth,
-        )
 
     def _writer(self) -> Writer:
         """Return what writes this and its wait once their times are known."""
@@ -217,14 +241,14 @@ class Launch:
             self._close()
 
         def wait(track_id: int, start_ns: int, duration_ns: int) -> None:
-            self._append(
-                recorder.comm_lane,
-                self._wait_head(),
-                interval=(start_ns, start_ns + duration_ns),
-                place=PLACE.pack(*place, track_id),
-                flags=SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN,
-                launch_ns=waited_ns,
-                depth=depth,
+            recorder.comm_lane.append(
+                self._wait_head | (ON_DEVICE | HAS_COMM) << 16,
+                start_ns,
+                duration_ns,
+                PLACE.pack(*place, track_id),
+                waited_ns,
+                depth,
+                self._second,
             )
 
         return Writer(self._write_device, wait, lose)
@@ -234,51 +258,17 @@ class Launch:
         if bounds.begin_known:
             flags |= SpanFlag.DEVICE_BEGIN_KNOWN
         flags |= SpanFlag.DEVICE_END_KNOWN if bounds.end_known else SpanFlag.END_BOUND
-        self._append(
-            self._recorder.comm_lane,
-            self._head,
-            interval=(bounds.begin_ns, bounds.end_ns),
-            place=self._place,
-            flags=flags,
-            launch_ns=self.start_ns,
-            depth=0,
+        self._recorder.comm_lane.append(
+            self._head | (flags | HAS_COMM) << 16,
+            bounds.begin_ns,
+            bounds.end_ns - bounds.begin_ns,
+            self._place,
+            self.start_ns,
+            0,
+            self._second,
         )
         self._close()
 
     def _close(self) -> None:
         if self._open is not None:
             self._open.close()
-
-    @property
-    def ended(self) -> bool:
-        """Whether the communication's span is written."""
-        return not self._tickets
-
-    def _wait_head(self) -> int:
-        return _head(WAIT_CODE, self._recorder.name_id(f"wait {self.name}"))
-
-    def _append(  # noqa: PLR0913 - a record has this many fields
-        self,
-        lane: Lane,
-        head: int,
-        *,
-        interval: tuple[int, int],
-        place: bytes,
-        flags: int,
-        launch_ns: int,
-        depth: int,
-    ) -> None:
-        lane.append(
-            head | (flags | HAS_COMM) << 16,
-            interval[0],
-            interval[1] - interval[0],
-            place,
-            launch_ns,
-            depth,
-            self._second,
-        )
-
-
-def _head(kind: int, name_id: int) -> int:
-    """Return a record's first word, its flags left out."""
-    return head_word(RecordType.SPAN, kind=kind, flags=0, name_id=name_id)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tracer.device.absent import NO_DEVICE_TIMING
 from tracer.span import SpanFlag
 from tracer.spool import DropReason
 
@@ -34,9 +35,11 @@ class OnDevice:
             tensors: What it is about, nested in lists.
         """
         first = _first_tensor(tensors)
-        device = self._recorder.device_timing.device_of((first,))
+        timing = self._recorder.device_timing
+        device = None if timing is NO_DEVICE_TIMING else timing.device_of((first,))
         if device is None:
-            self._without_timing(launch, process_group, first)
+            if first is not None and first.is_cuda:
+                self._without_timing(launch, process_group, first)
             return
         if not self._on_own_streams(process_group, device):
             return
@@ -49,11 +52,9 @@ class OnDevice:
         self,
         launch: Launch,
         process_group: Any,  # noqa: ANN401
-        first: torch.Tensor | None,
+        first: torch.Tensor,
     ) -> None:
         """Leave a launch out whose device is not timed: the host knows nothing of its end."""
-        if first is None or not first.is_cuda:
-            return
         if self._on_own_streams(process_group, first.device.index):
             self._recorder.drop(DropReason.DEVICE_ERROR)
             launch.lose()
@@ -69,8 +70,11 @@ class OnDevice:
 
 
 def _first_tensor(nested: object) -> torch.Tensor | None:
-    if isinstance(nested, torch.Tensor):
-        return nested
+    first = nested
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if isinstance(first, torch.Tensor):  # nearly always
+        return first
     if isinstance(nested, (list, tuple)):
         for item in nested:
             found = _first_tensor(item)

@@ -122,6 +122,8 @@ def find_operations() -> list[Operation]:
 
 
 def _bytes(argument: Any) -> int:  # noqa: ANN401 - tensors nested in lists
+    while type(argument) is list and len(argument) == 1:  # nearly always: one tensor in a list
+        argument = argument[0]
     if isinstance(argument, torch.Tensor):
         return argument.numel() * argument.element_size()
     if isinstance(argument, (list, tuple)):

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from tracer.capture.launch import Launch
 
 MAX_UNWAITED = 512
 """Launches remembered until somebody waits for them; older ones are let go."""
-
-
-class _Entry(NamedTuple):
-    launch: Launch
-    work_keys: list[int]
-    storages: tuple[int, ...]
 
 
 class Unwaited:
@@ -31,40 +25,47 @@ class Unwaited:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[int, _Entry] = {}
-        """By `id` of the launch, oldest first; taking one out is what claims it."""
+        self.entries: dict[int, tuple[Launch, list[int], Sequence[int]]] = {}
+        """Launch, keys of its works and addresses of its storages, by `id` of the launch,
+        oldest first; taking one out is what claims it."""
 
-        self._by_work: dict[int, tuple[weakref.ref[Any], tuple[Launch, ...]]] = {}
+        self._by_work: dict[int, tuple[weakref.ref[Any], Sequence[Launch]]] = {}
         self._by_storage: dict[int, list[Launch]] = {}
 
-    def add(self, launch: Launch, written: object) -> None:
+    def add(self, launch: Launch, written: object) -> list[Launch]:
         """Remember a launch.
 
         Args:
             launch: What was launched.
             written: What it writes to, tensors nested in lists; None: nobody can wait
                 for it by a tensor.
+
+        Returns:
+            The oldest launches beyond `MAX_UNWAITED`, forgotten.
         """
-        storages = () if written is None else tuple(_weak_storages(written))
-        self._entries[id(launch)] = _Entry(launch, [], storages)
+        storages = () if written is None else _weak_storages(written)
+        self.entries[id(launch)] = (launch, [], storages)
         for storage in storages:
             self._by_storage.setdefault(storage, []).append(launch)
+        return self._take_excess() if len(self.entries) > MAX_UNWAITED else []
 
-    def bind(self, work: Any, launches: Iterable[Launch]) -> None:  # noqa: ANN401 - a pybind class
+    def bind(self, work: Any, launches: Sequence[Launch]) -> None:  # noqa: ANN401 - a pybind class
         """Say that whoever waits for ``work`` waits for all of ``launches``."""
-        bound = tuple(launches)
-        self._by_work[id(work)] = (weakref.ref(work), bound)
-        for launch in bound:
-            entry = self._entries.get(id(launch))
+        self._by_work[id(work)] = (weakref.ref(work), launches)
+        for launch in launches:
+            entry = self.entries.get(id(launch))
             if entry is not None:
-                entry.work_keys.append(id(work))
+                entry[1].append(id(work))
 
-    def of_work(self, work: Any) -> list[Launch]:  # noqa: ANN401 - a pybind class
+    def of_work(self, work: Any) -> Sequence[Launch]:  # noqa: ANN401 - a pybind class
         """Return the launches that nobody has yet waited for by ``work``, oldest first."""
         known = self._by_work.get(id(work))
         if known is None or known[0]() is not work:
             return []
-        return [launch for launch in known[1] if id(launch) in self._entries]
+        launches = known[1]
+        if len(launches) == 1 and id(launches[0]) in self.entries:
+            return launches
+        return [launch for launch in launches if id(launch) in self.entries]
 
     def of_tensor(self, tensor: Any) -> list[Launch]:  # noqa: ANN401 - of any subclass
         """Return the launches that still write to the tensor's storage, oldest first."""
@@ -76,48 +77,40 @@ class Unwaited:
 
     def of_thread(self, thread_id: int, since_ns: int) -> list[Launch]:
         """Return what a thread launched since then, oldest first."""
-        if not self._entries:
-            return []
         return [
-            entry.launch
-            for entry in list(self._entries.values())
-            if entry.launch.thread_id == thread_id and entry.launch.start_ns >= since_ns
+            launch
+            for launch, _, _ in list(self.entries.values())
+            if launch.thread_id == thread_id and launch.start_ns >= since_ns
         ]
 
     def take(self, launch: Launch) -> bool:
         """Forget a launch; False where somebody else has done so before."""
-        entry = self._entries.pop(id(launch), None)
+        entry = self.entries.pop(id(launch), None)
         if entry is None:
             return False
-        for key in entry.work_keys:
+        _, work_keys, storages = entry
+        for key in work_keys:
             known = self._by_work.get(key)
-            if (
-                known is not None
-                and launch in known[1]
-                and not any(id(one) in self._entries for one in known[1])
-            ):
-                self._by_work.pop(key, None)
-        for storage in entry.storages:
+            if known is not None and launch in known[1]:
+                bound = known[1]
+                if len(bound) == 1 or not any(id(one) in self.entries for one in bound):
+                    self._by_work.pop(key, None)
+        for storage in storages:
             self._forget_storage(storage, launch)
         return True
 
-    def take_excess(self) -> list[Launch]:
-        """Forget and return the oldest launches beyond `MAX_UNWAITED`."""
-        excess = len(self._entries) - MAX_UNWAITED
-        if excess <= 0:
-            return []
-        oldest = [entry.launch for entry in list(self._entries.values())[:excess]]
-        return [launch for launch in oldest if self.take(launch)]
-
     def take_all(self) -> list[Launch]:
         """Forget and return everything."""
-        everything = [entry.launch for entry in list(self._entries.values())]
-        return [launch for launch in everything if self.take(launch)]
+        return [launch for launch, _, _ in list(self.entries.values()) if self.take(launch)]
+
+    def _take_excess(self) -> list[Launch]:
+        oldest = list(self.entries.values())[: len(self.entries) - MAX_UNWAITED]
+        return [launch for launch, _, _ in oldest if self.take(launch)]
 
     def _forget_storage(self, storage: int, launch: Launch) -> None:
         waiting = self._by_storage.get(storage)
         if waiting is not None:
-            with contextlib.suppress(ValueError):
+            if launch in waiting:
                 waiting.remove(launch)
             if not waiting:
                 self._by_storage.pop(storage, None)
@@ -126,9 +119,11 @@ class Unwaited:
 
 def _weak_storages(written: object) -> list[int]:
     """Return the storages' addresses, each with a weak reference that the caller must free."""
+    while type(written) is list and len(written) == 1:  # nearly always: one tensor in a list
+        written = written[0]
     if isinstance(written, torch.Tensor):
         try:
-            return [cast("int", written.untyped_storage()._weak_ref())]
+            return [written.untyped_storage()._weak_ref()]  # type: ignore[list-item]
         except (NotImplementedError, RuntimeError):
             # A sparse tensor has no storage of its own; `wait_tensor` cannot take it either.
             return []

@@ -10,7 +10,7 @@ from tests.tracer.device.timing import TimedRecorder
 from tests.tracer.device.torch.fake_cuda import CudaError, FakeCuda, FakeStream
 from tests.tracer.reading import Row, dropped, open_names, read_spans
 from tracer.capture.group import CommGroup
-from tracer.capture.launch import Instance, Launch
+from tracer.capture.launch import Launch, heads_of
 from tracer.span import NONE, SpanFlag, SpanKind
 from tracer.spool import DropReason
 
@@ -43,9 +43,8 @@ class Job:
         launch = Launch(
             self.timed.recorder,
             self.group,
-            Instance(self.group.next_seq(), NONE, NONE, 1024, 0),
-            name="all_reduce",
-            kind=SpanKind.DP_COMM,
+            (self.group.next_seq(), NONE, NONE, 1024, 0),
+            heads=heads_of(self.timed.recorder, "all_reduce", SpanKind.DP_COMM),
             flags=SpanFlag.HOST_CLOCK | flags,
         )
         launch.enter_device(0, communicator="dp", chained=True)
