@@ -250,12 +250,15 @@ def _planned(batch: CutBatch, place: int, held: dict[SegmentKey, list[Range]]) -
 
 
 def _whole_piece(batch: CutBatch, place: int) -> Piece:
+    key = batch.keys[place]
     num_rows = {table: int(ends[place + 1] - ends[place]) for table, ends in batch.offsets.items()}
+    # A sender that left rows out without a word would make the account say that all are there.
+    num_missing = key.end_row - key.first_row - sum(num_rows.values())
     return Piece(
-        key=batch.keys[place],
+        key=key,
         sha256=batch.sha256[place],
         num_rows=num_rows,
-        num_torn=batch.num_torn[place],
+        num_torn=max(batch.num_torn[place], num_missing),
     )
 
 

@@ -38,6 +38,7 @@ REASONS = (
     "begins beyond the clock's range",
     "ends before it begins",
     "lasts more than 30 days",
+    "of no rank",
 )
 """Beside those of `collector.records.BAD_REASONS`, in the order in which they are told."""
 
@@ -107,6 +108,8 @@ def _faults(rows: pa.Table, table: str, batch: CutBatch) -> NDArray[np.int8]:
     if not rows.num_rows:
         return reason
     faults = [*_place_faults(rows, table, batch), *_time_faults(rows, table)]
+    if table != "bad_rows":
+        faults.append((7, to_numpy(rows["rank"]) < 0))
     for place, is_faulty in reversed(faults):
         reason[is_faulty] = place
     return reason

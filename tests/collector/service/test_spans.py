@@ -284,3 +284,31 @@ def test_two_collectors_of_one_store_given_overlapping_bodies_show_each_row_once
         assert asyncio.run(both(one, two)) == {200}
 
     assert shown(store, run_id) == sorted(f"s{row}" for row in range(100))
+
+
+def test_rows_that_a_sender_left_out_untold_are_in_the_account(
+    collector: Collector, store: Store, run_id: str
+) -> None:
+    # GIVEN a cut that says rows 0 to 9 and holds the first three
+    cut = span_cut(run_id, 0, 3)
+    cut = replace(cut, key=replace(cut.key, end_row=10))
+
+    assert states(collector.ship(cut)) == ["stored"]
+
+    account = store.rows(
+        "SELECT num_spans, num_torn FROM ledger FINAL WHERE run_id = {run_id:String}",
+        {"run_id": run_id},
+    )
+    assert account == [{"num_spans": 3, "num_torn": 7}]
+
+
+def test_a_row_of_no_rank_is_set_aside(collector: Collector, store: Store, run_id: str) -> None:
+    # GIVEN a cut of several ranks whose rows name none
+    assert states(collector.ship(span_cut(run_id, 0, 2, rank=-1))) == ["stored"]
+
+    found = store.rows(
+        "SELECT row, reason FROM bad_rows WHERE run_id = {run_id:String} ORDER BY row",
+        {"run_id": run_id},
+    )
+    assert found == [{"row": 0, "reason": "of no rank"}, {"row": 1, "reason": "of no rank"}]
+    assert shown(store, run_id) == []
