@@ -104,6 +104,7 @@ def test_spans_by_hand_in_what_is_compiled_break_no_graph(tmp_path: Path) -> Non
         pass
     tracer.shutdown()
 
+    assert dropped(only_folder(tmp_path)) == {}  # the tracer was installed here before
     names = [row.name for row in read_spans(only_folder(tmp_path))]
     assert "outside" in names
     assert not {"outer", "inner"} & set(names)

@@ -24,6 +24,9 @@ AROUND = ("tracer.capture.", "tracer.integrations.", "tracer.current", "tracer._
 
 ENGINE_MODULE = "torch._C._dynamo.eval_frame"
 
+_REPLACED: set[object] = set()
+"""Functions that the compiler knows a replacement of: for good, whoever was installed then."""
+
 
 class Uncompiled:
     """Marks what Python runs of us as not to be compiled, each module once."""
@@ -37,7 +40,6 @@ class Uncompiled:
         self._span = span
         self._marked: set[str] = set()
         self._num_modules = 0
-        self._is_replaced = False
 
     def mark(self) -> None:
         """Mark the modules of ours that are loaded by now; an older compiler can not be told."""
@@ -59,9 +61,9 @@ class Uncompiled:
     def leave_out_spans(self) -> None:
         """Let a span by hand in what is compiled be nothing, instead of a graph break."""
         replace = getattr(sys.modules.get("torch._dynamo"), "substitute_in_graph", None)
-        if self._is_replaced or replace is None:
+        if self._span in _REPLACED or replace is None:
             return
-        self._is_replaced = True
+        _REPLACED.add(self._span)
         replace(self._span)(no_span)
 
 
