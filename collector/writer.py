@@ -16,6 +16,7 @@ import pyarrow as pa
 from collector.columns import to_numpy
 from collector.cut import CutKey, Resume
 from collector.cut_batch import TABLES, CutBatch
+from collector.first_times import with_first_times
 from collector.ledger import SENT, Ledger, Piece, Range, missing, segment_key
 from collector.name_cap import NameCap
 
@@ -207,6 +208,8 @@ class StoreWriter:
                 whole = whole.combine_chunks()
             if table == "spans":
                 whole = self._names.capped(whole)
+                again = (piece.key for piece in _pieces(plans, CutState.REPEATED))
+                whole = with_first_times(self._store, whole, again)
             self._store.insert_arrow(table, whole)
 
     def _tell_conflicts(self, batches: Sequence[CutBatch], plans: list[list[_Planned]]) -> None:

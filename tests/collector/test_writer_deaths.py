@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from tests.collector.interrupted_store import (
     power_cut,
 )
 from tests.collector.stored import shown
-from tests.collector.writing import REPEATED, counted, in_engine, names, put, rival
+from tests.collector.writing import REPEATED, STORED, counted, in_engine, names, put, rival
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,3 +172,25 @@ def test_any_cuts_any_deaths_and_two_collectors_show_each_row_once(
 
     assert len(seen) == len(set(seen))
     assert acknowledged <= set(seen) <= attempted
+
+
+def test_rows_that_come_again_with_other_times_show_once(store: Store, run_id: str) -> None:
+    # GIVEN a collector that died when the rows were in and before it said so
+    cut = span_cut(run_id, 0, 4)
+    lost = Interrupted(store, power_cut, at=4)
+    with pytest.raises(PowerCutError):
+        put(interrupted_writer(lost, has_rivals=False), cut)
+    assert in_engine(store, run_id) == 4
+
+    # WHEN a sender that knows nothing of the first one's clock sends them again, and one row more
+    later_ns = 1_700_000_000_000_500_000 + np.arange(5, dtype=np.int64) * 10
+    whole = span_cut(run_id, 0, 5, start_ns=later_ns)
+    writer = interrupted_writer(store, has_rivals=False)
+    assert put(writer, span_cut(run_id, 0, 4, start_ns=later_ns[:4])) == [REPEATED]
+    assert put(writer, whole) == [STORED]
+
+    # THEN each shows once, at the time that it had first
+    assert shown(store, run_id) == names(0, 5)
+    start_ns = sorted(read_spans(store, run_id)["start_ns"].to_pylist())
+    first_ns = 1_700_000_000_000_000_000
+    assert start_ns == [first_ns, first_ns + 10, first_ns + 20, first_ns + 30, int(later_ns[4])]
