@@ -30,6 +30,7 @@ from analysis.starved import starved_ranks, trail_of
 from analysis.traced import read_traced
 from analysis.waterfall import summary_of, waterfall_of
 from analysis.whatif import Replayer, ratio, what_if
+from analysis.words import percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -264,9 +265,10 @@ def _findings(
     if run.paced and overruns is not None and overruns > MOST_OVERRUNS_RATIO:
         return (
             insufficient(
-                f"{overruns:.1%} of a rank's paced segments overran their target by more than 10 %"
-                f" (at most {MOST_OVERRUNS_RATIO:.0%} may): the machine is too busy for this pace,"
-                " so use a longer one (--pace-ms) or fewer ranks"
+                f"{percent_text(overruns, digits=1)} of a rank's paced segments overran their"
+                f" target by more than 10 % (at most {percent_text(MOST_OVERRUNS_RATIO)} may): the"
+                " machine is too busy for this pace, so use a longer one (--pace-ms) or fewer"
+                " ranks"
             ),
         )
     if profile is None:

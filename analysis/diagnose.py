@@ -257,7 +257,7 @@ def _no_slow_rank(profile: Profile, slowdown: float | None) -> Finding:
     worst = int(levels.argmax())
     text = (
         f"no rank's own compute stands clear of its peers': the largest median excess is"
-        f" {levels[worst]:+.1%} on rank {int(profile.ranks[compared][worst])}"
+        f" {100 * levels[worst]:+.1f} % on rank {int(profile.ranks[compared][worst])}"
     )
     if slowdown is not None:
         text += f"; S = {slowdown:.3f}"

@@ -13,7 +13,7 @@ from analysis.evidence import Place
 from analysis.noise import level_deviation
 from analysis.phases import DUE_RATIO, row_medians, standing_out, standing_out_now_and_then
 from analysis.stalls import HOST_STALL_STEPS, INPUT_PLACES, ONE_RANK_SHARE
-from analysis.words import duration_text, name_ranks
+from analysis.words import duration_text, name_ranks, percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -314,9 +314,9 @@ def _stall(
         excess_ratio=phase.excess_ratio,
         threshold=max(phase.threshold, DUE_RATIO if several else 0.0),
         evidence=(
-            f"{name_ranks(ranks)}: {duration_text(extra)} a step {places[1]}"
-            f"{'' if several else ' that its peers do not lose'}, {phase.excess_ratio:.0%} of its"
-            f" compute, {when}; nobody held it up"
+            f"{name_ranks(ranks)}: {duration_text(extra)} a step"
+            f" {places[1]}{'' if several else ' that its peers do not lose'},"
+            f" {percent_text(phase.excess_ratio)} of its compute, {when}; nobody held it up"
         ),
         on_host=True,
         usual_ns=(

@@ -13,7 +13,7 @@ from analysis.distinct import number_rows
 from analysis.matmul import device_of, layer_of, reachable_ratio
 from analysis.phases import DUE_RATIO
 from analysis.report import Finding
-from analysis.words import count_text
+from analysis.words import count_text, percent_text
 from tracer.span import KIND_CODES, SpanKind
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def _too_few_microbatches(
     return _finding(
         steps,
         (),
-        f"{count_text(num, 'micro-batch')} for {stages}"
-        f" stages: the pipeline stands empty for {bubble:.0%} of the ideal time; twice as many of"
-        f" the same size would take {gain:.0%} less time each",
+        f"{count_text(num, 'micro-batch')} for {stages} stages: the pipeline stands empty for"
+        f" {percent_text(bubble)} of the ideal time; twice as many of the same size would take"
+        f" {percent_text(gain)} less time each",
     )
 
 
@@ -148,6 +148,6 @@ def _too_small_products(
         steps,
         (),
         f"matrix products of {rows} x {depth} x {columns} move more than they compute: memory lets"
-        f" them reach {reached:.0%} of the peak of {device.name} at best; with {smaller} they could"
-        f" reach {best:.0%}, {gain:.0%} less time in them",
+        f" them reach {percent_text(reached)} of the peak of {device.name} at best; with {smaller}"
+        f" they could reach {percent_text(best)}, {percent_text(gain)} less time in them",
     )

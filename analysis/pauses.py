@@ -11,7 +11,7 @@ from analysis.cells import group_medians, summed
 from analysis.evidence import Place
 from analysis.phases import DUE_RATIO
 from analysis.stalls import HOST_STALL_STEPS, ONE_RANK_SHARE
-from analysis.words import count_text, duration_text
+from analysis.words import count_text, duration_text, percent_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -177,10 +177,9 @@ def _pauses(stalls: Stalls, chosen: NDArray[np.bool_], where: str) -> Candidate 
         excess_ratio=max(level, float(worst.max())),
         threshold=LEAST_LOSS_RATIO if level >= LEAST_LOSS_RATIO else DUE_RATIO,
         evidence=(
-            f"{count_text(len(times), 'pause')} of {duration_text(float(np.median(times)))}"
-            f" {where} on {count_text(len(ranks), 'rank')} in turn, in"
-            f" {count_text(len(steps), 'step')}: the longest of a step take {level:.1%} of the"
-            " compute on average"
+            f"{count_text(len(times), 'pause')} of {duration_text(float(np.median(times)))} {where}"
+            f" on {count_text(len(ranks), 'rank')} in turn, in {count_text(len(steps), 'step')}:"
+            f" the longest of a step take {percent_text(level, digits=1)} of the compute on average"
         ),
         on_host=True,
         # Where hosts launch in time there are no gaps but pauses: their median is no usual gap.

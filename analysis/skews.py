@@ -13,7 +13,7 @@ from analysis.evidence import Place
 from analysis.noise import NORMAL_90TH, NORMAL_MEDIAN, num_deviations, step_deviation
 from analysis.phases import row_medians, standing_out
 from analysis.stalls import HOST_STALL_STEPS, ONE_RANK_SHARE
-from analysis.words import count_text, duration_text, name_ranks
+from analysis.words import count_text, duration_text, name_ranks, percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -251,9 +251,9 @@ def _skew(
         excess_ratio=phase.excess_ratio,
         threshold=phase.threshold,
         evidence=(
-            f"{who} a collective {where} {duration_text(lag)} after the middle"
-            f" one ({phase.excess_ratio:.0%} of the compute) in steps {steps[0]} to {steps[1]},"
-            " while compute is as usual"
+            f"{who} a collective {where} {duration_text(lag)} after the middle one"
+            f" ({percent_text(phase.excess_ratio)} of the compute) in steps {steps[0]} to"
+            f" {steps[1]}, while compute is as usual"
         ),
         on_host=True,
     )

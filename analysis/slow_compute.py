@@ -18,7 +18,7 @@ from analysis.profile import Basis
 from analysis.risen_stages import risen_stages
 from analysis.suspects import slow_ranks, slow_stages
 from analysis.throttled import as_one_worker, most_explained
-from analysis.words import count_text, duration_text
+from analysis.words import count_text, duration_text, percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -160,7 +160,7 @@ def _times(suspect: Suspect) -> str:
 
 
 def _above(suspect: Suspect) -> str:
-    above = f"+{suspect.excess_ratio:.0%}"
+    above = f"+{percent_text(suspect.excess_ratio)}"
     if suspect.deviation > 0:
         above += f", {suspect.excess_ratio / suspect.deviation:.0f} robust deviations"
     return above
@@ -254,8 +254,9 @@ def sequence_candidate(
         excess_ratio=lost,
         threshold=DUE_RATIO,
         evidence=(
-            f"micro-batches differ by {effect.spread_ratio:.0%} in compute on all ranks alike, and"
-            f" {what}: with equal ones a step would be {1 - 1 / (1 + lost):.0%} shorter"
+            f"micro-batches differ by {percent_text(effect.spread_ratio)} in compute on all ranks"
+            f" alike, and {what}: with equal ones a step would be"
+            f" {percent_text(1 - 1 / (1 + lost))} shorter"
         ),
     )
 

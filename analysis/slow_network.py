@@ -23,7 +23,7 @@ from analysis.network_scope import (
 )
 from analysis.phases import DUE_RATIO, row_medians
 from analysis.uplinks import merged_by_uplink
-from analysis.words import count_text, duration_text
+from analysis.words import count_text, duration_text, percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -204,8 +204,9 @@ def _of_culprit(profile: LinkProfile, culprit: Culprit) -> Candidate:
         threshold=worst.phase.threshold,
         evidence=(
             f"transfers over {culprit.place} take {duration_text(worst.transfer_ns)} against"
-            f" {duration_text(worst.expected_ns)} {culprit.against} (+{excess:.0%}) once all"
-            f" members have entered, in steps {first} to {last}, while both ends compute as usual"
+            f" {duration_text(worst.expected_ns)} {culprit.against} (+{percent_text(excess)}) once"
+            f" all members have entered, in steps {first} to {last}, while both ends compute as"
+            " usual"
         ),
     )
 
@@ -237,8 +238,9 @@ def _everywhere(
         excess_ratio=phase.excess_ratio,
         threshold=phase.threshold,
         evidence=(
-            f"{len(links)} of {count_text(len(chosen), 'link')} take {phase.excess_ratio:.0%}"
-            f" longer for the same transfers in steps {first} to {last} than in the others"
+            f"{len(links)} of {count_text(len(chosen), 'link')} take"
+            f" {percent_text(phase.excess_ratio)} longer for the same transfers in steps {first} to"
+            f" {last} than in the others"
         ),
     )
 
@@ -257,8 +259,8 @@ def _many(profile: LinkProfile, slow: Sequence[SlowLink]) -> Candidate:
         threshold=float(np.median([each.phase.threshold for each in slow])),
         evidence=(
             f"{len(links)} of {count_text(len(profile.transfers.links), 'link')} take"
-            f" {excess:.0%} longer than alike ones in steps {first} to {last}, and no rank, host"
-            " or switch is common to them"
+            f" {percent_text(excess)} longer than alike ones in steps {first} to {last}, and no"
+            " rank, host or switch is common to them"
         ),
     )
 

@@ -12,7 +12,7 @@ from analysis.counters import clock_drop
 from analysis.occupancy import COMPUTE_KINDS, of_kinds
 from analysis.partners import least_of_partners
 from analysis.phases import DUE_RATIO
-from analysis.words import name_ranks
+from analysis.words import name_ranks, percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,7 +89,7 @@ def told_by_samples(
         if rest < max(DUE_RATIO, each.threshold):
             told.append(replace(each, evidence=f"{each.evidence}; {_reads(each.sample)}"))
         elif len(partners) == 1:
-            explains = f"which explains {most_explained(each.sample):.0%} of it at most"
+            explains = f"which explains {percent_text(most_explained(each.sample))} of it at most"
             evidence = f"{each.evidence}; {_reads(each.sample)}, {explains}"
             told.append(replace(each, evidence=evidence))
         else:
@@ -118,16 +118,16 @@ def _parted(found: Candidate, drop: Drop, partners: tuple[int, ...]) -> tuple[Ca
         sample=None,
         evidence=as_one_worker(
             partners,
-            f"{found.evidence}; {_reads(drop)} on {whose}, which explains {share:.0%} of it at"
-            f" most, and {others}",
+            f"{found.evidence}; {_reads(drop)} on {whose}, which explains {percent_text(share)} of"
+            f" it at most, and {others}",
         ),
     )
     throttle = replace(
         found,
         excess_ratio=share,
         evidence=(
-            f"{whose}: {_reads(drop)}, which makes compute {share:.0%} longer; its worker's is"
-            f" +{found.excess_ratio:.0%} longer, and {others}"
+            f"{whose}: {_reads(drop)}, which makes compute {percent_text(share)} longer; its"
+            f" worker's is {percent_text(found.excess_ratio)} longer, and {others}"
         ),
     )
     return slow, throttle

@@ -17,7 +17,7 @@ from analysis.phases import (
     standing_out,
 )
 from analysis.profile import MIN_PEERS, median_of_others
-from analysis.words import duration_text, name_ranks
+from analysis.words import duration_text, name_ranks, percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -89,8 +89,9 @@ def experts_candidate(
         evidence=(
             f"{name_ranks(ranks)}: experts get more tokens than others; those of rank"
             f" {int(profile.ranks[worst.row])} compute {times[0]} a step against {times[1]} in its"
-            f" stage (+{worst.excess_ratio:.0%}), in steps {first} to {last}, while compute outside"
-            f" them is as usual; with equal shares a step would be {1 - 1 / (1 + lost):.0%} shorter"
+            f" stage (+{percent_text(worst.excess_ratio)}), in steps {first} to {last}, while"
+            " compute outside them is as usual; with equal shares a step would be"
+            f" {percent_text(1 - 1 / (1 + lost))} shorter"
         ),
     )
 

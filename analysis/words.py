@@ -62,9 +62,9 @@ def count_text(num: int, word: str) -> str:
     return f"{num} {word}" if num == 1 else f"{num:,} {word}{plural}"
 
 
-def percent_text(ratio: float) -> str:
-    """Write out a share in whole percent, as the pages do: "26 %"."""
-    return f"{100 * ratio:.0f} %"
+def percent_text(ratio: float, *, digits: int = 0) -> str:
+    """Write out a share in percent, as the pages do: "26 %"."""
+    return f"{100 * ratio:.{digits}f} %"
 
 
 def duration_text(value_ns: float) -> str:

@@ -140,16 +140,16 @@ def _add_mfu(
         go.Scatter(
             name="MFU",
             x=steps,
-            y=ratios,
+            y=[None if ratio is None else 100 * ratio for ratio in ratios],
             mode=_mode(steps),
             line={"color": MFU, "width": 2},
             marker={"size": 5, "symbol": _symbols(steps, set(map(str, warmup))), "color": MFU},
-            hovertemplate="%{y:.1%}",
+            hovertemplate="%{y:.1f} %",
         ),
         row=2,
         col=1,
     )
-    figure.update_yaxes(title_text="MFU (%)", tickformat=".3~%", rangemode="tozero", row=2, col=1)
+    figure.update_yaxes(title_text="MFU (%)", tickformat=".3~g", rangemode="tozero", row=2, col=1)
 
 
 def _places(series: StepSeries) -> _Places:

@@ -234,8 +234,8 @@ def test_a_layout_that_cannot_fill_its_pipeline_is_told_with_the_gain() -> None:
     assert healthy.cause == "healthy"
     # 3 micro-batches on 4 stages: bubble 3/3; with 6 it were 3/6, so 1 - 1.5/2 less time each.
     assert finding.cause == "layout"
-    assert "100%" in finding.evidence
-    assert "25% less" in finding.evidence
+    assert "100 %" in finding.evidence
+    assert "25 % less" in finding.evidence
 
 
 def test_tensor_parallel_groups_across_hosts_are_told() -> None:

@@ -49,9 +49,9 @@ def test_too_few_tokens_a_micro_batch_are_told_with_what_twice_as_many_win(
     # THEN twice the rows reach 119.1 / 153, 48 % less time
     assert finding.cause == "layout"
     assert "64 x 8192 x 2048" in finding.evidence
-    assert "reach 40% of the peak" in finding.evidence
+    assert "reach 40 % of the peak" in finding.evidence
     assert "twice the size" in finding.evidence
-    assert "could reach 78%, 48% less time" in finding.evidence
+    assert "could reach 78 %, 48 % less time" in finding.evidence
 
 
 def test_tensor_parallelism_that_cuts_too_finely_is_told(source: SimulatedSource) -> None:

@@ -87,7 +87,7 @@ def test_a_clock_that_explains_a_part_leaves_the_rest_to_all_partners() -> None:
     slow, throttle = found["slow-compute"], found["clock-throttle"]
     assert (slow.ranks, slow.steps) == ((4, 5), (2, 5))
     assert (throttle.ranks, throttle.steps) == ((4,), (2, 7))
-    assert "which explains 10% of it at most" in slow.evidence
+    assert "which explains 10 % of it at most" in slow.evidence
     # AND eight steps of 30.5 ms are 244: the worker adds 4 x 15, the throttle alone 6 x 3
     assert slow.slowdown == pytest.approx((244 + 60) / 244)
     assert throttle.slowdown == pytest.approx((244 + 18) / 244)
@@ -132,4 +132,4 @@ def test_a_rank_alone_is_throttled_and_the_sentence_says_how_much_that_explains(
     found = findings_of(factor, clock_hz, tp=1)
 
     assert [(each.cause, each.ranks) for each in found.values()] == [("clock-throttle", (4,))]
-    assert "which explains 10% of it at most" in found["clock-throttle"].evidence
+    assert "which explains 10 % of it at most" in found["clock-throttle"].evidence

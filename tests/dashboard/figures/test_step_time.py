@@ -42,7 +42,7 @@ def test_steps_stand_in_order_where_only_the_last_were_analysed() -> None:
         assert list(axis.categoryarray) == ["0", "1", "2", "(3-4)", "5", "6"]
     assert list(ideal.x) == list(actual.x) == ["5", "6"]
     assert list(share.x) == ["0", "1", "2", "(3-4)", "5", "6"]
-    assert list(share.y) == [0.4, 0.3, 0.4, None, 0.2, 0.2]
+    assert list(share.y) == [40, 30, 40, None, 20, 20]
     assert {(shape.x0, shape.x1) for shape in figure.layout.shapes} == {(3.5, 5.5)}
 
 
