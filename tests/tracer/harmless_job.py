@@ -41,7 +41,6 @@ PARTS: dict[str, tuple[Any, str]] = {
     "name": (Recorder, "name_id"),
     "index": (Recorder, "index"),
     "compute span": (tracer.capture.compute.Compute, "_span"),
-    "append span": (Recorder, "append_span"),
     "write": (tracer.lane.Lane, "write"),
     "append": (tracer.lane.Lane, "append"),
     "place": (tracer.lane.Lane, "set_place"),

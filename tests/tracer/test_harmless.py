@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import tracer
-from tests.tracer.reading import dropped
+from tests.tracer.reading import dropped, read_rows
 from tests.tracer.recording import ROOT, recorder_in
 from tracer.blame import is_ours
 from tracer.capture.garbage import capture_garbage
@@ -140,7 +140,7 @@ def test_an_exit_hook_that_fails_leaves_the_jobs_own_traceback_alone(
     assert dropped(folder)[ERRORS] == 1
 
 
-def test_a_collection_is_not_disturbed_by_a_lane_that_cannot_be_had(
+def test_a_collection_is_not_disturbed_by_a_record_that_cannot_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unraisable: list[object] = []
@@ -149,11 +149,44 @@ def test_a_collection_is_not_disturbed_by_a_lane_that_cannot_be_had(
     take_off = capture_garbage(recorder, least_pause_ns=0)
     try:
         with monkeypatch.context() as broken:
-            broken.setattr("tracer.recorder.Recorder.lane", fails)
+            broken.setattr("tracer.recorder.Recorder.head", fails)
             gc.collect()
+            take_off()
     finally:
-        take_off()
         recorder.shutdown()
 
     assert unraisable == []
     assert dropped(tmp_path)[ERRORS] >= 1
+
+
+def test_what_a_handler_raises_during_a_collection_reaches_the_job(tmp_path: Path) -> None:
+    class Deadline(Exception):  # noqa: N818 - the job's own
+        pass
+
+    def on_alarm(number: int, frame: object) -> None:
+        raise Deadline
+
+    others, gc.callbacks[:] = list(gc.callbacks), []  # they would take it away
+    recorder = recorder_in(tmp_path)
+    take_off = capture_garbage(recorder, least_pause_ns=0)
+    objects = [[number] for number in range(300_000)]  # to be looked through for milliseconds
+    previous = signal.signal(signal.SIGALRM, on_alarm)
+    try:
+        for _ in range(5):
+            with pytest.raises(Deadline):
+                collect_until_the_alarm()
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+        take_off()
+        gc.callbacks[:] = others
+        recorder.shutdown()
+
+    assert len(objects) == 300_000
+    assert {row.kind for row in read_rows(tmp_path)} == {"gc"}
+
+
+def collect_until_the_alarm() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    gc.collect()
+    while signal.getitimer(signal.ITIMER_REAL)[0]:
+        pass

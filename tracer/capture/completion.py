@@ -49,6 +49,10 @@ class Completions:
             if type(work).get_future is dist.Work.get_future and not is_ours(problem):
                 raise
             return
+        if future.done():
+            # Not by the callback: what a signal handler of the job raises in one is lost.
+            note(monotonic_ns())
+            return
         self._pending[key] = work
         future.add_done_callback(done)
 

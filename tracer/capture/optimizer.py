@@ -46,11 +46,12 @@ class OptimizerSpans:
                 if _is_below(running.caller, caller):
                     return
                 running.span.cancel()  # its step raised: torch calls no hook then
-            running.optimizer, running.caller = optimizer, caller
+            running.optimizer, running.caller, running.span = optimizer, caller, None
             is_timed = self._recorder.device_timing is not NO_DEVICE_TIMING
             on = _parameters(optimizer) if is_timed else ()
-            running.span = timed_span(self._recorder, "optimizer", SpanKind.OPTIMIZER, on=on)
-            running.span.__enter__()
+            span = timed_span(self._recorder, "optimizer", SpanKind.OPTIMIZER, on=on)
+            span.__enter__()
+            running.span = span  # only now: a signal handler may raise in the line before
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)
 
