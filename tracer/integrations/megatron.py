@@ -1,4 +1,4 @@
-"""Megatron-LM's training loop, which knows no callbacks.
+"""Megatron-LM's training loop, with or without callbacks of its own (they came in 2026).
 
 ``trace()`` before ``pretrain(...)``, with ``RANKSCOPE_TRACE=DIR`` or ``spool=``.
 """
@@ -34,12 +34,29 @@ CONFIG = (
 )
 """Arguments that explain a job's speed."""
 
+OTHER_MODELS = (
+    "num_experts",
+    "multi_latent_attention",
+    "hybrid_layer_pattern",
+    "hybrid_override_pattern",
+    "mtp_num_layers",
+    "experimental_attention_variant",
+    "attention_output_gate",
+    "heterogeneous_layers_config_path",
+    "heterogeneous_layers_config_encoded_json",
+)
+"""Arguments that make a model another one than a dense GPT of one kind of layer."""
+
+PACKED = ("sequence_packing_scheduler", "rl_use_sequence_packing")
+"""Arguments that leave the number of micro-batches, or their tokens, to the data."""
+
 
 def trace(*, spool: str | os.PathLike[str] | None = None) -> Patches:
     """Record the steps of ``megatron.training.training.train`` from now on.
 
     A step lasts from one ``train_step`` to the next, so that a save belongs to
-    the step that it follows. Losses stay on the device and are not read.
+    the step that it follows. One that raised is none. Losses stay on the device
+    and are not read.
 
     Args:
         spool: Folder for the records; None: ``RANKSCOPE_TRACE``.
@@ -58,11 +75,14 @@ def trace(*, spool: str | os.PathLike[str] | None = None) -> Patches:
 
 
 class _Steps:
-    """Which step runs."""
+    """Which step runs, and how many tokens it has."""
 
     def __init__(self, spool: str | os.PathLike[str] | None) -> None:
         self._spool = spool
-        self._has_begun = False
+        self._is_installed = False
+        self._runs = False
+        self._number = -1
+        self._tokens: int | None = None
 
     def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -73,12 +93,13 @@ class _Steps:
             *args: Any,  # noqa: ANN401
             **kwargs: Any,  # noqa: ANN401
         ) -> Any:  # noqa: ANN401
-            if self._has_begun:
-                self._end()
-            else:
-                self._has_begun = True
-                self._begin(model)
-            return original(forward_step_func, data_iterator, model, *args, **kwargs)
+            self._end()
+            self._begin(model)
+            try:
+                return original(forward_step_func, data_iterator, model, *args, **kwargs)
+            except BaseException:
+                self._runs = False
+                raise
 
         return train_step
 
@@ -88,36 +109,59 @@ class _Steps:
             try:
                 return original(*args, **kwargs)
             finally:
-                if self._has_begun:
-                    self._has_begun = False
-                    self._end()
+                self._end()
 
         return train
 
     @harmless
     def _end(self) -> None:
-        tracer.step(tokens=tokens_of_step())
+        if self._runs:
+            self._runs = False
+            tracer.step(tokens=self._tokens)
 
     @harmless
     def _begin(self, model: Any) -> None:  # noqa: ANN401
         args = import_module("megatron.training").get_args()
-        flops = flops_of(args)
-        tracer.install(
-            spool=self._spool,
-            model=model[0] if len(model) == 1 else None,
-            flops_per_token=None if flops is None else flops.flops_per_token,
-            flops_convention="" if flops is None else flops.convention,
-            dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else "",
-            config=named(args, CONFIG),
-            seeds={"seed": getattr(args, "seed", None)},
-            **placement_of(len(model)),
-        )
-        tracer.begin_steps(getattr(args, "curr_iteration", None) or args.iteration)
+        is_first = not self._is_installed
+        if is_first:
+            self._is_installed = True
+            install(args, model, spool=self._spool)
+        number = getattr(args, "curr_iteration", None)
+        if number is None:
+            number = args.iteration if is_first else self._number + 1
+        # Iterations to skip are not trained: the loop goes on at a higher number.
+        if is_first or number != self._number + 1:
+            tracer.begin_steps(number)
+        self._number = number
+        self._runs = True
+        # Now: the next step's batch size is set before that step begins.
+        self._tokens = tokens_of_step(args)
 
 
-def tokens_of_step() -> int:
-    """Return the tokens of this rank's data position in the step, padding counted."""
-    args = import_module("megatron.training").get_args()
+def install(
+    args: Any,  # noqa: ANN401 - a Namespace
+    model: Any,  # noqa: ANN401 - a list of chunks
+    *,
+    spool: str | os.PathLike[str] | None,
+) -> None:
+    """Install the tracer with what Megatron's arguments and groups tell of the job."""
+    flops = flops_of(args)
+    tracer.install(
+        spool=spool,
+        model=model[0] if len(model) == 1 else None,
+        flops_per_token=None if flops is None else flops.flops_per_token,
+        flops_convention="" if flops is None else flops.convention,
+        dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else "",
+        config=named(args, CONFIG),
+        seeds={"seed": getattr(args, "seed", None)},
+        **placement_of(len(model)),
+    )
+
+
+def tokens_of_step(args: Any) -> int | None:  # noqa: ANN401 - a Namespace
+    """Return the tokens of this rank's part of the step, padding counted; None: packed."""
+    if any(getattr(args, name, None) for name in PACKED):
+        return None
     calculator = import_module("megatron.core.num_microbatches_calculator")
     whole = calculator.get_num_microbatches() * args.micro_batch_size * args.seq_length
     groups = import_module("megatron.core.parallel_state")
@@ -126,8 +170,7 @@ def tokens_of_step() -> int:
 
 def flops_of(args: Any) -> ModelFlops | None:  # noqa: ANN401 - a Namespace
     """Return the FLOPs of a token; None where the model is no dense GPT of one kind of layer."""
-    others = ("num_experts", "multi_latent_attention", "hybrid_override_pattern", "mtp_num_layers")
-    if any(getattr(args, name, None) for name in others):
+    if any(getattr(args, name, None) for name in OTHER_MODELS):
         return None
     groups = args.num_query_groups if args.group_query_attention else args.num_attention_heads
     return megatron_flops(
@@ -144,20 +187,26 @@ def flops_of(args: Any) -> ModelFlops | None:  # noqa: ANN401 - a Namespace
 
 
 def placement_of(num_chunks: int) -> Placement:
-    """Return where this rank stands, as Megatron's own groups have it."""
+    """Return where this rank stands, as Megatron's own groups have it.
+
+    Neither is known where there are further axes than ours.
+    """
+    from torch import distributed
+
     groups = import_module("megatron.core.parallel_state")
-    return {
-        "layout": Layout(
-            dp=groups.get_data_parallel_world_size(),
-            tp=groups.get_tensor_model_parallel_world_size(),
-            pp=groups.get_pipeline_model_parallel_world_size(),
-            cp=groups.get_context_parallel_world_size(),
-            vpp=num_chunks,
-        ),
-        "coords": Coords(
-            dp=groups.get_data_parallel_rank(),
-            tp=groups.get_tensor_model_parallel_rank(),
-            pp=groups.get_pipeline_model_parallel_rank(),
-            cp=groups.get_context_parallel_rank(),
-        ),
-    }
+    layout = Layout(
+        dp=groups.get_data_parallel_world_size(),
+        tp=groups.get_tensor_model_parallel_world_size(),
+        pp=groups.get_pipeline_model_parallel_world_size(),
+        cp=groups.get_context_parallel_world_size(),
+        vpp=num_chunks,
+    )
+    if layout.world_size != distributed.get_world_size():
+        return {"layout": None, "coords": None}
+    coords = Coords(
+        dp=groups.get_data_parallel_rank(),
+        tp=groups.get_tensor_model_parallel_rank(),
+        pp=groups.get_pipeline_model_parallel_rank(),
+        cp=groups.get_context_parallel_rank(),
+    )
+    return {"layout": layout, "coords": coords}

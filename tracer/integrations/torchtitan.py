@@ -1,7 +1,8 @@
 """torchtitan's training loop, which knows no callbacks.
 
-``trace(trainer)`` between making the ``torchtitan.train.Trainer`` and its ``train()``, with
-``RANKSCOPE_TRACE=DIR`` or ``spool=``. Saves by `torch.distributed.checkpoint` are captured anyway.
+``trace(trainer)`` between making the ``Trainer`` (``torchtitan.train`` has it, from 0.3 on
+``torchtitan.trainer``) and its ``train()``, with ``RANKSCOPE_TRACE=DIR`` or ``spool=``. Saves by
+`torch.distributed.checkpoint` are captured anyway.
 """
 
 from __future__ import annotations
@@ -10,39 +11,58 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import tracer
-from tracer.integrations.settings import Placement, harmless, placed
+from tracer.integrations.settings import Placement, harmless, named, placed
 
 if TYPE_CHECKING:
     import os
 
 CONVENTION = "torchtitan's get_num_flops_per_token, causal mask not halved"
 
+CONFIG = (
+    "local_batch_size",
+    "global_batch_size",
+    "seq_len",
+    "steps",
+    "dtype",
+    "mixed_precision_param",
+    "enable_cpu_offload",
+)
+"""Training settings that explain a job's speed."""
 
+
+@harmless
 def trace(trainer: Any, *, spool: str | os.PathLike[str] | None = None) -> None:  # noqa: ANN401
     """Record the steps of a trainer that has not begun.
 
-    A step lasts from one ``train_step`` to the next, so that a save belongs to
-    the step that it follows. Its loss is the global average that the trainer
-    logs, on steps that log; its tokens are those that the trainer counts.
+    A step lasts from one turn of the loop to the next, so that a save belongs
+    to the step that it follows. One that ran out of data or raised is none.
+    Its loss is the global average that the trainer logs, on steps that log;
+    its tokens are those of the labels that the step took from the loader.
 
     Args:
         trainer: Has ``train_step``, ``step``, ``close``, ``model_parts``,
-            ``parallel_dims``, ``metrics_processor``; ``ntokens_seen`` where it counts.
+            ``parallel_dims``, ``metrics_processor``.
         spool: Folder for the records; None: ``RANKSCOPE_TRACE``.
     """
     parts = trainer.model_parts
     processor = trainer.metrics_processor
     flops = getattr(processor, "num_flops_per_token", None)
+    settings = getattr(trainer, "config", None) or getattr(trainer, "job_config", None)
+    debug = getattr(settings, "debug", None) or getattr(settings, "training", None)
     tracer.install(
         spool=spool,
         model=parts[0] if len(parts) == 1 else None,
         flops_per_token=float(flops) if flops and flops > 0 else None,
         flops_convention=CONVENTION if flops and flops > 0 else "",
+        config=named(getattr(settings, "training", None), CONFIG),
+        seeds={"seed": getattr(debug, "seed", None)},
         **placement_of(trainer.parallel_dims),
     )
     steps = _Steps(trainer)
     trainer.train_step = steps.around(trainer.train_step)
-    trainer.close = steps.before_close(trainer.close)
+    trainer.close = steps.before(trainer.close)
+    if hasattr(trainer, "should_continue_training"):
+        trainer.should_continue_training = steps.before(trainer.should_continue_training)
     processor.log = steps.noting_loss(processor.log)
 
 
@@ -55,24 +75,51 @@ def placement_of(dims: Any) -> Placement:  # noqa: ANN401 - torchtitan's Paralle
     return placed(rank, tp=dims.tp, cp=dims.cp, dp=dp, pp=dims.pp)
 
 
+class _Batches:
+    """The batches of a step, and how many tokens they have."""
+
+    def __init__(self, batches: Any) -> None:  # noqa: ANN401 - an iterator of (inputs, labels)
+        self._batches = batches
+        self.num_tokens = 0
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401
+        batch = next(self._batches)
+        self._count(batch)
+        return batch
+
+    @harmless
+    def _count(self, batch: Any) -> None:  # noqa: ANN401
+        _, labels = batch
+        self.num_tokens += labels.numel()
+
+
 class _Steps:
     """Which step runs, and what is known of it."""
 
     def __init__(self, trainer: Any) -> None:  # noqa: ANN401
         self._trainer = trainer
         self._has_begun = False
+        self._runs = False
+        self._batches: _Batches | None = None
         self._loss: float | None = None
-        self._tokens_before = self._tokens_seen()
 
     def around(self, original: Any) -> Any:  # noqa: ANN401 - bound methods
         @functools.wraps(original)
         def train_step(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            if self._has_begun:
-                self._end()
-            else:
-                self._has_begun = True
-                self._begin()
-            return original(*args, **kwargs)
+            self._end()
+            self._begin()
+            self._batches = None
+            if args and hasattr(args[0], "__next__"):
+                self._batches = _Batches(args[0])
+                args = (self._batches, *args[1:])
+            try:
+                return original(*args, **kwargs)
+            except BaseException:
+                self._runs = False
+                raise
 
         return train_step
 
@@ -84,30 +131,35 @@ class _Steps:
 
         return log
 
-    def before_close(self, original: Any) -> Any:  # noqa: ANN401
+    def before(self, original: Any) -> Any:  # noqa: ANN401
+        """Return ``original``, before which a step has ended.
+
+        The trainer asks before each step whether to go on. After the last one
+        rank 0 sleeps for 2 s, which is no part of that step.
+        """
+
         @functools.wraps(original)
-        def close(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            if self._has_begun:
-                self._has_begun = False
-                self._end()
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            self._end()
             return original(*args, **kwargs)
 
-        return close
+        return call
 
     @harmless
     def _begin(self) -> None:
-        tracer.begin_steps(self._trainer.step)
+        self._runs = True
+        if not self._has_begun:
+            self._has_begun = True
+            tracer.begin_steps(self._trainer.step)
 
     @harmless
     def _end(self) -> None:
-        seen, before = self._tokens_seen(), self._tokens_before
-        self._tokens_before = seen
-        tokens = None if seen is None or before is None else seen - before
-        # Each rank of a context-parallel group counts the whole sequence and holds a part.
+        if not self._runs:
+            return
+        self._runs = False
+        loss, self._loss = self._loss, None
+        # Each rank of a context-parallel group takes the whole sequence and holds a part. What
+        # the trainer counts itself is the whole in 0.2 and the part in 0.3.
         cp = self._trainer.parallel_dims.cp
-        tracer.step(tokens=tokens // cp if tokens else None, loss=self._loss)
-        self._loss = None
-
-    def _tokens_seen(self) -> int | None:
-        seen = getattr(self._trainer, "ntokens_seen", None)
-        return None if seen is None else int(seen)
+        tokens = self._batches.num_tokens // cp if self._batches else 0
+        tracer.step(tokens=tokens or None, loss=loss)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Recorded:
-    """The records of the only process of a spool, read after its goodbye."""
+    """The records of one rank of a spool, read after its goodbye."""
 
-    def __init__(self, spool: Path) -> None:
+    def __init__(self, spool: Path, *, rank: int = 0) -> None:
         tracer.shutdown()
-        (self.folder,) = process_folders(spool).values()
+        self.folder = process_folders(spool)[rank]
         self.rows: list[Row] = read_rows(self.folder)
         self.manifest: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text())
 

@@ -1,0 +1,105 @@
+"""megatron.core on one gloo rank and on a pipeline of two; see `megatron_job`."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tracer.integrations.megatron_job import ARGUMENTS
+from tests.tracer.integrations.recorded import Recorded
+from tests.tracer.ranks import run_ranks
+from tests.tracer.reading import dropped
+from tracer.integrations import megatron
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MICROBATCHES = [
+    (step, index) for step, num in ((100, 2), (101, 4), (103, 4)) for index in range(num)
+]
+"""By step: the batch doubles after the first, and iteration 103, counted from 1, is skipped."""
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train on a pipeline of so many stages; the job's folder."""
+    num_stages: int = request.param
+    folder: Path = tmp_path_factory.mktemp("megatron") / str(num_stages)
+    folder.mkdir()
+    run_ranks("tests.tracer.integrations.megatron_job", num_stages, folder, RANKSCOPE_RUN="run")
+    return folder
+
+
+def ranks_of(trained: Path) -> range:
+    return range(int(trained.name))
+
+
+@pytest.mark.multiproc
+@pytest.mark.slow
+def test_training_is_bit_for_bit_the_same_with_the_tracer(trained: Path) -> None:
+    last = ranks_of(trained)[-1]
+    plain, traced = json.loads((trained / f"losses-{last}.json").read_text())
+
+    assert len(plain) == 10
+    assert traced == plain
+
+
+@pytest.mark.multiproc
+@pytest.mark.slow
+def test_each_stage_has_its_steps_tokens_and_spans(trained: Path) -> None:
+    for rank in ranks_of(trained):
+        recorded = Recorded(trained / "spool", rank=rank)
+        # micro-batches of 2 sequences of 16 tokens
+        assert recorded.steps() == [(100, 64, None), (101, 128, None), (103, 128, None)]
+        assert recorded.spans("forward") == MICROBATCHES
+        assert recorded.spans("optimizer") == [(100, -1), (101, -1), (103, -1)]
+        assert recorded.spans("checkpoint") == [(103, -1)]
+        assert dropped(recorded.folder) == {}
+
+
+@pytest.mark.multiproc
+@pytest.mark.slow
+def test_each_stage_stands_where_megatron_puts_it(trained: Path) -> None:
+    for rank in ranks_of(trained):
+        manifest = Recorded(trained / "spool", rank=rank).manifest
+        assert (manifest["layout"]["pp"], manifest["coords"]["pp"]) == (
+            len(ranks_of(trained)),
+            rank,
+        )
+        # 6 x [2 x 8 x 32 x 2 layers + 4 x 8 x 8 x 2 layers + 8 x 10 + 8 x 2 x 16]
+        assert manifest["model"]["flops_per_token"] == 6 * (1024 + 512 + 80 + 256)
+        assert manifest["seeds"] == {"seed": 3}
+
+
+@pytest.mark.multiproc
+@pytest.mark.slow
+def test_a_pipeline_sends_and_receives_once_a_microbatch(trained: Path) -> None:
+    expected = [step for step, _ in MICROBATCHES] if len(ranks_of(trained)) > 1 else []
+    for rank in ranks_of(trained):
+        recorded = Recorded(trained / "spool", rank=rank)
+        assert [step for step, _ in recorded.spans("pp-send")] == expected
+        assert [step for step, _ in recorded.spans("pp-recv")] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_experts", 8),
+        ("multi_latent_attention", True),
+        ("hybrid_layer_pattern", "M*M-"),
+        ("experimental_attention_variant", "gated_delta_net"),
+        ("attention_output_gate", True),
+    ],
+)
+def test_another_model_than_a_dense_gpt_has_no_known_flops(name: str, value: object) -> None:
+    assert megatron.flops_of(ARGUMENTS) is not None
+    assert megatron.flops_of(SimpleNamespace(**{**vars(ARGUMENTS), name: value})) is None
+
+
+def test_a_packed_step_has_no_known_number_of_tokens() -> None:
+    packed = SimpleNamespace(**vars(ARGUMENTS), sequence_packing_scheduler="dp_balanced")
+
+    assert megatron.tokens_of_step(packed) is None
