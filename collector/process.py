@@ -26,6 +26,7 @@ from tracer.spool import (
     DropReason,
     SpoolError,
     name_slot_offset,
+    read_account,
     read_header,
 )
 
@@ -102,6 +103,12 @@ class ProcessFiles:
         counts = DROPPED.unpack(data)
         names = {reason: reason.name.lower().replace("_", "-") for reason in DropReason}
         return {name: counts[reason] for reason, name in names.items() if counts[reason]}
+
+    def num_stored(self) -> int:
+        """Return how many rows the process claimed in all segments, by its last account."""
+        path = self.folder / PROCESS_FILE
+        data = _read_at(path, offset=0, num_bytes=HEADER_BYTES)
+        return read_account(data.ljust(HEADER_BYTES, b"\0")).num_stored
 
     def exit_record(self) -> dict[str, Any] | None:
         """Return how the process said that it ended; None while it has not."""

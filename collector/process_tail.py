@@ -26,6 +26,7 @@ from collector.liveness import Fate, fate_of
 from collector.names import storable_name
 from collector.process import SpoolProblem
 from collector.records import Origin, decode
+from collector.removed_rows import REMOVED, num_removed_rows
 from collector.segment import CHUNK_ROWS, NotReadyError, SegmentReader, open_spans
 from tracer.span import KINDS
 from tracer.spool import PROCESS_FILE, SEGMENT_GLOB, SpoolError
@@ -85,6 +86,9 @@ class ProcessTail:
         self._exit_record: dict[str, Any] | None = None
         self._is_over = False
         self._dropped: dict[str, int] = {}
+        self._end_rows = dict(resume.end_rows)
+        self._numbers: set[int] = set()
+        self._num_removed: int | None = None
         self._told: tuple[str, Mapping[str, int], Mapping[str, Any]] | None = None
         self._moved_ns: int | None = None
         self._stalled_in: list[dict[str, Any]] = []
@@ -142,6 +146,8 @@ class ProcessTail:
             reader.advance(cut.key.end_row)
             if reader.is_read_up:
                 self._finish(reader)
+        read_before = self._end_rows.get(cut.key.segment, 0)
+        self._end_rows[cut.key.segment] = max(read_before, cut.key.end_row)
         self._moved_ns = None
         self._note_progress(cut)
 
@@ -162,6 +168,10 @@ class ProcessTail:
         """Return the row of table ``ranks`` if it changed since the last call."""
         given_up = self._resume.dropped.get(self.files.process, {})
         dropped = {**self._dropped, **given_up}
+        if self._num_removed is None and self.is_finished:
+            self._num_removed = self._count_removed()
+        if self._num_removed:
+            dropped[REMOVED] = self._num_removed
         told = (self.state, dropped, self.files.derived)
         if told == self._told:
             return None
@@ -180,6 +190,27 @@ class ProcessTail:
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
+
+    def _count_removed(self) -> int:
+        if self._refused:
+            return 0  # what these hold can't be told
+        try:
+            num_stored = self.files.num_stored()
+        except OSError:
+            return 0  # the folder went as a whole
+        num_removed = num_removed_rows(
+            self.files.process,
+            num_stored=num_stored,
+            end_rows=self._end_rows,
+            there=self._numbers,
+            num_given_up=sum(self._resume.dropped.get(self.files.process, {}).values()),
+        )
+        if num_removed:
+            self.problems.append(
+                f"{self.files.folder}: segments were removed before they were read, and"
+                f" {num_removed} rows with them"
+            )
+        return num_removed
 
     def _finish(self, reader: SegmentReader) -> None:
         """Read a segment no more: all of it is stored."""
@@ -277,6 +308,7 @@ class ProcessTail:
                 continue
             reader.advance(self._resume.end_rows.get(self._segment(reader), 0))
             self._readers[path] = reader
+            self._numbers.add(reader.number)
 
     def _why_not_ours(self, reader: SegmentReader) -> str | None:
         """Return why a segment can't be one of this process; None where it can.

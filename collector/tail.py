@@ -357,6 +357,7 @@ class SpoolTail:
         self._free()
         for folder, tail in list(self._active.items()):
             if tail.is_finished:
+                self._problems += tail.problems
                 tail.close()
                 del self._active[folder]
                 self._settled.add(folder)
