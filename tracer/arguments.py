@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tracer.plain import plain_int, plain_text, type_name
 from tracer.span import NONE
@@ -73,8 +73,8 @@ def plain_loss(loss: object) -> float | None:
 
     A tensor on a device stays unread: ``.item()`` would synchronise the job.
     """
-    if isinstance(loss, float):
-        return float.__float__(loss)
+    if issubclass(type(loss), float):
+        return float.__float__(cast("float", loss))
     torch = sys.modules.get("torch")
     if torch is None or type(loss) is not torch.Tensor:
         number = plain_int(loss)

@@ -72,6 +72,8 @@ def _message(exc: BaseException) -> str:
 
 
 def _traceback(exc: BaseException) -> str:
+    if not issubclass(type(exc), BaseException):
+        return ""  # what a job hands to `record_exception` may be anything
     try:
         lines = traceback.format_exception(exc, limit=MAX_FRAMES)
     except Exception:  # noqa: BLE001 - the same, from any exception of the chain

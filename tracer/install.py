@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from tracer.manifest import JobDescription
     from tracer.protocol import Tracer
     from tracer.topology import Coords, Layout
+
+
+_beginning = threading.Lock()
+"""Held by the thread that installs; never waited for, and so harmless where a child inherits it."""
 
 
 class Options(TypedDict, total=False):
@@ -98,7 +103,12 @@ def install(
     folder = spool or os.environ.get("RANKSCOPE_TRACE")
     if not folder or os.environ.get("RANKSCOPE_DISABLE") == "1":
         return NOOP_TRACER
+    # Whoever comes second, from another thread or a signal handler, must not begin another.
+    if not _beginning.acquire(blocking=False):
+        return NOOP_TRACER
     try:
+        if current_tracer().enabled:
+            return current_tracer()
         from tracer.manifest import JobDescription, count_parameters
 
         description = JobDescription(num_parameters=count_parameters(model), **job)
@@ -106,6 +116,8 @@ def install(
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
         sys.stderr.write(f"rankscope: not tracing this process: {problem!r}\n")
         return NOOP_TRACER
+    finally:
+        _beginning.release()
 
 
 def _install(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,8 @@ from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tracer.protocol import Tracer
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +56,27 @@ def test_a_second_install_returns_the_first_tracer_and_a_new_life_gets_a_new_fol
 
     assert second is not first
     assert len(list((tmp_path / "twice").iterdir())) == 2
+
+
+def test_threads_that_install_at_once_get_one_tracer_and_one_folder(tmp_path: Path) -> None:
+    everyone = threading.Barrier(8)
+    got: list[Tracer] = []
+
+    def install() -> None:
+        everyone.wait()
+        got.append(tracer.install(spool=tmp_path, run="run"))
+
+    threads = [threading.Thread(target=install) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    installed = tracer.current_tracer()
+    tracer.shutdown()
+
+    assert installed.enabled
+    assert {id(one) for one in got} <= {id(installed), id(tracer.NOOP_TRACER)}
+    assert only_folder(tmp_path).is_dir()
 
 
 def test_a_folder_that_cannot_be_written_leaves_the_job_untraced(
