@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from starlette.requests import ClientDisconnect
+
 from collector.asking import headers_of, visitor_in
 from collector.edge.refusals import Refusal
 
@@ -58,6 +60,8 @@ class CappedBodies:
     async def _pass_on(self, scope: Scope, body: _Body) -> None:
         try:
             await self._app(scope, body.receive, body.send)
+        except ClientDisconnect:
+            return  # Who hangs up in the middle of a body is no error of ours, and fills no log.
         except Exception:
             # Of an application whose request ended under it; its answer is given already.
             if not body.is_too_long:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from a2wsgi import WSGIMiddleware
+from starlette.requests import Request
 
 from collector.edge.bodies import DEFAULT_MAX_BYTES, CappedBodies
 from collector.edge.refusals import Refusal, Refusals
@@ -13,6 +14,7 @@ from tests.collector.edge.running import LARGE, answer_on, echo, read_to_end, ru
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from collector.access import Receive, Scope, Send
     from tests.collector.edge.running import Running
 
 CAPS = {"/wide": 3 * DEFAULT_MAX_BYTES}
@@ -85,6 +87,26 @@ def test_two_lengths_or_a_length_and_pieces_are_no_http(server: Running) -> None
             answer = read_to_end(visitor)
             assert answer.startswith(b"HTTP/1.1 400")
             assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_who_hangs_up_in_the_middle_of_a_body_is_no_error(
+    refusals: Refusals, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def reader(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        try:
+            await Request(scope, receive, send).body()
+        finally:
+            ended.set()
+
+    with running(CappedBodies(reader, refusals), limits=LARGE) as server:
+        with server.connect() as visitor:
+            visitor.sendall(POST + b"content-length: 9000\r\n\r\nab")
+            assert begun.wait(60)
+        assert ended.wait(60)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_a_page_that_reads_too_long_a_body_ends_and_the_next_is_answered(
