@@ -89,13 +89,15 @@ def capture_backward(compute: Compute, patches: Patches, steps: StepCounter) -> 
         patches: Where the replaced function is noted.
         steps: Told before the span begins: so a step that begins here holds it.
     """
-    wrap = functools.partial(_traced_backward, compute, steps)
+    wrap = functools.partial(traced_backward, compute, steps)
     patches.wrap(torch.autograd, "backward", wrap)
 
 
-def _traced_backward(
+def traced_backward(
     compute: Compute, steps: StepCounter, original: Callable[..., Any]
 ) -> Callable[..., Any]:
+    """Return ``original``, whose first argument a backward begins at, with a span of each call."""
+
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if steps.is_due:

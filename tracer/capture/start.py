@@ -146,12 +146,14 @@ def _capture_compute(
     recorder: Recorder, patches: Patches, steps: StepCounter, once_loaded: OnceLoaded
 ) -> Compute:
     from tracer.capture.compute import Compute
+    from tracer.capture.megatron import SCHEDULES_MODULE, capture_megatron
     from tracer.capture.module import capture_backward
     from tracer.capture.pipeline import capture_pipeline
 
     compute = Compute(recorder)
     capture_backward(compute, patches, steps)
     once_loaded.capture(STAGE_MODULE, lambda: capture_pipeline(compute, patches))
+    once_loaded.capture(SCHEDULES_MODULE, lambda: capture_megatron(compute, patches, steps))
     return compute
 
 

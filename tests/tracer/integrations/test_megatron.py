@@ -55,6 +55,7 @@ def test_each_stage_has_its_steps_tokens_and_spans(trained: Path) -> None:
         # micro-batches of 2 sequences of 16 tokens
         assert recorded.steps() == [(100, 64, None), (101, 128, None), (103, 128, None)]
         assert recorded.spans("forward") == MICROBATCHES
+        assert recorded.spans("backward") == MICROBATCHES
         assert recorded.spans("optimizer") == [(100, -1), (101, -1), (103, -1)]
         assert recorded.spans("checkpoint") == [(103, -1)]
         assert dropped(recorded.folder) == {}
