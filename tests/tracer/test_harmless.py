@@ -14,7 +14,9 @@ import tracer
 from tests.tracer.reading import dropped, read_rows
 from tests.tracer.recording import ROOT, recorder_in
 from tracer.blame import is_ours
+from tracer.capture.compute import Compute
 from tracer.capture.garbage import capture_garbage
+from tracer.span import NONE, SpanKind
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
@@ -49,6 +51,22 @@ def test_a_job_computes_the_same_whichever_part_of_ours_is_broken(tmp_path: Path
     assert without_a_fault == 0
     assert {part: losses for part, (losses, _) in told.items()} == dict.fromkeys(told, untraced)
     assert all(num_errors > 0 for _, num_errors in told.values()), told
+
+
+def test_a_compute_span_that_cannot_be_shown_leaves_its_lane_at_its_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = recorder_in(tmp_path)
+    compute = Compute(recorder)
+    with monkeypatch.context() as broken:
+        broken.setattr("tracer.lane.Lane.open", fails)
+        with compute.span("forward", SpanKind.FORWARD, microbatch=0, chunk=0):
+            pass
+    depth, place = recorder.lane().depth, recorder.lane().microbatch
+    recorder.shutdown()
+
+    assert (depth, place) == (0, NONE)
+    assert dropped(tmp_path)[ERRORS] == 1
 
 
 def test_what_fails_as_a_step_begins_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
