@@ -36,8 +36,9 @@ def trace(trainer: Any, *, spool: str | os.PathLike[str] | None = None) -> None:
 
     A step lasts from one turn of the loop to the next, so that a save belongs
     to the step that it follows. One that ran out of data or raised is none.
-    Its loss is the global average that the trainer logs, on steps that log;
-    its tokens are those of the labels that the step took from the loader.
+    Its loss is the global average that the trainer logs, on steps that log, in
+    the last stage of a pipeline; its tokens are those of the labels that the
+    step took from the loader.
 
     Args:
         trainer: Has ``train_step``, ``step``, ``close``, ``model_parts``,
@@ -126,7 +127,9 @@ class _Steps:
     def noting_loss(self, original: Any) -> Any:  # noqa: ANN401
         @functools.wraps(original)
         def log(step: int, global_avg_loss: float, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            self._loss = global_avg_loss
+            # A pipeline stage without the loss logs -1 for it.
+            if getattr(self._trainer, "pp_has_last_stage", True):
+                self._loss = global_avg_loss
             return original(step, global_avg_loss, *args, **kwargs)
 
         return log

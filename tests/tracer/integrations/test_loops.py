@@ -97,6 +97,15 @@ def test_a_rank_of_a_context_parallel_group_has_its_part_of_the_tokens(tmp_path:
     assert Recorded(tmp_path).steps() == [(11, 4, None)]
 
 
+def test_a_stage_without_the_loss_has_none(tmp_path: Path) -> None:
+    trainer: Any = Titan(2)
+    trainer.pp_has_last_stage = False
+    torchtitan.trace(trainer, spool=tmp_path)
+    trainer.train()
+
+    assert Recorded(tmp_path).steps() == [(11, 8, None), (12, 8, None)]
+
+
 def test_a_trainer_that_lacks_what_we_read_trains_on_and_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
