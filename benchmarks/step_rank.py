@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 NUM_RANKS = 2
 NUM_LAYERS, NUM_EXPERTS, WIDTH, TOKENS, NUM_MICROBATCHES = 6, 20, 256, 32, 8
-NUM_UNTIMED, NUM_TIMED = 1, 4
-"""Steps of a turn."""
+NUM_UNTIMED = 1
+"""Steps at the begin of a turn."""
 
 
 class Expert(nn.Module):
@@ -131,7 +131,7 @@ class Job:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def take_turns(job: Job, turns: str) -> None:
+def take_turns(job: Job, turns: str, num_timed: int) -> None:
     """Train and time a few steps for each letter."""
     for turn in turns:
         if turn == "T":
@@ -140,7 +140,7 @@ def take_turns(job: Job, turns: str) -> None:
             job.step()
         if turn == "T":
             job.begin_counting()
-        for _ in range(NUM_TIMED):
+        for _ in range(num_timed):
             begin_ns, begin_cpu_ns = time.monotonic_ns(), time.process_time_ns()
             job.step()
             end_ns, end_cpu_ns = time.monotonic_ns(), time.process_time_ns()
@@ -174,6 +174,7 @@ def main() -> None:
     parser.add_argument("--rendezvous", type=Path, required=True)
     parser.add_argument("--spool", type=Path, required=True, help="an empty folder")
     parser.add_argument("--turns", required=True)
+    parser.add_argument("--timed", type=int, required=True, help="timed steps of a turn")
     parser.add_argument("--full", action="store_true", help="fill the spool's disk")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
@@ -184,7 +185,7 @@ def main() -> None:
     job = Job(options.spool, fills_disk=options.full)
     for _ in range(2):  # DDP makes its buckets anew after the first
         job.step()
-    take_turns(job, options.turns)
+    take_turns(job, options.turns, options.timed)
     dist.destroy_process_group()
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.tracer_step [--only healthy agent-dead disk-full control] [--json FILE]
 
 Two gloo ranks, each pinned to a core of its own, train a small mixture of experts by DDP. In turns
-of four timed steps, after one that is not timed, they are traced, T, or not, U, in the order
+of a few timed steps, after one that is not timed, they are traced, T, or not, U, in the order
 T U U T and U T T U: `tracer.install` before a traced turn, `tracer.shutdown` after it. Traced means
 that what torch does is captured and a span by hand stands around each expert, so that a step has
 about 1,000 records. Of each four turns one ratio is taken, traced over untraced; told are the
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.intervals import interval_of_rounds
-from benchmarks.step_rank import NUM_RANKS, NUM_TIMED
+from benchmarks.step_rank import NUM_RANKS
 
 SMALL_BYTES = 1 << 16
 """A segment that half a step fills."""
@@ -50,6 +50,9 @@ SCENARIOS = {
     "control": {},
 }
 DISK = "4m"
+NUM_TIMED = 4
+"""Timed steps of a turn, where nothing else is asked for."""
+
 ORDERS = ("TUUT", "UTTU")
 
 
@@ -79,11 +82,11 @@ class Round:
     dropped_per_step: float
 
 
-def run_round(scenario: str, quads: int, folder: Path) -> Round:
+def run_round(scenario: str, quads: int, num_timed: int, folder: Path) -> Round:
     """Start the job and let it take its turns."""
     order = "".join(ORDERS[quad % 2] for quad in range(quads))
     turns = order.replace("T", "N") if scenario == "control" else order
-    ranks = [_start(folder, rank, scenario, turns) for rank in range(NUM_RANKS)]
+    ranks = [_start(folder, rank, scenario, turns, num_timed) for rank in range(NUM_RANKS)]
     try:
         told = [rank.communicate()[0].splitlines() for rank in ranks]
     finally:
@@ -94,10 +97,10 @@ def run_round(scenario: str, quads: int, folder: Path) -> Round:
     steps = [_step(lines) for lines in zip(*(lines[:-1] for lines in told), strict=True)]
     counts = [[int(word) for word in lines[-1].split()] for lines in told]
     stored, dropped = (sum(rank[place] for rank in counts) for place in range(2))
-    num_traced = NUM_RANKS * NUM_TIMED * order.count("T")
-    per_quad = 4 * NUM_TIMED
+    num_traced = NUM_RANKS * num_timed * order.count("T")
+    per_quad = 4 * num_timed
     fours = [steps[at : at + per_quad] for at in range(0, len(steps), per_quad)]
-    letters = [letter for letter in order for _ in range(NUM_TIMED)]
+    letters = [letter for letter in order for _ in range(num_timed)]
     return Round(
         wall_ratios=[
             _ratio([step.wall_ns for step in four], ORDERS[quad % 2])
@@ -113,12 +116,14 @@ def run_round(scenario: str, quads: int, folder: Path) -> Round:
     )
 
 
-def _start(folder: Path, rank: int, scenario: str, turns: str) -> subprocess.Popen[str]:
+def _start(
+    folder: Path, rank: int, scenario: str, turns: str, num_timed: int
+) -> subprocess.Popen[str]:
     spool = folder / f"spool-{rank}"
     spool.mkdir()
     command = [sys.executable, "-m", "benchmarks.step_rank", "--rank", str(rank)]
     command += ["--rendezvous", str(folder / "rendezvous"), "--spool", str(spool)]
-    command += ["--turns", turns]
+    command += ["--turns", turns, "--timed", str(num_timed)]
     if scenario == "disk-full":
         mount = f'mount -t tmpfs -o size={DISK} tmpfs "{spool}" && exec "$@"'
         command = ["unshare", "-rm", "sh", "-c", mount, "sh", *command, "--full"]
@@ -145,7 +150,7 @@ def _ratio(times_ns: list[int], order: str) -> float:
     """Return traced over untraced of four turns."""
     sums = {"T": 0, "U": 0}
     for place, time_ns in enumerate(times_ns):
-        sums[order[place // NUM_TIMED]] += time_ns
+        sums[order[place * len(order) // len(times_ns)]] += time_ns
     return sums["T"] / sums["U"]
 
 
@@ -166,18 +171,20 @@ def summary(scenario: str, rounds: list[Round]) -> dict[str, object]:
     return row
 
 
-def run_all(scenarios: list[str], starts: int, quads: int) -> dict[str, list[Round]]:
+def run_all(
+    scenarios: list[str], starts: int, quads: int, num_timed: int
+) -> dict[str, list[Round]]:
     """Return the rounds of each scenario, taken in turn."""
     found: dict[str, list[Round]] = {scenario: [] for scenario in scenarios}
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     for _ in range(starts):
         for scenario in scenarios:
             with tempfile.TemporaryDirectory(dir=memory) as name:
-                found[scenario].append(run_round(scenario, quads, Path(name)))
+                found[scenario].append(run_round(scenario, quads, num_timed, Path(name)))
     return found
 
 
-def document_of(found: dict[str, list[Round]], quads: int) -> dict[str, object]:
+def document_of(found: dict[str, list[Round]], quads: int, num_timed: int) -> dict[str, object]:
     """Return what was found, beside machine and versions."""
     import torch
 
@@ -188,6 +195,7 @@ def document_of(found: dict[str, list[Round]], quads: int) -> dict[str, object]:
         "torch": str(torch.__version__),
         "starts": max(len(rounds) for rounds in found.values()),
         "quads": quads,
+        "timed_steps_per_turn": num_timed,
         "rows": [summary(scenario, rounds) for scenario, rounds in found.items()],
     }
 
@@ -207,13 +215,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--starts", type=int, default=6, help="how often the job is started")
     parser.add_argument("--quads", type=int, default=8, help="fours of turns in each start")
+    parser.add_argument("--timed", type=int, default=NUM_TIMED, help="timed steps of a turn")
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--json", type=Path, help="write the document here")
     parser.add_argument("--raw", type=Path, help="write every step here, a line each")
     options = parser.parse_args()
     start_ns = time.monotonic_ns()
-    found = run_all(options.only, options.starts, options.quads)
-    document = document_of(found, options.quads)
+    found = run_all(options.only, options.starts, options.quads, options.timed)
+    document = document_of(found, options.quads, options.timed)
     document["duration_s"] = round((time.monotonic_ns() - start_ns) / 1e9)
     if options.raw is not None:
         options.raw.write_text(raw_of(found))
