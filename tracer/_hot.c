@@ -22,6 +22,7 @@ typedef struct {
     int64_t commit;
 } Core;
 
+#define MAX_DEPTH 65535 /* `tracer.lane.MAX_DEPTH` */
 #define PLACE_BYTES ((Py_ssize_t)sizeof(((Core *)0)->place))
 
 /* Names of attributes, interned once. */
@@ -203,6 +204,9 @@ write_record(ReadySpan *self, int64_t start_ns, long depth)
     if (open_buffer(lane->segment, offset, sizeof(Core), &view) < 0) {
         return -1;
     }
+    if (depth > MAX_DEPTH) {
+        depth = MAX_DEPTH;
+    }
     Core core = {.head = self->head, .start_ns = start_ns, .end_ns = end_ns, .depth = depth};
     memcpy(core.place, PyBytes_AS_STRING(self->place), PLACE_BYTES);
     char *row = (char *)view.buf + offset;
@@ -295,7 +299,11 @@ span_leave(ReadySpan *self, PyObject *const *args, Py_ssize_t num_args)
     int was_in_use = self->in_use, in_error = num_args > 0 && args[0] != Py_None;
     int64_t start_ns = self->start_ns;
     self->in_use = 0;
-    long depth = --self->lane->depth;
+    long depth = self->lane->depth - 1;
+    if (depth < 0) { /* the lane is another thread's by now, who began anew */
+        depth = 0;
+    }
+    self->lane->depth = depth;
     if (!was_in_use) { /* never entered, or entered twice and left before */
         Py_RETURN_NONE;
     }

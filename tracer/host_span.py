@@ -113,6 +113,8 @@ def _closures(ready: ReadySpan, lane: Lane, head: int) -> tuple[Enter, Leave]:
         ready.start_ns = None
         lane.depth = depth = lane.depth - 1
         try:
+            if depth >> 16:
+                depth = lane.bound(depth)
             if exc_type is None and start_ns is not None:
                 end_ns = monotonic_ns()
                 segment = lane.segment

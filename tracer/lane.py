@@ -155,6 +155,8 @@ class Lane(LaneState):
             if offset is None:
                 self.lose()
                 return
+        if depth >> 16:
+            depth = self.bound(depth)
         buffer = segment.buffer
         if launch_ns != start_ns:
             LAUNCH.pack_into(buffer, offset + LAUNCH_OFFSET, launch_ns)
@@ -167,9 +169,20 @@ class Lane(LaneState):
             place,
             start_ns,
             start_ns + duration_ns,
-            min(depth, MAX_DEPTH),
+            depth,
             offset,  # the commit word, written last
         )
+
+    def bound(self, depth: int) -> int:
+        """Return a depth that a record can hold; one below zero is put right in the lane too.
+
+        A span may be left after its thread has ended, and its lane belong to another, who
+        began at zero; and spans may be entered and never left.
+        """
+        if depth < 0:
+            self.depth = 0
+            return 0
+        return MAX_DEPTH
 
     def lose(self) -> None:
         """Count a record for which there is no room."""

@@ -103,6 +103,52 @@ def test_names_nested_deeper_than_a_byte_counts_are_all_kept(installed: Path) ->
     assert [row.depth for row in read_spans(installed)] == list(range(300))
 
 
+def test_a_span_left_after_its_thread_has_ended_leaves_the_next_thread_at_its_own_depth(
+    installed: Path,
+) -> None:
+    left_open: list[Any] = []
+
+    def begin() -> None:
+        left_open.extend((tracer.span("plain"), tracer.span("placed", microbatch=1)))
+        for span in left_open:
+            span.__enter__()
+
+    def go_on() -> None:  # in the lane of the thread that has ended
+        with tracer.span("before"):
+            pass
+        for span in left_open:
+            span.__exit__(None, None, None)
+        with tracer.span("outer"), tracer.span("inner"):
+            pass
+        with tracer.span("outer", microbatch=1), tracer.span("inner", microbatch=1):
+            pass
+
+    for work in (begin, go_on):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    depths = [(row.name, row.depth) for row in read_spans(installed)]
+    assert sorted(depths) == [
+        *(("before", 0), ("inner", 1), ("inner", 1), ("outer", 0), ("outer", 0)),
+        *(("placed", 0), ("plain", 0)),
+    ]
+
+
+def test_more_spans_that_are_never_left_than_a_record_can_count_keep_a_depth(
+    installed: Path,
+) -> None:
+    for _ in range(70_000):
+        tracer.span("left open").__enter__()
+    with tracer.span("plain"), tracer.span("placed", microbatch=1):
+        pass
+
+    assert {row.name: row.depth for row in read_spans(installed)} == {
+        "plain": 65_535,
+        "placed": 65_535,
+    }
+
+
 def test_a_handler_that_raises_costs_at_most_the_span_in_hand(installed: Path) -> None:
     class Deadline(Exception):  # noqa: N818 - the job's own
         pass
