@@ -14,11 +14,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from collector.cut import CutKey
     from collector.store import Row, Store
@@ -94,9 +95,8 @@ class Ledger:
     def __init__(self, store: Store, *, has_rivals: bool | None = None) -> None:
         self._store = store
         self.has_rivals = store.path is None if has_rivals is None else has_rivals
-        self.lock = threading.Lock()
-        """Held from looking what is there until it is noted what will be."""
-
+        self._under_way: set[SegmentKey] = set()
+        self._done = threading.Condition()
         self._marks: OrderedDict[SegmentKey, int] | None = (
             None if self.has_rivals else OrderedDict()
         )
@@ -109,6 +109,25 @@ class Ledger:
             if found is None:
                 found = _SHARED[store] = cls(weakref.proxy(store))
             return found
+
+    @contextmanager
+    def alone(self, keys: Iterable[CutKey]) -> Iterator[None]:
+        """Keep this process's other writers from these cuts' segments until the block ends.
+
+        Two that stored one row at once would see nothing of each other's in the store. Where
+        their clocks differ (the server's own tail and an agent on one spool) the row would have
+        two times, and show twice for ever.
+        """
+        segments = {segment_key(key) for key in keys}
+        with self._done:
+            self._done.wait_for(lambda: self._under_way.isdisjoint(segments))
+            self._under_way |= segments
+        try:
+            yield
+        finally:
+            with self._done:
+                self._under_way -= segments
+                self._done.notify_all()
 
     def held(self, keys: Iterable[CutKey]) -> dict[SegmentKey, list[Range]]:
         """Return what the ledger says of these rows, by segment.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -158,11 +157,16 @@ class StoreWriter:
         Raises:
             StoreError: The store failed. None of the cuts counts as stored; come again with all.
         """
-        # A rival in this process is kept out by the lock, one elsewhere is seen by its attempt.
-        with nullcontext() if self._ledger.has_rivals else self._ledger.lock:
-            plans = self._plan(batches)
-            fresh = _pieces(plans, CutState.STORED)
-            self._ledger.note(fresh, state=SENT, revision=1, at_ns=self._unix_ns())
+        # A rival in this process is waited for, one elsewhere is seen by its attempt.
+        with self._ledger.alone(key for batch in batches for key in batch.keys):
+            plans = self._stored(batches)
+        self._tell_conflicts(batches, plans)
+        return [[plan.state for plan in of_batch] for of_batch in plans]
+
+    def _stored(self, batches: Sequence[CutBatch]) -> list[list[_Planned]]:
+        plans = self._plan(batches)
+        fresh = _pieces(plans, CutState.STORED)
+        self._ledger.note(fresh, state=SENT, revision=1, at_ns=self._unix_ns())
         self._look_for_rivals(plans)
         again = _pieces(plans, CutState.REPEATED)
         self._ledger.doubt(again, at_ns=self._unix_ns())
@@ -171,8 +175,7 @@ class StoreWriter:
         stored = _pieces(plans, CutState.STORED)
         self._ledger.note(stored, state=CutState.STORED, revision=2, at_ns=at_ns)
         self._ledger.note(again, state=CutState.REPEATED, revision=3, at_ns=at_ns)
-        self._tell_conflicts(batches, plans)
-        return [[plan.state for plan in of_batch] for of_batch in plans]
+        return plans
 
     def _plan(self, batches: Sequence[CutBatch]) -> list[list[_Planned]]:
         held = self._ledger.held(key for batch in batches for key in batch.keys)
