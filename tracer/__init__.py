@@ -10,8 +10,8 @@ from tracer.current import (
     shutdown,
     span,
     step,
-    traced,
 )
+from tracer.decorator import traced
 from tracer.install import install
 from tracer.noop import NOOP_TRACER
 from tracer.protocol import Tracer

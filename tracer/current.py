@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 from tracer.noop import NOOP_SPAN, NOOP_TRACER
 from tracer.recorder import Recorder
 from tracer.span import NONE, SpanKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tracer.host_span import ReadySpan
     from tracer.protocol import SpanContext, Tracer
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 HOST = SpanKind.HOST
 
@@ -75,19 +69,6 @@ def span(
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
         _swallow(problem)
         return NOOP_SPAN
-
-
-@overload
-def traced(target: Callable[P, R]) -> Callable[P, R]: ...
-@overload
-def traced(target: str) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def traced(
-    target: Callable[P, R] | str,
-) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a span of every call of a function, named by ``target`` or by the function."""
-    if isinstance(target, str):
-        return functools.partial(_traced, target)
-    return _traced(getattr(target, "__qualname__", "traced"), target)
 
 
 def begin_steps(first_step: int = 0) -> None:
@@ -173,15 +154,6 @@ def _keep_or_not() -> None:
     global _threads  # noqa: PLW0603 - one tracer a process
     own = _tracer
     _threads = own.lanes.threads if isinstance(own, Recorder) and own.keeps(HOST) else None
-
-
-def _traced(name: str, function: Callable[P, R]) -> Callable[P, R]:
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with span(name):
-            return function(*args, **kwargs)
-
-    return call
 
 
 def _forget_in_child() -> None:

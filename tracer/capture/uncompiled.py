@@ -19,7 +19,7 @@ from tracer.blame import OURS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-AROUND = ("tracer.capture.", "tracer.integrations.", "tracer.current", "tracer.__main__")
+AROUND = ("tracer.capture.", "tracer.integrations.", "tracer.decorator", "tracer.__main__")
 """Modules whose functions call the job's; what those call is compiled as ever."""
 
 ENGINE_MODULE = "torch._C._dynamo.eval_frame"
