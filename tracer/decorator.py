@@ -35,19 +35,21 @@ def traced(
     """
     if issubclass(type(target), str):
         return functools.partial(_traced, cast("str", target))
-    function = cast("Callable[P, R]", target)
-    return _traced(None, function)
+    return cast("Callable[P, R]", _traced(None, target))
 
 
-def _traced(name: str | None, function: Callable[P, R]) -> Callable[P, R]:
-    descriptor = type(function)
-    if descriptor is classmethod or descriptor is staticmethod:
-        inner = cast("Any", function).__func__
-        return cast("Callable[P, R]", descriptor(_traced(name, inner)))
-    if not callable(function):  # a property, say
-        return function
+def _traced(name: str | None, target: Any) -> Any:  # noqa: ANN401
+    kind = type(target)
+    if kind is classmethod or kind is staticmethod:
+        return kind(_traced(name, target.__func__))
+    if not callable(target):  # a property, say
+        return target
+    return _wrapped(name, target)
+
+
+def _wrapped(name: str | None, function: Callable[P, R]) -> Callable[P, R]:
     label = _name_of(function) if name is None else name
-    if descriptor is FunctionType and inspect.iscoroutinefunction(function):
+    if type(function) is FunctionType and inspect.iscoroutinefunction(function):
         return _like(function, _async_call(label, cast("Callable[P, Any]", function)))
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
