@@ -123,9 +123,16 @@ class AgentClocks:
             self._tell(self._own, known.newest, at_ns=now_ns, error_ns=error_ns)
 
     def unix_now(self) -> int:
-        """Return the time as rows of this host have it; the wall clock's before it is tied."""
-        known = self._maps.get(self._own)
-        return time.time_ns() if known is None else known.unix_at(self._monotonic_ns())
+        """Return the time as rows of this host have it; the collector's before it is tied.
+
+        It is tied by a run's first row: a host that waits for a job has probes, and no map.
+        Before any probe was answered it is the wall clock's.
+        """
+        known, now_ns = self._maps.get(self._own), self._monotonic_ns()
+        if known is not None:
+            return known.unix_at(now_ns)
+        estimate = self._estimate()
+        return time.time_ns() if estimate is None else estimate.unix_ns(MonotonicNs(now_ns))
 
     def take_events(self) -> list[tuple[int, ClockEvent]]:
         """Return what happened to this host's clocks, each with its Unix time."""

@@ -108,6 +108,23 @@ def test_a_collector_that_answers_no_probe_leaves_the_anchor_with_an_unknown_err
     assert (row["offset_ns"], row["clock_error_ns"]) == (OFFSET_NS, -1)
 
 
+def test_a_host_that_waits_for_a_job_has_the_collectors_time(
+    host: Host, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a wall clock that is an hour ahead, and no run
+    monkeypatch.setattr("time.time_ns", lambda: OFFSET_NS + clock() + 3_600 * S)
+    clock.now_ns = 5 * S
+
+    # WHEN no probe was answered yet, THEN nothing else is known
+    assert host.clocks.unix_now() == OFFSET_NS + 3_605 * S
+
+    # WHEN one was, THEN samples bear the time that spans will
+    host.found = estimate(OFFSET_NS, num_probes=1)
+    assert host.clocks.unix_now() == OFFSET_NS + 5 * S
+    host.found = estimate(OFFSET_NS)
+    assert host.clocks.host_time(host.identity).unix_at(5 * S) == OFFSET_NS + 5 * S
+
+
 def test_a_restarted_agent_places_rows_as_the_last_one_did(host: Host) -> None:
     host.found = estimate(77 * S, at_ns=host.clock(), drift_ppb=40_000)
     before = host.clocks.host_time(host.identity)
