@@ -130,7 +130,9 @@ class Program:
                 durations = np.empty((num_nodes, 2, num_replicas, num_lanes))
                 durations[:, 0] = recorded[lanes]
                 durations[:, 1] = ideal[lanes[:, :1]]
-                ends = replay(found.schedule, durations.reshape(num_nodes, 2, -1))
+                ends = replay(
+                    found.schedule, durations.reshape(num_nodes, 2, num_replicas * num_lanes)
+                )
                 last = (
                     ends[found.closing]
                     .max(axis=(0, 1), initial=0.0)
@@ -167,7 +169,8 @@ class Program:
         for first in range(0, len(self.replicas), at_once):
             chosen = self.replicas[first : first + at_once]
             durations = np.where(of_node[:, None] == chosen[:, None], own[:, None], usual[:, None])
-            ends = replay(found.schedule, durations.reshape(len(durations), 1, -1))
+            num_nodes, num_chosen, num_lanes = durations.shape
+            ends = replay(found.schedule, durations.reshape(num_nodes, 1, num_chosen * num_lanes))
             last = ends[found.closing].max(axis=(0, 1), initial=0.0)
             times[first : first + at_once] = last.reshape(len(chosen), -1)
         return times

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,6 +60,21 @@ def test_a_step_of_its_own_structure_is_replayed_apart_and_alike() -> None:
     )
     # The missing gc took 1 us, in a step that may not even wait for it.
     assert times == pytest.approx(expected, abs=1000)
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_step_without_an_operation_takes_no_time(uneven: bool) -> None:  # noqa: FBT001
+    model = noisy_model(dp=2, pp=2, uneven=uneven)
+    steps = np.append(model.operations.steps, model.operations.steps[-1] + 1)
+    program = compile_program(replace(model.operations, steps=steps), host_gaps=False)
+    duration_ns = model.operations.duration_ns
+
+    isolated = program.isolated_step_times(duration_ns, model.ideal_ns, model.dp)
+
+    assert isolated.shape == (2, 4)
+    assert isolated[:, -1].tolist() == [0.0, 0.0]
+    assert (isolated[:, :-1] > 0).all()
+    assert program.step_times(duration_ns)[-1] == 0.0
 
 
 @pytest.mark.parametrize("uneven", [False, True])
