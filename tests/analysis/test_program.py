@@ -65,7 +65,7 @@ def test_a_step_of_its_own_structure_is_replayed_apart_and_alike() -> None:
 @pytest.mark.parametrize("uneven", [False, True])
 def test_a_step_without_an_operation_takes_no_time(uneven: bool) -> None:  # noqa: FBT001
     model = noisy_model(dp=2, pp=2, uneven=uneven)
-    steps = np.append(model.operations.steps, model.operations.steps[-1] + 1)
+    steps = (*model.operations.steps, model.operations.steps[-1] + 1)
     program = compile_program(replace(model.operations, steps=steps), host_gaps=False)
     duration_ns = model.operations.duration_ns
 
