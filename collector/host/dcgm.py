@@ -57,6 +57,8 @@ LABEL = re.compile(r'\s*([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"\s*,?')
 ESCAPE = re.compile(r"\\(.)")
 PART_OF_A_GPU = "GPU_I_ID"
 MAX_DIGITS = 4
+MAX_REASONS = 1 << 53
+"""A mask that is none (negative, broken, beyond what a page can say) would set bits at random."""
 
 
 class DcgmError(CollectorError):
@@ -187,7 +189,8 @@ def _readings(body: bytes, local_ranks: Mapping[str, int]) -> Iterator[tuple[str
             continue
         name, scale = known
         if name == REASONS:
-            yield name, float(int(metric.value) & ~IDLE_REASON), device
+            if 0 <= metric.value < MAX_REASONS and metric.value.is_integer():
+                yield name, float(int(metric.value) & ~IDLE_REASON), device
         else:
             yield name, metric.value * scale, device
 

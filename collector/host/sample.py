@@ -63,8 +63,12 @@ def read_text(path: Path) -> str | None:
 
 
 def read_number(path: Path) -> int | None:
-    """Return the whole number in a file; None where there is none (``N/A (no PMA)``)."""
+    """Return the whole number in a file; None where there is none (``N/A (no PMA)``).
+
+    Nor is one of more than 64 bits, or of 64 that are all set: so reads a device that is gone.
+    """
     text = read_text(path)
     if text is None or not text.isascii() or not text.removeprefix("-").isdigit():
         return None
-    return int(text)
+    number = int(text)
+    return number if -(1 << 63) <= number < (1 << 64) - 1 else None

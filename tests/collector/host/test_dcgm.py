@@ -107,6 +107,13 @@ def test_lines_of_no_form_are_passed_over(line: bytes) -> None:
     assert list(parse_metrics(line + b"\nup 1\n")) == [Metric("up", {}, 1.0)]
 
 
+@pytest.mark.parametrize("mask", [b"-1", b"1.5", b"1e300", b"NaN"])
+def test_a_mask_of_reasons_that_is_none_is_left_out(mask: bytes) -> None:
+    page = b'DCGM_FI_DEV_CLOCK_THROTTLE_REASONS{gpu="0"} ' + mask + b"\n"
+    with exporter(page) as url:
+        assert DcgmSource(url, timeout_s=PATIENCE_S).read(7) == []
+
+
 def test_a_page_of_too_many_lines_is_refused() -> None:
     with pytest.raises(DcgmError, match="lines"):
         list(parse_metrics(b"\n" * (MAX_LINES + 1)))

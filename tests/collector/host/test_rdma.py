@@ -155,6 +155,25 @@ def test_a_counter_at_the_end_of_its_bits_is_unknown(tmp_path: Path) -> None:
     assert found["rdma-receive-errors"] == 0
 
 
+@pytest.mark.parametrize("odd", [2**64 - 1, 2**64, "9" * 30, "9" * 400, "9" * 4_000, -(2**63) - 1])
+def test_a_reading_that_no_counter_can_have_is_unknown(tmp_path: Path, odd: int | str) -> None:
+    # GIVEN a counter that was read twice
+    folder = port(tmp_path, "mlx5_0")
+    write(folder / "hw_counters", {"out_of_sequence": 3})
+    source = RdmaSource(tmp_path)
+    source.read(0)
+    write(folder / "hw_counters", {"out_of_sequence": 5})
+    assert read(source)["rdma-out-of-sequence-packets"] == 2
+
+    # WHEN the device is gone from the bus for a moment
+    write(folder / "hw_counters", {"out_of_sequence": odd})
+    assert read(source)["rdma-out-of-sequence-packets"] == 2
+
+    # THEN the count goes on afterwards
+    write(folder / "hw_counters", {"out_of_sequence": 6})
+    assert read(source)["rdma-out-of-sequence-packets"] == 3
+
+
 def test_an_efa_device_tells_bytes_and_retransmits(tmp_path: Path) -> None:
     folder = port(tmp_path, "rdmap16s27")
     write(folder / "hw_counters", {"tx_bytes": 100, "rx_bytes": 10, "retrans_pkts": 5})
