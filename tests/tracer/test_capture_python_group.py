@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from pathlib import Path
 
-COUNTED = ("allreduce", "broadcast", "allgather", "_allgather_base", "barrier", "send", "recv")
+COUNTED = (
+    *("allreduce", "broadcast", "allgather", "_allgather_base", "barrier", "send", "recv"),
+    "alltoall_base",
+)
 backends = (f"counting{number}" for number in itertools.count())
 
 
@@ -121,6 +125,26 @@ def test_what_a_python_group_has_another_group_do_is_no_communication_more(
         (group_id_of("0", (0,)), 0),
         (group_id_of("1", (0,)), 0),
     ]
+
+
+def test_a_call_that_reaches_the_group_by_way_of_cpp_ends_when_it_returns(
+    world: CountingGroup, tmp_path: Path
+) -> None:
+    values, taken = torch.ones(4), torch.empty(4)
+    dist.all_to_all_single(taken, values)  # torch 2.13 calls a method of C++, which calls ours
+    returned_ns = time.monotonic_ns()
+    dist.all_reduce(values)
+    rows = communications(tmp_path)
+
+    assert world.counts == {"alltoall_base": 1, "allreduce": 1}
+    assert [(row.name, row.seq) for row in rows] == [
+        ("all_to_all_single", 0),
+        ("wait all_to_all_single", 0),
+        ("all_reduce", 1),
+        ("wait all_reduce", 1),
+    ]
+    assert [row.flags for row in rows] == [tracer.SpanFlag.HOST_CLOCK] * 4
+    assert all(row.end_ns <= returned_ns for row in rows[:2])
 
 
 def test_a_work_with_a_wait_of_its_own_and_no_future_is_waited_for_all_the_same(

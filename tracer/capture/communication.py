@@ -44,6 +44,9 @@ class _Thread(threading.local):
     """Kept alive until the thread's next launch: until torch has handed it to the job,
     nobody else holds the Python object by which the job will wait."""
 
+    blocks_on: Launch | None = None
+    """The last that a group in Python launched and whose caller waits for it at once."""
+
 
 class Communication:
     """Follows every communication of this process from launch to wait.
@@ -145,6 +148,11 @@ class Communication:
         """Say what a group was made for whose object cannot tell."""
         self._groups.described[process_group] = description
 
+    def blocks(self, launch: Launch) -> None:
+        """Say that this thread waits for a launch next, unless its call was asynchronous."""
+        if not launch.flags & ASYNC:
+            self.thread.blocks_on = launch
+
     def pass_over(self, *, passes_over: bool) -> None:
         """Say whether what this thread launches is a part of what it has begun, and no more."""
         self.thread.passes_over = passes_over
@@ -191,7 +199,13 @@ class Communication:
     def of_work(self, work: Any) -> Sequence[Launch]:  # noqa: ANN401 - a pybind class
         """Return the launches that nobody has yet waited for by ``work``."""
         try:
-            return self._unwaited.of_work(work)
+            found = self._unwaited.of_work(work)
+            blocks_on = self.thread.blocks_on
+            if blocks_on is None:
+                return found
+            self.thread.blocks_on = None
+            # Through C++ (`all_to_all_single`) the caller gets another work than the method gave.
+            return found or ((blocks_on,) if id(blocks_on) in self._unwaited.entries else ())
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
             return ()

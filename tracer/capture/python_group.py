@@ -142,6 +142,7 @@ class PythonGroups:
             finally:
                 communication.pass_over(passes_over=False)
             communication.launched(launch, operation, as_operator, self._boxed(work))
+            communication.blocks(launch)
             self._look(launch)
             return work
 
