@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analysis.errors import AnalysisError
 from collector.describe import RUNNING
 from rankscope import terminal
 from rankscope.errors import exit_code_of, plain_line
@@ -146,6 +149,7 @@ class LiveAnalysis:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._source = source
+        self._troubles: dict[str, str] = {}
         self._reports = reports
         self._alerting = alerting
         self._tracking = tracking
@@ -161,7 +165,7 @@ class LiveAnalysis:
             size = (run.num_steps, run.state)
             has_grown = self._seen.get(run.run_id) != size
             if self._is_due(run, has_grown=has_grown):
-                self._look(run, has_grown=has_grown)
+                self._look_apart(run, has_grown=has_grown)
                 self._seen[run.run_id] = size
 
     def _is_due(self, run: RunSummary, *, has_grown: bool) -> bool:
@@ -174,16 +178,18 @@ class LiveAnalysis:
         pause_ns = MIN_PAUSE_NS if has_grown else look.pause_ns
         return self._monotonic_ns() - look.ended_ns >= max(pause_ns, look.took_ns)
 
-    def _look(self, run: RunSummary, *, has_grown: bool) -> None:
+    def _look_apart(self, run: RunSummary, *, has_grown: bool) -> None:
+        """Look at a run; what its own rows make fail costs no other run its look."""
         begun_ns = self._monotonic_ns()
-        revision = self._reports.revision(run.run_id)
-        report = self._reports.refresh(run)
-        is_new = self._reports.revision(run.run_id) != revision
-        if report is not None and is_new:
-            cost = self._reports.cost(run.run_id)
-            self._tracking.update(report, is_over=run.state != RUNNING, cost=cost)
-        if report is not None and has_grown:
-            self._alerting.evaluate(report)
+        is_new = False
+        try:
+            is_new = self._look(run, has_grown=has_grown)
+        except Exception as error:
+            if not isinstance(error, AnalysisError) and exit_code_of(error) is not None:
+                raise  # the store, which all runs share
+            self._tell(run.run_id, error)
+        else:
+            self._troubles.pop(run.run_id, None)
         last = self._looks.get(run.run_id)
         pause_ns = MIN_PAUSE_NS if is_new or last is None else 2 * last.pause_ns
         ended_ns = self._monotonic_ns()
@@ -192,6 +198,31 @@ class LiveAnalysis:
             took_ns=ended_ns - begun_ns,
             pause_ns=min(pause_ns, MAX_PAUSE_NS),
         )
+
+    def _look(self, run: RunSummary, *, has_grown: bool) -> bool:
+        """Look at a run; return whether something new came of it."""
+        revision = self._reports.revision(run.run_id)
+        report = self._reports.refresh(run)
+        is_new = self._reports.revision(run.run_id) != revision
+        if report is not None and is_new:
+            cost = self._reports.cost(run.run_id)
+            self._tracking.update(report, is_over=run.state != RUNNING, cost=cost)
+        if report is not None and has_grown:
+            self._alerting.evaluate(report)
+        return is_new
+
+    def _tell(self, run_id: str, error: Exception) -> None:
+        """Say why a run is not analysed, once while it stays so."""
+        if isinstance(error, AnalysisError):
+            line = f"{run_id}: not analysed: {plain_line(error)}"
+        else:
+            # Its text may hold what was sent; the type and the place are what a report needs.
+            (frame,) = traceback.extract_tb(error.__traceback__)[-1:]
+            place = f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno}"
+            line = f"{run_id}: not analysed: {type(error).__name__} at {place}: please report it"
+        if self._troubles.get(run_id) != line:
+            self._troubles[run_id] = line
+            terminal.say(line)
 
 
 def tail_loop(tail: SpoolTail) -> Loop:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from analysis.context import EventRecord, RunContext
+from analysis.errors import EmptyRunError
 from analysis.source import RunSummary
 from collector.alerts import read_alerts
+from collector.errors import StoreQueryError
 from collector.findings import read_findings
 from collector.store import open_store
 from rankscope.alerting import Alerting
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from analysis.source import RunInfo
     from collector.store import Store
 
 ONSET = 6
@@ -46,6 +49,22 @@ class Job(Training):
                 started_ns=None,
             ),
         )
+
+
+@dataclass
+class BrokenBeside(Job):
+    """The same store with a run before it whose rows bring out a failure."""
+
+    failure: Exception = field(default_factory=lambda: KeyError("what was sent"))
+
+    def runs(self) -> tuple[RunSummary, ...]:  # type: ignore[override]
+        (tiny,) = super().runs()
+        return replace(tiny, run_id="broken"), tiny
+
+    def run_info(self, run_id: str) -> RunInfo:
+        if run_id == "broken":
+            raise self.failure
+        return super().run_info(run_id)
 
 
 class Clock:
@@ -161,6 +180,32 @@ def test_a_run_is_looked_at_every_few_seconds_and_less_while_it_stands_still(
 
     server.train(5)
     assert server.reports.revision("tiny") == 3
+
+
+@pytest.mark.parametrize(
+    "failure", [KeyError("what was sent"), EmptyRunError("broken has no step")]
+)
+def test_a_run_that_cannot_be_analysed_costs_no_other_run_its_look(
+    store: Store, whole: Source, failure: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # GIVEN a run whose rows make the analysis fail, before one that is well
+    server = serve(store, BrokenBeside(whole, failure=failure))
+
+    # WHEN both train
+    for newest in range(9):
+        server.train(newest)
+
+    # THEN the other is analysed, and the failure is told once, without what was sent
+    assert len(slow_rank_3(store)) == 1
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "not analysed" in line]
+    assert told.startswith("rankscope: broken: not analysed: ")
+    assert "what was sent" not in told
+
+    # and a store that is away is nobody's own failure
+    assert isinstance(server.job, BrokenBeside)
+    server.job.failure = StoreQueryError("the store is away")
+    with pytest.raises(StoreQueryError):
+        server.train(9)
 
 
 def test_a_rank_that_falls_silent_is_told_although_no_step_comes(
