@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 16 << 20
 """A hundred times what 1,536 hosts take."""
 
+MAX_DIGITS = 9
+"""Of a local rank: Python reads no number of more than 4,300."""
+
 HOST_KEYS = ("switch", "rack", "rails")
 
 SELECT_RANKS = "SELECT * FROM ranks FINAL WHERE host != '' ORDER BY run_id, epoch, rank, process"
@@ -174,10 +177,14 @@ def _rails(path: Path, name: str, told: object) -> dict[int, str]:
         told = {str(place): rail for place, rail in enumerate(told)}
     if not isinstance(told, dict):
         raise _bad(path, f"has {name} that is neither a list nor a table by local rank")
-    wrong = [key for key in told if not (key.isascii() and key.isdigit())]
+    wrong = [key for key in told if not _is_local_rank(key)]
     if wrong:
-        raise _bad(path, f"has {name}.{wrong[0]}, which is no local rank (0, 1, ...)")
+        raise _bad(path, f"has {name}.{wrong[0][:40]}, which is no local rank (0, 1, ...)")
     return {int(key): _text(path, f"{name}.{key}", rail) for key, rail in told.items()}
+
+
+def _is_local_rank(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS
 
 
 def _text(path: Path, name: str, value: object) -> str:

@@ -80,6 +80,7 @@ def test_json_says_the_same(tmp_path: Path) -> None:
         ("[hosts.a]\nswich = 'x'", "has hosts.a.swich, and only switch, rack, rails are known"),
         ("[hosts.a]\nrack = 7", "has hosts.a.rack = 7, which must be a text in quotes"),
         ("[rails]\nfirst = 'x'", "has rails.first, which is no local rank"),
+        (f"[rails]\n{'9' * 5_000} = 'x'", f"has rails.{'9' * 40}, which is no local rank"),
         ("rails = 'x'", "has rails that is neither a list nor a table by local rank"),
         ("[hosts", "cannot be parsed"),
     ],
