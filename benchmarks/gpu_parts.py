@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import tracer
 from tracer.device.clock import DeviceClock
+from tracer.device.comm_stream import CommStream
 from tracer.device.communication import DeviceComm, Writer
 from tracer.device.pool import EventPool
 from tracer.device.probe import Probe
@@ -226,6 +227,7 @@ def measure_overlap(rig: Rig, *, fake: bool) -> dict[str, object]:
 def _rounds(rig: Rig, comm: Any, recorder: Recorder | None) -> float:  # noqa: ANN401
     """Return the ms of a round: communication and compute of equal length, beside each other."""
     rig.synchronize()
+    chain = CommStream()
     begun_ns = rig.clock()
     for _ in range(ROUNDS):
         timing = recorder.device_timing if recorder is not None else None
@@ -235,7 +237,7 @@ def _rounds(rig: Rig, comm: Any, recorder: Recorder | None) -> float:  # noqa: A
         rig.kernel(ROUND_MS, rig.default)
         followed = None
         if timing is not None and launched is not None:
-            followed = DeviceComm(timing, launched, timing.comm_stream("side"), chained=True)
+            followed = DeviceComm(timing, launched, chain, chained=True)
             followed.reach_wait(alone=True)
         rig.wait_for(rig.default, comm)
         if followed is not None:

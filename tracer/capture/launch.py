@@ -13,7 +13,7 @@ from tracer.spool import COMM, HAS_COMM, RecordType
 
 if TYPE_CHECKING:
     from tracer.capture.group import CommGroup
-    from tracer.device.comm_stream import Bounds
+    from tracer.device.comm_stream import Bounds, CommStream
     from tracer.recorder import Recorder
     from tracer.segment import OpenEntry
 
@@ -111,12 +111,12 @@ class Launch:
 
     # -- on a device -----------------------------------------------------------
 
-    def enter_device(self, device: int, *, communicator: object, chained: bool) -> None:
+    def enter_device(self, device: int, chain: CommStream, *, chained: bool) -> None:
         """Mark where the launching stream stands; where that cannot be, no record will follow.
 
         Args:
             device: That of its tensors.
-            communicator: What has a stream of its own on the device.
+            chain: Its communicator's stream.
             chained: See `DeviceComm`.
         """
         timing = self._recorder.device_timing
@@ -124,7 +124,6 @@ class Launch:
         if launched is None:
             self.lose()
             return
-        chain = timing.comm_stream(communicator)
         self.on_device = True
         self._device = DeviceComm(timing, launched, chain, chained=chained)
 

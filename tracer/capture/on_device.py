@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from tracer.device.absent import NO_DEVICE_TIMING
+from tracer.device.comm_stream import CommStream
 from tracer.span import SpanFlag
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
     from tracer.capture.launch import Launch
     from tracer.recorder import Recorder
+
+
+class _Met(NamedTuple):
+    """A group as it is on one device: a communicator of its own."""
+
+    group: weakref.ref[Any]
+    is_own: bool
+    chain: CommStream
 
 
 class OnDevice:
@@ -24,7 +34,8 @@ class OnDevice:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._is_own: dict[tuple[str, int], bool] = {}
+        self._met: dict[tuple[int, int], _Met] = {}
+        """By `id` of torch's object, as far as that is still the same one, and device."""
 
     def enter(self, launch: Launch, process_group: Any, tensors: object) -> None:  # noqa: ANN401
         """Mark a launch that is about to be issued, where a device carries it out.
@@ -41,12 +52,11 @@ class OnDevice:
             if first is not None and first.is_cuda:
                 self._without_timing(launch, process_group, first)
             return
-        if not self._on_own_streams(process_group, device):
+        met = self._find(process_group, device)
+        if not met.is_own:
             return
         alone = not launch.flags & SpanFlag.COALESCED
-        launch.enter_device(
-            device, communicator=launch.group.group_id, chained=alone and launch.is_collective
-        )
+        launch.enter_device(device, met.chain, chained=alone and launch.is_collective)
 
     def _without_timing(
         self,
@@ -55,18 +65,20 @@ class OnDevice:
         first: torch.Tensor,
     ) -> None:
         """Leave a launch out whose device is not timed: the host knows nothing of its end."""
-        if self._on_own_streams(process_group, first.device.index):
+        if self._find(process_group, first.device.index).is_own:
             self._recorder.drop(DropReason.DEVICE_ERROR)
             launch.lose()
 
-    def _on_own_streams(self, process_group: Any, device: int) -> bool:  # noqa: ANN401
-        key = (process_group.group_name, device)
-        known = self._is_own.get(key)
-        if known is None:
+    def _find(self, process_group: Any, device: int) -> _Met:  # noqa: ANN401
+        # As in `GroupBook`: not by name, which torch gives out again, and weakly.
+        key = (id(process_group), device)
+        met = self._met.get(key)
+        if met is None or met.group() is not process_group:
             backend = process_group._get_backend(torch.device("cuda", device))
             wanted = self._recorder.device_timing.comm_backend
-            known = self._is_own.setdefault(key, wanted in str(backend.name()).lower())
-        return known
+            is_own = wanted in str(backend.name()).lower()
+            met = self._met[key] = _Met(weakref.ref(process_group), is_own, CommStream())
+        return met
 
 
 def _first_tensor(nested: object) -> torch.Tensor | None:

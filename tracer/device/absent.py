@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tracer.device.comm_stream import CommStream
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -50,10 +48,6 @@ class DeviceTimer(Protocol):
         """Return the track of a mark's stream."""
         ...
 
-    def comm_stream(self, communicator: object) -> CommStream:
-        """Return the stream on which a communicator works."""
-        ...
-
     def lose(self) -> None:
         """Count a span whose times on the device will never be known."""
         ...
@@ -84,10 +78,6 @@ class NoDeviceTiming:
     def track_id(self, mark: Mark) -> int:
         """Return the track of everything unnamed."""
         return 0
-
-    def comm_stream(self, communicator: object) -> CommStream:
-        """Return a stream of which nothing is known."""
-        return CommStream()
 
     def lose(self) -> None:
         """Do nothing."""

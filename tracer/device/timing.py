@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from tracer.blame import is_ours
 from tracer.clock import monotonic_ns
 from tracer.device.clock import DeviceClock
-from tracer.device.comm_stream import CommStream
 from tracer.device.mark import Mark
 from tracer.device.pending import StreamQueue
 from tracer.device.pool import NUM_EVENTS, EventPool
@@ -63,7 +62,6 @@ class DeviceTiming:
         self._clocks: dict[int, DeviceClock] = {}
         self._queues: dict[tuple[int, int], StreamQueue] = {}
         self._tracks: dict[tuple[int, int], int] = {}
-        self._comm_streams: dict[object, CommStream] = {}
         self._problem: BaseException | None = None
         self._told_capture = False
         self._prepared = False
@@ -121,10 +119,6 @@ class DeviceTiming:
         number = 0 if mark.stream == 0 else met + 1
         name = f"cuda:{mark.device} stream {number}"
         return self._tracks.setdefault(key, self._recorder.name_id(name))
-
-    def comm_stream(self, communicator: object) -> CommStream:
-        """Return the stream on which a communicator works."""
-        return self._comm_streams.setdefault(communicator, CommStream())
 
     def lose(self) -> None:
         """Count a span whose times on the device will never be known."""

@@ -11,6 +11,7 @@ from tests.tracer.device.torch.fake_cuda import CudaError, FakeCuda, FakeStream
 from tests.tracer.reading import Row, dropped, open_names, read_spans
 from tracer.capture.group import CommGroup
 from tracer.capture.launch import Launch, heads_of
+from tracer.device.comm_stream import CommStream
 from tracer.span import NONE, SpanFlag, SpanKind
 from tracer.spool import DropReason
 
@@ -31,6 +32,7 @@ class Job:
         self.timed = TimedRecorder(folder, cuda)
         self.comm: FakeStream = cuda.new_stream()
         recorder = self.timed.recorder
+        self.chain = CommStream()
         self.group = CommGroup(
             group_id=7,
             kind=SpanKind.DP_COMM,
@@ -47,7 +49,7 @@ class Job:
             heads=heads_of(self.timed.recorder, "all_reduce", SpanKind.DP_COMM),
             flags=SpanFlag.HOST_CLOCK | flags,
         )
-        launch.enter_device(0, communicator="dp", chained=True)
+        launch.enter_device(0, self.chain, chained=True)
         launch.show()
         return launch
 

@@ -166,3 +166,28 @@ def test_communication_is_marked_and_never_watched_by_a_callback(
     assert [row.seq for row in waits] == [0, 1, 2]
     assert {(row.track, row.flags) for row in waits} == {("cuda:0 stream 0", ON_DEVICE)}
     assert dropped(tmp_path / "spool") == {}
+
+
+def test_a_group_that_is_made_again_has_a_stream_of_its_own(
+    tmp_path: Path, cuda: ClaimingCuda
+) -> None:
+    timed = traced(tmp_path / "spool", cuda, None)
+    timed.turns()
+    for number in range(2):
+        store = f"file://{tmp_path}/store{number}"
+        dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+        for _ in range(2):
+            work = dist.all_reduce(torch.ones(4), async_op=True)
+            assert work is not None
+            work.wait()
+            timed.turns(3)
+        dist.destroy_process_group()
+
+    sent = [
+        row for row in rows_of(timed, tmp_path / "spool") if row.group_id and row.kind != "wait"
+    ]
+    assert [row.seq for row in sent] == [0, 1, 2, 3]
+    assert len({row.group_id for row in sent}) == 1
+    # What a new communicator's stream did before its first launch nobody knows.
+    known = [bool(row.flags & SpanFlag.DEVICE_BEGIN_KNOWN) for row in sent]
+    assert known == [False, True, False, True]
