@@ -77,4 +77,4 @@ audit: ## ask a database of known holes about all that is pinned; what it does n
 	@$(AUDIT)/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 clean: ## remove what the targets made
-	@rm -rf $(VENV) $(AUDIT) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(AUDIT) build dist *.egg-info tracer/_hot*.so .mypy_cache .ruff_cache .pytest_cache
