@@ -23,8 +23,14 @@ if TYPE_CHECKING:
     from tracer.segment import OpenEntry
 
 
-class _Inside(threading.local):
+class Inside(threading.local):
+    """What a thread is at."""
+
     yes = False
+    """Whether it is in a compute span."""
+
+    place: tuple[int, int] | None = None
+    """Micro-batch and chunk of what it does next, where somebody knows; else they are counted."""
 
 
 class Compute:
@@ -34,8 +40,8 @@ class Compute:
         self.guard = Guard(recorder, "compute")
         """Of the hooks that open its spans."""
 
-        self.inside = _Inside()
-        """Whether this thread is in a compute span."""
+        self.inside = Inside()
+        """What the calling thread is at."""
 
         self.recorder = recorder
         self._heads: dict[tuple[str, SpanKind], int] = {}
@@ -59,12 +65,16 @@ class Compute:
             name: What the table calls it.
             kind: What is done.
             microbatch: Position in the step; None: the next of this kind in it.
-            chunk: Model chunk on this rank.
+            chunk: Model chunk on this rank, unless `inside` has another.
             on: Tensors that the work is done on, or devices; the first tells whose clock counts.
         """
-        if self.inside.yes:
+        inside = self.inside
+        if inside.yes:
             return NOOP_SPAN
         try:
+            if inside.place is not None:
+                known, chunk = inside.place
+                microbatch = known if microbatch is None else microbatch
             index = self._next(kind) if microbatch is None else self.recorder.index(microbatch)
             return self._span(name, kind, index, chunk, on)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -123,7 +133,7 @@ class ComputeSpan:
         "start_ns",
     )
 
-    inside: _Inside
+    inside: Inside
     recorder: Recorder
     lane: Lane
     head: int

@@ -21,6 +21,9 @@ class Derivation:
         self.guard = Guard(recorder, "model description")
         """Active while a forward would still be noted."""
 
+        self.is_whole = True
+        """Whether what has a forward is all of the model on this rank, not one chunk of several."""
+
         self._waiting: tuple[Any, int | None, dict[str, object]] | None = None
         recorder.at_each_turn(self._write)
 
@@ -40,11 +43,12 @@ class Derivation:
         if waiting is None:
             return
         model, seq_length, derived = waiting
-        derived["num_parameters"] = count_parameters(model)
-        flops = None if seq_length is None else model_flops(model, seq_length=seq_length)
-        if flops is not None:
-            derived["flops_per_token"] = flops.flops_per_token
-            derived["flops_convention"] = flops.convention
+        if self.is_whole:
+            derived["num_parameters"] = count_parameters(model)
+            flops = None if seq_length is None else model_flops(model, seq_length=seq_length)
+            if flops is not None:
+                derived["flops_per_token"] = flops.flops_per_token
+                derived["flops_convention"] = flops.convention
         known = {key: value for key, value in derived.items() if value not in (None, "")}
         if known:
             add_derived(self._recorder.folder, known)

@@ -33,13 +33,26 @@ class Forwards:
     def follow(self, compute: Compute, model: Any) -> None:  # noqa: ANN401 - a Module
         """Follow ``model``; None: the one that is found in time."""
         if model is not None:
-            self._attach(compute, model)
+            self.attach(compute, model)
             return
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        finder = RootFinder(self._recorder, lambda found: self._attach(compute, found))
+        finder = RootFinder(self._recorder, lambda found: self.attach(compute, found))
         self._finder = finder
         self._recorder.on_shutdown(register_optimizer_step_post_hook(finder.stepped).remove)
+
+    def attach(self, compute: Compute, model: Any) -> Callable[[], None]:  # noqa: ANN401
+        """Follow ``model``; return what lets it go again."""
+        from tracer.capture.module import capture_forward
+
+        take_off = capture_forward(compute, model, self._forward_begins)
+        self._recorder.on_shutdown(take_off)
+        return take_off
+
+    def attach_chunk(self, compute: Compute, chunk: Any) -> None:  # noqa: ANN401 - a Module
+        """Follow one of several model chunks of this rank."""
+        self._derivation.is_whole = False
+        self.attach(compute, chunk)
 
     def fetch_begins(self) -> None:
         """Note that a loader is asked for a batch."""
@@ -63,11 +76,3 @@ class Forwards:
                 self._derivation.forward_begins(module, batch)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)
-
-    def _attach(self, compute: Compute, model: Any) -> Callable[[], None]:  # noqa: ANN401
-        """Follow ``model``; return what lets it go again."""
-        from tracer.capture.module import capture_forward
-
-        take_off = capture_forward(compute, model, self._forward_begins)
-        self._recorder.on_shutdown(take_off)
-        return take_off

@@ -1,12 +1,22 @@
-"""Backwards of megatron.core's pipelines, which call the autograd engine past Python."""
+"""Forwards and backwards of megatron.core's pipelines, whichever model chunk they are of.
+
+Where a rank holds several chunks (the interleaved schedule), neither follows from counting:
+`schedules.forward_step` is told micro-batch and chunk, and the output that it returns is what
+`schedules.backward_step` begins at, the same object. Backwards call the autograd engine past
+`torch.autograd.backward` where outputs are freed early.
+"""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
+from tracer.capture.guard import Guard
 from tracer.capture.module import traced_backward
+from tracer.span import NONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,30 +26,144 @@ if TYPE_CHECKING:
     from tracer.capture.steps import StepCounter
 
 SCHEDULES_MODULE = "megatron.core.pipeline_parallel.schedules"
+COMBINED = "combined_1f1b_schedule_for_interleaved_pipelining"
+"""A forward and a backward of two micro-batches at once, through neither of the two above."""
+
+Place = tuple[int, int]
+"""Micro-batch and model chunk."""
+
+UNKNOWN: Place = (NONE, NONE)
 
 
-def capture_megatron(compute: Compute, patches: Patches, steps: StepCounter) -> None:
-    """Make a span of each backward of a pipeline whose ranks hold one model chunk.
-
-    The n-th backward of a step is that of its micro-batch n. Where ranks hold
-    several chunks it is not, and nobody here can tell whose it is: no span.
+def capture_megatron(
+    compute: Compute, patches: Patches, steps: StepCounter, follow: Callable[[Any], object]
+) -> None:
+    """Make a span of each forward and backward that megatron.core's schedules run.
 
     Args:
         compute: What opens the spans.
-        patches: Where the replaced function is noted.
-        steps: Told before the span begins.
+        patches: Where the replaced functions are noted.
+        steps: Told before a backward's span begins.
+        follow: Makes a span of each forward of a module.
     """
     schedules: Any = sys.modules[SCHEDULES_MODULE]
-    groups = schedules.parallel_state
+    chunks = _Chunks(compute, follow, schedules.parallel_state)
+    wraps = {
+        "forward_step": chunks.around_forward,
+        "backward_step": chunks.around_backward,
+        "custom_backward": functools.partial(traced_backward, compute, steps),
+    }
+    for name in wraps:
+        getattr(schedules, name)  # all or none: half of them would tell wrong places
+    for name, wrap in wraps.items():
+        patches.wrap(schedules, name, wrap)
+    if hasattr(schedules, COMBINED):
+        patches.wrap(schedules, COMBINED, chunks.around_both)
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        traced = traced_backward(compute, steps, original)
+
+class _Chunks:
+    """Which micro-batch and chunk is at work, where a rank holds several chunks."""
+
+    def __init__(self, compute: Compute, follow: Callable[[Any], object], groups: Any) -> None:  # noqa: ANN401 - a module
+        from torch.utils.weak import WeakTensorKeyDictionary
+
+        self._inside = compute.inside
+        self._guard = Guard(compute.recorder, "megatron")
+        self._follow = follow
+        self._groups = groups
+        self._followed: WeakSet[Any] = WeakSet()
+        self._places: Any = WeakTensorKeyDictionary()
+        """Of each output that waits for its backward."""
+
+    def around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        names = list(inspect.signature(original).parameters)
 
         @functools.wraps(original)
-        def custom_backward(output: Any, grad_output: Any) -> Any:  # noqa: ANN401 - tensors
-            has_chunks = groups.get_virtual_pipeline_model_parallel_world_size() is not None
-            return (original if has_chunks else traced)(output, grad_output)
+        def forward_step(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            place = self._ask(
+                self._forward_begins, {**dict(zip(names, args, strict=False)), **kwargs}
+            )
+            if place is None:
+                return original(*args, **kwargs)
+            found = self._at(place, original, args, kwargs)
+            self._guard.call(self._forward_ends, found, place)
+            return found
 
-        return custom_backward
+        return forward_step
 
-    patches.wrap(schedules, "custom_backward", wrap)
+    def around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        names = list(inspect.signature(original).parameters)
+
+        @functools.wraps(original)
+        def backward_step(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            place = self._ask(
+                self._backward_begins, {**dict(zip(names, args, strict=False)), **kwargs}
+            )
+            return self._at(place, original, args, kwargs)
+
+        return backward_step
+
+    def around_both(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def combined(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            return self._at(UNKNOWN, original, args, kwargs)
+
+        return combined
+
+    def _ask(self, find: Callable[[Any], Place | None], told: dict[str, Any]) -> Place | None:
+        """Return what ``find`` says of these arguments; None where they are of one chunk alone."""
+        if not self._guard.active:
+            return None
+        try:
+            return find(told)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._guard.fail(problem)
+            return UNKNOWN
+
+    def _at(
+        self,
+        place: Place | None,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401
+        inside = self._inside
+        before, inside.place = inside.place, place
+        try:
+            return original(*args, **kwargs)
+        finally:
+            inside.place = before
+
+    def _forward_begins(self, told: dict[str, Any]) -> Place | None:
+        if "vp_stage" in told:
+            chunk = told["vp_stage"]
+        else:  # before core 0.13 the groups knew
+            chunk = self._groups.get_virtual_pipeline_model_parallel_rank()
+        if chunk is None:
+            return None
+        model = told["model"]
+        if model not in self._followed:
+            self._followed.add(model)
+            self._follow(model)
+        microbatch = told.get("current_microbatch")
+        return NONE if microbatch is None else int(microbatch), int(chunk)
+
+    def _forward_ends(self, found: tuple[Any, Any], place: Place) -> None:
+        output = _first(found[0])
+        if output is not None:
+            self._places[output] = place
+
+    def _backward_begins(self, told: dict[str, Any]) -> Place | None:
+        output = _first(told["output_tensor"])
+        place = None if output is None else self._places.pop(output, None)
+        if place is None and self._followed:
+            return UNKNOWN
+        return place
+
+
+def _first(output: Any) -> Any:  # noqa: ANN401
+    """Return the tensor that a backward begins at; None where there is none."""
+    import torch
+
+    first = output[0] if isinstance(output, list) and output else output
+    return first if isinstance(first, torch.Tensor) else None

@@ -102,7 +102,9 @@ def _capture_torch(
     _try(
         recorder,
         "compute",
-        lambda: forwards.follow(_capture_compute(recorder, patches, steps, once_loaded), model),
+        lambda: forwards.follow(
+            _capture_compute(recorder, patches, steps, forwards, once_loaded), model
+        ),
     )
     _try(recorder, "optimizer", lambda: _capture_optimizer(recorder))
     _try(recorder, "communication", lambda: _capture_communication(recorder, patches, layout))
@@ -143,7 +145,11 @@ def _try(recorder: Recorder, what: str, start: Callable[[], None]) -> None:
 
 
 def _capture_compute(
-    recorder: Recorder, patches: Patches, steps: StepCounter, once_loaded: OnceLoaded
+    recorder: Recorder,
+    patches: Patches,
+    steps: StepCounter,
+    forwards: Forwards,
+    once_loaded: OnceLoaded,
 ) -> Compute:
     from tracer.capture.compute import Compute
     from tracer.capture.megatron import SCHEDULES_MODULE, capture_megatron
@@ -153,7 +159,8 @@ def _capture_compute(
     compute = Compute(recorder)
     capture_backward(compute, patches, steps)
     once_loaded.capture(STAGE_MODULE, lambda: capture_pipeline(compute, patches))
-    once_loaded.capture(SCHEDULES_MODULE, lambda: capture_megatron(compute, patches, steps))
+    follow = functools.partial(forwards.attach_chunk, compute)
+    once_loaded.capture(SCHEDULES_MODULE, lambda: capture_megatron(compute, patches, steps, follow))
     return compute
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import time
 from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -70,12 +71,33 @@ class OnTheCpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+Noted = list[tuple[str, int, int, int]]
+"""What a stage was at: kind, micro-batch, chunk, when (monotonic clock, ns)."""
+
+
+class Note(torch.autograd.Function):
+    """Changes nothing, and notes when it is passed forwards and backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, noted: Noted, microbatch: int, chunk: int) -> Any:  # noqa: ANN401
+        ctx.noted, ctx.place = noted, (microbatch, chunk)
+        noted.append(("forward", microbatch, chunk, time.monotonic_ns()))
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: ANN401
+        ctx.noted.append(("backward", *ctx.place, time.monotonic_ns()))
+        return grads[0], None, None, None
+
+
 class Stage(nn.Module):
     """A part of the pipeline, as megatron.core's schedules ask for it."""
 
-    def __init__(self, config: Any) -> None:  # noqa: ANN401 - a ModelParallelConfig
+    def __init__(self, config: Any, chunk: int, noted: Noted) -> None:  # noqa: ANN401 - a ModelParallelConfig
         super().__init__()
         self.config = config
+        self.chunk, self.noted = chunk, noted
+        self.num_forwards = 0
         self.model_type = None
         self.net = nn.Linear(HIDDEN, HIDDEN)
         self._given: torch.Tensor | None = None
@@ -84,7 +106,9 @@ class Stage(nn.Module):
         self._given = given[0]
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        done: torch.Tensor = self.net(batch if self._given is None else self._given).tanh()
+        x = self.net(batch if self._given is None else self._given)
+        done: torch.Tensor = Note.apply(x, self.noted, self.num_forwards, self.chunk).tanh()
+        self.num_forwards += 1
         return done
 
 
@@ -102,10 +126,17 @@ def draw() -> Iterator[torch.Tensor]:
         yield torch.randn(SEQ_LENGTH, MICRO_BATCH_SIZE, HIDDEN, generator=generator)
 
 
-def train(training: Any, num_stages: int) -> list[float]:  # noqa: ANN401
-    """Return the loss of each micro-batch, on the last stage."""
+def train(
+    training: Any,  # noqa: ANN401
+    num_stages: int,
+    num_chunks: int,
+    *,
+    frees_outputs: bool,
+) -> tuple[list[float], Noted]:
+    """Return the loss of each micro-batch, on the last stage, and what this one was at."""
     torch.manual_seed(0)
     losses: list[float] = []
+    noted: Noted = []
     ARGUMENTS.losses = losses
     ARGUMENTS.consumed_train_samples = 0
     config = import_module("megatron.core.transformer.transformer_config").TransformerConfig(
@@ -115,16 +146,27 @@ def train(training: Any, num_stages: int) -> list[float]:  # noqa: ANN401
         pipeline_model_parallel_size=num_stages,
         pipeline_dtype=torch.float32,
         batch_p2p_comm=False,
-        deallocate_pipeline_outputs=num_stages > 1,
+        virtual_pipeline_model_parallel_size=num_chunks if num_chunks > 1 else None,
+        deallocate_pipeline_outputs=num_stages > 1 and frees_outputs,
     )
-    stage = Stage(config)
-    optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
-    training.train(forward_step, [stage], optimizer, None, draw(), config)
-    return losses
+    chunks = nn.ModuleList(Stage(config, chunk, noted) for chunk in range(num_chunks))
+    optimizer = torch.optim.SGD(chunks.parameters(), lr=0.1)
+    batches = [draw() for _ in chunks]
+    data = batches if num_chunks > 1 else batches[0]
+    training.train(forward_step, list(chunks), optimizer, None, data, config)
+    return losses, noted
 
 
 def main(rank: int, num_ranks: int, folder: Path, arguments: list[str]) -> None:
-    """Train twice on a pipeline of all ranks, with the tracer the second time."""
+    """Train twice on a pipeline of all ranks, with the tracer the second time.
+
+    Args:
+        rank: This rank.
+        num_ranks: Stages of the pipeline.
+        folder: Where spool, losses and notes go.
+        arguments: How many chunks each rank has; whether sent outputs are freed at once.
+    """
+    num_chunks, frees_outputs = int(arguments[0]), arguments[1] == "freed"
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks))
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
     torch.cuda.synchronize = lambda *_: None
@@ -133,16 +175,20 @@ def main(rank: int, num_ranks: int, folder: Path, arguments: list[str]) -> None:
     loop = import_module("tests.tracer.integrations.megatron_loop")
     store = FileStore(str(folder / "store"), num_ranks)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
-    groups.initialize_model_parallel(pipeline_model_parallel_size=num_ranks)
+    groups.initialize_model_parallel(
+        pipeline_model_parallel_size=num_ranks,
+        virtual_pipeline_model_parallel_size=num_chunks if num_chunks > 1 else None,
+    )
     # The first 4 sequences in a batch of 4, then batches of 8: 2 micro-batches, then 4 each.
     calculator.init_num_microbatches_calculator(rank, [4, 4, 4], 8, MICRO_BATCH_SIZE, 1)
     training = loop.stand_in(ARGUMENTS)
-    trained = functools.partial(train, training, num_ranks)
+    trained = functools.partial(train, training, num_ranks, num_chunks, frees_outputs=frees_outputs)
     with OnTheCpu():
-        plain = trained()
+        plain, _ = trained()
         replaced = megatron.trace(spool=folder / "spool")
-        traced = trained()
+        traced, noted = trained()
         replaced.undo()
     (folder / f"losses-{rank}.json").write_text(json.dumps([plain, traced]))
+    (folder / f"noted-{rank}.json").write_text(json.dumps(noted))
     tracer.shutdown()
     torch.distributed.destroy_process_group()

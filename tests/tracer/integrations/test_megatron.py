@@ -13,6 +13,7 @@ from tests.tracer.integrations.recorded import Recorded
 from tests.tracer.ranks import run_ranks
 from tests.tracer.reading import dropped
 from tracer.integrations import megatron
+from tracer.spool import RecordType
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,14 +24,25 @@ MICROBATCHES = [
 """By step: the batch doubles after the first, and iteration 103, counted from 1, is skipped."""
 
 
+def run_job(folder: Path, num_stages: int, num_chunks: int, outputs: str) -> Path:
+    folder.mkdir()
+    module = "tests.tracer.integrations.megatron_job"
+    run_ranks(module, num_stages, folder, str(num_chunks), outputs, RANKSCOPE_RUN="run")
+    return folder
+
+
 @pytest.fixture(scope="module", params=[1, 2])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train on a pipeline of so many stages; the job's folder."""
     num_stages: int = request.param
-    folder: Path = tmp_path_factory.mktemp("megatron") / str(num_stages)
-    folder.mkdir()
-    run_ranks("tests.tracer.integrations.megatron_job", num_stages, folder, RANKSCOPE_RUN="run")
-    return folder
+    return run_job(tmp_path_factory.mktemp("megatron") / str(num_stages), num_stages, 1, "freed")
+
+
+@pytest.fixture(scope="module", params=["freed", "kept"])
+def interleaved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train on two ranks of two model chunks each; the job's folder."""
+    outputs: str = request.param
+    return run_job(tmp_path_factory.mktemp("interleaved") / outputs, 2, 2, outputs)
 
 
 def ranks_of(trained: Path) -> range:
@@ -83,6 +95,39 @@ def test_a_pipeline_sends_and_receives_once_a_microbatch(trained: Path) -> None:
         recorded = Recorded(trained / "spool", rank=rank)
         assert [step for step, _ in recorded.spans("pp-send")] == expected
         assert [step for step, _ in recorded.spans("pp-recv")] == expected
+
+
+@pytest.mark.multiproc
+@pytest.mark.slow
+def test_of_several_chunks_each_forward_and_backward_is_told_apart(interleaved: Path) -> None:
+    starts = {step: sum(num < step for num, _ in MICROBATCHES) for step, _ in MICROBATCHES}
+    for rank in range(2):
+        recorded = Recorded(interleaved / "spool", rank=rank)
+        spans = [
+            row
+            for row in recorded.rows
+            if row.record == RecordType.SPAN and row.kind in {"forward", "backward"}
+        ]
+        noted = json.loads((interleaved / f"noted-{rank}.json").read_text())
+
+        assert len(noted) == len(spans) == 2 * 2 * len(MICROBATCHES)
+        assert dropped(recorded.folder) == {}
+        for kind, number, chunk, at_ns in noted:
+            (span,) = (row for row in spans if row.start_ns <= at_ns <= row.end_ns)
+            told = (span.kind, starts[span.step] + span.microbatch, span.chunk)
+            assert told == (kind, number, chunk)
+
+
+@pytest.mark.multiproc
+@pytest.mark.slow
+def test_several_chunks_train_bit_for_bit_the_same_with_the_tracer(interleaved: Path) -> None:
+    plain, traced = json.loads((interleaved / "losses-1.json").read_text())
+    manifest = Recorded(interleaved / "spool", rank=1).manifest
+
+    assert len(plain) == 10
+    assert traced == plain
+    assert manifest["layout"]["vpp"] == 2
+    assert manifest["model"]["num_parameters"] is None  # a chunk is not the model
 
 
 @pytest.mark.parametrize(
