@@ -308,6 +308,21 @@ def test_the_default_settings_keep_the_engine_modest(folder: Path) -> None:
     assert pool * float(server["background_merges_mutations_concurrency_ratio"]) == 2
 
 
+def test_no_table_has_its_merged_parts_removed_by_a_hundred_threads(folder: Path) -> None:
+    with open_store(url_of(folder)) as store:
+        tables = store.rows(
+            "SELECT name, engine_full FROM system.tables"
+            " WHERE database = currentDatabase() AND engine LIKE '%MergeTree'"
+        )
+
+    # The table of versions has ten rows.
+    unset = {
+        row["name"] for row in tables
+        if "concurrent_part_removal_threshold = 1000000" not in row["engine_full"]
+    }  # fmt: skip
+    assert unset == {"schema_version"}
+
+
 def test_the_server_file_is_private_and_whole(folder: Path) -> None:
     with open_store(url_of(folder)) as store:
         assert isinstance(store, Store)
