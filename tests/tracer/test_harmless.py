@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from torch.utils.data._utils import signal_handling
 
 import tracer
 from tests.tracer.reading import dropped, read_rows
@@ -122,6 +124,36 @@ def test_a_handler_of_the_job_that_raises_as_a_step_begins_reaches_the_job(tmp_p
     assert caught.value is alarm
     assert calls == [0, 1]  # it is not given up for what the job did
     assert dropped(tmp_path) == {}
+
+
+def test_a_dead_loader_worker_that_torch_tells_of_within_our_lines_reaches_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = recorder_in(tmp_path)
+    recorder.begin_steps()
+    recorder.at_each_step(_tell_of_the_child)
+    worker = multiprocessing.get_context("fork").Process(target=os._exit, args=(3,))
+    worker.start()
+    os.waitid(os.P_PID, worker.pid or 0, os.WEXITED | os.WNOWAIT)
+    signal_handling._set_worker_pids(id(worker), (worker.pid,))
+    before = signal.getsignal(signal.SIGCHLD)
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
+    try:
+        signal_handling._set_SIGCHLD_handler()  # as a loader with workers does
+        with pytest.raises(RuntimeError, match="DataLoader worker"):
+            recorder.step()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        signal_handling._remove_worker_pids(id(worker))
+    worker.join()
+    recorder.shutdown()
+
+    assert dropped(tmp_path) == {}
+
+
+def _tell_of_the_child() -> bool:
+    signal.raise_signal(signal.SIGCHLD)
+    return False
 
 
 def test_an_error_below_the_standard_library_is_told_by_who_called_it() -> None:
