@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -33,6 +32,7 @@ from tracer.spool import (
 )
 from tracer.steering import Steering
 from tracer.step_records import StepRecords
+from tracer.tell import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -360,10 +360,7 @@ class Recorder:
 
     def _tell_no_room(self, why: str) -> None:
         self.event("tracer", "no room for more records: dropping and counting them", {"why": why})
-        with contextlib.suppress(Exception):  # a job may have closed its stderr
-            sys.stderr.write(
-                f"rankscope: rank {self.identity.rank} drops spans, and counts them: {why}\n"
-            )
+        tell(f"rank {self.identity.rank} drops spans, and counts them: {why}")
 
     def _begin_step(self, step: int, now_ns: int) -> None:
         self.step_number = step

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from torch.utils.data._utils import signal_handling
 
 import tracer
@@ -135,7 +136,7 @@ def test_a_dead_loader_worker_that_torch_tells_of_within_our_lines_reaches_the_j
     worker = multiprocessing.get_context("fork").Process(target=os._exit, args=(3,))
     worker.start()
     os.waitid(os.P_PID, worker.pid or 0, os.WEXITED | os.WNOWAIT)
-    signal_handling._set_worker_pids(id(worker), (worker.pid,))
+    torch._C._set_worker_pids(id(worker), (worker.pid,))  # type: ignore[arg-type]
     before = signal.getsignal(signal.SIGCHLD)
     monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
     try:
@@ -144,7 +145,7 @@ def test_a_dead_loader_worker_that_torch_tells_of_within_our_lines_reaches_the_j
             recorder.step()
     finally:
         signal.signal(signal.SIGCHLD, before)
-        signal_handling._remove_worker_pids(id(worker))
+        torch._C._remove_worker_pids(id(worker))
     worker.join()
     recorder.shutdown()
 
