@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shutil
 import sys
 import threading
 import time
@@ -131,13 +132,30 @@ def _install(
     count_steps: bool | None,  # noqa: FBT001
 ) -> Tracer:
     from tracer.identity import read_identity
-    from tracer.manifest import build_manifest
 
     identity = read_identity(run, os.environ)
     if identity.made_up and identity.rank == 0:
         tell(f"recording run {identity.run_id}")
     folder = spool / identity.run_id / process_folder_name(identity)
     folder.mkdir(parents=True)
+    try:
+        recorder = _started(folder, identity, job)
+    except Exception:
+        shutil.rmtree(folder, ignore_errors=True)  # else it would tell of a process that was lost
+        raise
+    set_current(recorder)  # before there are captures: a child forked meanwhile lets go of it
+    try:
+        _watch_the_job(recorder, model, job, count_steps)
+        _watch_the_end(recorder)
+    except Exception:
+        shutdown()
+        raise
+    return recorder
+
+
+def _started(folder: Path, identity: Identity, job: JobDescription) -> Recorder:
+    from tracer.manifest import build_manifest
+
     manifest = build_manifest(identity, job, started_ns=UnixNs(time.time_ns()), environ=os.environ)
     write_json(folder / MANIFEST_FILE, manifest)
     recorder = Recorder(
@@ -147,13 +165,6 @@ def _install(
         settings=settings(os.environ),
     )
     recorder.start()
-    set_current(recorder)  # before there are captures: a child forked meanwhile lets go of it
-    try:
-        _watch_the_job(recorder, model, job, count_steps)
-        _watch_the_end(recorder)
-    except Exception:
-        shutdown()
-        raise
     return recorder
 
 

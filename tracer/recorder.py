@@ -12,7 +12,7 @@ from tracer.arguments import Arguments
 from tracer.background import SpoolThread
 from tracer.clock import monotonic_ns
 from tracer.device.absent import NO_DEVICE_TIMING
-from tracer.exit_record import ended, failed, write_exit
+from tracer.exit_record import ended, failed, reserve_exit, write_exit
 from tracer.head_words import HeadWords
 from tracer.host_span import HostSpan, UnkeptSpan, host_span, placed_span
 from tracer.lanes import Lanes
@@ -111,6 +111,7 @@ class Recorder:
 
     def start(self) -> None:
         """Make the first segments ready and start the background thread."""
+        reserve_exit(self.folder)
         for _ in range(2):
             self._source.prepare()
         self.steering.control.look()
