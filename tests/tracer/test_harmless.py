@@ -72,6 +72,26 @@ def test_a_compute_span_that_cannot_be_shown_leaves_its_lane_at_its_level(
     assert dropped(tmp_path)[ERRORS] == 1
 
 
+def test_a_handler_that_raises_as_a_compute_span_begins_leaves_its_lane_at_its_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*about: object) -> None:
+        raise AlarmError
+
+    recorder = recorder_in(tmp_path)
+    compute = Compute(recorder)
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr("tracer.lane.Lane.open", interrupted)
+        with pytest.raises(AlarmError):
+            compute.span("forward", SpanKind.FORWARD, microbatch=0, chunk=0).__enter__()
+    with compute.span("forward", SpanKind.FORWARD, microbatch=1, chunk=0):
+        depth = recorder.lane().depth
+    recorder.shutdown()
+
+    assert depth == 1
+    assert dropped(tmp_path) == {}
+
+
 def test_what_fails_as_a_step_begins_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     begun: list[int] = []
