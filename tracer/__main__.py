@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracer.install import install
+from tracer.tell import tell
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -60,7 +61,7 @@ def default_spool() -> Path:
 def _trace() -> None:
     spool = default_spool()
     if "RANKSCOPE_TRACE" not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
-        sys.stderr.write(f"rankscope: recording into {spool} (set RANKSCOPE_TRACE to choose)\n")
+        tell(f"recording into {spool} (set RANKSCOPE_TRACE to choose)")
     install(spool=spool, count_steps=True)
     _hide_our_frames()
 

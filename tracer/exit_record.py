@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import traceback
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 MAX_MESSAGE = 4_000
 MAX_TRACEBACK = 64_000
 MAX_FRAMES = 200
+RESERVED_BYTES = 1 << 16
+KEPT_TRACEBACK = 4_000
+"""What is kept of a traceback where the disk has room for no more than was reserved."""
 
 
 def ended(at_ns: int) -> dict[str, object]:
@@ -36,10 +40,24 @@ def failed(exc: BaseException, at_ns: int) -> dict[str, object]:
     }
 
 
+def reserve_exit(folder: Path) -> None:
+    """Claim room for the record: on a disk full by then, a good end would look like none."""
+    with contextlib.suppress(OSError), _fresh(folder / EXIT_FILE).open("xb") as file:
+        os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
+
+
 def write_exit(folder: Path, record: dict[str, object]) -> None:
     """Write the record by rename, so that a reader sees all of it or none."""
-    with contextlib.suppress(OSError):
-        write_json(folder / EXIT_FILE, record)
+    path = folder / EXIT_FILE
+    for document in (record, _shortened(record)):
+        with contextlib.suppress(OSError):
+            # Not truncated before: the blocks that were reserved are written to.
+            fd = os.open(_fresh(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            with os.fdopen(fd, "wb") as file:
+                file.write(json.dumps(document).encode() + b"\n")
+                file.truncate()
+            _fresh(path).replace(path)
+            return
 
 
 def write_json(path: Path, document: object) -> None:
@@ -48,11 +66,23 @@ def write_json(path: Path, document: object) -> None:
     Raises:
         OSError: The file could not be written; a former one still stands.
     """
-    fresh = path.with_name(f".{path.name}.new")
+    fresh = _fresh(path)
     with fresh.open("w", encoding="utf-8") as file:
         json.dump(document, file, ensure_ascii=True)
         file.write("\n")
     fresh.replace(path)
+
+
+def _fresh(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
+def _shortened(record: dict[str, object]) -> dict[str, object]:
+    told = record.get("exception")
+    if not isinstance(told, dict):
+        return record
+    kept = str(told["traceback"])[-KEPT_TRACEBACK:]
+    return {**record, "exception": {**told, "traceback": kept}}
 
 
 def _qualified_name(exc: BaseException) -> str:

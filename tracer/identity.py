@@ -14,6 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracer.tell import tell
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -71,15 +73,15 @@ def read_identity(run: str | None, environ: Mapping[str, str]) -> Identity:
 
 def clean_run_id(text: object) -> str:
     """Return ``text`` where it may name a run, else the nearest name that may, told on stderr."""
-    if isinstance(text, str) and RUN_ID.fullmatch(text):
-        return text
-    raw = text if isinstance(text, str) else "run"
+    raw = str(text)  # a number or a uuid names a run as well: one name for all would mix runs
+    if RUN_ID.fullmatch(raw):
+        return raw
     digest = hashlib.blake2b(raw.encode("utf-8", "replace"), digest_size=4).hexdigest()
     kept = re.sub(r"[^A-Za-z0-9._-]+", "-", raw[:200]).strip("-._")[:54] or "run"
     cleaned = f"{kept}-{digest}"
-    sys.stderr.write(
-        f"rankscope: the run id {raw[:80]!r} cannot name a run"
-        f" (letters, digits, '.', '_', '-', at most 63): using {cleaned!r}\n"
+    tell(
+        f"the run id {raw[:80]!r} cannot name a run"
+        f" (letters, digits, '.', '_', '-', at most 63): using {cleaned!r}"
     )
     return cleaned
 
@@ -161,9 +163,9 @@ def _run_agreed_through_agent(environ: Mapping[str, str]) -> str:
         store = TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT)
         return str(store.compare_set(RUN_KEY, "", mine).decode())
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-        sys.stderr.write(
-            "rankscope: the hosts of this run cannot agree on its name, each has its own:"
-            f" set RANKSCOPE_RUN ({type(problem).__name__})\n"
+        tell(
+            "the hosts of this run cannot agree on its name, each has its own:"
+            f" set RANKSCOPE_RUN ({type(problem).__name__})"
         )
         return mine
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shutil
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from tracer.clock import read_anchor
 from tracer.current import current_tracer, set_current, shutdown
 from tracer.exit_record import write_json
 from tracer.noop import NOOP_TRACER
+from tracer.plain import type_name
 from tracer.recorder import Recorder
 from tracer.sampling import Settings
 from tracer.span import UnixNs
@@ -30,6 +32,7 @@ from tracer.spool import (
     DropReason,
     SpoolIdentity,
 )
+from tracer.tell import tell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 
 
 _beginning = threading.Lock()
-"""Held by the thread that installs; never waited for, and so harmless where a child inherits it."""
+"""Held by the thread that installs; never waited for."""
 
 
 class Options(TypedDict, total=False):
@@ -100,24 +103,25 @@ def install(
     present = current_tracer()
     if present.enabled:
         return present
-    folder = spool or os.environ.get("RANKSCOPE_TRACE")
-    if not folder or os.environ.get("RANKSCOPE_DISABLE") == "1":
-        return NOOP_TRACER
     # Whoever comes second, from another thread or a signal handler, must not begin another.
-    if not _beginning.acquire(blocking=False):
+    beginning = _beginning  # a fork of this very thread, by a signal handler, has another
+    if not beginning.acquire(blocking=False):
         return NOOP_TRACER
     try:
         if current_tracer().enabled:
             return current_tracer()
+        folder = spool or os.environ.get("RANKSCOPE_TRACE")
+        if not folder or os.environ.get("RANKSCOPE_DISABLE") == "1":
+            return NOOP_TRACER
         from tracer.manifest import JobDescription, count_parameters
 
         description = JobDescription(num_parameters=count_parameters(model), **job)
         return _install(Path(folder), run, model, description, count_steps)
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-        sys.stderr.write(f"rankscope: not tracing this process: {problem!r}\n")
+        tell(f"not tracing this process: {_said(problem)}")
         return NOOP_TRACER
     finally:
-        _beginning.release()
+        beginning.release()
 
 
 def _install(
@@ -128,13 +132,30 @@ def _install(
     count_steps: bool | None,  # noqa: FBT001
 ) -> Tracer:
     from tracer.identity import read_identity
-    from tracer.manifest import build_manifest
 
     identity = read_identity(run, os.environ)
     if identity.made_up and identity.rank == 0:
-        sys.stderr.write(f"rankscope: recording run {identity.run_id}\n")
+        tell(f"recording run {identity.run_id}")
     folder = spool / identity.run_id / process_folder_name(identity)
     folder.mkdir(parents=True)
+    try:
+        recorder = _started(folder, identity, job)
+    except Exception:
+        shutil.rmtree(folder, ignore_errors=True)  # else it would tell of a process that was lost
+        raise
+    set_current(recorder)  # before there are captures: a child forked meanwhile lets go of it
+    try:
+        _watch_the_job(recorder, model, job, count_steps)
+        _watch_the_end(recorder)
+    except Exception:
+        shutdown()
+        raise
+    return recorder
+
+
+def _started(folder: Path, identity: Identity, job: JobDescription) -> Recorder:
+    from tracer.manifest import build_manifest
+
     manifest = build_manifest(identity, job, started_ns=UnixNs(time.time_ns()), environ=os.environ)
     write_json(folder / MANIFEST_FILE, manifest)
     recorder = Recorder(
@@ -144,9 +165,6 @@ def _install(
         settings=settings(os.environ),
     )
     recorder.start()
-    _watch_the_job(recorder, model, job, count_steps)
-    set_current(recorder)
-    _watch_the_end(recorder)
     return recorder
 
 
@@ -231,3 +249,19 @@ def _watch_the_end(recorder: Recorder) -> None:
 
     sys.excepthook = note
     atexit.register(shutdown)
+
+
+def _said(problem: Exception) -> str:
+    """Return what an error says; one that is the job's may not even tell that."""
+    try:
+        return repr(problem)
+    except Exception:  # noqa: BLE001 - promise 1: harmless
+        return type_name(problem)
+
+
+def _begin_anew_in_child() -> None:
+    global _beginning  # noqa: PLW0603 - the thread that held it is not in the child
+    _beginning = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_child)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import cast
 
 MAX_TEXT = 10_000
 MAX_ITEMS = 1_000
 MAX_DEPTH = 8
+MAX_COST = 100_000
+"""Of one copy: an item costs 1, and 1 more for each 16 characters of its text. A container that
+holds another many times over, or itself, has no other end; and the training waits for the copy."""
+
+CHARACTERS_AT_COST = 16
 MAX_BITS = 4096
 """Of a number that is written out; Python itself refuses from some 14,000 on."""
 
@@ -39,40 +45,63 @@ def plain_int(value: object, *, limit: int = 2**63 - 1) -> int | None:
     return value if -1 <= value <= limit else None
 
 
-def plain(value: object, depth: int = 0) -> Plain:
+def plain(value: object) -> Plain:
     """Return a bounded copy of ``value`` that JSON can hold.
 
     Builtin containers and scalars keep their content up to `MAX_DEPTH`,
-    `MAX_ITEMS` and `MAX_TEXT`; anything else becomes its class's name in
-    angle brackets. No method of a foreign object is called, so none can
+    `MAX_ITEMS`, `MAX_TEXT` and `MAX_COST`; anything else becomes its class's
+    name in angle brackets. No method of a foreign object is called, so none can
     raise, hang or change anything.
     """
-    if value is None or value is True or value is False:
-        return value
-    text = plain_text(value)
-    if text is not None:
-        return text[:MAX_TEXT].encode("utf-8", "replace").decode()
-    if issubclass(type(value), int):
-        number = plain_int(value)
-        return number if number is not None else _long_number(cast("int", value))
-    if issubclass(type(value), float):
-        real = float.__float__(cast("float", value))
-        return real if math.isfinite(real) else float.__repr__(real)
-    return _plain_container(value, depth)
+    return _Copy().of(value, 0)
+
+
+class _Copy:
+    """One copy in the making, and what it may still cost."""
+
+    def __init__(self) -> None:
+        self._left = MAX_COST
+
+    def of(self, value: object, depth: int) -> Plain:
+        self._left -= 1
+        if value is None or value is True or value is False:
+            return value
+        text = plain_text(value)
+        if text is not None:
+            return self._text(text)
+        if issubclass(type(value), int):
+            number = plain_int(value)
+            return number if number is not None else _long_number(cast("int", value))
+        if issubclass(type(value), float):
+            real = float.__float__(cast("float", value))
+            return real if math.isfinite(real) else float.__repr__(real)
+        return self._container(value, depth)
+
+    def _text(self, text: str) -> str:
+        kept = text[:MAX_TEXT]
+        self._left -= len(kept) // CHARACTERS_AT_COST
+        return kept.encode("utf-8", "replace").decode()
+
+    def _container(self, value: object, depth: int) -> Plain:
+        kind = type(value)
+        if depth < MAX_DEPTH and self._left > 0:
+            # In C alone, so that no other thread changes the container meanwhile.
+            if kind is dict:
+                items = list(itertools.islice(value.items(), MAX_ITEMS))  # type: ignore[attr-defined]
+                return {
+                    self._key(key): self.of(item, depth + 1)
+                    for key, item in items
+                    if self._left > 0
+                }
+            if kind in (list, tuple, set, frozenset):
+                members = list(itertools.islice(value, MAX_ITEMS))  # type: ignore[call-overload]
+                return [self.of(member, depth + 1) for member in members if self._left > 0]
+        return f"<{type_name(value)}>"
+
+    def _key(self, key: object) -> str:
+        return self._text(plain_text(key) or f"<{type_name(key)}>")
 
 
 def _long_number(number: int) -> str:
     bits = int.bit_length(number)
     return f"<int of {bits} bits>" if bits > MAX_BITS else int.__repr__(int.__index__(number))
-
-
-def _plain_container(value: object, depth: int) -> Plain:
-    kind = type(value)
-    if depth < MAX_DEPTH and kind is dict:
-        return {
-            plain_text(key) or f"<{type_name(key)}>": plain(item, depth + 1)
-            for key, item in list(value.items())[:MAX_ITEMS]  # type: ignore[attr-defined]
-        }
-    if depth < MAX_DEPTH and kind in (list, tuple, set, frozenset):
-        return [plain(item, depth + 1) for item in list(value)[:MAX_ITEMS]]  # type: ignore[call-overload]
-    return f"<{type_name(value)}>"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from tracer.arguments import Arguments
 from tracer.background import SpoolThread
 from tracer.clock import monotonic_ns
 from tracer.device.absent import NO_DEVICE_TIMING
-from tracer.exit_record import ended, failed, write_exit
+from tracer.exit_record import ended, failed, reserve_exit, write_exit
 from tracer.head_words import HeadWords
 from tracer.host_span import HostSpan, UnkeptSpan, host_span, placed_span
 from tracer.lanes import Lanes
@@ -33,6 +32,7 @@ from tracer.spool import (
 )
 from tracer.steering import Steering
 from tracer.step_records import StepRecords
+from tracer.tell import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,6 +111,7 @@ class Recorder:
 
     def start(self) -> None:
         """Make the first segments ready and start the background thread."""
+        reserve_exit(self.folder)
         for _ in range(2):
             self._source.prepare()
         self.steering.control.look()
@@ -360,10 +361,7 @@ class Recorder:
 
     def _tell_no_room(self, why: str) -> None:
         self.event("tracer", "no room for more records: dropping and counting them", {"why": why})
-        with contextlib.suppress(Exception):  # a job may have closed its stderr
-            sys.stderr.write(
-                f"rankscope: rank {self.identity.rank} drops spans, and counts them: {why}\n"
-            )
+        tell(f"rank {self.identity.rank} drops spans, and counts them: {why}")
 
     def _begin_step(self, step: int, now_ns: int) -> None:
         self.step_number = step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,8 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 
 import tracer
 from tests.tracer.reading import Row, only_folder, read_spans
+from tests.tracer.recording import recorder_in
+from tracer.capture.group import GroupBook
 from tracer.span import group_id_of
 
 if TYPE_CHECKING:
@@ -69,3 +72,19 @@ def test_the_same_members_under_the_same_name_are_numbered_on(tmp_path: Path) ->
     (name,) = names
     rows = [(row.group_id, row.seq) for row in launched(tmp_path)]
     assert rows == [(group_id_of(name, (0, 1)), seq) for seq in range(4)]
+
+
+def test_nothing_is_kept_of_the_objects_of_groups_that_are_gone(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    book = GroupBook(recorder, None)
+    with world_of_three():
+        for _ in range(20):
+            group = dist.new_group([0, 1])
+            met = book.find(group)
+            assert met is not None
+            assert book.find(group) is met
+            dist.destroy_process_group(group)
+            del group
+        gc.collect()
+        assert len(book._met) == 0
+    recorder.shutdown()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+from torch.utils.data._utils import signal_handling
 
 import tracer
 from tests.tracer.reading import dropped, read_rows
@@ -69,6 +72,26 @@ def test_a_compute_span_that_cannot_be_shown_leaves_its_lane_at_its_level(
     assert dropped(tmp_path)[ERRORS] == 1
 
 
+def test_a_handler_that_raises_as_a_compute_span_begins_leaves_its_lane_at_its_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*about: object) -> None:
+        raise AlarmError
+
+    recorder = recorder_in(tmp_path)
+    compute = Compute(recorder)
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr("tracer.lane.Lane.open", interrupted)
+        with pytest.raises(AlarmError):
+            compute.span("forward", SpanKind.FORWARD, microbatch=0, chunk=0).__enter__()
+    with compute.span("forward", SpanKind.FORWARD, microbatch=1, chunk=0):
+        depth = recorder.lane().depth
+    recorder.shutdown()
+
+    assert depth == 1
+    assert dropped(tmp_path) == {}
+
+
 def test_what_fails_as_a_step_begins_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     begun: list[int] = []
@@ -122,6 +145,36 @@ def test_a_handler_of_the_job_that_raises_as_a_step_begins_reaches_the_job(tmp_p
     assert caught.value is alarm
     assert calls == [0, 1]  # it is not given up for what the job did
     assert dropped(tmp_path) == {}
+
+
+def test_a_dead_loader_worker_that_torch_tells_of_within_our_lines_reaches_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = recorder_in(tmp_path)
+    recorder.begin_steps()
+    recorder.at_each_step(_tell_of_the_child)
+    worker = multiprocessing.get_context("fork").Process(target=os._exit, args=(3,))
+    worker.start()
+    os.waitid(os.P_PID, worker.pid or 0, os.WEXITED | os.WNOWAIT)
+    torch._C._set_worker_pids(id(worker), (worker.pid,))  # type: ignore[arg-type]
+    before = signal.getsignal(signal.SIGCHLD)
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
+    try:
+        signal_handling._set_SIGCHLD_handler()  # as a loader with workers does
+        with pytest.raises(RuntimeError, match="DataLoader worker"):
+            recorder.step()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        torch._C._remove_worker_pids(id(worker))
+    worker.join()
+    recorder.shutdown()
+
+    assert dropped(tmp_path) == {}
+
+
+def _tell_of_the_child() -> bool:
+    signal.raise_signal(signal.SIGCHLD)
+    return False
 
 
 def test_an_error_below_the_standard_library_is_told_by_who_called_it() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -27,6 +28,11 @@ def test_a_bad_run_id_is_cleaned_and_the_job_is_told(
     said = capsys.readouterr().err
     assert repr(cleaned) in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("run_id", [4711, UUID(int=7)])
+def test_what_is_no_text_names_the_run_by_its_text(run_id: object) -> None:
+    assert clean_run_id(run_id) == str(run_id)
 
 
 @given(st.text(), st.text())

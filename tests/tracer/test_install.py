@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -250,3 +250,109 @@ def test_a_torch_that_cannot_be_loaded_fails_as_without_us(tmp_path: Path) -> No
     folder = only_folder(tmp_path)
     assert [row.name for row in read_spans(folder)] == ["host work"]
     assert not (folder / "events.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        "sys.stderr = None",
+        "sys.stderr.close()",
+        "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
+    ],
+)
+@pytest.mark.parametrize("spool", ["", "/dev/null"])
+def test_a_job_that_has_lost_its_stderr_runs_as_ever(tmp_path: Path, lose: str, spool: str) -> None:
+    done = run_script(
+        f"""
+        import os, sys
+        import tracer
+        {lose}
+        installed = tracer.install(spool={spool!r} or None, run="a name that is cleaned")
+        with tracer.span("x"):
+            pass
+        print(installed.enabled)
+        """,
+        tmp_path,
+    )
+
+    assert (done.returncode, done.stdout) == (0, f"{not spool}\n")
+
+
+@pytest.mark.parametrize("argument", ["spool", "run", "model", "config"])
+def test_no_argument_makes_install_raise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], argument: str
+) -> None:
+    class Hostile:
+        def fail(self, *_: object) -> NoReturn:
+            raise HostileError
+
+        __bool__ = __str__ = __fspath__ = keys = __iter__ = parameters = fail
+
+    class HostileError(Exception):
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    arguments: dict[str, Any] = {"spool": tmp_path, "run": "run", argument: Hostile()}
+    installed = tracer.install(**arguments)
+    tracer.shutdown()
+
+    said = capsys.readouterr().err
+    assert installed.enabled == (argument == "model")
+    assert ("not tracing this process: HostileError" in said) == (argument != "model")
+
+
+def test_what_fails_half_way_is_taken_back_and_the_next_try_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads = threading.active_count()
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr("tracer.profile.offer_profiles", None)
+        assert tracer.install(spool=tmp_path, run="run") is tracer.NOOP_TRACER
+    assert "not tracing this process: TypeError" in capsys.readouterr().err
+    assert tracer.current_tracer() is tracer.NOOP_TRACER
+    assert threading.active_count() == threads
+    assert (only_folder(tmp_path) / "exit.json").exists()
+
+    assert tracer.install(spool=tmp_path, run="next").enabled
+    tracer.shutdown()
+
+
+def test_a_child_forked_while_another_thread_installs_may_install_itself(tmp_path: Path) -> None:
+    done = run_script(
+        """
+        import os, threading
+        import tracer, tracer.late
+        started, forked = threading.Event(), threading.Event()
+
+        def in_the_midst(recorder):
+            started.set()
+            forked.wait()
+
+        tracer.late.watch_late_steps = in_the_midst
+        installing = threading.Thread(target=tracer.install)
+        installing.start()
+        started.wait()
+        child = os.fork()
+        forked.set()
+        if child == 0:
+            with tracer.span("of the child, before"):
+                pass
+            print(tracer.install(run="child").enabled)
+            with tracer.span("of the child"):
+                pass
+            tracer.shutdown()
+        else:
+            os.waitpid(child, 0)
+            installing.join()
+            with tracer.span("of the parent"):
+                pass
+        """,
+        tmp_path,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    names = {run: {row.name for row in read_spans(only_folder(tmp_path / run))} for run in RUNS}
+    assert names == {"run": {"of the parent"}, "child": {"of the child"}}
+
+
+RUNS = ("run", "child")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 from tracer.exit_record import failed
-from tracer.plain import plain, plain_int, plain_text
+from tracer.plain import MAX_ITEMS, MAX_TEXT, plain, plain_int, plain_text
 
 
 class Liar:
@@ -51,3 +53,21 @@ def test_what_is_no_exception_makes_an_exit_record_all_the_same() -> None:
     assert isinstance(told, dict)
     assert told["traceback"] == ""
     assert told["type"].endswith("Opaque")
+
+
+def test_a_container_that_holds_itself_or_another_many_times_costs_no_more_than_any() -> None:
+    within: list[object] = []
+    within += [within] * 10  # 10 to the power of the depth
+    many: object = 0
+    for _ in range(4):
+        many = [many] * 40
+    texts = ["x" * MAX_TEXT] * MAX_ITEMS
+
+    for value in (within, many, [texts, texts]):
+        assert len(json.dumps(plain(value))) < 2_000_000
+
+
+def test_keys_are_text_that_can_be_stored_and_no_longer_than_values() -> None:
+    told = plain({"\ud800": 1, "k" * (MAX_TEXT + 1): 2, 3: 4})
+
+    assert told == {"?": 1, "k" * MAX_TEXT: 2, "<int>": 4}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.tracer.mounts import MAY_NOT_MOUNT, run_with_mounts
 from tests.tracer.reading import dropped, num_lost, only_folder, read_spans
@@ -78,6 +81,67 @@ def test_a_disk_that_fills_up_kills_nobody(tmp_path: Path) -> None:
     stored = len(read_spans(folder))
     assert 8_000 < stored < 4 * 2**20 / 128
     assert produced_is_stored_and_dropped(folder, 20_000)
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "state", "told"),
+    [
+        ("pass", 0, "ended", ""),
+        ("raise KeyError('why')", 1, "failed", "KeyError: 'why'"),
+        # Escaped, its message and traceback take more than was reserved.
+        ("exec('\\n' * 9 + 'raise KeyError(chr(0x4e00) * 60_000)')", 1, "failed", ""),
+    ],
+)
+def test_how_a_process_ended_is_known_though_its_disk_is_full(
+    tmp_path: Path, end: str, code: int, state: str, told: str
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(f"""
+import os
+import tracer
+recorder = tracer.install()
+try:
+    with (recorder.folder / "filler").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+except OSError:
+    for _ in range(20_000):  # else a spare segment that is removed at the end leaves room
+        with tracer.span("x"):
+            pass
+    {end}
+""")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=4m tmpfs {disk} || exit {MAY_NOT_MOUNT}"
+    run, keep = f"{sys.executable} {script}", f"cp {disk}/run/*/exit.json {tmp_path}"
+    done = run_with_mounts(
+        ["sh", "-c", f"{mount}; {run}; code=$?; {keep}; exit $code"],
+        disk,
+        RANKSCOPE_SEGMENT_BYTES=str(1 << 20),
+    )
+
+    assert done.returncode == code, done.stderr
+    record = json.loads((tmp_path / "exit.json").read_text())
+    assert record["state"] == state
+    assert record.get("exception", {}).get("traceback", "").strip().endswith(told)
+
+
+def test_a_disk_that_is_full_from_the_beginning_shows_no_process_that_was_lost(
+    tmp_path: Path,
+) -> None:
+    done = run_script(
+        """
+        import resource
+        import tracer
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        print(tracer.install().enabled)
+        """,
+        tmp_path,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "False\n")
+    assert "not tracing this process: OSError(27" in done.stderr
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_a_disk_that_has_room_again_is_written_to_again(tmp_path: Path) -> None:

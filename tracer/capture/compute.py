@@ -148,11 +148,13 @@ class ComputeSpan:
         try:
             lane.set_place(lane.step, self.microbatch, self.chunk)
             self.place = lane.place
-            self.start_ns = start_ns = monotonic_ns()
-            depth, lane.depth = lane.depth, lane.depth + 1
-            if not depth:
+            start_ns = monotonic_ns()
+            if not lane.depth:
                 self.opened = lane.open(start_ns, self.head)
-            self.inside.yes = True  # last: no `__exit__` follows what is raised here
+            # Last, and without a call: no `__exit__` follows what a handler raises above.
+            lane.depth += 1
+            self.start_ns = start_ns
+            self.inside.yes = True
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             lane.swallow(problem)
         return self
@@ -167,6 +169,7 @@ class ComputeSpan:
         lane, start_ns = self.lane, self.start_ns
         try:
             if start_ns is None:  # an error of ours, counted then
+                lane.set_place(self.recorder.step_number, NONE, NONE)
                 return
             end_ns = monotonic_ns()
             lane.depth = depth = lane.depth - 1

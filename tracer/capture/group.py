@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections import defaultdict
@@ -89,7 +90,7 @@ class GroupBook:
         self._recorder = recorder
         self._world_axis = sole_axis(layout)
         self._met: dict[int, tuple[weakref.ref[Any], CommGroup | None]] = {}
-        """By `id` of torch's object, as far as that is still the same one."""
+        """By `id` of torch's object, for as long as that lives."""
 
         self._groups: dict[tuple[int, int], CommGroup] = {}
         """By id and own rank: a group that is made again goes on counting where it was."""
@@ -109,8 +110,11 @@ class GroupBook:
         # other members. Weakly: holding the object would keep its threads alive.
         met = self._met.get(id(process_group))
         if met is None or met[0]() is not process_group:
-            met = (weakref.ref(process_group), self._meet(process_group))
-            self._met[id(process_group)] = met
+            key = id(process_group)
+            # Forgotten in C alone: what a handler raises in a callback of Python's is lost.
+            forget = functools.partial(self._met.pop, key)
+            met = (weakref.ref(process_group, forget), self._meet(process_group))
+            self._met[key] = met
         return met[1]
 
     def _meet(self, process_group: Any) -> CommGroup | None:  # noqa: ANN401

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict
 
 from tracer.blame import is_ours
@@ -11,6 +10,7 @@ from tracer.current import current_tracer, span
 from tracer.plain import type_name
 from tracer.recorder import Recorder
 from tracer.span import SpanKind
+from tracer.tell import tell
 from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def harmless(hook: Callable[P, None]) -> Callable[P, None]:
             name = hook.__qualname__
             if name not in _TOLD:
                 _TOLD.add(name)
-                sys.stderr.write(f"rankscope: {name}: {type_name(problem)}: {problem}\n")
+                tell(f"{name}: {type_name(problem)}: {problem}")
 
     return call
 
