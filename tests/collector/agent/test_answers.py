@@ -187,6 +187,28 @@ def test_a_token_file_that_holds_none_is_waited_for(
         rig.close()
 
 
+def test_a_trouble_that_becomes_another_is_told_with_its_own_reason(
+    oracle: Oracle, spool: Path
+) -> None:
+    # GIVEN a collector that is away, then refuses the token, and is away again
+    with FakeCollector() as collector:
+        write_spans(SpoolBuilder(spool, run_id="run"), oracle, 5)
+        rig = Rig(spool, collector.url)
+        statuses = [502, 502, 401, 502]
+        collector.misbehave = lambda _path, _body: (
+            Reply(status=statuses.pop(0)) if statuses else None
+        )
+        rig.turn_until(lambda: len(collector.stored.rows) >= 4)
+
+        # THEN each reason is told once, and the end
+        told = [line.partition(": ")[2].partition(";")[0] for line in rig.lines]
+        assert told[0] == "the collector answers 502"
+        assert told[1].startswith("the collector does not know the token")
+        assert told[2].startswith("works again after")
+        assert len(told) == 3
+        rig.close()
+
+
 def test_sixty_four_agents_do_not_come_back_together() -> None:
     # GIVEN 64 agents that lose their collector at once and try for two minutes
     chooser = random.Random(5)
