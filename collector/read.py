@@ -28,7 +28,7 @@ MAX_STEP = (1 << 31) - 1
 
 SELECT_RUNS = """
 SELECT
-    run_id, source_format, state, world_size, layout, started_ns, num_spans, num_steps,
+    run_id, source_format, state, world_size, layout, started_ns, num_spans, num_steps, num_rows,
     greatest(created_ns, wrote_ns) AS heard_ns
 FROM (
     SELECT
@@ -42,7 +42,11 @@ FROM (
     FROM runs FINAL WHERE run_id NOT IN (SELECT run_id FROM deletions) GROUP BY run_id
 ) AS known
 LEFT JOIN (
-    SELECT run_id, sumIf(num_spans, state != 'sent') AS num_spans, max(at_ns) AS wrote_ns
+    SELECT
+        run_id,
+        sumIf(ledger.num_spans, state != 'sent') AS num_spans,
+        sumIf(ledger.num_spans + num_steps + num_microbatches, state != 'sent') AS num_rows,
+        max(at_ns) AS wrote_ns
     FROM ledger FINAL GROUP BY run_id
 ) AS counted USING run_id
 LEFT JOIN (
