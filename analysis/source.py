@@ -207,6 +207,8 @@ class RunSummary:
     num_steps: int
     started_ns: int | None
     warnings: tuple[str, ...] = field(default=())
+    num_rows: int = 0
+    """Spans, and rows of steps and micro-batches: whatever comes of a run makes it more."""
 
 
 class SpanSource(Protocol):

@@ -22,7 +22,7 @@ from analysis.traced_items import compute_items
 from analysis.traced_join import Joined, join_waits
 from analysis.traced_ranks import groups_as_traced, num_expected
 from analysis.waits import is_communication, is_one_sided, split_waits
-from analysis.words import duration_text
+from analysis.words import duration_text, name_ranks
 from tracer.span import COMM_KINDS, KIND_CODES, KINDS, NONE, SpanKind
 
 if TYPE_CHECKING:
@@ -61,13 +61,14 @@ def read_traced(
             then `UNMEASURED_CLOCK_ERROR_NS` is allowed for, and the run's warnings say so.
 
     Returns:
-        The run; steps with a missing rank, a missing member of a communication
-        or a transfer negative beyond the clock error are left out and named.
+        The run; steps with a missing rank, a rank that nobody described, a missing member of a
+        communication or a transfer negative beyond the clock error are left out and named.
     """
     steps, spans, repeated = _latest_epochs(steps, spans)
+    steps, spans, unplaced = _placed(run, steps, spans)
     tolerance = UNMEASURED_CLOCK_ERROR_NS if clock_error_ns is None else clock_error_ns
     split = split_waits(spans, groups_as_traced(run), clock_error_ns=tolerance)
-    left_out = _unusable(run, spans, steps, split)
+    left_out = unplaced | _unusable(run, spans, steps, split)
     numbers = np.array(sorted(set(distinct(steps.step).tolist()) - set(left_out)), dtype=np.int32)
     all_steps, steps = steps, rows_of_steps(steps, np.isin(steps.step, numbers))
     joined, warnings = join_waits(spans, steps, numbers, split)
@@ -163,6 +164,30 @@ def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit
         if count != expected:
             reasons[step] = f"{expected - count} of {expected} ranks have no record of it"
     return reasons
+
+
+def _placed(
+    run: RunInfo, steps: StepTable, spans: SpanTable
+) -> tuple[StepTable, SpanTable, dict[int, str]]:
+    """Leave out the steps that hold rows of ranks of which no description came, and name them."""
+    told = [rank.rank for epoch in run.epochs for rank in epoch.ranks]
+    found: dict[int, set[int]] = {}
+    for table in (spans, steps):
+        strange = np.setdiff1d(distinct(table.rank), told)
+        if not len(strange):
+            continue
+        rows = np.flatnonzero(np.isin(table.rank, strange))
+        pairs = distinct(table.step[rows].astype(np.int64) << 32 | table.rank[rows])
+        for pair in pairs.tolist():
+            found.setdefault(pair >> 32, set()).add(pair & 0xFFFF_FFFF)
+    if found:
+        steps = rows_of_steps(steps, ~np.isin(steps.step, list(found)))
+        spans = rows_of_spans(spans, ~np.isin(spans.step, list(found)))
+    reasons = {
+        step: f"nobody described {name_ranks(tuple(sorted(ranks)))}"
+        for step, ranks in found.items()
+    }
+    return steps, spans, reasons
 
 
 def _not_recorded(run: RunInfo, steps: StepTable) -> dict[int, str]:

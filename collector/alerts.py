@@ -1,4 +1,7 @@
-"""Alerts as events of the store: an alert is written before it is sent, so it fires once."""
+"""Alerts as events of the store: an alert is written before it is sent, so it fires once.
+
+What to send is written with it: a server that ends before it could leaves it to the next.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracer.span import NONE
 
@@ -32,7 +35,7 @@ class Delivery(StrEnum):
     """No webhook was asked for."""
 
     PENDING = "pending"
-    """Not yet sent, or the server ended before it knew."""
+    """Not yet sent, or the server ended before it knew: the next one sends it."""
 
     DELIVERED = "delivered"
     UNDELIVERED = "undelivered"
@@ -54,6 +57,8 @@ class StoredAlert:
 
     text: str
     delivery: Delivery
+    post: dict[str, Any] | None = None
+    """What the webhook is sent; None where there was none."""
 
 
 def record_alert(store: Store, alert: StoredAlert) -> None:
@@ -81,7 +86,7 @@ def read_alerts(store: Store) -> tuple[StoredAlert, ...]:
     return tuple(_alert(row, deliveries) for row in rows if row["kind"] == ALERT_KIND)
 
 
-_DOCUMENT_KEYS = ("rule", "first_step", "last_step", "delivery")
+_DOCUMENT_KEYS = ("rule", "first_step", "last_step", "delivery", "post")
 
 
 def _event(alert: StoredAlert, kind: str, at_ns: int, document: dict[str, object]) -> Row:
@@ -109,4 +114,5 @@ def _alert(row: Row, deliveries: dict[tuple[str, str, int], Delivery]) -> Stored
         last_step=document["last_step"],
         text=row["text"],
         delivery=deliveries.get(key, Delivery(document["delivery"])),
+        post=document.get("post"),
     )

@@ -28,7 +28,7 @@ MAX_STEP = (1 << 31) - 1
 
 SELECT_RUNS = """
 SELECT
-    run_id, source_format, state, world_size, layout, started_ns, num_spans, num_steps,
+    run_id, source_format, state, world_size, layout, started_ns, num_spans, num_steps, num_rows,
     greatest(created_ns, wrote_ns) AS heard_ns
 FROM (
     SELECT
@@ -42,7 +42,11 @@ FROM (
     FROM runs FINAL WHERE run_id NOT IN (SELECT run_id FROM deletions) GROUP BY run_id
 ) AS known
 LEFT JOIN (
-    SELECT run_id, sum(num_spans) AS num_spans, max(at_ns) AS wrote_ns
+    SELECT
+        run_id,
+        sumIf(ledger.num_spans, state != 'sent') AS num_spans,
+        sumIf(ledger.num_spans + num_steps + num_microbatches, state != 'sent') AS num_rows,
+        max(at_ns) AS wrote_ns
     FROM ledger FINAL GROUP BY run_id
 ) AS counted USING run_id
 LEFT JOIN (
@@ -50,6 +54,8 @@ LEFT JOIN (
 ) AS stepped USING run_id
 ORDER BY created_ns DESC, run_id
 """
+"""Spans of a cut that is ``sent`` may be there or not, and come without another word: who looked
+at all that is counted must find more of it afterwards, or never looks again."""
 
 SELECT_RUN_NAMES = """
 SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM deletions)

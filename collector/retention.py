@@ -1,11 +1,12 @@
 """Which rows are kept no longer, and their removal.
 
 A run is live while it runs, or while rows or heartbeats of it came in the last quarter of
-an hour. One that is said to run and was not heard of for as long, by this process' own clock,
-is lost: it counts as ended at the last that was heard. Nothing of a live run ever expires, save
-heartbeats: their table itself keeps the last hour and each rank's newest. Of a run that has
-ended, the spans go first, but those of the steps around its findings; much later these; in the
-end the run itself, like one that is deleted. Imported traces stay until somebody deletes them.
+an hour. One that is said to run, or that nobody described, and was not heard of for as long, by
+this process' own clock, is lost: it counts as ended at the last that was heard. Nothing of a live
+run ever expires, save heartbeats: their table itself keeps the last hour and each rank's newest.
+Of a run that has ended, the spans go first, but those of the steps around its findings; much later
+these; in the end the run itself, like one that is deleted. Imported traces stay until somebody
+deletes them.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ SELECT run_id, state, source_format, greatest(closed_ns, wrote_ns, beat_ns) AS c
         argMax(source_format, epoch) AS source_format,
         greatest(max(created_ns), max(ifNull(ended_ns, 0))) AS closed_ns
     FROM runs FINAL WHERE run_id NOT IN (SELECT run_id FROM deletions) GROUP BY run_id
+    UNION ALL
+    SELECT run_id, 'running' AS state, 'rankscope' AS source_format, 0 AS closed_ns
+    FROM ledger
+    WHERE run_id NOT IN (SELECT run_id FROM deletions) AND run_id NOT IN (SELECT run_id FROM runs)
+    GROUP BY run_id HAVING min(rank) >= 0
 ) AS known
 LEFT JOIN (
     SELECT run_id, max(at_ns) AS wrote_ns FROM ledger GROUP BY run_id
@@ -55,6 +61,8 @@ LEFT JOIN (
 ) AS beat USING run_id
 ORDER BY run_id
 """
+"""Of a run that nobody described only spans came, and nobody can tell that it ended: it is lost
+once it is silent. Rows of no rank are those of an import that was cut short."""
 
 SELECT_LAST_STEPS = """
 SELECT run_id, epoch, max(step) AS last_step FROM spans

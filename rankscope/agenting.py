@@ -62,7 +62,8 @@ def run_agent(options: AgentOptions) -> None:
         TokenFileError: The token can't be read.
         JournalError: The journal can't be opened.
     """
-    from collector.agent.link import Link, TlsFiles
+    from collector.agent.certificates import TlsFiles
+    from collector.agent.link import Link
     from collector.token_file import read_own_token
     from rankscope.spare_memory import spare_memory_loop, use_one_allocator
 

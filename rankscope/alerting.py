@@ -13,6 +13,8 @@ from collector.alerts import (
     record_alert,
     record_delivery,
 )
+from collector.errors import StoreError
+from rankscope.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,13 +24,17 @@ if TYPE_CHECKING:
     from collector.store import Store
     from collector.webhook import Webhook
 
+RESEND_NS = 24 * 3_600_000_000_000
+"""For how long an alert that a server could not send before it ended is worth sending."""
+
 
 class Alerting:
     """Evaluates the alert rules on finished diagnoses.
 
     Args:
         store: Where alerts are written before they are sent.
-        webhook: Where they are sent; None: they are only written.
+        webhook: Where they are sent, those first that an earlier server left unsent; None: they
+            are only written.
         page_url: Returns the address of a run's page.
     """
 
@@ -38,13 +44,15 @@ class Alerting:
         self._store = store
         self._webhook = webhook
         self._page_url = page_url
-        self._fired = {
-            (alert.run_id, alert.first_step)
-            for alert in read_alerts(store)
-            if alert.rule == MFU_DROP
-        }
+        known = [alert for alert in read_alerts(store) if alert.rule == MFU_DROP]
+        self._fired = {(alert.run_id, alert.first_step) for alert in known}
         self.num_undelivered = 0
         """Alerts whose webhook was given up since the start."""
+
+        after_ns = time.time_ns() - RESEND_NS
+        for alert in reversed(known):
+            if alert.delivery is Delivery.PENDING and alert.at_ns > after_ns:
+                self._post(alert)
 
     def evaluate(self, report: RunReport) -> tuple[StoredAlert, ...]:
         """Fire what is due in ``report`` and has not fired; return it.
@@ -59,6 +67,7 @@ class Alerting:
         return tuple(self._fire(report, drop) for drop in due)
 
     def _fire(self, report: RunReport, drop: MfuDrop) -> StoredAlert:
+        document = alert_document(report, drop, url=self._page_url(report.run))
         alert = StoredAlert(
             run_id=report.run,
             at_ns=time.time_ns(),
@@ -67,17 +76,23 @@ class Alerting:
             last_step=drop.last_step,
             text=alert_sentence(report, drop),
             delivery=Delivery.NONE if self._webhook is None else Delivery.PENDING,
+            post=None if self._webhook is None else document,
         )
         record_alert(self._store, alert)
         self._fired.add((report.run, drop.first_step))
-        if self._webhook is not None:
-            document = alert_document(report, drop, url=self._page_url(report.run))
-            self._webhook.post(document, on_done=lambda outcome: self._settle(alert, outcome))
+        self._post(alert)
         return alert
+
+    def _post(self, alert: StoredAlert) -> None:
+        if self._webhook is not None and alert.post is not None:
+            self._webhook.post(alert.post, on_done=lambda outcome: self._settle(alert, outcome))
 
     def _settle(self, alert: StoredAlert, outcome: Delivery) -> None:
         self.num_undelivered += outcome is Delivery.UNDELIVERED
-        record_delivery(self._store, alert, outcome)
+        try:
+            record_delivery(self._store, alert, outcome)
+        except StoreError as error:  # the next alert must go out whatever the store does
+            say(f"what became of the alert of {alert.run_id} can't be noted: {error}")
 
 
 def alert_sentence(report: RunReport, drop: MfuDrop) -> str:

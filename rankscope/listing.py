@@ -54,7 +54,10 @@ def list_alerts(*, as_json: bool, store_url: str | None) -> str:
     with open_for_reading(store_url or default_store_url()) as store:
         found = read_alerts(store)
     if as_json:
-        return json.dumps({"alerts": [asdict(alert) for alert in found]})
+        told = [asdict(alert) for alert in found]
+        for document in told:
+            del document["post"]  # the same in other words
+        return json.dumps({"alerts": told})
     rows = [
         (_when(alert.at_ns), alert.run_id, _steps(alert), str(alert.delivery), alert.text)
         for alert in found

@@ -154,7 +154,7 @@ class LiveAnalysis:
         self._alerting = alerting
         self._tracking = tracking
         self._monotonic_ns = monotonic_ns
-        self._seen = {run.run_id: (run.num_steps, run.state) for run in before}
+        self._seen = {run.run_id: _size(run) for run in before}
         self._looks: dict[str, _Look] = {}
 
     def turn(self) -> None:
@@ -162,18 +162,18 @@ class LiveAnalysis:
         runs = self._source.runs()
         self._reports.keep_only({run.run_id for run in runs})
         for run in runs:
-            size = (run.num_steps, run.state)
+            size = _size(run)
             has_grown = self._seen.get(run.run_id) != size
             if self._is_due(run, has_grown=has_grown):
                 self._look_apart(run, has_grown=has_grown)
                 self._seen[run.run_id] = size
 
     def _is_due(self, run: RunSummary, *, has_grown: bool) -> bool:
-        if run.state != RUNNING:
-            return has_grown
         look = self._looks.get(run.run_id)
-        if look is None:
+        if look is None or (run.state != RUNNING and not has_grown):
             return has_grown
+        if run.state != self._seen[run.run_id][0]:
+            return True  # its end is news
         # A rank may end or stall without a step, so one that stands still is looked at too.
         pause_ns = MIN_PAUSE_NS if has_grown else look.pause_ns
         return self._monotonic_ns() - look.ended_ns >= max(pause_ns, look.took_ns)
@@ -223,6 +223,15 @@ class LiveAnalysis:
         if self._troubles.get(run_id) != line:
             self._troubles[run_id] = line
             terminal.say(line)
+
+
+def _size(run: RunSummary) -> tuple[str, int, int]:
+    """Return what changes where a run is to be looked at.
+
+    A run that trains is looked at by step. One that has ended may still lack the last rows of a
+    host that is behind, of steps that others told of: they count one by one.
+    """
+    return run.state, run.num_steps, 0 if run.state == RUNNING else run.num_rows
 
 
 def tail_loop(tail: SpoolTail) -> Loop:

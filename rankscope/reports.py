@@ -61,8 +61,8 @@ class _Entry:
     """What is known of one run; its lock lets one thread analyse it at a time."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    size: tuple[int, int, str] | None = None
-    """Spans, steps and state of the run when `report` was made."""
+    size: tuple[int, int, int, str] | None = None
+    """Spans, steps, rows and state of the run when `report` was made."""
 
     report: RunReport | None = None
     revision: int = 0
@@ -111,7 +111,7 @@ class Reports:
         Args:
             summary: The run as the store sees it now.
         """
-        size = (summary.num_spans, summary.num_steps, summary.state)
+        size = (summary.num_spans, summary.num_steps, summary.num_rows, summary.state)
         with self._lock:
             entry = self._entries.setdefault(summary.run_id, _Entry())
         with entry.lock, self._source.watched(summary.run_id):

@@ -99,6 +99,7 @@ def _summary(row: Row) -> RunSummary:
         num_spans=row["num_spans"],
         num_steps=row["num_steps"],
         started_ns=row["started_ns"],
+        num_rows=row["num_rows"],
     )
 
 

@@ -88,6 +88,7 @@ class NodeAgent:
         self._beats: tuple[RowBuffer, BeatShipper] | None = None
         self._beats_due_s = 0.0
         self._held_until_s = 0.0
+        self._is_held_by_token = False
         self._held_token: str | None = None
         self._backoff = Backoff()
         self._troubles = Troubles(say, monotonic_s=monotonic_s)
@@ -227,18 +228,21 @@ class NodeAgent:
 
     def _hold_all(self, error: HeldError) -> None:
         self._held_until_s = self._monotonic_s() + self._backoff.failed(error.pause_s)
-        self._held_token = self._outbox.token_text() if error.is_token else None
+        self._is_held_by_token = error.is_token
+        self._held_token = self._outbox.sent_token_text()
         self._troubles.begin(COLLECTOR, error.reason)
 
     def _hold(self, name: str, run: _Run, error: HeldError) -> None:
         run.held_until_s = self._monotonic_s() + run.backoff.failed(error.pause_s)
-        self._held_token = self._outbox.token_text() if error.is_token else None
+        if error.is_token:
+            self._is_held_by_token = True
+            self._held_token = self._outbox.sent_token_text()
         if (error.pause_s or 0.0) >= 1.0:  # a clock that is being tied is no trouble
             self._troubles.begin(f"run {name}", error.reason)
 
     def _has_new_token(self) -> bool:
-        """Return whether what holds us is a token that has been replaced."""
-        return self._held_token is not None and self._held_token != self._outbox.token_text()
+        """Return whether what holds us is a token that was replaced, or was not there and is."""
+        return self._is_held_by_token and self._held_token != self._outbox.token_text()
 
 
 def ranks_in(spool: Path, run_id: str) -> list[int]:

@@ -76,6 +76,8 @@ def accepted(answer: Answer) -> Any:  # noqa: ANN401  # a JSON document
             is_token=True,
         )
     if status == GONE:
+        if not _is_a_collectors(answer):
+            raise HeldError("the address answers 410, and not as a collector does")
         raise GoneError("the run was deleted")
     if status in CONTENT_REFUSALS:
         raise _refusal(answer)
@@ -101,6 +103,16 @@ def checked_states(document: object, cuts: Sequence[Cut]) -> list[str]:
             raise HeldError(f"the collector says {str(state)[:40]!r} of a cut: unknown here")
         states.append(str(state))
     return states
+
+
+def check_num_rows(document: object, num_rows: int) -> None:
+    """Do nothing if the answer tells that all descriptions of a request are stored.
+
+    Raises:
+        HeldError: It does not.
+    """
+    if not isinstance(document, dict) or document.get("num_rows") != num_rows:
+        raise HeldError("the collector's answer does not tell of the rows that were sent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +165,15 @@ def _refusal(answer: Answer) -> CollectorError:
     if answer.status == UNPROCESSABLE and isinstance(document, dict) and document.get("supported"):
         return HeldError(f"{_reason(answer)}", pause_s=TOKEN_PAUSE_S, is_of_run=True)
     return RefusedError(answer.status, _reason(answer))
+
+
+def _is_a_collectors(answer: Answer) -> bool:
+    """Tell a collector's own word from that of whatever else may answer at its address.
+
+    A balancer or a gateway has no say in whether rows are given up.
+    """
+    document = _document(answer)
+    return isinstance(document, dict) and "schema" in document
 
 
 def _trouble(status: int) -> str:

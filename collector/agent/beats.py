@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from collector.agent.answers import GoneError, RefusedError, accepted
+from collector.agent.answers import GoneError, RefusedError, accepted, check_num_rows
 from collector.agent.errors import HeldError
 from collector.wire_schema import SCHEMA_VERSION
 
@@ -60,7 +60,7 @@ class BeatShipper:
             self._refuse(rows, "the collector is older than this agent and takes no heartbeats")
             return
         try:
-            accepted(answer)
+            check_num_rows(accepted(answer), len(rows))
         except GoneError:
             self.num_refused += len(rows)  # whoever ships the run's spans tells that it is gone
         except RefusedError as error:

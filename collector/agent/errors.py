@@ -68,3 +68,10 @@ class LinkError(HeldError):
 
 class JournalError(HeldError):
     """The agent's own journal can't be written; nothing is sent that is not in it."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what an error says, in one line."""
+    text = str(error) if not isinstance(error, OSError) else error.strerror or str(error)
+    line = (text.strip().splitlines() or [""])[0]
+    return (line or type(error).__name__)[:200]

@@ -10,7 +10,6 @@ import contextlib
 import io
 import os
 import socket
-import ssl
 import threading
 import time
 from dataclasses import dataclass
@@ -22,19 +21,20 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, InvalidHeader
 from urllib3.util import Retry
 
-from collector.agent.errors import AgentConfigError, HeldError, LinkError
+from collector.agent.certificates import Certificates, TlsFiles
+from collector.agent.errors import AgentConfigError, HeldError, LinkError, reason_of
 from collector.errors import TokenFileError
 from collector.token_file import OwnToken, read_own_token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from urllib3.response import HTTPResponse
 
 MAX_ANSWER_BYTES = 64 << 10
 PIECE_BYTES = 16_384
 LONGEST_ANSWER_S = 600.0
+SERVER_ERROR = 500
 CLOSE_S = 1.0
 SEND_BUFFER_BYTES = 256 << 10
 """What the kernel may hold of a request: what has left is then nearly what has arrived, so that
@@ -49,19 +49,6 @@ SOCKET_OPTIONS: list[tuple[int, int, int | bytes]] = [
     (socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES),
     (socket.IPPROTO_TCP, TCP_USER_TIMEOUT, 30_000),
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsFiles:
-    """Files of the agent's side of TLS."""
-
-    ca: Path | None = None
-    """Who may sign the collector's certificate; None: whom this machine trusts."""
-
-    certificate: Path | None = None
-    """The agent's own, where the collector asks for one."""
-
-    key: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,13 +134,15 @@ class Link:
     ) -> None:
         self._endpoints = [_Endpoint.of(url) for url in urls]
         is_tls = any(endpoint.is_tls for endpoint in self._endpoints)
-        self._context = _context(tls or TlsFiles()) if is_tls else None
+        self._certificates = Certificates(tls or TlsFiles()) if is_tls else None
         self._agent = agent
         self._environment = environment
         self._place = 0
         self._deadlines = deadlines
         self._answer_s = deadlines.answer_s
         self._connection: HTTPConnection | None = None
+        self.sent_token: OwnToken | None = None
+        """What the last request went out with; None where it had none, or did not go."""
         self._is_closed = False
         self._lock = threading.Lock()
         self._busy = threading.Lock()
@@ -200,7 +189,8 @@ class Link:
         if self._is_closed:
             raise HeldError("the agent is stopping")
         headers = {"X-Rankscope-Agent": self._agent, "Accept": "application/json"}
-        token = self.token()
+        self.sent_token = None
+        self.sent_token = token = self.token()
         if token is not None:
             headers["Authorization"] = token.header()
         if body is not None:
@@ -229,13 +219,15 @@ class Link:
             _check_in_time(is_late)
         except (HTTPError, HTTPException, OSError) as error:
             self._drop()
-            self._place = (self._place + 1) % len(self._endpoints)
+            self._go_on()
             if isinstance(error, TimeoutError) or is_late.is_set():
                 self._answer_s = min(2 * self._answer_s, LONGEST_ANSWER_S)
                 raise LinkError("no answer in time", is_late=True) from error
-            raise LinkError(_reason(error)) from error
+            raise LinkError(reason_of(error)) from error
         finally:
             watchdog.cancel()
+        if answer.status >= SERVER_ERROR:  # another may well take what this one can't just now
+            self._go_on()
         took_s = time.monotonic() - begun_s
         self._answer_s = max(self._deadlines.answer_s, min(self._answer_s, 4 * took_s))
         return answer
@@ -298,7 +290,7 @@ class Link:
         return self._connection
 
     def _new_connection(self, endpoint: _Endpoint) -> HTTPConnection:
-        if not endpoint.is_tls:
+        if not endpoint.is_tls or self._certificates is None:
             return HTTPConnection(
                 endpoint.host,
                 endpoint.port,
@@ -310,7 +302,7 @@ class Link:
             endpoint.port,
             timeout=self._deadlines.connect_s,
             socket_options=SOCKET_OPTIONS,
-            ssl_context=self._context,
+            ssl_context=self._certificates.context(),
             cert_reqs="CERT_REQUIRED",
         )
 
@@ -319,6 +311,12 @@ class Link:
             connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+    def _go_on(self) -> None:
+        """Ask the next address from now on, where there is one."""
+        if len(self._endpoints) > 1:
+            self._drop()
+            self._place = (self._place + 1) % len(self._endpoints)
 
     def _give_up(self, is_late: threading.Event) -> None:
         is_late.set()
@@ -340,22 +338,6 @@ def _check_in_time(is_late: threading.Event) -> None:
         raise TimeoutError
 
 
-def _context(tls: TlsFiles) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=None if tls.ca is None else str(tls.ca))
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if tls.certificate is not None:
-            key = None if tls.key is None else str(tls.key)
-            context.load_cert_chain(str(tls.certificate), key, password=_no_password)
-    except (OSError, ValueError) as error:
-        raise AgentConfigError(f"the certificates can't be used: {_reason(error)}") from error
-    return context
-
-
-def _no_password() -> str:
-    raise ValueError("the key has a password: give one without, readable by its owner alone")
-
-
 def _retry_after_s(response: HTTPResponse) -> float | None:
     text = response.headers.get("retry-after")
     if not text:
@@ -364,9 +346,3 @@ def _retry_after_s(response: HTTPResponse) -> float | None:
         return max(float(Retry().parse_retry_after(text)), 0.0)
     except (InvalidHeader, ValueError, OverflowError):
         return None
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error) if not isinstance(error, OSError) else error.strerror or str(error)
-    line = (text.strip().splitlines() or [""])[0]
-    return (line or type(error).__name__)[:200]

@@ -14,6 +14,7 @@ from collector.agent.answers import (
     GoneError,
     RefusedError,
     accepted,
+    check_num_rows,
     checked_page,
     checked_states,
 )
@@ -102,6 +103,11 @@ class Outbox:
             return None
         return None if token is None else token.text
 
+    def sent_token_text(self) -> str | None:
+        """Return the token that the last request went out with; None where it had none."""
+        token = self._link.sent_token
+        return None if token is None else token.text
+
     def resume(self, run_id: str) -> Resume:
         """Return what the journal and the collector hold of the run's ranks on this host."""
         pages = self._held_pages(run_id)
@@ -148,7 +154,8 @@ class Outbox:
             document = {"schema": SCHEMA_VERSION, "rows": list(some)}
             body = json.dumps(document).encode()
             try:
-                accepted(self._link.post(f"/v1/rows/{table}", body, content_type=JSON))
+                answer = accepted(self._link.post(f"/v1/rows/{table}", body, content_type=JSON))
+                check_num_rows(answer, len(some))
             except GoneError:
                 self._tell_deleted(str(some[0].get("run_id")))
 

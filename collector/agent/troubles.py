@@ -1,4 +1,4 @@
-"""Say once that something does not work, and once that it works again."""
+"""Say once why something does not work, and once that it works again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+MAX_REASONS = 8
+"""Of one trouble that are told; later ones are not."""
 
 
 class Troubles:
@@ -23,15 +27,19 @@ class Troubles:
         self._say = say
         self._monotonic_s = monotonic_s
         self._since_s: dict[str, float] = {}
+        self._told: dict[str, set[str]] = {}
 
     def begin(self, name: str, reason: str) -> None:
-        """Say that ``name`` does not work, unless that was said before."""
-        if name not in self._since_s:
-            self._since_s[name] = self._monotonic_s()
+        """Say why ``name`` does not work, unless that was said since it does not."""
+        self._since_s.setdefault(name, self._monotonic_s())
+        told = self._told.setdefault(name, set())
+        if reason not in told and len(told) < MAX_REASONS:
+            told.add(reason)
             self._say(f"{name}: {reason}; data waits in the spool")
 
     def end(self, name: str) -> None:
         """Say that it works again, if it was said that it does not."""
+        self._told.pop(name, None)
         since_s = self._since_s.pop(name, None)
         if since_s is not None:
             self._say(f"{name}: works again after {self._monotonic_s() - since_s:.0f} s")

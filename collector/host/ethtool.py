@@ -10,7 +10,7 @@ import struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 SIOCETHTOOL = 0x8946
 GET_DRIVER_INFO = 0x03
@@ -37,14 +37,12 @@ PATTERNS = (
 Source: Linux, ``Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst``."""
 
 
-def pause_and_marks(statistics: Mapping[str, int]) -> dict[str, int]:
-    """Return what a driver's statistics say of pause, marks and losses, by our name."""
-    found: dict[str, int] = {}
+def pause_and_marks(statistics: Mapping[str, int]) -> Iterator[tuple[str, str, int]]:
+    """Yield (our name, the driver's, value) of what its statistics say of pause, marks, losses."""
     for text, value in statistics.items():
         for pattern, name in PATTERNS:
             if pattern.fullmatch(text):
-                found[name] = found.get(name, 0) + value
-    return found
+                yield name, text, value
 
 
 def device_statistics(interface: str) -> dict[str, int]:

@@ -63,8 +63,8 @@ class NicSource:
                 raw = read_number(path / file)
                 if raw is not None and raw >= 0:
                     self._totals.count(name, path.name, raw)
-            for name, raw in pause_and_marks(self._statistics_of(path.name)).items():
-                self._totals.count(name, path.name, raw)
+            for name, text, raw in pause_and_marks(self._statistics_of(path.name)):
+                self._totals.count(name, path.name, raw, counter=text)
             gauges += _gauges(path, at_ns)
         return self._totals.samples(at_ns) + gauges
 

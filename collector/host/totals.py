@@ -12,12 +12,16 @@ MAX_PARTS = 4096
 WRAP_BITS = 32
 MAX_WRAPPED_GROWTH = 1 << 28
 """A counter that fell is taken for one of 32 bits that ran over where that means no more growth
-than this: more packets than a port of 400 Gb/s moves in a second. Else it was set to zero."""
+than this: more packets than a port of 400 Gb/s moves in a second."""
+
+MOST_BACK_RATIO = 0.5
+"""A counter that fell by less than this has not begun anew at zero: it stepped back, as sums over
+the queues of a driver do, and how far it went meanwhile is not known."""
 
 
 @dataclass(slots=True)
 class _Part:
-    raw: int
+    raws: dict[str, int] = field(default_factory=dict)
     grown: int = 0
     told: int | None = None
 
@@ -36,7 +40,7 @@ class GrowingTotals:
     _parts: dict[tuple[str, str], _Part] = field(default_factory=dict)
     _sums: dict[str, int] = field(default_factory=dict)
 
-    def count(self, name: str, part: str, raw: int, *, scale: int = 1) -> None:
+    def count(self, name: str, part: str, raw: int, *, scale: int = 1, counter: str = "") -> None:
         """Take a reading.
 
         Args:
@@ -44,17 +48,17 @@ class GrowingTotals:
             part: The port that counts it.
             raw: The counter as it stands.
             scale: The name's units in one of the counter's.
+            counter: Which of several that one port has for this name: each may begin anew alone.
         """
         known = self._parts.get((name, part))
         if known is None:
             if len(self._parts) >= MAX_PARTS:
                 self.num_refused += 1
                 return
-            self._parts[name, part] = _Part(raw)
+            known = self._parts[name, part] = _Part()
             self._sums.setdefault(name, 0)
-            return
-        growth = growth_between(known.raw, raw) * scale
-        known.raw = raw
+        growth = growth_between(known.raws.get(counter, raw), raw) * scale
+        known.raws[counter] = raw
         known.grown += growth
         self._sums[name] += growth
 
@@ -73,8 +77,13 @@ class GrowingTotals:
 
 
 def growth_between(before: int, now: int) -> int:
-    """Return how far a counter went between two readings, over the end of 32 bits or from zero."""
+    """Return how far a counter went between two readings, over the end of 32 bits or from zero.
+
+    0 where it stepped back.
+    """
     if now >= before:
         return now - before
     wrapped = now + (1 << WRAP_BITS) - before
-    return wrapped if 0 <= wrapped <= MAX_WRAPPED_GROWTH else now
+    if 0 <= wrapped <= MAX_WRAPPED_GROWTH:
+        return wrapped
+    return now if now <= MOST_BACK_RATIO * before else 0

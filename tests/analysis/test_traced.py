@@ -132,6 +132,23 @@ def test_a_rank_that_left_before_the_other_entered_leaves_its_step_out() -> None
     assert trusted.left_out == {}
 
 
+def test_a_rank_of_which_no_description_came_leaves_its_steps_out() -> None:
+    rows: list[Row] = [
+        (0, SpanKind.FORWARD, 0, 30, False, 0),
+        (1, SpanKind.FORWARD, 0, 22, False, 0),
+    ]
+    steps = steps_of((0, 0, 0, 0, 30), (0, 0, 1, 0, 22))
+    (epoch,) = TWO_STAGES.epochs
+    one = replace(TWO_STAGES, epochs=(replace(epoch, ranks=epoch.ranks[:1]),))
+    none = replace(TWO_STAGES, epochs=(replace(epoch, ranks=()),))
+
+    reading = read_traced(one, spans_of(rows), steps, clock_error_ns=0)
+    neither = read_traced(none, spans_of(rows), steps, clock_error_ns=0)
+
+    assert reading.left_out == {0: "nobody described rank 1"}
+    assert neither.left_out == {0: "nobody described ranks 0 and 1"}
+
+
 @pytest.mark.parametrize("kind", [SpanKind.GC, SpanKind.DATA, SpanKind.CHECKPOINT])
 def test_time_that_the_host_took_inside_forward_is_not_the_ranks_compute(kind: SpanKind) -> None:
     rows: list[Row] = [

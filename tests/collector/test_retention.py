@@ -184,6 +184,31 @@ def test_a_running_run_keeps_everything_forty_days_later(store: Store, run_id: s
     Deletions(store).delete(run_id)  # the store is shared, and a live run keeps its hosts' readings
 
 
+def test_a_run_that_nobody_described_expires_once_it_is_silent(store: Store, run_id: str) -> None:
+    # GIVEN spans of a run without its row in `runs`, and those of an import that was cut short
+    rows = [{"run_id": run_id, "step": step, "row": step} for step in range(3)]
+    store.insert_rows("spans", rows)
+    store.insert_rows("ledger", [{"run_id": run_id, "at_ns": NOW_NS, "num_spans": 3}])
+    begun = f"{run_id}-import"
+    store.insert_rows("ledger", [{"run_id": begun, "at_ns": NOW_NS, "rank": -1}])
+    times = {"unix": NOW_NS + 400 * DAY_NS, "monotonic": 0}
+    retention = Retention(
+        store,
+        Deletions(store),
+        unix_ns=lambda: times["unix"],
+        monotonic_ns=lambda: times["monotonic"],
+    )
+
+    # WHEN this process has not heard of it for long, THEN it goes like one that has ended
+    assert run_id not in retention.expire().runs
+    times["monotonic"] += 16 * MINUTE_NS
+    gone = retention.expire().runs
+
+    assert run_id in gone
+    assert begun not in gone
+    assert steps_with_spans(store, run_id) == []
+
+
 def test_rows_that_come_late_make_a_run_live_again(store: Store, run_id: str) -> None:
     store_run(store, run_id)
     later = NOW_NS + 49 * HOUR_NS

@@ -130,3 +130,53 @@ def test_the_alert_is_on_disk_before_anything_is_sent(store: Store, receiver: Re
     webhook.close(timeout_s=PATIENCE_S)
 
     assert seen.get_nowait() is Delivery.PENDING
+
+
+def test_an_alert_that_a_server_could_not_send_before_it_ended_is_sent_by_the_next(
+    store: Store, receiver: Receiver
+) -> None:
+    # GIVEN a receiver that is away, and a server that ends before the next try
+    receiver.statuses = [503]
+    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S, retry_delays_s=[PATIENCE_S])
+    Alerting(store, webhook=webhook, page_url=page_url).evaluate(trained(DROPS_AT_10))
+    first = receiver.bodies.get(timeout=PATIENCE_S)
+    webhook.close(timeout_s=PATIENCE_S)
+    (left,) = read_alerts(store)
+
+    # WHEN it is started again, and once more
+    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S)
+    Alerting(store, webhook=webhook, page_url=page_url).evaluate(trained(DROPS_AT_10))
+    second = receiver.bodies.get(timeout=PATIENCE_S)
+    webhook.close(timeout_s=PATIENCE_S)
+    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S)
+    Alerting(store, webhook=webhook, page_url=page_url).evaluate(trained(DROPS_AT_10))
+    webhook.post({"rule": "last"}, on_done=lambda _outcome: None)
+    last = receiver.bodies.get(timeout=PATIENCE_S)
+    webhook.close(timeout_s=PATIENCE_S)
+
+    # THEN the alert was sent once more, and is one
+    assert left.delivery is Delivery.PENDING
+    assert second == first
+    assert json.loads(last) == {"rule": "last"}
+    (alert,) = read_alerts(store)
+    assert alert.delivery is Delivery.DELIVERED
+
+
+def test_a_store_that_fails_as_an_alert_is_sent_keeps_no_later_alert_back(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    # GIVEN a store that is away by the time that the receiver answers
+    store = open_store(f"chdb://{tmp_path}/away")
+    receiver.hold.clear()
+    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S)
+    Alerting(store, webhook=webhook, page_url=page_url).evaluate(trained(DROPS_AT_10))
+    receiver.bodies.get(timeout=PATIENCE_S)
+    store.close()
+    receiver.hold.set()
+
+    # WHEN there is another alert to send
+    webhook.post({"rule": "next"}, on_done=lambda _outcome: None)
+
+    # THEN it goes out
+    assert json.loads(receiver.bodies.get(timeout=PATIENCE_S)) == {"rule": "next"}
+    webhook.close(timeout_s=PATIENCE_S)

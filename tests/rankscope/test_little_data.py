@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,6 +104,16 @@ def without_rank(rank: int) -> OneRun:
     )
 
 
+def undescribed(*ranks: int) -> OneRun:
+    """Return a run with all its spans, of some of whose ranks nobody told where they stand."""
+    source = trained(GRID)
+    epochs = tuple(
+        replace(epoch, ranks=tuple(info for info in epoch.ranks if info.rank not in ranks))
+        for epoch in source.info.epochs
+    )
+    return OneRun(replace(source.info, epochs=epochs), source.span_table, source.step_table)
+
+
 def failed() -> OneRun:
     """Return a run each of whose steps was begun and none ended."""
     source = trained(GRID)
@@ -128,6 +138,8 @@ DATASETS: dict[str, tuple[Callable[[], OneRun], str, str]] = {
     "1 step": (lambda: whole(trained(GRID, num_steps=1)), HEALTHY, "180 spans of 4 ranks,"),
     "all equal": (lambda: whole(trained(GRID)), HEALTHY, "180 spans of 4 ranks,"),
     "rank 3 missing": (lambda: without_rank(3), NO_REPLAY, "427 spans of 7 ranks,"),
+    "rank 3 undescribed": (lambda: undescribed(3), NO_REPLAY, "180 spans of 4 ranks,"),
+    "nothing described": (lambda: undescribed(0, 1, 2, 3), NO_REPLAY, "180 spans of 4 ranks,"),
     "only failed steps": (failed, NO_REPLAY, "180 spans of 4 ranks,"),
 }
 

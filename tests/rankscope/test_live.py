@@ -7,7 +7,7 @@ import pytest
 
 from analysis.context import EventRecord, RunContext
 from analysis.errors import EmptyRunError
-from analysis.source import RunSummary
+from analysis.source import RunSummary, rows_of_spans, rows_of_steps
 from collector.alerts import read_alerts
 from collector.errors import StoreQueryError
 from collector.findings import read_findings
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from analysis.source import RunInfo
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from analysis.source import RunInfo, SpanTable, StepTable
     from collector.store import Store
 
 ONSET = 6
@@ -65,6 +68,29 @@ class BrokenBeside(Job):
         if run_id == "broken":
             raise self.failure
         return super().run_info(run_id)
+
+
+@dataclass
+class HostBehind(Job):
+    """The same store, to which rank 3's rows of the last step come after all others'."""
+
+    has_come: bool = False
+
+    def runs(self) -> tuple[RunSummary, ...]:  # type: ignore[override]
+        (tiny,) = super().runs()
+        return (replace(tiny, num_rows=2 if self.has_come else 1),)
+
+    def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
+        table = super().steps(run_id, first=first, last=last)
+        return rows_of_steps(table, self._there(table))
+
+    def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
+        table = super().spans(run_id, first=first, last=last)
+        return rows_of_spans(table, self._there(table))
+
+    def _there(self, table: StepTable | SpanTable) -> NDArray[np.bool_]:
+        there: NDArray[np.bool_] = (table.rank != 3) | (table.step < self.newest) | self.has_come
+        return there
 
 
 class Clock:
@@ -125,6 +151,27 @@ def slow_rank_3(store: Store) -> list[tuple[int | None, int | None, int, int | N
         for found in read_findings(store, "tiny")
         if (found.cause, found.ranks) == ("slow-compute", (3,))
     ]
+
+
+def test_what_a_host_that_is_behind_brings_of_a_run_that_has_ended_is_analysed(
+    store: Store, whole: Source
+) -> None:
+    # GIVEN a run that has ended, and rank 3's last step not there yet
+    job = HostBehind(whole, newest=17, state="ended")
+    server = serve(store, job)
+    server.analysis.turn()
+    first = server.reports.get("tiny")
+
+    # WHEN it comes, soon after
+    job.has_come = True
+    server.clock.now_ns += MIN_PAUSE_NS
+    server.analysis.turn()
+    second = server.reports.get("tiny")
+
+    # THEN what pages show has it
+    assert first is not None
+    assert second is not None
+    assert (first.steps[-1], second.steps[-1]) == (16, 17)
 
 
 def test_a_finding_is_stored_with_its_onset_and_closed_when_it_has_gone(

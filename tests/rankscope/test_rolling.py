@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,8 @@ from collector.rollups import OpenStep, in_batches, open_steps
 from collector.store import Store, open_store
 from rankscope.rolling import TURN_NS, Rolling
 from rankscope.source import StoreSource
+from tests.collector.cut_builder import span_cut
+from tests.collector.interrupted_store import Interrupted, interrupted_writer
 from tests.rankscope.rolling_rig import (
     MS,
     describe,
@@ -28,7 +31,7 @@ from tests.rankscope.rolling_rig import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import pyarrow as pa
 
@@ -127,6 +130,40 @@ def test_a_computation_that_saw_less_never_replaces_one_that_saw_more(
     later.write()
 
     assert rolled(store, run_id) == whole == from_scratch(store, run_id)
+
+
+def turn_of(roller: Rolling) -> Callable[[], None]:
+    """Return what takes a turn."""
+
+    def turn() -> None:
+        roller.turn()
+
+    return turn
+
+
+def test_rows_of_a_run_that_has_ended_are_rolled_up_whenever_a_turn_falls_into_their_storing(
+    store: Store,
+) -> None:
+    # GIVEN a run that has ended and was rolled up, and the last cut of a host that is behind
+    for place in itertools.count():
+        run_id = f"run-{new_number()}"
+        describe(store, run_id)
+        put(store, run_id, span_rows(run_id))
+        roller = patient(store)
+        assert roller.turn()
+
+        # WHEN a turn comes between any two statements that store it
+        interrupted = Interrupted(store, turn_of(roller), at=place)
+        writer = interrupted_writer(interrupted, has_rivals=False)
+        writer.ingest([span_cut(run_id, 0, 3, segment=99, step=np.ones(3, np.int32))])
+        assert roller.turn()
+
+        # THEN the next one finds its rows
+        assert rolled(store, run_id) == from_scratch(store, run_id)
+        assert patient(store).turn()
+        assert rolled(store, run_id) == from_scratch(store, run_id)
+        if interrupted.is_through:
+            break
 
 
 def test_what_expired_keeps_its_rollups_when_a_late_row_comes(store: Store, run_id: str) -> None:

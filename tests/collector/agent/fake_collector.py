@@ -159,7 +159,7 @@ class FakeCollector:
         if path.startswith("/v1/rows/"):
             rows = json.loads(body)["rows"]
             self.stored.described.setdefault(path.removeprefix("/v1/rows/"), []).extend(rows)
-            return Reply(status=200, document={"schema": 1, "stored": len(rows)})
+            return Reply(status=200, document={"schema": 1, "num_rows": len(rows)})
         return Reply(status=404)
 
 

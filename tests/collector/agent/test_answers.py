@@ -57,6 +57,41 @@ def test_no_answer_but_the_right_one_counts_as_an_acknowledgement(
         rig.close()
 
 
+STRANGERS = [
+    Reply(status=200, document={"status": "ok"}),
+    Reply(status=200, document={"schema": 1, "num_rows": 0}),
+    Reply(status=200, document=[]),
+    Reply(status=410, body=b"<html>gone</html>"),
+    Reply(status=410, document={"message": "Gone"}),
+]
+"""What a balancer, a gateway or a sign-in page may answer in a collector's place."""
+
+
+@pytest.mark.parametrize("reply", STRANGERS)
+@pytest.mark.parametrize("where", ["/v1/rows/", "/v1/spans", "/v1/resume"])
+def test_nothing_is_given_up_on_the_word_of_a_stranger(
+    where: str, reply: Reply, oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    with FakeCollector() as collector:
+        collector.misbehave = lambda path, _: reply if path.startswith(where) else None
+        builder = SpoolBuilder(spool, run_id="run")
+        builder.group(5, kind="dp", name="dp", members=[0, 1])
+        write_spans(builder, oracle, 20)
+        builder.end()
+        rig = Rig(spool, collector.url)
+        for _ in range(4):
+            rig.turn()
+        assert list(spool.glob("run/*/seg-*"))
+        assert not any("deleted" in line for line in rig.lines)
+
+        collector.misbehave = lambda _path, _body: None
+        rig.turn_until(lambda: not list(spool.glob("run/*/seg-*")))
+
+        assert_clean(tmp_path, collector.stored)
+        assert {"runs", "ranks", "groups", "manifests"} <= collector.stored.described.keys()
+        rig.close()
+
+
 def test_a_pause_that_was_asked_for_is_kept_and_no_request_falls_into_it(
     oracle: Oracle, spool: Path
 ) -> None:
@@ -105,6 +140,30 @@ def test_a_token_that_is_replaced_is_taken_up_and_nothing_is_lost(
         rig.close()
 
 
+def test_a_token_that_is_replaced_while_a_request_is_under_way_is_taken_up(
+    oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("expired\n")
+    file.chmod(0o600)
+    with FakeCollector() as collector:
+
+        def refuse(_path: str, _body: bytes) -> Reply:
+            file.write_text(TOKEN)
+            collector.misbehave = lambda _path, _body: None
+            return Reply(status=401)
+
+        collector.tokens.add("expired")
+        collector.misbehave = refuse
+        write_spans(SpoolBuilder(spool, run_id="run"), oracle, 5)
+        rig = Rig(spool, collector.url, environment={"RANKSCOPE_TOKEN_FILE": str(file)})
+        before_s = rig.pauses.now_s
+        rig.turn_until(lambda: len(collector.stored.rows) >= 4)  # the newest row waits
+
+        assert rig.pauses.now_s - before_s < 10  # not the minute's end
+        rig.close()
+
+
 @pytest.mark.parametrize("content", ["", "two words", "\x00\xff", "x" * 10_000])
 def test_a_token_file_that_holds_none_is_waited_for(
     content: str, oracle: Oracle, spool: Path, tmp_path: Path
@@ -120,9 +179,33 @@ def test_a_token_file_that_holds_none_is_waited_for(
         rig.turn()
         assert collector.requests == []
         file.write_text(TOKEN)
+        before_s = rig.pauses.now_s
         rig.turn_until(lambda: len(collector.stored.rows) >= 5)
 
+        assert rig.pauses.now_s - before_s < 10  # not the minute's end
         assert_clean(tmp_path, collector.stored)
+        rig.close()
+
+
+def test_a_trouble_that_becomes_another_is_told_with_its_own_reason(
+    oracle: Oracle, spool: Path
+) -> None:
+    # GIVEN a collector that is away, then refuses the token, and is away again
+    with FakeCollector() as collector:
+        write_spans(SpoolBuilder(spool, run_id="run"), oracle, 5)
+        rig = Rig(spool, collector.url)
+        statuses = [502, 502, 401, 502]
+        collector.misbehave = lambda _path, _body: (
+            Reply(status=statuses.pop(0)) if statuses else None
+        )
+        rig.turn_until(lambda: len(collector.stored.rows) >= 4)
+
+        # THEN each reason is told once, and the end
+        told = [line.partition(": ")[2].partition(";")[0] for line in rig.lines]
+        assert told[0] == "the collector answers 502"
+        assert told[1].startswith("the collector does not know the token")
+        assert told[2].startswith("works again after")
+        assert len(told) == 3
         rig.close()
 
 

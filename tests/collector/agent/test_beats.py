@@ -80,7 +80,8 @@ def test_a_run_that_is_refused_costs_only_its_own_heartbeats(
     rig: BeatRig, collector: FakeCollector, status: int
 ) -> None:
     def refuse(path: str, body: bytes) -> Reply | None:
-        return Reply(status=status) if path == PATH and b"refused-run" in body else None
+        told = Reply(status=status, document={"schema": 1, "error": "no"})
+        return told if path == PATH and b"refused-run" in body else None
 
     collector.misbehave = refuse
     for second in range(2):

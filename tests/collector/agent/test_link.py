@@ -205,6 +205,16 @@ def test_an_address_that_fails_makes_room_for_the_next() -> None:
         link.close()
 
 
+def test_an_address_that_can_take_nothing_just_now_makes_room_for_the_next() -> None:
+    with FakeCollector() as full, FakeCollector() as other:
+        full.misbehave = lambda _path, _body: Reply(status=503)
+        link = Link([full.url, other.url], agent="host/1", environment=TOKEN, deadlines=PATIENT)
+        statuses = [link.get("/v1/resume?run_id=run").status for _ in range(3)]
+        link.close()
+
+    assert statuses == [503, 200, 200]
+
+
 def test_a_closed_link_ends_who_waits_on_it() -> None:
     with speaking(swallow) as port:
         link = Link([f"http://localhost:{port}"], agent="h/1", environment=TOKEN, deadlines=PATIENT)

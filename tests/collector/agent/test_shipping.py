@@ -288,7 +288,7 @@ def test_a_run_that_was_deleted_is_let_go_and_others_go_on(
 
     def deleted(path: str, body: bytes) -> Reply | None:
         is_gone = path == "/v1/spans" and decode_cuts(body)[0].key.run_id == "gone"
-        return Reply(status=410) if is_gone else None
+        return Reply(status=410, document={"schema": 1, "cuts": []}) if is_gone else None
 
     collector.misbehave = deleted
     rig = Rig(spool, collector.url)

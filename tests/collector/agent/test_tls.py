@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from collector.agent.certificates import TlsFiles
 from collector.agent.errors import AgentConfigError, LinkError
-from collector.agent.link import Deadlines, Link, TlsFiles
+from collector.agent.link import Deadlines, Link
 from tests.collector.agent.fake_collector import FakeCollector
 from tests.collector.edge.authority import Authority
 
@@ -64,6 +65,46 @@ def test_the_agent_shows_its_own_certificate_where_one_is_asked_for(authority: A
         assert ask(collector.url, tls) == 200
         with pytest.raises(LinkError):
             ask(collector.url, TlsFiles(ca=authority.file))
+
+
+def test_a_certificate_that_is_renewed_while_the_agent_runs_is_shown_from_then_on(
+    authority: Authority, tmp_path: Path
+) -> None:
+    # GIVEN an agent whose own certificate has run out
+    own = authority.issue("agent", from_day=-9, days=3, file="agent")
+    tls = TlsFiles(ca=authority.file, certificate=own.cert, key=own.key)
+    with serving(authority.issue("localhost"), client_ca=authority.file) as collector:
+        link = Link([collector.url], agent="a", environment=TOKEN, tls=tls, deadlines=PATIENT)
+        with pytest.raises(LinkError):
+            link.get("/v1/resume?run_id=run")
+
+        # WHEN it is renewed, first one file and then the other
+        renewed = authority.issue("agent", file="renewed")
+        renewed.cert.replace(own.cert)
+        with pytest.raises(LinkError):
+            link.get("/v1/resume?run_id=run")
+        renewed.key.replace(own.key)
+
+        # THEN the next connection shows it
+        assert link.get("/v1/resume?run_id=run").status == 200
+        link.close()
+
+
+def test_another_authority_is_believed_once_its_file_is_there(
+    authority: Authority, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = Authority(tmp_path / "other")
+    with serving(other.issue("localhost")) as collector:
+        tls = TlsFiles(ca=authority.file)
+        link = Link([collector.url], agent="a", environment=TOKEN, tls=tls, deadlines=PATIENT)
+        with pytest.raises(LinkError, match="certificate"):
+            link.get("/v1/resume?run_id=run")
+
+        other.file.replace(authority.file)
+
+        assert link.get("/v1/resume?run_id=run").status == 200
+        link.close()
 
 
 @pytest.mark.parametrize("fault", ["expired", "other-name", "other-authority", "unknown-authority"])

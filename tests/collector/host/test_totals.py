@@ -13,6 +13,26 @@ def test_a_counter_that_was_set_to_zero_grew_by_what_it_shows() -> None:
     assert growth_between(2**40, 12) == 12
 
 
+def test_a_counter_that_steps_back_a_little_did_not_begin_anew() -> None:
+    # GIVEN 5 TB sent, of which a driver's next sum over its queues has seen 1,500 bytes less
+    totals = GrowingTotals()
+    for raw in (5 * 10**12, 5 * 10**12 - 1500, 5 * 10**12 - 1400):
+        totals.count("sent-bytes", "eth0", raw)
+
+    assert totals.total("sent-bytes") == 100
+
+
+def test_of_the_counters_of_one_port_each_begins_anew_alone() -> None:
+    totals = GrowingTotals()
+    for first, second in ((10**9, 5), (10**9 + 3, 2), (10**9 + 4, 4)):
+        totals.count("pause-frames", "eth0", first, counter="rx_prio0_pause")
+        totals.count("pause-frames", "eth0", second, counter="rx_prio1_pause")
+    totals.count("pause-frames", "eth0", 10**9 + 4, counter="rx_prio0_pause")  # and no other
+
+    assert totals.total("pause-frames") == 4 + 2 + 2
+    assert [s.value for s in totals.samples(1)] == [8.0, 8.0]
+
+
 def test_ports_are_summed_from_the_first_reading_on() -> None:
     totals = GrowingTotals()
 
