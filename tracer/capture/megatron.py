@@ -48,7 +48,7 @@ def capture_megatron(
     """
     schedules: Any = sys.modules[SCHEDULES_MODULE]
     chunks = _Chunks(compute, follow, schedules.parallel_state)
-    wraps = {
+    wraps: dict[str, Callable[[Any], Any]] = {
         "forward_step": chunks.around_forward,
         "backward_step": chunks.around_backward,
         "custom_backward": functools.partial(traced_backward, compute, steps),

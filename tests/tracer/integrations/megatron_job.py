@@ -107,9 +107,9 @@ class Stage(nn.Module):
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         x = self.net(batch if self._given is None else self._given)
-        done: torch.Tensor = Note.apply(x, self.noted, self.num_forwards, self.chunk).tanh()
+        noted: torch.Tensor = Note.apply(x, self.noted, self.num_forwards, self.chunk)  # type: ignore[no-untyped-call]
         self.num_forwards += 1
-        return done
+        return noted.tanh()
 
 
 def forward_step(batches: Iterator[torch.Tensor], stage: Stage) -> tuple[torch.Tensor, Any]:
