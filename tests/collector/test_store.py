@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from collector.errors import (
 )
 from collector.location import write_server_file
 from collector.migrate import known_migrations, migrate
-from collector.store import Store, open_store
+from collector.store import ALLOCATOR_VARIABLE, Store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -321,6 +322,27 @@ def test_no_table_has_its_merged_parts_removed_by_a_hundred_threads(folder: Path
         if "concurrent_part_removal_threshold = 1000000" not in row["engine_full"]
     }  # fmt: skip
     assert unset == {"schema_version"}
+
+
+@pytest.mark.parametrize("own", [None, "tcache_max:2048"], ids=["ours", "the user's own"])
+def test_a_thread_of_the_engine_keeps_little_of_what_it_frees(
+    folder: Path, own: str | None
+) -> None:
+    code = (
+        "import os, sys; from collector.store import open_store;"
+        " before = os.environ.get('JE_MALLOC_CONF'); store = open_store(sys.argv[1]);"
+        " assert os.environ.get('JE_MALLOC_CONF') == before;"
+        " print(store.rows('SELECT * FROM system.jemalloc_stats')[0]['stats'])"
+    )
+    environ = {key: value for key, value in os.environ.items() if key != ALLOCATOR_VARIABLE}
+    told = subprocess.run(
+        [sys.executable, "-c", code, url_of(folder)],
+        env=environ if own is None else {**environ, ALLOCATOR_VARIABLE: own},
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+
+    assert f"opt.tcache_max: {own.partition(':')[2] if own else 1024}\n" in told
+    assert ("opt.tcache_nslots_small_max: 20\n" in told) == (own is None)
 
 
 def test_the_server_file_is_private_and_whole(folder: Path) -> None:
