@@ -25,10 +25,10 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import chdb
 import pyarrow as pa
 
 from benchmarks.ingest_spool import write_spool
@@ -198,7 +198,7 @@ def main() -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "load_average": {"before": before, "after": os.getloadavg()},
         "python": platform.python_version(),
-        "chdb": chdb.__version__,
+        "chdb": version("chdb"),
         "pyarrow": pa.__version__,
         **found,
     }

@@ -20,10 +20,9 @@ import sys
 import tempfile
 import time
 from concurrent.futures import Future
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import chdb
 
 from benchmarks.intervals import interval
 from collector.store import open_store
@@ -180,7 +179,7 @@ def main() -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "load_average": {"before": before, "after": os.getloadavg()},
         "python": platform.python_version(),
-        "chdb": chdb.__version__,
+        "chdb": version("chdb"),
         "senders": options.senders,
         "rows_a_body": ROWS_A_BODY,
         **found,

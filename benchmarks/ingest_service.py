@@ -20,10 +20,10 @@ import sys
 import tempfile
 import time
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import chdb
 import pyarrow as pa
 
 from benchmarks.intervals import interval
@@ -183,7 +183,7 @@ def main() -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "load_average": {"before": before, "after": os.getloadavg()},
         "python": platform.python_version(),
-        "chdb": chdb.__version__,
+        "chdb": version("chdb"),
         "pyarrow": pa.__version__,
         **found,
     }
