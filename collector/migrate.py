@@ -40,6 +40,11 @@ class Migration:
     version: int
     name: str
 
+    @property
+    def is_of_embedded_engine(self) -> bool:
+        """Whether it concerns the engine inside rankscope alone, by its file's name."""
+        return "_embedded_" in self.name
+
     def statements(self) -> tuple[str, ...]:
         """Return the file's statements in order, without comment lines."""
         text = (resources.files("collector.migrations") / self.name).read_text(encoding="utf-8")
@@ -61,7 +66,8 @@ def known_migrations() -> tuple[Migration, ...]:
 def migrate(store: Store, *, sleep: Callable[[float], None] = time.sleep) -> int:
     """Apply every migration that the store lacks, in order; return its version.
 
-    A current store costs one read. A migration that was cut short runs again:
+    A current store costs one read. Statements for the embedded engine alone are left out for a
+    server. A migration that was cut short runs again:
     its version is recorded after its last statement. A server may be brought up
     by several collectors at once; each statement can be said twice.
 
@@ -85,8 +91,10 @@ def _apply(store: Store) -> int:
         raise StoreVersionError(store.url, found=found, known=newest)
     if found < newest:
         store.command(CREATE_VERSION_TABLE)
+    is_server = isinstance(store.location, ServerLocation)
     for migration in known_migrations()[found:]:
-        for statement in migration.statements():
+        is_meant = not (is_server and migration.is_of_embedded_engine)
+        for statement in migration.statements() if is_meant else ():
             store.command(statement)
         row = {"version": migration.version, "name": migration.name}
         store.insert_rows("schema_version", [row])

@@ -43,14 +43,15 @@ QUERY_MEMORY_BYTES = 4 * GIB
 ENGINE_OPTIONS = {
     "max_server_memory_usage": 6 * GIB,
     "mark_cache_size": 256 * MIB,
-    "query_condition_cache_size": 16 * MIB,
+    "query_condition_cache_size": 0,
     "compiled_expression_cache_size": 16 * MIB,
     "background_merges_mutations_concurrency_ratio": 1,
 }
 """Limits of the whole embedded engine: without them it plans for 90 % of the machine.
 
 Two merges at once instead of four: each takes 33 to 37 MiB whatever the size of its parts, and the
-larger the store, the longer they last and the more often four of them meet."""
+larger the store, the longer they last and the more often four of them meet. No condition cache: an
+entry is counted as 72 bytes and takes 184, and each value asked for makes one a part."""
 
 SETTINGS: dict[str, str | int] = {
     "async_insert": 0,  # on by default since 26.2: it would acknowledge before storing
