@@ -67,18 +67,22 @@ read, a set and a reset around it."""
 EMBEDDED_LIMITS = {
     "max_threads": 2,
     "max_memory_usage": QUERY_MEMORY_BYTES,
+    "max_threads_for_indexes": 1,
     "merge_tree_use_prefixes_deserialization_thread_pool": 0,
+    "use_cache_for_count_from_files": 0,
 }
 """Of one query, beside the job on its machine; a server's own profile says what it allows.
 
-A pool that reads the heads of thirty columns at once leaves as many more threads behind."""
+The last three for what the engine would keep: each of its idle threads some 20 columns in which it
+once looked for the values of an ``IN``; as many threads as a table has columns, for the heads of
+their files; and the number of rows of each insert's file."""
 
 ALLOCATOR_VARIABLE, ALLOCATOR = "JE_MALLOC_CONF", "tcache_max:1024,tcache_nslots_small_max:20"
 """What the engine's jemalloc reads as it is loaded: what a thread may keep of freed memory.
 
 The engine has some 80 threads that wait and takes up one after the other, so that each keeps what
-it freed for itself; as it comes that is up to 4 MB each, filled in the course of hours. So it is
-160 kB each (source: jemalloc(3), opt.tcache_max)."""
+it freed for itself; as it comes that may be 4 MB each, filled in the course of an hour. So it is
+160 kB at most (source: jemalloc(3), opt.tcache_max)."""
 
 UNKNOWN_TABLE = 60
 
