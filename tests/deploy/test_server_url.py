@@ -59,6 +59,16 @@ def test_a_run_goes_to_a_server_and_comes_back(store: Store, tmp_path: Path) -> 
     assert not may_repeat(store, "job")
 
 
+def test_a_server_merges_as_it_was_set_up(store: Store) -> None:
+    tables = store.rows(
+        "SELECT engine_full FROM system.tables"
+        " WHERE database = currentDatabase() AND engine LIKE '%MergeTree'"
+    )
+
+    assert len(tables) > 20
+    assert not any("concurrent_part_removal" in row["engine_full"] for row in tables)
+
+
 def test_values_are_bound_and_refusals_are_one_line(store: Store) -> None:
     hostile = "x' OR 1 = 1 -- {x:String} \\'"
     store.insert_rows("clock", [{"host": hostile}, {"host": "harmless"}])
