@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collector.agent.errors import AgentConfigError, reason_of
+from collector.file_marks import file_marks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    Marks = tuple[tuple[int, int, int] | None, ...]
+    from collector.file_marks import Marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +59,7 @@ class Certificates:
 
     def _look(self) -> Marks:
         files = self._files
-        return tuple(_mark(path) for path in (files.ca, files.certificate, files.key) if path)
-
-
-def _mark(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes with a file, also where another takes its place under its name."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+        return file_marks(*(path for path in (files.ca, files.certificate, files.key) if path))
 
 
 def _context(tls: TlsFiles) -> ssl.SSLContext:

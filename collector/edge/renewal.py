@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from collector.edge.tls import ServerTls, TlsFiles, load_tls
 from collector.errors import TlsError
+from collector.file_marks import file_marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    Marks = tuple[tuple[int, int, int] | None, ...]
+    from collector.file_marks import Marks
 
 
 class Renewal:
@@ -53,13 +53,4 @@ class Renewal:
     def _look(self) -> Marks:
         client_ca = self._files.client_ca
         named = [self._files.cert, self._files.key, *([] if client_ca is None else [client_ca])]
-        return tuple(_mark(path) for path in named)
-
-
-def _mark(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes with a file, also where another takes its place under its name."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+        return file_marks(*named)
