@@ -310,7 +310,18 @@ def test_parts_are_written_anew_where_many_of_a_servers_rows_are_hidden(
     store.command("DELETE FROM spans WHERE run_id = 'hidden' AND rank = 1")
     free_where_many_hidden(store, ["spans"])
 
-    assert store.rows(COUNT_FREED) == [{"n": before["n"] + 1}]
+    (after,) = store.rows(COUNT_FREED)
+    # Where a merge came first, it has written them anew already and nothing is hidden.
+    assert after["n"] == before["n"] + 1 or num_hidden(store) == 0
+
+
+def num_hidden(store: Store) -> int:
+    (found,) = store.rows(
+        "SELECT (SELECT sum(rows) FROM system.parts"
+        " WHERE active AND database = currentDatabase() AND table = 'spans_local')"
+        " - (SELECT count() FROM spans_local) AS n SETTINGS final = 0"
+    )
+    return int(found["n"])
 
 
 def wait_for_mutations(store: Store) -> None:
