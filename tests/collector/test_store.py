@@ -316,7 +316,7 @@ def test_merges_leave_neither_threads_nor_statistics_behind(folder: Path) -> Non
             " WHERE database = currentDatabase() AND engine LIKE '%MergeTree'"
         )
 
-    # The table of versions has ten rows.
+    # The table of versions has a row a version.
     for setting in ("concurrent_part_removal_threshold = 1000000", "auto_statistics_types = ''"):
         unset = {row["name"] for row in tables if setting not in row["engine_full"]}
         assert unset == {"schema_version"}

@@ -113,7 +113,7 @@ class _Chunks:
     def _ask(self, find: Callable[[Any], Place | None], told: dict[str, Any]) -> Place | None:
         """Return what ``find`` says of these arguments; None where they are of one chunk alone."""
         if not self._guard.active:
-            return None
+            return UNKNOWN if self._followed else None
         try:
             return find(told)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
