@@ -11,7 +11,7 @@ SERVE ?= 1
 # them. A run that was narrowed by ARGS does not pay for the start of the two.
 SHARED_RUN := -m "not alone" --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=10
 
-.PHONY: help demo test lint types check-imports pytest format diagnosis faults outage lock audit browser clean
+.PHONY: help demo test lint types check-imports pytest format diagnosis faults fuzz outage lock audit browser clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -63,6 +63,10 @@ diagnosis: $(STAMP) ## score the diagnosis on 1,350 simulated clusters: make dia
 
 faults: $(STAMP) ## kill agent and collector at random, 300 times: make faults ARGS="100 7" for 100 cycles of seed 7 (20 minutes)
 	@folder=$$(mktemp -d) && $(BIN)/python -m tests.faults.cycles $$folder/path $(or $(ARGS),300 1); status=$$?; rm -rf $$folder; exit $$status
+
+fuzz: $(STAMP) ## break bodies (or a process's files) guided by coverage: make fuzz ARGS="files --seconds 3600 --seed 2" (10 minutes)
+	@$(BIN)/python -c 'import atheris' 2> /dev/null || $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[fuzz]"
+	@$(BIN)/python -m tests.faults.fuzzing $(or $(ARGS),bodies)
 
 outage: $(STAMP) ## ten minutes without a collector at 64,000 spans/s (half an hour)
 	$(BIN)/python -m benchmarks.data_path --outage 600 --seconds 1560 $(ARGS)

@@ -12,7 +12,9 @@ median ratio and its 95 % interval by bootstrap over starts of the job and over 
 One job and not two: of two equal ones either is up to 3 % quicker in all its steps, by where its
 memory lies (docs/decisions/0051-a-cold-step.md).
 
-`cpu` is the same of the CPU time of both ranks, the tracer's thread included.
+`cpu` is the same of the CPU time of both ranks, the tracer's thread included. `floor` is another
+ratio, one a start: the first decile of its traced steps over that of the others. Whatever else uses
+the machine makes steps slower and never quicker, so the quickest vary least.
 
 Scenarios: ``healthy`` (room for all records), ``agent-dead`` (nobody takes the segments away and
 the spool's budget is used up by the turn's first step), ``disk-full`` (a tmpfs of a few MiB, filled
@@ -34,7 +36,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.intervals import interval_of_rounds
+from benchmarks.intervals import interval, interval_of_rounds
 from benchmarks.step_rank import NUM_RANKS
 
 SMALL_BYTES = 1 << 16
@@ -168,7 +170,24 @@ def summary(scenario: str, rounds: list[Round]) -> dict[str, object]:
         row[f"{name}_ratio"] = round(statistics.median(v for r in by_round for v in r), 4)
         row[f"{name}_interval"] = [round(end, 4) for end in interval_of_rounds(by_round)]
         row[f"{name}_by_round"] = [round(statistics.median(r), 4) for r in by_round]
+        floors = [floor_ratio(r.steps, f"{name}_ns") for r in rounds]
+        row[f"{name}_floor_ratio"] = round(statistics.median(floors), 4)
+        row[f"{name}_floor_interval"] = [round(end, 4) for end in interval(floors)]
     return row
+
+
+def floor_ratio(steps: list[tuple[str, Step]], field: str) -> float:
+    """Return the first decile of one start's traced steps over that of its untraced ones.
+
+    Args:
+        steps: Each with the letter of its turn.
+        field: Which time of a `Step`.
+    """
+    times: dict[str, list[int]] = {"T": [], "U": []}
+    for turn, step in steps:
+        times[turn].append(getattr(step, field))
+    traced, plain = (statistics.quantiles(times[turn], n=10)[0] for turn in "TU")
+    return traced / plain
 
 
 def run_all(

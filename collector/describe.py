@@ -7,6 +7,8 @@ is missing or of another type is stored as unknown, never as a guess.
 from __future__ import annotations
 
 import json
+import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 from collector.manifests import settings_hash, settings_of
@@ -30,6 +32,10 @@ CLOCK_LINE = -4
 
 MAX_INT32 = (1 << 31) - 1
 MAX_INT64 = (1 << 63) - 1
+MAX_FLOAT = sys.float_info.max
+"""An integer of JSON may be larger, and can't be made one."""
+
+GROUP_ID = re.compile(r"[0-9a-fA-F]{1,16}")
 MAX_TEXT = 4_000
 MAX_DATA_BYTES = 256 << 10
 
@@ -103,24 +109,29 @@ def group_rows(files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]])
     """Return the rows of new lines of ``groups.jsonl``; a line without a group is passed over."""
     rows = []
     for _, line in lines:
-        try:
-            group_id = int(line["group_id"], 16)
-            members = [int(member) for member in line["members"]]
-        except (KeyError, TypeError, ValueError):
-            continue
-        if any(not 0 <= member <= MAX_INT32 for member in members):
+        group_id, members = line.get("group_id"), _ranks(line.get("members"))
+        if members is None or not isinstance(group_id, str) or not GROUP_ID.fullmatch(group_id):
             continue
         rows.append(
             {
                 "run_id": files.run_id,
                 "epoch": files.identity.epoch,
-                "group_id": group_id & 0xFFFF_FFFF_FFFF_FFFF,
+                "group_id": int(group_id, 16),
                 "kind": _text(line.get("kind")),
                 "name": _text(line.get("name")),
                 "members": sorted(members),
             }
         )
     return rows
+
+
+def _ranks(value: object) -> list[int] | None:
+    """Return a list of global ranks; None where it is something else."""
+    if not isinstance(value, list):
+        return None
+    ranks = [_int(member, missing=NONE, limit=MAX_INT32) for member in value]
+    found = [rank for rank in ranks if rank is not None and rank >= 0]
+    return found if len(found) == len(value) else None
 
 
 def event_rows(files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]]) -> list[Row]:
@@ -221,6 +232,6 @@ def _int(value: object, *, missing: int | None = None, limit: int = MAX_INT64) -
 
 
 def _float(value: object) -> float | None:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf"):
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_FLOAT:
         return float(value)
     return None

@@ -21,10 +21,7 @@ def storable_name(text: str) -> str:
     """
     if text.isascii() and text.isprintable() and len(text) <= MAX_NAME_BYTES:
         return text
-    shown = "".join(
-        _escaped(letter) if unicodedata.category(letter) in INVISIBLE else letter
-        for letter in text[: MAX_NAME_BYTES + 1]
-    )
+    shown = visible(text[: MAX_NAME_BYTES + 1])
     encoded = shown.encode()
     if len(encoded) <= MAX_NAME_BYTES and len(text) <= MAX_NAME_BYTES:
         return shown
@@ -32,6 +29,15 @@ def storable_name(text: str) -> str:
     suffix = f"~{hashlib.blake2b(whole, digest_size=HASH_BYTES).hexdigest()}"
     kept = encoded[: MAX_NAME_BYTES - len(suffix)].decode("utf-8", "ignore")
     return kept + suffix
+
+
+def visible(text: str) -> str:
+    r"""Return ``text`` with each invisible character as its escape (``\x1b``, ``\u202e``)."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        _escaped(letter) if unicodedata.category(letter) in INVISIBLE else letter for letter in text
+    )
 
 
 def _escaped(letter: str) -> str:

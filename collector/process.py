@@ -7,8 +7,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from collector.errors import CollectorError
-from collector.names import storable_name
+from collector.errors import CollectorError, RunNameError
+from collector.identity import checked_run_name
 from tracer.plain_file import open_unlinked
 from tracer.spool import (
     DROPPED,
@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 
     from tracer.spool import SpoolIdentity
 
-UNNAMED_RUN = "unnamed"
 MAX_JSON_BYTES = 16 << 20
 MAX_LINE_BYTES = 1 << 20
+MAX_NESTING = 100
+"""Of a document; the tracer's own are a tenth of that."""
+
 MAX_INT32 = (1 << 31) - 1
 
 
@@ -54,7 +56,7 @@ class ProcessFiles:
 
         Raises:
             FileNotFoundError: The process has not written them yet.
-            SpoolProblem: They can't be read, or are of another version.
+            SpoolProblem: They can't be read, are of another version, or say what no table holds.
         """
         self.folder = folder
         try:
@@ -73,7 +75,7 @@ class ProcessFiles:
 
         self._manifest_stamp_ns = 0
         self.process = self.identity.process_uuid.hex()
-        self.run_id = storable_name(self.identity.run_id) or UNNAMED_RUN
+        self.run_id = self.identity.run_id
         self.groups = JsonLines(folder / GROUPS_FILE)
         self.events = JsonLines(folder / EVENTS_FILE)
         self._texts: dict[int, str] = {0: OTHER_NAME}
@@ -162,7 +164,11 @@ class JsonLines:
 
 
 def _check_range(folder: Path, identity: SpoolIdentity) -> None:
-    """Refuse numbers that no column of the store can hold."""
+    """Refuse numbers that no column of the store can hold, and a name that can't be a run's."""
+    try:
+        checked_run_name(identity.run_id)
+    except RunNameError as error:
+        raise SpoolProblem(f"{folder} is left as it is: {error}") from error
     for name in ("rank", "world_size", "epoch"):
         value = getattr(identity, name)
         if value > MAX_INT32:
@@ -176,7 +182,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
         document = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return document if isinstance(document, dict) else None
+    return document if isinstance(document, dict) and _is_flat_enough(document) else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -187,7 +193,30 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise SpoolProblem(f"{path} is not JSON: the process folder is left as it is") from error
     if not isinstance(document, dict):
         raise SpoolProblem(f"{path} holds no JSON object: the process folder is left as it is")
+    if not _is_flat_enough(document):
+        raise SpoolProblem(
+            f"{path} is nested deeper than {MAX_NESTING}: the process folder is left as it is"
+        )
     return document
+
+
+def _is_flat_enough(document: dict[str, Any]) -> bool:
+    """Return whether it is nested `MAX_NESTING` deep at most.
+
+    What is deeper may have been read just before the interpreter's limit, and be beyond it where
+    it is written again.
+    """
+    level: list[Any] = [document]
+    for _ in range(MAX_NESTING):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return True
+    return False
 
 
 def _read_at(path: Path, *, offset: int, num_bytes: int) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from collector.errors import WireError
+from collector.names import visible
 from collector.service.handover import mapped, new_memory, write_batch
 from collector.service.screening import screened
 from collector.wire import WireLimits, decode_batch
@@ -32,14 +33,18 @@ def answer(body_descriptor: int, limits: WireLimits) -> tuple[dict[str, Any], in
         rows = new_memory("rankscope-rows")
         ends = write_batch(rows, batch)
     except WireError as error:
-        refusal = {"status": error.status, "reason": error.reason[:MAX_REASON_LETTERS]}
+        refusal = {"status": error.status, "reason": _shown(error.reason)}
         return refusal | {"supported": error.supported}, None
     except MemoryError:
         return {"status": 413, "reason": "the body needs more memory than there is for it"}, None
     except (pa.ArrowException, ValueError, OverflowError, UnicodeError) as error:
-        reason = f"the body can't be decoded: {error}"[:MAX_REASON_LETTERS]
-        return {"status": 422, "reason": reason}, None
+        return {"status": 422, "reason": _shown(f"the body can't be decoded: {error}")}, None
     return {"status": 200, "ends": ends, "unknown": list(batch.unknown_columns)[:100]}, rows
+
+
+def _shown(reason: str) -> str:
+    """Return a reason that may name a stranger's columns, safe to show on a terminal."""
+    return visible(reason[:MAX_REASON_LETTERS])[:MAX_REASON_LETTERS]
 
 
 def serve(connection: socket.socket) -> None:

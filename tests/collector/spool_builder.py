@@ -112,6 +112,14 @@ class SpoolBuilder:
         """The run, the epoch and the rank."""
         return self._shared["run_id"], self._shared["epoch"], self._shared["rank"]
 
+    def rename(self, run_id: str) -> None:
+        """Say another run's name in the headers, in the folder of the first."""
+        self._shared["run_id"] = run_id
+        header = pack_header(self._identity(capacity=4096), magic=PROCESS_MAGIC)
+        self._write(PROCESS_FILE, 0, header)
+        identity = self._identity(capacity=self.capacity)
+        self._write(self.segment.name, 0, pack_header(identity, magic=SEGMENT_MAGIC))
+
     def new_segment(self, *, number: int | None = None) -> None:
         """Begin a segment; the one before stays as it is (see `seal`)."""
         number = self._num_segments if number is None else number

@@ -96,7 +96,11 @@ def test_what_the_tracer_finds_out_later_fills_what_the_job_left_open(
     assert (rank.device_name, rank.dtype) == ("H", "fp32")
 
 
-@pytest.mark.parametrize("content", [b"not json", b"[1, 2]", b"{" * 100_000])
+DEEP = b'{"model": ' + b"[" * 101 + b"]" * 101 + b"}"
+"""It can be read; where little of the stack is left it could not be written again."""
+
+
+@pytest.mark.parametrize("content", [b"not json", b"[1, 2]", b"{" * 100_000, DEEP])
 def test_a_broken_manifest_is_named_and_left_alone(
     store: Store, run_id: str, tmp_path: Path, content: bytes
 ) -> None:
@@ -128,9 +132,9 @@ def test_numbers_that_no_column_can_hold_stop_nothing(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
     huge = {"local_rank": 2**40, "layout": {"dp": 2**40}, "started_ns": 2**70, "pid": -(2**80)}
-    spool = SpoolBuilder(tmp_path, run_id=run_id, manifest=huge)
+    rates = {"model": {"flops_per_token": 10**400}, "device": {"peak_flops_per_s": 10**400}}
+    spool = SpoolBuilder(tmp_path, run_id=run_id, manifest=huge | rates)
     spool.group(2**64 - 1, kind="dp-comm", name="g", members=[2**40])
-    spool.append_line("groups.jsonl", '{"group_id": 5, "members": "none"}')
     spool.event("note", "x", at_ns=2**70, data={})
     spool.span()
     spool.end()
@@ -140,4 +144,40 @@ def test_numbers_that_no_column_can_hold_stop_nothing(
 
     assert (progress.num_spans, len(progress.problems)) == (1, 1)
     assert str(absurd.folder) in progress.problems[0]
-    assert StoreSource(store).run_info(run_id).epochs[0].groups == ()
+    info = StoreSource(store).run_info(run_id)
+    assert info.epochs[0].groups == ()
+    assert info.flops_per_token is None
+    assert info.epochs[0].ranks[0].peak_flops_per_s is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"group_id": 5, "members": [0]}',
+        '{"group_id": "5", "members": "01"}',
+        '{"group_id": "5", "members": {"0": 1}}',
+        '{"group_id": "5", "members": [1e999]}',
+        '{"group_id": "5", "members": [0.5]}',
+        '{"group_id": "5", "members": [true]}',
+        '{"group_id": "5", "members": [-1]}',
+        '{"group_id": "-5", "members": [0]}',
+        '{"group_id": "0x5", "members": [0]}',
+        '{"group_id": "11112222333344445", "members": [0]}',
+        '{"members": [0]}',
+    ],
+)
+def test_a_line_that_is_no_group_is_passed_over_and_its_neighbours_are_read(
+    store: Store, run_id: str, tmp_path: Path, line: str
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    spool.group(1, kind="dp-comm", name="before", members=[0, 1])
+    spool.append_line("groups.jsonl", line)
+    spool.group(2, kind="dp-comm", name="after", members=[1, 0])
+    spool.span()
+    spool.end()
+
+    progress = SpoolTail(tmp_path, store).poll()
+
+    assert progress.num_spans == 1
+    groups = StoreSource(store).run_info(run_id).epochs[0].groups
+    assert [(group.group_id, group.members) for group in groups] == [(1, (0, 1)), (2, (0, 1))]

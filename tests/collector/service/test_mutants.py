@@ -342,6 +342,23 @@ def test_streams_of_another_shape_are_refused(collector: Collector, run_id: str)
     assert_goes_on(collector, f"{run_id}-after")
 
 
+def test_a_reason_shows_what_a_stranger_called_a_column_and_obeys_none_of_it(
+    collector: Collector, run_id: str
+) -> None:
+    named = pa.table([told(run_id)["run_id"]], names=["spans"])
+    field = pa.field("spans", pa.list_(pa.field("\x1b[2Jgone\u202e", pa.int64())))
+    broken = pa.table(
+        {"run_id": named["spans"], "spans": pa.array([[1]], field.type)},
+        metadata={b"rankscope.schema": b"1"},
+    )
+
+    answer = collector.post("/v1/spans", of_table(broken))
+
+    assert answer.status_code == 422
+    reason = answer.json()["error"]
+    assert "\\x1b[2Jgone\\u202e" in reason
+
+
 def _file(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:

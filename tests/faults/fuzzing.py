@@ -1,0 +1,327 @@
+"""Bytes that may break what reads them: a body for the collector, a file in a process's spool.
+
+`bodies` and `files` hold what is tried on one input; an error that they raise is a finding.
+``python -m tests.faults.fuzzing bodies --seconds 600`` lets atheris look for one, guided by which
+of our lines an input reaches; it must be installed (`make fuzz` sees to that).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import resource
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from collector.cut import Resume
+from collector.host.heartbeat import HeartbeatSource
+from collector.names import visible
+from collector.service.decoder import answer
+from collector.service.handover import mapped, new_memory, read_batch, seal
+from collector.service.rows import parsed_rows
+from collector.tail import SegmentFate, SpoolTail
+from collector.wire import WireLimits, encode_cuts
+from collector.wire_schema import SCHEMA_VERSION
+from tests.collector.cut_builder import span_cut
+from tests.collector.spool_builder import SpoolBuilder
+from tracer.spool import DropReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from collector.cut import Cut
+    from collector.cut_batch import CutBatch
+    from collector.host.heartbeat import Heartbeat
+    from collector.store import Row
+
+MIB = 1 << 20
+LIMITS = WireLimits(max_wire_bytes=MIB, max_inflated_bytes=16 * MIB, max_rows=20_000)
+REFUSALS = {413, 422}
+MOST_MEMORY = 8 << 30
+MAX_INPUT = 64 << 10
+PATIENCE_S = 20
+NOW_NS = 1_700_000_001_000_000_000
+WORDS = (0, 1, 2, 0x7F, 0x80, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
+LONG_WORDS = (-1, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 63), -2)
+
+
+# -- bodies -----------------------------------------------------------------------------------
+
+
+def decoded(body: bytes) -> CutBatch | None:
+    """Return what the decoder makes of a body, handed over as between its process and ours.
+
+    None where it is refused.
+
+    Raises:
+        AssertionError: It was answered in another way than any that the service knows.
+        Exception: The decoder's process would have died of this.
+    """
+    held = new_memory("body")
+    try:
+        os.write(held, body)
+        seal(held)
+        reply, rows = answer(held, LIMITS)
+    finally:
+        os.close(held)
+    if rows is None:
+        assert reply["status"] in REFUSALS, reply
+        assert reply["reason"] == visible(reply["reason"]), reply
+        return None
+    assert reply["status"] == 200, reply
+    try:
+        return read_batch(mapped(rows), reply["ends"], unknown_columns=reply["unknown"])
+    finally:
+        os.close(rows)
+
+
+def try_body(body: bytes) -> None:
+    """Decode a body; what is taken must be taken again, the same, when it is passed on.
+
+    Raises:
+        Exception: A finding.
+    """
+    if not body:
+        return  # the service refuses it unread
+    batch = decoded(body)
+    if batch is None or not batch.keys:
+        return
+    cuts = [batch.cut(place) for place in range(len(batch.keys))]
+    again = decoded(encode_cuts(cuts))
+    assert again is not None, "what was taken once is refused when it is sent on"
+    assert again.keys == batch.keys
+    for table, rows in batch.tables.items():
+        told = again.tables[table]
+        # By value: a dictionary may be coded anew, and a loss that is no number is equal to none.
+        assert repr(told.to_pylist()) == repr(rows.select(told.column_names).to_pylist()), table
+
+
+def body_seeds() -> list[bytes]:
+    """Return sound bodies: few and many cuts, each way of compressing, one of another version."""
+    one = encode_cuts([span_cut("run", 0, 3)])
+    two = encode_cuts([span_cut("run", 0, 2), span_cut("run", 2, 40, rank=1)])
+    plain = [_as_plain(body, None) for body in (one, two)]
+    return [one, two, *plain, _as_plain(two, "lz4"), plain[0].replace(b"schema", b"schemb")]
+
+
+def _as_plain(body: bytes, codec: Literal["lz4"] | None) -> bytes:
+    """Return the same stream, compressed in another way."""
+    table = pa.ipc.open_stream(body).read_all()
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def messages(body: bytes) -> list[bytes]:
+    """Return the stream's messages as far as they can be told apart."""
+    found: list[bytes] = []
+    at = 0
+    try:
+        for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
+            (length,) = struct.unpack_from("<I", body, at + 4)
+            end = at + 8 + length + (0 if message.body is None else message.body.size)
+            found.append(body[at:end])
+            at = end
+    except (pa.ArrowException, OSError, struct.error):
+        pass
+    return [*found, body[at:]]
+
+
+def mutated_body(body: bytes, chooser: random.Random) -> bytes:
+    """Return a body with a lie in a word, or with its messages in another order."""
+    if chooser.random() < 0.7:
+        return _with_a_lie(body, chooser)
+    parts = messages(body)
+    others = messages(chooser.choice(body_seeds()))
+    place = chooser.randrange(len(parts))
+    kind = chooser.randrange(4)
+    if kind == 0:
+        parts.insert(place, chooser.choice(others))
+    elif kind == 1:
+        parts[place] = chooser.choice(others)
+    elif kind == 2:
+        del parts[place]
+    else:
+        chooser.shuffle(parts)
+    return b"".join(parts)
+
+
+def _with_a_lie(data: bytes, chooser: random.Random) -> bytes:
+    """Return the bytes with one word forged, at a place where one may stand."""
+    if len(data) < 8:
+        return data + bytes(chooser.randrange(256) for _ in range(8))
+    broken = bytearray(data)
+    if chooser.random() < 0.5:
+        place = chooser.randrange(0, len(data) - 3, 2)
+        word = chooser.choice(WORDS) if chooser.random() < 0.8 else chooser.getrandbits(32)
+        struct.pack_into("<I", broken, place, word)
+    else:
+        place = chooser.randrange(0, len(data) - 7, 4)
+        struct.pack_into("<q", broken, place, chooser.choice(LONG_WORDS))
+    return bytes(broken)
+
+
+# -- a spool ----------------------------------------------------------------------------------
+
+
+class _Collector:
+    """Takes what an agent sends as a collector does, and refuses what that would refuse."""
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+
+    def resume(self, run_id: str) -> Resume:
+        return Resume()
+
+    def clocks(self) -> list[Row]:
+        return []
+
+    def hear(self, beats: Sequence[Heartbeat]) -> None:
+        self.upsert("heartbeats", [asdict(beat) for beat in beats])
+
+    def upsert(self, table: str, rows: Sequence[Row]) -> None:
+        if rows:
+            document = {"schema": SCHEMA_VERSION, "rows": list(rows)}
+            parsed_rows(table, json.dumps(document).encode())
+
+    def ingest(self, cuts: Sequence[Cut]) -> None:
+        batch = decoded(encode_cuts(cuts))
+        assert batch is not None, "what the agent read would be parked"
+        for place, cut in enumerate(cuts):
+            stored = batch.cut(place)
+            assert stored.key == cut.key
+            tables = (stored.rows.spans, stored.rows.steps, stored.rows.microbatches)
+            num_told = sum(table.num_rows for table in (*tables, stored.rows.bad_rows))
+            assert num_told + stored.num_torn == cut.key.end_row - cut.key.first_row, cut.key
+        self.num_rows += sum(cut.key.end_row - cut.key.first_row for cut in cuts)
+
+
+class ProcessFolder:
+    """The folder of a process that has ended, of which one file is changed."""
+
+    def __init__(self, spool: Path) -> None:
+        built = SpoolBuilder(spool, run_id="run", capacity=4, host=socket.gethostname())
+        built.span("a", start_ns=100, step=1, comm=(7, 0, 0, 1, 64, 0))
+        built.step(1, start_ns=100, duration_ns=50, loss=2.5, num_tokens=64)
+        built.microbatch(0, step=1, num_tokens=64, sum_squared_lengths=64)
+        built.open_span(0, "all_reduce", start_ns=200, step=1, group_id=7, seq=3)
+        built.group(7, kind="dp", name="data", members=[0, 1])
+        built.event("checkpoint", "saved", at_ns=1_700_000_000_000_000_000, data={"path": "x"})
+        built.drop(DropReason.NO_SEGMENT, 3)
+        built.fail("ValueError", "no", at_ns=1_700_000_000_000_000_000)
+        self._spool = spool
+        self._folder = built.folder
+        self._whole = {path.name: path.read_bytes() for path in built.folder.iterdir()}
+        self.names = sorted(self._whole)
+
+    def seeds(self) -> list[bytes]:
+        """Return each file as it is, behind the byte that names it."""
+        return [
+            bytes([number]) + self._whole[name][: MAX_INPUT - 1]
+            for number, name in enumerate(self.names)
+        ]
+
+    def try_file(self, data: bytes) -> int:
+        """Read the folder with one file changed; return how many rows came of it.
+
+        Args:
+            data: Which file, by its number, and what stands in it.
+
+        Raises:
+            Exception: A finding: nothing that a process left may end its host's agent, and the
+                collector takes all that an agent reads.
+        """
+        if not data:
+            return 0
+        changed = self.names[data[0] % len(self.names)]
+        whole = self._whole[changed]
+        for name, content in self._whole.items():
+            (self._folder / name).write_bytes(content)
+        (self._folder / changed).write_bytes(data[1:] + whole[MAX_INPUT - 1 :])
+        collector = _Collector()
+        HeartbeatSource(self._spool, sink=collector.hear, address="").read(NOW_NS)
+        tail = SpoolTail(self._spool, collector, segment_fate=SegmentFate.FREE, grace_ns=0)
+        for _ in range(3):
+            tail.poll()
+        tail.close()
+        return collector.num_rows
+
+
+def mutated_file(data: bytes, chooser: random.Random) -> bytes:
+    """Return an input of `ProcessFolder.try_file` with a word or a number of its text forged."""
+    if chooser.random() < 0.5:
+        return data[:1] + _with_a_lie(data[1:], chooser)
+    texts = [b"-1", b"1e999", b"NaN", b"[]", b"{}", b'"\\ud800"', b"null", b"9" * 30, b'""', b"\n"]
+    digits = [at for at in range(1, len(data)) if data[at : at + 1] in b'0123456789"' and data[at]]
+    place = chooser.choice(digits) if digits else 1
+    return data[:place] + chooser.choice(texts) + data[place + 1 :]
+
+
+# -- by hand ----------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Look for a finding until the time is up; the input of one is left in ``--keep``."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["bodies", "files"])
+    parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, default=Path(), help="folder for what is found")
+    options = parser.parse_args()
+    atheris: Any = importlib.import_module("atheris")
+    for name in [name for name in sys.modules if name.startswith(("collector", "tracer."))]:
+        for thing in list(vars(sys.modules[name]).values()):
+            _instrument(thing, name, atheris.instrument_func)
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # as of the kernel
+    work = Path(tempfile.mkdtemp(dir=memory))
+    folder = ProcessFolder(work / "spool")
+    try_one: Callable[[bytes], object] = try_body if options.what == "bodies" else folder.try_file
+    mutated = mutated_body if options.what == "bodies" else mutated_file
+    seeds = body_seeds() if options.what == "bodies" else folder.seeds()
+    corpus = work / "corpus"
+    corpus.mkdir()
+    for number, seed in enumerate(seeds):
+        (corpus / str(number)).write_bytes(seed)
+
+    def mutator(data: bytes, max_size: int, seed: int) -> bytes:
+        chooser = random.Random(seed)
+        if chooser.random() < 0.4:
+            changed: bytes = atheris.Mutate(data, max_size)
+            return changed
+        return mutated(data, chooser)[:max_size]
+
+    flags = [f"-max_total_time={options.seconds}", f"-seed={options.seed}"]
+    flags += [f"-max_len={MAX_INPUT}", f"-timeout={PATIENCE_S}", "-rss_limit_mb=0"]
+    flags += [f"-artifact_prefix={options.keep}/", "-len_control=0", "-reduce_inputs=0"]
+    atheris.Setup([sys.argv[0], *flags, str(corpus)], try_one, custom_mutator=mutator)
+    try:
+        atheris.Fuzz()
+    finally:
+        shutil.rmtree(work)
+
+
+def _instrument(thing: Any, module: str, change: Callable[[Any], object]) -> None:  # noqa: ANN401
+    """Let a function, or a class's functions, tell which of their lines were reached."""
+    if getattr(thing, "__module__", None) != module:
+        return
+    for one in list(vars(thing).values()) if isinstance(thing, type) else [thing]:
+        if callable(one) and hasattr(one, "__code__"):
+            change(one)
+
+
+if __name__ == "__main__":
+    main()

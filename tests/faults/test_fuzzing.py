@@ -1,0 +1,82 @@
+"""What `make fuzz` tries for minutes, guided by coverage, tried on some hundred inputs."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.tail import SpoolTail
+from tests.collector.kept_cuts import KeptCuts
+from tests.collector.spool_builder import SpoolBuilder
+from tests.faults.fuzzing import (
+    ProcessFolder,
+    body_seeds,
+    decoded,
+    messages,
+    mutated_body,
+    mutated_file,
+    try_body,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NUM_MUTANTS = 60
+"""Of each seed."""
+
+
+def test_bodies_that_lie_are_refused_or_taken_as_what_they_say() -> None:
+    chooser = random.Random(18)
+    seeds = body_seeds()
+    assert [decoded(seed) is not None for seed in seeds] == [True] * 5 + [False]
+    assert all(b"".join(messages(seed)) == seed for seed in seeds)
+    found: Counter[bool] = Counter()
+
+    for seed in seeds:
+        for _ in range(NUM_MUTANTS):
+            mutant = mutated_body(seed, chooser)
+            try_body(mutant)
+            found[decoded(mutant) is not None] += 1
+
+    assert min(found[True], found[False]) > 20, found  # neither all nor nothing is refused
+
+
+def test_whatever_stands_in_a_processs_files_the_agent_goes_on_and_the_collector_takes_it(
+    tmp_path: Path,
+) -> None:
+    chooser = random.Random(11)
+    folder = ProcessFolder(tmp_path)
+    found: Counter[int] = Counter()
+
+    for seed in folder.seeds():
+        assert folder.try_file(seed) == 3
+        found.update(folder.try_file(mutated_file(seed, chooser)) for _ in range(NUM_MUTANTS))
+
+    assert set(found) >= {0, 3}, found
+
+
+@pytest.mark.parametrize("run_id", ["", "two words", "-", "../up", "naïve"])
+def test_a_folder_whose_run_no_collector_takes_is_named_and_left_and_others_go_on(
+    tmp_path: Path, run_id: str
+) -> None:
+    strange = SpoolBuilder(tmp_path / "strange", run_id="run")
+    strange.rename(run_id)
+    strange.span("kept")
+    strange.end()
+    other = SpoolBuilder(tmp_path / "strange", run_id="run", rank=1)
+    other.span("fine")
+    other.end()
+    sink = KeptCuts()
+    tail = SpoolTail(tmp_path / "strange", sink)
+
+    told = tail.poll().problems + tail.poll().problems
+
+    assert [cut.key.rank for cut in sink.cuts] == [1]
+    (line,) = told
+    assert str(strange.folder) in line
+    assert "left as it is" in line
+    assert repr(run_id) in line
+    assert strange.segment.exists()
