@@ -35,12 +35,20 @@ MAX_REASON_LETTERS = 300
 
 
 class RefusedError(CollectorError):
-    """The collector refuses what was sent for what it is."""
+    """What was sent is refused for what it is.
 
-    def __init__(self, status: int, reason: str) -> None:
+    Args:
+        status: Of the answer.
+        reason: As the answer gives it.
+        is_of_collector: Whether the collector itself says so; else something before it, a proxy
+            say, lets no body of that length through.
+    """
+
+    def __init__(self, status: int, reason: str, *, is_of_collector: bool = True) -> None:
         super().__init__(f"{status}: {reason}")
         self.status = status
         self.reason = reason
+        self.is_of_collector = is_of_collector
 
 
 class GoneError(CollectorError):
@@ -99,9 +107,9 @@ def checked_states(document: object, cuts: Sequence[Cut]) -> list[str]:
         if not isinstance(entry, dict) or any(entry.get(k) != v for k, v in of_cut.items()):
             raise HeldError("the collector's answer tells of other cuts than were sent")
         state = entry.get("state")
-        if state not in KNOWN_STATES:
+        if not isinstance(state, str) or state not in KNOWN_STATES:
             raise HeldError(f"the collector says {str(state)[:40]!r} of a cut: unknown here")
-        states.append(str(state))
+        states.append(state)
     return states
 
 
@@ -156,13 +164,18 @@ def checked_page(
             source_format=None if source_format is None else str(source_format),
             next_after=None if following is None else int(following),
         )
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise HeldError("the collector's answer does not tell what it holds") from None
 
 
 def _refusal(answer: Answer) -> CollectorError:
+    """Return what a refusal means; only the collector can say that it will never have something."""
     document = _document(answer)
-    if answer.status == UNPROCESSABLE and isinstance(document, dict) and document.get("supported"):
+    if not _is_a_collectors(answer):
+        if answer.status != TOO_LARGE:
+            return HeldError(f"the address answers {answer.status}, and not as a collector does")
+        return RefusedError(TOO_LARGE, _reason(answer), is_of_collector=False)
+    if answer.status == UNPROCESSABLE and document.get("supported"):
         return HeldError(f"{_reason(answer)}", pause_s=TOKEN_PAUSE_S, is_of_run=True)
     return RefusedError(answer.status, _reason(answer))
 

@@ -72,6 +72,12 @@ class Delivery:
     def _set_aside(
         self, item: T, refusal: RefusedError, park: Callable[[T, RefusedError], None]
     ) -> None:
+        if not refusal.is_of_collector:
+            raise HeldError(
+                f"what stands before the collector does not let a batch of least length through"
+                f" ({refusal}): let it take bodies of 32 MiB",
+                pause_s=ALL_REFUSED_PAUSE_S,
+            )
         if self._num_parked_in_a_row >= MAX_PARKED_IN_A_ROW:
             self._num_parked_in_a_row -= 1  # one more after the pause
             raise HeldError(

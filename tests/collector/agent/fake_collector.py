@@ -34,6 +34,11 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
 
 
+def refusal(status: int, reason: str = "no") -> Reply:
+    """Return what a collector answers to what it will never have."""
+    return Reply(status=status, document={"schema": 1, "error": reason})
+
+
 @dataclass(slots=True)
 class Stored:
     """What the collector holds; it outlives the server that filled it."""

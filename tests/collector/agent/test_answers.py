@@ -63,6 +63,9 @@ STRANGERS = [
     Reply(status=200, document=[]),
     Reply(status=410, body=b"<html>gone</html>"),
     Reply(status=410, document={"message": "Gone"}),
+    Reply(status=400, body=b"<html>The plain HTTP request was sent to HTTPS port</html>"),
+    Reply(status=413, body=b"<html>Request Entity Too Large</html>"),
+    Reply(status=422, document={"detail": [{"type": "missing"}]}),
 ]
 """What a balancer, a gateway or a sign-in page may answer in a collector's place."""
 
@@ -83,12 +86,40 @@ def test_nothing_is_given_up_on_the_word_of_a_stranger(
             rig.turn()
         assert list(spool.glob("run/*/seg-*"))
         assert not any("deleted" in line for line in rig.lines)
+        assert not (rig.state / "dead").exists()
+        assert rig.lines
 
         collector.misbehave = lambda _path, _body: None
         rig.turn_until(lambda: not list(spool.glob("run/*/seg-*")))
 
         assert_clean(tmp_path, collector.stored)
         assert {"runs", "ranks", "groups", "manifests"} <= collector.stored.described.keys()
+        rig.close()
+
+
+def test_a_proxy_that_lets_only_small_bodies_through_gets_smaller_ones(
+    oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    most, lengths = 10_000, []
+    too_large = Reply(status=413, body=b"<html>Request Entity Too Large</html>")
+    for rank in range(60):
+        builder = SpoolBuilder(spool, run_id="run", rank=rank)
+        write_spans(builder, oracle, 20)
+        builder.end()
+
+    def refuse_long(path: str, body: bytes) -> Reply | None:
+        if path == "/v1/spans":
+            lengths.append(len(body))
+        return too_large if len(body) > most else None
+
+    with FakeCollector() as collector:
+        collector.misbehave = refuse_long
+        rig = Rig(spool, collector.url)
+        rig.turn_until(lambda: not list(spool.glob("run/*/seg-*")))
+
+        assert max(lengths) > most
+        assert_clean(tmp_path, collector.stored)
+        assert not (rig.state / "dead").exists()
         rig.close()
 
 

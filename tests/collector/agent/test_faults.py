@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from collector.agent.link import Deadlines
-from tests.collector.agent.fake_collector import FakeCollector, Reply
+from tests.collector.agent.fake_collector import FakeCollector, refusal
 from tests.collector.agent.rig import Rig, any_unanswered, assert_clean, write_spans
 from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.proxy import FaultProxy, Faults
@@ -165,7 +165,7 @@ def test_what_the_ranks_dropped_stands_beside_what_the_agent_dropped(
     builder.drop(DropReason.SPOOL_FULL, 7)
     builder.end()
     with FakeCollector() as collector:
-        collector.misbehave = lambda path, _: Reply(status=400) if path == "/v1/spans" else None
+        collector.misbehave = lambda path, _: refusal(400) if path == "/v1/spans" else None
         rig = Rig(spool, collector.url)
         rig.turn_until((rig.state / "dead").exists)
         for _ in range(3):

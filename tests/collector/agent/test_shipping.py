@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from collector.identity import segment_id
-from tests.collector.agent.fake_collector import FakeCollector, Reply
+from tests.collector.agent.fake_collector import FakeCollector, Reply, refusal
 from tests.collector.agent.rig import Rig, write_spans
 from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.checker import Oracle, check
@@ -194,7 +194,7 @@ def test_one_poison_cut_of_a_hundred_is_parked_with_its_bytes_and_the_rest_arriv
 
     def refuse_poison(path: str, body: bytes) -> Reply | None:
         if path == "/v1/spans" and any(cut.key.rank == 37 for cut in decode_cuts(body)):
-            return Reply(status=422, document={"reason": "row 1 is poison"})
+            return refusal(422, "row 1 is poison")
         return None
 
     collector.misbehave = refuse_poison
@@ -224,7 +224,7 @@ def test_a_poison_cut_alone_is_refused_three_times_before_it_is_parked(
     builder = SpoolBuilder(spool, run_id="run")
     write_spans(builder, oracle, 2)
     builder.end()
-    collector.misbehave = lambda path, _: Reply(status=400) if path == "/v1/spans" else None
+    collector.misbehave = lambda path, _: refusal(400) if path == "/v1/spans" else None
     rig = Rig(spool, collector.url)
 
     rig.turn_until((spool / ".agent" / "dead").exists)
@@ -241,7 +241,7 @@ def test_a_collector_that_refuses_everything_does_not_empty_the_spool_into_the_p
         builder = SpoolBuilder(spool, run_id="run", rank=rank)
         write_spans(builder, oracle, 1)
         builder.end()
-    collector.misbehave = lambda path, _: Reply(status=400) if path == "/v1/spans" else None
+    collector.misbehave = lambda path, _: refusal(400) if path == "/v1/spans" else None
     rig = Rig(spool, collector.url)
 
     for _ in range(5):
@@ -335,7 +335,8 @@ def test_a_collector_too_old_for_our_data_leaves_it_in_the_spool(
     write_spans(builder, oracle, 4)
     builder.end()
     too_old = Reply(
-        status=422, document={"reason": "version 1, I read 0 to 0", "supported": [0, 0]}
+        status=422,
+        document={"schema": 1, "error": "version 1, I read 0 to 0", "supported": [0, 0]},
     )
     collector.misbehave = lambda path, _: too_old if path == "/v1/spans" else None
     rig = Rig(spool, collector.url)
@@ -360,7 +361,7 @@ def test_one_description_that_is_refused_is_parked_and_all_else_arrives(
 
     def refuse_one(path: str, body: bytes) -> Reply | None:
         is_poison = path == "/v1/rows/ranks" and b'"rank": 3' in body
-        return Reply(status=422, document={"error": "row 3, host: no"}) if is_poison else None
+        return refusal(422, "row 3, host: no") if is_poison else None
 
     collector.misbehave = refuse_one
     rig = Rig(spool, collector.url)
