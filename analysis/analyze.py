@@ -225,12 +225,15 @@ def _as_recorded(
 def _replayable(
     run: RunInfo, spans: SpanTable, steps: StepTable, reading: Reading
 ) -> tuple[Reading, Replayer | None]:
-    """Leave out the steps whose operations wait for each other in a circle.
+    """Leave out the steps whose operations wait for each other in a circle, or that have none.
 
     Returns:
         The rest, and its replay; None where nothing is left.
     """
     while reading.steps:
+        if not len(reading.model.rank):
+            astray = dict.fromkeys(reading.steps, "its spans lie in other steps")
+            return replace(reading, left_out=reading.left_out | astray), None
         try:
             return reading, Replayer(reading.model)
         except CycleError:

@@ -110,6 +110,8 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
     unclear = set(unexplained(case.profile))
     if unclear:
         return (_too_few_peers(tuple(sorted(unclear)), case.profile), *findings)
+    if case.reading.unjudged:
+        return (_not_judged(case.reading.unjudged), *findings)
     return (_no_slow_rank(case.profile, case.slowdown), *findings)
 
 
@@ -240,6 +242,13 @@ def insufficient(evidence: str) -> Finding:
         recoverable_ratio=None,
         confidence=1.0,
         evidence=evidence,
+    )
+
+
+def _not_judged(ranks: tuple[int, ...]) -> Finding:
+    return insufficient(
+        f"{name_ranks(ranks)} recorded no compute in most of these steps, so nobody can say whether"
+        " it is slow; no other rank's compute stands clear of its peers'"
     )
 
 

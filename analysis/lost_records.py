@@ -1,4 +1,4 @@
-"""Ranks that lack spans in a step which they have in most others: some of them were dropped."""
+"""Ranks that lack spans of a step: some were dropped, or the rank says that it recorded none."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy as np
 
 from analysis.distinct import is_one_of
 from analysis.ordering import places_of
-from tracer.span import KIND_CODES, SpanKind
+from analysis.words import name_ranks
+from tracer.span import KIND_CODES, KINDS, SpanKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.evidence import GapItems
     from analysis.model import ComputeItems
-    from analysis.source import SpanTable, StepTable
+    from analysis.source import RunInfo, SpanTable, StepTable
 
 Items = TypeVar("Items", "ComputeItems", "GapItems")
 
@@ -26,6 +27,12 @@ COUNTED = [
 ]
 """What a step has the same number of in a job whose steps are alike. A lost forward looks like a
 host that stood still, a lost wait like compute."""
+
+OF_A_RANK = sum(
+    1 << KIND_CODES[kind] for kind in (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER)
+)
+"""Bits of the kinds that a rank may not have recorded while the others can be replayed: whoever
+waits for it still says so."""
 
 LEAST_STEPS = 3
 """Fewer steps tell no usual number."""
@@ -44,6 +51,10 @@ class Losses:
     lacks: NDArray[np.bool_]
     """Shape (ranks, steps)."""
 
+    def beside(self, told: Losses) -> Losses:
+        """Return these without those of ``told``, of the same ranks and steps."""
+        return replace(self, lacks=self.lacks & ~told.lacks)
+
     def warnings(self) -> list[str]:
         """Return what a reader should know of it; nothing where nothing is lacking."""
         row, column = np.nonzero(self.lacks)
@@ -52,6 +63,95 @@ class Losses:
         first, step = self.ranks[row[0]], self.steps[column[0]]
         told = f"{len(row)} times a rank lacks compute or waits of a step, first {first} in {step}"
         return [f"records were dropped: {told}; what it did in that step is not judged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unrecorded:
+    """Which ranks say that they recorded no compute of a step."""
+
+    losses: Losses
+    kinds: int
+    """Bits of the kinds, of all these ranks and steps together."""
+
+    @property
+    def mostly(self) -> tuple[int, ...]:
+        """The ranks that say so of more than half of the steps, ascending."""
+        lacks = self.losses.lacks
+        is_mostly = 2 * lacks.sum(axis=1) > lacks.shape[1]
+        return tuple(self.losses.ranks[is_mostly].tolist())
+
+    def warnings(self) -> list[str]:
+        """Return what a reader should know of it; nothing where nothing is lacking."""
+        row, column = np.nonzero(self.losses.lacks)
+        if not len(row):
+            return []
+        ranks = tuple(np.unique(self.losses.ranks[row]).tolist())
+        steps = self.losses.steps[column]
+        kinds = " and ".join(kind for code, kind in enumerate(KINDS) if self.kinds >> code & 1)
+        told = (
+            f"{name_ranks(ranks)} recorded no {kinds} in steps {steps.min()} to {steps.max()}, by"
+            " request or because the capture failed (see the run's events): what they did then is"
+            " not judged"
+        )
+        return [told]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What is left to judge."""
+
+    items: ComputeItems
+    gaps: GapItems
+    warnings: tuple[str, ...]
+    without: tuple[int, ...]
+    """Ranks that say that they recorded no compute in more than half of the steps, ascending."""
+
+
+def only_recorded(
+    items: ComputeItems,
+    gaps: GapItems,
+    *,
+    run: RunInfo,
+    spans: SpanTable,
+    steps: StepTable,
+    numbers: NDArray[np.int32],
+) -> Judged:
+    """Leave out what ranks did in steps of which they lack records.
+
+    Args:
+        items: Their compute.
+        gaps: What lies between.
+        run: Says whether records were dropped.
+        spans: All spans of the steps.
+        steps: All steps' rows, also of those that take no part.
+        numbers: Numbers of those that do, ascending.
+    """
+    warnings: list[str] = []
+    unrecorded = unrecorded_of(steps, numbers)
+    if unrecorded.kinds:
+        warnings += unrecorded.warnings()
+        items = without_losses(items, unrecorded.losses)
+        gaps = without_losses(gaps, unrecorded.losses)
+    if run.num_dropped or run.num_torn:
+        losses = losses_of(spans, steps, numbers).beside(unrecorded.losses)
+        warnings += losses.warnings()
+        items, gaps = without_losses(items, losses), without_losses(gaps, losses)
+    return Judged(items=items, gaps=gaps, warnings=tuple(warnings), without=unrecorded.mostly)
+
+
+def unrecorded_of(steps: StepTable, numbers: NDArray[np.int32]) -> Unrecorded:
+    """Return which ranks say that they recorded no compute of a step.
+
+    Args:
+        steps: All steps' rows.
+        numbers: Numbers of the steps that take part, ascending.
+    """
+    ranks = np.unique(steps.rank)
+    rows = np.flatnonzero(np.isin(steps.step, numbers) & ((steps.left_out & OF_A_RANK) != 0))
+    lacks = np.zeros((len(ranks), len(numbers)), dtype=np.bool_)
+    lacks[places_of(steps.rank[rows], ranks), places_of(steps.step[rows], numbers)] = True
+    kinds = int(np.bitwise_or.reduce(steps.left_out[rows])) & OF_A_RANK if len(rows) else 0
+    return Unrecorded(losses=Losses(ranks=ranks, steps=numbers, lacks=lacks), kinds=kinds)
 
 
 def losses_of(spans: SpanTable, steps: StepTable, numbers: NDArray[np.int32]) -> Losses:

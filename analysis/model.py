@@ -95,3 +95,6 @@ class Reading:
     experts: NDArray[np.bool_] | None = None
     """Shape (ops,): which are compute of experts, from which ``items`` are free; None where none
     is known to be."""
+
+    unjudged: tuple[int, ...] = ()
+    """Ranks that recorded no compute in more than half of ``steps``, ascending."""

@@ -266,6 +266,8 @@ def _highest_of_others(
         excess: Shape (rows, steps).
         alike: Shape (rows,): rows of equal number are no others of each other.
     """
+    if not len(excess):
+        return np.zeros(0)
     _, number = np.unique(alike, return_inverse=True)
     if not number.any():
         number = np.arange(len(excess))  # All are alike: they have but each other.

@@ -173,9 +173,9 @@ def _confirmed_mates(
 
 def _own_earlier(total: NDArray[np.float64], row: int) -> NDArray[np.float64]:
     """Return a rank's first steps, scaled by how the job as a whole went on from there."""
-    early = np.nanmedian(total[:, :NUM_EARLIER_STEPS], axis=1, keepdims=True)
+    early = row_medians(total[:, :NUM_EARLIER_STEPS])[:, None]
     others = np.delete(total / early, row, axis=0)
-    common = np.nanmedian(others, axis=0) if len(others) else np.ones(total.shape[1])
+    common = row_medians(others.T) if len(others) else np.ones(total.shape[1])
     own: NDArray[np.float64] = early[row] * common
     return own
 

@@ -162,8 +162,8 @@ class StepTable:
     """NaN: unknown."""
 
     left_out: NDArray[np.uint32]
-    """Bit `k` is set where the rank recorded no spans of kind `k` (`tracer.span.KINDS`), by
-    request; 0: all were recorded."""
+    """Bit `k` is set where the rank lacks spans of kind `k` (`tracer.span.KINDS`), by request or
+    because the tracer's capture of them failed; 0: all were recorded."""
 
     def __len__(self) -> int:
         return len(self.start_ns)

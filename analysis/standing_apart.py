@@ -55,7 +55,7 @@ def error_of_level(ratio: NDArray[np.float64]) -> float:
         ratio: Shape (links, steps): each link over what is usual for it.
 
     Returns:
-        0.0 with one link alone: then only the changes from step to step tell.
+        0.0 with one link alone, or one in each step: then only the changes from step to step tell.
     """
     known = ratio[~np.isnan(ratio).all(axis=1)]
     num = len(known)
@@ -63,6 +63,8 @@ def error_of_level(ratio: NDArray[np.float64]) -> float:
         return 0.0
     # Each against the others, whose mean would vary by 1 / (n - 1) of what a link does.
     residual = (known / median_of_others(known) - 1.0) * np.sqrt((num - 1) / num)
+    if np.isnan(residual).all():
+        return 0.0  # each step has one link alone
     # Less than half of the links may be slow otherwise than the others.
     deviation = float(np.nanmedian(np.abs(residual))) / NORMAL_MEDIAN
     return MEDIAN_ERROR * deviation / float(np.sqrt(num))

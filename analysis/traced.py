@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.distinct import distinct
 from analysis.intervals import NOWHERE
-from analysis.lost_records import losses_of, without_losses
+from analysis.lost_records import OF_A_RANK, only_recorded
 from analysis.model import Reading
 from analysis.ordering import places_of
 from analysis.pieces import cut
@@ -105,25 +105,23 @@ def read_traced(
     np.minimum.at(first, index, steps.start_ns)
     np.maximum.at(last, index, steps.end_ns)
     items, of_experts = found.result()
-    if run.num_dropped or run.num_torn:
-        losses = losses_of(spans, all_steps, numbers)
-        warnings += losses.warnings()
-        items, gaps = without_losses(items, losses), without_losses(gaps, losses)
+    judged = only_recorded(items, gaps, run=run, spans=spans, steps=all_steps, numbers=numbers)
     experts = None
     if of_experts.any():
         experts = np.zeros(len(number), dtype=np.bool_)
         experts[piece_number[of_experts]] = True
     return Reading(
         model=model,
-        items=items,
+        items=judged.items,
         steps=named,
         actual_ns=last - first,
         left_out=left_out,
         waits=waits,
-        gaps=gaps,
+        gaps=judged.gaps,
         transfers=transfers.result(),
-        warnings=tuple(warnings),
+        warnings=(*warnings, *judged.warnings),
         experts=experts,
+        unjudged=judged.without,
     )
 
 
@@ -158,7 +156,7 @@ def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit
     for step in set(distinct(steps.step).tolist()) - set(distinct(spans.step).tolist()):
         reasons[step] = "no span of it is stored"
     for step, missing in _not_recorded(run, steps).items():
-        reasons[step] = f"spans of it were not recorded, by request: {missing}"
+        reasons[step] = f"spans of it were not recorded: {missing}"
     numbers, counts = np.unique(steps.step, return_counts=True)
     for step, count in zip(numbers.tolist(), counts.tolist(), strict=True):
         if count != expected:
@@ -191,19 +189,25 @@ def _placed(
 
 
 def _not_recorded(run: RunInfo, steps: StepTable) -> dict[int, str]:
-    """Name, by step, the kinds that the replay needs and some rank was asked not to record."""
+    """Name, by step, the kinds that the replay needs and ranks say that they did not record.
+
+    A step in which few ranks lack compute alone is replayed; these ranks are not judged in it.
+    """
     has_other = any(group.kind == OTHER for epoch in run.epochs for group in epoch.groups)
     needed = NEEDED_KINDS | {OTHER} if has_other else NEEDED_KINDS
     bits = sum(1 << KIND_CODES[kind] for kind in needed)
     found: dict[int, int] = {}
-    lacking = np.flatnonzero(steps.left_out & np.uint32(bits))
-    for step, mask in zip(
-        steps.step[lacking].tolist(), steps.left_out[lacking].tolist(), strict=True
-    ):
-        found[step] = found.get(step, 0) | mask & bits
+    mask = steps.left_out & np.uint32(bits)
+    alone = np.flatnonzero((mask != 0) & ((mask & ~np.uint32(OF_A_RANK)) == 0))
+    numbers, counts = np.unique(steps.step[alone], return_counts=True)
+    few = numbers[2 * counts < num_expected(run)]
+    mask[alone[np.isin(steps.step[alone], few)]] = 0
+    lacking = np.flatnonzero(mask)
+    for step, kinds in zip(steps.step[lacking].tolist(), mask[lacking].tolist(), strict=True):
+        found[step] = found.get(step, 0) | kinds
     return {
-        step: ", ".join(kind for code, kind in enumerate(KINDS) if mask >> code & 1)
-        for step, mask in found.items()
+        step: ", ".join(kind for code, kind in enumerate(KINDS) if kinds >> code & 1)
+        for step, kinds in found.items()
     }
 
 

@@ -35,7 +35,7 @@ from tracer.step_records import StepRecords
 from tracer.tell import tell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from tracer.control import Handler
@@ -77,6 +77,12 @@ class Recorder:
         self._step_records = StepRecords(self._arguments)
         self.step_start_ns: int | None = None
         """When the step that runs began, monotonic; None before the first."""
+
+        self._failed_kinds = 0
+        """Bits of the kinds whose capture has failed: nothing of them is recorded any more."""
+
+        self._lacking = 0
+        """Bits of the kinds of which this step lacks a span for an error of ours."""
 
         self._failure: dict[str, object] | None = None
         self._closers: list[Callable[[], None]] = []
@@ -201,6 +207,25 @@ class Recorder:
         """
         self.comm_lane.swallow(problem)
 
+    def lacks(self, kind: SpanKind) -> None:
+        """Note that this step lacks a span of ``kind``: its record will say so."""
+        self._lacking |= 1 << KIND_CODES[kind]
+
+    def capture_failed(
+        self, text: str, problem: BaseException, *, kinds: Iterable[SpanKind] = ()
+    ) -> None:
+        """Count and tell that a capture has ended for an error of ours, or never began.
+
+        Args:
+            text: Which, in words.
+            problem: The error.
+            kinds: What it would have recorded: the records of this step and of all later ones
+                say that these are missing, so that nobody takes the gaps for idleness.
+        """
+        self._failed_kinds |= sum(1 << KIND_CODES[kind] for kind in set(kinds))
+        self.drop(DropReason.INTERNAL_ERROR)
+        self.event("tracer", text, {"error": repr(problem)[:500]})
+
     # -- steps ---------------------------------------------------------------
 
     def begin_steps(self, first_step: int = 0) -> None:
@@ -222,8 +247,9 @@ class Recorder:
             end_ns=now_ns,
             tokens=counted if tokens is None else tokens,
             loss=loss,
-            left_out=self.sampling.left_out,
+            left_out=self.sampling.left_out | self._failed_kinds | self._lacking,
         )
+        self._lacking = 0
         self._begin_step(self.step_number + 1, now_ns)
 
     def microbatch(

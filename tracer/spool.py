@@ -81,7 +81,7 @@ span with `HAS_COMM`; without that flag the half is zero and means nothing."""
 STEP = struct.Struct("<qdqI36x")
 """num_tokens, loss, peak_memory_bytes, left out: the second half of a `RecordType.STEP`.
 Unknown is -1, NaN and -1. Left out: bit k is set where spans of kind code k that began in the
-step were not recorded, by request; 0: the step was recorded whole."""
+step were not recorded, by request or because their capture failed; 0: all were recorded."""
 
 MICROBATCH = struct.Struct("<qq48x")
 """num_tokens, sum_squared_lengths: the second half of a `RecordType.MICROBATCH`; unknown is -1."""

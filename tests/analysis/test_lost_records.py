@@ -1,4 +1,4 @@
-"""Ranks that lack spans of a step, told by what they have in other steps."""
+"""Ranks that lack spans of a step, told by what they have in other steps or by themselves."""
 
 from __future__ import annotations
 
@@ -93,3 +93,87 @@ def test_the_same_holes_without_a_dropped_record_are_pauses() -> None:
     report = analyze_run(without_a_forward(job(), (0, 1), (1, 3), (2, 5), num_dropped=0), "run")
 
     assert [finding.cause for finding in report.findings] == ["gc-pause"]
+
+
+def slow_on(rank: int | None) -> Source:
+    """Train four ranks for 8 steps; one computes half as long again."""
+
+    def script(at: int, _: int) -> Iterator[Action]:
+        for microbatch in range(3):
+            for kind in (SpanKind.FORWARD, SpanKind.BACKWARD):
+                length_ns = 150 * MS if at == rank else 100 * MS
+                yield from work(kind, length_ns, microbatch=microbatch)
+        yield ALL_REDUCE
+
+    return source_of(trained(script, num_steps=NUM_STEPS))
+
+
+def unrecorded(
+    source: Source, ranks: tuple[int, ...], kinds: tuple[SpanKind, ...], *, first_step: int
+) -> Source:
+    """Return what is stored where ranks recorded none of these kinds from a step on."""
+    codes = [KIND_CODES[kind] for kind in kinds]
+    spans, steps = source.span_table, source.step_table
+    gone = np.isin(spans.rank, ranks) & (spans.step >= first_step) & np.isin(spans.kind, codes)
+    told = np.isin(steps.rank, ranks) & (steps.step >= first_step)
+    left_out = np.where(told, sum(1 << code for code in codes), 0).astype(np.uint32)
+    return replace(
+        source,
+        info=replace(source.info, num_dropped=1),
+        span_table=rows_of_spans(spans, ~gone),
+        step_table=replace(steps, left_out=left_out),
+    )
+
+
+COMPUTE = (SpanKind.FORWARD, SpanKind.BACKWARD)
+
+
+@pytest.mark.parametrize("kinds", [COMPUTE, (SpanKind.BACKWARD,), (SpanKind.FORWARD,)])
+def test_a_rank_whose_capture_failed_is_not_said_to_stand_still(
+    kinds: tuple[SpanKind, ...],
+) -> None:
+    report = analyze_run(unrecorded(slow_on(None), (2,), kinds, first_step=5), "run")
+
+    assert [finding.cause for finding in report.findings] == ["healthy"]
+    assert report.quality.coverage_ratio == 1.0
+    (warning,) = report.quality.warnings
+    names = " and ".join(kinds)
+    assert warning.startswith(f"rank 2 recorded no {names} in steps 5 to 7, by request or because")
+
+
+def test_another_rank_that_is_slow_is_still_named() -> None:
+    report = analyze_run(unrecorded(slow_on(1), (2,), COMPUTE, first_step=5), "run")
+
+    assert [(finding.cause, finding.ranks) for finding in report.findings] == [
+        ("slow-compute", (1,))
+    ]
+
+
+@pytest.mark.parametrize("slow", [None, 2])
+def test_nobody_is_called_healthy_of_whom_nothing_is_known(slow: int | None) -> None:
+    first_step = 3 if slow is None else 0
+    source = unrecorded(slow_on(slow), (2,), COMPUTE, first_step=first_step)
+
+    report = analyze_run(source, "run")
+
+    (finding,) = report.findings
+    assert finding.cause == "insufficient-evidence"
+    assert finding.evidence.startswith("rank 2 recorded no compute in most of these steps")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kinds", "names"),
+    [
+        ((1, 2), COMPUTE, "forward, backward"),
+        ((2,), (SpanKind.WAIT,), "wait"),
+        ((0, 1, 2, 3), (SpanKind.DP_COMM, SpanKind.WAIT), "dp-comm, wait"),
+    ],
+)
+def test_steps_of_which_half_the_ranks_or_any_wait_lack_are_left_out(
+    ranks: tuple[int, ...], kinds: tuple[SpanKind, ...], names: str
+) -> None:
+    report = analyze_run(unrecorded(slow_on(None), ranks, kinds, first_step=5), "run")
+
+    assert report.steps == tuple(range(5))
+    (warning,) = report.quality.warnings
+    assert warning == f"steps 5, 6, 7 left out: spans of it were not recorded: {names}"

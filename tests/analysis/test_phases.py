@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.phases import best_segments, row_medians, standing_out, standing_out_now_and_then
+from analysis.standing_apart import error_of_level
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 NONE = np.zeros(6, dtype=np.bool_)
 """Of six rows none has little to compare with."""
@@ -31,6 +38,21 @@ def test_a_median_passes_over_the_unknown() -> None:
     values = np.array([[3.0, np.nan, 1.0], [np.nan, np.nan, np.nan], [1.0, 2.0, 9.0]])
 
     assert np.array_equal(row_medians(values), [2.0, np.nan, 2.0], equal_nan=True)
+
+
+@pytest.mark.parametrize("excess", [np.empty((0, 8)), np.full((3, 8), np.nan)])
+def test_where_nothing_is_known_nobody_stands_out(excess: NDArray[np.float64]) -> None:
+    few = np.zeros(len(excess), dtype=np.bool_)
+
+    assert standing_out(excess, deviation=0.01) == ()
+    assert standing_out_now_and_then(excess, few=few) == ()
+
+
+def test_links_of_which_each_step_has_one_have_no_error_of_their_own() -> None:
+    ratio = np.full((3, 6), np.nan)
+    ratio[np.arange(6) % 3, np.arange(6)] = 1.0
+
+    assert error_of_level(ratio) == 0.0
 
 
 def test_a_row_that_stands_out_from_its_fourth_step_is_told_from_there() -> None:

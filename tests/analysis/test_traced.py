@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from analysis.analyze import analyze_run
 from analysis.operations import NO_GROUP
 from analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, SpanTable, StepTable
 from analysis.traced import read_traced
 from analysis.whatif import Replayer
+from tests.analysis.cluster import Source
 from tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
 from tracer.topology import Coords, Layout
 
@@ -163,6 +165,29 @@ def test_time_that_the_host_took_inside_forward_is_not_the_ranks_compute(kind: S
     assert reading.items.self_ns.tolist() == [22, 22]
 
 
+def test_a_step_that_ends_before_it_begins_holds_nothing_and_is_left_out() -> None:
+    # On the device step 1 came first, and step 0, of which no wait was recorded, after it.
+    device = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+    early, late = ((100 * k, 100 * k + 90) for k in (0, 10))
+    first, second = (
+        spans_of([(rank, SpanKind.FORWARD, *at, False, device) for rank in (0, 1)], step=step)
+        for step, at in ((0, late), (1, early))
+    )
+    columns = set(first.__dataclass_fields__) - {"names", "tracks"}
+    spans = replace(
+        first,
+        **{name: np.concatenate((getattr(first, name), getattr(second, name))) for name in columns},
+    )
+    steps = steps_of((0, 0, 0, 0, 50), (0, 0, 1, 0, 50), (0, 1, 0, 50, 99), (0, 1, 1, 50, 99))
+    left_out = np.array([1 << KIND_CODES[SpanKind.WAIT], 0, 0, 0], np.uint32)
+
+    report = analyze_run(Source(TWO_STAGES, spans, replace(steps, left_out=left_out)), "two")
+
+    (finding,) = report.findings
+    assert finding.cause == "insufficient-evidence"
+    assert "its spans lie in other steps" in finding.evidence
+
+
 def test_a_step_of_which_one_rank_left_out_what_the_replay_needs_is_unknown_not_empty() -> None:
     rows: list[Row] = [
         (0, SpanKind.FORWARD, 0, 30, False, 0),
@@ -179,7 +204,7 @@ def test_a_step_of_which_one_rank_left_out_what_the_replay_needs_is_unknown_not_
         return read_traced(run, spans_of(rows), told, clock_error_ns=0).left_out
 
     alone = replace(TWO_STAGES, epochs=(replace(TWO_STAGES.epochs[0], groups=()),))
-    why = "spans of it were not recorded, by request: "
+    why = "spans of it were not recorded: "
     assert left_out(alone, np.uint32(0), backward | host) == {0: f"{why}backward"}
     assert left_out(alone, host, host | other) == {}
     # With a group of kind "other", collectives are missing where that kind is.

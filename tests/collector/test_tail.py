@@ -234,7 +234,7 @@ def test_a_step_that_was_not_sampled_is_left_out_of_the_replay_and_named(
     ]
     report = analyze_run(StoreSource(store), run_id)
     assert report.steps == (0, 2)
-    (warning,) = [text for text in report.quality.warnings if "by request" in text]
+    (warning,) = [text for text in report.quality.warnings if "not recorded" in text]
     assert "step 1" in warning
     assert "forward" in warning
 

@@ -17,11 +17,15 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 
 import tracer
 from tests.tracer.reading import Row, dropped, only_folder, read_rows, read_spans
-from tracer.spool import DropReason
+from tracer.capture.compute import Compute
+from tracer.span import COMM_KINDS, KINDS
+from tracer.spool import STEP, DropReason, RecordType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tracer.span import SpanKind
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,6 +33,13 @@ def _group_of_one() -> Iterator[None]:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+def lacking(folder: Path) -> list[set[str]]:
+    """Return of which kinds each step says that it lacks spans."""
+    steps = [row for row in read_rows(folder) if row.record == RecordType.STEP]
+    masks = [STEP.unpack(row.second)[3] for row in sorted(steps, key=lambda row: row.step)]
+    return [{kind for code, kind in enumerate(KINDS) if mask >> code & 1} for mask in masks]
 
 
 def spans_after_goodbye(spool: Path) -> list[Row]:
@@ -185,13 +196,23 @@ def test_an_error_of_the_capture_turns_it_off_and_leaves_the_job_alone(
     # The frame that raises is a test's; as torch's own it would lie below torch's folder.
     monkeypatch.setattr("tracer.blame.OURS", __file__)
     values = torch.ones(2)
+    tracer.begin_steps()
+    tracer.step()
     dist.all_reduce(values)
+    tracer.step()
     dist.all_reduce(values)
+    tracer.step()
 
     assert spans_after_goodbye(tmp_path) == []
     folder = only_folder(tmp_path)
     assert dropped(folder) == {DropReason.INTERNAL_ERROR: 1}
     assert "turned itself off" in (folder / "events.jsonl").read_text()
+    # From then on each step says what it lacks: else it would look as if nobody had waited.
+    assert lacking(folder) == [
+        set(),
+        {*COMM_KINDS, "other", "wait"},
+        {*COMM_KINDS, "other", "wait"},
+    ]
 
 
 def test_where_torch_lacks_a_name_the_job_runs_and_an_event_says_so(
@@ -202,11 +223,42 @@ def test_where_torch_lacks_a_name_the_job_runs_and_an_event_says_so(
     tracer.install(spool=tmp_path, run="run")
     works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(2)]
     assert len(works) == 2
+    tracer.begin_steps()
+    tracer.step()
 
     assert spans_after_goodbye(tmp_path) == []
     folder = only_folder(tmp_path)
     assert dropped(folder) == {DropReason.INTERNAL_ERROR: 1}
     assert "no communication capture" in (folder / "events.jsonl").read_text()
+    assert lacking(folder) == [{*COMM_KINDS, "other", "wait"}]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_forward_that_cannot_be_recorded_is_lacking_in_its_step_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    left = [times]
+
+    def breaks(compute: Compute, kind: SpanKind) -> int:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise RuntimeError("ours")
+        return 0
+
+    model = nn.Linear(2, 2)
+    tracer.install(spool=tmp_path, run="run", model=model)
+    monkeypatch.setattr(Compute, "_next", breaks)
+    monkeypatch.setattr("tracer.blame.OURS", __file__)
+    tracer.begin_steps()
+    for _ in range(4):
+        model(torch.ones(2))
+        tracer.step()
+
+    spans = spans_after_goodbye(tmp_path)
+    folder = only_folder(tmp_path)
+    assert [row.step for row in spans] == list(range(times, 4))
+    assert lacking(folder) == [{"forward"}] * times + [set()] * (4 - times)
+    assert dropped(folder) == {DropReason.INTERNAL_ERROR: times}
 
 
 def test_an_optimizer_inside_another_counts_once(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from tracer.blame import is_ours
 from tracer.capture.completion import Completions
 from tracer.capture.group import CommGroup, GroupBook
+from tracer.capture.guard import COMMUNICATION
 from tracer.capture.launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance, Launch, heads_of
 from tracer.capture.on_device import OnDevice
 from tracer.capture.operation import Direction, Operation
@@ -289,10 +290,8 @@ class Communication:
         if not is_ours(problem):
             raise problem
         self.active = False
-        self._recorder.drop(DropReason.INTERNAL_ERROR)
-        self._recorder.event(
-            "tracer", "communication capture turned itself off", {"error": repr(problem)[:500]}
-        )
+        text = "communication capture turned itself off"
+        self._recorder.capture_failed(text, problem, kinds=COMMUNICATION)
 
     def close(self) -> None:
         """Write what never ended as open, and let go of everything."""

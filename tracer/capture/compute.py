@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from tracer.capture.guard import Guard
+from tracer.capture.guard import COMPUTE, Guard
 from tracer.clock import monotonic_ns
 from tracer.device.absent import NO_DEVICE_TIMING
 from tracer.device.span import DeviceSpan
@@ -37,7 +37,7 @@ class Compute:
     """Opens compute spans; one inside another is the same work seen twice, and is not recorded."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.guard = Guard(recorder, "compute")
+        self.guard = Guard(recorder, "compute", COMPUTE)
         """Of the hooks that open its spans."""
 
         self.inside = Inside()
@@ -79,6 +79,7 @@ class Compute:
             return self._span(name, kind, index, chunk, on)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.recorder.swallow(problem)
+            self.recorder.lacks(kind)
             return NOOP_SPAN
 
     def _next(self, kind: SpanKind) -> int:

@@ -5,23 +5,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ParamSpec
 
 from tracer.blame import is_ours
-from tracer.spool import DropReason
+from tracer.span import COMM_KINDS, SpanKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tracer.recorder import Recorder
 
 P = ParamSpec("P")
 
+COMPUTE = (SpanKind.FORWARD, SpanKind.BACKWARD)
+OPTIMIZER = (SpanKind.OPTIMIZER,)
+COMMUNICATION = (*COMM_KINDS, SpanKind.OTHER, SpanKind.WAIT)
+"""What nobody records once the capture of that name has failed."""
+
 
 class Guard:
     """Calls a capture's functions until one fails; that is counted, told, and ends the capture."""
 
-    def __init__(self, recorder: Recorder, what: str) -> None:
+    def __init__(self, recorder: Recorder, what: str, kinds: Iterable[SpanKind] = ()) -> None:
+        """Begin with a sound capture.
+
+        Args:
+            recorder: Where its end is told.
+            what: The capture's name.
+            kinds: What nobody records once it has ended.
+        """
         self.active = True
         self._recorder = recorder
         self._what = what
+        self._kinds = kinds
 
     def call(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call ``function``, unless the capture has ended.
@@ -45,7 +58,5 @@ class Guard:
         if not is_ours(problem):
             raise problem
         self.active = False
-        self._recorder.drop(DropReason.INTERNAL_ERROR)
-        self._recorder.event(
-            "tracer", f"{self._what} capture turned itself off", {"error": repr(problem)[:500]}
-        )
+        text = f"{self._what} capture turned itself off"
+        self._recorder.capture_failed(text, problem, kinds=self._kinds)

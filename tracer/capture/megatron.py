@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from tracer.capture.guard import Guard
+from tracer.capture.guard import COMPUTE, Guard
 from tracer.capture.module import traced_backward
 from tracer.span import NONE
 
@@ -68,7 +68,7 @@ class _Chunks:
         from torch.utils.weak import WeakTensorKeyDictionary
 
         self._inside = compute.inside
-        self._guard = Guard(compute.recorder, "megatron")
+        self._guard = Guard(compute.recorder, "megatron", COMPUTE)
         self._follow = follow
         self._groups = groups
         self._followed: WeakSet[Any] = WeakSet()

@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tracer.capture.guard import Guard
+from tracer.capture.guard import OPTIMIZER, Guard
 from tracer.device.absent import NO_DEVICE_TIMING
 from tracer.device.span import timed_span
 from tracer.span import SpanKind
@@ -32,7 +32,7 @@ class OptimizerSpans:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._guard = Guard(recorder, "optimizer")
+        self._guard = Guard(recorder, "optimizer", OPTIMIZER)
         self._running = _Running()
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401

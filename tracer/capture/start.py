@@ -12,21 +12,23 @@ from tracer.capture.compilation import capture_compilations
 from tracer.capture.data import LOADER_MODULE, capture_loaders
 from tracer.capture.forwards import Forwards
 from tracer.capture.garbage import capture_garbage
+from tracer.capture.guard import COMMUNICATION, COMPUTE, OPTIMIZER
 from tracer.capture.imported import after_import
 from tracer.capture.patch import Patches
 from tracer.capture.startup import capture_groups, capture_start
 from tracer.capture.steps import StepCounter, capture_steps
 from tracer.device.start import watch_for_cuda
-from tracer.spool import DropReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tracer.capture.compute import Compute
     from tracer.recorder import Recorder
+    from tracer.span import SpanKind
     from tracer.topology import Layout
 
 STAGE_MODULE = "torch.distributed.pipelining.stage"
+EVERYTHING = (*COMPUTE, *OPTIMIZER, *COMMUNICATION)
 
 
 class OnceLoaded:
@@ -37,22 +39,24 @@ class OnceLoaded:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._starts: dict[str, Callable[[], None]] = {}
+        self._starts: dict[str, tuple[Callable[[], None], Iterable[SpanKind]]] = {}
 
-    def capture(self, module: str, start: Callable[[], None]) -> None:
-        """Call ``start`` once ``module`` is loaded."""
+    def capture(
+        self, module: str, start: Callable[[], None], kinds: Iterable[SpanKind] = ()
+    ) -> None:
+        """Call ``start`` once ``module`` is loaded; without it nobody records ``kinds``."""
         if module in sys.modules:
-            _try(self._recorder, module, start)
+            _try(self._recorder, module, start, kinds)
             return
         if not self._starts:
             self._recorder.at_each_step(self._look)
-        self._starts[module] = start
+        self._starts[module] = (start, kinds)
 
     def _look(self) -> bool:
         """Return whether there is nothing left to wait for."""
         for module in list(self._starts):
             if module in sys.modules:
-                _try(self._recorder, module, self._starts.pop(module))
+                _try(self._recorder, module, *self._starts.pop(module))
         return not self._starts
 
 
@@ -81,7 +85,9 @@ def start_captures(
     if sys.modules.get("torch") is not None:  # None: somebody forbids it
         start()
     else:
-        recorder.on_shutdown(after_import("torch", lambda: _try(recorder, "torch", start)))
+        recorder.on_shutdown(
+            after_import("torch", lambda: _try(recorder, "torch", start, EVERYTHING))
+        )
 
 
 def _capture_torch(
@@ -105,9 +111,15 @@ def _capture_torch(
         lambda: forwards.follow(
             _capture_compute(recorder, patches, steps, forwards, once_loaded), model
         ),
+        COMPUTE,
     )
-    _try(recorder, "optimizer", lambda: _capture_optimizer(recorder))
-    _try(recorder, "communication", lambda: _capture_communication(recorder, patches, layout))
+    _try(recorder, "optimizer", lambda: _capture_optimizer(recorder), OPTIMIZER)
+    _try(
+        recorder,
+        "communication",
+        lambda: _capture_communication(recorder, patches, layout),
+        COMMUNICATION,
+    )
     _capture_input_and_output(recorder, patches, forwards, once_loaded)
     _try(recorder, "start-up", lambda: _capture_startup(recorder, patches))
     if count_steps is not False:
@@ -136,12 +148,14 @@ def _capture_startup(recorder: Recorder, patches: Patches) -> None:
         capture_groups(recorder, patches)
 
 
-def _try(recorder: Recorder, what: str, start: Callable[[], None]) -> None:
+def _try(
+    recorder: Recorder, what: str, start: Callable[[], None], kinds: Iterable[SpanKind] = ()
+) -> None:
+    """Start a capture; where this torch cannot have it, tell that nobody records ``kinds``."""
     try:
         start()
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-        recorder.drop(DropReason.INTERNAL_ERROR)
-        recorder.event("tracer", f"no {what} capture", {"error": repr(problem)[:500]})
+        recorder.capture_failed(f"no {what} capture", problem, kinds=kinds)
 
 
 def _capture_compute(
@@ -158,9 +172,11 @@ def _capture_compute(
 
     compute = Compute(recorder)
     capture_backward(compute, patches, steps)
-    once_loaded.capture(STAGE_MODULE, lambda: capture_pipeline(compute, patches))
+    once_loaded.capture(STAGE_MODULE, lambda: capture_pipeline(compute, patches), COMPUTE)
     follow = functools.partial(forwards.attach_chunk, compute)
-    once_loaded.capture(SCHEDULES_MODULE, lambda: capture_megatron(compute, patches, steps, follow))
+    once_loaded.capture(
+        SCHEDULES_MODULE, lambda: capture_megatron(compute, patches, steps, follow), COMPUTE
+    )
     return compute
 
 
