@@ -246,9 +246,10 @@ def insufficient(evidence: str) -> Finding:
 
 
 def _not_judged(ranks: tuple[int, ...]) -> Finding:
+    slow = "it is slow" if len(ranks) == 1 else "they are slow"
     return insufficient(
         f"{name_ranks(ranks)} recorded no compute in most of these steps, so nobody can say whether"
-        " it is slow; no other rank's compute stands clear of its peers'"
+        f" {slow}; no other rank's compute stands clear of its peers'"
     )
 
 

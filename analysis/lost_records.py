@@ -90,7 +90,7 @@ class Unrecorded:
         kinds = " and ".join(kind for code, kind in enumerate(KINDS) if self.kinds >> code & 1)
         told = (
             f"{name_ranks(ranks)} recorded no {kinds} in steps {steps.min()} to {steps.max()}, by"
-            " request or because the capture failed (see the run's events): what they did then is"
+            " request or because the capture failed (see the run's events): what was done then is"
             " not judged"
         )
         return [told]
