@@ -13,7 +13,7 @@ from analysis.exits import deaths_of, is_silence
 from analysis.report import Finding
 from analysis.standing import entered_ranks, open_work, standing_ranks
 from analysis.words import name_ranks
-from tracer.span import NONE, SpanKind
+from tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,6 +33,9 @@ DROPPED_FACTOR = 0.8
 
 MISMATCH_CONFIDENCE = 0.5
 """Nobody is silent: ranks stand in collectives that others have not entered, in a circle."""
+
+
+COMMUNICATION_BITS = np.uint32(sum(1 << KIND_CODES[kind] for kind in COMM_KINDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +93,7 @@ def _epoch_hang(
     missing = frozenset[int]().union(*(one.missing for one in stuck))
     if not missing:
         return None
-    traced = {info.rank for info in epoch.ranks}
+    traced = {info.rank for info in epoch.ranks} - _unheard(epoch.epoch, steps, standing)
     silent = missing - {one.rank for one in standing}
     if silent and not silent & traced:
         return _untraced(stuck[0], tuple(sorted(silent)))
@@ -105,6 +108,20 @@ def _epoch_hang(
     finding = _finding(run, stuck, culprits, is_circle=not silent, lost=lost, steps=steps)
     early = "; it had ended well by then" if ended & set(culprits) else ""
     return replace(finding, evidence=finding.evidence + _own_work(culprits, work) + early)
+
+
+def _unheard(epoch: int, steps: StepTable, standing: Iterable[Standing]) -> set[int]:
+    """Return the ranks whose capture of communication had failed when they were last heard of.
+
+    Whoever left it out by request still tells where it stands, and so do the others.
+    """
+    rows = np.flatnonzero(steps.epoch == epoch)
+    rows = rows[np.lexsort((steps.step[rows], steps.rank[rows]))]
+    rank = steps.rank[rows]
+    is_last = np.append(rank[1:] != rank[:-1], np.ones(min(len(rank), 1), dtype=np.bool_))
+    unheard = is_last & ((steps.left_out[rows] & COMMUNICATION_BITS) != 0)
+    silent = set(rank[unheard].tolist())
+    return set() if any(one.rank in silent for one in standing) else silent
 
 
 def _behind_their_mates(
@@ -195,8 +212,8 @@ def _untraced(shown: _Stuck, silent: tuple[int, ...]) -> Finding:
         recoverable_ratio=None,
         confidence=1.0,
         evidence=(
-            f"ranks stand in {_collective(shown)}, and {name_ranks(silent)} was not traced,"
-            " so nobody can say whether it is there: trace every rank"
+            f"ranks stand in {_collective(shown)}, and the communication of {name_ranks(silent)}"
+            " was not recorded, so nobody can say who is there: trace every rank"
         ),
     )
 

@@ -20,7 +20,7 @@ from tests.analysis.exit_builders import (
     timed_out,
 )
 from tests.dashboard.builders import span_table
-from tracer.span import NONE, Span, SpanFlag, SpanKind, UnixNs
+from tracer.span import KIND_CODES, NONE, Span, SpanFlag, SpanKind, UnixNs
 from tracer.topology import Coords
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from analysis.source import RunInfo
 
 DP, TP_LOW, TP_HIGH = 7, 8, 9
+DP_BIT = 1 << KIND_CODES[SpanKind.DP_COMM]
 GROUPS = (
     GroupInfo(group_id=DP, kind="dp-comm", name="dp", members=tuple(range(8))),
     GroupInfo(group_id=TP_LOW, kind="tp-comm", name="tp 0", members=(0, 1)),
@@ -237,7 +238,30 @@ def test_a_missing_rank_that_was_never_traced_leaves_the_question_open() -> None
     (finding,) = hangs(replace(whole, epochs=(traced,)), spans, UP_TO_16, RunContext())
 
     assert finding.cause == "insufficient-evidence"
-    assert "rank 7 was not traced" in finding.evidence
+    assert "the communication of rank 7 was not recorded" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("unrecorded", "ranks"),
+    [
+        ((), (3,)),
+        ((3,), ()),
+        # By request all leave it out, and still tell where they stand.
+        (tuple(range(8)), (3,)),
+    ],
+)
+def test_a_rank_whose_capture_of_communication_failed_is_not_said_to_be_missing(
+    unrecorded: tuple[int, ...], ranks: tuple[int, ...]
+) -> None:
+    steps = finished(*((step, rank) for step in (15, 16) for rank in range(8)))
+    masks = np.where(np.isin(steps.rank, unrecorded) & (steps.step == 16), DP_BIT, 0)
+    told = replace(steps, left_out=masks.astype(np.uint32))
+    inside = span_table([comm(rank) for rank in range(8) if rank != 3])
+
+    (finding,) = hangs(job(), inside, told, RunContext())
+
+    assert finding.ranks == ranks
+    assert finding.cause == ("hang" if ranks else "insufficient-evidence")
 
 
 def test_a_run_in_which_nobody_stands_has_no_hang() -> None:

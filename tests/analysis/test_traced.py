@@ -174,9 +174,10 @@ def test_a_step_that_ends_before_it_begins_holds_nothing_and_is_left_out() -> No
         for step, at in ((0, late), (1, early))
     )
     columns = set(first.__dataclass_fields__) - {"names", "tracks"}
-    spans = replace(
-        first,
+    spans = SpanTable(
         **{name: np.concatenate((getattr(first, name), getattr(second, name))) for name in columns},
+        names=first.names,
+        tracks=first.tracks,
     )
     steps = steps_of((0, 0, 0, 0, 50), (0, 0, 1, 0, 50), (0, 1, 0, 50, 99), (0, 1, 1, 50, 99))
     left_out = np.array([1 << KIND_CODES[SpanKind.WAIT], 0, 0, 0], np.uint32)
