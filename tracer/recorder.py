@@ -15,6 +15,7 @@ from tracer.device.absent import NO_DEVICE_TIMING
 from tracer.exit_record import ended, failed, reserve_exit, write_exit
 from tracer.head_words import HeadWords
 from tracer.host_span import HostSpan, UnkeptSpan, host_span, placed_span
+from tracer.lacking import Lacking
 from tracer.lanes import Lanes
 from tracer.noop import NOOP_SPAN
 from tracer.plain import plain, plain_text, type_name
@@ -78,11 +79,8 @@ class Recorder:
         self.step_start_ns: int | None = None
         """When the step that runs began, monotonic; None before the first."""
 
-        self._failed_kinds = 0
-        """Bits of the kinds whose capture has failed: nothing of them is recorded any more."""
-
-        self._lacking = 0
-        """Bits of the kinds of which this step lacks a span for an error of ours."""
+        self.lacking = Lacking()
+        """Of which kinds spans are missing for an error of ours."""
 
         self._failure: dict[str, object] | None = None
         self._closers: list[Callable[[], None]] = []
@@ -207,10 +205,6 @@ class Recorder:
         """
         self.comm_lane.swallow(problem)
 
-    def lacks(self, kind: SpanKind) -> None:
-        """Note that this step lacks a span of ``kind``: its record will say so."""
-        self._lacking |= 1 << KIND_CODES[kind]
-
     def capture_failed(
         self, text: str, problem: BaseException, *, kinds: Iterable[SpanKind] = ()
     ) -> None:
@@ -222,7 +216,7 @@ class Recorder:
             kinds: What it would have recorded: the records of this step and of all later ones
                 say that these are missing, so that nobody takes the gaps for idleness.
         """
-        self._failed_kinds |= sum(1 << KIND_CODES[kind] for kind in set(kinds))
+        self.lacking.from_now_on(kinds)
         self.drop(DropReason.INTERNAL_ERROR)
         self.event("tracer", text, {"error": repr(problem)[:500]})
 
@@ -247,9 +241,8 @@ class Recorder:
             end_ns=now_ns,
             tokens=counted if tokens is None else tokens,
             loss=loss,
-            left_out=self.sampling.left_out | self._failed_kinds | self._lacking,
+            left_out=self.sampling.left_out | self.lacking.end_step(),
         )
-        self._lacking = 0
         self._begin_step(self.step_number + 1, now_ns)
 
     def microbatch(

@@ -20,6 +20,7 @@ from tracer.spool import (
     PROCESS_FILE,
     PROCESS_MAGIC,
     SEGMENT_GLOB,
+    STEP,
     DropReason,
     RecordType,
     iter_committed,
@@ -87,6 +88,13 @@ def read_spans(folder: Path) -> list[Row]:
     """Return all spans but pauses of the garbage collector, which come as they please."""
     rows = read_rows(folder)
     return [row for row in rows if row.record == RecordType.SPAN and row.kind != SpanKind.GC]
+
+
+def lacking(folder: Path) -> list[set[str]]:
+    """Return of which kinds each step says that it lacks spans."""
+    steps = [row for row in read_rows(folder) if row.record == RecordType.STEP]
+    masks = [STEP.unpack(row.second)[3] for row in sorted(steps, key=lambda row: row.step)]
+    return [{kind for code, kind in enumerate(KINDS) if mask >> code & 1} for mask in masks]
 
 
 def dropped(folder: Path) -> dict[DropReason, int]:

@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers a backend
 
 import tracer
-from tests.tracer.reading import Row, dropped, only_folder, read_rows, read_spans
+from tests.tracer.reading import Row, dropped, lacking, only_folder, read_rows, read_spans
 from tracer.capture.compute import Compute
-from tracer.span import COMM_KINDS, KINDS
-from tracer.spool import STEP, DropReason, RecordType
+from tracer.span import COMM_KINDS
+from tracer.spool import DropReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,13 +33,6 @@ def _group_of_one() -> Iterator[None]:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-
-
-def lacking(folder: Path) -> list[set[str]]:
-    """Return of which kinds each step says that it lacks spans."""
-    steps = [row for row in read_rows(folder) if row.record == RecordType.STEP]
-    masks = [STEP.unpack(row.second)[3] for row in sorted(steps, key=lambda row: row.step)]
-    return [{kind for code, kind in enumerate(KINDS) if mask >> code & 1} for mask in masks]
 
 
 def spans_after_goodbye(spool: Path) -> list[Row]:

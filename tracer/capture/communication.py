@@ -12,12 +12,12 @@ import torch.distributed as dist
 from tracer.blame import is_ours
 from tracer.capture.completion import Completions
 from tracer.capture.group import CommGroup, GroupBook
-from tracer.capture.guard import COMMUNICATION
 from tracer.capture.launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance, Launch, heads_of
 from tracer.capture.on_device import OnDevice
 from tracer.capture.operation import Direction, Operation
 from tracer.capture.unwaited import Unwaited
 from tracer.clock import monotonic_ns
+from tracer.lacking import COMMUNICATION
 from tracer.span import NONE, SpanFlag
 from tracer.spool import DropReason
 

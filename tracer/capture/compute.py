@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from tracer.capture.guard import COMPUTE, Guard
+from tracer.capture.guard import Guard
 from tracer.clock import monotonic_ns
 from tracer.device.absent import NO_DEVICE_TIMING
 from tracer.device.span import DeviceSpan
 from tracer.host_span import ERROR_HEAD, UnkeptSpan
+from tracer.lacking import COMPUTE
 from tracer.noop import NOOP_SPAN
 from tracer.span import NONE, SpanKind
 
@@ -79,7 +80,7 @@ class Compute:
             return self._span(name, kind, index, chunk, on)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.recorder.swallow(problem)
-            self.recorder.lacks(kind)
+            self.recorder.lacking.in_step(kind)
             return NOOP_SPAN
 
     def _next(self, kind: SpanKind) -> int:

@@ -5,19 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ParamSpec
 
 from tracer.blame import is_ours
-from tracer.span import COMM_KINDS, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tracer.recorder import Recorder
+    from tracer.span import SpanKind
 
 P = ParamSpec("P")
-
-COMPUTE = (SpanKind.FORWARD, SpanKind.BACKWARD)
-OPTIMIZER = (SpanKind.OPTIMIZER,)
-COMMUNICATION = (*COMM_KINDS, SpanKind.OTHER, SpanKind.WAIT)
-"""What nobody records once the capture of that name has failed."""
 
 
 class Guard:

@@ -14,8 +14,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from tracer.capture.guard import COMPUTE, Guard
+from tracer.capture.guard import Guard
 from tracer.capture.module import traced_backward
+from tracer.lacking import COMPUTE
 from tracer.span import NONE
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tracer.capture.guard import OPTIMIZER, Guard
+from tracer.capture.guard import Guard
 from tracer.device.absent import NO_DEVICE_TIMING
 from tracer.device.span import timed_span
+from tracer.lacking import OPTIMIZER
 from tracer.span import SpanKind
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from tracer.capture.compilation import capture_compilations
 from tracer.capture.data import LOADER_MODULE, capture_loaders
 from tracer.capture.forwards import Forwards
 from tracer.capture.garbage import capture_garbage
-from tracer.capture.guard import COMMUNICATION, COMPUTE, OPTIMIZER
 from tracer.capture.imported import after_import
 from tracer.capture.patch import Patches
 from tracer.capture.startup import capture_groups, capture_start
 from tracer.capture.steps import StepCounter, capture_steps
 from tracer.device.start import watch_for_cuda
+from tracer.lacking import COMMUNICATION, COMPUTE, OPTIMIZER, TIMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from tracer.topology import Layout
 
 STAGE_MODULE = "torch.distributed.pipelining.stage"
-EVERYTHING = (*COMPUTE, *OPTIMIZER, *COMMUNICATION)
 
 
 class OnceLoaded:
@@ -85,9 +84,7 @@ def start_captures(
     if sys.modules.get("torch") is not None:  # None: somebody forbids it
         start()
     else:
-        recorder.on_shutdown(
-            after_import("torch", lambda: _try(recorder, "torch", start, EVERYTHING))
-        )
+        recorder.on_shutdown(after_import("torch", lambda: _try(recorder, "torch", start, TIMED)))
 
 
 def _capture_torch(

@@ -12,6 +12,7 @@ from tracer.device.clock import DeviceClock
 from tracer.device.mark import Mark
 from tracer.device.pending import StreamQueue
 from tracer.device.pool import NUM_EVENTS, EventPool
+from tracer.lacking import TIMED
 from tracer.spool import DEVICE_CLOCK_FILE, DropReason
 
 if TYPE_CHECKING:
@@ -251,6 +252,8 @@ class DeviceTiming:
         if problem is None:
             return
         self.active = False
+        # The host's clock goes on, and says of a device only when it was given its work.
+        self._recorder.lacking.from_now_on(TIMED)
         num_lost = self._lose_all()
         self._recorder.event(
             "tracer",

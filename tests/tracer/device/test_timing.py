@@ -10,10 +10,10 @@ import pytest
 
 from tests.tracer.device.timing import TimedRecorder
 from tests.tracer.device.torch.fake_cuda import CudaError, FakeCuda, FakeEvent, FakeTensor
-from tests.tracer.reading import dropped, open_names, read_spans
+from tests.tracer.reading import dropped, lacking, open_names, read_spans
 from tracer.capture.compute import Compute
 from tracer.device.span import timed_span
-from tracer.span import SpanFlag, SpanKind
+from tracer.span import COMM_KINDS, SpanFlag, SpanKind
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
@@ -229,13 +229,18 @@ def test_an_asynchronous_error_turns_device_timing_off_and_host_spans_go_on(
     cuda.error = CudaError("CUDA error: device-side assert triggered")
     timed.turns(2)
     assert not timed.timing.active
+    timed.recorder.step()
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
         pass
+    timed.recorder.step()
     timed.shutdown()
 
     (row,) = read_spans(tmp_path)
     assert row.flags == SpanFlag.HOST_CLOCK
     assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 2}
+    # When a device was given its work says nothing of when it did it.
+    on_device = {*COMM_KINDS, "forward", "backward", "optimizer", "other", "wait"}
+    assert lacking(tmp_path) == [on_device, on_device]
     (event,) = events(tmp_path)
     assert event["text"] == "device timing turned itself off"
     assert event["data"] == {
