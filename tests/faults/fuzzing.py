@@ -1,6 +1,6 @@
 """Bytes that may break what reads them: a body for the collector, a file in a process's spool.
 
-`bodies` and `files` hold what is tried on one input; an error that they raise is a finding.
+`try_body` and `ProcessFolder.try_file` try one input; an error that they raise is a finding.
 ``python -m tests.faults.fuzzing bodies --seconds 600`` lets atheris look for one, guided by which
 of our lines an input reaches; it must be installed (`make fuzz` sees to that).
 """
