@@ -13,7 +13,7 @@ from analysis.exits import deaths_of, is_silence
 from analysis.report import Finding
 from analysis.standing import entered_ranks, open_work, standing_ranks
 from analysis.words import name_ranks
-from tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanKind
+from tracer.span import COMM_KINDS, NONE, SpanKind, kind_bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ MISMATCH_CONFIDENCE = 0.5
 """Nobody is silent: ranks stand in collectives that others have not entered, in a circle."""
 
 
-COMMUNICATION_BITS = np.uint32(sum(1 << KIND_CODES[kind] for kind in COMM_KINDS))
+COMMUNICATION_BITS = np.uint32(kind_bits(COMM_KINDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

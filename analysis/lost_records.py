@@ -10,7 +10,7 @@ import numpy as np
 from analysis.distinct import is_one_of
 from analysis.ordering import places_of
 from analysis.words import name_ranks
-from tracer.span import KIND_CODES, KINDS, SpanKind
+from tracer.span import KIND_CODES, SpanKind, kind_bits, kinds_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,9 +28,7 @@ COUNTED = [
 """What a step has the same number of in a job whose steps are alike. A lost forward looks like a
 host that stood still, a lost wait like compute."""
 
-OF_A_RANK = sum(
-    1 << KIND_CODES[kind] for kind in (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER)
-)
+OF_A_RANK = kind_bits((SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER))
 """Bits of the kinds that a rank may not have recorded while the others can be replayed: whoever
 waits for it still says so."""
 
@@ -87,7 +85,7 @@ class Unrecorded:
             return []
         ranks = tuple(np.unique(self.losses.ranks[row]).tolist())
         steps = self.losses.steps[column]
-        kinds = " and ".join(kind for code, kind in enumerate(KINDS) if self.kinds >> code & 1)
+        kinds = " and ".join(kinds_of(self.kinds))
         told = (
             f"{name_ranks(ranks)} recorded no {kinds} in steps {steps.min()} to {steps.max()}, by"
             " request or because the capture failed (see the run's events): what was done then is"

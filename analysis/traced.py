@@ -23,7 +23,7 @@ from analysis.traced_join import Joined, join_waits
 from analysis.traced_ranks import groups_as_traced, num_expected
 from analysis.waits import is_communication, is_one_sided, split_waits
 from analysis.words import duration_text, name_ranks
-from tracer.span import COMM_KINDS, KIND_CODES, KINDS, NONE, SpanKind
+from tracer.span import COMM_KINDS, NONE, SpanKind, kind_bits, kinds_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -195,7 +195,7 @@ def _not_recorded(run: RunInfo, steps: StepTable) -> dict[int, str]:
     """
     has_other = any(group.kind == OTHER for epoch in run.epochs for group in epoch.groups)
     needed = NEEDED_KINDS | {OTHER} if has_other else NEEDED_KINDS
-    bits = sum(1 << KIND_CODES[kind] for kind in needed)
+    bits = kind_bits(needed)
     found: dict[int, int] = {}
     mask = steps.left_out & np.uint32(bits)
     alone = np.flatnonzero((mask != 0) & ((mask & ~np.uint32(OF_A_RANK)) == 0))
@@ -205,10 +205,7 @@ def _not_recorded(run: RunInfo, steps: StepTable) -> dict[int, str]:
     lacking = np.flatnonzero(mask)
     for step, kinds in zip(steps.step[lacking].tolist(), mask[lacking].tolist(), strict=True):
         found[step] = found.get(step, 0) | kinds
-    return {
-        step: ", ".join(kind for code, kind in enumerate(KINDS) if kinds >> code & 1)
-        for step, kinds in found.items()
-    }
+    return {step: ", ".join(kinds_of(kinds)) for step, kinds in found.items()}
 
 
 def _wait_intervals(joined: Joined, number: NDArray[np.int64]) -> WaitIntervals:

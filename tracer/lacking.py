@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracer.span import COMM_KINDS, KIND_CODES, SpanKind
+from tracer.span import COMM_KINDS, SpanKind, kind_bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,7 @@ TIMED = (*COMPUTE, *OPTIMIZER, *COMMUNICATION)
 
 
 class Lacking:
-    """What is missing, by the bits of `KIND_CODES`. Hooks of any thread may tell it."""
+    """What is missing, by the bits of `kind_bits`. Hooks of any thread may tell it."""
 
     def __init__(self) -> None:
         self._for_good = 0
@@ -27,11 +27,11 @@ class Lacking:
 
     def from_now_on(self, kinds: Iterable[SpanKind]) -> None:
         """Note that nothing of ``kinds`` is recorded any more, beginning with this step."""
-        self._for_good |= sum(1 << KIND_CODES[kind] for kind in set(kinds))
+        self._for_good |= kind_bits(kinds)
 
     def in_step(self, kind: SpanKind) -> None:
         """Note that this step lacks a span of ``kind``."""
-        self._in_step |= 1 << KIND_CODES[kind]
+        self._in_step |= kind_bits((kind,))
 
     def end_step(self) -> int:
         """Return the bits of what the step that ends lacks, and begin the next."""

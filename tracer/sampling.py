@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracer.plain import plain_int, plain_text
-from tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanKind
+from tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanKind, kind_bits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,17 +22,13 @@ REMEMBERED_STEPS = 64
 _STEP = struct.Struct("<i")
 
 
-def _bits(kinds: frozenset[SpanKind]) -> int:
-    return sum(1 << KIND_CODES[kind] for kind in kinds)
-
-
 _COMM = COMM_KINDS | {SpanKind.WAIT}
 _BY_HAND = frozenset({SpanKind.HOST, SpanKind.OTHER})
 
 LEVELS: dict[str, int] = {
     "steps": ALL_KINDS,
-    "comm": ALL_KINDS & ~_bits(_COMM),
-    "compute": _bits(_BY_HAND),
+    "comm": ALL_KINDS & ~kind_bits(_COMM),
+    "compute": kind_bits(_BY_HAND),
     "all": 0,
 }
 """The bits of the kinds that each level leaves out.

@@ -69,6 +69,16 @@ COMM_KINDS: frozenset[SpanKind] = frozenset(
 """Kinds that are communication whatever their group says; `OTHER` is one when it has a group."""
 
 
+def kind_bits(kinds: Iterable[SpanKind]) -> int:
+    """Return a number whose bit `k` is set where the kind of code `k` is among ``kinds``."""
+    return sum(1 << KIND_CODES[kind] for kind in set(kinds))
+
+
+def kinds_of(bits: int) -> tuple[SpanKind, ...]:
+    """Return the kinds whose bits are set, in code order."""
+    return tuple(kind for code, kind in enumerate(KINDS) if bits >> code & 1)
+
+
 class SpanFlag(IntFlag):
     """What is known of a span beyond its times; stored as 16 bits."""
 

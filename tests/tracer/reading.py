@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracer.span import KINDS, SpanFlag, SpanKind
+from tracer.span import KINDS, SpanFlag, SpanKind, kinds_of
 from tracer.spool import (
     COMM,
     COMM_OFFSET,
@@ -94,7 +94,7 @@ def lacking(folder: Path) -> list[set[str]]:
     """Return of which kinds each step says that it lacks spans."""
     steps = [row for row in read_rows(folder) if row.record == RecordType.STEP]
     masks = [STEP.unpack(row.second)[3] for row in sorted(steps, key=lambda row: row.step)]
-    return [{kind for code, kind in enumerate(KINDS) if mask >> code & 1} for mask in masks]
+    return [set(kinds_of(mask)) for mask in masks]
 
 
 def dropped(folder: Path) -> dict[DropReason, int]:
