@@ -36,7 +36,7 @@ from tracer.step_records import StepRecords
 from tracer.tell import tell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tracer.control import Handler
@@ -204,21 +204,6 @@ class Recorder:
             Exception: ``problem`` itself, where a signal handler of the job raised it.
         """
         self.comm_lane.swallow(problem)
-
-    def capture_failed(
-        self, text: str, problem: BaseException, *, kinds: Iterable[SpanKind] = ()
-    ) -> None:
-        """Count and tell that a capture has ended for an error of ours, or never began.
-
-        Args:
-            text: Which, in words.
-            problem: The error.
-            kinds: What it would have recorded: the records of this step and of all later ones
-                say that these are missing, so that nobody takes the gaps for idleness.
-        """
-        self.lacking.from_now_on(kinds)
-        self.drop(DropReason.INTERNAL_ERROR)
-        self.event("tracer", text, {"error": repr(problem)[:500]})
 
     # -- steps ---------------------------------------------------------------
 

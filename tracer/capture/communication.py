@@ -12,6 +12,7 @@ import torch.distributed as dist
 from tracer.blame import is_ours
 from tracer.capture.completion import Completions
 from tracer.capture.group import CommGroup, GroupBook
+from tracer.capture.guard import capture_failed
 from tracer.capture.launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance, Launch, heads_of
 from tracer.capture.on_device import OnDevice
 from tracer.capture.operation import Direction, Operation
@@ -291,7 +292,7 @@ class Communication:
             raise problem
         self.active = False
         text = "communication capture turned itself off"
-        self._recorder.capture_failed(text, problem, kinds=COMMUNICATION)
+        capture_failed(self._recorder, text, problem, COMMUNICATION)
 
     def close(self) -> None:
         """Write what never ended as open, and let go of everything."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ParamSpec
 
 from tracer.blame import is_ours
+from tracer.spool import DropReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -13,6 +14,23 @@ if TYPE_CHECKING:
     from tracer.span import SpanKind
 
 P = ParamSpec("P")
+
+
+def capture_failed(
+    recorder: Recorder, text: str, problem: BaseException, kinds: Iterable[SpanKind] = ()
+) -> None:
+    """Count and tell that a capture has ended for an error of ours, or never began.
+
+    Args:
+        recorder: Where it is told.
+        text: Which, in words.
+        problem: The error.
+        kinds: What it would have recorded: the records of this step and of all later ones say
+            that these are missing, so that nobody takes the gaps for idleness.
+    """
+    recorder.lacking.from_now_on(kinds)
+    recorder.drop(DropReason.INTERNAL_ERROR)
+    recorder.event("tracer", text, {"error": repr(problem)[:500]})
 
 
 class Guard:
@@ -54,4 +72,4 @@ class Guard:
             raise problem
         self.active = False
         text = f"{self._what} capture turned itself off"
-        self._recorder.capture_failed(text, problem, kinds=self._kinds)
+        capture_failed(self._recorder, text, problem, self._kinds)

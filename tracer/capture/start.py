@@ -12,6 +12,7 @@ from tracer.capture.compilation import capture_compilations
 from tracer.capture.data import LOADER_MODULE, capture_loaders
 from tracer.capture.forwards import Forwards
 from tracer.capture.garbage import capture_garbage
+from tracer.capture.guard import capture_failed
 from tracer.capture.imported import after_import
 from tracer.capture.patch import Patches
 from tracer.capture.startup import capture_groups, capture_start
@@ -152,7 +153,7 @@ def _try(
     try:
         start()
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-        recorder.capture_failed(f"no {what} capture", problem, kinds=kinds)
+        capture_failed(recorder, f"no {what} capture", problem, kinds)
 
 
 def _capture_compute(
