@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from collector.query.errors import engine_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 
@@ -23,6 +24,15 @@ class Answer:
     """What the bytes belong to: the view does not keep them alive."""
 
 
+@contextmanager
+def _its_errors() -> Iterator[None]:
+    """Raise the engine's errors as `QueryError`; its own class has no public name."""
+    try:
+        yield
+    except Exception as error:
+        raise engine_error(error) from error
+
+
 class Handle:
     """A read-only session on a store that this process has open.
 
@@ -32,15 +42,21 @@ class Handle:
     Args:
         path: The store's folder.
         settings: Name and value; both come from our own tables, never from a request's text.
+
+    Raises:
+        QueryError: The engine opened no session, or not with these settings.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, int | str]) -> None:
         import chdb
 
         # The engine compares paths literally, and this is the spelling that opened it.
-        self._connection: Any = chdb.connect(os.path.realpath(path))  # type: ignore[no-untyped-call]
+        where = os.path.realpath(path)
+        with _its_errors():
+            self._connection: Any = chdb.connect(where)  # type: ignore[no-untyped-call]
         try:
-            self._configure(settings)
+            with _its_errors():
+                self._configure(settings)
         except BaseException:
             self._connection.close()
             raise
@@ -53,7 +69,8 @@ class Handle:
         Raises:
             QueryError: The engine refused the statement.
         """
-        return bytes(self.answer(sql, output_format, parameters).view)
+        answer = self.answer(sql, output_format, parameters)
+        return bytes(answer.view)  # the name keeps the engine's memory until this copy is made
 
     def answer(
         self, sql: str, output_format: str, parameters: Mapping[str, str] | None = None
@@ -63,10 +80,8 @@ class Handle:
         Raises:
             QueryError: The engine refused the statement.
         """
-        try:
+        with _its_errors():
             result = self._connection.query(sql, output_format, params=dict(parameters or {}))
-        except Exception as error:  # the engine's own class has no public name
-            raise engine_error(error) from error
         held = result.get_memview()
         return Answer(view=held.view() if result.size() else memoryview(b""), owner=(result, held))
 

@@ -80,4 +80,5 @@ def serving(*arguments: str, store: Path, **more: str) -> Iterator[Server]:
         yield Server(process=process, part=part, url=f"http://{address.netloc}", token=token)
     finally:
         process.terminate()
-        process.communicate(timeout=PATIENCE_S)
+        _, told = process.communicate(timeout=PATIENCE_S)
+        assert "Traceback (most recent call last)" not in told, told

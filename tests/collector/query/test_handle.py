@@ -1,0 +1,66 @@
+"""A session of the engine: what it returns is the caller's own, and failures are the query's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from collector.query.errors import QueryError
+from collector.query.handle import Answer, Handle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from collector.store import Store
+
+TEXT = b"what the engine found"
+
+
+class Memory:
+    """Is overwritten once nothing holds it, as the engine's memory may be by another thread."""
+
+    def __init__(self) -> None:
+        self.content = bytearray(TEXT)
+
+    def __del__(self) -> None:
+        self.content[:] = bytes(len(TEXT))
+
+
+class Overwritten(Handle):
+    """A session whose answers lie in a `Memory`."""
+
+    def answer(
+        self, sql: str, output_format: str, parameters: Mapping[str, str] | None = None
+    ) -> Answer:
+        memory = Memory()
+        return Answer(view=memoryview(memory.content), owner=memory)
+
+
+@pytest.fixture
+def sessions(store: Store) -> Iterator[list[Handle]]:
+    opened: list[Handle] = []
+    yield opened
+    for handle in opened:
+        handle.close()
+
+
+def test_a_small_result_is_copied_while_the_engine_still_holds_it(
+    store: Store, sessions: list[Handle]
+) -> None:
+    assert store.path is not None
+    sessions.append(Overwritten(store.path, {}))
+
+    assert sessions[0].run("SELECT 1", "TSV") == TEXT
+
+
+def test_a_setting_that_the_engine_refuses_is_an_error_of_the_query(store: Store) -> None:
+    assert store.path is not None
+    with pytest.raises(QueryError, match="no_such_setting"):
+        Handle(store.path, {"no_such_setting": 1})
+
+
+def test_a_session_that_cannot_be_opened_is_an_error_of_the_query(store: Store) -> None:
+    assert store.path is not None
+    with pytest.raises(QueryError):
+        Handle(store.path / "another", {})
