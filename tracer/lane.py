@@ -90,6 +90,12 @@ class Lane(LaneState):
         self._turning = threading.Lock()
         self.set_place(NONE, NONE, NONE)
 
+    def begin_in(self, segment: Segment) -> None:
+        """Write to ``segment`` from the first record on; `NO_SEGMENT`: to the next spare."""
+        if segment is not NO_SEGMENT:
+            segment.give_to(self.number)
+            self.segment = segment
+
     def set_place(self, step: int, microbatch: int, chunk: int) -> None:
         """Set what spans that say nothing else belong to."""
         self.step = step

@@ -88,7 +88,9 @@ class Lanes:
             wake=self._wake,
         )
         lane.set_place(self._step, NONE, NONE)
+        lane.begin_in(self._source.starter())
         self._lanes.append(lane)
+        self._wake()  # others may begin at this moment too
         return lane
 
     def begin_step(self, step: int) -> None:

@@ -116,8 +116,8 @@ class Recorder:
     def start(self) -> None:
         """Make the first segments ready and start the background thread."""
         reserve_exit(self.folder)
-        for _ in range(2):
-            self._source.prepare()
+        self._source.replenish()
+        self._source.prepare()
         self.steering.control.look()
         self._background.start()
 
@@ -352,7 +352,7 @@ class Recorder:
         """What the background thread does at each turn."""
         self._source.let_go()  # before the next is made: each holds a file descriptor
         if self._source.is_short() and not self._closed:
-            self._source.prepare()
+            self._source.replenish()
         self._showing.refresh()
         self.steering.control.look()
         for chore in list(self._chores):

@@ -57,6 +57,11 @@ class Segment:
         )
         """Where the free lines of the open table begin, in bytes."""
 
+    @property
+    def num_pages(self) -> int:
+        """Whole pages, for `fault_in`."""
+        return len(self.buffer) // PAGE_BYTES
+
     def fault_in(self, page: int) -> None:
         """Touch one page, so that the training thread does not pay for its first write."""
         self.buffer[page * PAGE_BYTES] = self.buffer[page * PAGE_BYTES]

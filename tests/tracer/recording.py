@@ -14,7 +14,8 @@ from tracer.clock import read_anchor
 from tracer.identity import read_identity
 from tracer.install import spool_identity
 from tracer.recorder import Recorder
-from tracer.spare import SpoolLimits
+from tracer.segment import segment_capacity
+from tracer.spare import STARTER_BYTES, SpoolLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from tracer.sampling import Settings
 
 ROOT = Path(__file__).parents[2]
+
+NUM_IN_STARTER = segment_capacity(STARTER_BYTES)
+"""Records that a lane's first segment holds, where the spool is not small."""
 
 LONGEST_S = 120.0
 PAUSE_S = 0.005

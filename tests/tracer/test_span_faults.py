@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tracer
 from tests.tracer.reading import dropped, num_lost, read_spans
-from tests.tracer.recording import recorder_in
+from tests.tracer.recording import LONGEST_S, recorder_in
 from tracer.current import set_current
 from tracer.noop import NOOP_TRACER
 from tracer.spool import DropReason
@@ -228,7 +228,7 @@ def test_handlers_and_finalizers_that_use_the_name_they_interrupt_lose_nothing(
 
 def test_more_threads_than_lanes_share_the_last_one_and_lose_nothing(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, segment_bytes=4096 + 64 * 128, spool_bytes=1 << 22)
-    everyone = threading.Barrier(70)
+    everyone = threading.Barrier(70, timeout=LONGEST_S)
 
     def work() -> None:
         with recorder.span("x"):
