@@ -14,7 +14,14 @@ from torch.distributed import checkpoint
 from torch.utils.data import DataLoader
 
 import tracer
-from tests.tracer.reading import Row, process_folders, read_rows, read_spans
+from tests.tracer.reading import (
+    Row,
+    dropped,
+    only_folder,
+    process_folders,
+    read_rows,
+    read_spans,
+)
 from tracer.span import SpanFlag
 from tracer.spool import MICROBATCH, STEP, RecordType
 
@@ -226,6 +233,7 @@ def test_each_save_is_one_checkpoint_span(tmp_path: Path) -> None:
     on_main = [row.name for row in spans if row.track == "main"]
     assert on_main == ["torch.save", "checkpoint.save", "checkpoint.async_save"]
     assert [row.name for row in spans if row.track != "main"] == ["checkpoint.save"]
+    assert dropped(only_folder(tmp_path / "spool")) == {}
 
 
 def test_compilations_are_spans_and_events_and_add_no_graph_break(tmp_path: Path) -> None:

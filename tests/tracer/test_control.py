@@ -236,7 +236,8 @@ def test_a_bad_file_is_counted_and_told_and_changes_nothing(
     tmp_path: Path, text: str, reason: str
 ) -> None:
     recorder = recorder_in(tmp_path)
-    (tmp_path / CONTROL_FILE).write_text(text)
+    (tmp_path / "whole").write_text(text)
+    (tmp_path / "whole").rename(tmp_path / CONTROL_FILE)  # nobody may look at the half of it
     recorder.steering.control.look()
     recorder.steering.control.look()
     recorder.begin_steps()
