@@ -43,3 +43,7 @@ class HeadWords:
         if type(name) is str and 0 < len(name) < NAME_BYTES and is_bounded:
             self._words[name, kind] = head
         return head
+
+    def has(self, kind: SpanKind) -> bool:
+        """Return whether a span of ``kind`` was ever begun."""
+        return any(known is kind for _, known in self._words)

@@ -185,6 +185,10 @@ class Recorder:
         """Return the first word of a host span's record: kind, flag and interned name."""
         return self._head_words.of(name, kind)
 
+    def has_begun(self, kind: SpanKind) -> bool:
+        """Return whether a host span of ``kind`` was ever begun."""
+        return self._head_words.has(kind)
+
     def name_id(self, name: str) -> int:
         """Return the id of a name of ours, interned on first sight."""
         return self._process.name_id(name)

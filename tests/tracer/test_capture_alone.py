@@ -18,14 +18,12 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 import tracer
 from tests.tracer.reading import Row, dropped, lacking, only_folder, read_rows, read_spans
 from tracer.capture.compute import Compute
-from tracer.span import COMM_KINDS
+from tracer.span import COMM_KINDS, SpanKind
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from tracer.span import SpanKind
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -252,6 +250,71 @@ def test_a_forward_that_cannot_be_recorded_is_lacking_in_its_step_alone(
     assert [row.step for row in spans] == list(range(times, 4))
     assert lacking(folder) == [{"forward"}] * times + [set()] * (4 - times)
     assert dropped(folder) == {DropReason.INTERNAL_ERROR: times}
+
+
+def by_grad(model: nn.Module, out: torch.Tensor) -> None:
+    parameters = list(model.parameters())
+    for parameter, grad in zip(parameters, torch.autograd.grad(out, parameters), strict=True):
+        parameter.grad = grad
+
+
+def by_grad_in_a_span(model: nn.Module, out: torch.Tensor) -> None:
+    with tracer.span("my backward", kind=SpanKind.BACKWARD):
+        by_grad(model, out)
+
+
+def by_backward(model: nn.Module, out: Any) -> None:  # noqa: ANN401
+    out.backward()
+
+
+@pytest.mark.parametrize(
+    ("differentiate", "missing", "num_told"),
+    [(by_grad, {"backward"}, 1), (by_grad_in_a_span, set(), 0), (by_backward, set(), 0)],
+)
+def test_a_step_whose_backward_nobody_saw_says_so(
+    tmp_path: Path,
+    differentiate: Callable[[nn.Module, torch.Tensor], None],
+    missing: set[str],
+    num_told: int,
+) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracer.install(spool=tmp_path, run="run", model=model)
+    tracer.begin_steps()
+    for _ in range(3):
+        differentiate(model, model(torch.ones(1, 2)).sum())
+        optimizer.step()
+        tracer.step()
+    model(torch.ones(1, 2))  # a step that only evaluates needs none
+    tracer.step()
+    tracer.shutdown()
+
+    folder = only_folder(tmp_path)
+    assert lacking(folder) == [missing] * 3 + [set()]
+    events = folder / "events.jsonl"
+    told = events.read_text() if events.exists() else ""
+    assert told.count("no backward was seen") == num_told
+
+
+def test_a_backward_inside_the_root_forward_is_part_of_it_and_missing_nowhere(
+    tmp_path: Path,
+) -> None:
+    class Trains(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: Any = super().forward(x).sum()
+            out.backward()
+            return out  # type: ignore[no-any-return]
+
+    model = Trains(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracer.install(spool=tmp_path, run="run", model=model)
+    tracer.begin_steps()
+    model(torch.ones(1, 2))
+    optimizer.step()
+    tracer.step()
+    tracer.shutdown()
+
+    assert lacking(only_folder(tmp_path)) == [set()]
 
 
 def test_an_optimizer_inside_another_counts_once(tmp_path: Path) -> None:

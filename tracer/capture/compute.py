@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from tracer.segment import OpenEntry
 
 
+UNSEEN_BACKWARD = (
+    "an optimizer has stepped and no backward was seen: it is recorded where the job calls"
+    " Tensor.backward or torch.autograd.backward; around another call put"
+    " tracer.span('backward', kind=SpanKind.BACKWARD)"
+)
+
+
 class Inside(threading.local):
     """What a thread is at."""
 
@@ -48,6 +55,35 @@ class Compute:
         self._heads: dict[tuple[str, SpanKind], int] = {}
         self._counted_step = NONE
         self._counts: dict[SpanKind, int] = {}
+        self.sees_backwards = False
+        """Whether a backward of the job's came by here."""
+
+        self._has_told = False
+
+    def stepped(self, *about: object) -> None:
+        """Note that an optimizer has stepped: by gradients that some backward made.
+
+        Where none was ever seen (`torch.autograd.grad` is not captured), the step's record says
+        that it is missing: else the time that it took would pass for idleness.
+        """
+        if self.sees_backwards or not self.guard.active:
+            return
+        try:
+            self._look_for_backwards()
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self.guard.fail(problem)
+
+    def _look_for_backwards(self) -> None:
+        recorder = self.recorder
+        is_captured = any(kind is SpanKind.BACKWARD for _, kind in self._heads)
+        self.sees_backwards = is_captured or recorder.has_begun(SpanKind.BACKWARD)
+        is_of_this_step = self._counted_step == recorder.step_number
+        if self.sees_backwards or not is_of_this_step or not self._counts.get(SpanKind.FORWARD):
+            return
+        recorder.lacking.in_step(SpanKind.BACKWARD)
+        if not self._has_told:
+            self._has_told = True
+            recorder.event("tracer", UNSEEN_BACKWARD, {})
 
     def span(
         self,

@@ -103,6 +103,7 @@ def traced_backward(
         if steps.is_due:
             steps.next_begins()
         if torch.compiler.is_compiling() or compute.inside.yes:
+            compute.sees_backwards = True
             return original(*args, **kwargs)
         roots = args[0] if args else kwargs.get("tensors", ())
         on = roots if isinstance(roots, list | tuple) else (roots,)

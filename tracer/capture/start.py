@@ -163,12 +163,15 @@ def _capture_compute(
     forwards: Forwards,
     once_loaded: OnceLoaded,
 ) -> Compute:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
     from tracer.capture.compute import Compute
     from tracer.capture.megatron import SCHEDULES_MODULE, capture_megatron
     from tracer.capture.module import capture_backward
     from tracer.capture.pipeline import capture_pipeline
 
     compute = Compute(recorder)
+    recorder.on_shutdown(register_optimizer_step_post_hook(compute.stepped).remove)
     capture_backward(compute, patches, steps)
     once_loaded.capture(STAGE_MODULE, lambda: capture_pipeline(compute, patches), COMPUTE)
     follow = functools.partial(forwards.attach_chunk, compute)
