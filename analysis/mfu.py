@@ -101,7 +101,9 @@ def _tokens_by_step(
 ) -> NDArray[np.int64]:
     """Return the tokens of each distinct step, ascending; -1 where a data position is silent.
 
-    Ranks of one (dp, cp) position train on the same tokens, so each position counts once.
+    Ranks of one (dp, cp) position train on the same tokens, so each position counts once. A rank
+    that stands outside the layout (an earlier epoch's was larger, or the job told nonsense) makes
+    the tokens of its steps unknown.
     """
     num_positions = run.layout.dp * run.layout.cp
     position_of = {
@@ -110,8 +112,9 @@ def _tokens_by_step(
     position = np.array([position_of.get(number, -1) for number in rank.tolist()], dtype=np.int64)
     numbers, row = np.unique(step, return_inverse=True)
     tokens = np.full((len(numbers), num_positions), -1, dtype=np.int64)
-    is_placed = position >= 0
+    is_placed = (position >= 0) & (position < num_positions)
     np.maximum.at(tokens, (row[is_placed], position[is_placed]), num_tokens[is_placed])
+    tokens[row[position >= num_positions]] = -1
     return np.where((tokens >= 0).all(axis=1), tokens.sum(axis=1), -1)
 
 

@@ -134,12 +134,15 @@ def _warnings(rows: RunRows) -> tuple[str, ...]:
     found = [f"{row['num_rows']} records were set aside: {row['reason']}" for row in rows.bad]
     found += [_expired_words(row) for row in rows.expired]
     found += _gap_words(rows.gaps)
-    if not rows.epochs[-1]["layout"] and rows.epochs[-1]["world_size"] > 1:
-        found.append("the job did not tell its parallel layout")
-    elif _is_unplaced(rows):
+    if _is_unplaced(rows):
+        untold = (
+            "told its parallel layout but not where its ranks stand in it (coords)"
+            if rows.epochs[-1]["layout"]
+            else "did not tell its parallel layout"
+        )
         found.append(
-            "the job told its parallel layout but not where its ranks stand in it (coords):"
-            " it is analysed as if it had told neither"
+            f"the job {untold}: each rank is taken for a worker of its own,"
+            " whose number stands as its dp, and there is no MFU"
         )
     return tuple(found)
 
@@ -164,7 +167,9 @@ def _gap_words(gaps: list[Row]) -> list[str]:
 
 def _is_unplaced(rows: RunRows) -> bool:
     """Return whether some rank's position is unknown; without it the layout is of no use."""
-    return any(row[axis] < 0 for row in rows.ranks for axis in COORD_AXES)
+    newest = rows.epochs[-1]
+    is_untold = newest["world_size"] > 1 and not newest["layout"]
+    return is_untold or any(row[axis] < 0 for row in rows.ranks for axis in COORD_AXES)
 
 
 def _epoch_info(epoch: int, rows: RunRows) -> EpochInfo:
@@ -173,7 +178,8 @@ def _epoch_info(epoch: int, rows: RunRows) -> EpochInfo:
     return EpochInfo(
         epoch=epoch,
         ranks=tuple(
-            _rank_info(row, Coords() if is_unplaced else _coords(row)) for row in latest.values()
+            _rank_info(row, Coords(dp=row["rank"]) if is_unplaced else _coords(row))
+            for row in latest.values()
         ),
         groups=tuple(
             GroupInfo(

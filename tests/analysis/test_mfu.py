@@ -107,6 +107,12 @@ def test_a_hidden_data_axis_gives_no_mfu() -> None:
     assert compute_mfu(run, step_table(*ONE_STEP)) is None
 
 
+def test_a_rank_outside_the_layout_makes_its_steps_tokens_unknown() -> None:
+    # As where a job is started again with fewer replicas: its ranks of before stand outside.
+    smaller = replace(LAYOUT, dp=1)
+    assert compute_mfu(run_info(*RANKS, layout=smaller), step_table(*ONE_STEP)) is None
+
+
 def test_mixed_devices_add_up_their_own_peaks() -> None:
     # 10 + 10 + 30 + 30 FLOP/s instead of 4 x 10.
     fast = tuple(replace(rank, peak_flops_per_s=30.0) for rank in RANKS[2:])
