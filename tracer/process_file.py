@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import mmap
 import os
@@ -35,6 +36,22 @@ WORD = struct.Struct("<Q")
 
 pack_word = WORD.pack_into
 
+MAP_FIXED = 0x10
+
+_libc_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_libc_mmap.restype = ctypes.c_void_p
+_libc_mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+
+_unusable: list[mmap.mmap] = []
+"""Memory whose addresses may be another's by now: to let go of it would unmap that."""
+
 MAX_NAME_BYTES = NAME_BYTES - NAME_LENGTH.size
 PROCESS_FILE_BYTES = HEADER_BYTES + NAME_CAPACITY * NAME_BYTES
 
@@ -53,7 +70,7 @@ def map_file(path: Path, num_bytes: int) -> mmap.mmap:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
     try:
         os.posix_fallocate(fd, 0, num_bytes)
-        mapped = mmap.mmap(fd, num_bytes)
+        mapped = map_without_descriptor(fd, num_bytes)
         with contextlib.suppress(OSError):  # a file system without modes
             os.fchmod(fd, 0o440)
     except BaseException:
@@ -63,6 +80,24 @@ def map_file(path: Path, num_bytes: int) -> mmap.mmap:
         return mapped
     finally:
         os.close(fd)
+
+
+def map_without_descriptor(fd: int, num_bytes: int) -> mmap.mmap:
+    """Map a file over memory that is ours: `mmap.mmap` would hold a duplicate of ``fd``.
+
+    One a segment would count towards the job's limit of descriptors. Python 3.13 has ``trackfd``
+    for this. That a mapping replaces another at once: POSIX.1-2017, ``mmap``, ``MAP_FIXED``.
+
+    Raises:
+        OSError: The file cannot be mapped for writing.
+    """
+    memory = private_memory(num_bytes)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    if _libc_mmap(at, num_bytes, protection, mmap.MAP_SHARED | MAP_FIXED, fd, 0) != at:
+        _unusable.append(memory)
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return memory
 
 
 def private_memory(num_bytes: int) -> mmap.mmap:

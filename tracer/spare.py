@@ -24,6 +24,9 @@ STARTER_BYTES = 16 << 10
 """Of a segment for a lane's first records: 96 of them. It is made in a tenth of a millisecond,
 where a whole one takes some twenty; threads may begin at any moment, and several at once."""
 
+READY_STARTERS = 4
+"""So many threads may begin at one and the same moment."""
+
 MIN_BUDGET_IN_STARTERS = 64
 """Where the spool may hold less than so many, lanes begin in whole segments."""
 
@@ -84,10 +87,7 @@ class SegmentSource:
         """Counts what is lost where `take` has nothing: not ready yet, or no room."""
 
     def starter(self) -> Segment:
-        """Return a small segment for a lane that begins, `NO_SEGMENT` where none is ready.
-
-        One is ready and not several: each mapping of a file holds a descriptor of the job's.
-        """
+        """Return a small segment for a lane that begins, `NO_SEGMENT` where none is ready."""
         try:
             return self._starters.popleft()
         except IndexError:
@@ -114,7 +114,7 @@ class SegmentSource:
 
     def replenish(self) -> None:
         """Make what is missing, where there is room. File I/O: never on a training thread."""
-        self._prepare_starter()
+        self._prepare_starters()
         if not self.spares:
             self.prepare()
 
@@ -127,18 +127,18 @@ class SegmentSource:
             spare.fault_in(page)
             if page % PAGES_AT_ONCE == 0:
                 time.sleep(0)  # lets go of the GIL: the training thread may want it
-                self._prepare_starter()  # threads may begin meanwhile
+                self._prepare_starters()  # threads may begin meanwhile
         self.drops = self._process.drops[DropReason.NO_SEGMENT]
         self.spares.append(spare)
 
-    def _prepare_starter(self) -> None:
-        if self._lacks_starter() and (starter := self._made(STARTER_BYTES)) is not None:
+    def _prepare_starters(self) -> None:
+        while self._lacks_starter() and (starter := self._made(STARTER_BYTES)) is not None:
             for page in range(starter.num_pages):
                 starter.fault_in(page)
             self._starters.append(starter)
 
     def _lacks_starter(self) -> bool:
-        return self._has_starters and not self._starters
+        return self._has_starters and len(self._starters) < READY_STARTERS
 
     def _made(self, num_bytes: int) -> Segment | None:
         """Return a new segment of at most ``num_bytes``, None where there is no room."""

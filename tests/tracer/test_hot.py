@@ -24,6 +24,7 @@ from tracer.spool import DropReason, RecordType
 ALIKE = (
     "test_span_faults.py",
     "test_recorder.py",
+    "test_spare.py",
     "test_overflow.py",
     "test_running.py",
     "test_room_faults.py",
