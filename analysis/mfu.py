@@ -38,8 +38,7 @@ def compute_mfu(run: RunInfo, steps: StepTable) -> Mfu | None:
     Source:
         arXiv 2204.02311, appendix B: recomputation is not counted.
     """
-    is_unplaced = run.layout.world_size == 1 < run.world_size
-    if run.flops_per_token is None or run.layout.dsp > 1 or is_unplaced:
+    if run.flops_per_token is None or run.layout.dsp > 1 or not run.has_layout:
         return None
     by_step: dict[int, float] = {}
     words = ""

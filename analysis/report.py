@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from analysis.source import tells_layout
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -231,6 +233,11 @@ class RunReport:
     culprits: CulpritComparison | None = None
     """How often the shortcut for S_w and the exact value name different workers; None where the
     workers' S is undefined."""
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether the parallel layout is known; else each rank's number stands as its ``dp``."""
+        return tells_layout(self.layout, self.world_size, self.source_format)
 
     @property
     def top_finding(self) -> Finding:

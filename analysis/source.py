@@ -68,6 +68,11 @@ class EpochInfo:
     groups: tuple[GroupInfo, ...] = ()
 
 
+def tells_layout(layout: Layout, world_size: int, source_format: str) -> bool:
+    """Return whether a layout of sizes 1 throughout says something: of one rank, it does."""
+    return source_format == "bytedance" or world_size == 1 or layout.world_size > 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
     """What the store knows of a run besides its spans."""
@@ -99,6 +104,11 @@ class RunInfo:
 
     warnings: tuple[str, ...] = ()
     """What the store noticed on the way in, one sentence each, for ``quality.warnings``."""
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether the parallel layout is known; else each rank's number stands as its ``dp``."""
+        return tells_layout(self.layout, self.world_size, self.source_format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ def timeline_of(info: RunInfo, spans: SpanTable, *, epoch: int, step: int) -> St
         wait_ns=split.wait_ns,
         transfer_ns=split.transfer_ns,
         last_rank=split.last_rank,
-        coords={rank.rank: rank.coords for rank in incarnation.ranks} if incarnation else {},
+        coords=_coords(info, incarnation),
     )
 
 
@@ -132,8 +132,14 @@ def portion_of(
         wait_ns=split.wait_ns,
         transfer_ns=split.transfer_ns,
         last_rank=split.last_rank,
-        coords={rank.rank: rank.coords for rank in incarnation.ranks} if incarnation else {},
+        coords=_coords(info, incarnation),
     )
+
+
+def _coords(info: RunInfo, incarnation: EpochInfo | None) -> dict[int, Coords]:
+    if incarnation is None or not info.has_layout:
+        return {}
+    return {rank.rank: rank.coords for rank in incarnation.ranks}
 
 
 def records_groups(info: RunInfo | RunSummary) -> bool:

@@ -76,8 +76,7 @@ def _culprit(report: RunReport, finding: Finding) -> str:
     """Name who is at fault, a single one with its place in the layout."""
     name = name_ranks(finding.ranks)
     coords = report.coords.get(finding.ranks[0])
-    is_known = report.layout.world_size > 1 or report.source_format == "bytedance"
-    if coords is not None and is_known and len(finding.ranks) == 1:
+    if coords is not None and report.has_layout and len(finding.ranks) == 1:
         place = f"dp {coords.dp}, stage {coords.pp}"
         if report.layout.tp > 1 and report.source_format == "rankscope":
             place += f", tp {coords.tp}"

@@ -67,7 +67,7 @@ def run_row(
         "state": run_state(states),
         "source_format": "rankscope",
         "world_size": files.identity.world_size,
-        "layout": _axes(manifest.get("layout"), LAYOUT_AXES, lowest=1),
+        "layout": _axes(_placed(files).get("layout"), LAYOUT_AXES, lowest=1),
         "model": json.dumps(model),
         "flops_per_token": _float(counted.get("flops_per_token")),
         "flops_convention": _text(counted.get("flops_convention")),
@@ -95,7 +95,7 @@ def rank_row(
         "device_name": _text(device.get("name") or files.derived.get("device_name")),
         "dtype": _text(device.get("dtype") or files.derived.get("dtype")),
         "peak_flops_per_s": _float(device.get("peak_flops_per_s")),
-        **_coords(manifest),
+        **_coords(_placed(files), identity.world_size),
         "pid": identity.pid,
         "manifest_hash": settings_hash(settings_of(manifest)),
         "started_ns": _int(manifest.get("started_ns")),
@@ -195,10 +195,19 @@ def run_state(states: Iterable[str]) -> str:
     return ENDED
 
 
-def _coords(manifest: Mapping[str, Any]) -> dict[str, int]:
-    """Return the rank's position on each axis; `NONE` where only the job could have told it."""
-    told = _axes(manifest.get("coords"), COORD_AXES, lowest=0)
-    sizes = _axes(manifest.get("layout"), LAYOUT_AXES, lowest=1)
+def _placed(files: ProcessFiles) -> Mapping[str, Any]:
+    """Return what holds layout and position: what the job told, else what the tracer found."""
+    manifest = files.manifest
+    is_told = isinstance(manifest.get("layout"), dict) or isinstance(manifest.get("coords"), dict)
+    return manifest if is_told else files.derived
+
+
+def _coords(placed: Mapping[str, Any], world_size: int) -> dict[str, int]:
+    """Return the rank's position on each axis; `NONE` where nobody told it."""
+    told = _axes(placed.get("coords"), COORD_AXES, lowest=0)
+    sizes = _axes(placed.get("layout"), LAYOUT_AXES, lowest=1)
+    if world_size > 1 and not sizes and not told:
+        return dict.fromkeys(COORD_AXES, NONE)
     return {axis: told.get(axis, 0 if sizes.get(axis, 1) == 1 else NONE) for axis in COORD_AXES}
 
 

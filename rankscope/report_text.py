@@ -52,7 +52,7 @@ def report_text(
 def _what_was_seen(report: RunReport) -> str:
     sizes = report.layout.to_dict().items()
     axes = [f"{axis} {size}" for axis, size in sizes if size > 1]
-    layout = f" ({' x '.join(axes)})" if axes else ""
+    layout = f" ({' x '.join(axes)})" if axes else "" if report.has_layout else " (layout not told)"
     steps = f"{len(report.steps)} steps"
     if report.steps:
         steps += f" ({report.steps[0]} to {report.steps[-1]})"

@@ -169,16 +169,39 @@ def _is_unplaced(rows: RunRows) -> bool:
     """Return whether some rank's position is unknown; without it the layout is of no use."""
     newest = rows.epochs[-1]
     is_untold = newest["world_size"] > 1 and not newest["layout"]
-    return is_untold or any(row[axis] < 0 for row in rows.ranks for axis in COORD_AXES)
+    places = _places(rows)
+    return is_untold or any(places[_key(row)] is None for row in rows.ranks)
+
+
+def _places(rows: RunRows) -> dict[tuple[int, int], Coords | None]:
+    """Return where each (epoch, rank) stands; None where nobody told.
+
+    An epoch that ended before its tracer had found the layout has the newest one's places, if it
+    was as large: the analysis takes those for all epochs.
+    """
+    size = {row["epoch"]: row["world_size"] for row in rows.epochs}
+    newest = rows.epochs[-1]["epoch"]
+    last = {row["rank"]: _coords(row) for row in rows.ranks if row["epoch"] == newest}
+    found = {}
+    for row in rows.ranks:
+        place = _coords(row)
+        if place is None and size.get(row["epoch"]) == size[newest]:
+            place = last.get(row["rank"])
+        found[_key(row)] = place
+    return found
+
+
+def _key(row: Row) -> tuple[int, int]:
+    return row["epoch"], row["rank"]
 
 
 def _epoch_info(epoch: int, rows: RunRows) -> EpochInfo:
     latest = {row["rank"]: row for row in rows.ranks if row["epoch"] == epoch}
-    is_unplaced = _is_unplaced(rows)
+    places = {} if _is_unplaced(rows) else _places(rows)
     return EpochInfo(
         epoch=epoch,
         ranks=tuple(
-            _rank_info(row, Coords(dp=row["rank"]) if is_unplaced else _coords(row))
+            _rank_info(row, places.get(_key(row)) or Coords(dp=row["rank"]))
             for row in latest.values()
         ),
         groups=tuple(
@@ -194,7 +217,9 @@ def _epoch_info(epoch: int, rows: RunRows) -> EpochInfo:
     )
 
 
-def _coords(row: Row) -> Coords:
+def _coords(row: Row) -> Coords | None:
+    if any(row[axis] < 0 for axis in COORD_AXES):
+        return None
     return Coords(**{axis: row[axis] for axis in COORD_AXES})
 
 

@@ -178,7 +178,13 @@ def _watch_the_job(
     from tracer.late import watch_late_steps
     from tracer.profile import offer_profiles
 
-    start_captures(recorder, model=model, layout=job.layout, count_steps=count_steps)
+    start_captures(
+        recorder,
+        model=model,
+        layout=job.layout,
+        look_for_place=job.layout is None and job.coords is None,
+        count_steps=count_steps,
+    )
     watch_late_steps(recorder)
     offer_profiles(recorder)
 

@@ -21,6 +21,8 @@ _MOST_LABELLED_WIDE = 12
 def worker_figure(report: RunReport) -> go.Figure:
     """Draw slowdown by worker: x its DP position, y its pipeline stage, neutral at 1.
 
+    Of a run whose layout is unknown each rank is a worker, in one row.
+
     An isolated cell is a worker, a row is a stage, a column a data-parallel
     replica. A cell without a value is unknown. The scale spans at least
     +-0.1, so that noise looks like noise.
@@ -39,6 +41,9 @@ def worker_figure(report: RunReport) -> go.Figure:
         other = report.exact_slowdown_by_worker.get((dp, stage))
         exact[cell] = np.nan if other is None else other
     spread = max(_LEAST_RANGE, _spread(slowdown))
+    column, hover = ("DP position", "DP %{x}, stage %{y}")
+    if not report.has_layout:
+        column, hover = ("rank (layout not told)", "rank %{x}")
     labelled = len(workers) <= _MOST_LABELLED and len(dps) <= _MOST_LABELLED_WIDE
     figure = go.Figure(
         go.Heatmap(
@@ -53,7 +58,7 @@ def worker_figure(report: RunReport) -> go.Figure:
             ygap=2 if labelled else 0,
             hoverongaps=False,
             hovertemplate=(
-                "DP %{x}, stage %{y}<br>slowdown %{z:.3f}x"
+                f"{hover}<br>slowdown %{{z:.3f}}x"
                 "<br>this worker alone %{customdata}<extra></extra>"
             ),
             colorbar={"title": {"text": "slowdown", "side": "right"}, "thickness": 10},
@@ -63,9 +68,13 @@ def worker_figure(report: RunReport) -> go.Figure:
         figure.update_traces(text=_texts(slowdown), texttemplate="%{text}")
     dressed(figure, height=340, keep=f"workers {report.run}")
     figure.update_layout(margin={"l": 50, "r": 8, "t": 12, "b": 44})
-    figure.update_xaxes(type="category", title_text="DP position", showgrid=False)
+    figure.update_xaxes(type="category", title_text=column, showgrid=False)
     figure.update_yaxes(
-        type="category", title_text="PP position (stage)", showgrid=False, autorange="reversed"
+        type="category",
+        title_text="PP position (stage)" if report.has_layout else None,
+        showticklabels=report.has_layout,
+        showgrid=False,
+        autorange="reversed",
     )
     return figure
 

@@ -222,7 +222,7 @@ def _look(provider: ReportProvider, run_id: str | None, base_path: str) -> _Show
         verdict=verdict_card(report, provider.verdict(report), num_spans=_num_spans(runs, run_id)),
         key_figures=key_figures(report),
         steps=step_time_figure(report),
-        steps_note="" if report.mfu else f"MFU n/a: {mfu_reason(report.quality)}.",
+        steps_note="" if report.mfu else f"MFU n/a: {mfu_reason(report)}.",
         workers=worker_figure(report),
         excess=excess_figure(report),
         excess_note=excess_note(report.excess),

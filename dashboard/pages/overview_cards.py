@@ -26,7 +26,7 @@ from dashboard.text import (
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from analysis.report import Finding, Quality, RunReport, Starved
+    from analysis.report import Finding, RunReport, Starved
     from analysis.under_way import Failed, UnderWay
 
 _CALM = {"healthy": "calm", "insufficient-evidence": "unsure"}
@@ -54,7 +54,7 @@ def verdict_card(
     )
     facts = [
         count_text(report.world_size, "rank"),
-        sizes or "no parallel axis",
+        sizes or ("no parallel axis" if report.has_layout else "layout not told"),
         *_analysed(report, num_spans),
         f"confidence {top.confidence:.2f}",
     ]
@@ -92,7 +92,7 @@ def key_figures(report: RunReport) -> list[Component]:
         _figure("ideal", seconds_text(report.step_time_s.ideal), "all ranks alike"),
         _figure("slowdown", slowdown_text(report.slowdown), "replayed over ideal"),
         _figure("waste", ratio_text(report.waste_ratio), "of GPU time"),
-        _figure("MFU", ratio_text(mfu), "mean" if report.mfu else mfu_reason(report.quality)),
+        _figure("MFU", ratio_text(mfu), "mean" if report.mfu else mfu_reason(report)),
         _figure("launch", slowdown_text(report.launch_slowdown), "recorded over replayed"),
     ]
 
@@ -102,10 +102,15 @@ def early_figures(found: UnderWay | Failed) -> list[Component]:
     return [_figure(*words) for words in known_figures(found)]
 
 
-def mfu_reason(quality: Quality) -> str:
+def mfu_reason(report: RunReport) -> str:
     """Say why the run has no MFU."""
-    said = next((warning for warning in quality.warnings if warning.startswith("MFU")), None)
-    return visible(said) if said else "FLOPs per token or the device's peak are unknown"
+    warnings = report.quality.warnings
+    said = next((warning for warning in warnings if warning.startswith("MFU")), None)
+    if said is not None:
+        return visible(said)
+    if not report.has_layout:
+        return "the parallel layout is unknown"
+    return "FLOPs per token or the device's peak are unknown"
 
 
 def findings_table(report: RunReport, *, base_path: str) -> Component:

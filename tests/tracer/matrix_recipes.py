@@ -174,9 +174,14 @@ def context_parallel(rank: int) -> Recipe:
     return model, step
 
 
-def pipeline(schedule_class: Any, mesh: DeviceMesh, wrap: Callable[[nn.Module], nn.Module]) -> Any:  # noqa: ANN401
-    """Return the modules and the step of a pipeline over axis ``pp``; ``wrap`` makes stages."""
-    group, position = mesh.get_group("pp"), mesh.get_local_rank("pp")
+def pipeline(
+    schedule_class: Any,  # noqa: ANN401
+    mesh: DeviceMesh,
+    wrap: Callable[[nn.Module], nn.Module],
+    axis: str = "pp",
+) -> Any:  # noqa: ANN401
+    """Return the modules and the step of a pipeline over ``axis``; ``wrap`` makes stages."""
+    group, position = mesh.get_group(axis), mesh.get_local_rank(axis)
     size = group.size()
     if schedule_class is ScheduleGPipe:
         numbers = [position]

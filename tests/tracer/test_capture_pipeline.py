@@ -43,7 +43,8 @@ class FakeStage:
 
 def test_the_halves_of_a_split_backward_have_names_of_their_own() -> None:
     compute, patches = FakeCompute(), FakePatches()
-    capture_pipeline(compute, patches)  # type: ignore[arg-type]
+    stages: list[object] = []
+    capture_pipeline(compute, patches, stages.append)  # type: ignore[arg-type]
     # The second chunk of the first of four ranks.
     stage = FakeStage(stage_index=4, group_size=4)
 
@@ -58,3 +59,4 @@ def test_the_halves_of_a_split_backward_have_names_of_their_own() -> None:
         ("backward weight", SpanKind.BACKWARD, 2, 1),
         ("backward", SpanKind.BACKWARD, 3, 1),
     ]
+    assert stages == [stage] * 4

@@ -23,7 +23,7 @@ from tracer.span import NONE, SpanFlag
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tracer.recorder import Recorder
     from tracer.span import SpanKind
@@ -158,6 +158,20 @@ class Communication:
     def pass_over(self, *, passes_over: bool) -> None:
         """Say whether what this thread launches is a part of what it has begun, and no more."""
         self.thread.passes_over = passes_over
+
+    # -- what was seen so far ------------------------------------------------
+
+    def groups(self) -> Iterable[CommGroup]:
+        """Return the groups that this rank has communicated in."""
+        return iter(self._groups)
+
+    def operation_names(self) -> set[str]:
+        """Return what it did there, in torch's words."""
+        return {name for name, _ in list(self._heads)}
+
+    def axis_of(self, process_group: Any) -> str:  # noqa: ANN401 - a pybind class
+        """Return the axis for which a group was made, "" where nobody says."""
+        return self._groups.named_axis(process_group)
 
     # -- what one call issues together ---------------------------------------
 

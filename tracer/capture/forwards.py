@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tracer.capture.compute import Compute
+    from tracer.capture.placing import Placing
     from tracer.capture.steps import StepCounter
     from tracer.recorder import Recorder
 
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
 class Forwards:
     """Follows the root module, told or found, and the batches on their way to it."""
 
-    def __init__(self, recorder: Recorder, steps: StepCounter) -> None:
+    def __init__(self, recorder: Recorder, steps: StepCounter, placing: Placing) -> None:
         self._recorder = recorder
         self._steps = steps
         self._guard = Guard(recorder, "forward")
         self._batches = Batches(recorder)
         self._derivation = Derivation(recorder)
+        self._placing = placing
         self._finder: RootFinder | None = None
 
     def follow(self, compute: Compute, model: Any) -> None:  # noqa: ANN401 - a Module
@@ -73,6 +75,7 @@ class Forwards:
             batch = kwargs if kwargs and shape_of(kwargs) is not None else args
             self._batches.forward_begins(batch)
             if self._derivation.guard.active and sys.modules["torch"].is_grad_enabled():
+                self._placing.forward_begins(module)
                 self._derivation.forward_begins(module, batch)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)

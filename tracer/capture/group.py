@@ -14,7 +14,7 @@ from tracer.span import SpanKind, group_id_of
 from tracer.topology import GROUP_KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tracer.recorder import Recorder
     from tracer.topology import Layout
@@ -152,15 +152,23 @@ class GroupBook:
             track_id=self._recorder.name_id(f"comm {axis or group_name}"),
         )
 
-    def _axis(self, process_group: Any) -> str:  # noqa: ANN401
+    def __iter__(self) -> Iterator[CommGroup]:
+        return iter(list(self._groups.values()))
+
+    def named_axis(self, process_group: Any) -> str:  # noqa: ANN401
+        """Return the axis for which a group was made, "" where it says nothing of that."""
         described = self.described.get(process_group)
         if described is None:
             described = str(process_group.group_desc)
         axis = described.removeprefix(MESH_PREFIX)
         if axis not in (described, DEFAULT_MESH):
             return axis
-        if described in DESCRIBED:
-            return DESCRIBED[described]
+        return DESCRIBED.get(described, "")
+
+    def _axis(self, process_group: Any) -> str:  # noqa: ANN401
+        named = self.named_axis(process_group)
+        if named:
+            return named
         if process_group.size() == dist.get_world_size():
             return self._world_axis or "world"
         return ""

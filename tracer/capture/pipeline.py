@@ -21,12 +21,14 @@ METHODS = {
 """What a stage does to one micro-batch; each takes the micro-batch's index first."""
 
 
-def capture_pipeline(compute: Compute, patches: Patches) -> None:
-    """Make a span of what any pipeline stage does to a micro-batch."""
+def capture_pipeline(
+    compute: Compute, patches: Patches, stage_begins: Callable[[Any], None]
+) -> None:
+    """Make a span of what any pipeline stage does to a micro-batch, and tell which stage does."""
     from torch.distributed.pipelining import stage
 
     for method, (name, kind) in METHODS.items():
-        wrap = functools.partial(_traced_chunk, compute, name, kind)
+        wrap = functools.partial(_traced_chunk, compute, stage_begins, name, kind)
         patches.wrap(stage._PipelineStageBase, method, wrap)
 
 
@@ -41,12 +43,17 @@ def chunk_of(stage: Any) -> int:  # noqa: ANN401 - a private class of torch
 
 
 def _traced_chunk(
-    compute: Compute, name: str, kind: SpanKind, original: Callable[..., Any]
+    compute: Compute,
+    stage_begins: Callable[[Any], None],
+    name: str,
+    kind: SpanKind,
+    original: Callable[..., Any],
 ) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(stage: Any, microbatch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         # A zero-bubble schedule asks for the gradients of the input alone, by keyword.
         part = f"{name} input" if kwargs.get("full_backward") is False else name
+        stage_begins(stage)
         on = (getattr(stage, "device", None),)
         with compute.span(part, kind, microbatch=microbatch, chunk=chunk_of(stage), on=on):
             return original(stage, microbatch, *args, **kwargs)

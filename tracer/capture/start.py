@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tracer.capture.compute import Compute
+    from tracer.capture.placing import Placing
     from tracer.recorder import Recorder
     from tracer.span import SpanKind
     from tracer.topology import Layout
@@ -65,6 +66,7 @@ def start_captures(
     *,
     model: Any,  # noqa: ANN401
     layout: Layout | None,
+    look_for_place: bool = False,
     count_steps: bool | None = None,
 ) -> None:
     """Capture what Python and torch do by themselves, until the recorder shuts down.
@@ -76,11 +78,17 @@ def start_captures(
         recorder: Where the spans go.
         model: The root module; None: the outermost one that an optimizer trains.
         layout: The job's parallel layout, where it told it.
+        look_for_place: Whether to find out layout and position: the job told neither.
         count_steps: Whether to count optimizer steps as steps; see `tracer.install`.
     """
     _try(recorder, "gc", lambda: recorder.on_shutdown(capture_garbage(recorder)))
     start = functools.partial(
-        _capture_torch, recorder, model=model, layout=layout, count_steps=count_steps
+        _capture_torch,
+        recorder,
+        model=model,
+        layout=layout,
+        look_for_place=look_for_place,
+        count_steps=count_steps,
     )
     if sys.modules.get("torch") is not None:  # None: somebody forbids it
         start()
@@ -93,21 +101,25 @@ def _capture_torch(
     *,
     model: Any,  # noqa: ANN401
     layout: Layout | None,
+    look_for_place: bool,
     count_steps: bool | None,
 ) -> None:
+    from tracer.capture.placing import Placing
+
     if recorder.closed:
         return
     patches = Patches()
     _try(recorder, "device", lambda: watch_for_cuda(recorder))
     recorder.on_shutdown(patches.undo)
     steps = StepCounter(recorder, from_start=count_steps is True)
-    forwards = Forwards(recorder, steps)
+    placing = Placing(recorder)
+    forwards = Forwards(recorder, steps, placing)
     once_loaded = OnceLoaded(recorder)
     _try(
         recorder,
         "compute",
         lambda: forwards.follow(
-            _capture_compute(recorder, patches, steps, forwards, once_loaded), model
+            _capture_compute(recorder, patches, steps, forwards, placing, once_loaded), model
         ),
         COMPUTE,
     )
@@ -115,7 +127,9 @@ def _capture_torch(
     _try(
         recorder,
         "communication",
-        lambda: _capture_communication(recorder, patches, layout),
+        lambda: _capture_communication(
+            recorder, patches, layout, placing if look_for_place else None
+        ),
         COMMUNICATION,
     )
     _capture_input_and_output(recorder, patches, forwards, once_loaded)
@@ -161,6 +175,7 @@ def _capture_compute(
     patches: Patches,
     steps: StepCounter,
     forwards: Forwards,
+    placing: Placing,
     once_loaded: OnceLoaded,
 ) -> Compute:
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -173,7 +188,9 @@ def _capture_compute(
     compute = Compute(recorder)
     recorder.on_shutdown(register_optimizer_step_post_hook(compute.stepped).remove)
     capture_backward(compute, patches, steps)
-    once_loaded.capture(STAGE_MODULE, lambda: capture_pipeline(compute, patches), COMPUTE)
+    once_loaded.capture(
+        STAGE_MODULE, lambda: capture_pipeline(compute, patches, placing.stage_begins), COMPUTE
+    )
     follow = functools.partial(forwards.attach_chunk, compute)
     once_loaded.capture(
         SCHEDULES_MODULE, lambda: capture_megatron(compute, patches, steps, follow), COMPUTE
@@ -187,7 +204,9 @@ def _capture_optimizer(recorder: Recorder) -> None:
     recorder.on_shutdown(capture_optimizer(recorder))
 
 
-def _capture_communication(recorder: Recorder, patches: Patches, layout: Layout | None) -> None:
+def _capture_communication(
+    recorder: Recorder, patches: Patches, layout: Layout | None, placing: Placing | None
+) -> None:
     if not sys.modules["torch"].distributed.is_available():
         return
     from tracer.capture.communication import Communication
@@ -197,3 +216,5 @@ def _capture_communication(recorder: Recorder, patches: Patches, layout: Layout 
     recorder.on_shutdown(communication.close)
     atexit.register(communication.completions.drain)  # last in, first out: after `shutdown`
     recorder.on_shutdown(intercept(communication, patches))
+    if placing is not None:
+        placing.follow(communication)

@@ -1,0 +1,116 @@
+"""Where a rank stands by its groups alone: certain, or not told."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracer.placement import Claim, place
+from tracer.topology import Coords, Layout
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""Of a mesh, the slowest first."""
+
+SIZES = st.tuples(*[st.integers(1, 3) for _ in AXES])
+
+
+def positions(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return list(product(*map(range, sizes)))
+
+
+def members_along(sizes: tuple[int, ...], rank: int, *along: int) -> tuple[int, ...]:
+    """Return the ranks that differ from ``rank`` along these axes alone."""
+    everyone = positions(sizes)
+    own = everyone[rank]
+    return tuple(
+        other
+        for other, position in enumerate(everyone)
+        if all(position[at] == own[at] for at in range(len(sizes)) if at not in along)
+    )
+
+
+def mesh_claims(sizes: tuple[int, ...], rank: int) -> list[Claim]:
+    return [
+        Claim(axis=axis, members=members_along(sizes, rank, at)) for at, axis in enumerate(AXES)
+    ]
+
+
+@given(SIZES, st.data())
+def test_the_axes_of_a_mesh_place_every_rank(sizes: tuple[int, ...], data: st.DataObject) -> None:
+    world_size = math.prod(sizes)
+    rank = data.draw(st.integers(0, world_size - 1))
+    pp, replicate, shard, cp, tp = sizes
+    claims = mesh_claims(sizes, rank)
+    flattened = [
+        Claim(axis="dp", members=members_along(sizes, rank, 1, 2)),
+        Claim(axis="dp_shard_cp", members=members_along(sizes, rank, 2, 3)),
+        Claim(axis="dp_cp", members=members_along(sizes, rank, 1, 2, 3)),
+    ]
+
+    at = positions(sizes)[rank]
+    for told in (claims, [*claims, flattened[0]], [*flattened[:1], claims[0], *claims[3:]]):
+        found = place(told, rank=rank, world_size=world_size)
+        assert found is not None
+        assert found.layout == Layout(pp=pp, dp=replicate * shard, cp=cp, tp=tp)
+        assert found.coords == Coords(pp=at[0], dp=at[1] * shard + at[2], cp=at[3], tp=at[4])
+
+
+@given(SIZES, st.data())
+def test_an_axis_that_nobody_names_leaves_a_doubt(
+    sizes: tuple[int, ...], data: st.DataObject
+) -> None:
+    long = [at for at, size in enumerate(sizes) if size > 1]
+    if not long:
+        return
+    world_size = math.prod(sizes)
+    rank = data.draw(st.integers(0, world_size - 1))
+    claims = mesh_claims(sizes, rank)
+    del claims[data.draw(st.sampled_from(long))]
+
+    assert place(claims, rank=rank, world_size=world_size) is None
+
+
+def placed(*claims: tuple[str, tuple[int, ...]], world_size: int = 4) -> Layout | None:
+    made = [Claim(axis=axis, members=members) for axis, members in claims]
+    found = place(made, rank=0, world_size=world_size)
+    return None if found is None else found.layout
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        [("dp", (0, 1)), ("tp", (0, 1))],  # two axes over the same ranks
+        [("dp", (0, 1)), ("dp", (0, 2)), ("tp", (0, 1))],  # one axis, two groups
+        [("dp", (1, 3)), ("tp", (0, 1))],  # not a member
+        [("dp", (0, 1)), ("fsdp", (0, 2)), ("tp", (0, 3))],  # which is the data axis?
+        [("dp", (0, 1, 2, 3, 4))],  # more than there are
+        [("tp", (0, 1, 2))],  # does not divide them
+        [("tp", (0, 1)), ("ep", (0, 1)), ("dp", (0, 2))],  # experts along the tensor axis
+        [("dp", (0, 1, 2, 3)), ("ep", (0, 1, 2))],  # experts that do not divide the data axis
+        [("stages", (0, 1, 2, 3))],  # a name that means nothing
+        [],
+    ],
+)
+def test_groups_that_do_not_fit_place_nobody(claims: list[tuple[str, tuple[int, ...]]]) -> None:
+    assert placed(*claims) is None
+
+
+def test_experts_overlay_the_data_axis() -> None:
+    assert placed(("dp", (0, 1, 2, 3)), ("ep", (0, 1))) == Layout(dp=4, ep=2)
+    assert placed(("dp", (0, 2)), ("ep", (0, 2)), ("tp", (0, 1))) == Layout(dp=2, tp=2, ep=2)
+
+
+def test_groups_of_one_member_say_nothing() -> None:
+    assert placed(("dp", (0, 1, 2, 3)), ("tp", (0,)), ("pp", (0,)), ("ep", (0,))) == Layout(dp=4)
+
+
+def test_chunks_per_stage_are_taken_as_told() -> None:
+    claims = [Claim(axis="pp", members=(0, 1))]
+    found = place(claims, rank=1, world_size=2, num_chunks=3)
+
+    assert found is not None
+    assert (found.layout, found.coords) == (Layout(pp=2, vpp=3), Coords(pp=1))

@@ -1,0 +1,194 @@
+"""Finds out where this rank stands in a job that told no layout."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from tracer.capture.guard import Guard
+from tracer.manifest import add_derived
+from tracer.placement import AXES, Claim, Placement, place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tracer.capture.communication import Communication
+    from tracer.recorder import Recorder
+
+WRAPPED = "ddp"
+"""Axis along which a wrapper of the model keeps its parameters equal."""
+
+
+class Placing:
+    """Looks once, when the first whole step is over: by then the job has made what it uses."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._guard = Guard(recorder, "placement")
+        self._models: dict[int, weakref.ref[Any]] = {}
+        self._stages: dict[int, weakref.ref[Any]] = {}
+        self._num_begun = 0
+        self._found: Placement | None = None
+
+    def follow(self, communication: Communication) -> None:
+        """Look when a step is over, also at what was communicated in it."""
+        self._recorder.at_each_step(lambda: self._step_begins(communication))
+        self._recorder.at_each_turn(self._write)
+
+    def forward_begins(self, model: Any) -> None:  # noqa: ANN401 - a Module
+        """Note a model that is trained, and what it was wrapped in after the job told it."""
+        self._guard.call(self._note_models, model)
+
+    def stage_begins(self, stage: Any) -> None:  # noqa: ANN401 - a private class of torch
+        """Note a pipeline stage of this rank's."""
+        if id(stage) not in self._stages:
+            self._guard.call(self._note_stage, stage)
+
+    def _note_models(self, model: Any) -> None:  # noqa: ANN401
+        wrapper = getattr(sys.modules.get("torch.nn.parallel"), "DistributedDataParallel", None)
+        for module in (model, getattr(wrapper, "_active_ddp_module", None)):
+            if module is not None:
+                self._models[id(module)] = weakref.ref(module)
+
+    def _note_stage(self, stage: Any) -> None:  # noqa: ANN401
+        self._stages[id(stage)] = weakref.ref(stage)
+
+    def _step_begins(self, communication: Communication) -> bool:
+        """Return whether there is nothing left to wait for."""
+        self._num_begun += 1
+        if self._num_begun == 1:
+            return False
+        self._found = self._look(communication)
+        return True
+
+    def _write(self) -> None:
+        found, self._found = self._found, None
+        if found is not None:
+            told = {"layout": found.layout.to_dict(), "coords": found.coords.to_dict()}
+            add_derived(self._recorder.folder, told)
+
+    def _look(self, communication: Communication) -> Placement | None:
+        own = self._recorder.identity
+        if own.world_size == 1 or not dist.is_initialized():
+            return None
+        if (dist.get_rank(), dist.get_world_size()) != (own.rank, own.world_size):
+            return None
+        stages = _living(self._stages)
+        models = [*_living(self._models), *(stage.submod for stage in stages)]
+        num_chunks = {stage.num_stages // stage.group_size for stage in stages}
+        named = [*_claims_of_groups(communication), *_claims_of_parameters(models)]
+        wrapped = [*_claims_of_wrappers(models)]
+        found = place(
+            [*named, *_claims_of_stages(stages), *wrapped],
+            rank=own.rank,
+            world_size=own.world_size,
+            num_chunks=max(num_chunks, default=1),
+        )
+        if found is None or len(num_chunks) != (found.layout.pp > 1):
+            return None
+        told = {frozenset(claim.members) for claim in named}
+        is_told = found.groups <= told and all(len(it) < own.world_size for it in found.groups)
+        known = told.union(*(_parts(model) for model in models)) if wrapped else told
+        return found if is_told or _explains(found, known, communication) else None
+
+
+def _explains(found: Placement, known: set[frozenset[int]], communication: Communication) -> bool:
+    """Return whether a placement that no name tells explains what was communicated.
+
+    Experts or sequences that are dealt out over all ranks give themselves away: by an all-to-all
+    (the backward of torch's ring attention has one), by p2p outside the pipeline, by a group that
+    is neither all ranks nor an axis.
+
+    Args:
+        found: The placement.
+        known: Members of the groups whose use is known; those inside one axis are a part of it.
+        communication: All that was communicated.
+    """
+    if any(name.startswith("all_to_all") for name in communication.operation_names()):
+        return False
+    for group in communication.groups():
+        members = frozenset(group.members)
+        is_axis = members in found.groups
+        is_part = members in known and any(members < axis for axis in found.groups)
+        if not is_axis and not is_part and 1 < group.size < found.layout.world_size:
+            return False
+        if group.pair_seqs and not (is_axis and found.layout.pp == group.size):
+            return False
+    return True
+
+
+def _claims_of_groups(communication: Communication) -> Iterator[Claim]:
+    for group in list(dist.distributed_c10d._world.pg_map):
+        axis = communication.axis_of(group)
+        if axis in AXES:
+            yield Claim(axis=axis, members=tuple(dist.get_process_group_ranks(group)))
+
+
+def _claims_of_parameters(models: Iterable[Any]) -> Iterator[Claim]:
+    """Tell the named axes of distributed parameters: one of all ranks has no group of its own."""
+    found = [getattr(it, "device_mesh", None) for model in models for it in model.parameters()]
+    for mesh in {id(mesh): mesh for mesh in found if mesh is not None}.values():
+        for axis in mesh.mesh_dim_names or ():
+            if axis in AXES:
+                members = dist.get_process_group_ranks(mesh.get_group(axis))
+                yield Claim(axis=axis, members=tuple(members))
+
+
+def _claims_of_stages(stages: Iterable[Any]) -> Iterator[Claim]:
+    for stage in stages:
+        group = stage.group or dist.group.WORLD
+        yield Claim(axis="pp", members=tuple(dist.get_process_group_ranks(group)))
+
+
+def _claims_of_wrappers(models: Iterable[Any]) -> Iterator[Claim]:
+    """Tell the ranks among which all that is trained is kept equal, if there is one such group."""
+    models = list(models)
+    wrapped: dict[tuple[int, ...], set[int]] = {}
+    for module in (part for model in models for part in model.modules()):
+        for members in _kept_equal_by(module):
+            wrapped.setdefault(members, set()).update(map(id, module.parameters()))
+    trained = {id(it) for model in models for it in model.parameters() if it.requires_grad}
+    if len(wrapped) == 1:
+        ((members, parameters),) = wrapped.items()
+        if trained <= parameters:
+            yield Claim(axis=WRAPPED, members=members)
+
+
+def _kept_equal_by(module: Any) -> Iterator[tuple[int, ...]]:  # noqa: ANN401 - a Module
+    """Tell the ranks among which a module, if it is a wrapper, keeps its parameters equal."""
+    if _is_a(module, "torch.nn.parallel", "DistributedDataParallel") or _is_a(
+        module, "torch.distributed.fsdp", "FullyShardedDataParallel"
+    ):
+        yield tuple(dist.get_process_group_ranks(module.process_group))
+    for mesh in _meshes_of(module):
+        yield tuple(mesh.mesh.flatten().tolist())
+
+
+def _parts(model: Any) -> Iterator[frozenset[int]]:  # noqa: ANN401 - a Module
+    """Tell the members of the groups between which HSDP divides a model's data axis."""
+    for mesh in (mesh for module in model.modules() for mesh in _meshes_of(module)):
+        for dimension in range(mesh.ndim):
+            yield frozenset(dist.get_process_group_ranks(mesh.get_group(dimension)))
+
+
+def _meshes_of(module: Any) -> Iterator[Any]:  # noqa: ANN401 - a Module
+    """Tell the meshes over which FSDP2 shards and replicates the parameters of a module."""
+    if _is_a(module, "torch.distributed.fsdp", "FSDPModule"):
+        state = module._get_fsdp_state()
+        one = getattr(state, "_fsdp_param_group", None)
+        for group in getattr(state, "_fsdp_param_groups", [one] if one is not None else []):
+            # With these, the mesh has axes along which parameters are not the same.
+            if getattr(group.mesh_info, "dp_mesh_dims", None) is None:
+                yield group.mesh_info.mesh
+
+
+def _is_a(module: Any, package: str, name: str) -> bool:  # noqa: ANN401 - a Module
+    """Return whether a module is of a class of torch's that is loaded."""
+    return isinstance(module, getattr(sys.modules.get(package), name, ()))
+
+
+def _living(references: dict[int, weakref.ref[Any]]) -> list[Any]:
+    return [it for reference in references.values() if (it := reference()) is not None]
