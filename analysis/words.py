@@ -64,7 +64,7 @@ def count_text(num: int, word: str) -> str:
 
 def percent_text(ratio: float, *, digits: int = 0) -> str:
     """Write out a share in percent, as the pages do: "26 %"."""
-    return f"{100 * ratio:.{digits}f} %"
+    return f"{100 * ratio:z.{digits}f} %"
 
 
 def duration_text(value_ns: float) -> str:

@@ -60,7 +60,7 @@ def bytes_text(num_bytes: int) -> str:
 
 def ratio_text(ratio: float | None, *, digits: int = 1) -> str:
     """Return a share of the whole in percent."""
-    return UNKNOWN if ratio is None else f"{100 * ratio:.{digits}f} %"
+    return UNKNOWN if ratio is None else f"{100 * ratio:z.{digits}f} %"
 
 
 def slowdown_text(slowdown: float | None) -> str:

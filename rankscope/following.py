@@ -124,8 +124,6 @@ def _reported(
 
 
 def _place(stored: StoredPlace) -> Place:
-    if min(stored.dp, stored.pp, stored.tp) < 0:  # nobody told: each rank is a worker of its own
-        return Place(host=stored.host, dp=stored.rank, pp=0, tp=0)
     return Place(host=stored.host, dp=stored.dp, pp=stored.pp, tp=stored.tp)
 
 

@@ -105,10 +105,13 @@ def _culprits(report: RunReport) -> str:
         f"worst S_w  shortcut and exact value name different workers in {found.num_different:,} of"
         f" {found.num_steps:,} steps; over all steps "
     )
-    (dp, stage), (exact_dp, exact_stage) = found.by_shortcut, found.by_exact
-    if found.by_shortcut == found.by_exact:
-        return f"{told}both dp {dp}, stage {stage}"
-    return f"{told}dp {dp}, stage {stage} and dp {exact_dp}, stage {exact_stage}"
+    shortcut, exact = _worker(report, found.by_shortcut), _worker(report, found.by_exact)
+    return f"{told}both {exact}" if shortcut == exact else f"{told}{shortcut} and {exact}"
+
+
+def _worker(report: RunReport, worker: tuple[int, int]) -> str:
+    dp, stage = worker
+    return f"dp {dp}, stage {stage}" if report.has_layout else f"rank {dp}"
 
 
 def _findings(findings: tuple[Finding, ...], follows: tuple[str, ...], width: int) -> list[str]:
@@ -239,4 +242,4 @@ def _number(value: float | None) -> str:
 
 
 def _percent(ratio: float | None) -> str:
-    return UNKNOWN if ratio is None else f"{ratio * 100:.1f} %"
+    return UNKNOWN if ratio is None else f"{ratio * 100:z.1f} %"

@@ -123,8 +123,8 @@ def _ticks(num_rows: int) -> tuple[int, ...]:
 def group_starts(
     ranks: tuple[int, ...], coords: dict[int, Coords], group_by: GroupBy
 ) -> tuple[tuple[int, str], ...]:
-    """Return the first row and the name of each group; nothing where nothing is grouped."""
-    if group_by is GroupBy.RANK:
+    """Return the first row and the name of each group; nothing where nothing can be grouped."""
+    if group_by is GroupBy.RANK or coords.keys().isdisjoint(ranks):
         return ()
     groups: list[tuple[int, str]] = []
     for row, rank in enumerate(ranks):

@@ -96,6 +96,89 @@ def test_what_the_tracer_finds_out_later_fills_what_the_job_left_open(
     assert (rank.device_name, rank.dtype) == ("H", "fp32")
 
 
+UNTOLD: dict[str, Any] = {"layout": None, "coords": None}
+FOUND = {"layout": {"dp": 2, "tp": 2}, "coords": {"dp": 1, "tp": 0}}
+
+
+def found_by(rank: int) -> dict[str, Any]:
+    """Return the manifest of a rank whose tracer found out where it stands in 2 x 2."""
+    coords = {"dp": rank // 2, "tp": rank % 2, "pp": 0, "cp": 0, "ep": 0}
+    return {**UNTOLD, "derived": {"layout": {"dp": 2, "tp": 2}, "coords": coords}}
+
+
+def untold_ranks(spool: Path, run_id: str, *, epoch: int = 0) -> list[SpoolBuilder]:
+    return [
+        SpoolBuilder(
+            spool, run_id=run_id, rank=rank, world_size=4, epoch=epoch, manifest=dict(UNTOLD)
+        )
+        for rank in range(4)
+    ]
+
+
+def test_a_layout_that_the_tracer_found_counts_once_every_rank_has(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    ranks, tail = untold_ranks(tmp_path, run_id), SpoolTail(tmp_path, store)
+    for number, rank in enumerate(ranks):
+        tail.poll()
+        info = StoreSource(store).run_info(run_id)
+        assert (info.layout, info.has_layout) == (Layout(), False)
+        assert [known.coords for known in info.epochs[0].ranks] == [
+            Coords(dp=at) for at in range(4)
+        ]
+        assert read_told_layouts(info.warnings) == ["did not tell" if number == 0 else "not where"]
+        rank.write_json("manifest.json", found_by(number))
+    tail.poll()
+
+    info = StoreSource(store).run_info(run_id)
+    assert (info.layout, info.has_layout, info.warnings) == (Layout(dp=2, tp=2), True, ())
+    assert [known.coords for known in info.epochs[0].ranks] == [
+        Coords(dp=dp, tp=tp) for dp in range(2) for tp in range(2)
+    ]
+
+
+def read_told_layouts(warnings: tuple[str, ...]) -> list[str]:
+    return [
+        words for warning in warnings for words in ("did not tell", "not where") if words in warning
+    ]
+
+
+def test_what_the_job_told_goes_before_what_the_tracer_found(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    told = {"layout": {"dp": 4}, "coords": {"dp": 3}, "derived": FOUND}
+    SpoolBuilder(tmp_path, run_id=run_id, rank=3, world_size=4, manifest=told)
+
+    SpoolTail(tmp_path, store).poll()
+
+    info = StoreSource(store).run_info(run_id)
+    assert (info.layout, info.epochs[0].ranks[0].coords) == (Layout(dp=4), Coords(dp=3))
+
+
+def test_an_epoch_that_ended_before_it_was_found_has_the_places_of_the_next(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    untold_ranks(tmp_path, run_id)
+    for number, rank in enumerate(untold_ranks(tmp_path, run_id, epoch=1)):
+        rank.write_json("manifest.json", found_by(number))
+    SpoolTail(tmp_path, store).poll()
+
+    info = StoreSource(store).run_info(run_id)
+
+    assert info.layout == Layout(dp=2, tp=2)
+    first, second = ([known.coords for known in epoch.ranks] for epoch in info.epochs)
+    assert first == second == [Coords(dp=dp, tp=tp) for dp in range(2) for tp in range(2)]
+
+
+def test_an_epoch_of_another_size_has_not(store: Store, run_id: str, tmp_path: Path) -> None:
+    SpoolBuilder(tmp_path, run_id=run_id, rank=0, world_size=6, manifest=dict(UNTOLD))
+    for number, rank in enumerate(untold_ranks(tmp_path, run_id, epoch=1)):
+        rank.write_json("manifest.json", found_by(number))
+    SpoolTail(tmp_path, store).poll()
+
+    assert not StoreSource(store).run_info(run_id).has_layout
+
+
 DEEP = b'{"model": ' + b"[" * 101 + b"]" * 101 + b"}"
 """It can be read; where little of the stack is left it could not be written again."""
 

@@ -15,6 +15,7 @@ from rankscope.listing import list_findings
 from rankscope.simulated_store import store_simulation
 from rankscope.source import StoreSource
 from rankscope.tracking import Tracking
+from tracer.span import NONE
 from trainer.simulator.fault import parse_simulated_faults
 from trainer.simulator.scenario import Scenario
 from trainer.simulator.simulation import simulate
@@ -31,7 +32,24 @@ SCENARIO = Scenario(dp=8, pp=1, tp=1, num_steps=8, ranks_per_host=RANKS_PER_HOST
 """Four hosts, sim-00000 to sim-00003, of two data-parallel positions each."""
 
 
-def train(store: Store, run_id: str, *, slow: int, moved: Mapping[str, str]) -> list[str]:
+def forget_layout(store: Store, run_id: str) -> None:
+    """Let a run be one whose job told no layout."""
+    for table, untold in (
+        ("runs", {"layout": {}}),
+        ("ranks", dict.fromkeys(("dp", "tp", "pp", "cp", "ep"), NONE)),
+    ):
+        rows = store.rows(
+            f"SELECT * FROM {table} FINAL WHERE run_id = {{run_id:String}}",
+            {"run_id": run_id},
+        )
+        store.insert_rows(
+            table, [{**row, **untold, "revision": row["revision"] + 1} for row in rows]
+        )
+
+
+def train(
+    store: Store, run_id: str, *, slow: int, moved: Mapping[str, str], is_told: bool = True
+) -> list[str]:
     """Simulate a run whose rank ``slow`` is slow, its hosts renamed, and keep what is found.
 
     Returns:
@@ -48,6 +66,8 @@ def train(store: Store, run_id: str, *, slow: int, moved: Mapping[str, str]) -> 
         for row in rows
     ]
     store.insert_rows("ranks", exchanged)
+    if not is_told:
+        forget_layout(store, run_id)
     report = analyze_run(StoreSource(store), run_id)
     assert [(finding.cause, finding.ranks) for finding in report.findings] == [
         ("slow-compute", (slow,))
@@ -70,6 +90,15 @@ def follows(url: str, run_id: str) -> dict[str, str | None] | None:
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"chdb://{tmp_path}"
+
+
+@pytest.mark.parametrize("slow", [5, 2])
+def test_without_a_layout_no_rank_is_at_the_position_of_another(url: str, slow: int) -> None:
+    with open_store(url) as store:
+        train(store, "first", slow=2, moved={}, is_told=False)
+        train(store, "second", slow=slow, moved={"sim-00001": "new"}, is_told=False)
+
+    assert follows(url, "second") is None
 
 
 def test_slowness_that_went_with_its_host_follows_the_host(url: str) -> None:

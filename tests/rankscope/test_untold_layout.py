@@ -10,6 +10,7 @@ from analysis.analyze import analyze_run
 from analysis.verdict import verdict_sentence
 from collector.store import open_store
 from collector.tail import SpoolTail
+from rankscope.report_text import report_text
 from rankscope.source import StoreSource
 from tests.collector.spool_builder import SpoolBuilder
 from tracer.span import NONE, SpanKind
@@ -71,5 +72,8 @@ def test_the_slow_rank_alone_is_named_not_all_of_the_job(store: Store, tmp_path:
     assert verdict_sentence(report).startswith(f"Rank {SLOW} is truly slow (slow-compute).")
     assert {entry.rank for entry in report.starved} == {0, 1, 3}
     assert (report.layout, report.mfu) == (Layout(), None)
+    text = report_text(report, verdict="", width=100)
+    assert "4 ranks (layout not told)" in text
+    assert f"over all steps both rank {SLOW}" in " ".join(text.split())
     (warning,) = [text for text in report.quality.warnings if "layout" in text]
     assert "each rank is taken for a worker of its own" in warning

@@ -112,6 +112,14 @@ def test_ranks_without_a_known_position_come_last() -> None:
     assert rows.groups == ((0, "PP 1"), (1, "position unknown"))
 
 
+def test_where_no_position_is_known_ranks_stand_in_order_without_groups() -> None:
+    timeline = replace(step(compute(2, 0, 9), compute(1, 0, 9)), coords={})
+
+    rows = lay_rows(timeline, GroupBy.PP)
+
+    assert (rows.ranks, rows.groups) == ((1, 2), ())
+
+
 def test_communication_stands_below_compute_in_its_ranks_row() -> None:
     timeline = step(compute(0, 0, 9), comm(0, 9, 12), compute(1, 0, 9), comm(1, 9, 12))
 

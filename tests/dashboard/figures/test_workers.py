@@ -48,3 +48,19 @@ def test_no_workers_draw_nothing() -> None:
     nothing = replace(report(), slowdown_by_worker={}, exact_slowdown_by_worker={})
 
     assert np.size(traces(worker_figure(nothing))[0].z) == 0
+
+
+def test_ranks_of_an_unknown_layout_are_columns_of_their_own_and_no_positions() -> None:
+    made = replace(
+        report(),
+        layout=Layout(),
+        world_size=4,
+        slowdown_by_worker={(dp, 0): 1.0 for dp in range(4)},
+    )
+
+    figure = worker_figure(made)
+
+    assert "rank %{x}" in traces(figure)[0].hovertemplate
+    assert figure.layout.xaxis.title.text == "rank (layout not told)"
+    assert figure.layout.yaxis.title.text is None
+    assert not figure.layout.yaxis.showticklabels
