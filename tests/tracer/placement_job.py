@@ -14,13 +14,13 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import ScheduleGPipe
-from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import tracer
 from tests.tracer import gloo_job, matrix_recipes
 from tests.tracer.gloo_job import Block
-from tests.tracer.matrix_recipes import TP_PLAN, ordinary_step, pipeline
+from tests.tracer.matrix_recipes import ordinary_step, pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -118,8 +118,7 @@ def part_of_the_job(rank: int) -> Recipe:
 def tensor_parallel_over_all(rank: int) -> Recipe:
     """TP over all ranks: the mesh's only axis has no group of its own."""
     mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
-    plan: dict[str, Any] = {name: style() for name, style in TP_PLAN.items()}  # type: ignore[abstract]
-    model = parallelize_module(Block(), mesh, plan)
+    model = parallelize_module(Block(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     return model, ordinary_step(model)
 
 
