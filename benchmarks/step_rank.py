@@ -79,55 +79,78 @@ class Job:
 
     def __init__(self, spool: Path, *, fills_disk: bool) -> None:
         torch.manual_seed(7)
-        self._spool = spool
+        self.spool = spool
         self._fills_disk = fills_disk
         self._module = Model()
         self._model = DistributedDataParallel(self._module, bucket_cap_mb=25)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
         self._tell: Callable[..., object] | None = None
+        self._total = torch.zeros(())
         self._before = (0, 0)
         self.stored = self.dropped = 0
 
+    @property
+    def model(self) -> DistributedDataParallel:
+        """What is trained, wrapped."""
+        return self._model
+
     def step(self) -> None:
         """Train one step."""
-        self._optimizer.zero_grad()
-        total = torch.zeros(())
+        self.begin_step()
         for index in range(NUM_MICROBATCHES):
-            last = index == NUM_MICROBATCHES - 1
-            with contextlib.nullcontext() if last else self._model.no_sync():
-                batch = torch.randn(TOKENS, WIDTH)
-                loss = (self._model(batch) - batch).square().mean()
-                loss.backward()
-            total += loss.detach()
+            self.microbatch(TOKENS, is_last=index == NUM_MICROBATCHES - 1)
+        self.end_step(self._tell, TOKENS)
+
+    def begin_step(self) -> None:
+        """Forget gradients and loss of the step before."""
+        self._optimizer.zero_grad()
+        self._total = torch.zeros(())
+
+    def microbatch(self, num_tokens: int, *, is_last: bool) -> None:
+        """Run forward and backward of one; after the last the ranks add up their gradients."""
+        with contextlib.nullcontext() if is_last else self._model.no_sync():
+            batch = torch.randn(num_tokens, WIDTH)
+            loss = (self._model(batch) - batch).square().mean()
+            loss.backward()
+        self._total += loss.detach()
+
+    def end_step(self, tell: Callable[..., object] | None, num_tokens: int) -> None:
+        """Let the optimizer step, add up the loss, and tell of the step."""
         self._optimizer.step()
-        dist.all_reduce(total)
-        if self._tell is not None:
-            self._tell(tokens=TOKENS * NUM_MICROBATCHES, loss=total)
+        dist.all_reduce(self._total)
+        if tell is not None:
+            tell(tokens=num_tokens * NUM_MICROBATCHES, loss=self._total)
+
+    def run_experts(self, *, traced: bool) -> None:
+        """Put a span by hand around each expert from now on, or nothing."""
+        self._module.run = self._module.with_spans if traced else self._module.plainly
 
     def begin_tracing(self) -> None:
         """Trace from now on."""
         import tracer
 
-        tracer.install(spool=self._spool, run="benchmark", model=self._model)
+        tracer.install(spool=self.spool, run="benchmark", model=self._model)
         if self._fills_disk:
-            fill(self._spool / "filler")
+            fill(self.spool / "filler")
         tracer.begin_steps()
-        self._tell, self._module.run = tracer.step, self._module.with_spans
+        self._tell = tracer.step
+        self.run_experts(traced=True)
 
     def begin_counting(self) -> None:
         """Count the records from now on."""
-        self._before = counted(self._spool)
+        self._before = counted(self.spool)
 
     def end_tracing(self) -> None:
         """Trace no more, leave nothing on the disk, and add up what was recorded."""
         import tracer
 
-        after = counted(self._spool)
+        after = counted(self.spool)
         self.stored += after[0] - self._before[0]
         self.dropped += after[1] - self._before[1]
-        self._tell, self._module.run = None, self._module.plainly
+        self._tell = None
+        self.run_experts(traced=False)
         tracer.shutdown()
-        for path in self._spool.iterdir():
+        for path in self.spool.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

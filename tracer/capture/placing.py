@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 WRAPPED = "ddp"
 """Axis along which a wrapper of the model keeps its parameters equal."""
 
+WRAPPERS = (
+    ("torch.nn.parallel", "DistributedDataParallel"),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+)
+"""Modules around a model that have a group."""
+
+MESHED = (("torch.distributed.fsdp", "FSDPModule"),)
+"""Modules that have a mesh instead, maybe several."""
+
 
 class Placing:
     """Looks once, when the first whole step is over: by then the job has made what it uses."""
@@ -91,7 +100,7 @@ class Placing:
             return None
         told = {frozenset(claim.members) for claim in named}
         is_told = found.groups <= told and all(len(it) < own.world_size for it in found.groups)
-        known = told.union(*(_parts(model) for model in models)) if wrapped else told
+        known = told.union(_parts(models)) if wrapped else told
         return found if is_told or _explains(found, known, communication) else None
 
 
@@ -147,47 +156,44 @@ def _claims_of_wrappers(models: Iterable[Any]) -> Iterator[Claim]:
     """Tell the ranks among which all that is trained is kept equal, if there is one such group."""
     models = list(models)
     wrapped: dict[tuple[int, ...], set[int]] = {}
-    for module in (part for model in models for part in model.modules()):
-        for members in _kept_equal_by(module):
+    for module in _of_kinds(models, WRAPPERS):
+        members = tuple(dist.get_process_group_ranks(module.process_group))
+        wrapped.setdefault(members, set()).update(map(id, module.parameters()))
+    for module in _of_kinds(models, MESHED):
+        for mesh in _meshes_of(module):
+            members = tuple(mesh.mesh.flatten().tolist())
             wrapped.setdefault(members, set()).update(map(id, module.parameters()))
-    trained = {id(it) for model in models for it in model.parameters() if it.requires_grad}
     if len(wrapped) == 1:
         ((members, parameters),) = wrapped.items()
+        trained = {id(it) for model in models for it in model.parameters() if it.requires_grad}
         if trained <= parameters:
             yield Claim(axis=WRAPPED, members=members)
 
 
-def _kept_equal_by(module: Any) -> Iterator[tuple[int, ...]]:  # noqa: ANN401 - a Module
-    """Tell the ranks among which a module, if it is a wrapper, keeps its parameters equal."""
-    if _is_a(module, "torch.nn.parallel", "DistributedDataParallel") or _is_a(
-        module, "torch.distributed.fsdp", "FullyShardedDataParallel"
-    ):
-        yield tuple(dist.get_process_group_ranks(module.process_group))
-    for mesh in _meshes_of(module):
-        yield tuple(mesh.mesh.flatten().tolist())
-
-
-def _parts(model: Any) -> Iterator[frozenset[int]]:  # noqa: ANN401 - a Module
+def _parts(models: Iterable[Any]) -> Iterator[frozenset[int]]:
     """Tell the members of the groups between which HSDP divides a model's data axis."""
-    for mesh in (mesh for module in model.modules() for mesh in _meshes_of(module)):
+    for mesh in (mesh for module in _of_kinds(models, MESHED) for mesh in _meshes_of(module)):
         for dimension in range(mesh.ndim):
             yield frozenset(dist.get_process_group_ranks(mesh.get_group(dimension)))
 
 
 def _meshes_of(module: Any) -> Iterator[Any]:  # noqa: ANN401 - a Module
     """Tell the meshes over which FSDP2 shards and replicates the parameters of a module."""
-    if _is_a(module, "torch.distributed.fsdp", "FSDPModule"):
-        state = module._get_fsdp_state()
-        one = getattr(state, "_fsdp_param_group", None)
-        for group in getattr(state, "_fsdp_param_groups", [one] if one is not None else []):
-            # With these, the mesh has axes along which parameters are not the same.
-            if getattr(group.mesh_info, "dp_mesh_dims", None) is None:
-                yield group.mesh_info.mesh
+    state = module._get_fsdp_state()
+    one = getattr(state, "_fsdp_param_group", None)
+    for group in getattr(state, "_fsdp_param_groups", [one] if one is not None else []):
+        # With these, the mesh has axes along which parameters are not the same.
+        if getattr(group.mesh_info, "dp_mesh_dims", None) is None:
+            yield group.mesh_info.mesh
 
 
-def _is_a(module: Any, package: str, name: str) -> bool:  # noqa: ANN401 - a Module
-    """Return whether a module is of a class of torch's that is loaded."""
-    return isinstance(module, getattr(sys.modules.get(package), name, ()))
+def _of_kinds(models: Iterable[Any], names: Iterable[tuple[str, str]]) -> Iterator[Any]:
+    """Tell the modules that are of a class of torch's, if that is loaded."""
+    found = [getattr(sys.modules.get(package), name, None) for package, name in names]
+    kinds = tuple(kind for kind in found if kind is not None)
+    modules = [module for model in models for module in model.modules()]
+    wanted = {kind for kind in set(map(type, modules)) if issubclass(kind, kinds)}
+    return (module for module in modules if type(module) in wanted)
 
 
 def _living(references: dict[int, weakref.ref[Any]]) -> list[Any]:
