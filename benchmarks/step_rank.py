@@ -114,6 +114,10 @@ class Job:
             loss.backward()
         self._total += loss.detach()
 
+    def meet(self) -> None:
+        """Wait for the other rank."""
+        dist.all_reduce(torch.zeros(1))
+
     def end_step(self, tell: Callable[..., object] | None, num_tokens: int) -> None:
         """Let the optimizer step, add up the loss, and tell of the step."""
         self._optimizer.step()

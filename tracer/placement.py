@@ -45,6 +45,9 @@ class Placement:
     groups: frozenset[frozenset[int]]
     """Members of each group that spans an axis of the layout, two at least."""
 
+    pipeline: frozenset[int] = frozenset()
+    """Members of the one that spans its pipeline."""
+
 
 def place(
     claims: Iterable[Claim], *, rank: int, world_size: int, num_chunks: int = 1
@@ -85,6 +88,7 @@ def place(
         layout=Layout(dp=num_data, ep=len(experts), vpp=num_chunks, **sizes),
         coords=Coords(dp=data_position, ep=experts.index(rank), **position),
         groups=frozenset(map(frozenset, [*model.values(), *data])),
+        pipeline=frozenset(model.get("pp", ())),
     )
 
 

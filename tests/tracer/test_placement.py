@@ -57,6 +57,7 @@ def test_the_axes_of_a_mesh_place_every_rank(sizes: tuple[int, ...], data: st.Da
         assert found is not None
         assert found.layout == Layout(pp=pp, dp=replicate * shard, cp=cp, tp=tp)
         assert found.coords == Coords(pp=at[0], dp=at[1] * shard + at[2], cp=at[3], tp=at[4])
+        assert found.pipeline == frozenset(members_along(sizes, rank, 0) if pp > 1 else ())
 
 
 @given(SIZES, st.data())

@@ -124,7 +124,7 @@ def _explains(found: Placement, known: set[frozenset[int]], communication: Commu
         is_part = members in known and any(members < axis for axis in found.groups)
         if not is_axis and not is_part and 1 < group.size < found.layout.world_size:
             return False
-        if group.pair_seqs and not (is_axis and found.layout.pp == group.size):
+        if group.pair_seqs and members != found.pipeline:
             return False
     return True
 
