@@ -22,6 +22,8 @@ from tracer.spool import KEPT_REASONS
 from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from analysis.context import RunContext
     from analysis.source import SpanTable, StepTable
     from collector.read import RunRows
@@ -106,13 +108,14 @@ def _summary(row: Row) -> RunSummary:
 def run_info_of(run_id: str, rows: RunRows) -> RunInfo:
     """Return what rows of the small tables tell of a run."""
     newest = rows.epochs[-1]
+    places = _places(rows)
     flops_per_token = newest["flops_per_token"]
     return RunInfo(
         run_id=run_id,
         source_format=newest["source_format"],
-        layout=Layout() if _is_unplaced(rows) else Layout(**newest["layout"]),
+        layout=Layout() if places is None else Layout(**newest["layout"]),
         world_size=newest["world_size"],
-        epochs=tuple(_epoch_info(row["epoch"], rows) for row in rows.epochs),
+        epochs=tuple(_epoch_info(row["epoch"], rows, places) for row in rows.epochs),
         model=json.loads(newest["model"] or "{}").get("name", ""),
         flops_per_token=flops_per_token,
         flops_convention=newest["flops_convention"] if flops_per_token is not None else "",
@@ -126,15 +129,15 @@ def run_info_of(run_id: str, rows: RunRows) -> RunInfo:
         ),
         num_torn=sum(row["num_torn"] for row in rows.account),
         clock_error_ns=_clock_error_ns(newest["source_format"], rows),
-        warnings=_warnings(rows),
+        warnings=_warnings(rows, is_placed=places is not None),
     )
 
 
-def _warnings(rows: RunRows) -> tuple[str, ...]:
+def _warnings(rows: RunRows, *, is_placed: bool) -> tuple[str, ...]:
     found = [f"{row['num_rows']} records were set aside: {row['reason']}" for row in rows.bad]
     found += [_expired_words(row) for row in rows.expired]
     found += _gap_words(rows.gaps)
-    if _is_unplaced(rows):
+    if not is_placed:
         untold = (
             "told its parallel layout but not where its ranks stand in it (coords)"
             if rows.epochs[-1]["layout"]
@@ -165,29 +168,24 @@ def _gap_words(gaps: list[Row]) -> list[str]:
     return [*told, f"{num_more} more ranges of rows are missing"] if num_more else told
 
 
-def _is_unplaced(rows: RunRows) -> bool:
-    """Return whether some rank's position is unknown; without it the layout is of no use."""
-    newest = rows.epochs[-1]
-    is_untold = newest["world_size"] > 1 and not newest["layout"]
-    places = _places(rows)
-    return is_untold or any(places[_key(row)] is None for row in rows.ranks)
-
-
-def _places(rows: RunRows) -> dict[tuple[int, int], Coords | None]:
-    """Return where each (epoch, rank) stands; None where nobody told.
+def _places(rows: RunRows) -> Mapping[tuple[int, int], Coords] | None:
+    """Return where each (epoch, rank) stands; None where one is unknown: the layout is then no use.
 
     An epoch that ended before its tracer had found the layout has the newest one's places, if it
     was as large: the analysis takes those for all epochs.
     """
+    newest = rows.epochs[-1]
+    if newest["world_size"] > 1 and not newest["layout"]:
+        return None
     size = {row["epoch"]: row["world_size"] for row in rows.epochs}
-    newest = rows.epochs[-1]["epoch"]
-    last = {row["rank"]: _coords(row) for row in rows.ranks if row["epoch"] == newest}
+    told = {_key(row): _coords(row) for row in rows.ranks}
     found = {}
-    for row in rows.ranks:
-        place = _coords(row)
-        if place is None and size.get(row["epoch"]) == size[newest]:
-            place = last.get(row["rank"])
-        found[_key(row)] = place
+    for (epoch, rank), coords in told.items():
+        if coords is None and size.get(epoch) == newest["world_size"]:
+            coords = told.get((newest["epoch"], rank))  # noqa: PLW2901 - in its place
+        if coords is None:
+            return None
+        found[epoch, rank] = coords
     return found
 
 
@@ -195,13 +193,14 @@ def _key(row: Row) -> tuple[int, int]:
     return row["epoch"], row["rank"]
 
 
-def _epoch_info(epoch: int, rows: RunRows) -> EpochInfo:
+def _epoch_info(
+    epoch: int, rows: RunRows, places: Mapping[tuple[int, int], Coords] | None
+) -> EpochInfo:
     latest = {row["rank"]: row for row in rows.ranks if row["epoch"] == epoch}
-    places = {} if _is_unplaced(rows) else _places(rows)
     return EpochInfo(
         epoch=epoch,
         ranks=tuple(
-            _rank_info(row, places.get(_key(row)) or Coords(dp=row["rank"]))
+            _rank_info(row, Coords(dp=row["rank"]) if places is None else places[_key(row)])
             for row in latest.values()
         ),
         groups=tuple(

@@ -32,6 +32,12 @@ def record_and_stay(recorder: Recorder, until_all_have: threading.Barrier) -> No
     until_all_have.wait()  # threads alive at once need lanes of their own
 
 
+def finish(recorder: Recorder, threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join()
+    recorder.shutdown()
+
+
 def recorder_with_starters_alone(folder: Path) -> Recorder:
     """Return a recorder for which there is no room for a whole segment."""
     return recorder_in(folder, segment_bytes=1 << 20, spool_bytes=1 << 20)
@@ -62,9 +68,7 @@ def test_a_thread_that_begins_while_no_segment_is_ready_loses_nothing(tmp_path: 
     for thread in threads:
         wait_until(lambda: bool(recorder._source._starters))
         thread.start()
-    for thread in threads:
-        thread.join()
-    recorder.shutdown()
+    finish(recorder, threads)
 
     assert num_kept(tmp_path) == {thread.name: 90 for thread in threads}
     assert dropped(tmp_path) == {}
@@ -83,9 +87,7 @@ def test_threads_that_begin_at_one_moment_lose_nothing(tmp_path: Path) -> None:
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
-    recorder.shutdown()
+    finish(recorder, threads)
 
     assert num_kept(tmp_path) == {thread.name: 90 for thread in threads}
     assert dropped(tmp_path) == {}
