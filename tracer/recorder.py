@@ -354,7 +354,7 @@ class Recorder:
 
     def _work(self) -> None:
         """What the background thread does at each turn."""
-        self._source.let_go()  # before the next is made: each holds a file descriptor
+        self._source.let_go()  # before the next is made: it takes as much memory again
         if self._source.is_short() and not self._closed:
             self._source.replenish()
         self._showing.refresh()
