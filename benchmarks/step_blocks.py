@@ -32,7 +32,6 @@ import os
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -41,9 +40,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.step_rank import NUM_MICROBATCHES, NUM_RANKS, TOKENS
-from benchmarks.tracer_step import DISK, SCENARIOS
+from benchmarks.tracer_step import SCENARIOS, start_rank
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Sequence
 
     from torch.nn.parallel import DistributedDataParallel
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 
 NUM_UNTIMED = 4
 """Steps at the begin."""
+
+LEAST_STEPS = 50
+"""Of both ranks: in fewer some order of letters does not come up in every draw."""
 
 BOOTSTRAPS = 300
 MODULE_HOOKS = (
@@ -264,6 +267,8 @@ def costs_of(steps: Sequence[Step]) -> tuple[float, float]:
 def summary(ranks: Sequence[dict[str, Any]]) -> dict[str, object]:
     """Return what was found, from what the ranks told."""
     steps: list[Step] = [(letters, times) for rank in ranks for letters, times in rank["steps"]]
+    if len(steps) < LEAST_STEPS:
+        raise SystemExit(f"only {len(steps)} steps of both ranks: ask for more --seconds")
     plain_ns = (NUM_MICROBATCHES - 1) * statistics.median(
         time_ns
         for letters, times in steps
@@ -325,17 +330,7 @@ def _start(
     command = [sys.executable, "-m", "benchmarks.step_blocks", "--rank", str(rank)]
     command += ["--folder", str(folder), "--seconds", str(seconds)]
     command += ["--scenario", scenario, "--tokens", str(tokens)]
-    if scenario == "disk-full":
-        mount = f'mount -t tmpfs -o size={DISK} tmpfs "{spool}" && exec "$@"'
-        command = ["unshare", "-rm", "sh", "-c", mount, "sh", *command]
-    ours = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.Popen(
-        command,
-        env={**os.environ, **ours, **SCENARIOS[scenario]},
-        cwd=Path(__file__).parents[1],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    return start_rank(command, scenario, spool)
 
 
 def main() -> None:

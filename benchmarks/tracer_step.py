@@ -127,8 +127,15 @@ def _start(
     command += ["--rendezvous", str(folder / "rendezvous"), "--spool", str(spool)]
     command += ["--turns", turns, "--timed", str(num_timed)]
     if scenario == "disk-full":
+        command.append("--full")
+    return start_rank(command, scenario, spool)
+
+
+def start_rank(command: list[str], scenario: str, spool: Path) -> subprocess.Popen[str]:
+    """Start one rank of a job whose records go to ``spool``, an empty folder."""
+    if scenario == "disk-full":
         mount = f'mount -t tmpfs -o size={DISK} tmpfs "{spool}" && exec "$@"'
-        command = ["unshare", "-rm", "sh", "-c", mount, "sh", *command, "--full"]
+        command = ["unshare", "-rm", "sh", "-c", mount, "sh", *command]
     ours = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.Popen(
         command,

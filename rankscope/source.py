@@ -181,11 +181,11 @@ def _places(rows: RunRows) -> Mapping[tuple[int, int], Coords] | None:
     told = {_key(row): _coords(row) for row in rows.ranks}
     found = {}
     for (epoch, rank), coords in told.items():
-        if coords is None and size.get(epoch) == newest["world_size"]:
-            coords = told.get((newest["epoch"], rank))  # noqa: PLW2901 - in its place
-        if coords is None:
+        is_alike = size.get(epoch) == newest["world_size"]
+        place = told.get((newest["epoch"], rank)) if coords is None and is_alike else coords
+        if place is None:
             return None
-        found[epoch, rank] = coords
+        found[epoch, rank] = place
     return found
 
 
