@@ -9,7 +9,7 @@ SERVE ?= 1
 
 # Two processes share the test files, but for those that measure or keep a pace: they come last, with nothing beside
 # them. A run that was narrowed by ARGS does not pay for the start of the two.
-SHARED_RUN := -m "not alone" --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=10
+SHARED_RUN := -m "not alone" --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=10
 
 .PHONY: help demo test lint types check-imports pytest format diagnosis faults fuzz outage lock audit browser clean
 

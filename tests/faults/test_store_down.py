@@ -106,8 +106,11 @@ def test_a_store_down_past_every_capacity_costs_the_newest_rows_and_each_tier_te
     folder, chooser = tmp_path / "path", random.Random(1)
     with ServerPath(folder=folder, chooser=chooser, max_spool_bytes=MAX_SPOOL_BYTES) as path:
         # GIVEN a rank whose rows arrive, with room for four segments of its own
-        limits = {"RANKSCOPE_SEGMENT_BYTES": str(SEGMENT_BYTES)}
-        path.start_rank(LIVE, RANKSCOPE_SPOOL_BYTES=str(LIVE_SEGMENTS * SEGMENT_BYTES), **limits)
+        limits = {
+            "RANKSCOPE_SEGMENT_BYTES": str(SEGMENT_BYTES),
+            "RANKSCOPE_SPOOL_BYTES": str(LIVE_SEGMENTS * SEGMENT_BYTES),
+        }
+        path.start_rank(LIVE, **limits)
         num_live = path.record(LIVE, 100)
         path.wait_for(lambda: path.num_stored() >= num_live - 1)
 

@@ -116,6 +116,7 @@ def test_what_is_mapped_holds_no_descriptor_of_the_job(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     for _ in range(1_000):
         record(recorder, "x")
+    wait_until(lambda: not recorder._source.is_short())  # then nothing is being mapped
     num_mapped, num_held = mapped_and_held(tmp_path)
     with (tmp_path / "process.rsp").open("rb"):
         assert mapped_and_held(tmp_path) == (num_mapped, num_held + 1)
