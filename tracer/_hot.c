@@ -1,8 +1,13 @@
-/* Entering and leaving a span, without a line of Python in between.
+/* Finding, entering and leaving a span, without a line of Python in between.
 
-   What `tracer.host_span` says in Python, for interpreters that somebody could compile this for;
-   `tracer.hot` chooses. Nothing here takes a lock, allocates an object that the garbage collector
-   looks at, or calls into the job: no signal handler can run inside.
+   What `tracer.host_span` and `tracer.compute_span` say in Python, for interpreters that somebody
+   could compile this for; `tracer.hot` chooses. Nothing here takes a lock, makes an object that
+   the garbage collector looks at, or calls into the job. Nor does a signal handler run inside, but
+   where Python is asked: by a span that an error leaves, one for which the segment has no room,
+   one that the open table has no line for, an error of ours.
+
+   Between two spans the job streams its weights through the caches, so what counts is how much
+   memory a span touches: docs/decisions/0066-what-a-span-touches.md.
 
    All of it runs under the GIL, which is what makes a claim on a row one claim. */
 
@@ -12,22 +17,45 @@
 #include <structmember.h>
 #include <time.h>
 
+/* `tracer.host_span.PLACE`. */
+typedef struct {
+    int32_t step;
+    int32_t microbatch;
+    int32_t chunk;
+    uint32_t track_id;
+} Place;
+
 /* The first bytes of `tracer.spool.CORE`, up to its commit word. */
 typedef struct {
     uint64_t head;
-    char place[16];
+    char place[sizeof(Place)];
     int64_t start_ns;
     int64_t end_ns;
     int64_t depth;
     int64_t commit;
 } Core;
 
-#define MAX_DEPTH 65535 /* `tracer.lane.MAX_DEPTH` */
-#define PLACE_BYTES ((Py_ssize_t)sizeof(((Core *)0)->place))
+/* `tracer.spool.OPEN_ENTRY`. */
+typedef struct {
+    int64_t start_ns;
+    uint64_t group_id;
+    int64_t seq;
+    uint32_t name_id;
+    int32_t step;
+    uint8_t kind;
+    uint8_t depth;
+    uint8_t unused[6];
+    int64_t check;
+} OpenEntry;
+
+#define NONE (-1)                /* `tracer.span.NONE` */
+#define MAX_DEPTH 65535          /* `tracer.lane.MAX_DEPTH` */
+#define ERROR_HEAD (64ULL << 16) /* `tracer.host_span.ERROR_HEAD` */
+#define PLACE_BYTES ((Py_ssize_t)sizeof(Place))
 
 /* Names of attributes, interned once. */
-static PyObject *s_rows, *s_buffer, *s_source, *s_spares, *s_drops, *s_numbers, *s_process,
-    *s_offset, *s_swallow, *s_leave_slowly;
+static PyObject *s_rows, *s_buffer, *s_source, *s_spares, *s_drops, *s_swallow, *s_leave_slowly, *s_ready, *s_open_slots, *s_pop, *s_append, *s_open,
+    *s_close, *s_yes, *s_step_number;
 
 static int64_t
 now_ns(void)
@@ -37,19 +65,274 @@ now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+/* -- Numbers: handed out one by one, so that nobody gets one twice ------------------------ */
+
+typedef struct {
+    PyObject_HEAD
+    int64_t next;
+    int64_t stop;
+    int64_t step;
+} Numbers;
+
+static PyObject *
+numbers_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    long long next, stop, step;
+    static char *names[] = {"start", "stop", "step", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLL:Numbers", names, &next, &stop, &step)) {
+        return NULL;
+    }
+    if (next < 0 || step <= 0 || stop > INT64_MAX - step) {
+        PyErr_SetString(PyExc_ValueError, "numbers begin at 0 or more and go upwards");
+        return NULL;
+    }
+    Numbers *self = (Numbers *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->next = next;
+        self->stop = stop;
+        self->step = step;
+    }
+    return (PyObject *)self;
+}
+
+static PyObject *
+numbers_next(Numbers *self)
+{
+    if (self->next >= self->stop) {
+        return NULL;
+    }
+    PyObject *number = PyLong_FromLongLong(self->next);
+    if (number != NULL) {
+        self->next += self->step;
+    }
+    return number;
+}
+
+static PyObject *
+numbers_length_hint(Numbers *self, PyObject *Py_UNUSED(ignored))
+{
+    int64_t left = self->stop - self->next;
+    return PyLong_FromLongLong(left <= 0 ? 0 : (left + self->step - 1) / self->step);
+}
+
+static PyMethodDef numbers_methods[] = {
+    {"__length_hint__", (PyCFunction)numbers_length_hint, METH_NOARGS, "How many are left."},
+    {NULL},
+};
+
+static PyTypeObject NumbersType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "tracer._hot.Numbers",
+    .tp_doc = "An iterator over a `range`; who takes a number has claimed it.",
+    .tp_basicsize = sizeof(Numbers),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = numbers_new,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = (iternextfunc)numbers_next,
+    .tp_methods = numbers_methods,
+};
+
+/* -- buffers ------------------------------------------------------------------------------ */
+
+/* Whether a buffer has room for `size` bytes at `offset`, a multiple of eight: 0 or -1. */
+static int
+check_offset(const Py_buffer *buffer, int64_t offset, Py_ssize_t size)
+{
+    if (offset >= 0 && offset % 8 == 0 && offset <= buffer->len - size) {
+        return 0;
+    }
+    PyErr_Format(PyExc_IndexError, "%lld does not lie in a buffer of %zd bytes",
+                 (long long)offset, buffer->len);
+    return -1;
+}
+
+/* Get the buffer of `owner` with room for `size` bytes at `offset`, a multiple of eight: 0 or -1. */
+static int
+open_buffer(PyObject *owner, int64_t offset, Py_ssize_t size, Py_buffer *view)
+{
+    PyObject *buffer = PyObject_GetAttr(owner, s_buffer);
+    if (buffer == NULL) {
+        return -1;
+    }
+    int status = PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE);
+    Py_DECREF(buffer);
+    if (status == 0 && check_offset(view, offset, size) < 0) {
+        PyBuffer_Release(view);
+        status = -1;
+    }
+    return status;
+}
+
+/* Store what a reader takes for the sign that all before it is there. */
+static void
+store_last(char *at, int64_t word)
+{
+    __atomic_store_n((int64_t *)at, word, __ATOMIC_RELEASE);
+}
+
+/* -- DropCount: what was lost for one reason ---------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    int64_t count;
+    int64_t offset;
+    Py_buffer buffer; /* in which the count stands at the offset */
+} DropCount;
+
+static void
+count_one(DropCount *self)
+{
+    self->count++;
+    store_last((char *)self->buffer.buf + self->offset, self->count);
+}
+
+static PyObject *
+drops_add(DropCount *self, PyObject *Py_UNUSED(ignored))
+{
+    count_one(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+drops_write_to(DropCount *self, PyObject *bytes)
+{
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(bytes, &buffer, PyBUF_WRITABLE) < 0) {
+        return NULL;
+    }
+    if (check_offset(&buffer, self->offset, sizeof(self->count)) < 0) {
+        PyBuffer_Release(&buffer);
+        return NULL;
+    }
+    PyBuffer_Release(&self->buffer);
+    self->buffer = buffer;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+drops_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *bytes;
+    long long offset;
+    static char *names[] = {"buffer", "offset", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OL:DropCount", names, &bytes, &offset)) {
+        return NULL;
+    }
+    DropCount *self = (DropCount *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->offset = offset;
+    PyObject *done = drops_write_to(self, bytes);
+    if (done == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    Py_DECREF(done);
+    return (PyObject *)self;
+}
+
+static void
+drops_dealloc(DropCount *self)
+{
+    PyBuffer_Release(&self->buffer);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef drops_methods[] = {
+    {"add", (PyCFunction)drops_add, METH_NOARGS, "Count one more."},
+    {"write_to", (PyCFunction)drops_write_to, METH_O, "Let the count stand in another buffer."},
+    {NULL},
+};
+
+static PyMemberDef drops_members[] = {
+    {"count", T_LONGLONG, offsetof(DropCount, count), READONLY, NULL},
+    {"offset", T_LONGLONG, offsetof(DropCount, offset), READONLY, NULL},
+    {NULL},
+};
+
+static PyTypeObject DropCountType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "tracer._hot.DropCount",
+    .tp_doc = "What was lost for one reason.",
+    .tp_basicsize = sizeof(DropCount),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = drops_new,
+    .tp_dealloc = (destructor)drops_dealloc,
+    .tp_methods = drops_methods,
+    .tp_members = drops_members,
+};
+
 /* -- LaneState: what a lane and its spans share ------------------------------------------- */
 
 typedef struct {
     PyObject_HEAD
     long depth;
-    PyObject *place;
+    PyObject *place; /* `at` as bytes */
+    Place at;
     PyObject *segment;
-    PyObject *rows; /* of the segment; NULL once none was left */
+    PyObject *rows;   /* of the segment; NULL once none was left */
+    Py_buffer buffer; /* of the segment, which cannot be unmapped while it is held */
 } LaneState;
 
 static PyMemberDef lane_members[] = {
     {"depth", T_LONG, offsetof(LaneState, depth), 0, NULL},
-    {"place", T_OBJECT_EX, offsetof(LaneState, place), 0, NULL},
+    {"place", T_OBJECT_EX, offsetof(LaneState, place), READONLY, NULL},
+    {"step", T_INT, offsetof(LaneState, at.step), READONLY, NULL},
+    {"microbatch", T_INT, offsetof(LaneState, at.microbatch), READONLY, NULL},
+    {"chunk", T_INT, offsetof(LaneState, at.chunk), READONLY, NULL},
+    {"track_id", T_UINT, offsetof(LaneState, at.track_id), 0, NULL},
+    {NULL},
+};
+
+/* Set what spans that say nothing else belong to: 0 or -1. */
+static int
+put_at(LaneState *self, int32_t step, int32_t microbatch, int32_t chunk)
+{
+    Place at = {step, microbatch, chunk, self->at.track_id};
+    PyObject *place = PyBytes_FromStringAndSize((char *)&at, sizeof(at));
+    if (place == NULL) {
+        return -1;
+    }
+    self->at = at;
+    Py_XSETREF(self->place, place);
+    return 0;
+}
+
+/* Read a number of four bytes: 0 or -1. */
+static int
+read_number(PyObject *number, int32_t *into)
+{
+    long value = PyLong_AsLong(number);
+    if (value == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    if (value < INT32_MIN || value > INT32_MAX) {
+        PyErr_Format(PyExc_OverflowError, "%ld does not fit into four bytes", value);
+        return -1;
+    }
+    *into = (int32_t)value;
+    return 0;
+}
+
+static PyObject *
+lane_set_place(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    int32_t step, microbatch, chunk;
+    if (num_args != 3) {
+        PyErr_SetString(PyExc_TypeError, "a place is a step, a micro-batch and a chunk");
+        return NULL;
+    }
+    if (read_number(args[0], &step) < 0 || read_number(args[1], &microbatch) < 0 ||
+        read_number(args[2], &chunk) < 0 || put_at(self, step, microbatch, chunk) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef lane_methods[] = {
+    {"set_place", (PyCFunction)(void (*)(void))lane_set_place, METH_FASTCALL,
+     "Set what spans that say nothing else belong to."},
     {NULL},
 };
 
@@ -71,11 +354,18 @@ lane_set_segment(LaneState *self, PyObject *segment, void *Py_UNUSED(closure))
         return -1;
     }
     PyObject *rows = PyObject_GetAttr(segment, s_rows);
-    if (rows == NULL) {
+    PyObject *bytes = rows == NULL ? NULL : PyObject_GetAttr(segment, s_buffer);
+    Py_buffer buffer, former = self->buffer;
+    if (bytes == NULL || PyObject_GetBuffer(bytes, &buffer, PyBUF_WRITABLE) < 0) {
+        Py_XDECREF(rows);
+        Py_XDECREF(bytes);
         return -1;
     }
+    Py_DECREF(bytes);
+    self->buffer = buffer;
     Py_XSETREF(self->rows, rows);
     Py_XSETREF(self->segment, Py_NewRef(segment));
+    PyBuffer_Release(&former);
     return 0;
 }
 
@@ -90,6 +380,7 @@ lane_traverse(LaneState *self, visitproc visit, void *arg)
     Py_VISIT(self->place);
     Py_VISIT(self->segment);
     Py_VISIT(self->rows);
+    Py_VISIT(self->buffer.obj);
     return 0;
 }
 
@@ -99,6 +390,7 @@ lane_clear(LaneState *self)
     Py_CLEAR(self->place);
     Py_CLEAR(self->segment);
     Py_CLEAR(self->rows);
+    PyBuffer_Release(&self->buffer);
     return 0;
 }
 
@@ -120,6 +412,7 @@ static PyTypeObject LaneStateType = {
     .tp_dealloc = (destructor)lane_dealloc,
     .tp_traverse = (traverseproc)lane_traverse,
     .tp_clear = (inquiry)lane_clear,
+    .tp_methods = lane_methods,
     .tp_members = lane_members,
     .tp_getset = lane_getset,
 };
@@ -128,24 +421,30 @@ static PyTypeObject LaneStateType = {
 
 typedef struct {
     PyObject_HEAD
+    vectorcallfunc enter; /* calling the span itself enters it: one object less to touch */
+    PyObject *leave;      /* its method, bound once */
     LaneState *lane;
-    PyObject *source;
-    PyObject *spares; /* of the source, for good */
     PyObject *place;
-    PyObject *span; /* what `with` is given */
-    PyObject *drops; /* what `find_drops` found last, with its parts */
-    PyObject *numbers;
-    PyObject *process;
-    int64_t drop_offset;
     uint64_t head;
     int64_t start_ns;
     int in_use;
+    PyObject *source;
+    PyObject *spares; /* of the source, for good */
 } ReadySpan;
 
 /* Take the next number of an iterator: 1; none left: 0; an error: -1. */
 static int
 take_next(PyObject *iterator, int64_t *number)
 {
+    if (Py_IS_TYPE(iterator, &NumbersType)) {
+        Numbers *own = (Numbers *)iterator;
+        if (own->next >= own->stop) {
+            return 0;
+        }
+        *number = own->next;
+        own->next += own->step;
+        return 1;
+    }
     PyObject *item = PyIter_Next(iterator);
     if (item == NULL) {
         return PyErr_Occurred() ? -1 : 0;
@@ -155,40 +454,15 @@ take_next(PyObject *iterator, int64_t *number)
     return *number == -1 && PyErr_Occurred() ? -1 : 1;
 }
 
-/* Get the buffer of `owner` with room for `size` bytes at `offset`, a multiple of eight: 0 or -1. */
+/* Write a record: 1; where the segment is full: 0; an error: -1. */
 static int
-open_buffer(PyObject *owner, int64_t offset, Py_ssize_t size, Py_buffer *view)
+write_record(LaneState *lane, uint64_t head, PyObject *place, int64_t start_ns, int64_t end_ns,
+             long depth)
 {
-    PyObject *buffer = PyObject_GetAttr(owner, s_buffer);
-    if (buffer == NULL) {
-        return -1;
+    if (lane->rows == NULL) {
+        return 0;
     }
-    int status = PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE);
-    Py_DECREF(buffer);
-    if (status == 0 && (offset < 0 || offset % 8 || offset > view->len - size)) {
-        PyErr_Format(PyExc_IndexError, "%lld does not lie in a buffer of %zd bytes",
-                     (long long)offset, view->len);
-        PyBuffer_Release(view);
-        status = -1;
-    }
-    return status;
-}
-
-/* Store what a reader takes for the sign that all before it is there. */
-static void
-store_last(char *at, int64_t word)
-{
-    __atomic_store_n((int64_t *)at, word, __ATOMIC_RELEASE);
-}
-
-/* Write a record that ends now: 1; where the segment is full: 0; an error: -1. */
-static int
-write_record(ReadySpan *self, int64_t start_ns, long depth)
-{
-    int64_t end_ns = now_ns();
-    LaneState *lane = self->lane;
-    if (self->place == NULL || !PyBytes_Check(self->place) ||
-        PyBytes_GET_SIZE(self->place) != PLACE_BYTES) {
+    if (place == NULL || !PyBytes_Check(place) || PyBytes_GET_SIZE(place) != PLACE_BYTES) {
         PyErr_SetString(PyExc_TypeError, "a place is not 16 bytes");
         return -1;
     }
@@ -200,82 +474,73 @@ write_record(ReadySpan *self, int64_t start_ns, long depth)
         }
         return status;
     }
-    Py_buffer view;
-    if (open_buffer(lane->segment, offset, sizeof(Core), &view) < 0) {
+    if (check_offset(&lane->buffer, offset, sizeof(Core)) < 0) {
         return -1;
     }
     if (depth > MAX_DEPTH) {
         depth = MAX_DEPTH;
     }
-    Core core = {.head = self->head, .start_ns = start_ns, .end_ns = end_ns, .depth = depth};
-    memcpy(core.place, PyBytes_AS_STRING(self->place), PLACE_BYTES);
-    char *row = (char *)view.buf + offset;
+    Core core = {.head = head, .start_ns = start_ns, .end_ns = end_ns, .depth = depth};
+    memcpy(core.place, PyBytes_AS_STRING(place), PLACE_BYTES);
+    char *row = (char *)lane->buffer.buf + offset;
     memcpy(row, &core, offsetof(Core, commit));
     store_last(row + offsetof(Core, commit), offset);
-    PyBuffer_Release(&view);
     return 1;
-}
-
-/* Look up what a `tracer.process_file.DropCount` holds, unless it is the one of the last time. */
-static int
-find_drops(ReadySpan *self)
-{
-    PyObject *drops = PyObject_GetAttr(self->source, s_drops);
-    if (drops == NULL) {
-        return -1;
-    }
-    if (drops == self->drops) {
-        Py_DECREF(drops);
-        return 0;
-    }
-    Py_CLEAR(self->drops);
-    PyObject *numbers = PyObject_GetAttr(drops, s_numbers);
-    PyObject *process = numbers == NULL ? NULL : PyObject_GetAttr(drops, s_process);
-    PyObject *offset = process == NULL ? NULL : PyObject_GetAttr(drops, s_offset);
-    self->drop_offset = offset == NULL ? -1 : PyLong_AsLongLong(offset);
-    Py_XDECREF(offset);
-    Py_XSETREF(self->numbers, numbers);
-    Py_XSETREF(self->process, process);
-    if (PyErr_Occurred()) {
-        Py_DECREF(drops);
-        return -1;
-    }
-    self->drops = drops;
-    return 0;
 }
 
 /* Count a record for which there is no room: 1; where there is a spare segment: 0; an error: -1.
    Here and not in Python: what is dropped must cost no more than what is kept. */
 static int
-count_drop(ReadySpan *self)
+count_drop(PyObject *source, PyObject *spares)
 {
-    Py_ssize_t num_spares = PyObject_Size(self->spares);
+    Py_ssize_t num_spares = PyObject_Size(spares);
     if (num_spares) {
         return num_spares < 0 ? -1 : 0;
     }
-    int64_t number;
-    Py_buffer view;
-    if (find_drops(self) < 0 || take_next(self->numbers, &number) != 1 ||
-        open_buffer(self->process, self->drop_offset, sizeof(number), &view) < 0) {
+    PyObject *drops = PyObject_GetAttr(source, s_drops);
+    if (drops == NULL) {
         return -1;
     }
-    store_last((char *)view.buf + self->drop_offset, number);
-    PyBuffer_Release(&view);
-    return 1;
+    int status = 1;
+    if (Py_IS_TYPE(drops, &DropCountType)) {
+        count_one((DropCount *)drops);
+    } else {
+        PyErr_SetString(PyExc_TypeError, "drops are no DropCount");
+        status = -1;
+    }
+    Py_DECREF(drops);
+    return status;
 }
 
 /* Hand the error that is set to the lane, which counts it: NULL where it is the job's. */
 static PyObject *
-swallow(ReadySpan *self)
+swallow(LaneState *lane)
 {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+        return NULL; /* an interrupt, an exit */
+    }
     PyObject *type, *problem, *traceback;
     PyErr_Fetch(&type, &problem, &traceback);
     PyErr_NormalizeException(&type, &problem, &traceback);
-    PyObject *done = PyObject_CallMethodOneArg((PyObject *)self->lane, s_swallow, problem);
+    if (traceback != NULL) { /* by it an error of ours is told from the job's */
+        PyException_SetTraceback(problem, traceback);
+    }
+    PyObject *done = PyObject_CallMethodOneArg((PyObject *)lane, s_swallow, problem);
     Py_XDECREF(type);
     Py_XDECREF(problem);
     Py_XDECREF(traceback);
     return done;
+}
+
+/* Leave one level of a lane; return which level that is. */
+static long
+one_less_deep(LaneState *lane)
+{
+    long depth = lane->depth - 1;
+    if (depth < 0) { /* the lane is another thread's by now, who began anew */
+        depth = 0;
+    }
+    return lane->depth = depth;
 }
 
 static PyObject *
@@ -299,35 +564,62 @@ span_leave(ReadySpan *self, PyObject *const *args, Py_ssize_t num_args)
     int was_in_use = self->in_use, in_error = num_args > 0 && args[0] != Py_None;
     int64_t start_ns = self->start_ns;
     self->in_use = 0;
-    long depth = self->lane->depth - 1;
-    if (depth < 0) { /* the lane is another thread's by now, who began anew */
-        depth = 0;
-    }
-    self->lane->depth = depth;
+    LaneState *lane = self->lane;
+    long depth = one_less_deep(lane);
     if (!was_in_use) { /* never entered, or entered twice and left before */
         Py_RETURN_NONE;
     }
     if (!in_error) {
-        int status = self->lane->rows == NULL ? 0 : write_record(self, start_ns, depth);
+        /* Without a clock read for a record that nothing can hold. */
+        int status = lane->rows == NULL ? 0
+                                        : write_record(lane, self->head, self->place, start_ns,
+                                                       now_ns(), depth);
         if (status == 0) {
-            status = count_drop(self);
+            status = count_drop(self->source, self->spares);
         }
         if (status == 1) {
             Py_RETURN_NONE;
         }
         if (status < 0) {
-            return swallow(self);
+            return swallow(lane);
         }
     }
     PyObject *start = PyLong_FromLongLong(start_ns);
     if (start == NULL) {
-        return swallow(self);
+        return swallow(lane);
     }
-    PyObject *done = PyObject_CallMethodObjArgs((PyObject *)self->lane, s_leave_slowly,
-                                                (PyObject *)self, start,
-                                                in_error ? Py_True : Py_False, NULL);
+    PyObject *done = PyObject_CallMethodObjArgs((PyObject *)lane, s_leave_slowly, (PyObject *)self,
+                                                start, in_error ? Py_True : Py_False, NULL);
     Py_DECREF(start);
-    return done == NULL ? swallow(self) : done;
+    return done == NULL ? swallow(lane) : done;
+}
+
+static PyObject *
+span_call(ReadySpan *self, PyObject *const *Py_UNUSED(args), size_t flags, PyObject *names)
+{
+    if (PyVectorcall_NARGS(flags) || names != NULL) {
+        PyErr_SetString(PyExc_TypeError, "a span is entered without arguments");
+        return NULL;
+    }
+    return span_enter(self, NULL, 0);
+}
+
+static PyObject *
+span_get_itself(ReadySpan *self, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(self);
+}
+
+static PyMethodDef leave_method = {"leave", (PyCFunction)(void (*)(void))span_leave, METH_FASTCALL,
+                                   "End the span."};
+
+static PyObject *
+span_get_leave(ReadySpan *self, void *Py_UNUSED(closure))
+{
+    if (self->leave == NULL) { /* the collector has cleared it */
+        self->leave = PyCFunction_New(&leave_method, (PyObject *)self);
+    }
+    return Py_XNewRef(self->leave);
 }
 
 static PyObject *
@@ -359,9 +651,15 @@ span_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF(self);
         return NULL;
     }
+    self->enter = (vectorcallfunc)span_call;
     self->lane = (LaneState *)Py_NewRef(lane);
     self->place = Py_XNewRef(self->lane->place);
     self->head = head;
+    self->leave = PyCFunction_New(&leave_method, (PyObject *)self);
+    if (self->leave == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
     return (PyObject *)self;
 }
 
@@ -372,15 +670,18 @@ span_traverse(ReadySpan *self, visitproc visit, void *arg)
     Py_VISIT(self->source);
     Py_VISIT(self->spares);
     Py_VISIT(self->place);
-    Py_VISIT(self->span);
-    Py_VISIT(self->drops);
-    Py_VISIT(self->numbers);
-    Py_VISIT(self->process);
+    Py_VISIT(self->leave);
     return 0;
 }
 
-/* Without `tp_clear`: a span whose lane is gone could not be left. Each cycle that it is in goes
-   through its lane or the class of its `span`, and those can be cleared. */
+/* Of its references only this one: a span whose lane is gone could not be left. Each other cycle
+   that it is in goes through its lane, which can be cleared. */
+static int
+span_clear(ReadySpan *self)
+{
+    Py_CLEAR(self->leave);
+    return 0;
+}
 
 static void
 span_dealloc(ReadySpan *self)
@@ -390,27 +691,24 @@ span_dealloc(ReadySpan *self)
     Py_XDECREF(self->source);
     Py_XDECREF(self->spares);
     Py_XDECREF(self->place);
-    Py_XDECREF(self->span);
-    Py_XDECREF(self->drops);
-    Py_XDECREF(self->numbers);
-    Py_XDECREF(self->process);
+    Py_XDECREF(self->leave);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
 static PyMethodDef span_methods[] = {
     {"enter", (PyCFunction)(void (*)(void))span_enter, METH_FASTCALL, "Begin the span."},
-    {"leave", (PyCFunction)(void (*)(void))span_leave, METH_FASTCALL, "End the span."},
     {NULL},
 };
 
 static PyMemberDef span_members[] = {
     {"head", T_ULONGLONG, offsetof(ReadySpan, head), READONLY, NULL},
     {"place", T_OBJECT_EX, offsetof(ReadySpan, place), READONLY, NULL},
-    {"span", T_OBJECT_EX, offsetof(ReadySpan, span), 0, NULL},
     {NULL},
 };
 
 static PyGetSetDef span_getset[] = {
+    {"leave", (getter)span_get_leave, NULL, "End the span.", NULL},
+    {"span", (getter)span_get_itself, NULL, "What `with` is given: itself.", NULL},
     {"start_ns", (getter)span_get_start, NULL, "Begin, monotonic; None while it is not in use.",
      NULL},
     {NULL},
@@ -421,13 +719,459 @@ static PyTypeObject ReadySpanType = {
     .tp_name = "tracer._hot.ReadySpan",
     .tp_doc = "A span of one name in one thread, entered at most once at a time.",
     .tp_basicsize = sizeof(ReadySpan),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(ReadySpan, enter),
+    .tp_call = PyVectorcall_Call,
     .tp_new = span_new,
     .tp_dealloc = (destructor)span_dealloc,
     .tp_traverse = (traverseproc)span_traverse,
+    .tp_clear = (inquiry)span_clear,
     .tp_methods = span_methods,
     .tp_members = span_members,
     .tp_getset = span_getset,
+};
+
+/* -- ComputeSpan -------------------------------------------------------------------------- */
+
+/* Not looked at by the garbage collector: nothing that it refers to refers to it. */
+typedef struct {
+    PyObject_HEAD
+    LaneState *lane;
+    PyObject *inside;
+    PyObject *recorder;
+    PyObject *place;
+    uint64_t head;
+    int64_t start_ns;
+    int in_use;
+    int32_t microbatch;
+    int32_t chunk;
+    PyObject *shown; /* the segment in whose open table it stands, or a `tracer.segment.OpenEntry` */
+    PyObject *slot;  /* where there; NULL for an `OpenEntry` */
+} ComputeSpan;
+
+/* Show the span from outside: 0 or -1. It is not, where the table is full. */
+static int
+show(ComputeSpan *self)
+{
+    LaneState *lane = self->lane;
+    if (lane->segment == NULL) { /* the collector has cleared it */
+        return 0;
+    }
+    PyObject *slots = PyObject_GetAttr(lane->segment, s_open_slots);
+    if (slots == NULL) {
+        return -1;
+    }
+    PyObject *slot = PyObject_CallMethodNoArgs(slots, s_pop);
+    Py_DECREF(slots);
+    if (slot == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_IndexError)) {
+            return -1;
+        }
+        PyErr_Clear(); /* the table is full, or the lane has no segment yet */
+        PyObject *arguments[] = {(PyObject *)lane, PyLong_FromLongLong(self->start_ns),
+                                 PyLong_FromUnsignedLongLong(self->head)};
+        if (arguments[1] != NULL && arguments[2] != NULL) {
+            self->shown = PyObject_VectorcallMethod(s_open, arguments, 3, NULL);
+        }
+        Py_XDECREF(arguments[1]);
+        Py_XDECREF(arguments[2]);
+        if (self->shown == Py_None) {
+            Py_CLEAR(self->shown);
+        }
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    long long at = PyLong_AsLongLong(slot);
+    if (PyErr_Occurred() || check_offset(&lane->buffer, at, sizeof(OpenEntry)) < 0) {
+        Py_DECREF(slot);
+        return -1;
+    }
+    OpenEntry entry = {.start_ns = self->start_ns,
+                       .seq = NONE,
+                       .name_id = (uint32_t)(self->head >> 32),
+                       .step = lane->at.step,
+                       .kind = (uint8_t)(self->head >> 8)};
+    memcpy((char *)lane->buffer.buf + at, &entry, offsetof(OpenEntry, check));
+    store_last((char *)lane->buffer.buf + at + offsetof(OpenEntry, check), self->start_ns);
+    self->shown = Py_NewRef(lane->segment);
+    self->slot = slot;
+    return 0;
+}
+
+/* Show it no more: 0 or -1. */
+static int
+hide(ComputeSpan *self)
+{
+    PyObject *shown = self->shown, *slot = self->slot, *done = NULL;
+    self->shown = self->slot = NULL;
+    if (shown == NULL) {
+        return 0;
+    }
+    if (slot == NULL) {
+        done = PyObject_CallMethodNoArgs(shown, s_close);
+    } else {
+        Py_buffer buffer; /* maybe of another segment than the lane writes to by now */
+        int64_t at = PyLong_AsLongLong(slot);
+        if (open_buffer(shown, at, sizeof(OpenEntry), &buffer) == 0) {
+            store_last((char *)buffer.buf + at, 0);
+            PyBuffer_Release(&buffer);
+            PyObject *slots = PyObject_GetAttr(shown, s_open_slots);
+            done = slots == NULL ? NULL : PyObject_CallMethodOneArg(slots, s_append, slot);
+            Py_XDECREF(slots);
+        }
+    }
+    Py_DECREF(shown);
+    Py_XDECREF(slot);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* `count_drop` for a lane. */
+static int
+count_drop_of(LaneState *lane)
+{
+    PyObject *source = PyObject_GetAttr((PyObject *)lane, s_source);
+    PyObject *spares = source == NULL ? NULL : PyObject_GetAttr(source, s_spares);
+    int status = spares == NULL ? -1 : count_drop(source, spares);
+    Py_XDECREF(source);
+    Py_XDECREF(spares);
+    return status;
+}
+
+/* Write the record that ends now, in the next segment where this one is full: 0 or -1. */
+static int
+end_compute(ComputeSpan *self, int in_error)
+{
+    LaneState *lane = self->lane;
+    int64_t end_ns = now_ns();
+    uint64_t head = in_error ? self->head | ERROR_HEAD : self->head;
+    long depth = one_less_deep(lane);
+    self->in_use = 0;
+    int status = write_record(lane, head, self->place, self->start_ns, end_ns, depth);
+    if (status == 0) {
+        status = count_drop_of(lane);
+    }
+    if (status == 0) {
+        PyObject *done = PyObject_CallMethod((PyObject *)lane, "write", "KLLOLl", head,
+                                             self->start_ns, end_ns - self->start_ns, self->place,
+                                             self->start_ns, depth);
+        status = done == NULL ? -1 : 0;
+        Py_XDECREF(done);
+    }
+    return status < 0 ? -1 : 0;
+}
+
+/* Let what follows belong to the step alone: 0 or -1. */
+static int
+leave_place(ComputeSpan *self)
+{
+    int32_t step;
+    PyObject *number = PyObject_GetAttr(self->recorder, s_step_number);
+    int status = number == NULL ? -1 : read_number(number, &step);
+    Py_XDECREF(number);
+    return status < 0 ? -1 : put_at(self->lane, step, NONE, NONE);
+}
+
+/* Have the lane count an error of ours: 0; -1 where it is the job's. */
+static int
+settle(LaneState *lane, int status)
+{
+    if (status == 0) {
+        return 0;
+    }
+    PyObject *done = swallow(lane);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static PyObject *
+compute_enter(ComputeSpan *self, PyObject *Py_UNUSED(ignored))
+{
+    LaneState *lane = self->lane;
+    int status = put_at(lane, lane->at.step, self->microbatch, self->chunk);
+    if (status == 0) {
+        Py_XSETREF(self->place, Py_NewRef(lane->place));
+        self->start_ns = now_ns();
+        status = lane->depth ? 0 : show(self);
+    }
+    if (status == 0) {
+        status = PyObject_SetAttr(self->inside, s_yes, Py_True);
+    }
+    if (status == 0) {
+        lane->depth++;
+        self->in_use = 1;
+    }
+    return settle(lane, status) < 0 ? NULL : Py_NewRef(self);
+}
+
+static PyObject *
+compute_leave(ComputeSpan *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    LaneState *lane = self->lane;
+    int in_error = num_args > 0 && args[0] != Py_None;
+    int status = PyObject_SetAttr(self->inside, s_yes, Py_False);
+    if (status == 0 && self->in_use) { /* else an error of ours, counted as it was entered */
+        status = end_compute(self, in_error);
+    }
+    PyObject *type = NULL, *problem = NULL, *traceback = NULL;
+    if (settle(lane, status) < 0) { /* the job's, who shall find all as it should be */
+        PyErr_Fetch(&type, &problem, &traceback);
+    }
+    if (settle(lane, hide(self)) < 0 || settle(lane, leave_place(self)) < 0) {
+        Py_XDECREF(type);
+        Py_XDECREF(problem);
+        Py_XDECREF(traceback);
+        return NULL;
+    }
+    if (type != NULL) {
+        PyErr_Restore(type, problem, traceback);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static void
+compute_dealloc(ComputeSpan *self)
+{
+    Py_XDECREF(self->lane);
+    Py_XDECREF(self->inside);
+    Py_XDECREF(self->recorder);
+    Py_XDECREF(self->place);
+    Py_XDECREF(self->shown);
+    Py_XDECREF(self->slot);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef compute_methods[] = {
+    {"__enter__", (PyCFunction)compute_enter, METH_NOARGS, "Begin the span."},
+    {"__exit__", (PyCFunction)(void (*)(void))compute_leave, METH_FASTCALL, "End the span."},
+    {NULL},
+};
+
+static PyTypeObject ComputeSpanType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "tracer._hot.ComputeSpan",
+    .tp_doc = "A span by the host's clock that also sets its lane's place.",
+    .tp_basicsize = sizeof(ComputeSpan),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = (destructor)compute_dealloc,
+    .tp_methods = compute_methods,
+};
+
+static PyObject *
+make_compute_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num_args)
+{
+    int32_t microbatch, chunk;
+    if (num_args != 6 || !PyObject_TypeCheck(args[2], &LaneStateType)) {
+        PyErr_SetString(PyExc_TypeError,
+                        "compute_span takes inside, recorder, lane, head, microbatch and chunk");
+        return NULL;
+    }
+    uint64_t head = PyLong_AsUnsignedLongLong(args[3]);
+    if (PyErr_Occurred() || read_number(args[4], &microbatch) < 0 ||
+        read_number(args[5], &chunk) < 0) {
+        return NULL;
+    }
+    ComputeSpan *self = PyObject_New(ComputeSpan, &ComputeSpanType);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->inside = Py_NewRef(args[0]);
+    self->recorder = Py_NewRef(args[1]);
+    self->lane = (LaneState *)Py_NewRef(args[2]);
+    self->head = head;
+    self->microbatch = microbatch;
+    self->chunk = chunk;
+    self->place = self->shown = self->slot = NULL;
+    self->start_ns = 0;
+    self->in_use = 0;
+    return (PyObject *)self;
+}
+
+/* -- Door: how `with` finds what enters and leaves a span, without making a bound method --- */
+
+typedef struct {
+    PyObject_HEAD
+    int is_out;
+} Door;
+
+static PyTypeObject DoorType;
+
+static PyObject *
+door_get(Door *self, PyObject *span, PyObject *Py_UNUSED(type))
+{
+    if (span == NULL || span == Py_None) {
+        return Py_NewRef(self);
+    }
+    if (!Py_IS_TYPE(span, &ReadySpanType)) {
+        PyErr_SetString(PyExc_TypeError, "this is of a ReadySpan alone");
+        return NULL;
+    }
+    return self->is_out ? span_get_leave((ReadySpan *)span, NULL) : Py_NewRef(span);
+}
+
+/* As `ExitStack` does it: found on the class, called with the span first. */
+static PyObject *
+door_call(Door *self, PyObject *args, PyObject *kwargs)
+{
+    Py_ssize_t num_args = PyTuple_GET_SIZE(args);
+    if ((kwargs != NULL && PyDict_GET_SIZE(kwargs)) || num_args != (self->is_out ? 4 : 1) ||
+        !Py_IS_TYPE(PyTuple_GET_ITEM(args, 0), &ReadySpanType)) {
+        PyErr_SetString(PyExc_TypeError, "called with other arguments than `with` does");
+        return NULL;
+    }
+    ReadySpan *span = (ReadySpan *)PyTuple_GET_ITEM(args, 0);
+    return self->is_out ? span_leave(span, &PyTuple_GET_ITEM(args, 1), num_args - 1)
+                        : span_enter(span, NULL, 0);
+}
+
+static PyTypeObject DoorType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "tracer._hot.Door",
+    .tp_doc = "`__enter__` or `__exit__` of a ReadySpan.",
+    .tp_basicsize = sizeof(Door),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_descr_get = (descrgetfunc)door_get,
+    .tp_call = (ternaryfunc)door_call,
+};
+
+/* Give `ReadySpan` a way in or out: 0 or -1. */
+static int
+add_door(const char *name, int is_out)
+{
+    Door *door = PyObject_New(Door, &DoorType);
+    if (door == NULL) {
+        return -1;
+    }
+    door->is_out = is_out;
+    int status = PyDict_SetItemString(ReadySpanType.tp_dict, name, (PyObject *)door);
+    Py_DECREF(door);
+    return status;
+}
+
+/* -- Finder: the ready spans of each thread by name --------------------------------------- */
+
+#define NUM_FOUND 16 /* a power of two */
+
+typedef struct {
+    PyObject *name;
+    ReadySpan *ready;
+    uint64_t thread; /* its id, which no other thread ever gets */
+} Found;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *threads; /* `tracer.lanes.Lanes.threads` */
+    Found found[NUM_FOUND];
+} Finder;
+
+/* Look a name up in the thread's own dictionary, and keep it: borrowed, NULL where it is not. */
+static ReadySpan *
+find_anew(Finder *self, PyObject *name, Found *at, uint64_t thread)
+{
+    if (!PyUnicode_CheckExact(name)) { /* one of a subclass would run the job's code */
+        return NULL;
+    }
+    PyObject *spans = PyObject_GetAttr(self->threads, s_ready);
+    PyObject *ready = NULL;
+    if (spans != NULL && PyDict_CheckExact(spans)) {
+        ready = PyDict_GetItemWithError(spans, name);
+    }
+    if (ready != NULL && Py_IS_TYPE(ready, &ReadySpanType)) {
+        Py_XSETREF(at->name, Py_NewRef(name));
+        Py_XSETREF(at->ready, (ReadySpan *)Py_NewRef(ready));
+        at->thread = thread;
+    } else {
+        PyErr_Clear();
+        ready = NULL;
+    }
+    Py_XDECREF(spans);
+    return (ReadySpan *)ready; /* which `at` holds */
+}
+
+static PyObject *
+finder_find(Finder *self, PyObject *name)
+{
+    uint64_t thread = PyThreadState_GetID(PyThreadState_Get());
+    Found *at = &self->found[((uintptr_t)name >> 4) % NUM_FOUND];
+    ReadySpan *ready = at->ready;
+    if (at->name != name || at->thread != thread) {
+        ready = find_anew(self, name, at, thread);
+    }
+    if (ready == NULL || ready->in_use) {
+        Py_RETURN_NONE;
+    }
+    return Py_NewRef(ready);
+}
+
+static int
+finder_clear(Finder *self)
+{
+    for (int i = 0; i < NUM_FOUND; i++) {
+        Py_CLEAR(self->found[i].name);
+        Py_CLEAR(self->found[i].ready);
+    }
+    return 0;
+}
+
+static PyObject *
+finder_forget(Finder *self, PyObject *Py_UNUSED(ignored))
+{
+    finder_clear(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+finder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *threads;
+    static char *names[] = {"threads", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Finder", names, &threads)) {
+        return NULL;
+    }
+    Finder *self = (Finder *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->threads = Py_NewRef(threads);
+    }
+    return (PyObject *)self;
+}
+
+static int
+finder_traverse(Finder *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->threads);
+    for (int i = 0; i < NUM_FOUND; i++) {
+        Py_VISIT(self->found[i].ready);
+    }
+    return 0;
+}
+
+static void
+finder_dealloc(Finder *self)
+{
+    PyObject_GC_UnTrack(self);
+    finder_clear(self);
+    Py_XDECREF(self->threads);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef finder_methods[] = {
+    {"find", (PyCFunction)finder_find, METH_O,
+     "Return the calling thread's span of a name; None: there is none, or it is in use."},
+    {"forget", (PyCFunction)finder_forget, METH_NOARGS, "Forget the names that were asked for."},
+    {NULL},
+};
+
+static PyTypeObject FinderType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "tracer._hot.Finder",
+    .tp_doc = "The ready spans of each thread by name.",
+    .tp_basicsize = sizeof(Finder),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = finder_new,
+    .tp_dealloc = (destructor)finder_dealloc,
+    .tp_traverse = (traverseproc)finder_traverse,
+    .tp_clear = (inquiry)finder_clear,
+    .tp_methods = finder_methods,
 };
 
 /* -- nothing ------------------------------------------------------------------------------ */
@@ -441,6 +1185,8 @@ nothing(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_
 static PyMethodDef module_methods[] = {
     {"nothing", (PyCFunction)(void (*)(void))nothing, METH_FASTCALL,
      "Take any arguments and do nothing."},
+    {"compute_span", (PyCFunction)(void (*)(void))make_compute_span, METH_FASTCALL,
+     "Return a span that also sets its lane's place."},
     {NULL},
 };
 
@@ -449,7 +1195,7 @@ static PyMethodDef module_methods[] = {
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "tracer._hot",
-    .m_doc = "Entering and leaving a span, without a line of Python in between.",
+    .m_doc = "Finding, entering and leaving a span, without a line of Python in between.",
     .m_size = -1,
     .m_methods = module_methods,
 };
@@ -461,10 +1207,21 @@ intern_names(void)
         PyObject **at;
         const char *name;
     } names[] = {
-        {&s_rows, "rows"},       {&s_buffer, "buffer"},   {&s_source, "source"},
-        {&s_spares, "spares"},   {&s_drops, "drops"},     {&s_numbers, "numbers"},
-        {&s_process, "process"}, {&s_offset, "offset"},   {&s_swallow, "swallow"},
+        {&s_rows, "rows"},
+        {&s_buffer, "buffer"},
+        {&s_source, "source"},
+        {&s_spares, "spares"},
+        {&s_drops, "drops"},
+        {&s_swallow, "swallow"},
         {&s_leave_slowly, "leave_slowly"},
+        {&s_ready, "ready"},
+        {&s_open_slots, "open_slots"},
+        {&s_pop, "pop"},
+        {&s_append, "append"},
+        {&s_open, "open"},
+        {&s_close, "close"},
+        {&s_yes, "yes"},
+        {&s_step_number, "step_number"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         *names[i].at = PyUnicode_InternFromString(names[i].name);
@@ -485,16 +1242,21 @@ PyInit__hot(void)
     PyErr_SetString(PyExc_ImportError, "records are little-endian");
     return NULL;
 #else
-    if (intern_names() < 0 || PyType_Ready(&LaneStateType) < 0 ||
-        PyType_Ready(&ReadySpanType) < 0) {
+    static PyTypeObject *const types[] = {&NumbersType, &DropCountType, &LaneStateType,
+                                          &ReadySpanType, &FinderType};
+    if (intern_names() < 0 || PyType_Ready(&DoorType) < 0 || PyType_Ready(&ComputeSpanType) < 0) {
         return NULL;
     }
     PyObject *self = PyModule_Create(&module);
-    if (self == NULL || PyModule_AddObjectRef(self, "LaneState", (PyObject *)&LaneStateType) < 0 ||
-        PyModule_AddObjectRef(self, "ReadySpan", (PyObject *)&ReadySpanType) < 0) {
-        Py_XDECREF(self);
-        return NULL;
+    for (size_t i = 0; self != NULL && i < sizeof(types) / sizeof(types[0]); i++) {
+        if (PyModule_AddType(self, types[i]) < 0) {
+            Py_CLEAR(self);
+        }
     }
+    if (self != NULL && (add_door("__enter__", 0) < 0 || add_door("__exit__", 1) < 0)) {
+        Py_CLEAR(self);
+    }
+    PyType_Modified(&ReadySpanType);
     return self;
 #endif
 }

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tracer.noop import NOOP_SPAN, NOOP_TRACER
 from tracer.recorder import Recorder
 from tracer.span import NONE, SpanKind
 
 if TYPE_CHECKING:
-    from tracer.host_span import ReadySpan
+    from collections.abc import Callable
+
     from tracer.protocol import SpanContext, Tracer
 
 HOST = SpanKind.HOST
 
 _tracer: Tracer = NOOP_TRACER
-_make_span = _tracer.span
-_threads: Any = None
-"""`tracer.lanes.Lanes.threads`; None where plain host spans are not recorded."""
+_make_span: Callable[..., SpanContext] | None = None
+"""Makes any span; None where there is no tracer."""
+
+_find: Callable[[str], SpanContext | None] | None = None
+"""`tracer.lanes.Lanes.finder`; None where plain host spans are not recorded."""
 
 
 def current_tracer() -> Tracer:
@@ -30,7 +33,7 @@ def current_tracer() -> Tracer:
 def set_current(tracer: Tracer) -> None:
     """Make ``tracer`` the one that the functions of this module speak to."""
     global _tracer, _make_span  # noqa: PLW0603 - one tracer a process
-    _make_span = tracer.span
+    _make_span = None if tracer is NOOP_TRACER else tracer.span
     _tracer = tracer
     if isinstance(tracer, Recorder):
         tracer.steering.on_keeping_changed = _keep_or_not
@@ -50,15 +53,15 @@ def span(
     """
     # Arguments that may come by position and are None by default: CPython 3.11 calls
     # such a function 30 ns faster than one with keyword-only ones.
+    if _make_span is None:
+        return NOOP_SPAN
     if kind is None and microbatch is None and chunk is None:
-        if _threads is None:
+        find = _find  # another thread may turn recording off meanwhile
+        if find is None:
             return NOOP_SPAN
-        try:
-            ready: ReadySpan = _threads.ready[name]
-            if ready.start_ns is None:
-                return ready.span
-        except Exception:  # noqa: BLE001, S110 - a new name or thread, or no name at all
-            pass
+        ready = find(name)
+        if ready is not None:
+            return ready
     try:
         return _make_span(
             name,
@@ -151,9 +154,9 @@ def _swallow(problem: Exception) -> None:
 
 def _keep_or_not() -> None:
     """Follow the tracer when it begins or ceases to keep host spans."""
-    global _threads  # noqa: PLW0603 - one tracer a process
+    global _find  # noqa: PLW0603 - one tracer a process
     own = _tracer
-    _threads = own.lanes.threads if isinstance(own, Recorder) and own.keeps(HOST) else None
+    _find = own.lanes.finder.find if isinstance(own, Recorder) and own.keeps(HOST) else None
 
 
 def _forget_in_child() -> None:

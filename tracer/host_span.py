@@ -12,21 +12,33 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from operator import length_hint
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tracer.blame import is_ours
 from tracer.clock import monotonic_ns
-from tracer.process_file import pack_word
 from tracer.span import SpanFlag
+from tracer.spool import WORD
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
+
+    from _typeshed import WriteableBuffer
 
     from tracer.lane import Lane
     from tracer.segment import OpenEntry, Segment
 
 ERROR_HEAD = int(SpanFlag.ERROR) << 16
 """The flag in a `tracer.lane.head_word`."""
+
+pack_word = WORD.pack_into
+
+MOST = 1 << 62
+"""A number that no count reaches."""
+
+PLACE = struct.Struct("<iiiI")
+"""step, microbatch, chunk, track: what many records share."""
 
 # Native "l" and not "<q", which takes 7 ns more a number; the bytes are the same
 # wherever a long has eight bytes, and nobody trains on a big-endian machine.
@@ -53,6 +65,44 @@ class Enterable(Protocol):
     ) -> None: ...
 
 
+def numbers(start: int, stop: int, step: int) -> Iterator[int]:
+    """Return an iterator over a `range`; who takes a number has claimed it."""
+    return iter(range(start, stop, step))
+
+
+class DropCount:
+    """What was lost for one reason."""
+
+    __slots__ = ("buffer", "numbers", "offset")
+
+    def __init__(self, buffer: WriteableBuffer, offset: int) -> None:
+        """Count from zero.
+
+        Args:
+            buffer: In which the count stands, for others to read.
+            offset: Where there, in bytes.
+        """
+        self.buffer = buffer
+        self.offset = offset
+        self.numbers = numbers(1, MOST, 1)
+        """Hands out the numbers: in one C call, so two threads never get the same one."""
+
+    @property
+    def count(self) -> int:
+        """How many were lost."""
+        return MOST - 1 - length_hint(self.numbers)
+
+    def add(self) -> None:
+        """Count one more. Of two threads the lower number may be written last."""
+        for number in self.numbers:
+            pack_word(self.buffer, self.offset, number)
+            return
+
+    def write_to(self, buffer: WriteableBuffer) -> None:
+        """Let the count stand in another buffer."""
+        self.buffer = buffer
+
+
 # What ``with`` passes, or `ExitStack`, which passes the span itself first.
 def nothing(_a: object = None, _b: object = None, _c: object = None, _d: object = None) -> None:
     """Take what a span is entered or left with, and do nothing."""
@@ -61,11 +111,49 @@ def nothing(_a: object = None, _b: object = None, _c: object = None, _d: object 
 class LaneState:
     """What a lane and its spans share."""
 
-    __slots__ = ("depth", "place", "segment")
+    __slots__ = ("chunk", "depth", "microbatch", "place", "segment", "step", "track_id")
 
+    chunk: int
     depth: int
+    microbatch: int
     place: bytes
+    """What spans that say nothing else belong to; see `set_place`."""
+
     segment: Segment
+    step: int
+    track_id: int
+
+    def set_place(self, step: int, microbatch: int, chunk: int, /) -> None:
+        """Set what spans that say nothing else belong to."""
+        self.step = step
+        self.microbatch = microbatch
+        self.chunk = chunk
+        self.place = PLACE.pack(step, microbatch, chunk, self.track_id)
+
+
+class Finder:
+    """The ready spans of each thread by name."""
+
+    __slots__ = ("_threads",)
+
+    def __init__(self, threads: Any) -> None:  # noqa: ANN401 - a `threading.local`
+        """Prepare.
+
+        Args:
+            threads: `tracer.lanes.Lanes.threads`.
+        """
+        self._threads = threads
+
+    def find(self, name: str) -> Enterable | None:
+        """Return the calling thread's span of a name; None: there is none, or it is in use."""
+        try:
+            ready: ReadySpan = self._threads.ready[name]
+        except Exception:  # noqa: BLE001 - a new name or thread, or no name at all
+            return None
+        return ready.span if ready.start_ns is None else None
+
+    def forget(self) -> None:
+        """Forget what was found last: its thread ends."""
 
 
 class ReadySpan:
@@ -136,7 +224,7 @@ def _closures(  # noqa: C901 - a branch costs less than a call
                     # Here, and not by a call: what is dropped must cost no more than what is kept.
                     drops = source.drops
                     for num in drops.numbers:
-                        pack_word(drops.process.buffer, drops.offset, num)
+                        pack_word(drops.buffer, drops.offset, num)
                         return
             is_error = exc_type is not None and (exc_type is not ready.span or exc is not None)
             lane.leave_slowly(ready, start_ns, is_error=is_error)

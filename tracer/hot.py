@@ -1,8 +1,8 @@
 """The hottest lines of the tracer: compiled ones where this interpreter has them, else Python.
 
 `tracer/_hot.c` is built while the package is installed, where there is a C compiler. Without one,
-without the GIL, or with ``RANKSCOPE_PURE_PYTHON=1`` the same is done by `tracer.host_span`, and a
-span takes about twice the time.
+without the GIL, or with ``RANKSCOPE_PURE_PYTHON=1`` the same is done by `tracer.host_span` and
+`tracer.compute_span`, and a span takes about four times the time.
 """
 
 from __future__ import annotations
@@ -14,19 +14,32 @@ from typing import TYPE_CHECKING
 from tracer.host_span import enterable
 
 if TYPE_CHECKING:
-    from tracer.host_span import LaneState, ReadySpan, nothing
+    from tracer.compute_span import compute_span
+    from tracer.host_span import DropCount, Finder, LaneState, ReadySpan, nothing, numbers
     from tracer.lane import Lane
 else:
-    from tracer.host_span import LaneState, ReadySpan, nothing
+    from tracer.compute_span import compute_span
+    from tracer.host_span import DropCount, Finder, LaneState, ReadySpan, nothing, numbers
 
     if os.environ.get("RANKSCOPE_PURE_PYTHON", "0") in {"", "0"}:
         with contextlib.suppress(ImportError):
-            from tracer._hot import LaneState, ReadySpan, nothing
+            from tracer._hot import DropCount, Finder, LaneState, ReadySpan, compute_span, nothing
+            from tracer._hot import Numbers as numbers  # noqa: N813 - a function in Python
 
 IS_COMPILED = ReadySpan.__module__ == "tracer._hot"
 """Whether spans are entered and left by compiled code."""
 
-__all__ = ["IS_COMPILED", "LaneState", "ReadySpan", "nothing", "ready_span"]
+__all__ = [
+    "IS_COMPILED",
+    "DropCount",
+    "Finder",
+    "LaneState",
+    "ReadySpan",
+    "compute_span",
+    "nothing",
+    "numbers",
+    "ready_span",
+]
 
 
 def ready_span(lane: Lane, head: int) -> ReadySpan:
@@ -37,5 +50,6 @@ def ready_span(lane: Lane, head: int) -> ReadySpan:
         head: `tracer.lane.head_word` of its record.
     """
     ready = ReadySpan(lane, head)
-    ready.span = enterable(ready.enter, ready.leave)
+    if not IS_COMPILED:
+        ready.span = enterable(ready.enter, ready.leave)
     return ready

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from typing import TYPE_CHECKING
 
 from tracer.blame import is_ours
 from tracer.clock import monotonic_ns
-from tracer.host_span import ERROR_HEAD, pack_core
+from tracer.host_span import ERROR_HEAD, PLACE, pack_core
 from tracer.hot import LaneState
-from tracer.process_file import pack_word
 from tracer.segment import NO_SEGMENT, Segment, open_entry
 from tracer.span import NONE
 from tracer.spool import (
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
     from tracer.segment import OpenEntry
     from tracer.spare import SegmentSource
 
-PLACE = struct.Struct("<iiiI")
-"""step, microbatch, chunk, track: what many records share."""
-
 MAX_DEPTH = 65_535
 SPAN = int(RecordType.SPAN)
 
@@ -52,14 +47,10 @@ class Lane(LaneState):
         "_sampling",
         "_turning",
         "_wake",
-        "chunk",
-        "microbatch",
         "number",
         "ready",
         "ready_by_name",
         "source",
-        "step",
-        "track_id",
     )
 
     def __init__(
@@ -81,7 +72,7 @@ class Lane(LaneState):
         """Spans of this lane's thread that are made once and entered often, by `head_word`."""
 
         self.ready_by_name: dict[str, ReadySpan] = {}
-        """Those of them that `tracer.current.span` finds by their name alone."""
+        """Those of them that `tracer.lanes.Lanes.finder` finds by their name alone."""
 
         self.source = source
         self._process = process
@@ -95,13 +86,6 @@ class Lane(LaneState):
         if segment is not NO_SEGMENT:
             segment.give_to(self.number)
             self.segment = segment
-
-    def set_place(self, step: int, microbatch: int, chunk: int) -> None:
-        """Set what spans that say nothing else belong to."""
-        self.step = step
-        self.microbatch = microbatch
-        self.chunk = chunk
-        self.place = PLACE.pack(step, microbatch, chunk, self.track_id)
 
     def place_of(
         self, microbatch: int = NONE, chunk: int = NONE, *, track_id: int | None = None
@@ -192,10 +176,7 @@ class Lane(LaneState):
 
     def lose(self) -> None:
         """Count a record for which there is no room."""
-        drops = self.source.drops
-        for num in drops.numbers:
-            pack_word(drops.process.buffer, drops.offset, num)
-            return
+        self.source.drops.add()
 
     def leave_slowly(self, ready: ReadySpan, start_ns: int | None, is_error: bool) -> None:  # noqa: FBT001 - called by C too
         """Write a span that ends now where its short way cannot.

@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from tracer.host_span import host_span
-from tracer.hot import ready_span
+from tracer.hot import Finder, ready_span
 from tracer.lane import Lane
 from tracer.span import NONE
 
@@ -31,13 +31,15 @@ MAX_READY = 1024
 class _LaneHolder:
     """Gives a lane back when its thread's locals die, so that short threads cost no disk."""
 
-    __slots__ = ("_free", "lane")
+    __slots__ = ("_finder", "_free", "lane")
 
-    def __init__(self, lane: Lane, free: deque[Lane]) -> None:
+    def __init__(self, lane: Lane, free: deque[Lane], finder: Finder) -> None:
         self.lane = lane
         self._free = free
+        self._finder = finder
 
     def __del__(self) -> None:
+        self._finder.forget()  # before another thread may have the lane
         self._free.append(self.lane)
 
 
@@ -64,7 +66,10 @@ class Lanes:
         # Of this very class: a subclass's attributes take twice the time.
         self.threads: Any = threading.local()
         """What each thread holds, missing before its first span: ``lane``, ``holder``, and
-        ``ready``, its plain spans by name, which `tracer.current.span` reads."""
+        ``ready``, its plain spans by name."""
+
+        self.finder = Finder(self.threads)
+        """Finds those."""
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(list(self._lanes))
@@ -104,7 +109,7 @@ class Lanes:
 
         Args:
             head: `tracer.lane.head_word`.
-            name: Under which `tracer.current.span` shall find it; None: it shall not.
+            name: Under which `finder` shall find it; None: it shall not.
         """
         lane = self.mine()
         ready = lane.ready.get(head)
@@ -137,7 +142,7 @@ class Lanes:
             lane.set_place(self._step, NONE, NONE)
         is_shared = len(self._lanes) >= MAX_LANES and lane is self._lanes[-1]
         if not is_shared:
-            self.threads.holder = _LaneHolder(lane, self._free)
+            self.threads.holder = _LaneHolder(lane, self._free, self.finder)
             self.threads.ready = lane.ready_by_name
         self.threads.lane = lane
         return lane

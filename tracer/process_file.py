@@ -7,10 +7,10 @@ import ctypes
 import itertools
 import mmap
 import os
-import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tracer.hot import DropCount
 from tracer.spool import (
     DROPPED_OFFSET,
     HEADER_BYTES,
@@ -22,6 +22,7 @@ from tracer.spool import (
     OTHER_NAME,
     PROCESS_FILE,
     PROCESS_MAGIC,
+    WORD,
     DropReason,
     SpoolIdentity,
     name_slot_offset,
@@ -30,11 +31,6 @@ from tracer.spool import (
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-WORD = struct.Struct("<Q")
-"""A counter of the header."""
-
-pack_word = WORD.pack_into
 
 MAP_FIXED = 0x10
 
@@ -109,54 +105,34 @@ def private_memory(num_bytes: int) -> mmap.mmap:
     return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-class DropCount:
-    """What was lost for one reason."""
-
-    __slots__ = ("numbers", "offset", "process")
-
-    def __init__(self, process: ProcessFile, reason: DropReason) -> None:
-        self.process = process
-        self.numbers = itertools.count(1)
-        """Hands out the numbers: in one C call, so two threads never get the same one."""
-
-        self.offset = DROPPED_OFFSET + 8 * reason
-        """Where the last of them stands in the header."""
-
-
 class ProcessFile:
     """The mapped process file. Every method may be called from any thread at any moment."""
 
-    __slots__ = ("_ids", "_next_name", "buffer", "drops")
+    __slots__ = ("_ids", "_lost", "_next_name", "buffer", "drops")
 
     def __init__(self, folder: Path, identity: SpoolIdentity) -> None:
         self.buffer = map_file(folder / PROCESS_FILE, PROCESS_FILE_BYTES)
         self.buffer[:HEADER_BYTES] = pack_header(
             replace(identity, capacity=NAME_CAPACITY), magic=PROCESS_MAGIC
         )
-        self.drops = [DropCount(self, reason) for reason in DropReason]
+        self.drops = [DropCount(self.buffer, DROPPED_OFFSET + 8 * reason) for reason in DropReason]
+        self._lost = [self.drops[reason] for reason in DropReason if reason not in KEPT_REASONS]
         self._next_name = itertools.count()
         self._ids: dict[str, int] = {}
         self.name_id(OTHER_NAME)
 
     def drop(self, reason: DropReason) -> None:
         """Count one more record as lost for ``reason``."""
-        drops = self.drops[reason]
-        for num in drops.numbers:
-            pack_word(self.buffer, drops.offset, num)
-            return
+        self.drops[reason].add()
 
     def publish_drops(self) -> None:
-        """Write all counters anew: of two threads in `drop`, the lower number may land last."""
-        for reason in DropReason:
-            WORD.pack_into(self.buffer, DROPPED_OFFSET + 8 * reason, self._num_dropped(reason))
+        """Write all counts anew: of two threads in `drop`, the lower number may land last."""
+        for drops in self.drops:
+            WORD.pack_into(self.buffer, drops.offset, drops.count)
 
     def num_lost(self) -> int:
         """Return how many records are gone, for whichever reason."""
-        return sum(self._num_dropped(reason) for reason in DropReason if reason not in KEPT_REASONS)
-
-    def _num_dropped(self, reason: DropReason) -> int:
-        # The only way to read a count without taking a number from it.
-        return int(repr(self.drops[reason].numbers)[6:-1]) - 1
+        return sum(drops.count for drops in self._lost)
 
     def name_id(self, name: str) -> int:
         """Return the id of ``name``, interned on first sight; 0 (`OTHER_NAME`) once full.
@@ -186,6 +162,8 @@ class ProcessFile:
         blocks on the disk, however long ago a reader removed it.
         """
         self.buffer = private_memory(PROCESS_FILE_BYTES)
+        for drops in self.drops:
+            drops.write_to(self.buffer)
 
     def _write_name(self, name_id: int, text: bytes) -> None:
         offset = name_slot_offset(name_id)

@@ -7,6 +7,7 @@ from collections import deque
 from operator import length_hint
 from typing import TYPE_CHECKING
 
+from tracer.hot import numbers
 from tracer.process_file import map_file, private_memory
 from tracer.spool import (
     HEADER_BYTES,
@@ -49,7 +50,7 @@ class Segment:
         self.buffer: mmap.mmap | bytearray = map_file(path, num_bytes)
         self.buffer[:HEADER_BYTES] = pack_header(identity, magic=SEGMENT_MAGIC)
         # One C call takes a row, so neither another thread nor a signal handler can get it too.
-        self.rows: Iterator[int] = iter(range(HEADER_BYTES, num_bytes, RECORD_BYTES))
+        self.rows: Iterator[int] = numbers(HEADER_BYTES, num_bytes, RECORD_BYTES)
         """Where the rows not yet claimed begin, in bytes; who takes one has claimed it."""
 
         self.open_slots: deque[int] = deque(

@@ -54,6 +54,9 @@ DROPPED_OFFSET = 256
 DROPPED = struct.Struct("<16Q")
 """Process header: records dropped so far, by `DropReason`."""
 
+WORD = struct.Struct("<Q")
+"""A counter of a header."""
+
 NUM_NAMES_OFFSET = 384
 ACCOUNT_OFFSET = 392
 ACCOUNT = struct.Struct("<QQqqq")

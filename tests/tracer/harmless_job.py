@@ -40,7 +40,7 @@ PARTS: dict[str, tuple[Any, str]] = {
     "keeps": (Recorder, "keeps"),
     "name": (Recorder, "name_id"),
     "index": (Recorder, "index"),
-    "compute span": (tracer.capture.compute.Compute, "_span"),
+    "compute span": (tracer.capture.compute, "compute_span"),
     "write": (tracer.lane.Lane, "write"),
     "append": (tracer.lane.Lane, "append"),
     "place": (tracer.lane.Lane, "set_place"),

@@ -17,7 +17,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 
 import tracer
 from tests.tracer.reading import Row, dropped, lacking, only_folder, read_rows, read_spans
-from tracer.capture.compute import Compute
+from tracer.hot import compute_span
 from tracer.span import COMM_KINDS, SpanKind
 from tracer.spool import DropReason
 
@@ -230,15 +230,15 @@ def test_a_forward_that_cannot_be_recorded_is_lacking_in_its_step_alone(
 ) -> None:
     left = [times]
 
-    def breaks(compute: Compute, kind: SpanKind) -> int:
+    def breaks(*arguments: Any) -> object:  # noqa: ANN401 - those of `compute_span`
         left[0] -= 1
         if left[0] >= 0:
             raise RuntimeError("ours")
-        return 0
+        return compute_span(*arguments)
 
     model = nn.Linear(2, 2)
     tracer.install(spool=tmp_path, run="run", model=model)
-    monkeypatch.setattr(Compute, "_next", breaks)
+    monkeypatch.setattr("tracer.capture.compute.compute_span", breaks)
     monkeypatch.setattr("tracer.blame.OURS", __file__)
     tracer.begin_steps()
     for _ in range(4):

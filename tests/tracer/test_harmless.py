@@ -61,6 +61,7 @@ def test_a_compute_span_that_cannot_be_shown_leaves_its_lane_at_its_level(
 ) -> None:
     recorder = recorder_in(tmp_path)
     compute = Compute(recorder)
+    recorder.lane().segment.open_slots.clear()  # so that the compiled lines ask Python
     with monkeypatch.context() as broken:
         broken.setattr("tracer.lane.Lane.open", fails)
         with compute.span("forward", SpanKind.FORWARD, microbatch=0, chunk=0):
@@ -80,6 +81,7 @@ def test_a_handler_that_raises_as_a_compute_span_begins_leaves_its_lane_at_its_l
 
     recorder = recorder_in(tmp_path)
     compute = Compute(recorder)
+    recorder.lane().segment.open_slots.clear()  # so that the compiled lines ask Python
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr("tracer.lane.Lane.open", interrupted)
         with pytest.raises(AlarmError):

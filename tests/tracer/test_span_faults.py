@@ -149,35 +149,63 @@ def test_more_spans_that_are_never_left_than_a_record_can_count_keep_a_depth(
     }
 
 
-def test_a_handler_that_raises_costs_at_most_the_span_in_hand(installed: Path) -> None:
-    class Deadline(Exception):  # noqa: N818 - the job's own
-        pass
+class AlarmError(Exception):
+    """What a handler of the job raises."""
 
+
+def leave_often(entered: list[str], *, fails: bool) -> None:
+    """Enter and leave spans until the alarm, or for seconds; note each."""
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    for _ in range(5_000_000):
+        entered.append("x")
+        with contextlib.suppress(ValueError), tracer.span("x"):
+            if fails:
+                raise ValueError
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_handler_that_raises_reaches_the_job_and_costs_at_most_the_span_in_hand(
+    installed: Path, *, fails: bool
+) -> None:
     def on_alarm(number: int, frame: object) -> None:
-        raise Deadline
+        raise AlarmError
 
-    entered = 0
+    entered: list[str] = []
     previous = signal.signal(signal.SIGALRM, on_alarm)
     # A collection runs callbacks (hypothesis has one), and Python ignores what a handler raises
-    # in one: the loop below would never end.
+    # in one: the alarm would be lost.
     gc.disable()
     try:
         for _ in range(30):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 0.001)
-                while True:
-                    with tracer.span("x"):
-                        entered += 1
-            except Deadline:
-                pass
+            with pytest.raises(AlarmError):
+                leave_often(entered, fails=fails)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
         gc.enable()
 
-    # With each of the 30 the span in hand may go, where it was raised at the first
-    # instruction of `__exit__`, or come uncounted, where it was raised before the body.
-    assert abs(len(read_spans(installed)) + num_lost(installed) - entered) <= 30
+    # With each of the 30 the span in hand may go, where it was raised before the span began, or
+    # at the first instruction of `__exit__`.
+    assert abs(len(read_spans(installed)) + num_lost(installed) - len(entered)) <= 30
+
+
+@pytest.mark.parametrize("raised", [AlarmError, KeyboardInterrupt])
+def test_what_a_handler_raises_where_a_span_ends_in_python_reaches_the_job(
+    installed: Path, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException]
+) -> None:
+    def interrupted(*about: object, **named: object) -> None:
+        raise raised
+
+    def fail_within() -> None:
+        with tracer.span("x"):
+            raise ValueError
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr("tracer.lane.Lane.leave_slowly", interrupted)
+        with pytest.raises(raised):
+            fail_within()
+
+    assert dropped(installed) == {}
 
 
 def test_handlers_and_finalizers_that_use_the_name_they_interrupt_lose_nothing(

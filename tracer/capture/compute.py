@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 from tracer.capture.guard import Guard
-from tracer.clock import monotonic_ns
+from tracer.compute_span import Inside
 from tracer.device.absent import NO_DEVICE_TIMING
 from tracer.device.span import DeviceSpan
-from tracer.host_span import ERROR_HEAD, UnkeptSpan
+from tracer.host_span import UnkeptSpan
+from tracer.hot import compute_span
 from tracer.lacking import COMPUTE
 from tracer.noop import NOOP_SPAN
 from tracer.span import NONE, SpanKind
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tracer.lane import Lane
     from tracer.protocol import SpanContext
     from tracer.recorder import Recorder
-    from tracer.segment import OpenEntry
 
 
 UNSEEN_BACKWARD = (
@@ -29,16 +28,6 @@ UNSEEN_BACKWARD = (
     " Tensor.backward or torch.autograd.backward; around another call put"
     " tracer.span('backward', kind=SpanKind.BACKWARD)"
 )
-
-
-class Inside(threading.local):
-    """What a thread is at."""
-
-    yes = False
-    """Whether it is in a compute span."""
-
-    place: tuple[int, int] | None = None
-    """Micro-batch and chunk of what it does next, where somebody knows; else they are counted."""
 
 
 class Compute:
@@ -108,118 +97,34 @@ class Compute:
         inside = self.inside
         if inside.yes:
             return NOOP_SPAN
+        recorder = self.recorder
         try:
             if inside.place is not None:
                 known, chunk = inside.place
                 microbatch = known if microbatch is None else microbatch
-            index = self._next(kind) if microbatch is None else self.recorder.index(microbatch)
-            return self._span(name, kind, index, chunk, on)
+            if microbatch is not None:
+                index = recorder.index(microbatch)
+            else:  # the next: how many of its kind this step has seen before
+                if recorder.step_number != self._counted_step:
+                    self._counted_step = recorder.step_number
+                    self._counts.clear()
+                index = self._counts.get(kind, 0)
+                self._counts[kind] = index + 1
+            head = self._heads.get((name, kind))
+            if head is None:
+                head = self._heads[name, kind] = recorder.head(name, kind)
+            if recorder.sampling.left_out >> (head >> 8 & 0xFF) & 1:
+                return _SpanInPlace(self, UnkeptSpan(), index, chunk)
+            timing = recorder.device_timing
+            device = None if timing is NO_DEVICE_TIMING else timing.device_of(on)
+            if device is None:
+                return compute_span(inside, recorder, recorder.lanes.mine(), head, index, chunk)
+            inner = DeviceSpan(recorder, name, kind, device=device, microbatch=index, chunk=chunk)
+            return _SpanInPlace(self, inner, index, chunk)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            self.recorder.swallow(problem)
-            self.recorder.lacking.in_step(kind)
+            recorder.swallow(problem)
+            recorder.lacking.in_step(kind)
             return NOOP_SPAN
-
-    def _next(self, kind: SpanKind) -> int:
-        """Return how many blocks of ``kind`` this step has seen before, and count one more."""
-        step = self.recorder.step_number
-        if step != self._counted_step:
-            self._counts.clear()
-            self._counted_step = step
-        index = self._counts.get(kind, 0)
-        self._counts[kind] = index + 1
-        return index
-
-    def _span(
-        self, name: str, kind: SpanKind, microbatch: int, chunk: int, on: Iterable[object]
-    ) -> ComputeSpan | _SpanInPlace:
-        recorder = self.recorder
-        timing = recorder.device_timing
-        device = None if timing is NO_DEVICE_TIMING else timing.device_of(on)
-        head = self._heads.get((name, kind))
-        if head is None:
-            head = self._heads[name, kind] = recorder.head(name, kind)
-        if recorder.sampling.left_out >> ((head >> 8) & 0xFF) & 1:
-            return _SpanInPlace(self, UnkeptSpan(), microbatch, chunk)
-        if device is not None:
-            inner = DeviceSpan(
-                recorder, name, kind, device=device, microbatch=microbatch, chunk=chunk
-            )
-            return _SpanInPlace(self, inner, microbatch, chunk)
-        span = ComputeSpan()
-        span.inside, span.recorder, span.lane = self.inside, recorder, recorder.lanes.mine()
-        span.head, span.microbatch, span.chunk = head, microbatch, chunk
-        span.opened = span.start_ns = None
-        return span
-
-
-class ComputeSpan:
-    """A span by the host's clock that also sets its lane's place, before it begins: so it has it.
-
-    All in one object, made without a call: between two of its lines the job streams its
-    weights, and whatever is touched anew costs a miss (docs/decisions/0051-a-cold-step.md).
-    """
-
-    __slots__ = (
-        "chunk",
-        "head",
-        "inside",
-        "lane",
-        "microbatch",
-        "opened",
-        "place",
-        "recorder",
-        "start_ns",
-    )
-
-    inside: Inside
-    recorder: Recorder
-    lane: Lane
-    head: int
-    microbatch: int
-    chunk: int
-    opened: OpenEntry | None
-    place: bytes
-    start_ns: int | None
-
-    def __enter__(self) -> ComputeSpan:
-        lane = self.lane
-        try:
-            lane.set_place(lane.step, self.microbatch, self.chunk)
-            self.place = lane.place
-            start_ns = monotonic_ns()
-            if not lane.depth:
-                self.opened = lane.open(start_ns, self.head)
-            # Last, and without a call: no `__exit__` follows what a handler raises above.
-            lane.depth += 1
-            self.start_ns = start_ns
-            self.inside.yes = True
-        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            lane.swallow(problem)
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.inside.yes = False
-        lane, start_ns = self.lane, self.start_ns
-        try:
-            if start_ns is None:  # an error of ours, counted then
-                lane.set_place(self.recorder.step_number, NONE, NONE)
-                return
-            end_ns = monotonic_ns()
-            lane.depth = depth = lane.depth - 1
-            try:
-                head = self.head if exc_type is None else self.head | ERROR_HEAD
-                lane.write(head, start_ns, end_ns - start_ns, self.place, start_ns, depth)
-                if self.opened is not None:
-                    self.opened.close()
-            finally:
-                lane.set_place(self.recorder.step_number, NONE, NONE)
-        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            lane.swallow(problem)
 
 
 class _SpanInPlace:

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tracer.clock import monotonic_ns
-from tracer.lane import PLACE
+from tracer.host_span import PLACE
 from tracer.span import NONE, SpanKind
 
 if TYPE_CHECKING:

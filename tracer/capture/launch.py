@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from tracer.clock import monotonic_ns
 from tracer.device.communication import DeviceComm, Writer
-from tracer.lane import PLACE, head_word
+from tracer.host_span import PLACE
+from tracer.lane import head_word
 from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 from tracer.spool import COMM, HAS_COMM, RecordType
 
