@@ -994,8 +994,6 @@ typedef struct {
     int is_out;
 } Door;
 
-static PyTypeObject DoorType;
-
 static PyObject *
 door_get(Door *self, PyObject *span, PyObject *Py_UNUSED(type))
 {

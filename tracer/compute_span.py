@@ -89,9 +89,9 @@ class ComputeSpan:
             try:
                 head = self.head if exc_type is None else self.head | ERROR_HEAD
                 lane.write(head, start_ns, end_ns - start_ns, self.place, start_ns, depth)
+            finally:  # also where a handler of the job has raised
                 if self.opened is not None:
                     self.opened.close()
-            finally:
                 lane.set_place(self.recorder.step_number, NONE, NONE)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             lane.swallow(problem)

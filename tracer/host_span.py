@@ -6,6 +6,7 @@ made once and used again whenever it is not in use. Its ``__enter__`` and
 that ``with`` finds them without making bound methods; docs/decisions/0050-host-span.md
 tells what each of these is worth. `HostSpan` is the same in the plain way, for
 spans that are rare, place themselves, or overlap with one of their own name.
+Beside them stands in Python what else `tracer/_hot.c` says in compiled lines.
 """
 
 from __future__ import annotations
@@ -125,10 +126,10 @@ class LaneState:
 
     def set_place(self, step: int, microbatch: int, chunk: int, /) -> None:
         """Set what spans that say nothing else belong to."""
+        self.place = PLACE.pack(step, microbatch, chunk, self.track_id)  # first: it may refuse
         self.step = step
         self.microbatch = microbatch
         self.chunk = chunk
-        self.place = PLACE.pack(step, microbatch, chunk, self.track_id)
 
 
 class Finder:

@@ -25,7 +25,7 @@ MAX_LANES = 64
 """Threads that record at once; further ones share the last lane."""
 
 MAX_READY = 1024
-"""Spans made once and kept, in all threads together: about 2 MiB. Others are made each time."""
+"""Spans made once and kept, in all threads together: 2 MiB at most. Others are made each time."""
 
 
 class _LaneHolder:

@@ -31,6 +31,10 @@ LONGEST_S = 120.0
 PAUSE_S = 0.005
 
 
+class AlarmError(Exception):
+    """What a signal handler of the job raises."""
+
+
 def recorder_in(
     folder: Path,
     *,

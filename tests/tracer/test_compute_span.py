@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.tracer.reading import dropped, num_lost, open_names, read_spans
-from tests.tracer.recording import recorder_in
+from tests.tracer.recording import AlarmError, recorder_in
 from tracer.capture.compute import Compute
 from tracer.hot import IS_COMPILED, compute_span
 from tracer.span import NONE, SpanKind
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 4096 + 8 * 128
 """A segment of eight records."""
-
-
-class AlarmError(Exception):
-    """What a handler of the job raises."""
 
 
 def forward(compute: Compute, microbatch: int | None = None) -> SpanContext:
@@ -84,8 +81,7 @@ def test_it_is_shown_while_it_lasts_though_its_lane_writes_elsewhere_by_then(
         assert open_names(tmp_path) == ["forward"]
     recorder.shutdown()
 
-    names = [row.name for row in read_spans(tmp_path)]
-    assert len(names) + num_lost(tmp_path) >= 2 + 8
+    assert [row.name for row in read_spans(tmp_path)].count("forward") == 2
 
 
 def test_where_the_table_is_full_it_is_recorded_and_not_shown(tmp_path: Path) -> None:
@@ -142,8 +138,7 @@ def test_what_a_handler_raises_as_it_ends_reaches_the_job_and_leaves_all_in_plac
     recorder.shutdown()
 
     assert found == (0, 0, NONE, False)
-    if IS_COMPILED:
-        assert open_names(tmp_path) == []
+    assert open_names(tmp_path) == []
 
 
 def test_a_hundred_thousand_leave_nothing_behind(tmp_path: Path) -> None:
@@ -193,9 +188,8 @@ def test_a_place_that_no_record_holds_is_refused_and_nothing_changes(
     lane.set_place(3, 2, 1)
     before = lane.place
 
-    with pytest.raises(Exception, match=r"."):
+    with pytest.raises((OverflowError, TypeError, struct.error)):
         lane.set_place(*place)
     assert lane.place == before
-    if IS_COMPILED:
-        assert (lane.step, lane.microbatch, lane.chunk) == (3, 2, 1)
+    assert (lane.step, lane.microbatch, lane.chunk) == (3, 2, 1)
     recorder.shutdown()

@@ -15,7 +15,7 @@ from torch.utils.data._utils import signal_handling
 
 import tracer
 from tests.tracer.reading import dropped, read_rows
-from tests.tracer.recording import ROOT, recorder_in
+from tests.tracer.recording import ROOT, AlarmError, recorder_in
 from tracer.blame import is_ours
 from tracer.capture.compute import Compute
 from tracer.capture.garbage import capture_garbage
@@ -114,10 +114,6 @@ def test_what_fails_as_a_step_begins_is_given_up_and_the_others_go_on(tmp_path: 
     (event,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
     assert event["kind"] == "tracer"
     assert event["data"] == {"error": "RuntimeError"}
-
-
-class AlarmError(Exception):
-    """The job's own."""
 
 
 def test_a_handler_of_the_job_that_raises_as_a_step_begins_reaches_the_job(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tracer
 from tests.tracer.reading import dropped, num_lost, read_spans
-from tests.tracer.recording import LONGEST_S, recorder_in
+from tests.tracer.recording import LONGEST_S, AlarmError, recorder_in
 from tracer.current import set_current
 from tracer.noop import NOOP_TRACER
 from tracer.spool import DropReason
@@ -147,10 +147,6 @@ def test_more_spans_that_are_never_left_than_a_record_can_count_keep_a_depth(
         "plain": 65_535,
         "placed": 65_535,
     }
-
-
-class AlarmError(Exception):
-    """What a handler of the job raises."""
 
 
 def leave_often(entered: list[str], *, fails: bool) -> None:
