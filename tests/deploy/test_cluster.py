@@ -301,7 +301,7 @@ def test_parts_are_written_anew_where_many_of_a_servers_rows_are_hidden(
     store_run(store, tmp_path, "hidden")
     store.insert_arrow("spans", store.arrow(COPY_SPANS, {"run_id": "hidden"}))
     free_hidden(store, ["spans"])  # of the tests before
-    wait_for_mutations(store)
+    wait_until_none_is_hidden(store)
     (before,) = store.rows(COUNT_FREED)
     free_where_many_hidden(store, ["spans"])
     assert store.rows(COUNT_FREED) == [before]
@@ -324,8 +324,12 @@ def num_hidden(store: Store) -> int:
     return int(found["n"])
 
 
-def wait_for_mutations(store: Store) -> None:
+def wait_until_none_is_hidden(store: Store) -> None:
+    """Wait until no mutation is under way and what they freed shows in the parts."""
     until_s = time.monotonic() + PATIENCE_S
-    while store.rows("SELECT count() AS n FROM system.mutations WHERE NOT is_done")[0]["n"]:
+    while (
+        store.rows("SELECT count() AS n FROM system.mutations WHERE NOT is_done")[0]["n"]
+        or num_hidden(store) != 0
+    ):
         assert time.monotonic() < until_s, "the engine is still at it"
         time.sleep(0.01)
