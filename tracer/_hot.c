@@ -1,10 +1,10 @@
 /* Finding, entering and leaving a span, without a line of Python in between.
 
-   What `tracer.host_span` and `tracer.compute_span` say in Python, for interpreters that somebody
-   could compile this for; `tracer.hot` chooses. Nothing here takes a lock, makes an object that
-   the garbage collector looks at, or calls into the job. Nor does a signal handler run inside, but
-   where Python is asked: by a span that an error leaves, one for which the segment has no room,
-   one that the open table has no line for, an error of ours.
+   What `tracer.host_span`, `tracer.lane_state` and `tracer.compute_span` say in Python, for
+   interpreters that somebody could compile this for; `tracer.hot` chooses. Nothing here takes a
+   lock, makes an object that the garbage collector looks at, or calls into the job. Nor does a
+   signal handler run inside, but where Python is asked: by a span that an error leaves, one for
+   which the segment has no room, one that the open table has no line for, an error of ours.
 
    Between two spans the job streams its weights through the caches, so what counts is how much
    memory a span touches: docs/decisions/0066-what-a-span-touches.md.
@@ -17,7 +17,7 @@
 #include <structmember.h>
 #include <time.h>
 
-/* `tracer.host_span.PLACE`. */
+/* `tracer.lane_state.PLACE`. */
 typedef struct {
     int32_t step;
     int32_t microbatch;
@@ -46,16 +46,21 @@ typedef struct {
     uint8_t depth;
     uint8_t unused[6];
     int64_t check;
-} OpenEntry;
+} OpenLine;
 
 #define NONE (-1)                /* `tracer.span.NONE` */
-#define MAX_DEPTH 65535          /* `tracer.lane.MAX_DEPTH` */
-#define ERROR_HEAD (64ULL << 16) /* `tracer.host_span.ERROR_HEAD` */
+#define MAX_DEPTH 65535          /* `tracer.lane_state.MAX_DEPTH` */
+#define ERROR_HEAD (64ULL << 16) /* `tracer.lane_state.ERROR_HEAD` */
 #define PLACE_BYTES ((Py_ssize_t)sizeof(Place))
+#define RECORD_BYTES 128         /* `tracer.spool.RECORD_BYTES` */
+#define LAUNCH_OFFSET 56         /* `tracer.spool.LAUNCH_OFFSET` */
+#define SECOND_OFFSET 64         /* `tracer.spool.COMM_OFFSET`; to the end of the record */
+#define SPAN 1                   /* `tracer.spool.RecordType.SPAN` */
 
 /* Names of attributes, interned once. */
-static PyObject *s_rows, *s_buffer, *s_source, *s_spares, *s_drops, *s_swallow, *s_leave_slowly, *s_ready, *s_open_slots, *s_pop, *s_append, *s_open,
-    *s_close, *s_yes, *s_step_number;
+static PyObject *s_rows, *s_buffer, *s_source, *s_spares, *s_drops, *s_swallow, *s_leave_slowly,
+    *s_ready, *s_open_slots, *s_pop, *s_append, *s_sampling, *s_active, *s_leaves_out, *s_yes,
+    *s_step_number;
 
 static int64_t
 now_ns(void)
@@ -275,6 +280,334 @@ typedef struct {
     Py_buffer buffer; /* of the segment, which cannot be unmapped while it is held */
 } LaneState;
 
+/* Take the next number of an iterator: 1; none left: 0; an error: -1. */
+static int
+take_next(PyObject *iterator, int64_t *number)
+{
+    if (Py_IS_TYPE(iterator, &NumbersType)) {
+        Numbers *own = (Numbers *)iterator;
+        if (own->next >= own->stop) {
+            return 0;
+        }
+        *number = own->next;
+        own->next += own->step;
+        return 1;
+    }
+    PyObject *item = PyIter_Next(iterator);
+    if (item == NULL) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    *number = PyLong_AsLongLong(item);
+    Py_DECREF(item);
+    return *number == -1 && PyErr_Occurred() ? -1 : 1;
+}
+
+/* Write a record: 1; where the segment is full: 0; an error: -1. `second` may be NULL. */
+static int
+write_record(LaneState *lane, uint64_t head, PyObject *place, int64_t start_ns, int64_t end_ns,
+             long depth, int64_t launch_ns, PyObject *second)
+{
+    if (lane->rows == NULL) {
+        return 0;
+    }
+    if (place == NULL || !PyBytes_Check(place) || PyBytes_GET_SIZE(place) != PLACE_BYTES) {
+        PyErr_SetString(PyExc_TypeError, "a place is not 16 bytes");
+        return -1;
+    }
+    if (second != NULL &&
+        (!PyBytes_Check(second) || PyBytes_GET_SIZE(second) != RECORD_BYTES - SECOND_OFFSET)) {
+        PyErr_SetString(PyExc_TypeError, "the second half of a record is not 64 bytes");
+        return -1;
+    }
+    int64_t offset;
+    int status = take_next(lane->rows, &offset);
+    if (status != 1) {
+        if (status == 0) {
+            Py_CLEAR(lane->rows);
+        }
+        return status;
+    }
+    Py_ssize_t num_bytes = second == NULL && launch_ns == start_ns ? sizeof(Core) : RECORD_BYTES;
+    if (check_offset(&lane->buffer, offset, num_bytes) < 0) {
+        return -1;
+    }
+    if (depth > MAX_DEPTH) {
+        depth = MAX_DEPTH;
+    }
+    Core core = {.head = head, .start_ns = start_ns, .end_ns = end_ns, .depth = depth};
+    memcpy(core.place, PyBytes_AS_STRING(place), PLACE_BYTES);
+    char *row = (char *)lane->buffer.buf + offset;
+    if (launch_ns != start_ns) {
+        memcpy(row + LAUNCH_OFFSET, &launch_ns, sizeof(launch_ns));
+    }
+    if (second != NULL) {
+        memcpy(row + SECOND_OFFSET, PyBytes_AS_STRING(second), RECORD_BYTES - SECOND_OFFSET);
+    }
+    memcpy(row, &core, offsetof(Core, commit));
+    store_last(row + offsetof(Core, commit), offset);
+    return 1;
+}
+
+/* Count a record for which there is no room: 1; where there is a spare segment: 0; an error: -1.
+   Here and not in Python: what is dropped must cost no more than what is kept. */
+static int
+count_drop(PyObject *source, PyObject *spares)
+{
+    Py_ssize_t num_spares = PyObject_Size(spares);
+    if (num_spares) {
+        return num_spares < 0 ? -1 : 0;
+    }
+    PyObject *drops = PyObject_GetAttr(source, s_drops);
+    if (drops == NULL) {
+        return -1;
+    }
+    int status = 1;
+    if (Py_IS_TYPE(drops, &DropCountType)) {
+        count_one((DropCount *)drops);
+    } else {
+        PyErr_SetString(PyExc_TypeError, "drops are no DropCount");
+        status = -1;
+    }
+    Py_DECREF(drops);
+    return status;
+}
+
+/* `count_drop` for a lane. */
+static int
+count_drop_of(LaneState *lane)
+{
+    PyObject *source = PyObject_GetAttr((PyObject *)lane, s_source);
+    PyObject *spares = source == NULL ? NULL : PyObject_GetAttr(source, s_spares);
+    int status = spares == NULL ? -1 : count_drop(source, spares);
+    Py_XDECREF(source);
+    Py_XDECREF(spares);
+    return status;
+}
+
+/* Write a record, in the next segment where this one is full; or count it as lost: 0 or -1. */
+static int
+put_record(LaneState *lane, uint64_t head, PyObject *place, int64_t start_ns, int64_t end_ns,
+           long depth, int64_t launch_ns, PyObject *second)
+{
+    if (depth < 0) { /* the lane is another thread's by now, who began anew */
+        lane->depth = depth = 0;
+    }
+    int status = write_record(lane, head, place, start_ns, end_ns, depth, launch_ns, second);
+    if (status == 0) {
+        status = count_drop_of(lane);
+    }
+    if (status == 0) {
+        PyObject *done = PyObject_CallMethod((PyObject *)lane, "write_in_next", "KLLOLlO", head,
+                                             start_ns, end_ns - start_ns, place, launch_ns, depth,
+                                             second == NULL ? Py_None : second);
+        status = done == NULL ? -1 : 0;
+        Py_XDECREF(done);
+    }
+    return status < 0 ? -1 : 0;
+}
+
+/* Whether a record is one of a span that is not wanted: -1 is an error. */
+static int
+is_left_out(LaneState *lane, PyObject *head, PyObject *place)
+{
+    PyObject *sampling = PyObject_GetAttr((PyObject *)lane, s_sampling);
+    PyObject *active = sampling == NULL ? NULL : PyObject_GetAttr(sampling, s_active);
+    int status = active == NULL ? -1 : PyObject_IsTrue(active);
+    if (status == 1) {
+        uint64_t word = PyLong_AsUnsignedLongLongMask(head);
+        if (PyErr_Occurred()) {
+            status = -1;
+        } else if ((word & 0xFF) != SPAN) {
+            status = 0;
+        } else {
+            PyObject *answer =
+                PyObject_CallMethodObjArgs(sampling, s_leaves_out, head, place, NULL);
+            status = answer == NULL ? -1 : PyObject_IsTrue(answer);
+            Py_XDECREF(answer);
+        }
+    }
+    Py_XDECREF(sampling);
+    Py_XDECREF(active);
+    return status;
+}
+
+/* `write` with its arguments, in the order of `tracer.lane_state.LaneState.write`. */
+static PyObject *
+lane_write(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    if (num_args != 6 && num_args != 7) {
+        PyErr_SetString(PyExc_TypeError, "write takes head, start, duration, place, launch, depth"
+                                         " and maybe the second half");
+        return NULL;
+    }
+    uint64_t head = PyLong_AsUnsignedLongLong(args[0]);
+    int64_t start_ns = PyLong_AsLongLong(args[1]), duration_ns = PyLong_AsLongLong(args[2]);
+    int64_t launch_ns = PyLong_AsLongLong(args[4]);
+    long depth = PyLong_AsLong(args[5]);
+    PyObject *second = num_args == 7 && args[6] != Py_None ? args[6] : NULL;
+    int64_t end_ns;
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (__builtin_add_overflow(start_ns, duration_ns, &end_ns)) {
+        PyErr_SetString(PyExc_OverflowError, "a span ends past the end of time");
+        return NULL;
+    }
+    if (put_record(self, head, args[3], start_ns, end_ns, depth, launch_ns, second) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+lane_append(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    int left_out = num_args < 4 ? 0 : is_left_out(self, args[0], args[3]);
+    if (left_out < 0) {
+        return NULL;
+    }
+    if (left_out) {
+        Py_RETURN_NONE;
+    }
+    return lane_write(self, args, num_args);
+}
+
+/* -- OpenEntry: a line of the open table --------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *segment; /* in whose table it stands; NULL once it stands there no more */
+    PyObject *slot;    /* where there, in bytes */
+} OpenEntry;
+
+/* Take it off: 0 or -1. */
+static int
+close_entry(OpenEntry *self)
+{
+    PyObject *segment = self->segment, *done = NULL;
+    if (segment == NULL) {
+        return 0;
+    }
+    self->segment = NULL;
+    Py_buffer buffer;
+    int64_t at = PyLong_AsLongLong(self->slot);
+    if (open_buffer(segment, at, sizeof(OpenLine), &buffer) == 0) {
+        store_last((char *)buffer.buf + at, 0);
+        PyBuffer_Release(&buffer);
+        PyObject *slots = PyObject_GetAttr(segment, s_open_slots);
+        done = slots == NULL ? NULL : PyObject_CallMethodOneArg(slots, s_append, self->slot);
+        Py_XDECREF(slots);
+    }
+    Py_DECREF(segment);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static PyObject *
+entry_close(OpenEntry *self, PyObject *Py_UNUSED(ignored))
+{
+    if (close_entry(self) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static void
+entry_dealloc(OpenEntry *self)
+{
+    Py_XDECREF(self->segment);
+    Py_XDECREF(self->slot);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef entry_methods[] = {
+    {"close", (PyCFunction)entry_close, METH_NOARGS, "Free the line, once."},
+    {NULL},
+};
+
+static PyTypeObject OpenEntryType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "tracer._hot.OpenEntry",
+    .tp_doc = "A line of the open table: something that has begun and not ended.",
+    .tp_basicsize = sizeof(OpenEntry),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = (destructor)entry_dealloc,
+    .tp_methods = entry_methods,
+};
+
+/* Take a line of the segment's table: where it begins; NULL without an error where none is free. */
+static PyObject *
+take_slot(PyObject *segment)
+{
+    PyObject *slots = PyObject_GetAttr(segment, s_open_slots);
+    PyObject *slot = slots == NULL ? NULL : PyObject_CallMethodNoArgs(slots, s_pop);
+    Py_XDECREF(slots);
+    if (slot == NULL && PyErr_ExceptionMatches(PyExc_IndexError)) {
+        PyErr_Clear();
+    }
+    return slot;
+}
+
+/* Show a begun span: its line; None where the table is full; NULL is an error. */
+static PyObject *
+open_entry(LaneState *lane, int64_t start_ns, uint64_t head, uint64_t group_id, int64_t seq)
+{
+    if (lane->segment == NULL) { /* the collector has cleared it */
+        Py_RETURN_NONE;
+    }
+    PyObject *slot = take_slot(lane->segment);
+    if (slot == NULL) { /* the table is full, or the lane has no segment yet */
+        return PyErr_Occurred() ? NULL
+                                : PyObject_CallMethod((PyObject *)lane, "open_in_first", "LK(KL)",
+                                                      start_ns, head, group_id, seq);
+    }
+    long long at = PyLong_AsLongLong(slot);
+    OpenEntry *entry = NULL;
+    if (!PyErr_Occurred() && check_offset(&lane->buffer, at, sizeof(OpenLine)) == 0) {
+        entry = PyObject_New(OpenEntry, &OpenEntryType);
+    }
+    if (entry == NULL) {
+        Py_DECREF(slot);
+        return NULL;
+    }
+    entry->segment = Py_NewRef(lane->segment);
+    entry->slot = slot;
+    OpenLine line = {.start_ns = start_ns,
+                     .group_id = group_id,
+                     .seq = seq,
+                     .name_id = (uint32_t)(head >> 32),
+                     .step = lane->at.step,
+                     .kind = (uint8_t)(head >> 8)};
+    char *to = (char *)lane->buffer.buf + at;
+    memcpy(to, &line, offsetof(OpenLine, check));
+    store_last(to + offsetof(OpenLine, check), start_ns);
+    return (PyObject *)entry;
+}
+
+static PyObject *
+lane_open(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    uint64_t group_id = 0;
+    int64_t seq = NONE;
+    if (num_args != 2 && num_args != 3) {
+        PyErr_SetString(PyExc_TypeError, "open takes start, head and maybe group and seq");
+        return NULL;
+    }
+    int64_t start_ns = PyLong_AsLongLong(args[0]);
+    uint64_t head = PyLong_AsUnsignedLongLong(args[1]);
+    if (num_args == 3) {
+        if (!PyTuple_Check(args[2]) || PyTuple_GET_SIZE(args[2]) != 2) {
+            PyErr_SetString(PyExc_TypeError, "a communication is a group and a number");
+            return NULL;
+        }
+        group_id = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(args[2], 0));
+        seq = PyLong_AsLongLong(PyTuple_GET_ITEM(args[2], 1));
+    }
+    return PyErr_Occurred() ? NULL : open_entry(self, start_ns, head, group_id, seq);
+}
+
+/* -- what a lane does ---------------------------------------------------------------------- */
+
 static PyMemberDef lane_members[] = {
     {"depth", T_LONG, offsetof(LaneState, depth), 0, NULL},
     {"place", T_OBJECT_EX, offsetof(LaneState, place), READONLY, NULL},
@@ -333,6 +666,11 @@ lane_set_place(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
 static PyMethodDef lane_methods[] = {
     {"set_place", (PyCFunction)(void (*)(void))lane_set_place, METH_FASTCALL,
      "Set what spans that say nothing else belong to."},
+    {"append", (PyCFunction)(void (*)(void))lane_append, METH_FASTCALL,
+     "Write one record, unless it is of a span that is not wanted."},
+    {"write", (PyCFunction)(void (*)(void))lane_write, METH_FASTCALL, "Write one record."},
+    {"open", (PyCFunction)(void (*)(void))lane_open, METH_FASTCALL,
+     "Show a begun span to whoever looks at the process from outside."},
     {NULL},
 };
 
@@ -432,86 +770,6 @@ typedef struct {
     PyObject *spares; /* of the source, for good */
 } ReadySpan;
 
-/* Take the next number of an iterator: 1; none left: 0; an error: -1. */
-static int
-take_next(PyObject *iterator, int64_t *number)
-{
-    if (Py_IS_TYPE(iterator, &NumbersType)) {
-        Numbers *own = (Numbers *)iterator;
-        if (own->next >= own->stop) {
-            return 0;
-        }
-        *number = own->next;
-        own->next += own->step;
-        return 1;
-    }
-    PyObject *item = PyIter_Next(iterator);
-    if (item == NULL) {
-        return PyErr_Occurred() ? -1 : 0;
-    }
-    *number = PyLong_AsLongLong(item);
-    Py_DECREF(item);
-    return *number == -1 && PyErr_Occurred() ? -1 : 1;
-}
-
-/* Write a record: 1; where the segment is full: 0; an error: -1. */
-static int
-write_record(LaneState *lane, uint64_t head, PyObject *place, int64_t start_ns, int64_t end_ns,
-             long depth)
-{
-    if (lane->rows == NULL) {
-        return 0;
-    }
-    if (place == NULL || !PyBytes_Check(place) || PyBytes_GET_SIZE(place) != PLACE_BYTES) {
-        PyErr_SetString(PyExc_TypeError, "a place is not 16 bytes");
-        return -1;
-    }
-    int64_t offset;
-    int status = take_next(lane->rows, &offset);
-    if (status != 1) {
-        if (status == 0) {
-            Py_CLEAR(lane->rows);
-        }
-        return status;
-    }
-    if (check_offset(&lane->buffer, offset, sizeof(Core)) < 0) {
-        return -1;
-    }
-    if (depth > MAX_DEPTH) {
-        depth = MAX_DEPTH;
-    }
-    Core core = {.head = head, .start_ns = start_ns, .end_ns = end_ns, .depth = depth};
-    memcpy(core.place, PyBytes_AS_STRING(place), PLACE_BYTES);
-    char *row = (char *)lane->buffer.buf + offset;
-    memcpy(row, &core, offsetof(Core, commit));
-    store_last(row + offsetof(Core, commit), offset);
-    return 1;
-}
-
-/* Count a record for which there is no room: 1; where there is a spare segment: 0; an error: -1.
-   Here and not in Python: what is dropped must cost no more than what is kept. */
-static int
-count_drop(PyObject *source, PyObject *spares)
-{
-    Py_ssize_t num_spares = PyObject_Size(spares);
-    if (num_spares) {
-        return num_spares < 0 ? -1 : 0;
-    }
-    PyObject *drops = PyObject_GetAttr(source, s_drops);
-    if (drops == NULL) {
-        return -1;
-    }
-    int status = 1;
-    if (Py_IS_TYPE(drops, &DropCountType)) {
-        count_one((DropCount *)drops);
-    } else {
-        PyErr_SetString(PyExc_TypeError, "drops are no DropCount");
-        status = -1;
-    }
-    Py_DECREF(drops);
-    return status;
-}
-
 /* Hand the error that is set to the lane, which counts it: NULL where it is the job's. */
 static PyObject *
 swallow(LaneState *lane)
@@ -573,7 +831,7 @@ span_leave(ReadySpan *self, PyObject *const *args, Py_ssize_t num_args)
         /* Without a clock read for a record that nothing can hold. */
         int status = lane->rows == NULL ? 0
                                         : write_record(lane, self->head, self->place, start_ns,
-                                                       now_ns(), depth);
+                                                       now_ns(), depth, start_ns, NULL);
         if (status == 0) {
             status = count_drop(self->source, self->spares);
         }
@@ -745,99 +1003,31 @@ typedef struct {
     int in_use;
     int32_t microbatch;
     int32_t chunk;
-    PyObject *shown; /* the segment in whose open table it stands, or a `tracer.segment.OpenEntry` */
-    PyObject *slot;  /* where there; NULL for an `OpenEntry` */
+    PyObject *shown; /* its line in the open table, None or NULL where it has none */
 } ComputeSpan;
 
 /* Show the span from outside: 0 or -1. It is not, where the table is full. */
 static int
 show(ComputeSpan *self)
 {
-    LaneState *lane = self->lane;
-    if (lane->segment == NULL) { /* the collector has cleared it */
-        return 0;
-    }
-    PyObject *slots = PyObject_GetAttr(lane->segment, s_open_slots);
-    if (slots == NULL) {
-        return -1;
-    }
-    PyObject *slot = PyObject_CallMethodNoArgs(slots, s_pop);
-    Py_DECREF(slots);
-    if (slot == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_IndexError)) {
-            return -1;
-        }
-        PyErr_Clear(); /* the table is full, or the lane has no segment yet */
-        PyObject *arguments[] = {(PyObject *)lane, PyLong_FromLongLong(self->start_ns),
-                                 PyLong_FromUnsignedLongLong(self->head)};
-        if (arguments[1] != NULL && arguments[2] != NULL) {
-            self->shown = PyObject_VectorcallMethod(s_open, arguments, 3, NULL);
-        }
-        Py_XDECREF(arguments[1]);
-        Py_XDECREF(arguments[2]);
-        if (self->shown == Py_None) {
-            Py_CLEAR(self->shown);
-        }
-        return PyErr_Occurred() ? -1 : 0;
-    }
-    long long at = PyLong_AsLongLong(slot);
-    if (PyErr_Occurred() || check_offset(&lane->buffer, at, sizeof(OpenEntry)) < 0) {
-        Py_DECREF(slot);
-        return -1;
-    }
-    OpenEntry entry = {.start_ns = self->start_ns,
-                       .seq = NONE,
-                       .name_id = (uint32_t)(self->head >> 32),
-                       .step = lane->at.step,
-                       .kind = (uint8_t)(self->head >> 8)};
-    memcpy((char *)lane->buffer.buf + at, &entry, offsetof(OpenEntry, check));
-    store_last((char *)lane->buffer.buf + at + offsetof(OpenEntry, check), self->start_ns);
-    self->shown = Py_NewRef(lane->segment);
-    self->slot = slot;
-    return 0;
+    self->shown = open_entry(self->lane, self->start_ns, self->head, 0, NONE);
+    return self->shown == NULL ? -1 : 0;
 }
 
 /* Show it no more: 0 or -1. */
 static int
 hide(ComputeSpan *self)
 {
-    PyObject *shown = self->shown, *slot = self->slot, *done = NULL;
-    self->shown = self->slot = NULL;
-    if (shown == NULL) {
-        return 0;
-    }
-    if (slot == NULL) {
-        done = PyObject_CallMethodNoArgs(shown, s_close);
-    } else {
-        Py_buffer buffer; /* maybe of another segment than the lane writes to by now */
-        int64_t at = PyLong_AsLongLong(slot);
-        if (open_buffer(shown, at, sizeof(OpenEntry), &buffer) == 0) {
-            store_last((char *)buffer.buf + at, 0);
-            PyBuffer_Release(&buffer);
-            PyObject *slots = PyObject_GetAttr(shown, s_open_slots);
-            done = slots == NULL ? NULL : PyObject_CallMethodOneArg(slots, s_append, slot);
-            Py_XDECREF(slots);
-        }
-    }
-    Py_DECREF(shown);
-    Py_XDECREF(slot);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
-}
-
-/* `count_drop` for a lane. */
-static int
-count_drop_of(LaneState *lane)
-{
-    PyObject *source = PyObject_GetAttr((PyObject *)lane, s_source);
-    PyObject *spares = source == NULL ? NULL : PyObject_GetAttr(source, s_spares);
-    int status = spares == NULL ? -1 : count_drop(source, spares);
-    Py_XDECREF(source);
-    Py_XDECREF(spares);
+    PyObject *shown = self->shown;
+    self->shown = NULL;
+    int status = shown != NULL && Py_IS_TYPE(shown, &OpenEntryType)
+                     ? close_entry((OpenEntry *)shown)
+                     : 0;
+    Py_XDECREF(shown);
     return status;
 }
 
-/* Write the record that ends now, in the next segment where this one is full: 0 or -1. */
+/* Write the record that ends now: 0 or -1. */
 static int
 end_compute(ComputeSpan *self, int in_error)
 {
@@ -846,18 +1036,7 @@ end_compute(ComputeSpan *self, int in_error)
     uint64_t head = in_error ? self->head | ERROR_HEAD : self->head;
     long depth = one_less_deep(lane);
     self->in_use = 0;
-    int status = write_record(lane, head, self->place, self->start_ns, end_ns, depth);
-    if (status == 0) {
-        status = count_drop_of(lane);
-    }
-    if (status == 0) {
-        PyObject *done = PyObject_CallMethod((PyObject *)lane, "write", "KLLOLl", head,
-                                             self->start_ns, end_ns - self->start_ns, self->place,
-                                             self->start_ns, depth);
-        status = done == NULL ? -1 : 0;
-        Py_XDECREF(done);
-    }
-    return status < 0 ? -1 : 0;
+    return put_record(lane, head, self->place, self->start_ns, end_ns, depth, self->start_ns, NULL);
 }
 
 /* Let what follows belong to the step alone: 0 or -1. */
@@ -937,7 +1116,6 @@ compute_dealloc(ComputeSpan *self)
     Py_XDECREF(self->recorder);
     Py_XDECREF(self->place);
     Py_XDECREF(self->shown);
-    Py_XDECREF(self->slot);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -981,7 +1159,7 @@ make_compute_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t
     self->head = head;
     self->microbatch = microbatch;
     self->chunk = chunk;
-    self->place = self->shown = self->slot = NULL;
+    self->place = self->shown = NULL;
     self->start_ns = 0;
     self->in_use = 0;
     return (PyObject *)self;
@@ -1216,8 +1394,9 @@ intern_names(void)
         {&s_open_slots, "open_slots"},
         {&s_pop, "pop"},
         {&s_append, "append"},
-        {&s_open, "open"},
-        {&s_close, "close"},
+        {&s_sampling, "sampling"},
+        {&s_active, "active"},
+        {&s_leaves_out, "leaves_out"},
         {&s_yes, "yes"},
         {&s_step_number, "step_number"},
     };
@@ -1242,7 +1421,8 @@ PyInit__hot(void)
 #else
     static PyTypeObject *const types[] = {&NumbersType, &DropCountType, &LaneStateType,
                                           &ReadySpanType, &FinderType};
-    if (intern_names() < 0 || PyType_Ready(&DoorType) < 0 || PyType_Ready(&ComputeSpanType) < 0) {
+    if (intern_names() < 0 || PyType_Ready(&DoorType) < 0 ||
+        PyType_Ready(&OpenEntryType) < 0 || PyType_Ready(&ComputeSpanType) < 0) {
         return NULL;
     }
     PyObject *self = PyModule_Create(&module);

@@ -6,15 +6,15 @@ import threading
 from typing import TYPE_CHECKING
 
 from tracer.clock import monotonic_ns
-from tracer.host_span import ERROR_HEAD
+from tracer.lane_state import ERROR_HEAD
 from tracer.span import NONE
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from tracer.lane import Lane
+    from tracer.lane_state import OpenEntry
     from tracer.recorder import Recorder
-    from tracer.segment import OpenEntry
 
 
 class Inside(threading.local):

@@ -6,48 +6,24 @@ made once and used again whenever it is not in use. Its ``__enter__`` and
 that ``with`` finds them without making bound methods; docs/decisions/0050-host-span.md
 tells what each of these is worth. `HostSpan` is the same in the plain way, for
 spans that are rare, place themselves, or overlap with one of their own name.
-Beside them stands in Python what else `tracer/_hot.c` says in compiled lines.
+What else `tracer/_hot.c` says in compiled lines stands beside them, in `tracer.lane_state` and
+in `tracer.compute_span`.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
-from operator import length_hint
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tracer.blame import is_ours
 from tracer.clock import monotonic_ns
-from tracer.span import SpanFlag
-from tracer.spool import WORD
+from tracer.lane_state import ERROR_HEAD, pack_core, pack_word
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import TracebackType
 
-    from _typeshed import WriteableBuffer
-
     from tracer.lane import Lane
-    from tracer.segment import OpenEntry, Segment
-
-ERROR_HEAD = int(SpanFlag.ERROR) << 16
-"""The flag in a `tracer.lane.head_word`."""
-
-pack_word = WORD.pack_into
-
-MOST = 1 << 62
-"""A number that no count reaches."""
-
-PLACE = struct.Struct("<iiiI")
-"""step, microbatch, chunk, track: what many records share."""
-
-# Native "l" and not "<q", which takes 7 ns more a number; the bytes are the same
-# wherever a long has eight bytes, and nobody trains on a big-endian machine.
-_CORE = "8s16sllll" if struct.calcsize("l") == struct.calcsize("q") else "8s16sqqqq"
-pack_core = struct.Struct(_CORE).pack_into
-"""`tracer.spool.CORE` up to commit, with neighbours packed together: head, place, start, end,
-depth, commit."""
-
+    from tracer.lane_state import OpenEntry
 
 Enter = Callable[..., None]
 Leave = Callable[..., None]
@@ -66,70 +42,9 @@ class Enterable(Protocol):
     ) -> None: ...
 
 
-def numbers(start: int, stop: int, step: int) -> Iterator[int]:
-    """Return an iterator over a `range`; who takes a number has claimed it."""
-    return iter(range(start, stop, step))
-
-
-class DropCount:
-    """What was lost for one reason."""
-
-    __slots__ = ("buffer", "numbers", "offset")
-
-    def __init__(self, buffer: WriteableBuffer, offset: int) -> None:
-        """Count from zero.
-
-        Args:
-            buffer: In which the count stands, for others to read.
-            offset: Where there, in bytes.
-        """
-        self.buffer = buffer
-        self.offset = offset
-        self.numbers = numbers(1, MOST, 1)
-        """Hands out the numbers: in one C call, so two threads never get the same one."""
-
-    @property
-    def count(self) -> int:
-        """How many were lost."""
-        return MOST - 1 - length_hint(self.numbers)
-
-    def add(self) -> None:
-        """Count one more. Of two threads the lower number may be written last."""
-        for number in self.numbers:
-            pack_word(self.buffer, self.offset, number)
-            return
-
-    def write_to(self, buffer: WriteableBuffer) -> None:
-        """Let the count stand in another buffer."""
-        self.buffer = buffer
-
-
 # What ``with`` passes, or `ExitStack`, which passes the span itself first.
 def nothing(_a: object = None, _b: object = None, _c: object = None, _d: object = None) -> None:
     """Take what a span is entered or left with, and do nothing."""
-
-
-class LaneState:
-    """What a lane and its spans share."""
-
-    __slots__ = ("chunk", "depth", "microbatch", "place", "segment", "step", "track_id")
-
-    chunk: int
-    depth: int
-    microbatch: int
-    place: bytes
-    """What spans that say nothing else belong to; see `set_place`."""
-
-    segment: Segment
-    step: int
-    track_id: int
-
-    def set_place(self, step: int, microbatch: int, chunk: int, /) -> None:
-        """Set what spans that say nothing else belong to."""
-        self.place = PLACE.pack(step, microbatch, chunk, self.track_id)  # first: it may refuse
-        self.step = step
-        self.microbatch = microbatch
-        self.chunk = chunk
 
 
 class Finder:

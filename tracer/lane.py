@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import threading
+from operator import length_hint
 from typing import TYPE_CHECKING
 
 from tracer.blame import is_ours
 from tracer.clock import monotonic_ns
-from tracer.host_span import ERROR_HEAD, PLACE, pack_core
 from tracer.hot import LaneState
-from tracer.segment import NO_SEGMENT, Segment, open_entry
+from tracer.lane_state import ERROR_HEAD, PLACE
+from tracer.segment import NO_SEGMENT, Segment
 from tracer.span import NONE
-from tracer.spool import (
-    COMM_OFFSET,
-    LAUNCH,
-    LAUNCH_OFFSET,
-    RECORD_BYTES,
-    DropReason,
-    RecordType,
-)
+from tracer.spool import DropReason, RecordType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tracer.hot import ReadySpan
+    from tracer.lane_state import OpenEntry
     from tracer.process_file import ProcessFile
     from tracer.sampling import Sampling
-    from tracer.segment import OpenEntry
     from tracer.spare import SegmentSource
-
-MAX_DEPTH = 65_535
-SPAN = int(RecordType.SPAN)
 
 
 def head_word(record_type: RecordType, *, kind: int, flags: int, name_id: int) -> int:
@@ -44,12 +35,12 @@ class Lane(LaneState):
     __slots__ = (
         "_num_in_former",
         "_process",
-        "_sampling",
         "_turning",
         "_wake",
         "number",
         "ready",
         "ready_by_name",
+        "sampling",
         "source",
     )
 
@@ -76,7 +67,7 @@ class Lane(LaneState):
 
         self.source = source
         self._process = process
-        self._sampling = sampling
+        self.sampling = sampling
         self._wake = wake
         self._turning = threading.Lock()
         self.set_place(NONE, NONE, NONE)
@@ -98,7 +89,7 @@ class Lane(LaneState):
             self.track_id if track_id is None else track_id,
         )
 
-    def append(  # noqa: PLR0913 - positional: hot, and a record has this many fields
+    def write_in_next(  # noqa: PLR0913 - as `write`
         self,
         head: int,
         start_ns: int,
@@ -106,77 +97,23 @@ class Lane(LaneState):
         place: bytes,
         launch_ns: int,
         depth: int,
-        second: bytes | None = None,
+        second: bytes | None,
     ) -> None:
-        """Write one record, or count it as dropped; a span not wanted now is passed over.
-
-        Args:
-            head: `head_word`.
-            start_ns: Begin, monotonic.
-            duration_ns: Length.
-            place: `PLACE`.
-            launch_ns: When the host issued the work, monotonic; `NONE` unknown.
-            depth: Nesting on the track.
-            second: The record's second half; None leaves it zero.
-        """
-        sampling = self._sampling
-        if sampling.active and head & 0xFF == SPAN and sampling.leaves_out(head, place):
-            return
-        self.write(head, start_ns, duration_ns, place, launch_ns, depth, second)
-
-    def write(  # noqa: PLR0913 - as `append`
-        self,
-        head: int,
-        start_ns: int,
-        duration_ns: int,
-        place: bytes,
-        launch_ns: int,
-        depth: int,
-        second: bytes | None = None,
-    ) -> None:
-        """Write one record whether or not its kind is wanted now: it was when it began."""
+        """`write` where no row is left: in the next segment, if there is one."""
         segment = self.segment
-        offset = segment.claim()
-        if offset is None:
-            # As in `ReadySpan`: what is dropped must cost no more than what is kept.
-            if self.source.spares or self.segment is not segment:
-                segment = self._turn(segment)
-                offset = segment.claim()
-            if offset is None:
-                self.lose()
-                return
-        if depth >> 16:
-            depth = self.bound(depth)
-        buffer = segment.buffer
-        if launch_ns != start_ns:
-            LAUNCH.pack_into(buffer, offset + LAUNCH_OFFSET, launch_ns)
-        if second is not None:
-            buffer[offset + COMM_OFFSET : offset + RECORD_BYTES] = second
-        pack_core(
-            buffer,
-            offset,
-            head.to_bytes(8, "little"),
-            place,
-            start_ns,
-            start_ns + duration_ns,
-            depth,
-            offset,  # the commit word, written last
-        )
+        if not length_hint(segment.rows):
+            segment = self._turn(segment)
+        if length_hint(segment.rows):
+            self.write(head, start_ns, duration_ns, place, launch_ns, depth, second)
+        else:
+            self.source.drops.add()
 
-    def bound(self, depth: int) -> int:
-        """Return a depth that a record can hold; one below zero is put right in the lane too.
-
-        A span may be left after its thread has ended, and its lane belong to another, who
-        began at zero; and spans may be entered and never left.
-        """
-        if depth < 0:
-            self.depth = 0
-            return 0
-        return MAX_DEPTH
-
-    def lose(self) -> None:
-        """Count a record for which there is no room."""
-        self.source.drops.add()
+    def open_in_first(self, start_ns: int, head: int, comm: tuple[int, int]) -> OpenEntry | None:
+        """`open` where no line is left: in the first segment, if there was none before."""
+        segment = self.segment
+        if segment is NO_SEGMENT:
+            segment = self._turn(segment)
+        return self.open(start_ns, head, comm) if segment.open_slots else None
 
     def leave_slowly(self, ready: ReadySpan, start_ns: int | None, is_error: bool) -> None:  # noqa: FBT001 - called by C too
         """Write a span that ends now where its short way cannot.
@@ -191,19 +128,6 @@ class Lane(LaneState):
             return
         head = ready.head | ERROR_HEAD if is_error else ready.head
         self.write(head, start_ns, end_ns - start_ns, ready.place, start_ns, self.depth)
-
-    def open(self, start_ns: int, head: int, comm: tuple[int, int] = (0, NONE)) -> OpenEntry | None:
-        """Show a begun span to whoever looks at the process from outside.
-
-        Args:
-            start_ns: Begin, monotonic.
-            head: `head_word` of the span.
-            comm: Group id and seq.
-        """
-        segment = self.segment
-        if segment is NO_SEGMENT:
-            segment = self._turn(segment)
-        return open_entry(segment, start_ns, head >> 32, self.step, (head >> 8) & 0xFF, comm)
 
     def swallow(self, problem: BaseException) -> None:
         """Count an error of the tracer's own; hand on one that is the job's.

@@ -149,7 +149,7 @@ class Sampling:
 
         Args:
             head: `tracer.lane.head_word`.
-            place: `tracer.host_span.PLACE`.
+            place: `tracer.lane_state.PLACE`.
         """
         left_out = self._by_step.get(_STEP.unpack_from(place)[0], self.left_out)
         return bool(left_out >> ((head >> 8) & 0xFF) & 1)

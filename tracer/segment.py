@@ -11,7 +11,6 @@ from tracer.hot import numbers
 from tracer.process_file import map_file, private_memory
 from tracer.spool import (
     HEADER_BYTES,
-    OPEN_ENTRY,
     OPEN_ENTRY_BYTES,
     OPEN_TABLE_OFFSET,
     RECORD_BYTES,
@@ -31,7 +30,6 @@ LANE_OFFSET = struct.calcsize("<8sIIIII")
 """Where `IDENTITY` holds the lane, which is known only once a lane takes the segment."""
 
 LANE = struct.Struct("<I")
-START = struct.Struct("<q")
 PAGE_BYTES = 4096
 
 MIN_SEGMENT_BYTES = HEADER_BYTES + RECORD_BYTES
@@ -71,12 +69,6 @@ class Segment:
         """Note which lane writes here."""
         LANE.pack_into(self.buffer, LANE_OFFSET, lane)
 
-    def claim(self) -> int | None:
-        """Take a row: its offset; None where there is none left."""
-        for offset in self.rows:
-            return offset
-        return None
-
     def num_claimed(self) -> int:
         """Return how many rows were taken."""
         return self.capacity - length_hint(self.rows)
@@ -88,54 +80,6 @@ class Segment:
     def detach(self) -> None:
         """Write to private memory from now on: after a fork the file is the parent's alone."""
         self.buffer = private_memory(HEADER_BYTES + self.capacity * RECORD_BYTES)
-
-
-class OpenEntry:
-    """A line of the open table: something that has begun and not ended."""
-
-    __slots__ = ("_segment", "_slot")
-
-    def __init__(self, segment: Segment, slot: int) -> None:
-        self._segment = segment
-        self._slot = slot
-
-    def close(self) -> None:
-        """Free the line."""
-        segment, slot = self._segment, self._slot
-        START.pack_into(segment.buffer, slot, 0)
-        segment.open_slots.append(slot)
-
-
-def open_entry(
-    segment: Segment, start_ns: int, name_id: int, step: int, kind: int, comm: tuple[int, int]
-) -> OpenEntry | None:
-    """Show a begun span in the segment's open table; None where the table is full.
-
-    Args:
-        segment: Where the lane writes now. The line stays there if the lane moves on.
-        start_ns: Begin, monotonic.
-        name_id: Interned name.
-        step: Optimizer step or `NONE`.
-        kind: Kind code.
-        comm: Group id and seq; ``(0, NONE)`` where the span is no communication.
-    """
-    try:
-        slot = segment.open_slots.pop()
-    except IndexError:
-        return None
-    OPEN_ENTRY.pack_into(
-        segment.buffer,
-        slot,
-        start_ns,
-        comm[0],
-        comm[1],
-        name_id,
-        step,
-        kind,
-        0,
-        start_ns,
-    )
-    return OpenEntry(segment, slot)
 
 
 def segment_capacity(num_bytes: int) -> int:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from tracer.host_span import ReadySpan
     from tracer.lane import Lane
-    from tracer.segment import OpenEntry
+    from tracer.lane_state import OpenEntry
 
 SHOW_AFTER_NS = 200_000_000
 """A shorter span explains no hang, and showing it would cost more than recording it."""

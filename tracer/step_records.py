@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracer.clock import monotonic_ns
-from tracer.host_span import PLACE
 from tracer.lane import head_word
+from tracer.lane_state import PLACE
 from tracer.memory import peak_memory_bytes
 from tracer.span import NONE, SpanFlag
 from tracer.spool import MICROBATCH, STEP, RecordType

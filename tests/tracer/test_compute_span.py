@@ -130,7 +130,7 @@ def test_what_a_handler_raises_as_it_ends_reaches_the_job_and_leaves_all_in_plac
     span: Any = forward(compute)
     span.__enter__()
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr("tracer.lane.Lane.write", interrupted)
+        meanwhile.setattr("tracer.lane.Lane.write_in_next", interrupted)
         with pytest.raises(raised):
             span.__exit__(None, None, None)
     lane = recorder.lane()

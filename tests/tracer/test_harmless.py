@@ -63,7 +63,7 @@ def test_a_compute_span_that_cannot_be_shown_leaves_its_lane_at_its_level(
     compute = Compute(recorder)
     recorder.lane().segment.open_slots.clear()  # so that the compiled lines ask Python
     with monkeypatch.context() as broken:
-        broken.setattr("tracer.lane.Lane.open", fails)
+        broken.setattr("tracer.lane.Lane.open_in_first", fails)
         with compute.span("forward", SpanKind.FORWARD, microbatch=0, chunk=0):
             pass
     depth, place = recorder.lane().depth, recorder.lane().microbatch
@@ -83,7 +83,7 @@ def test_a_handler_that_raises_as_a_compute_span_begins_leaves_its_lane_at_its_l
     compute = Compute(recorder)
     recorder.lane().segment.open_slots.clear()  # so that the compiled lines ask Python
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr("tracer.lane.Lane.open", interrupted)
+        meanwhile.setattr("tracer.lane.Lane.open_in_first", interrupted)
         with pytest.raises(AlarmError):
             compute.span("forward", SpanKind.FORWARD, microbatch=0, chunk=0).__enter__()
     with compute.span("forward", SpanKind.FORWARD, microbatch=1, chunk=0):

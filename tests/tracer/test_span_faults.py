@@ -344,6 +344,7 @@ def test_an_error_of_the_tracers_own_is_counted_and_reaches_nobody(
     broken.__code__ = broken.__code__.replace(co_filename=tracer.__file__)
     tracer.begin_steps()
     monkeypatch.setattr("tracer.lane.Lane.write", broken)
+    monkeypatch.setattr("tracer.lane.Lane.append", broken)
     monkeypatch.setattr("tracer.lanes.Lanes.span", broken)
     tracer.step(tokens=3)
     tracer.microbatch(0)

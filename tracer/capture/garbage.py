@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tracer.clock import monotonic_ns
-from tracer.host_span import PLACE
+from tracer.lane_state import PLACE
 from tracer.span import NONE, SpanKind
 
 if TYPE_CHECKING:

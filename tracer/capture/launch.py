@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from tracer.clock import monotonic_ns
 from tracer.device.communication import DeviceComm, Writer
-from tracer.host_span import PLACE
 from tracer.lane import head_word
+from tracer.lane_state import PLACE
 from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 from tracer.spool import COMM, HAS_COMM, RecordType
 
 if TYPE_CHECKING:
     from tracer.capture.group import CommGroup
     from tracer.device.comm_stream import Bounds, CommStream
+    from tracer.lane_state import OpenEntry
     from tracer.recorder import Recorder
-    from tracer.segment import OpenEntry
 
 WAIT_CODE = KIND_CODES[SpanKind.WAIT]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tracer.capture.spanned import spanned
 from tracer.clock import monotonic_ns
-from tracer.host_span import PLACE
+from tracer.lane_state import PLACE
 from tracer.span import NONE, SpanKind
 
 if TYPE_CHECKING:

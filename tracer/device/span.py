@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from tracer.device.mark import Mark
     from tracer.host_span import HostSpan
+    from tracer.lane_state import OpenEntry
     from tracer.recorder import Recorder
-    from tracer.segment import OpenEntry
     from tracer.span import SpanKind
 
 ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
