@@ -48,18 +48,41 @@ typedef struct {
     int64_t check;
 } OpenLine;
 
+/* `tracer.spool.COMM`: the second half of a communication's record, and of its wait's. */
+typedef struct {
+    uint64_t group_id;
+    int64_t seq;
+    int32_t src_rank;
+    int32_t dst_rank;
+    int64_t num_bytes;
+    int64_t interval_id;
+    char unused[24];
+} Comm;
+
+
 #define NONE (-1)                /* `tracer.span.NONE` */
 #define MAX_DEPTH 65535          /* `tracer.lane_state.MAX_DEPTH` */
-#define ERROR_HEAD (64ULL << 16) /* `tracer.lane_state.ERROR_HEAD` */
+#define ERROR_HEAD MOVED_BY(64)  /* `tracer.lane_state.ERROR_HEAD` */
 #define PLACE_BYTES ((Py_ssize_t)sizeof(Place))
 #define RECORD_BYTES 128         /* `tracer.spool.RECORD_BYTES` */
 #define LAUNCH_OFFSET 56         /* `tracer.spool.LAUNCH_OFFSET` */
 #define SECOND_OFFSET 64         /* `tracer.spool.COMM_OFFSET`; to the end of the record */
+#define SECOND_BYTES (RECORD_BYTES - SECOND_OFFSET)
 #define SPAN 1                   /* `tracer.spool.RecordType.SPAN` */
+#define HAS_COMM (1U << 15)      /* `tracer.spool.HAS_COMM` */
+#define BLOCKED_NS 50000         /* `tracer.host_launch.BLOCKED_NS` */
+
+/* `tracer.span.SpanFlag`. */
+#define ASYNC 1U
+#define HOST_CLOCK 16U
+#define END_BOUND 128U
+
+#define MOVED_BY(flags) ((uint64_t)(flags) << 16) /* to where a head has them */
 
 /* Names of attributes, interned once. */
 static PyObject *s_rows, *s_buffer, *s_source, *s_spares, *s_drops, *s_swallow, *s_leave_slowly,
-    *s_ready, *s_open_slots, *s_pop, *s_append, *s_sampling, *s_active, *s_leaves_out, *s_yes,
+    *s_ready, *s_open_slots, *s_pop, *s_append, *s_sampling, *s_active, *s_comm_lane,
+    *s_group_id, *s_track_id, *s_give_back, *s_yes,
     *s_step_number;
 
 static int64_t
@@ -302,22 +325,27 @@ take_next(PyObject *iterator, int64_t *number)
     return *number == -1 && PyErr_Occurred() ? -1 : 1;
 }
 
+/* The bytes of a place, or NULL with an error. */
+static const char *
+read_place(PyObject *place)
+{
+    if (place != NULL && PyBytes_Check(place) && PyBytes_GET_SIZE(place) == PLACE_BYTES) {
+        return PyBytes_AS_STRING(place);
+    }
+    PyErr_SetString(PyExc_TypeError, "a place is not 16 bytes");
+    return NULL;
+}
+
 /* Write a record: 1; where the segment is full: 0; an error: -1. `second` may be NULL. */
 static int
-write_record(LaneState *lane, uint64_t head, PyObject *place, int64_t start_ns, int64_t end_ns,
-             long depth, int64_t launch_ns, PyObject *second)
+write_record(LaneState *lane, uint64_t head, const char *place, int64_t start_ns, int64_t end_ns,
+             long depth, int64_t launch_ns, const void *second)
 {
+    if (place == NULL) {
+        return -1;
+    }
     if (lane->rows == NULL) {
         return 0;
-    }
-    if (place == NULL || !PyBytes_Check(place) || PyBytes_GET_SIZE(place) != PLACE_BYTES) {
-        PyErr_SetString(PyExc_TypeError, "a place is not 16 bytes");
-        return -1;
-    }
-    if (second != NULL &&
-        (!PyBytes_Check(second) || PyBytes_GET_SIZE(second) != RECORD_BYTES - SECOND_OFFSET)) {
-        PyErr_SetString(PyExc_TypeError, "the second half of a record is not 64 bytes");
-        return -1;
     }
     int64_t offset;
     int status = take_next(lane->rows, &offset);
@@ -335,13 +363,13 @@ write_record(LaneState *lane, uint64_t head, PyObject *place, int64_t start_ns, 
         depth = MAX_DEPTH;
     }
     Core core = {.head = head, .start_ns = start_ns, .end_ns = end_ns, .depth = depth};
-    memcpy(core.place, PyBytes_AS_STRING(place), PLACE_BYTES);
+    memcpy(core.place, place, PLACE_BYTES);
     char *row = (char *)lane->buffer.buf + offset;
     if (launch_ns != start_ns) {
         memcpy(row + LAUNCH_OFFSET, &launch_ns, sizeof(launch_ns));
     }
     if (second != NULL) {
-        memcpy(row + SECOND_OFFSET, PyBytes_AS_STRING(second), RECORD_BYTES - SECOND_OFFSET);
+        memcpy(row + SECOND_OFFSET, second, SECOND_BYTES);
     }
     memcpy(row, &core, offsetof(Core, commit));
     store_last(row + offsetof(Core, commit), offset);
@@ -386,8 +414,8 @@ count_drop_of(LaneState *lane)
 
 /* Write a record, in the next segment where this one is full; or count it as lost: 0 or -1. */
 static int
-put_record(LaneState *lane, uint64_t head, PyObject *place, int64_t start_ns, int64_t end_ns,
-           long depth, int64_t launch_ns, PyObject *second)
+put_record(LaneState *lane, uint64_t head, const char *place, int64_t start_ns, int64_t end_ns,
+           long depth, int64_t launch_ns, const void *second)
 {
     if (depth < 0) { /* the lane is another thread's by now, who began anew */
         lane->depth = depth = 0;
@@ -397,55 +425,64 @@ put_record(LaneState *lane, uint64_t head, PyObject *place, int64_t start_ns, in
         status = count_drop_of(lane);
     }
     if (status == 0) {
-        PyObject *done = PyObject_CallMethod((PyObject *)lane, "write_in_next", "KLLOLlO", head,
-                                             start_ns, end_ns - start_ns, place, launch_ns, depth,
-                                             second == NULL ? Py_None : second);
+        PyObject *done = PyObject_CallMethod((PyObject *)lane, "write_in_next", "KLLy#Lly#", head,
+                                             start_ns, end_ns - start_ns, place, PLACE_BYTES,
+                                             launch_ns, depth, second, (Py_ssize_t)SECOND_BYTES);
         status = done == NULL ? -1 : 0;
         Py_XDECREF(done);
     }
     return status < 0 ? -1 : 0;
 }
 
-/* Whether a record is one of a span that is not wanted: -1 is an error. */
+/* Whether a record is one of a span that is not wanted: 1, 0, or -1. */
 static int
-is_left_out(LaneState *lane, PyObject *head, PyObject *place)
+is_left_out(LaneState *lane, uint64_t head, const char *place)
 {
     PyObject *sampling = PyObject_GetAttr((PyObject *)lane, s_sampling);
     PyObject *active = sampling == NULL ? NULL : PyObject_GetAttr(sampling, s_active);
     int status = active == NULL ? -1 : PyObject_IsTrue(active);
     if (status == 1) {
-        uint64_t word = PyLong_AsUnsignedLongLongMask(head);
-        if (PyErr_Occurred()) {
-            status = -1;
-        } else if ((word & 0xFF) != SPAN) {
-            status = 0;
-        } else {
-            PyObject *answer =
-                PyObject_CallMethodObjArgs(sampling, s_leaves_out, head, place, NULL);
-            status = answer == NULL ? -1 : PyObject_IsTrue(answer);
-            Py_XDECREF(answer);
-        }
+        PyObject *answer = (head & 0xFF) != SPAN
+                               ? Py_NewRef(Py_False)
+                               : PyObject_CallMethod(sampling, "leaves_out", "Ky#", head, place,
+                                                     PLACE_BYTES);
+        status = answer == NULL ? -1 : PyObject_IsTrue(answer);
+        Py_XDECREF(answer);
     }
     Py_XDECREF(sampling);
     Py_XDECREF(active);
     return status;
 }
 
-/* `write` with its arguments, in the order of `tracer.lane_state.LaneState.write`. */
+/* `put_record`, but for a span that is not wanted: 0 or -1. */
+static int
+append_record(LaneState *lane, uint64_t head, const char *place, int64_t start_ns, int64_t end_ns,
+              long depth, int64_t launch_ns, const void *second)
+{
+    int left_out = place == NULL ? -1 : is_left_out(lane, head, place);
+    if (left_out) {
+        return left_out < 0 ? -1 : 0;
+    }
+    return put_record(lane, head, place, start_ns, end_ns, depth, launch_ns, second);
+}
+
+typedef int (*WayToWrite)(LaneState *, uint64_t, const char *, int64_t, int64_t, long, int64_t,
+                          const void *);
+
+/* Write by the arguments of `tracer.lane_state.LaneState.write`. */
 static PyObject *
-lane_write(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
+write_by(WayToWrite way, LaneState *self, PyObject *const *args, Py_ssize_t num_args)
 {
     if (num_args != 6 && num_args != 7) {
-        PyErr_SetString(PyExc_TypeError, "write takes head, start, duration, place, launch, depth"
-                                         " and maybe the second half");
+        PyErr_SetString(PyExc_TypeError, "a record is of head, start, duration, place, launch,"
+                                         " depth and maybe a second half");
         return NULL;
     }
     uint64_t head = PyLong_AsUnsignedLongLong(args[0]);
     int64_t start_ns = PyLong_AsLongLong(args[1]), duration_ns = PyLong_AsLongLong(args[2]);
-    int64_t launch_ns = PyLong_AsLongLong(args[4]);
+    int64_t launch_ns = PyLong_AsLongLong(args[4]), end_ns;
     long depth = PyLong_AsLong(args[5]);
     PyObject *second = num_args == 7 && args[6] != Py_None ? args[6] : NULL;
-    int64_t end_ns;
     if (PyErr_Occurred()) {
         return NULL;
     }
@@ -453,23 +490,27 @@ lane_write(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
         PyErr_SetString(PyExc_OverflowError, "a span ends past the end of time");
         return NULL;
     }
-    if (put_record(self, head, args[3], start_ns, end_ns, depth, launch_ns, second) < 0) {
+    if (second != NULL && (!PyBytes_Check(second) || PyBytes_GET_SIZE(second) != SECOND_BYTES)) {
+        PyErr_SetString(PyExc_TypeError, "the second half of a record is not 64 bytes");
+        return NULL;
+    }
+    const char *half = second == NULL ? NULL : PyBytes_AS_STRING(second);
+    if (way(self, head, read_place(args[3]), start_ns, end_ns, depth, launch_ns, half) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
 }
 
 static PyObject *
+lane_write(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    return write_by(put_record, self, args, num_args);
+}
+
+static PyObject *
 lane_append(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
 {
-    int left_out = num_args < 4 ? 0 : is_left_out(self, args[0], args[3]);
-    if (left_out < 0) {
-        return NULL;
-    }
-    if (left_out) {
-        Py_RETURN_NONE;
-    }
-    return lane_write(self, args, num_args);
+    return write_by(append_record, self, args, num_args);
 }
 
 /* -- OpenEntry: a line of the open table --------------------------------------------------- */
@@ -830,8 +871,8 @@ span_leave(ReadySpan *self, PyObject *const *args, Py_ssize_t num_args)
     if (!in_error) {
         /* Without a clock read for a record that nothing can hold. */
         int status = lane->rows == NULL ? 0
-                                        : write_record(lane, self->head, self->place, start_ns,
-                                                       now_ns(), depth, start_ns, NULL);
+                                        : write_record(lane, self->head, read_place(self->place),
+                                                       start_ns, now_ns(), depth, start_ns, NULL);
         if (status == 0) {
             status = count_drop(self->source, self->spares);
         }
@@ -1036,7 +1077,8 @@ end_compute(ComputeSpan *self, int in_error)
     uint64_t head = in_error ? self->head | ERROR_HEAD : self->head;
     long depth = one_less_deep(lane);
     self->in_use = 0;
-    return put_record(lane, head, self->place, self->start_ns, end_ns, depth, self->start_ns, NULL);
+    return put_record(lane, head, read_place(self->place), self->start_ns, end_ns, depth,
+                      self->start_ns, NULL);
 }
 
 /* Let what follows belong to the step alone: 0 or -1. */
@@ -1164,6 +1206,352 @@ make_compute_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t
     self->in_use = 0;
     return (PyObject *)self;
 }
+
+/* -- HostLaunch: a communication, as the host's clock sees it ------------------------------ */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *recorder;
+    PyObject *group;
+    PyObject *device; /* marks on its device; None or NULL where it has none */
+    PyObject *entry;  /* its line in the open table; None or NULL where it has none */
+    LaneState *lane;  /* that of all communications */
+    uint64_t head;
+    uint64_t wait_head;
+    int64_t start_ns;
+    int64_t end_ns;
+    unsigned long thread_id;
+    Place place;
+    Comm comm;
+    unsigned int flags;
+    char is_over;
+    char has_end;
+    char on_device;
+    char is_lost;
+    char is_collective;
+} HostLaunch;
+
+/* Read an attribute of a number of eight bytes: 0 or -1. */
+static int
+read_attribute(PyObject *owner, PyObject *name, uint64_t *into)
+{
+    PyObject *number = PyObject_GetAttr(owner, name);
+    if (number == NULL) {
+        return -1;
+    }
+    *into = PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *
+launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *recorder, *group;
+    LaneState *caller;
+    Comm comm = {0};
+    long long seq, num_bytes, interval_id;
+    unsigned long long head, wait_head;
+    unsigned int flags;
+    if (kwargs != NULL && PyDict_GET_SIZE(kwargs)) {
+        PyErr_SetString(PyExc_TypeError, "a launch takes no keywords");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "OOO!(LiiLL)(KK)I:HostLaunch", &recorder, &group, &LaneStateType,
+                          &caller, &seq, &comm.src_rank, &comm.dst_rank, &num_bytes, &interval_id,
+                          &head, &wait_head, &flags)) {
+        return NULL;
+    }
+    comm.seq = seq;
+    comm.num_bytes = num_bytes;
+    comm.interval_id = interval_id;
+    uint64_t track_id;
+    if (read_attribute(group, s_group_id, &comm.group_id) < 0 ||
+        read_attribute(group, s_track_id, &track_id) < 0) {
+        return NULL;
+    }
+    if (track_id > UINT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "a track does not fit into four bytes");
+        return NULL;
+    }
+    PyObject *lane = PyObject_GetAttr(recorder, s_comm_lane);
+    if (lane == NULL || !PyObject_TypeCheck(lane, &LaneStateType)) {
+        if (lane != NULL) {
+            PyErr_SetString(PyExc_TypeError, "the lane of communications is none");
+        }
+        Py_XDECREF(lane);
+        return NULL;
+    }
+    HostLaunch *self = (HostLaunch *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        Py_DECREF(lane);
+        return NULL;
+    }
+    self->recorder = Py_NewRef(recorder);
+    self->group = Py_NewRef(group);
+    self->lane = (LaneState *)lane;
+    self->head = head;
+    self->wait_head = wait_head;
+    self->flags = flags;
+    self->comm = comm;
+    self->is_collective = comm.dst_rank == NONE;
+    self->place = caller->at;
+    self->place.track_id = (uint32_t)track_id;
+    self->thread_id = PyThread_get_thread_ident();
+    self->start_ns = now_ns();
+    return (PyObject *)self;
+}
+
+/* Take it off the open table: 0 or -1. */
+static int
+hide_launch(HostLaunch *self)
+{
+    PyObject *entry = self->entry;
+    self->entry = NULL;
+    int status = entry != NULL && Py_IS_TYPE(entry, &OpenEntryType)
+                     ? close_entry((OpenEntry *)entry)
+                     : 0;
+    Py_XDECREF(entry);
+    return status;
+}
+
+/* Write its record, once: 0 or -1. */
+static int
+end_launch(HostLaunch *self, int64_t end_ns, unsigned int flags)
+{
+    if (self->is_over) {
+        return 0;
+    }
+    self->is_over = self->has_end = 1;
+    self->end_ns = end_ns;
+    if (self->device != NULL && self->device != Py_None) {
+        PyObject *done = PyObject_CallMethodNoArgs(self->device, s_give_back);
+        if (done == NULL) {
+            return -1;
+        }
+        Py_DECREF(done);
+    }
+    uint64_t head = self->head | MOVED_BY(self->flags | flags | HAS_COMM);
+    if (append_record(self->lane, head, (char *)&self->place, self->start_ns, end_ns, 0,
+                      self->start_ns, &self->comm) < 0) {
+        return -1;
+    }
+    return hide_launch(self);
+}
+
+/* Write the span of a thread that was blocked on it: 0 or -1. */
+static int
+end_wait(HostLaunch *self, LaneState *lane, int64_t start_ns, int64_t end_ns, unsigned int flags)
+{
+    uint64_t head = self->wait_head | MOVED_BY(HOST_CLOCK | flags | HAS_COMM);
+    return append_record(lane, head, read_place(lane->place), start_ns, end_ns, lane->depth,
+                         start_ns, &self->comm);
+}
+
+static PyObject *
+launch_end(HostLaunch *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    if (num_args != 1 && num_args != 2) {
+        PyErr_SetString(PyExc_TypeError, "an end is a moment and maybe flags");
+        return NULL;
+    }
+    int64_t end_ns = PyLong_AsLongLong(args[0]);
+    unsigned long flags = num_args == 2 ? PyLong_AsUnsignedLong(args[1]) : 0;
+    if (PyErr_Occurred() || end_launch(self, end_ns, (unsigned int)flags) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+launch_waited(HostLaunch *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    if (num_args != 4 || !PyObject_TypeCheck(args[0], &LaneStateType)) {
+        PyErr_SetString(PyExc_TypeError, "a wait is of a lane, its begin, its end and flags");
+        return NULL;
+    }
+    LaneState *lane = (LaneState *)args[0];
+    int64_t start_ns = PyLong_AsLongLong(args[1]), end_ns = PyLong_AsLongLong(args[2]);
+    unsigned long given = PyLong_AsUnsignedLong(args[3]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    unsigned int flags = (unsigned int)given, bound = 0;
+    if (!self->has_end) {
+        bound = end_ns - start_ns < BLOCKED_NS && self->flags & ASYNC ? END_BOUND : 0;
+        if (end_launch(self, end_ns, flags | bound) < 0) {
+            return NULL;
+        }
+    }
+    if (end_wait(self, lane, start_ns, end_ns, flags) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+launch_returned(HostLaunch *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    if (num_args != 2 || !PyObject_TypeCheck(args[0], &LaneStateType)) {
+        PyErr_SetString(PyExc_TypeError, "a return is of a lane and its moment");
+        return NULL;
+    }
+    int64_t end_ns = PyLong_AsLongLong(args[1]);
+    if (PyErr_Occurred() || end_launch(self, end_ns, 0) < 0 ||
+        end_wait(self, (LaneState *)args[0], self->start_ns, end_ns, 0) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+launch_show(HostLaunch *self, PyObject *Py_UNUSED(ignored))
+{
+    if (!self->is_lost) {
+        PyObject *entry = open_entry(self->lane, self->start_ns, self->head, self->comm.group_id,
+                                     self->comm.seq);
+        if (entry == NULL) {
+            return NULL;
+        }
+        Py_XSETREF(self->entry, entry);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+launch_hide(HostLaunch *self, PyObject *Py_UNUSED(ignored))
+{
+    if (hide_launch(self) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+launch_claim(HostLaunch *self, PyObject *Py_UNUSED(ignored))
+{
+    int was_over = self->is_over;
+    self->is_over = 1;
+    return PyBool_FromLong(!was_over);
+}
+
+static PyObject *
+launch_came_from(HostLaunch *self, PyObject *args)
+{
+    int src_rank;
+    long long seq;
+    if (!PyArg_ParseTuple(args, "iL:came_from", &src_rank, &seq)) {
+        return NULL;
+    }
+    self->comm.src_rank = src_rank;
+    self->comm.seq = seq;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+launch_get_end(HostLaunch *self, void *Py_UNUSED(closure))
+{
+    if (!self->has_end) {
+        Py_RETURN_NONE;
+    }
+    return PyLong_FromLongLong(self->end_ns);
+}
+
+static PyObject *
+launch_get_place(HostLaunch *self, void *Py_UNUSED(closure))
+{
+    return PyBytes_FromStringAndSize((char *)&self->place, sizeof(self->place));
+}
+
+static PyObject *
+launch_get_second(HostLaunch *self, void *Py_UNUSED(closure))
+{
+    return PyBytes_FromStringAndSize((char *)&self->comm, sizeof(self->comm));
+}
+
+static int
+launch_traverse(HostLaunch *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->recorder);
+    Py_VISIT(self->group);
+    Py_VISIT(self->device);
+    Py_VISIT(self->lane);
+    return 0;
+}
+
+/* Its lane stays: what ends it may come after the collector. Other cycles go through these. */
+static int
+launch_clear(HostLaunch *self)
+{
+    Py_CLEAR(self->recorder);
+    Py_CLEAR(self->group);
+    Py_CLEAR(self->device);
+    return 0;
+}
+
+static void
+launch_dealloc(HostLaunch *self)
+{
+    PyObject_GC_UnTrack(self);
+    launch_clear(self);
+    Py_XDECREF(self->entry);
+    Py_XDECREF(self->lane);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef launch_methods[] = {
+    {"end", (PyCFunction)(void (*)(void))launch_end, METH_FASTCALL,
+     "Write the communication's span by the host's clock, once."},
+    {"waited_on_host", (PyCFunction)(void (*)(void))launch_waited, METH_FASTCALL,
+     "Note that a thread was blocked on this over the interval."},
+    {"returned_on_host", (PyCFunction)(void (*)(void))launch_returned, METH_FASTCALL,
+     "Note that the call has returned, which waited by itself."},
+    {"show", (PyCFunction)launch_show, METH_NOARGS, "Put the communication into the open table."},
+    {"hide", (PyCFunction)launch_hide, METH_NOARGS, "Take it off the open table."},
+    {"claim", (PyCFunction)launch_claim, METH_NOARGS,
+     "Return whether the caller is the one to write the record."},
+    {"came_from", (PyCFunction)launch_came_from, METH_VARARGS,
+     "Say from whom a receive from any source came, and which of that pair's it is."},
+    {NULL},
+};
+
+static PyMemberDef launch_members[] = {
+    {"recorder", T_OBJECT_EX, offsetof(HostLaunch, recorder), READONLY, NULL},
+    {"group", T_OBJECT_EX, offsetof(HostLaunch, group), READONLY, NULL},
+    {"device", T_OBJECT, offsetof(HostLaunch, device), 0, NULL},
+    {"head", T_ULONGLONG, offsetof(HostLaunch, head), READONLY, NULL},
+    {"wait_head", T_ULONGLONG, offsetof(HostLaunch, wait_head), READONLY, NULL},
+    {"start_ns", T_LONGLONG, offsetof(HostLaunch, start_ns), READONLY, NULL},
+    {"seq", T_LONGLONG, offsetof(HostLaunch, comm.seq), READONLY, NULL},
+    {"thread_id", T_ULONG, offsetof(HostLaunch, thread_id), READONLY, NULL},
+    {"flags", T_UINT, offsetof(HostLaunch, flags), READONLY, NULL},
+    {"on_device", T_BOOL, offsetof(HostLaunch, on_device), 0, NULL},
+    {"is_lost", T_BOOL, offsetof(HostLaunch, is_lost), 0, NULL},
+    {"is_collective", T_BOOL, offsetof(HostLaunch, is_collective), READONLY, NULL},
+    {NULL},
+};
+
+static PyGetSetDef launch_getset[] = {
+    {"end_ns", (getter)launch_get_end, NULL, "End, monotonic; None while nobody knows it.", NULL},
+    {"place", (getter)launch_get_place, NULL, "Where it belongs.", NULL},
+    {"second", (getter)launch_get_second, NULL, "Second half of its record.", NULL},
+    {NULL},
+};
+
+static PyTypeObject HostLaunchType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "tracer._hot.HostLaunch",
+    .tp_doc = "A communication that this rank has entered, as the host's clock sees it.",
+    .tp_basicsize = sizeof(HostLaunch),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = launch_new,
+    .tp_dealloc = (destructor)launch_dealloc,
+    .tp_traverse = (traverseproc)launch_traverse,
+    .tp_clear = (inquiry)launch_clear,
+    .tp_methods = launch_methods,
+    .tp_members = launch_members,
+    .tp_getset = launch_getset,
+};
 
 /* -- Door: how `with` finds what enters and leaves a span, without making a bound method --- */
 
@@ -1396,7 +1784,10 @@ intern_names(void)
         {&s_append, "append"},
         {&s_sampling, "sampling"},
         {&s_active, "active"},
-        {&s_leaves_out, "leaves_out"},
+        {&s_comm_lane, "comm_lane"},
+        {&s_group_id, "group_id"},
+        {&s_track_id, "track_id"},
+        {&s_give_back, "give_back"},
         {&s_yes, "yes"},
         {&s_step_number, "step_number"},
     };
@@ -1420,7 +1811,7 @@ PyInit__hot(void)
     return NULL;
 #else
     static PyTypeObject *const types[] = {&NumbersType, &DropCountType, &LaneStateType,
-                                          &ReadySpanType, &FinderType};
+                                          &ReadySpanType, &FinderType, &HostLaunchType};
     if (intern_names() < 0 || PyType_Ready(&DoorType) < 0 ||
         PyType_Ready(&OpenEntryType) < 0 || PyType_Ready(&ComputeSpanType) < 0) {
         return NULL;

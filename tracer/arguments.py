@@ -80,6 +80,6 @@ def plain_loss(loss: object) -> float | None:
         number = plain_int(loss)
         return None if number is None else float(number)
     tensor: Any = loss
-    if tensor.device.type != "cpu" or tensor.numel() != 1:
+    if not tensor.is_cpu or tensor.numel() != 1 or tensor.is_complex():
         return None
-    return float(tensor.detach())
+    return float(tensor.item())

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TICK_S = 0.5
-"""How often work is looked for unasked; also how long a full disk is left alone."""
+"""How often work is looked for unasked."""
 
 MAX_LINES = 4096
 GOODBYE_S = 2.0

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from tracer.lane import Lane
     from tracer.lane_state import OpenEntry
+    from tracer.protocol import SpanContext
     from tracer.recorder import Recorder
 
 
@@ -25,6 +26,9 @@ class Inside(threading.local):
 
     place: tuple[int, int] | None = None
     """Micro-batch and chunk of what it does next, where somebody knows; else they are counted."""
+
+    forward: tuple[object, SpanContext] | None = None
+    """The root module whose forward is recorded, and its span."""
 
 
 class ComputeSpan:

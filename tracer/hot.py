@@ -2,7 +2,8 @@
 
 `tracer/_hot.c` is built while the package is installed, where there is a C compiler. Without one,
 without the GIL, or with ``RANKSCOPE_PURE_PYTHON=1`` the same is done by `tracer.host_span`,
-`tracer.lane_state` and `tracer.compute_span`, and a span takes about four times the time.
+`tracer.lane_state`, `tracer.compute_span` and `tracer.host_launch`, and a span takes about four
+times the time.
 """
 
 from __future__ import annotations
@@ -15,17 +16,27 @@ from tracer.host_span import enterable
 
 if TYPE_CHECKING:
     from tracer.compute_span import compute_span
+    from tracer.host_launch import HostLaunch
     from tracer.host_span import Finder, ReadySpan, nothing
     from tracer.lane import Lane
     from tracer.lane_state import DropCount, LaneState, numbers
 else:
     from tracer.compute_span import compute_span
+    from tracer.host_launch import HostLaunch
     from tracer.host_span import Finder, ReadySpan, nothing
     from tracer.lane_state import DropCount, LaneState, numbers
 
     if os.environ.get("RANKSCOPE_PURE_PYTHON", "0") in {"", "0"}:
         with contextlib.suppress(ImportError):
-            from tracer._hot import DropCount, Finder, LaneState, ReadySpan, compute_span, nothing
+            from tracer._hot import (
+                DropCount,
+                Finder,
+                HostLaunch,
+                LaneState,
+                ReadySpan,
+                compute_span,
+                nothing,
+            )
             from tracer._hot import Numbers as numbers  # noqa: N813 - a function in Python
 
 IS_COMPILED = ReadySpan.__module__ == "tracer._hot"
@@ -35,6 +46,7 @@ __all__ = [
     "IS_COMPILED",
     "DropCount",
     "Finder",
+    "HostLaunch",
     "LaneState",
     "ReadySpan",
     "compute_span",

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tracer.clock import monotonic_ns
 from tracer.segment import MIN_SEGMENT_BYTES, NO_SEGMENT, Segment, segment_capacity
 from tracer.spool import HEADER_BYTES, RECORD_BYTES, DropReason, SpoolIdentity
 
@@ -29,6 +30,10 @@ READY_STARTERS = 4
 
 MIN_BUDGET_IN_STARTERS = 64
 """Where the spool may hold less than so many, lanes begin in whole segments."""
+
+REFUSED_NS = 2_000_000_000
+"""How long a disk is left alone that has just refused a segment: asking costs a third of a
+millisecond of the processor, which the training may want."""
 
 PAGES_AT_ONCE = 32
 """About 0.15 ms; after that the training thread, which may have waited, goes first."""
@@ -82,6 +87,7 @@ class SegmentSource:
         self._retired: deque[Segment] = deque()
         self._on_disk: list[tuple[Path, int]] = []
         self._closed = False
+        self._refused_until_ns = 0
         self._on_full: Callable[[str], None] | None = on_full
         self.drops = process.drops[DropReason.NO_SEGMENT]
         """Counts what is lost where `take` has nothing: not ready yet, or no room."""
@@ -110,7 +116,8 @@ class SegmentSource:
 
     def is_short(self) -> bool:
         """Return whether `replenish` has something to do."""
-        return not self._closed and (not self.spares or self._lacks_starter())
+        is_short = not self._closed and (not self.spares or self._lacks_starter())
+        return is_short and not self._is_refused()
 
     def replenish(self) -> None:
         """Make what is missing, where there is room. File I/O: never on a training thread."""
@@ -140,8 +147,13 @@ class SegmentSource:
     def _lacks_starter(self) -> bool:
         return self._has_starters and len(self._starters) < READY_STARTERS
 
+    def _is_refused(self) -> bool:
+        return monotonic_ns() < self._refused_until_ns
+
     def _made(self, num_bytes: int) -> Segment | None:
         """Return a new segment of at most ``num_bytes``, None where there is no room."""
+        if self._is_refused():
+            return None
         self._on_disk = [(path, size) for path, size in self._on_disk if path.exists()]
         capacity = segment_capacity(num_bytes)
         num_bytes = HEADER_BYTES + capacity * RECORD_BYTES
@@ -154,6 +166,7 @@ class SegmentSource:
         try:
             segment = Segment(path, identity)
         except (OSError, ValueError, MemoryError) as problem:
+            self._refused_until_ns = monotonic_ns() + REFUSED_NS
             self._no_room(str(problem) or "out of memory")
             return None
         self._on_disk.append((path, num_bytes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,12 @@ from tracer.blame import is_ours
 from tracer.capture.completion import Completions
 from tracer.capture.group import CommGroup, GroupBook
 from tracer.capture.guard import capture_failed
-from tracer.capture.launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance, Launch, heads_of
+from tracer.capture.launch import Launch, heads_of
 from tracer.capture.on_device import OnDevice
 from tracer.capture.operation import Direction, Operation
 from tracer.capture.unwaited import Unwaited
 from tracer.clock import monotonic_ns
+from tracer.host_launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance
 from tracer.lacking import COMMUNICATION
 from tracer.span import NONE, SpanFlag
 from tracer.spool import DropReason
@@ -87,9 +87,15 @@ class Communication:
             flags = HOST_CLOCK | ASYNC if operation.is_async(args) else HOST_CLOCK
             if thread.interval_id:
                 flags |= COALESCED
-            heads = self._heads.get((operation.name, group.kind)) or self._meet(operation, group)
-            instance = _instance(operation, args, group, thread.interval_id)
-            launch = Launch(self._recorder, group, instance, heads=heads, flags=flags)
+            recorder = self._recorder
+            launch = Launch(
+                recorder,
+                group,
+                recorder.lanes.mine(),
+                _instance(operation, args, group, thread.interval_id),
+                self._heads.get((operation.name, group.kind)) or self._meet(operation, group),
+                flags,
+            )
             self._on_device.enter(launch, process_group, args[:at])
             launch.show()
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -135,7 +141,7 @@ class Communication:
             # A work of NCCL says that it is done before it is, and runs callbacks on streams
             # that may be the job's.
             if is_async and operation.direction is Direction.GROUP and not launch.on_device:
-                self.completions.watch(work, functools.partial(self._done, launch))
+                self.completions.watch(work, launch.end, self.fail)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
 
@@ -289,11 +295,15 @@ class Communication:
         flags = 0 if error is None else ERROR
         now_ns = start_ns
         try:
+            lane = self._recorder.lanes.mine()
             for launch in filter(self._unwaited.take, launches):
                 now_ns = max(now_ns, launch.start_ns)
                 done_ns = end_ns if launch.end_ns is None else min(launch.end_ns, end_ns)
                 until_ns = max(now_ns, done_ns)
-                launch.waited(now_ns, until_ns, flags)
+                if launch.on_device and not flags:
+                    launch.pass_wait()
+                else:
+                    launch.waited_on_host(lane, now_ns, until_ns, flags)
                 now_ns = until_ns
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
@@ -329,15 +339,13 @@ class Communication:
     def _returned(self, launches: Sequence[Launch]) -> None:
         """Note that a call without a work has returned: it waited by itself."""
         now_ns = monotonic_ns()
+        lane = self._recorder.lanes.mine()
         for launch in launches:
             self._unwaited.take(launch)
-            launch.returned(now_ns)
-
-    def _done(self, launch: Launch, end_ns: int) -> None:
-        try:
-            launch.end(end_ns)
-        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            self.fail(problem)
+            if launch.on_device:
+                launch.returned_on_device()
+            else:
+                launch.returned_on_host(lane, now_ns)
 
 
 def _instance(

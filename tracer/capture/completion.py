@@ -24,12 +24,22 @@ class Completions:
     def __init__(self) -> None:
         self._pending: dict[int, Any] = {}
 
-    def watch(self, work: Any, note: Callable[[int], None]) -> None:  # noqa: ANN401 - a pybind class
+    def watch(
+        self,
+        work: Any,  # noqa: ANN401 - a pybind class
+        note: Callable[[int], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
         """Call ``note`` with the moment (monotonic) at which ``work`` is done.
 
         It is called on the backend's thread, or here and now where the work is
         done already. A failed work is done too. Where its backend has no futures
         nobody calls it.
+
+        Args:
+            work: A work.
+            note: What to call.
+            fail: Told what ``note`` raises on the backend's thread; here it passes.
         """
         key = id(work)
 
@@ -37,6 +47,8 @@ class Completions:
             now_ns = monotonic_ns()
             try:
                 note(now_ns)
+            except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+                fail(problem)
             finally:
                 # Last: whoever drains must not end the interpreter under our feet.
                 self._pending.pop(key, None)

@@ -45,17 +45,18 @@ class Batches:
         """Note what a loader has just handed out."""
         self._guard.call(self._remember, batch)
 
-    def forward_begins(self, batch: object) -> None:
-        """Note that the root module gets a batch, for a micro-batch where gradients are on.
+    def forward_begins(self, batch: object, *, is_microbatch: bool) -> None:
+        """Note that the root module gets a batch.
 
         Args:
             batch: Its arguments, a tuple, or its keyword arguments, a dict.
+            is_microbatch: Whether it is a micro-batch: gradients are on.
         """
         if not self._guard.active:
             return
         try:
             counts = self._known_again(batch) if self._waiting else None
-            if sys.modules["torch"].is_grad_enabled():
+            if is_microbatch:
                 self._note(count_batch(batch) if counts is None else counts)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from tracer.capture.batch import shape_of
@@ -66,15 +65,22 @@ class Forwards:
         """Note the batch that it gave."""
         self._batches.fetched(batch)
 
-    def _forward_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
+    def _forward_begins(
+        self,
+        module: Any,  # noqa: ANN401
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_microbatch: bool,
+    ) -> None:
         if not self._guard.active:
             return
         try:
             if self._steps.is_due:
                 self._steps.next_begins()
             batch = kwargs if kwargs and shape_of(kwargs) is not None else args
-            self._batches.forward_begins(batch)
-            if self._derivation.guard.active and sys.modules["torch"].is_grad_enabled():
+            self._batches.forward_begins(batch, is_microbatch=is_microbatch)
+            if is_microbatch and self._derivation.guard.active:
                 self._placing.forward_begins(module)
                 self._derivation.forward_begins(module, batch)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -21,42 +20,60 @@ if TYPE_CHECKING:
     from tracer.capture.steps import StepCounter
 
 
+class Begins(Protocol):
+    """Who is told that a forward begins."""
+
+    def __call__(
+        self,
+        module: Any,  # noqa: ANN401 - a Module
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        /,
+        *,
+        is_microbatch: bool,
+    ) -> None:
+        """Hear of it."""
+        ...
+
+
 def capture_forward(
     compute: Compute,
     model: Any,  # noqa: ANN401 - a Module
-    begins: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
+    begins: Begins,
 ) -> Callable[[], None]:
     """Make a span of each forward of ``model``; with gradients it counts as a micro-batch.
 
     Args:
         compute: What opens the spans.
         model: The root module.
-        begins: Told module, arguments and keyword arguments, before the span begins: so a
-            step that begins here holds it.
+        begins: Told module, arguments, keyword arguments and whether it counts as a micro-batch,
+            before the span begins: so a step that begins here holds it.
 
     Returns:
         A function that takes the hooks off again.
     """
-    opened, guard, recorder = threading.local(), compute.guard, compute.recorder
+    guard, recorder, inside = compute.guard, compute.recorder, compute.inside
 
     # One hook, not one for each that wants to know: after a backward nothing of them is
     # in the processor's caches, and each line of code costs more than it seems to.
     def before(module: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
         # A compiler that looks into this forward must find nothing here to stop at.
-        if torch.compiler.is_compiling() or compute.inside.yes:
+        if torch.compiler.is_compiling() or inside.yes:
             return
-        begins(module, args, kwargs)
+        is_microbatch = torch.is_grad_enabled()
+        begins(module, args, kwargs, is_microbatch=is_microbatch)
         if not guard.active:
             return
         try:
             is_timed = recorder.device_timing is not NO_DEVICE_TIMING
-            span = opened.span = compute.span(
+            span = compute.span(
                 "forward",
                 SpanKind.FORWARD,
-                microbatch=None if torch.is_grad_enabled() else NONE,
+                microbatch=None if is_microbatch else NONE,
                 chunk=0,
                 on=itertools.chain(module.parameters(), args) if is_timed else (),
             )
+            inside.forward = (module, span)
             span.__enter__()
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             guard.fail(problem)
@@ -64,9 +81,10 @@ def capture_forward(
     def after(module: Any, args: Any, output: Any) -> None:  # noqa: ANN401
         if torch.compiler.is_compiling():
             return
-        span = opened.__dict__.pop("span", None)
-        if span is not None:
-            span.__exit__(*sys.exc_info())
+        opened = inside.forward
+        if opened is not None and opened[0] is module:
+            inside.forward = None
+            opened[1].__exit__(*sys.exc_info())
 
     handles = [
         # First, so that what FSDP gathers for the forward lies inside it.

@@ -110,6 +110,8 @@ class Operation:
             return 0
         if self.part_position is not None:
             return group_size * _bytes(args[self.part_position])
+        if self.group_position == 1:  # nearly always, and hot
+            return _bytes(args[0])
         return max(map(_bytes, args[: self.group_position]), default=0)
 
 
@@ -125,7 +127,10 @@ def _bytes(argument: Any) -> int:  # noqa: ANN401 - tensors nested in lists
     while type(argument) is list and len(argument) == 1:  # nearly always: one tensor in a list
         argument = argument[0]
     if isinstance(argument, torch.Tensor):
-        return argument.numel() * argument.element_size()
+        try:
+            return argument.nbytes
+        except RuntimeError:  # it is sparse
+            return argument.numel() * argument.element_size()
     if isinstance(argument, (list, tuple)):
         return sum(map(_bytes, argument))
     return 0

@@ -45,9 +45,10 @@ class Job:
         launch = Launch(
             self.timed.recorder,
             self.group,
+            self.timed.recorder.lane(),
             (self.group.next_seq(), NONE, NONE, 1024, 0),
-            heads=heads_of(self.timed.recorder, "all_reduce", SpanKind.DP_COMM),
-            flags=SpanFlag.HOST_CLOCK | flags,
+            heads_of(self.timed.recorder, "all_reduce", SpanKind.DP_COMM),
+            SpanFlag.HOST_CLOCK | flags,
         )
         launch.enter_device(0, self.chain, chained=True)
         launch.show()
@@ -171,7 +172,7 @@ def test_a_call_that_runs_on_the_launching_stream_is_exact_on_both_sides(
 ) -> None:
     launch = job.begin(SpanFlag.NOTHING)
     end_ns = cuda.kernel(7 * MS)
-    launch.returned(0)
+    launch.returned_on_device()
     (row,), (wait,) = job.rows()
 
     assert row.flags == EXACT
