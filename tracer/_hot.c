@@ -301,6 +301,7 @@ typedef struct {
     PyObject *segment;
     PyObject *rows;   /* of the segment; NULL once none was left */
     Py_buffer buffer; /* of the segment, which cannot be unmapped while it is held */
+    PyObject *kept;   /* an `OpenEntry` of the segment that nobody uses; NULL where none is kept */
 } LaneState;
 
 /* Take the next number of an iterator: 1; none left: 0; an error: -1. */
@@ -519,6 +520,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *segment; /* in whose table it stands; NULL once it stands there no more */
     PyObject *slot;    /* where there, in bytes */
+    int64_t at;        /* the same */
 } OpenEntry;
 
 /* Take it off: 0 or -1. */
@@ -531,9 +533,8 @@ close_entry(OpenEntry *self)
     }
     self->segment = NULL;
     Py_buffer buffer;
-    int64_t at = PyLong_AsLongLong(self->slot);
-    if (open_buffer(segment, at, sizeof(OpenLine), &buffer) == 0) {
-        store_last((char *)buffer.buf + at, 0);
+    if (open_buffer(segment, self->at, sizeof(OpenLine), &buffer) == 0) {
+        store_last((char *)buffer.buf + self->at, 0);
         PyBuffer_Release(&buffer);
         PyObject *slots = PyObject_GetAttr(segment, s_open_slots);
         done = slots == NULL ? NULL : PyObject_CallMethodOneArg(slots, s_append, self->slot);
@@ -589,6 +590,22 @@ take_slot(PyObject *segment)
     return slot;
 }
 
+/* Write the line of a begun span into the table of the lane's segment. */
+static void
+write_line(LaneState *lane, int64_t at, int64_t start_ns, uint64_t head, uint64_t group_id,
+           int64_t seq)
+{
+    OpenLine line = {.start_ns = start_ns,
+                     .group_id = group_id,
+                     .seq = seq,
+                     .name_id = (uint32_t)(head >> 32),
+                     .step = lane->at.step,
+                     .kind = (uint8_t)(head >> 8)};
+    char *to = (char *)lane->buffer.buf + at;
+    memcpy(to, &line, offsetof(OpenLine, check));
+    store_last(to + offsetof(OpenLine, check), start_ns);
+}
+
 /* Show a begun span: its line; None where the table is full; NULL is an error. */
 static PyObject *
 open_entry(LaneState *lane, int64_t start_ns, uint64_t head, uint64_t group_id, int64_t seq)
@@ -602,7 +619,7 @@ open_entry(LaneState *lane, int64_t start_ns, uint64_t head, uint64_t group_id, 
                                 : PyObject_CallMethod((PyObject *)lane, "open_in_first", "LK(KL)",
                                                       start_ns, head, group_id, seq);
     }
-    long long at = PyLong_AsLongLong(slot);
+    int64_t at = PyLong_AsLongLong(slot);
     OpenEntry *entry = NULL;
     if (!PyErr_Occurred() && check_offset(&lane->buffer, at, sizeof(OpenLine)) == 0) {
         entry = PyObject_New(OpenEntry, &OpenEntryType);
@@ -613,15 +630,8 @@ open_entry(LaneState *lane, int64_t start_ns, uint64_t head, uint64_t group_id, 
     }
     entry->segment = Py_NewRef(lane->segment);
     entry->slot = slot;
-    OpenLine line = {.start_ns = start_ns,
-                     .group_id = group_id,
-                     .seq = seq,
-                     .name_id = (uint32_t)(head >> 32),
-                     .step = lane->at.step,
-                     .kind = (uint8_t)(head >> 8)};
-    char *to = (char *)lane->buffer.buf + at;
-    memcpy(to, &line, offsetof(OpenLine, check));
-    store_last(to + offsetof(OpenLine, check), start_ns);
+    entry->at = at;
+    write_line(lane, at, start_ns, head, group_id, seq);
     return (PyObject *)entry;
 }
 
@@ -742,6 +752,7 @@ lane_set_segment(LaneState *self, PyObject *segment, void *Py_UNUSED(closure))
     }
     Py_DECREF(bytes);
     self->buffer = buffer;
+    Py_CLEAR(self->kept); /* which the former segment takes with it */
     Py_XSETREF(self->rows, rows);
     Py_XSETREF(self->segment, Py_NewRef(segment));
     PyBuffer_Release(&former);
@@ -769,6 +780,7 @@ lane_clear(LaneState *self)
     Py_CLEAR(self->place);
     Py_CLEAR(self->segment);
     Py_CLEAR(self->rows);
+    Py_CLEAR(self->kept);
     PyBuffer_Release(&self->buffer);
     return 0;
 }
@@ -1051,7 +1063,15 @@ typedef struct {
 static int
 show(ComputeSpan *self)
 {
-    self->shown = open_entry(self->lane, self->start_ns, self->head, 0, NONE);
+    LaneState *lane = self->lane;
+    OpenEntry *kept = (OpenEntry *)lane->kept;
+    if (kept != NULL) { /* where the compute span before this one stood: nothing to look up */
+        lane->kept = NULL;
+        self->shown = (PyObject *)kept;
+        write_line(lane, kept->at, self->start_ns, self->head, 0, NONE);
+        return 0;
+    }
+    self->shown = open_entry(lane, self->start_ns, self->head, 0, NONE);
     return self->shown == NULL ? -1 : 0;
 }
 
@@ -1059,12 +1079,21 @@ show(ComputeSpan *self)
 static int
 hide(ComputeSpan *self)
 {
+    LaneState *lane = self->lane;
     PyObject *shown = self->shown;
     self->shown = NULL;
-    int status = shown != NULL && Py_IS_TYPE(shown, &OpenEntryType)
-                     ? close_entry((OpenEntry *)shown)
-                     : 0;
-    Py_XDECREF(shown);
+    if (shown == NULL || !Py_IS_TYPE(shown, &OpenEntryType)) {
+        Py_XDECREF(shown);
+        return 0;
+    }
+    OpenEntry *entry = (OpenEntry *)shown;
+    if (entry->segment != NULL && entry->segment == lane->segment && lane->kept == NULL) {
+        store_last((char *)lane->buffer.buf + entry->at, 0);
+        lane->kept = shown;
+        return 0;
+    }
+    int status = close_entry(entry);
+    Py_DECREF(shown);
     return status;
 }
 
@@ -1738,6 +1767,72 @@ static PyTypeObject FinderType = {
     .tp_methods = finder_methods,
 };
 
+/* -- frames of other threads --------------------------------------------------------------- */
+
+/* Add what runs in a frame and in those that called it, `most` in all: 0 or -1. */
+static int
+add_lines(PyObject *lines, PyFrameObject *frame, Py_ssize_t most)
+{
+    int status = 0;
+    Py_INCREF(frame);
+    while (frame != NULL && status == 0 && PyList_GET_SIZE(lines) < most) {
+        PyObject *code = (PyObject *)PyFrame_GetCode(frame);
+        int number = PyFrame_GetLineNumber(frame);
+        PyObject *line = number > 0 ? Py_BuildValue("(Oi)", code, number)
+                                    : Py_BuildValue("(OO)", code, Py_None);
+        Py_DECREF(code);
+        status = line == NULL ? -1 : PyList_Append(lines, line);
+        Py_XDECREF(line);
+        PyFrameObject *back = PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    Py_XDECREF(frame);
+    return status;
+}
+
+/* The stacks of all threads but this one. From the first frame to the last nothing is let go of
+   and the collector rests: no thread moves. */
+static PyObject *
+frames_of_threads(PyObject *Py_UNUSED(module), PyObject *number)
+{
+    Py_ssize_t most = PyLong_AsSsize_t(number), at = 0;
+    PyObject *current = PySys_GetObject("_current_frames"), *found = NULL, *ident, *frame;
+    if (current == NULL && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_RuntimeError, "sys._current_frames is gone");
+    }
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    int was_enabled = PyGC_Disable();
+    PyObject *frames = PyObject_CallNoArgs(current);
+    if (frames != NULL && PyDict_CheckExact(frames)) {
+        found = PyList_New(0);
+    }
+    while (found != NULL && PyDict_Next(frames, &at, &ident, &frame)) {
+        unsigned long thread = PyLong_AsUnsignedLong(ident);
+        if (!PyErr_Occurred() && thread == PyThread_get_thread_ident()) {
+            continue;
+        }
+        PyObject *lines = PyList_New(0);
+        PyObject *pair = lines == NULL ? NULL : PyTuple_Pack(2, ident, lines);
+        if (PyErr_Occurred() || !PyFrame_Check(frame) ||
+            add_lines(lines, (PyFrameObject *)frame, most) < 0 || PyList_Append(found, pair) < 0) {
+            Py_CLEAR(found);
+        }
+        Py_XDECREF(lines);
+        Py_XDECREF(pair);
+    }
+    Py_XDECREF(frames);
+    if (was_enabled) {
+        PyGC_Enable();
+    }
+    if (found == NULL && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_TypeError, "sys._current_frames returned no frames");
+    }
+    return found;
+}
+
 /* -- nothing ------------------------------------------------------------------------------ */
 
 static PyObject *
@@ -1749,6 +1844,8 @@ nothing(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_
 static PyMethodDef module_methods[] = {
     {"nothing", (PyCFunction)(void (*)(void))nothing, METH_FASTCALL,
      "Take any arguments and do nothing."},
+    {"frames_of_threads", (PyCFunction)frames_of_threads, METH_O,
+     "Return the Python stack of each thread but the calling one."},
     {"compute_span", (PyCFunction)(void (*)(void))make_compute_span, METH_FASTCALL,
      "Return a span that also sets its lane's place."},
     {NULL},

@@ -79,12 +79,14 @@ class SpoolThread:
 
     def _write_lines(self, timeout_s: float) -> None:
         """Take orders until there are none; the first is awaited."""
-        with contextlib.suppress(queue.Empty):
+        try:
             order = self._orders.get(timeout=timeout_s)
             while True:
                 if order is not None:
                     self._write_line(*order)
                 order = self._orders.get_nowait()
+        except queue.Empty:
+            return
 
     def _write_line(self, file_name: str, line: str) -> None:
         with contextlib.suppress(OSError), (self._folder / file_name).open("a") as file:

@@ -2,8 +2,8 @@
 
 `tracer/_hot.c` is built while the package is installed, where there is a C compiler. Without one,
 without the GIL, or with ``RANKSCOPE_PURE_PYTHON=1`` the same is done by `tracer.host_span`,
-`tracer.lane_state`, `tracer.compute_span` and `tracer.host_launch`, and a span takes about four
-times the time.
+`tracer.lane_state`, `tracer.compute_span`, `tracer.host_launch` and `tracer.thread_frames`, and a
+span takes about four times the time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from tracer.host_span import Finder, ReadySpan, nothing
     from tracer.lane import Lane
     from tracer.lane_state import DropCount, LaneState, numbers
+    from tracer.thread_frames import frames_of_threads
 else:
     from tracer.compute_span import compute_span
     from tracer.host_launch import HostLaunch
     from tracer.host_span import Finder, ReadySpan, nothing
     from tracer.lane_state import DropCount, LaneState, numbers
+    from tracer.thread_frames import frames_of_threads
 
     if os.environ.get("RANKSCOPE_PURE_PYTHON", "0") in {"", "0"}:
         with contextlib.suppress(ImportError):
@@ -35,6 +37,7 @@ else:
                 LaneState,
                 ReadySpan,
                 compute_span,
+                frames_of_threads,
                 nothing,
             )
             from tracer._hot import Numbers as numbers  # noqa: N813 - a function in Python
@@ -50,6 +53,7 @@ __all__ = [
     "LaneState",
     "ReadySpan",
     "compute_span",
+    "frames_of_threads",
     "nothing",
     "numbers",
     "ready_span",

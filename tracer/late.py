@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
 from tracer.blame import OURS
 from tracer.clock import monotonic_ns
+from tracer.hot import frames_of_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import FrameType
 
     from tracer.recorder import Recorder
+    from tracer.thread_frames import Line
 
 NS_PER_S = 1_000_000_000
 
@@ -34,6 +34,9 @@ PAUSE_NS = 60 * NS_PER_S
 
 MAX_THREADS = 32
 MAX_FRAMES = 60
+MAX_OWN_FRAMES = 60
+"""Of the tracer, which are passed over."""
+
 MAX_FRAME_TEXT = 200
 
 
@@ -149,11 +152,9 @@ def stacks() -> list[dict[str, object]]:
     own frames are left out.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    mine = threading.get_ident()
     found: list[dict[str, object]] = [
-        {"name": names.get(ident, str(ident)), "frames": _frames(frame)}
-        for ident, frame in list(sys._current_frames().items())
-        if ident != mine
+        {"name": names.get(ident, str(ident)), "frames": _texts(lines)}
+        for ident, lines in frames_of_threads(MAX_FRAMES + MAX_OWN_FRAMES)
     ]
     main = threading.main_thread().name
     found.sort(key=lambda thread: thread["name"] != main)
@@ -167,12 +168,9 @@ def watch_late_steps(recorder: Recorder) -> None:
     recorder.at_each_turn(watch.look)
 
 
-def _frames(frame: FrameType | None) -> list[str]:
-    lines: list[str] = []
-    while frame is not None and len(lines) < MAX_FRAMES:
-        code = frame.f_code
-        if not code.co_filename.startswith(OURS):
-            line = f"{code.co_filename}:{frame.f_lineno} {code.co_qualname}"
-            lines.append(line[-MAX_FRAME_TEXT:])
-        frame = frame.f_back
-    return lines
+def _texts(lines: Iterable[Line]) -> list[str]:
+    return [
+        f"{code.co_filename}:{number} {code.co_qualname}"[-MAX_FRAME_TEXT:]
+        for code, number in lines
+        if not code.co_filename.startswith(OURS)
+    ][:MAX_FRAMES]

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from tracer.lane import Lane
     from tracer.protocol import SpanContext
 
+TURNS_A_LOOK = 2
+"""Turns of the background thread from one look at the control files to the next: about a second."""
+
 
 class Recorder:
     """Records spans of this process into one spool folder."""
@@ -102,6 +105,7 @@ class Recorder:
         self.device_timing: DeviceTimer = NO_DEVICE_TIMING
         """Times work on the device, where it has one."""
 
+        self._num_turns = 0
         self._chores: list[Callable[[], None]] = []
         self.lanes = Lanes(
             process=self._process,
@@ -358,7 +362,9 @@ class Recorder:
         if self._source.is_short() and not self._closed:
             self._source.replenish()
         self._showing.refresh()
-        self.steering.control.look()
+        self._num_turns += 1
+        if self._num_turns % TURNS_A_LOOK == 1:
+            self.steering.control.look()
         for chore in list(self._chores):
             try:
                 chore()

@@ -33,7 +33,10 @@ ALIKE = (
     "test_room_faults.py",
     "test_compute_span.py",
     "test_capture_alone.py",
+    "test_capture_gloo.py",
     "test_harmless.py",
+    "test_late.py",
+    "device/test_communication.py",
 )
 """Tests of what spans do, whoever enters and leaves them."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tracer.recording import recorder_in, wait_until
+from tests.tracer.recording import recorder_in, run_script, wait_until
 from tracer.late import LateWatch, late_after_ns, stacks, watch_late_steps
 
 if TYPE_CHECKING:
@@ -109,6 +109,65 @@ def test_stacks_name_the_place_and_leave_the_tracer_out(recorder: Recorder) -> N
     assert any(line.endswith(f"{stuck.__qualname__}") and __file__ in line for line in frames)
     assert threading.current_thread().name not in found
     assert not [line for lines in found.values() for line in str(lines).split("'") if ours(line)]
+
+
+def test_a_thread_that_goes_on_while_the_collector_runs_is_told_of_and_crashes_nothing(
+    tmp_path: Path,
+) -> None:
+    # Python 3.11 collects garbage while it makes a frame object; what is collected here lets
+    # the thread leave the frames that are being looked at. Each round collects one object later.
+    done = run_script(
+        """
+        import gc, threading
+        from tracer.late import stacks
+
+        def move(going, gone, over, waits):
+            def inner():
+                waits.set()
+                going.wait()
+
+            def outer():
+                inner()
+
+            def elsewhere(*filler):
+                gone.set()
+                over.wait()
+
+            outer()
+            elsewhere(*(set() for _ in range(30)))
+
+        class Cycle:
+            def __init__(self, going, gone):
+                self.self, self.going, self.gone = self, going, gone
+
+            def __del__(self):
+                self.going.set()
+                self.gone.wait(10)
+
+        for num_objects in range(1, 120):
+            going, gone, over, waits = (threading.Event() for _ in range(4))
+            args = (going, gone, over, waits)
+            thread = threading.Thread(target=move, args=args, name="moving", daemon=True)
+            thread.start()
+            waits.wait()
+            gc.collect()
+            Cycle(going, gone)
+            gc.set_threshold(num_objects)
+            found = {one["name"]: one["frames"] for one in stacks()}
+            gc.set_threshold(700)
+            assert gc.isenabled()
+            going.set()
+            over.set()
+            thread.join()
+            assert "_bootstrap" in found["moving"][-1], found
+        gc.disable()
+        stacks()
+        print(gc.isenabled())
+        """,
+        tmp_path,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
 def test_a_deep_stack_is_bounded() -> None:
