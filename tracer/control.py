@@ -142,7 +142,7 @@ def write_control(folder: Path, document: Mapping[str, object]) -> None:
 def _stamp(path: str) -> tuple[int, int, int] | None:
     """Return what changes when the file does; None where there is none."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - once a second in each rank, and half the time
+        found = os.stat(path)  # noqa: PTH116 - each second in each rank, and half the time
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino

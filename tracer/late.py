@@ -65,7 +65,7 @@ def late_after_ns(durations_ns: Iterable[int]) -> int | None:
 
 
 class LateWatch:
-    """Looks from the background thread, twice a second, whether the step that runs is late.
+    """Looks from the background thread, once a second, whether the step that runs is late.
 
     A late step is dumped when that is seen, and again at 2, 4 and 8 times its
     limit: a hang shows whether anything moves. Which rank is late is known

@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from tracer.lane import Lane
     from tracer.protocol import SpanContext
 
-TURNS_A_LOOK = 2
-"""Turns of the background thread from one look at the control files to the next: about a second."""
-
 
 class Recorder:
     """Records spans of this process into one spool folder."""
@@ -105,7 +102,6 @@ class Recorder:
         self.device_timing: DeviceTimer = NO_DEVICE_TIMING
         """Times work on the device, where it has one."""
 
-        self._num_turns = 0
         self._chores: list[Callable[[], None]] = []
         self.lanes = Lanes(
             process=self._process,
@@ -306,7 +302,7 @@ class Recorder:
         self._closers.append(closer)
 
     def at_each_turn(self, chore: Callable[[], None]) -> None:
-        """Call ``chore`` on the background thread about every half second.
+        """Call ``chore`` on the background thread about every second.
 
         An exception of it is counted. File work is allowed; long work delays
         the segments that the training writes to.
@@ -362,9 +358,7 @@ class Recorder:
         if self._source.is_short() and not self._closed:
             self._source.replenish()
         self._showing.refresh()
-        self._num_turns += 1
-        if self._num_turns % TURNS_A_LOOK == 1:
-            self.steering.control.look()
+        self.steering.control.look()
         for chore in list(self._chores):
             try:
                 chore()

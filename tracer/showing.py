@@ -26,7 +26,7 @@ class _Shown(NamedTuple):
 class Showing:
     """Keeps the outermost ready span of each lane in the open table while it lasts.
 
-    Done by the background thread a few times a second, because a training
+    Done by the background thread once a second, because a training
     thread would pay more for the two lines than for the span's record.
     """
 

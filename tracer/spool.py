@@ -61,7 +61,7 @@ NUM_NAMES_OFFSET = 384
 ACCOUNT_OFFSET = 392
 ACCOUNT = struct.Struct("<QQqqq")
 """Process header: records produced, records stored, at_ns, own_cpu_ns, resolver_lag_ns; written
-anew every half second. See `SpoolAccount`."""
+anew every second. See `SpoolAccount`."""
 
 NAME_BYTES = 256
 NAME_CAPACITY = 4096

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SILENT_NS = 5_000_000_000
-"""A tracer writes its account every half second; one this old means that the process stands."""
+"""A tracer writes its account every second; one this old means that the process stands."""
 
 STARTING, TRAINING, SILENT = "starting", "training", "silent"
 

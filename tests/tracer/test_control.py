@@ -28,7 +28,7 @@ HOST_BIT = 1 << 10
 
 
 def ask(recorder: Recorder, document: Mapping[str, object]) -> None:
-    """Write the process's control file and have it taken, without the half second."""
+    """Write the process's control file and have it taken, without the second."""
     write_control(recorder.folder, document)
     recorder.steering.control.look()
 
