@@ -71,24 +71,22 @@ def _find(batch: Any) -> tuple[Any, dict[str, Any]] | None:  # noqa: ANN401
         batch = batch[0]
         if (type(batch) is tuple or type(batch) is list) and batch:
             batch = batch[0]
-    if isinstance(batch, sys.modules["torch"].Tensor):
-        return (batch, {}) if _is_token_ids(batch) else None
+    torch = sys.modules["torch"]
+    if isinstance(batch, torch.Tensor):
+        return (batch, {}) if _has_ids(torch, batch) else None
     if isinstance(batch, UserDict):
         batch = batch.data
     if isinstance(batch, dict):
         for key in TOKEN_KEYS:
-            if _is_token_ids(batch.get(key)):
-                return batch[key], batch
+            value = batch.get(key)
+            if isinstance(value, torch.Tensor) and _has_ids(torch, value):
+                return value, batch
     return None
 
 
-def _is_token_ids(value: object) -> bool:
-    torch = sys.modules["torch"]
-    return (
-        isinstance(value, torch.Tensor)
-        and ((dtype := value.dtype) is torch.int64 or dtype is torch.int32)
-        and 1 <= value.dim() <= MAX_DIM
-    )
+def _has_ids(torch: Any, tensor: Any) -> bool:  # noqa: ANN401 - the module, a tensor
+    dtype = tensor.dtype
+    return (dtype is torch.int64 or dtype is torch.int32) and 1 <= tensor.dim() <= MAX_DIM
 
 
 def _teller(beside: dict[str, Any], shape: tuple[int, ...]) -> tuple[str, Any] | None:

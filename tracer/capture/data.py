@@ -56,8 +56,17 @@ class Batches:
             return
         try:
             counts = self._known_again(batch) if self._waiting else None
-            if is_microbatch:
-                self._note(count_batch(batch) if counts is None else counts)
+            if not is_microbatch:
+                return
+            if counts is None:
+                counts = count_batch(batch)
+            recorder = self._recorder
+            if recorder.step_number != self._step:
+                self._turn()
+            index, self._next_index = self._next_index, self._next_index + 1
+            self._counted.append(None if counts is None else counts.num_tokens)
+            if counts is not None and not recorder.has_told_microbatches:
+                recorder.append_microbatch(index, counts.num_tokens, counts.sum_squared_lengths)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)
 
@@ -93,15 +102,6 @@ class Batches:
                     pass
                 return counts
         return None
-
-    def _note(self, counts: Counts | None) -> None:
-        recorder = self._recorder
-        if recorder.step_number != self._step:
-            self._turn()
-        index, self._next_index = self._next_index, self._next_index + 1
-        self._counted.append(None if counts is None else counts.num_tokens)
-        if counts is not None and not recorder.has_told_microbatches:
-            recorder.append_microbatch(index, counts.num_tokens, counts.sum_squared_lengths)
 
 
 class OnFetch(Protocol):

@@ -115,6 +115,7 @@ def traced_backward(
     compute: Compute, steps: StepCounter, original: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return ``original``, whose first argument a backward begins at, with a span of each call."""
+    recorder = compute.recorder
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -123,8 +124,10 @@ def traced_backward(
         if torch.compiler.is_compiling() or compute.inside.yes:
             compute.sees_backwards = True
             return original(*args, **kwargs)
-        roots = args[0] if args else kwargs.get("tensors", ())
-        on = roots if isinstance(roots, list | tuple) else (roots,)
+        on: Any = ()
+        if recorder.device_timing is not NO_DEVICE_TIMING:
+            roots = args[0] if args else kwargs.get("tensors", ())
+            on = roots if isinstance(roots, list | tuple) else (roots,)
         with compute.span("backward", SpanKind.BACKWARD, microbatch=None, chunk=0, on=on):
             return original(*args, **kwargs)
 
