@@ -337,8 +337,9 @@ read_place(PyObject *place)
     return NULL;
 }
 
-/* Write a record: 1; where the segment is full: 0; an error: -1. `second` may be NULL. */
-static int
+/* Write a record: 1; where the segment is full: 0; an error: -1. `second` may be NULL. Inline: so
+   nothing is left of either for a span that has neither a launch of its own nor a second half. */
+static inline __attribute__((always_inline)) int
 write_record(LaneState *lane, uint64_t head, const char *place, int64_t start_ns, int64_t end_ns,
              long depth, int64_t launch_ns, const void *second)
 {
