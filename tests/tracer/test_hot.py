@@ -35,6 +35,7 @@ ALIKE = (
     "test_capture_alone.py",
     "test_capture_gloo.py",
     "test_harmless.py",
+    "test_host_launch.py",
     "test_late.py",
     "device/test_communication.py",
 )
