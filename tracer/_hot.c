@@ -1,10 +1,12 @@
-/* Finding, entering and leaving a span, without a line of Python in between.
+/* Finding, entering and leaving a span, without a line of Python in between; what is written of a
+   communication; and where other threads stand.
 
-   What `tracer.host_span`, `tracer.lane_state` and `tracer.compute_span` say in Python, for
-   interpreters that somebody could compile this for; `tracer.hot` chooses. Nothing here takes a
-   lock, makes an object that the garbage collector looks at, or calls into the job. Nor does a
-   signal handler run inside, but where Python is asked: by a span that an error leaves, one for
-   which the segment has no room, one that the open table has no line for, an error of ours.
+   What `tracer.host_span`, `tracer.lane_state`, `tracer.compute_span`, `tracer.host_launch` and
+   `tracer.thread_frames` say in Python, for interpreters that somebody could compile this for;
+   `tracer.hot` chooses. Nothing here takes a lock or calls into the job, and spans make no object
+   that the garbage collector looks at. Nor does a signal handler run inside, but where Python is
+   asked: by a span that an error leaves, one for which the segment has no room, one that the open
+   table has no line for, a record while something is left out, an error of ours.
 
    Between two spans the job streams its weights through the caches, so what counts is how much
    memory a span touches: docs/decisions/0066-what-a-span-touches.md.
@@ -59,7 +61,6 @@ typedef struct {
     char unused[24];
 } Comm;
 
-
 #define NONE (-1)                /* `tracer.span.NONE` */
 #define MAX_DEPTH 65535          /* `tracer.lane_state.MAX_DEPTH` */
 #define ERROR_HEAD MOVED_BY(64)  /* `tracer.lane_state.ERROR_HEAD` */
@@ -81,9 +82,8 @@ typedef struct {
 
 /* Names of attributes, interned once. */
 static PyObject *s_rows, *s_buffer, *s_source, *s_spares, *s_drops, *s_swallow, *s_leave_slowly,
-    *s_ready, *s_open_slots, *s_pop, *s_append, *s_sampling, *s_active, *s_comm_lane,
-    *s_group_id, *s_track_id, *s_give_back, *s_yes,
-    *s_step_number;
+    *s_ready, *s_open_slots, *s_pop, *s_append, *s_sampling, *s_active, *s_comm_lane, *s_group_id,
+    *s_track_id, *s_give_back, *s_yes, *s_step_number;
 
 static int64_t
 now_ns(void)
@@ -1857,7 +1857,7 @@ static PyMethodDef module_methods[] = {
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "tracer._hot",
-    .m_doc = "Finding, entering and leaving a span, without a line of Python in between.",
+    .m_doc = "The hottest lines of the tracer.",
     .m_size = -1,
     .m_methods = module_methods,
 };
