@@ -223,7 +223,9 @@ def test_records_of_launches_leave_nothing_behind(tmp_path: Path) -> None:
     before, after = some(1_000), some(20_000)
     job.recorder.shutdown()
 
-    assert all(abs(one - two) < 20 for one, two in zip(before, after, strict=True))
+    # 20,000 would show; what else lives in this process comes and goes by some dozens.
+    grown = [two - one for one, two in zip(before, after, strict=True)]
+    assert max(map(abs, grown)) < 1_000, grown
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="of the compiled lines alone")
