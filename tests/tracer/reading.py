@@ -12,6 +12,7 @@ from tracer.spool import (
     COMM_OFFSET,
     CORE,
     HAS_COMM,
+    HEADER_BYTES,
     KEPT_REASONS,
     OPEN_CAPACITY,
     OPEN_ENTRY,
@@ -114,6 +115,8 @@ def open_names(folder: Path) -> list[str]:
     found = []
     for path in sorted(folder.glob(SEGMENT_GLOB)):
         data = path.read_bytes()
+        if len(data) < HEADER_BYTES:  # it is being made
+            continue
         for slot in range(OPEN_CAPACITY):
             entry = OPEN_ENTRY.unpack_from(data, OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES)
             if entry[0] and entry[0] == entry[-1]:
