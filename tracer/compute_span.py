@@ -27,8 +27,8 @@ class Inside(threading.local):
     place: tuple[int, int] | None = None
     """Micro-batch and chunk of what it does next, where somebody knows; else they are counted."""
 
-    forward: tuple[object, SpanContext] | None = None
-    """The root module whose forward is recorded, and its span."""
+    forward: tuple[int, SpanContext] | None = None
+    """The `id` of the root module whose forward is recorded, and its span."""
 
 
 class ComputeSpan:

@@ -6,8 +6,7 @@ made once and used again whenever it is not in use. Its ``__enter__`` and
 that ``with`` finds them without making bound methods; docs/decisions/0050-host-span.md
 tells what each of these is worth. `HostSpan` is the same in the plain way, for
 spans that are rare, place themselves, or overlap with one of their own name.
-What else `tracer/_hot.c` says in compiled lines stands beside them, in `tracer.lane_state` and
-in `tracer.compute_span`.
+What else `tracer/_hot.c` says in compiled lines stands beside them: `tracer.hot` names it.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ def capture_forward(
                 chunk=0,
                 on=itertools.chain(module.parameters(), args) if is_timed else (),
             )
-            inside.forward = (module, span)
+            # Not the module: an interrupted forward never ends, and must not keep a model alive.
+            inside.forward = (id(module), span)
             span.__enter__()
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             guard.fail(problem)
@@ -82,7 +83,7 @@ def capture_forward(
         if torch.compiler.is_compiling():
             return
         opened = inside.forward
-        if opened is not None and opened[0] is module:
+        if opened is not None and opened[0] == id(module):
             inside.forward = None
             opened[1].__exit__(*sys.exc_info())
 
