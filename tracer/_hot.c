@@ -1180,6 +1180,23 @@ compute_leave(ComputeSpan *self, PyObject *const *args, Py_ssize_t num_args)
     Py_RETURN_NONE;
 }
 
+/* Leave the span without recording it. */
+static PyObject *
+compute_cancel(ComputeSpan *self, PyObject *Py_UNUSED(ignored))
+{
+    LaneState *lane = self->lane;
+    int status = PyObject_SetAttr(self->inside, s_yes, Py_False);
+    if (self->in_use) {
+        self->in_use = 0;
+        one_less_deep(lane);
+    }
+    if (settle(lane, status) < 0 || settle(lane, hide(self)) < 0 ||
+        settle(lane, leave_place(self)) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 static void
 compute_dealloc(ComputeSpan *self)
 {
@@ -1194,6 +1211,7 @@ compute_dealloc(ComputeSpan *self)
 static PyMethodDef compute_methods[] = {
     {"__enter__", (PyCFunction)compute_enter, METH_NOARGS, "Begin the span."},
     {"__exit__", (PyCFunction)(void (*)(void))compute_leave, METH_FASTCALL, "End the span."},
+    {"cancel", (PyCFunction)compute_cancel, METH_NOARGS, "Leave the span without recording it."},
     {NULL},
 };
 
@@ -1834,6 +1852,77 @@ frames_of_threads(PyObject *Py_UNUSED(module), PyObject *number)
     return found;
 }
 
+/* -- `tracer.span`, asked for by a name alone --------------------------------------------- */
+
+static struct {
+    Finder *finder;       /* of the tracer at work; NULL where plain host spans are not recorded */
+    PyObject *unrecorded; /* `tracer.noop.NOOP_SPAN` */
+    PyObject *plain;      /* `tracer.span` in Python, which knows all the rest */
+} asked;
+
+static PyObject *
+span_by_name(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num, PyObject *keywords)
+{
+    if (num == 1 && keywords == NULL) {
+        Finder *finder = asked.finder;
+        if (finder == NULL) {
+            return Py_NewRef(asked.unrecorded);
+        }
+        Py_INCREF(finder); /* another thread may turn recording off meanwhile */
+        PyObject *ready = finder_find(finder, args[0]);
+        Py_DECREF(finder);
+        if (ready != Py_None) {
+            return ready;
+        }
+        Py_DECREF(ready);
+    }
+    return PyObject_Vectorcall(asked.plain, args, (size_t)num, keywords);
+}
+
+static PyMethodDef span_method = {
+    "span", (PyCFunction)(void (*)(void))span_by_name, METH_FASTCALL | METH_KEYWORDS, NULL};
+
+/* Take `tracer.span` in Python; return it in compiled lines, with the help that is given. */
+static PyObject *
+quick_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num)
+{
+    if (num != 3 || !PyCallable_Check(args[0]) || !PyUnicode_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "quick_span takes a function, a span and a text");
+        return NULL;
+    }
+    if (asked.plain != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "one tracer.span a process");
+        return NULL;
+    }
+    const char *text = PyUnicode_AsUTF8(args[2]);
+    PyObject *module_name = PyObject_GetAttrString(args[0], "__module__");
+    char *help = text == NULL || module_name == NULL ? NULL : PyMem_Malloc(strlen(text) + 1);
+    if (help != NULL) {
+        span_method.ml_doc = strcpy(help, text); /* for as long as the function: for good */
+        asked.plain = Py_NewRef(args[0]);
+        asked.unrecorded = Py_NewRef(args[1]);
+    } else if (!PyErr_Occurred()) {
+        PyErr_NoMemory();
+    }
+    PyObject *span = help == NULL ? NULL : PyCFunction_NewEx(&span_method, NULL, module_name);
+    Py_XDECREF(module_name);
+    return span;
+}
+
+/* Say whose spans are asked for from now on; None: nobody's. */
+static PyObject *
+find_with(PyObject *Py_UNUSED(module), PyObject *finder)
+{
+    if (finder != Py_None && !Py_IS_TYPE(finder, &FinderType)) {
+        PyErr_SetString(PyExc_TypeError, "a Finder, or None");
+        return NULL;
+    }
+    Finder *before = asked.finder;
+    asked.finder = finder == Py_None ? NULL : (Finder *)Py_NewRef(finder);
+    Py_XDECREF(before);
+    Py_RETURN_NONE;
+}
+
 /* -- nothing ------------------------------------------------------------------------------ */
 
 static PyObject *
@@ -1847,6 +1936,10 @@ static PyMethodDef module_methods[] = {
      "Take any arguments and do nothing."},
     {"frames_of_threads", (PyCFunction)frames_of_threads, METH_O,
      "Return the Python stack of each thread but the calling one."},
+    {"quick_span", (PyCFunction)(void (*)(void))quick_span, METH_FASTCALL,
+     "Take `tracer.span` in Python; return it in compiled lines, with the help that is given."},
+    {"find_with", (PyCFunction)find_with, METH_O,
+     "Say whose spans are asked for from now on; None: nobody's."},
     {"compute_span", (PyCFunction)(void (*)(void))make_compute_span, METH_FASTCALL,
      "Return a span that also sets its lane's place."},
     {NULL},

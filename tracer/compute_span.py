@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tracer.clock import monotonic_ns
 from tracer.lane_state import ERROR_HEAD
+from tracer.protocol import SpanContext
 from tracer.span import NONE
 
 if TYPE_CHECKING:
@@ -14,8 +15,15 @@ if TYPE_CHECKING:
 
     from tracer.lane import Lane
     from tracer.lane_state import OpenEntry
-    from tracer.protocol import SpanContext
     from tracer.recorder import Recorder
+
+
+class ComputeContext(SpanContext, Protocol):
+    """A span of compute that may also be given up."""
+
+    def cancel(self) -> None:
+        """Leave it, once, without recording it."""
+        ...
 
 
 class Inside(threading.local):
@@ -27,7 +35,7 @@ class Inside(threading.local):
     place: tuple[int, int] | None = None
     """Micro-batch and chunk of what it does next, where somebody knows; else they are counted."""
 
-    forward: tuple[int, SpanContext] | None = None
+    forward: tuple[int, ComputeContext] | None = None
     """The `id` of the root module whose forward is recorded, and its span."""
 
 
@@ -97,6 +105,19 @@ class ComputeSpan:
                 if self.opened is not None:
                     self.opened.close()
                 lane.set_place(self.recorder.step_number, NONE, NONE)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            lane.swallow(problem)
+
+    def cancel(self) -> None:
+        """Leave the span without recording it."""
+        self.inside.yes = False
+        lane = self.lane
+        try:
+            if self.start_ns is not None:
+                lane.depth -= 1
+            if self.opened is not None:
+                self.opened.close()
+            lane.set_place(self.recorder.step_number, NONE, NONE)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             lane.swallow(problem)
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from tracer.hot import find_with, quickened
 from tracer.noop import NOOP_SPAN, NOOP_TRACER
 from tracer.recorder import Recorder
 from tracer.span import NONE, SpanKind
@@ -40,6 +41,7 @@ def set_current(tracer: Tracer) -> None:
     _keep_or_not()
 
 
+@quickened(NOOP_SPAN)
 def span(
     name: str, kind: SpanKind | None = None, microbatch: int | None = None, chunk: int | None = None
 ) -> SpanContext:
@@ -156,7 +158,9 @@ def _keep_or_not() -> None:
     """Follow the tracer when it begins or ceases to keep host spans."""
     global _find  # noqa: PLW0603 - one tracer a process
     own = _tracer
-    _find = own.lanes.finder.find if isinstance(own, Recorder) and own.keeps(HOST) else None
+    finder = own.lanes.finder if isinstance(own, Recorder) and own.keeps(HOST) else None
+    _find = None if finder is None else finder.find
+    find_with(finder)
 
 
 def _forget_in_child() -> None:

@@ -12,7 +12,7 @@ What else `tracer/_hot.c` says in compiled lines stands beside them: `tracer.hot
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tracer.blame import is_ours
 from tracer.clock import monotonic_ns
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Enter = Callable[..., None]
 Leave = Callable[..., None]
+Span = TypeVar("Span", bound=Callable[..., object])
 
 
 class Enterable(Protocol):
@@ -69,6 +70,21 @@ class Finder:
 
     def forget(self) -> None:
         """Forget what was found last: its thread ends."""
+
+
+def quick_span(plain: Span, unrecorded: Enterable, text: str) -> Span:
+    """Return `tracer.span` as it is called: without a line of Python, were it compiled.
+
+    Args:
+        plain: The function that knows all arguments.
+        unrecorded: What it returns where nobody records.
+        text: Its signature and help, as a compiled function tells them.
+    """
+    return plain
+
+
+def find_with(finder: Finder | None) -> None:
+    """Say whose spans `quick_span` finds from now on; None: nobody's."""
 
 
 class ReadySpan:

@@ -12,19 +12,21 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from tracer.host_span import enterable
+from tracer.host_span import Enterable, Span, enterable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tracer.compute_span import compute_span
     from tracer.host_launch import HostLaunch
-    from tracer.host_span import Finder, ReadySpan, nothing
+    from tracer.host_span import Finder, ReadySpan, find_with, nothing, quick_span
     from tracer.lane import Lane
     from tracer.lane_state import DropCount, LaneState, numbers
     from tracer.thread_frames import frames_of_threads
 else:
     from tracer.compute_span import compute_span
     from tracer.host_launch import HostLaunch
-    from tracer.host_span import Finder, ReadySpan, nothing
+    from tracer.host_span import Finder, ReadySpan, find_with, nothing, quick_span
     from tracer.lane_state import DropCount, LaneState, numbers
     from tracer.thread_frames import frames_of_threads
 
@@ -37,8 +39,10 @@ else:
                 LaneState,
                 ReadySpan,
                 compute_span,
+                find_with,
                 frames_of_threads,
                 nothing,
+                quick_span,
             )
             from tracer._hot import Numbers as numbers  # noqa: N813 - a function in Python
 
@@ -53,11 +57,30 @@ __all__ = [
     "LaneState",
     "ReadySpan",
     "compute_span",
+    "find_with",
     "frames_of_threads",
     "nothing",
     "numbers",
+    "quick_span",
     "ready_span",
 ]
+
+
+def quickened(unrecorded: Enterable) -> Callable[[Span], Span]:
+    """Return what makes `tracer.span` of a function in Python that takes a name and options.
+
+    Args:
+        unrecorded: What it returns where nobody records.
+    """
+
+    def quicken(plain: Span) -> Span:
+        code = plain.__code__
+        name, *options = code.co_varnames[: code.co_argcount]
+        signature = ", ".join([name, *(f"{option}=None" for option in options)])
+        text = f"{plain.__name__}({signature})\n--\n\n{plain.__doc__}"
+        return quick_span(plain, unrecorded, text)
+
+    return quicken
 
 
 def ready_span(lane: Lane, head: int) -> ReadySpan:

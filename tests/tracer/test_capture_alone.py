@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import time
-import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +17,6 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 
 import tracer
 from tests.tracer.reading import Row, dropped, lacking, only_folder, read_rows, read_spans
-from tests.tracer.recording import recorder_in
-from tracer.capture.compute import Compute
-from tracer.capture.module import capture_forward
 from tracer.hot import compute_span
 from tracer.span import COMM_KINDS, SpanKind
 from tracer.spool import DropReason
@@ -388,22 +383,3 @@ def test_a_long_collection_of_garbage_is_a_span(tmp_path: Path) -> None:
 
     assert "gc generation 2" in {row.name for row in pauses}
     assert all(row.duration_ns >= 1_000_000 for row in pauses)
-
-
-def test_an_interrupted_forward_does_not_keep_its_model_alive(tmp_path: Path) -> None:
-    class Interrupted(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise KeyboardInterrupt
-
-    recorder = recorder_in(tmp_path)
-    compute, model = Compute(recorder), Interrupted(2, 2)
-    take_off = capture_forward(compute, model, lambda *_, is_microbatch: None)
-    with contextlib.suppress(KeyboardInterrupt):
-        model(torch.zeros(1, 2))
-    take_off()
-    is_alive = weakref.ref(model)
-    del model
-    gc.collect()
-    recorder.shutdown()
-
-    assert is_alive() is None

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
+    from tracer.compute_span import ComputeContext
     from tracer.lane import Lane
-    from tracer.protocol import SpanContext
     from tracer.recorder import Recorder
 
 
@@ -82,7 +82,7 @@ class Compute:
         microbatch: object,
         chunk: int,
         on: Iterable[object] = (),
-    ) -> SpanContext:
+    ) -> ComputeContext:
         """Return a span of work on one micro-batch.
 
         Communications and waits inside belong to that micro-batch and chunk.
@@ -161,6 +161,15 @@ class _SpanInPlace:
         self._inside.yes = False
         try:
             self._span.__exit__(exc_type, exc, traceback)
+            self._lane.set_place(self._recorder.step_number, NONE, NONE)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._lane.swallow(problem)
+
+    def cancel(self) -> None:
+        """Leave the span without recording it."""
+        self._inside.yes = False
+        try:
+            self._span.cancel()
             self._lane.set_place(self._recorder.step_number, NONE, NONE)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._lane.swallow(problem)

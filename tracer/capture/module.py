@@ -14,6 +14,7 @@ from tracer.span import NONE, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from tracer.capture.compute import Compute
     from tracer.capture.patch import Patches
@@ -58,7 +59,7 @@ def capture_forward(
     # in the processor's caches, and each line of code costs more than it seems to.
     def before(module: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
         # A compiler that looks into this forward must find nothing here to stop at.
-        if torch.compiler.is_compiling() or inside.yes:
+        if torch.compiler.is_compiling() or (inside.yes and not _was_interrupted(compute)):
             return
         is_microbatch = torch.is_grad_enabled()
         begins(module, args, kwargs, is_microbatch=is_microbatch)
@@ -98,6 +99,32 @@ def capture_forward(
             handle.remove()
 
     return take_off
+
+
+def _was_interrupted(compute: Compute) -> bool:
+    """Return whether the forward that is open was left by what torch calls no hook for.
+
+    That is whatever is no `Exception`, a `KeyboardInterrupt` say, which a notebook outlives. When
+    it was left nobody knows: it is not recorded, and the step's record says so.
+    """
+    opened = compute.inside.forward
+    if opened is None:
+        return False  # in the span of a schedule, which ends it whatever is raised
+    try:
+        caller: FrameType | None = sys._getframe(2)
+        if caller is None or "self" not in caller.f_locals:
+            return False  # not called as a module calls its hooks: nothing to go by
+        calls = caller.f_code
+        while (caller := caller.f_back) is not None:
+            if caller.f_code is calls and id(caller.f_locals.get("self")) == opened[0]:
+                return False  # a module within itself, or within another one
+        compute.inside.forward = None
+        opened[1].cancel()
+        compute.recorder.lacking.in_step(SpanKind.FORWARD)
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        compute.guard.fail(problem)
+        return False
+    return True
 
 
 def capture_backward(compute: Compute, patches: Patches, steps: StepCounter) -> None:
