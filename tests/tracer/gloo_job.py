@@ -29,11 +29,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tracer
+from tests.tracer.torch_here import of_this_torch
 from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+
+    Build = Callable[[int], tuple[nn.Module, Callable[[], float]]]
 
 STEPS = 3
 MICROBATCHES = 2
@@ -188,11 +191,13 @@ def plain_calls(rank: int) -> None:
         dist.recv(mine, src=0)
 
 
-RECIPES: dict[str, tuple[Callable[[int], tuple[nn.Module, Callable[[], float]]], Layout]] = {
-    "pipeline": (pipeline_and_tensor_parallel, Layout(pp=2, tp=2)),
-    "sharded": (sharded, Layout(dp=2, tp=2)),
-    "replicated": (replicated, Layout(dp=4)),
-}
+RECIPES: dict[str, tuple[Build, Layout]] = of_this_torch(
+    {
+        "pipeline": (pipeline_and_tensor_parallel, Layout(pp=2, tp=2)),
+        "sharded": (sharded, Layout(dp=2, tp=2)),
+        "replicated": (replicated, Layout(dp=4)),
+    }
+)
 
 
 def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:

@@ -30,6 +30,8 @@ STEPS = 2
 def flight_names() -> list[str]:
     """Return what torch's flight recorder holds, oldest first; off, it holds nothing."""
     recorder: Any = _distributed_c10d  # its stub does not know the function
+    if not hasattr(recorder, "_dump_fr_trace_json"):
+        return []  # torch before 2.8
     dump = recorder._dump_fr_trace_json(includeCollectives=True, onlyActive=False)
     entries = json.loads(dump).get("entries", [])
     return [entry["profiling_name"] for entry in entries]

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.tracer.gloo_job import WIDTH, Block, mean_square
 from tests.tracer.matrix_calls import calls
+from tests.tracer.torch_here import of_this_torch
 from tracer.topology import Layout
 
 if TYPE_CHECKING:
@@ -282,20 +283,22 @@ def three_axes(rank: int) -> Recipe:
     return pipeline(ScheduleInterleaved1F1B, mesh, wrap)  # type: ignore[no-any-return]
 
 
-RECIPES: dict[str, tuple[Callable[[int], Any], Layout]] = {
-    "calls": (calls, Layout(dp=2, tp=2)),
-    "hybrid_sharded": (hybrid_sharded, Layout(dp=4)),
-    "static_graph": (static_graph, Layout(dp=4)),
-    "hooked": (hooked, Layout(dp=4)),
-    "compiled": (compiled, Layout(dp=4)),
-    "expert_parallel": (expert_parallel, Layout(dp=4, ep=2)),
-    "context_parallel": (context_parallel, Layout(dp=2, cp=2)),
-    "gpipe": (gpipe_tensor_parallel, Layout(pp=2, tp=2)),
-    "interleaved": (interleaved_ddp, Layout(pp=2, dp=2, vpp=2)),
-    "zero_bubble": (zero_bubble_fsdp, Layout(pp=2, dp=2, vpp=2)),
-    "zero_bubble_v": (zero_bubble_v, Layout(pp=2, dp=2, vpp=2)),
-    "three_axes": (three_axes, Layout(pp=2, dp=2, tp=2, vpp=2)),
-}
+RECIPES: dict[str, tuple[Callable[[int], Any], Layout]] = of_this_torch(
+    {
+        "calls": (calls, Layout(dp=2, tp=2)),
+        "hybrid_sharded": (hybrid_sharded, Layout(dp=4)),
+        "static_graph": (static_graph, Layout(dp=4)),
+        "hooked": (hooked, Layout(dp=4)),
+        "compiled": (compiled, Layout(dp=4)),
+        "expert_parallel": (expert_parallel, Layout(dp=4, ep=2)),
+        "context_parallel": (context_parallel, Layout(dp=2, cp=2)),
+        "gpipe": (gpipe_tensor_parallel, Layout(pp=2, tp=2)),
+        "interleaved": (interleaved_ddp, Layout(pp=2, dp=2, vpp=2)),
+        "zero_bubble": (zero_bubble_fsdp, Layout(pp=2, dp=2, vpp=2)),
+        "zero_bubble_v": (zero_bubble_v, Layout(pp=2, dp=2, vpp=2)),
+        "three_axes": (three_axes, Layout(pp=2, dp=2, tp=2, vpp=2)),
+    }
+)
 """What is trained, and the layout that the job tells."""
 
 NUM_RANKS = {recipe: 8 if recipe == "three_axes" else 4 for recipe in RECIPES}

@@ -21,6 +21,7 @@ import tracer
 from tests.tracer import gloo_job, matrix_recipes
 from tests.tracer.gloo_job import Block
 from tests.tracer.matrix_recipes import ordinary_step, pipeline
+from tests.tracer.torch_here import of_this_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,27 +143,29 @@ def half_wrapped(rank: int) -> Recipe:
 
 STEPS = 3
 
-RECIPES: dict[str, Callable[[int], Any]] = {
-    **{name: build for name, (build, _) in gloo_job.RECIPES.items()},
-    **{name: build for name, (build, _) in matrix_recipes.RECIPES.items() if name != "calls"},
-    **{
-        build.__name__: build
-        for build in (
-            sharded_over_all,
-            wrapped_afterwards,
-            hybrid_of_other_names,
-            reduced_by_hand,
-            experts_by_hand,
-            ring_by_hand,
-            halves_by_hand,
-            part_of_the_job,
-            half_wrapped,
-            tensor_parallel_over_all,
-            pipeline_over_all,
-            fully_sharded_wrapper,
-        )
-    },
-}
+RECIPES: dict[str, Callable[[int], Any]] = of_this_torch(
+    {
+        **{name: build for name, (build, _) in gloo_job.RECIPES.items()},
+        **{name: build for name, (build, _) in matrix_recipes.RECIPES.items() if name != "calls"},
+        **{
+            build.__name__: build
+            for build in (
+                sharded_over_all,
+                wrapped_afterwards,
+                hybrid_of_other_names,
+                reduced_by_hand,
+                experts_by_hand,
+                ring_by_hand,
+                halves_by_hand,
+                part_of_the_job,
+                half_wrapped,
+                tensor_parallel_over_all,
+                pipeline_over_all,
+                fully_sharded_wrapper,
+            )
+        },
+    }
+)
 
 
 def train(recipe: str, rank: int, world: int, folder: Path) -> None:

@@ -17,6 +17,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 
 import tracer
 from tests.tracer.reading import Row, dropped, lacking, only_folder, read_rows, read_spans
+from tests.tracer.torch_here import since
 from tracer.hot import compute_span
 from tracer.span import COMM_KINDS, SpanKind
 from tracer.spool import DropReason
@@ -81,6 +82,33 @@ def test_a_work_that_nobody_waits_for_keeps_no_memory_of_the_job(tmp_path: Path)
     assert [row.seq for row in communications] == [0, 1]
 
 
+def test_where_no_work_may_call_back_a_collective_ends_where_its_wait_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracer.capture.completion.CAN_CALL_BACK", False)  # as before torch 2.8
+    left: list[object] = []
+    monkeypatch.setattr(torch.futures.Future, "add_done_callback", left.append)
+    tracer.install(spool=tmp_path, run="run")
+    for _ in range(20):
+        work = dist.all_reduce(torch.ones(100_000), async_op=True)
+        assert work is not None
+        work.wait()
+    unwaited = dist.all_reduce(torch.ones(2), async_op=True)
+    rows = spans_after_goodbye(tmp_path)
+    assert unwaited is not None
+    unwaited.wait()
+
+    assert left == []
+    launched = {row.seq: row for row in rows if row.kind != "wait"}
+    waits = {row.seq: row for row in rows if row.kind == "wait"}
+    assert sorted(launched) == list(range(21))
+    assert sorted(waits) == list(range(20))
+    for seq, wait in waits.items():
+        was_done_at_launch = launched[seq].end_ns <= wait.start_ns
+        assert was_done_at_launch or launched[seq].end_ns == wait.end_ns
+
+
+@since("2.8", "the fake backend coalesces nothing")
 def test_one_work_stands_for_all_that_was_coalesced(tmp_path: Path) -> None:
     assert dist.Backend.FAKE in dist.Backend.backend_list  # known since `fake_pg` was imported
     group = dist.new_group([0], backend="fake")

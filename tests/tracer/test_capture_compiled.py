@@ -15,6 +15,7 @@ from torch.distributed import _functional_collectives as functional
 
 import tracer
 from tests.tracer.reading import dropped, only_folder, read_spans
+from tests.tracer.torch_here import TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,8 +84,8 @@ def test_a_function_that_is_given_up_halfway_has_nothing_of_ours_compiled(tmp_pa
     folder = only_folder(tmp_path)
     assert dropped(folder) == {}
     communications = [row for row in read_spans(folder) if row.group_id and row.kind != "wait"]
-    # One by hand, one functional, and that one's backward, in each of three steps.
-    assert [row.seq for row in communications] == list(range(9))
+    # One by hand, one functional, and that one's backward (a later torch's), in three steps.
+    assert [row.seq for row in communications] == list(range(9 if TORCH >= "2.10" else 6))
 
 
 def test_spans_by_hand_in_what_is_compiled_break_no_graph(tmp_path: Path) -> None:

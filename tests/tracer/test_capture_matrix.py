@@ -23,6 +23,7 @@ from tests.tracer.test_capture_gloo import (
     told,
     waits,
 )
+from tests.tracer.torch_here import TORCH
 from tracer.span import SpanFlag
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ P2P = {"send", "recv", "recv_any_source"}
 
 OUT_OF_SIGHT = {"calls": Counter({"all_reduce": 1})}
 """Communications a step of other threads, which the counting mode does not see."""
+
+OBJECTS_BY = "all_gather_into_tensor" if TORCH >= "2.14" else "all_gather"
+"""By what torch gathers the lengths of pickled objects."""
 
 NEVER_WAITED = {"calls": 1}
 """Communications a step for which nobody waits."""
@@ -181,7 +185,7 @@ def test_bytes_are_those_of_the_larger_side(matrix: Path) -> None:
         ("all_to_all_single", 4 * 16),  # rank 3 sends 16 numbers and receives 10
         ("all_reduce", 8),
         ("all_reduce", 16),  # the sparse one, as if it were dense
-        ("all_gather", 4 * 8),  # lengths of pickles
+        (OBJECTS_BY, 4 * 8),  # lengths of pickles
     ]
     named = {row.name: row.num_bytes for row in first}
     assert named["barrier"] == named["monitored_barrier"] == 0

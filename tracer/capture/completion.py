@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from tracer.blame import is_ours
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
 POLL_S = 0.001
 UNWIND_S = 0.1
 """What a thread may take, on a busy machine, from the end of a callback to the end of its C++."""
+
+CAN_CALL_BACK = torch.torch_version.TorchVersion(torch.__version__) >= "2.8"
+"""Whether a callback may be left with a work whose group the job may destroy.
+
+Before, torch destroyed a group by a thread that held the interpreter's lock and waited for the
+group's threads (pytorch/pytorch#154976), of which one may wait for that lock, to call us back.
+"""
 
 
 class Completions:
@@ -34,7 +42,7 @@ class Completions:
 
         It is called on the backend's thread, or here and now where the work is
         done already. A failed work is done too. Where its backend has no futures
-        nobody calls it.
+        nobody calls it; nor later, where none may be called back (`CAN_CALL_BACK`).
 
         Args:
             work: A work.
@@ -64,6 +72,8 @@ class Completions:
         if future.done():
             # Not by the callback: what a signal handler of the job raises in one is lost.
             note(monotonic_ns())
+            return
+        if not CAN_CALL_BACK:
             return
         self._pending[key] = work
         future.add_done_callback(done)

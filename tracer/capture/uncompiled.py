@@ -42,21 +42,17 @@ class Uncompiled:
         self._num_modules = 0
 
     def mark(self) -> None:
-        """Mark the modules of ours that are loaded by now; an older compiler can not be told."""
+        """Mark the modules of ours that are loaded by now."""
         engine: Any = sys.modules.get(ENGINE_MODULE)
-        if engine is None or not hasattr(engine, "set_code_exec_strategy"):
-            return
-        if self._num_modules == len(sys.modules):
-            return  # none of ours has come since
+        if engine is None or self._num_modules == len(sys.modules):
+            return  # nobody compiles, or none of ours has come since
         self._num_modules = len(sys.modules)
-        skip, default = engine._FrameAction.SKIP, engine._FrameAction.DEFAULT
         for name, module in list(sys.modules.items()):
             if name in self._marked or not name.startswith("tracer.") or module is None:
                 continue
             self._marked.add(name)
-            below = default if name.startswith(AROUND) else skip
             for code in codes_of(module):
-                engine.set_code_exec_strategy(code, engine._FrameExecStrategy(skip, below))
+                _skip(engine, code, calls_the_job=name.startswith(AROUND))
 
     def leave_out_spans(self) -> None:
         """Let a span by hand in what is compiled be nothing, instead of a graph break."""
@@ -65,6 +61,16 @@ class Uncompiled:
             return
         _REPLACED.add(self._span)
         replace(self._span)(no_span)
+
+
+def _skip(engine: Any, code: CodeType, *, calls_the_job: bool) -> None:  # noqa: ANN401 - untyped
+    """Have the compiler run ``code`` as it stands, and what that calls unless it is the job's."""
+    if hasattr(engine, "set_code_exec_strategy"):
+        skip, default = engine._FrameAction.SKIP, engine._FrameAction.DEFAULT
+        below = default if calls_the_job else skip
+        engine.set_code_exec_strategy(code, engine._FrameExecStrategy(skip, below))
+    elif hasattr(engine, "skip_code"):  # torch before 2.8: what it calls is marked by itself
+        engine.skip_code(code)
 
 
 def no_span(

@@ -22,17 +22,18 @@ class CudaWhenUsed(NoDeviceTiming):
     done so can no longer fork.
     """
 
-    __slots__ = ("_recorder",)
+    __slots__ = ("_cuda_device_of", "_recorder")
 
     def __init__(self, recorder: Recorder) -> None:
+        from tracer.device.cuda import cuda_device_of  # and so needs torch
+
         self._recorder = recorder
+        self._cuda_device_of = cuda_device_of
 
     def device_of(self, objects: Iterable[object]) -> int | None:  # type: ignore[override]
         """Return the device of the first tensor where it is a CUDA device, which starts timing."""
-        from tracer.device.cuda import cuda_device_of
-
         try:
-            device = cuda_device_of(objects)
+            device = self._cuda_device_of(objects)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._recorder.swallow(problem)
             return None

@@ -1,0 +1,41 @@
+"""What the torch at hand can do by itself: the tests of the tracer run on any since 2.6.
+
+Which recipes an older one trains on gloo was found by running them there untraced.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pytest
+import torch
+
+Recipe = TypeVar("Recipe")
+
+TORCH = torch.torch_version.TorchVersion(torch.__version__)
+
+FIRST = {
+    "calls": "2.9",  # gloo has no alltoall
+    "sharded": "2.7",  # FSDP2 needs a device with streams
+    "hybrid_sharded": "2.7",
+    "expert_parallel": "2.7",
+    "context_parallel": "2.7",
+    "pipeline": "2.8",  # schedules take no `scale_grads`, and wait for each other on gloo
+    "gpipe": "2.8",
+    "interleaved": "2.8",
+    "zero_bubble": "2.8",
+    "zero_bubble_v": "2.9",
+    "three_axes": "2.8",
+    "pipeline_over_all": "2.8",
+}
+"""The torch of which a recipe can first be trained on gloo."""
+
+
+def of_this_torch(recipes: dict[str, Recipe]) -> dict[str, Recipe]:
+    """Return those recipes that this torch can train."""
+    return {name: recipe for name, recipe in recipes.items() if FIRST.get(name, "2.6") <= TORCH}
+
+
+def since(version: str, what: str) -> pytest.MarkDecorator:
+    """Return what leaves a test out where torch is older, and why."""
+    return pytest.mark.skipif(version > TORCH, reason=f"before torch {version} {what}")
