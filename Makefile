@@ -5,13 +5,15 @@ VENV := .venv
 AUDIT := .venv-audit
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TORCH ?= 2.6.0
+OTHER := .venv-torch-$(TORCH)
 SERVE ?= 1
 
 # Two processes share the test files, but for those that measure or keep a pace: they come last, with nothing beside
 # them. A run that was narrowed by ARGS does not pay for the start of the two.
 SHARED_RUN := -m "not alone" --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=10
 
-.PHONY: help demo test lint types check-imports pytest format diagnosis faults fuzz outage lock audit browser clean
+.PHONY: help demo test lint types check-imports pytest format diagnosis faults fuzz outage other-torch lock audit browser clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -71,6 +73,12 @@ fuzz: $(STAMP) ## break bodies (or a process's files) guided by coverage: make f
 outage: $(STAMP) ## ten minutes without a collector at 64,000 spans/s (half an hour)
 	$(BIN)/python -m benchmarks.data_path --outage 600 --seconds 1560 $(ARGS)
 
+other-torch: ## the tracer's tests under another torch: make other-torch TORCH=2.8.0 PYTHON=python3.12 (10 minutes, some GB)
+	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	@$(OTHER)/bin/python -m pip install --disable-pip-version-check --quiet torch==$(TORCH) accelerate hypothesis networkx numpy psutil pyarrow pytest pytest-timeout pytest-xdist transformers
+	@$(OTHER)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --editable .
+	@$(OTHER)/bin/python -m pytest tests/tracer --ignore tests/tracer/integrations --numprocesses 2 --timeout 150 $(ARGS)
+
 lock: $(STAMP) ## write constraints.txt and deploy/requirements.txt anew from what the environment holds
 	@$(BIN)/python -m pip freeze --all --exclude pip --exclude wheel --exclude-editable | sed -E 's/\+cpu$$//' > constraints.txt
 	@$(BIN)/python -m deploy.pin_image
@@ -81,4 +89,4 @@ audit: ## ask a database of known holes about all that is pinned; what it does n
 	@$(AUDIT)/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 clean: ## remove what the targets made
-	@rm -rf $(VENV) $(AUDIT) build dist *.egg-info tracer/_hot*.so .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(AUDIT) .venv-torch-* build dist *.egg-info tracer/_hot*.so .mypy_cache .ruff_cache .pytest_cache

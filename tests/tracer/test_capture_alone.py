@@ -40,6 +40,7 @@ def spans_after_goodbye(spool: Path) -> list[Row]:
     return read_spans(folder)
 
 
+@since("2.8", "no call is known to be synchronous")
 def test_a_synchronous_call_is_a_communication_and_a_wait_within_it(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="run")
     dist.all_reduce(torch.ones(6))

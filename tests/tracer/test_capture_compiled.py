@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,10 +18,12 @@ from torch.distributed import _functional_collectives as functional
 import tracer
 from tests.tracer.reading import dropped, only_folder, read_spans
 from tests.tracer.torch_here import TORCH
+from tracer.capture.uncompiled import ENGINE_MODULE, Uncompiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+    from types import CodeType
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +90,22 @@ def test_a_function_that_is_given_up_halfway_has_nothing_of_ours_compiled(tmp_pa
     communications = [row for row in read_spans(folder) if row.group_id and row.kind != "wait"]
     # One by hand, one functional, and that one's backward (a later torch's), in three steps.
     assert [row.seq for row in communications] == list(range(9 if TORCH >= "2.10" else 6))
+
+
+def test_an_older_compiler_is_told_of_each_function_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    skipped: list[CodeType] = []
+    older = SimpleNamespace(skip_code=skipped.append)  # as it was before torch 2.8
+    monkeypatch.setitem(sys.modules, ENGINE_MODULE, older)
+    uncompiled = Uncompiled(tracer.span)
+    uncompiled.mark()
+    num_skipped = len(skipped)
+    uncompiled.mark()
+
+    assert len(skipped) == num_skipped > 100
+    assert {"kernel", "wait", "backward", "before", "after"} <= {code.co_name for code in skipped}
+    assert all("/tracer/" in code.co_filename for code in skipped)
 
 
 def test_spans_by_hand_in_what_is_compiled_break_no_graph(tmp_path: Path) -> None:

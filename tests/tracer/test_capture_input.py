@@ -223,6 +223,7 @@ def test_fetching_ahead_in_another_thread_ends_no_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage", "ignore:torch.distributed is unavailable")
 def test_each_save_is_one_checkpoint_span(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path / "spool", run="saves")
     state = {"weights": torch.ones(4)}

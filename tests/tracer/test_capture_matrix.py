@@ -23,7 +23,7 @@ from tests.tracer.test_capture_gloo import (
     told,
     waits,
 )
-from tests.tracer.torch_here import TORCH
+from tests.tracer.torch_here import FIRST, TORCH, of_this_torch, since
 from tracer.span import SpanFlag
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ def seen_by_torch(document: dict[str, Any], recipe: str) -> Counter[str]:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_communication_that_torch_saw_is_a_span(matrix: Path, recipe: str) -> None:
+    if recipe in COMPILED and TORCH < "2.8":
+        pytest.skip("before torch 2.8 gloo has no flight recorder to count by")
     for rank, rows in spans_of(matrix, recipe).items():
         expected = seen_by_torch(told(matrix, recipe, rank)["traced"], recipe)
 
@@ -150,7 +152,7 @@ def test_kinds_follow_the_mesh_axes(matrix: Path) -> None:
         for recipe in RECIPES
     }
 
-    assert kinds == {
+    expected = {
         "calls": {"other", "pp-send", "pp-recv"},
         "hybrid_sharded": {"dp-comm"},
         "static_graph": {"dp-comm"},
@@ -164,8 +166,10 @@ def test_kinds_follow_the_mesh_axes(matrix: Path) -> None:
         "zero_bubble_v": {"pp-send", "pp-recv", "other"},
         "three_axes": {"tp-comm", "dp-comm", "pp-send", "pp-recv", "other"},
     }
+    assert kinds == of_this_torch(expected)
 
 
+@since(FIRST["calls"], "gloo has no alltoall")
 def test_bytes_are_those_of_the_larger_side(matrix: Path) -> None:
     rows = spans_of(matrix, "calls")
     first = [row for row in communications(rows[3]) if row.step == 0]
@@ -192,6 +196,7 @@ def test_bytes_are_those_of_the_larger_side(matrix: Path) -> None:
     assert named["all_reduce_coalesced"] == 24
 
 
+@since(FIRST["calls"], "gloo has no alltoall")
 def test_a_receive_from_any_source_says_from_whom_it_came(matrix: Path) -> None:
     rows = spans_of(matrix, "calls")[0]
     found = [row for row in rows if row.name == "recv_any_source" and row.step == 0]

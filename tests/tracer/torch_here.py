@@ -18,6 +18,8 @@ FIRST = {
     "calls": "2.9",  # gloo has no alltoall
     "sharded": "2.7",  # FSDP2 needs a device with streams
     "hybrid_sharded": "2.7",
+    "hybrid_of_other_names": "2.7",
+    "sharded_over_all": "2.7",
     "expert_parallel": "2.7",
     "context_parallel": "2.7",
     "pipeline": "2.8",  # schedules take no `scale_grads`, and wait for each other on gloo
