@@ -229,9 +229,10 @@ def test_each_save_is_one_checkpoint_span(tmp_path: Path) -> None:
     state = {"weights": torch.ones(4)}
     torch.save(state, io.BytesIO())
     saver: Any = checkpoint
-    alone = {"no_dist": True} if "no_dist" in inspect.signature(saver.save).parameters else {}
-    saver.save(state, checkpoint_id=tmp_path / "one", **alone)
-    saver.async_save(state, checkpoint_id=tmp_path / "two", **alone).result()
+    for save, name in ((saver.save, "one"), (saver.async_save, "two")):
+        alone = {"no_dist": True} if "no_dist" in inspect.signature(save).parameters else {}
+        saved = save(state, checkpoint_id=tmp_path / name, **alone)
+    saved.result()
 
     spans = [row for row in spans_in(tmp_path / "spool") if row.kind == "checkpoint"]
     on_main = [row.name for row in spans if row.track == "main"]
