@@ -229,10 +229,13 @@ def test_each_save_is_one_checkpoint_span(tmp_path: Path) -> None:
     state = {"weights": torch.ones(4)}
     torch.save(state, io.BytesIO())
     saver: Any = checkpoint
-    for save, name in ((saver.save, "one"), (saver.async_save, "two")):
-        alone = {"no_dist": True} if "no_dist" in inspect.signature(save).parameters else {}
-        saved = save(state, checkpoint_id=tmp_path / name, **alone)
-    saved.result()
+
+    def alone(save: Any) -> dict[str, bool]:  # noqa: ANN401
+        return {"no_dist": True} if "no_dist" in inspect.signature(save).parameters else {}
+
+    saver.save(state, checkpoint_id=tmp_path / "one", **alone(saver.save))
+    two = tmp_path / "two"
+    saver.async_save(state, checkpoint_id=two, **alone(saver.async_save)).result()
 
     spans = [row for row in spans_in(tmp_path / "spool") if row.kind == "checkpoint"]
     on_main = [row.name for row in spans if row.track == "main"]
