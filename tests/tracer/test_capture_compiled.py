@@ -77,6 +77,7 @@ def compiler_saw() -> tuple[list[str], Any]:
     return reasons, counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch 2.10's own
 def test_a_function_that_is_given_up_halfway_has_nothing_of_ours_compiled(tmp_path: Path) -> None:
     untraced = compiler_saw()
     tracer.install(spool=tmp_path, run="run")
@@ -89,7 +90,7 @@ def test_a_function_that_is_given_up_halfway_has_nothing_of_ours_compiled(tmp_pa
     assert dropped(folder) == {}
     communications = [row for row in read_spans(folder) if row.group_id and row.kind != "wait"]
     # One by hand, one functional, and that one's backward (a later torch's), in three steps.
-    assert [row.seq for row in communications] == list(range(9 if TORCH >= "2.10" else 6))
+    assert [row.seq for row in communications] == list(range(9 if TORCH >= "2.13" else 6))
 
 
 def test_an_older_compiler_is_told_of_each_function_of_ours(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from tracer.recorder import Recorder
 
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.10
+
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[Recorder]:

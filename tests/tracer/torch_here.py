@@ -15,7 +15,7 @@ Recipe = TypeVar("Recipe")
 TORCH = torch.torch_version.TorchVersion(torch.__version__)
 
 FIRST = {
-    "calls": "2.9",  # gloo has no alltoall
+    "calls": "2.13",  # gloo has no alltoall
     "sharded": "2.7",  # FSDP2 needs a device with streams
     "hybrid_sharded": "2.7",
     "hybrid_of_other_names": "2.7",
@@ -26,7 +26,7 @@ FIRST = {
     "gpipe": "2.8",
     "interleaved": "2.8",
     "zero_bubble": "2.8",
-    "zero_bubble_v": "2.9",
+    "zero_bubble_v": "2.13",
     "three_axes": "2.8",
     "pipeline_over_all": "2.8",
 }
