@@ -1890,17 +1890,14 @@ quick_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num)
         PyErr_SetString(PyExc_TypeError, "quick_span takes a function, a span and a text");
         return NULL;
     }
-    if (asked.plain != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "one tracer.span a process");
-        return NULL;
-    }
     const char *text = PyUnicode_AsUTF8(args[2]);
     PyObject *module_name = PyObject_GetAttrString(args[0], "__module__");
     char *help = text == NULL || module_name == NULL ? NULL : PyMem_Malloc(strlen(text) + 1);
     if (help != NULL) {
         span_method.ml_doc = strcpy(help, text); /* for as long as the function: for good */
-        asked.plain = Py_NewRef(args[0]);
-        asked.unrecorded = Py_NewRef(args[1]);
+        Py_XSETREF(asked.plain, Py_NewRef(args[0])); /* of a module that was loaded again, too */
+        Py_XSETREF(asked.unrecorded, Py_NewRef(args[1]));
+        Py_CLEAR(asked.finder);
     } else if (!PyErr_Occurred()) {
         PyErr_NoMemory();
     }

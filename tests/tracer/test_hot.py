@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 import tracer
-from tests.tracer.reading import dropped, num_lost, read_spans
-from tests.tracer.recording import ROOT, recorder_in
+from tests.tracer.reading import dropped, num_lost, only_folder, read_spans
+from tests.tracer.recording import ROOT, recorder_in, run_script
 from tracer.current import set_current
 from tracer.hot import (
     IS_COMPILED,
@@ -329,17 +329,44 @@ def test_a_span_of_an_ended_thread_is_not_found_by_the_next_with_its_lane(tmp_pa
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="of the compiled function alone")
-def test_a_second_function_and_what_finds_nothing_are_refused(tmp_path: Path) -> None:
+def test_what_is_no_function_and_what_finds_nothing_are_refused() -> None:
     def span(name: str) -> None:
         pass
 
     for wrong in ((span, NOOP_SPAN, 3), (None, NOOP_SPAN, "span(name)")):
         with pytest.raises(TypeError):
             quick_span(*wrong)
-    with pytest.raises(RuntimeError, match=r"one tracer\.span a process"):
-        quick_span(span, NOOP_SPAN, "span(name)")
     with pytest.raises(TypeError):
         find_with(3)  # type: ignore[arg-type]
+
+
+def test_a_module_that_is_loaded_again_records_nothing_and_then_what_it_is_told_to(
+    tmp_path: Path,
+) -> None:
+    script = """
+        import importlib
+        import sys
+        import tracer
+        tracer.install()
+        old = tracer.span
+        with old("once"):
+            pass
+        importlib.reload(sys.modules["tracer.current"])
+        for span in (old, sys.modules["tracer.current"].span):
+            with span("between"), span(name="between"):
+                pass
+        sys.modules["tracer.current"].set_current(tracer.install(run="again"))
+        with sys.modules["tracer.current"].span("again"):
+            pass
+    """
+    done = run_script(script, tmp_path)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    recorded = {
+        run: [row.name for row in read_spans(only_folder(tmp_path / run))]
+        for run in ("run", "again")
+    }
+    assert recorded == {"run": ["once"], "again": ["again"]}
 
 
 def test_a_finder_that_is_asked_no_more_is_let_go(tmp_path: Path) -> None:
