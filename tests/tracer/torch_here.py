@@ -16,12 +16,12 @@ TORCH = torch.torch_version.TorchVersion(torch.__version__)
 
 FIRST = {
     "calls": "2.13",  # gloo has no alltoall
-    "sharded": "2.7",  # FSDP2 needs a device with streams
-    "hybrid_sharded": "2.7",
-    "hybrid_of_other_names": "2.7",
-    "sharded_over_all": "2.7",
-    "expert_parallel": "2.7",
-    "context_parallel": "2.7",
+    "sharded": "2.8",  # FSDP2 on gloo: no streams, no average
+    "hybrid_sharded": "2.8",
+    "hybrid_of_other_names": "2.8",
+    "sharded_over_all": "2.8",
+    "expert_parallel": "2.8",
+    "context_parallel": "2.8",
     "pipeline": "2.8",  # schedules take no `scale_grads`, and wait for each other on gloo
     "gpipe": "2.8",
     "interleaved": "2.8",
