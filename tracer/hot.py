@@ -3,7 +3,7 @@
 `tracer/_hot.c` is built while the package is installed, where there is a C compiler. Without one,
 without the GIL, or with ``RANKSCOPE_PURE_PYTHON=1`` the same is done by `tracer.host_span`,
 `tracer.lane_state`, `tracer.compute_span`, `tracer.host_launch` and `tracer.thread_frames`, and a
-span takes about four times the time.
+span by hand takes seven times the time.
 """
 
 from __future__ import annotations
