@@ -17,27 +17,23 @@ from typing import Any
 import psutil
 import pytest
 
-import tracer
-from tests.tracer.reading import dropped, num_lost, only_folder, read_spans
-from tests.tracer.recording import ROOT, recorder_in, run_script
-from tracer.current import set_current
+from tests.tracer.reading import dropped, num_lost, read_spans
+from tests.tracer.recording import ROOT, recorder_in
 from tracer.hot import (
     IS_COMPILED,
     DropCount,
     Finder,
     ReadySpan,
-    find_with,
     numbers,
-    quick_span,
     ready_span,
 )
 from tracer.lane import head_word
-from tracer.noop import NOOP_SPAN, NOOP_TRACER
 from tracer.span import KIND_CODES, SpanKind
 from tracer.spool import DropReason, RecordType
 
 ALIKE = (
     "test_span_faults.py",
+    "test_span_by_name.py",
     "test_recorder.py",
     "test_spare.py",
     "test_overflow.py",
@@ -326,64 +322,6 @@ def test_a_span_of_an_ended_thread_is_not_found_by_the_next_with_its_lane(tmp_pa
     assert found_by(recorder.lanes.finder, "x") is None
     recorder.shutdown()
     assert [row.name for row in read_spans(tmp_path)] == ["x"] * 3
-
-
-@pytest.mark.skipif(not IS_COMPILED, reason="of the compiled function alone")
-def test_what_is_no_function_and_what_finds_nothing_are_refused() -> None:
-    def span(name: str) -> None:
-        pass
-
-    for wrong in ((span, NOOP_SPAN, 3), (None, NOOP_SPAN, "span(name)")):
-        with pytest.raises(TypeError):
-            quick_span(*wrong)
-    with pytest.raises(TypeError):
-        find_with(3)  # type: ignore[arg-type]
-
-
-def test_a_module_that_is_loaded_again_records_nothing_and_then_what_it_is_told_to(
-    tmp_path: Path,
-) -> None:
-    script = """
-        import importlib
-        import sys
-        import tracer
-        tracer.install()
-        old = tracer.span
-        with old("once"):
-            pass
-        importlib.reload(sys.modules["tracer.current"])
-        for span in (old, sys.modules["tracer.current"].span):
-            with span("between"), span(name="between"):
-                pass
-        sys.modules["tracer.current"].set_current(tracer.install(run="again"))
-        with sys.modules["tracer.current"].span("again"):
-            pass
-    """
-    done = run_script(script, tmp_path)
-
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    recorded = {
-        run: [row.name for row in read_spans(only_folder(tmp_path / run))]
-        for run in ("run", "again")
-    }
-    assert recorded == {"run": ["once"], "again": ["again"]}
-
-
-def test_a_finder_that_is_asked_no_more_is_let_go(tmp_path: Path) -> None:
-    recorder = recorder_in(tmp_path)
-    finder, _ = recorder.lanes.finder, recorder.lane()  # which holds it too
-    before = sys.getrefcount(finder)
-    for _ in range(100):
-        set_current(recorder)
-        with tracer.span("x"), tracer.span("x"):
-            pass
-        set_current(NOOP_TRACER)
-        with tracer.span("x"):
-            pass
-
-    assert sys.getrefcount(finder) == before
-    recorder.shutdown()
-    assert len(read_spans(tmp_path)) == 200
 
 
 def test_a_span_is_entered_and_left_however_it_is_found(tmp_path: Path) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import inspect
 import signal
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 import tracer
 from tests.tracer.reading import dropped, num_lost, read_spans
 from tests.tracer.recording import LONGEST_S, AlarmError, recorder_in
-from tracer.current import current_tracer, set_current
+from tracer.current import set_current
 from tracer.noop import NOOP_TRACER
 from tracer.spool import DropReason
 
@@ -331,64 +329,6 @@ def module_recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     set_current(NOOP_TRACER)
     recorder.shutdown()
     assert DropReason.INTERNAL_ERROR not in dropped(folder)
-
-
-WRONG: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
-    ((), {}),
-    (("x", None, None, None, None), {}),
-    (("x",), {"name": "y"}),
-    (("x",), {"when": 3}),
-)
-
-
-@pytest.mark.parametrize("is_recorded", [True, False])
-def test_the_module_s_function_tells_what_it_takes_and_refuses_the_rest(
-    installed: Path, *, is_recorded: bool
-) -> None:
-    if not is_recorded:
-        set_current(NOOP_TRACER)
-    options = inspect.signature(tracer.span).parameters
-    nothing = inspect.Parameter.empty
-    assert {name: option.default for name, option in options.items()} == {
-        "name": nothing,
-        "kind": None,
-        "microbatch": None,
-        "chunk": None,
-    }
-    assert (inspect.getdoc(tracer.span) or "").startswith("Return a span of this thread")
-    assert getattr(sys.modules[tracer.span.__module__], tracer.span.__name__) is tracer.span
-    for values, named in WRONG:
-        with pytest.raises(TypeError, match=r"span\(\)"):
-            tracer.span(*values, **named)
-    for span in (tracer.span("x"), tracer.span(name="x"), tracer.span("x", None, chunk=None)):
-        with span:
-            pass
-
-    assert [row.name for row in read_spans(installed)] == ["x", "x", "x"] * is_recorded
-
-
-def test_a_thread_that_turns_recording_on_and_off_disturbs_no_span(installed: Path) -> None:
-    recorder, is_over = current_tracer(), threading.Event()
-
-    def turn() -> None:
-        while not is_over.is_set():
-            set_current(NOOP_TRACER)
-            set_current(recorder)
-
-    thread = threading.Thread(target=turn)
-    thread.start()
-    for _ in range(20_000):
-        with tracer.span("x"), tracer.span("y"):
-            pass
-    is_over.set()
-    thread.join()
-
-    assert {(row.name, row.depth) for row in read_spans(installed)} <= {
-        ("x", 0),
-        ("y", 0),
-        ("y", 1),
-    }
-    assert DropReason.INTERNAL_ERROR not in dropped(installed)
 
 
 # -- promise 1: our own errors ------------------------------------------------------------------
