@@ -99,7 +99,7 @@ def test_an_older_compiler_is_told_of_each_function_of_ours(
     skipped: list[CodeType] = []
     older = SimpleNamespace(skip_code=skipped.append)  # as it was before torch 2.8
     monkeypatch.setitem(sys.modules, ENGINE_MODULE, older)
-    uncompiled = Uncompiled(tracer.span)
+    uncompiled = Uncompiled()
     uncompiled.mark()
     num_skipped = len(skipped)
     uncompiled.mark()

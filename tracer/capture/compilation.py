@@ -11,6 +11,7 @@ from tracer.capture.guard import Guard
 from tracer.capture.uncompiled import Uncompiled
 from tracer.clock import monotonic_ns
 from tracer.current import span
+from tracer.graphs import leave_out
 from tracer.span import SpanKind
 
 if TYPE_CHECKING:
@@ -33,14 +34,14 @@ class Compilations:
         self._recorder = recorder
         self._guard = Guard(recorder, "compilation")
         self._begun = _Begun()
-        self._uncompiled = Uncompiled(span)
+        self._uncompiled = Uncompiled()
 
     def ask(self) -> bool:
         """Ask the compiler to tell us, where it is loaded; always False: to be called again."""
         if DYNAMO_MODULE not in sys.modules or not self._guard.active:
             return False
         try:
-            self._uncompiled.leave_out_spans()
+            leave_out(span)
             self._uncompiled.mark()
             handler = sys.modules[DYNAMO_MODULE].callback_handler
             if self.begins not in handler.start_callbacks:

@@ -8,7 +8,6 @@ not have without us.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 from types import CodeType, FunctionType, ModuleType
@@ -17,27 +16,19 @@ from typing import TYPE_CHECKING, Any
 from tracer.blame import OURS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 AROUND = ("tracer.capture.", "tracer.integrations.", "tracer.decorator", "tracer.__main__")
 """Modules whose functions call the job's; what those call is compiled as ever."""
 
 ENGINE_MODULE = "torch._C._dynamo.eval_frame"
 
-_REPLACED: set[object] = set()
-"""Functions that the compiler knows a replacement of: for good, whoever was installed then."""
-
 
 class Uncompiled:
     """Marks what Python runs of us as not to be compiled, each module once."""
 
-    def __init__(self, span: Callable[..., Any]) -> None:
-        """Prepare.
-
-        Args:
-            span: The function by which a job makes spans by hand.
-        """
-        self._span = span
+    def __init__(self) -> None:
+        """Prepare."""
         self._marked: set[str] = set()
         self._num_modules = 0
 
@@ -54,14 +45,6 @@ class Uncompiled:
             for code in codes_of(module):
                 _skip(engine, code, calls_the_job=name.startswith(AROUND))
 
-    def leave_out_spans(self) -> None:
-        """Let a span by hand in what is compiled be nothing, instead of a graph break."""
-        replace = getattr(sys.modules.get("torch._dynamo"), "substitute_in_graph", None)
-        if self._span in _REPLACED or replace is None:
-            return
-        _REPLACED.add(self._span)
-        replace(self._span)(no_span)
-
 
 def _skip(engine: Any, code: CodeType, *, calls_the_job: bool) -> None:  # noqa: ANN401 - untyped
     """Have the compiler run ``code`` as it stands, and what that calls unless it is the job's."""
@@ -71,13 +54,6 @@ def _skip(engine: Any, code: CodeType, *, calls_the_job: bool) -> None:  # noqa:
         engine.set_code_exec_strategy(code, engine._FrameExecStrategy(skip, below))
     elif hasattr(engine, "skip_code"):  # torch before 2.8: what it calls is marked by itself
         engine.skip_code(code)
-
-
-def no_span(
-    name: object, kind: object = None, microbatch: object = None, chunk: object = None
-) -> contextlib.AbstractContextManager[None]:
-    """Return what the compiler takes in the place of `tracer.span`: it compiles to nothing."""
-    return contextlib.nullcontext()
 
 
 def codes_of(module: ModuleType) -> Iterator[CodeType]:
