@@ -8,10 +8,12 @@ taken within each round, and its median with the 95 % interval of the median is 
 without a body is subtracted. Garbage collection stays on. Times are CPU times of the thread, so
 that a neighbour on a shared machine is not measured too.
 
-Two of the cases are floors: a `with` block over two closures that read the clock and do nothing
-with it, and one that appends the two readings and a name to a list. What a span costs beyond
-the second buys the record that survives `kill -9`, its place in step and nesting, threads,
-exceptions, and a full disk. docs/decisions/0050-host-span.md takes it apart.
+Three of the cases are floors: a `with` block over two functions that do nothing (compiled ones,
+where the tracer's are), one over two closures that read the clock and do nothing with it, and one
+that appends the two readings and a name to a list. No disabled span can cost less than the first.
+What a span in Python costs beyond the third buys the record that survives `kill -9`, its place in
+step and nesting, threads, exceptions, and a full disk. docs/decisions/0050-host-span.md takes it
+apart.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from tracer.clock import read_anchor
 from tracer.current import current_tracer, set_current
 from tracer.identity import read_identity
 from tracer.install import spool_identity
-from tracer.noop import NOOP_TRACER
+from tracer.noop import NOOP_SPAN, NOOP_TRACER
 from tracer.recorder import Recorder
 from tracer.spare import SpoolLimits
 
@@ -95,6 +97,14 @@ def dropped(calls: int) -> None:
 def block_of(enter: Callable[[], None], leave: Callable[..., None]) -> Any:  # noqa: ANN401
     """Return what `with` enters and leaves by these two, as cheaply as it can."""
     return type("Block", (), {"__enter__": staticmethod(enter), "__exit__": staticmethod(leave)})()
+
+
+def floor_nothing(calls: int) -> None:
+    """Enter and leave what does nothing, found and not made: the ``with`` itself."""
+    block = NOOP_SPAN
+    for _ in range(calls):
+        with block:
+            pass
 
 
 def floor_clock(calls: int) -> None:
@@ -162,10 +172,15 @@ CASES: dict[str, Callable[[int], None]] = {
     "span, top level": top_level,
     "span, dropped": dropped,
     "span, disabled": disabled,
+    "floor: with, nothing": floor_nothing,
     "floor: closures, two clock reads": floor_clock,
     "floor: and an append": floor_append,
     "record_function": record_function,
 }
+
+
+OF_ENABLED = ("span, disabled", "span, dropped", "floor: with, nothing")
+"""Told also as parts of an enabled span."""
 
 
 def measure() -> dict[str, list[float]]:
@@ -189,23 +204,28 @@ def median_interval(values: list[float]) -> tuple[float, float, float]:
     return ordered[low], statistics.median(ordered), ordered[high]
 
 
+def net_of(times: dict[str, list[float]], name: str) -> list[float]:
+    """Return a case's ns per call, one value a round, loop taken off."""
+    return [value - loop for value, loop in zip(times[name], times["loop"], strict=True)]
+
+
+def ratio_of(times: dict[str, list[float]], name: str, base: str) -> dict[str, object]:
+    """Return the ratio of two cases, taken within each round, with its 95 % interval."""
+    pairs = zip(net_of(times, name), net_of(times, base), strict=True)
+    low, middle, high = median_interval([value / one for value, one in pairs])
+    return {"ratio": round(middle, 2), "ratio_95": [round(low, 2), round(high, 2)]}
+
+
 def summary(times: dict[str, list[float]]) -> list[dict[str, object]]:
-    """Return median ns and the ratio to `UNIT` with its 95 % interval, loop taken off."""
-    rows: list[dict[str, object]] = []
-    for name in list(CASES)[1:]:
-        net = [value - loop for value, loop in zip(times[name], times["loop"], strict=True)]
-        base = [value - loop for value, loop in zip(times[UNIT], times["loop"], strict=True)]
-        ratios = [value / one for value, one in zip(net, base, strict=True)]
-        low, middle, high = median_interval(ratios)
-        rows.append(
-            {
-                "case": name,
-                "median_ns": round(statistics.median(net), 1),
-                "ratio": round(middle, 2),
-                "ratio_95": [round(low, 2), round(high, 2)],
-            }
-        )
-    return rows
+    """Return median ns and the ratio to `UNIT`."""
+    return [
+        {
+            "case": name,
+            "median_ns": round(statistics.median(net_of(times, name)), 1),
+            **ratio_of(times, name, UNIT),
+        }
+        for name in list(CASES)[1:]
+    ]
 
 
 def tracer_without_room(folder: Path) -> Tracer:
@@ -232,11 +252,13 @@ def main() -> None:
         tracer.install(spool=spool, run="benchmark")
         FULL.append(tracer_without_room(Path(spool)))
         measure()  # warm: names interned, code specialised, segments touched
-        rows = summary(measure())
+        times = measure()
         FULL.pop().shutdown()
         tracer.shutdown()
     import torch
 
+    rows = summary(times)
+    of_enabled = {name: ratio_of(times, name, "span, nested") for name in OF_ENABLED}
     document = {
         "machine": f"{platform.machine()}, {cpu_name()}",
         "python": platform.python_version(),
@@ -244,6 +266,7 @@ def main() -> None:
         "rounds": ROUNDS,
         "calls": CALLS,
         "rows": rows,
+        "of_an_enabled_span": of_enabled,
     }
     if options.json:
         options.json.write_text(json.dumps(document, indent=1) + "\n")
@@ -252,6 +275,8 @@ def main() -> None:
         print(
             f"{row['case']:34} {row['median_ns']:8} ns {row['ratio']:7} x  95 % {row['ratio_95']}"
         )
+    for name, part in of_enabled.items():
+        print(f"{name + ' / enabled':34} {'':11} {part['ratio']:7} x  95 % {part['ratio_95']}")
 
 
 def cpu_name() -> str:

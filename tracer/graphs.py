@@ -42,9 +42,9 @@ def leave_out(span: Callable[..., Any]) -> None:
 
 def leave_out_soon(span: Callable[..., Any]) -> None:
     """Call `leave_out` as soon as the compiler is loaded, or now; an error leaves all as it was."""
-    if COMPILER_MODULE not in sys.modules:
-        sys.meta_path.insert(0, CompilerWatch(span))
     with contextlib.suppress(Exception):  # promise 1: harmless
+        if COMPILER_MODULE not in sys.modules:
+            sys.meta_path.insert(0, CompilerWatch(span))
         leave_out(span)
 
 
