@@ -170,6 +170,7 @@ RECIPES: dict[str, Callable[[int], Any]] = of_this_torch(
 
 def train(recipe: str, rank: int, world: int, folder: Path) -> None:
     """Train one of `RECIPES`, traced."""
+    torch.set_num_threads(1)  # here: a fork leaves torch a pool to replace, threads race to do it
     store = FileStore(str(folder / f"rendezvous-{recipe}"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     model, step = RECIPES[recipe](rank)
@@ -186,7 +187,6 @@ def train(recipe: str, rank: int, world: int, folder: Path) -> None:
 def main(rank: int, world: int, folder: Path, arguments: Sequence[str]) -> None:
     """Be a rank, in a process for each recipe: torch keeps groups that were destroyed in caches."""
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     for recipe in arguments:
         pid = os.fork()
         if pid == 0:
