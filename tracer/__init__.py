@@ -1,5 +1,6 @@
 """The tracer: lives in the training process, records spans, never hurts the job."""
 
+import tracer.graphs as _graphs  # noqa: F401 - for what it tells the compiler
 import tracer.span as _span_module  # noqa: F401 - first, so that `span` below stays the function
 from tracer.current import (
     begin_steps,

@@ -6,7 +6,6 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from tracer.graphs import leave_out_soon
 from tracer.hot import find_with, quickened
 from tracer.noop import NOOP_SPAN, NOOP_TRACER
 from tracer.recorder import Recorder
@@ -172,5 +171,4 @@ def _forget_in_child() -> None:
             tracer.abandon()
 
 
-leave_out_soon(span)
 os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,20 +1,22 @@
-"""Spans by hand in compiled code break no graph, whoever is installed, or nobody."""
+"""What a job calls of the tracer breaks no graph, whoever is installed, or nobody."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-from types import SimpleNamespace
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.utils import counters
 
+import tracer
+from tests.tracer.reading import dropped, only_folder, read_rows, read_spans
 from tests.tracer.recording import run_script
-from tracer.graphs import COMPILER_MODULE, CompilerWatch, leave_out_soon
+from tracer.spool import MICROBATCH, STEP, RecordType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 MODEL = """
@@ -27,6 +29,9 @@ MODEL = """
         @tracer.traced("whole")
         def forward(self, x):
             with tracer.span("outer"):
+                tracer.microbatch(index=0, tokens=3)
+                tracer.event("note", "whole", value=1)
+                tracer.step(tokens=3)
                 return double(x).sum()
 
     def test(model):
@@ -44,7 +49,6 @@ MODEL = """
         ("import torch, tracer; tracer.install()", {"RANKSCOPE_DISABLE": "1"}),
         ("import torch._dynamo, tracer", {}),
         ("import tracer, torch; tracer.install(); tracer.shutdown()", {}),
-        ("import torch, tracer, importlib; importlib.reload(sys.modules['tracer.current'])", {}),
     ],
 )
 def test_a_job_that_is_not_traced_has_whole_graphs(
@@ -56,134 +60,83 @@ def test_a_job_that_is_not_traced_has_whole_graphs(
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-class Stub:
-    """Stands where the compiler would be found, by a finder or as a loader."""
-
-    def __init__(self, load: Callable[[Any], None]) -> None:
-        self._load = load
-        self.replaced: list[object] = []
-
-    def find_spec(self, fullname: str, path: object, target: object = None) -> Any:  # noqa: ANN401
-        if fullname == COMPILER_MODULE:
-            return importlib.util.spec_from_loader(fullname, self)  # type: ignore[arg-type]
-        return None
-
-    def create_module(self, spec: object) -> None:
-        pass
-
-    def exec_module(self, module: Any) -> None:  # noqa: ANN401
-        self._load(module)
-        module.substitute_in_graph = lambda span: lambda _: self.replaced.append(span)
-
-
-class Fixed(Stub):
-    """Takes no attribute."""
-
-    __slots__ = ()
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name == "exec_module":
-            raise AttributeError(name)
-        super().__setattr__(name, value)
-
-
 @pytest.fixture
-def unloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Have the compiler not loaded, and whatever the test puts into the import system taken out."""
-    import torch
-
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.delitem(sys.modules, COMPILER_MODULE, raising=False)
-    monkeypatch.setattr(torch, "_dynamo", None, raising=False)
-    yield monkeypatch
-    sys.modules.pop(COMPILER_MODULE, None)
-
-
-def watches() -> list[object]:
-    return [finder for finder in sys.meta_path if isinstance(finder, CompilerWatch)]
+def installed(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a tracer of this process, whose compiler knows nothing yet."""
+    torch._dynamo.reset()
+    counters.clear()
+    tracer.install(spool=tmp_path, run="run")
+    tracer.begin_steps()
+    yield tmp_path
+    tracer.shutdown()
+    torch._dynamo.reset()
+    counters.clear()
 
 
-def span(name: str) -> None:
-    """Stand for `tracer.span`."""
+def told_of(spool: Path) -> dict[str, list[Any]]:
+    """Return the process's steps, micro-batches and the job's events, as they were told."""
+    folder = only_folder(spool)
+    assert dropped(folder) == {}
+    rows = read_rows(folder)
+    steps = [row for row in rows if row.record == RecordType.STEP]
+    batches = [row for row in rows if row.record == RecordType.MICROBATCH]
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return {
+        "steps": [(row.step, *STEP.unpack(row.second)[:2]) for row in steps],
+        "batches": [(row.step, row.microbatch, *MICROBATCH.unpack(row.second)) for row in batches],
+        "events": [
+            (event["kind"], event["text"], event["data"])
+            for event in events
+            if event["kind"] != "compilation"
+        ],
+    }
 
 
-def another(name: str) -> None:
-    """Stand for that of a module which was loaded again."""
+@pytest.mark.filterwarnings("error")
+def test_what_tells_of_a_step_in_compiled_code_is_told_each_time(installed: Path) -> None:
+    @torch.compile(backend="eager")
+    def train(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        tracer.microbatch(0, x.numel(), sum_squared_lengths=50)
+        tracer.event("note", "it began", sizes=sizes)
+        with tracer.span("inside"):
+            loss = (x * 2).sum()
+        tracer.microbatch(index=1, tokens=13)
+        tracer.step(tokens=x.numel(), loss=loss)
+        return loss
+
+    losses = [float(train(torch.ones(num), [num, 1])) for num in (5, 7, 9)]
+    with tracer.span("outside"):
+        pass
+    tracer.step()
+
+    assert losses == [10, 14, 18]
+    assert sum(counters["graph_break"].values()) > 0
+    assert all("disable" in reason for reason in counters["graph_break"])
+    told = told_of(installed)
+    assert told["steps"][:3] == [(0, 5, 10), (1, 7, 14), (2, 9, 18)]
+    assert len(told["steps"]) == 4
+    assert told["batches"] == [
+        row for step, num in enumerate((5, 7, 9)) for row in ((step, 0, num, 50), (step, 1, 13, -1))
+    ]
+    assert told["events"] == [("note", "it began", {"sizes": [num, 1]}) for num in (5, 7, 9)]
+    names = {row.name for row in read_spans(only_folder(installed))}
+    assert "outside" in names
+    assert "inside" not in names
 
 
-def test_each_span_is_left_out_once_the_compiler_is_loaded(unloaded: pytest.MonkeyPatch) -> None:
-    stub = Stub(lambda module: None)
-    sys.meta_path.insert(0, stub)
-    leave_out_soon(span)
-    leave_out_soon(another)
-    assert len(watches()) == 2
-    assert importlib.util.find_spec("torch._no_such_module") is None
-    assert importlib.util.find_spec(COMPILER_MODULE) is not None  # asked for, and not loaded
-    assert len(watches()) == 2
-    module: Any = importlib.import_module(COMPILER_MODULE)
+def test_a_job_that_is_compiled_before_it_is_traced_tells_from_then_on(tmp_path: Path) -> None:
+    torch._dynamo.reset()
 
-    assert stub.replaced == [span, another] or stub.replaced == [another, span]
-    assert watches() == []
-    assert module.__spec__.loader is stub
-    assert stub.exec_module == Stub.exec_module.__get__(stub)
-    leave_out_soon(another)
-    assert len(stub.replaced) == 2
-    assert watches() == []
+    @torch.compile(backend="eager")
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        tracer.step(tokens=4)
+        return x + 1
 
+    for is_traced in (False, True, False):
+        if is_traced:
+            tracer.install(spool=tmp_path, run="run")
+            tracer.begin_steps()
+        assert [float(compiled(torch.ones(1))) for _ in range(3)] == [2, 2, 2]
+        tracer.shutdown()
 
-def test_a_compiler_that_cannot_be_loaded_says_so_and_may_come_later(
-    unloaded: pytest.MonkeyPatch,
-) -> None:
-    problems = [RuntimeError("no compiler today")]
-
-    def load(module: object) -> None:
-        if problems:
-            raise problems[0]
-
-    stub = Stub(load)
-    sys.meta_path.insert(0, stub)
-    leave_out_soon(test_a_compiler_that_cannot_be_loaded_says_so_and_may_come_later)
-    for _ in range(2):
-        with pytest.raises(RuntimeError) as caught:
-            importlib.import_module(COMPILER_MODULE)
-        assert caught.value is problems[0]
-        assert len(watches()) == 1
-    problems.clear()
-    importlib.import_module(COMPILER_MODULE)
-
-    assert len(stub.replaced) == 1
-    assert watches() == []
-
-
-def test_a_loader_that_cannot_be_watched_loads_as_ever(unloaded: pytest.MonkeyPatch) -> None:
-    stub = Fixed(lambda module: None)
-    sys.meta_path.insert(0, stub)
-    leave_out_soon(test_a_loader_that_cannot_be_watched_loads_as_ever)
-    importlib.import_module(COMPILER_MODULE)
-
-    assert stub.replaced == []
-
-
-def test_where_there_is_no_compiler_it_is_said_as_ever(unloaded: pytest.MonkeyPatch) -> None:
-    leave_out_soon(test_where_there_is_no_compiler_it_is_said_as_ever)
-    unloaded.setattr(sys.modules["torch"], "__path__", [])
-    with pytest.raises(ModuleNotFoundError, match=COMPILER_MODULE):
-        importlib.import_module(COMPILER_MODULE)
-
-
-def test_a_finder_of_long_ago_is_passed_over(unloaded: pytest.MonkeyPatch) -> None:
-    stub: Any = Stub(lambda module: None)
-    sys.meta_path[:] = [SimpleNamespace(), stub]
-    spec = CompilerWatch(span).find_spec(COMPILER_MODULE, None)
-
-    assert spec is not None
-    assert spec.loader is stub
-
-
-def test_a_compiler_that_refuses_hurts_nobody(unloaded: pytest.MonkeyPatch) -> None:
-    def refuse(_: object) -> None:
-        raise TypeError
-
-    sys.modules[COMPILER_MODULE] = SimpleNamespace(substitute_in_graph=refuse)  # type: ignore[assignment]
-    leave_out_soon(test_a_compiler_that_refuses_hurts_nobody)
-    assert watches() == []
+    assert [row[:2] for row in told_of(tmp_path)["steps"]] == [(0, 4), (1, 4), (2, 4)]

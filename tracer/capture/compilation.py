@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tracer.capture.guard import Guard
 from tracer.capture.uncompiled import Uncompiled
 from tracer.clock import monotonic_ns
-from tracer.current import span
-from tracer.graphs import leave_out
+from tracer.graphs import tell_compiler
 from tracer.span import SpanKind
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class Compilations:
         if DYNAMO_MODULE not in sys.modules or not self._guard.active:
             return False
         try:
-            leave_out(span)
+            tell_compiler()
             self._uncompiled.mark()
             handler = sys.modules[DYNAMO_MODULE].callback_handler
             if self.begins not in handler.start_callbacks:
