@@ -92,7 +92,6 @@ def told_of(spool: Path) -> dict[str, list[Any]]:
     }
 
 
-@pytest.mark.filterwarnings("error")
 def test_what_tells_of_a_step_in_compiled_code_is_told_each_time(installed: Path) -> None:
     @torch.compile(backend="eager")
     def train(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
