@@ -1,9 +1,29 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+
+from tests.tracer.recording import recorder_in
+from tracer.current import set_current
+from tracer.noop import NOOP_TRACER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
 def _patient_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a shutdown wait for its thread however busy the machine is: a test reads its files."""
     monkeypatch.setattr("tracer.background.GOODBYE_S", 60.0)
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Iterator[Path]:
+    """A folder into which `tracer.span` of this process records."""
+    recorder = recorder_in(tmp_path, segment_bytes=1 << 20)
+    set_current(recorder)
+    yield tmp_path
+    set_current(NOOP_TRACER)
+    recorder.shutdown()

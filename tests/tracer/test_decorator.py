@@ -11,23 +11,10 @@ import pytest
 
 import tracer
 from tests.tracer.reading import dropped, read_spans
-from tests.tracer.recording import recorder_in
-from tracer.current import set_current
-from tracer.noop import NOOP_TRACER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
-
-
-@pytest.fixture
-def installed(tmp_path: Path) -> Iterator[Path]:
-    """A folder into which `tracer.span` of this process records."""
-    recorder = recorder_in(tmp_path)
-    set_current(recorder)
-    yield tmp_path
-    set_current(NOOP_TRACER)
-    recorder.shutdown()
 
 
 def recorded(folder: Path) -> list[tuple[str, int]]:

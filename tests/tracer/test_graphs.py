@@ -61,7 +61,7 @@ def test_a_job_that_is_not_traced_has_whole_graphs(
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> Iterator[Path]:
+def spool(tmp_path: Path) -> Iterator[Path]:
     """The folder of a tracer of this process, whose compiler knows nothing yet."""
     torch._dynamo.reset()
     counters.clear()
@@ -92,7 +92,7 @@ def told_of(spool: Path) -> dict[str, list[Any]]:
     }
 
 
-def test_what_tells_of_a_step_in_compiled_code_is_told_each_time(installed: Path) -> None:
+def test_what_tells_of_a_step_in_compiled_code_is_told_each_time(spool: Path) -> None:
     @torch.compile(backend="eager")
     def train(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
         tracer.microbatch(0, x.numel(), sum_squared_lengths=50)
@@ -111,14 +111,14 @@ def test_what_tells_of_a_step_in_compiled_code_is_told_each_time(installed: Path
     assert losses == [10, 14, 18]
     assert sum(counters["graph_break"].values()) > 0
     assert all("disable" in reason for reason in counters["graph_break"])
-    told = told_of(installed)
+    told = told_of(spool)
     assert told["steps"][:3] == [(0, 5, 10), (1, 7, 14), (2, 9, 18)]
     assert len(told["steps"]) == 4
     assert told["batches"] == [
         row for step, num in enumerate((5, 7, 9)) for row in ((step, 0, num, 50), (step, 1, 13, -1))
     ]
     assert told["events"] == [("note", "it began", {"sizes": [num, 1]}) for num in (5, 7, 9)]
-    names = {row.name for row in read_spans(only_folder(installed))}
+    names = {row.name for row in read_spans(only_folder(spool))}
     assert "outside" in names
     assert "inside" not in names
 

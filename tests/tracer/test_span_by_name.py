@@ -19,18 +19,7 @@ from tracer.noop import NOOP_SPAN, NOOP_TRACER
 from tracer.spool import DropReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture
-def installed(tmp_path: Path) -> Iterator[Path]:
-    """A folder into which `tracer.span` of this process records."""
-    recorder = recorder_in(tmp_path, segment_bytes=1 << 20)
-    set_current(recorder)
-    yield tmp_path
-    set_current(NOOP_TRACER)
-    recorder.shutdown()
 
 
 NUM_EACH = 100

@@ -24,16 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def installed(tmp_path: Path) -> Iterator[Path]:
-    """A folder into which `tracer.span` of this process records."""
-    recorder = recorder_in(tmp_path, segment_bytes=1 << 20)
-    set_current(recorder)
-    yield tmp_path
-    set_current(NOOP_TRACER)
-    recorder.shutdown()
-
-
 # -- A4, A13: exceptions, and handlers within the tracer's lines ------------------
 
 
