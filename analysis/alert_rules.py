@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from analysis.report import Mfu
+    from .report import Mfu
 
 MFU_DROP = "mfu-drop"
 """Name of the rule, as alerts carry it."""

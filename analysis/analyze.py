@@ -8,43 +8,44 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from analysis.bandwidth import bandwidths
-from analysis.bytedance_reading import read_bytedance
-from analysis.circles import circles
-from analysis.configuration import misconfigurations
-from analysis.device_steps import steps_on_device
-from analysis.diagnose import Case, diagnose, insufficient
-from analysis.distinct import distinct
-from analysis.errors import CycleError, EmptyRunError
-from analysis.even_lengths import even_lengths
-from analysis.exits import crashes
-from analysis.hangs import hangs
-from analysis.layout import layout_findings
-from analysis.mfu import compute_mfu
-from analysis.part_price import compare_culprits
-from analysis.profile import profile_of
-from analysis.quality import left_out_sentence, quality_of
-from analysis.report import RankStepExcess, RunReport, StepTimes
-from analysis.source import rows_of_spans, rows_of_steps
-from analysis.starved import starved_ranks, trail_of
-from analysis.traced import read_traced
-from analysis.waterfall import summary_of, waterfall_of
-from analysis.whatif import Replayer, ratio, what_if
-from analysis.words import percent_text
+from .bandwidth import bandwidths
+from .bytedance_reading import read_bytedance
+from .circles import circles
+from .configuration import misconfigurations
+from .device_steps import steps_on_device
+from .diagnose import Case, diagnose, insufficient
+from .distinct import distinct
+from .errors import CycleError, EmptyRunError
+from .even_lengths import even_lengths
+from .exits import crashes
+from .hangs import hangs
+from .layout import layout_findings
+from .mfu import compute_mfu
+from .part_price import compare_culprits
+from .profile import profile_of
+from .quality import left_out_sentence, quality_of
+from .report import RankStepExcess, RunReport, StepTimes
+from .source import rows_of_spans, rows_of_steps
+from .starved import starved_ranks, trail_of
+from .traced import read_traced
+from .waterfall import summary_of, waterfall_of
+from .whatif import Replayer, ratio, what_if
+from .words import percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from analysis.context import RunContext
-    from analysis.model import ComputeItems, Reading
-    from analysis.profile import Profile
-    from analysis.report import Finding
-    from analysis.source import RunInfo, SpanSource, SpanTable, StepTable
-    from analysis.waterfall import Waterfall
-    from analysis.whatif import WhatIf
-    from tracer.topology import Coords
+    from rankscope.tracer.topology import Coords
+
+    from .context import RunContext
+    from .model import ComputeItems, Reading
+    from .profile import Profile
+    from .report import Finding
+    from .source import RunInfo, SpanSource, SpanTable, StepTable
+    from .waterfall import Waterfall
+    from .whatif import WhatIf
 
 K = TypeVar("K")
 NS_PER_S = 1e9

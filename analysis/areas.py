@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracer.span import KIND_CODES, NONE, SpanKind
+from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.timeline import StepTimeline
+    from .timeline import StepTimeline
 
     ByKind = dict[int, "NDArray[np.int64]"]
 

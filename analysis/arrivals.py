@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import row_keys
-from analysis.waits import WaitSplit, is_communication, is_p2p, num_group_members
-from tracer.span import NONE, SpanFlag
+from rankscope.tracer.span import NONE, SpanFlag
+
+from .distinct import row_keys
+from .waits import WaitSplit, is_communication, is_p2p, num_group_members
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.source import GroupInfo, SpanTable
+    from .source import GroupInfo, SpanTable
 
 P2P_MEMBERS = 2
 

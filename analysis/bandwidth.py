@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.report import Bandwidth
+from .report import Bandwidth
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from analysis.evidence import Transfers
+    from .evidence import Transfers
 
 NS_PER_S = 1e9
 NAME_WORDS = (

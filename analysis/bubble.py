@@ -7,23 +7,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import number_rows
-from analysis.intervals import Line
-from analysis.occupancy import P2P_KINDS, of_kinds
-from analysis.operation_times import operation_times
-from analysis.ordering import stable_order
-from analysis.program import compile_program
-from analysis.report import BubbleShape
-from analysis.whatif import ratio
-from tracer.span import KIND_CODES, SpanKind
+from rankscope.tracer.span import KIND_CODES, SpanKind
+
+from .distinct import number_rows
+from .intervals import Line
+from .occupancy import P2P_KINDS, of_kinds
+from .operation_times import operation_times
+from .ordering import stable_order
+from .program import compile_program
+from .report import BubbleShape
+from .whatif import ratio
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.model import Reading, ReplayModel
-    from analysis.operation_times import OperationTimes
-    from analysis.starved import WaitIntervals
-    from tracer.topology import Layout
+    from rankscope.tracer.topology import Layout
+
+    from .model import Reading, ReplayModel
+    from .operation_times import OperationTimes
+    from .starved import WaitIntervals
 
 FORWARD_KINDS = frozenset({"forward", "forward-compute"})
 BACKWARD_KINDS = frozenset({"backward", "backward-compute"})

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance_contradictions import unpaired_transfers
-from analysis.bytedance_format import (
+from .bytedance_contradictions import unpaired_transfers
+from .bytedance_format import (
     CLOCK_ERROR_TRANSFER_NS,
     CODE,
     COMMUNICATION,
@@ -17,15 +17,15 @@ from analysis.bytedance_format import (
     SEPARATE_GRADS,
     TYPES,
 )
-from analysis.bytedance_graph import infer
-from analysis.bytedance_rows import Rows, sorted_rows
-from analysis.model import ReplayModel
-from analysis.operations import Operations, latest_by_group
+from .bytedance_graph import infer
+from .bytedance_rows import Rows, sorted_rows
+from .model import ReplayModel
+from .operations import Operations, latest_by_group
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.source import RunInfo, SpanTable
+    from .source import RunInfo, SpanTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

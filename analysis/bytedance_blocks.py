@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance_columns import rows_of_columns
-from analysis.bytedance_contradictions import contradictions, untraced_warnings
-from analysis.bytedance_format import CODE, DP_ONLY, TYPES
-from analysis.ordering import sort_rows
-from analysis.parallel import ROWS_AT_ONCE, in_pieces
+from .bytedance_columns import rows_of_columns
+from .bytedance_contradictions import contradictions, untraced_warnings
+from .bytedance_format import CODE, DP_ONLY, TYPES
+from .ordering import sort_rows
+from .parallel import ROWS_AT_ONCE, in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from analysis.bytedance_columns import Columns, Whole
-    from analysis.source import RunInfo
+    from .bytedance_columns import Columns, Whole
+    from .source import RunInfo
 
 NUM_TYPES = len(TYPES)
 UNKNOWN, NO_PARTNERS = -1, -2

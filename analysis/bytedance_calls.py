@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance_format import (
+from .bytedance_format import (
     BACKWARD_COMPUTE,
     CLOCK_ERROR_TRANSFER_NS,
     CODE,
@@ -17,15 +17,15 @@ from analysis.bytedance_format import (
     NO_OP_SLACK_NS,
     PEER_TO_PEER,
 )
-from analysis.cells import mean_distances
-from analysis.distinct import number_rows
-from analysis.intervals import Line
-from analysis.ordering import sort_rows
+from .cells import mean_distances
+from .distinct import number_rows
+from .intervals import Line
+from .ordering import sort_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.bytedance import Trace
+    from .bytedance import Trace
 
 ONE_END_NS = 10_000
 """Transfers of one worker that end within this of each other end with one call, whenever each was

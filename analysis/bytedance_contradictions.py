@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance_format import (
+from .bytedance_format import (
     BACKWARD_COMPUTE,
     CODE,
     DP_ONLY,

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance_format import CLOCK_ERROR_TRANSFER_NS, CODE, COMMUNICATION, TYPES
+from .bytedance_format import CLOCK_ERROR_TRANSFER_NS, CODE, COMMUNICATION, TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.bytedance_shapes import Sheet
-    from analysis.lane_program import Meeting
+    from .bytedance_shapes import Sheet
+    from .lane_program import Meeting
 
 
 def recorded_durations(

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance_calls import hidden_by_call, left_early, since_held_up
-from analysis.bytedance_format import (
+from rankscope.tracer.span import SpanKind
+
+from .bytedance_calls import hidden_by_call, left_early, since_held_up
+from .bytedance_format import (
     BACKWARD_COMPUTE,
     BACKWARD_SEND,
     CODE,
@@ -18,16 +20,15 @@ from analysis.bytedance_format import (
     PEER_TO_PEER,
     TYPES,
 )
-from analysis.evidence import GapItems, Link, Place, Transfers
-from analysis.operations import NO_GROUP, latest_by_group
-from analysis.ordering import stable_order
-from analysis.transfers import Members, collect_transfers
-from tracer.span import SpanKind
+from .evidence import GapItems, Link, Place, Transfers
+from .operations import NO_GROUP, latest_by_group
+from .ordering import stable_order
+from .transfers import Members, collect_transfers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.bytedance import Trace
+    from .bytedance import Trace
 
 
 def gaps_of(trace: Trace) -> GapItems:

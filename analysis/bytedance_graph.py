@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance_format import (
+from .bytedance_format import (
     BACKWARD_COMPUTE,
     BACKWARD_RECV,
     BACKWARD_SEND,
@@ -27,16 +27,16 @@ from analysis.bytedance_format import (
     SEPARATE_GRADS,
     TYPES,
 )
-from analysis.bytedance_pipeline import DIRECTIONS, link_pipeline
-from analysis.bytedance_rows import Rows, in_start_order
-from analysis.edges import Edges
-from analysis.operations import NO_GROUP, positions_in_runs
-from analysis.ordering import sort_rows
+from .bytedance_pipeline import DIRECTIONS, link_pipeline
+from .bytedance_rows import Rows, in_start_order
+from .edges import Edges
+from .operations import NO_GROUP, positions_in_runs
+from .ordering import sort_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tracer.topology import Layout
+    from rankscope.tracer.topology import Layout
 
 WARM_UP_COMPUTES = 2
 """The first backward transfers wait for the compute that many before the first backward one."""

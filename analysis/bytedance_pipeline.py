@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance_format import (
+from .bytedance_format import (
     BACKWARD_COMPUTE,
     BACKWARD_RECV,
     BACKWARD_SEND,
@@ -20,14 +20,14 @@ from analysis.bytedance_format import (
     FORWARD_SEND,
     NO_OP_SLACK_NS,
 )
-from analysis.operations import positions_in_runs
-from analysis.ordering import stable_order
+from .operations import positions_in_runs
+from .ordering import stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.bytedance_rows import Rows
-    from analysis.edges import Edges
+    from .bytedance_rows import Rows
+    from .edges import Edges
 
 
 @dataclass(frozen=True, slots=True)

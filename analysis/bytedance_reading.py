@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance import model_of, read_trace
-from analysis.bytedance_evidence import gaps_of, transfers_of
-from analysis.bytedance_format import (
+from rankscope.tracer.span import KIND_CODES, SpanKind
+
+from .bytedance import model_of, read_trace
+from .bytedance_evidence import gaps_of, transfers_of
+from .bytedance_format import (
     BACKWARD_COMPUTE,
     CODE,
     EMBEDDING_GRADS,
@@ -17,19 +19,18 @@ from analysis.bytedance_format import (
     GRADS_REDUCE_SCATTER,
     SEPARATE_GRADS,
 )
-from analysis.bytedance_rows import in_start_order
-from analysis.model import ComputeItems, Reading
-from analysis.operations import NO_GROUP, latest_by_group, positions_in_runs
-from analysis.ordering import places_of, sort_rows
-from analysis.source import rows_of_spans
-from analysis.starved import WaitIntervals, without_overlap
-from tracer.span import KIND_CODES, SpanKind
+from .bytedance_rows import in_start_order
+from .model import ComputeItems, Reading
+from .operations import NO_GROUP, latest_by_group, positions_in_runs
+from .ordering import places_of, sort_rows
+from .source import rows_of_spans
+from .starved import WaitIntervals, without_overlap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.bytedance import Trace
-    from analysis.source import RunInfo, SpanTable
+    from .bytedance import Trace
+    from .source import RunInfo, SpanTable
 
 SERIAL_COMMUNICATION = (GRADS_REDUCE_SCATTER, SEPARATE_GRADS, EMBEDDING_GRADS, GRAD_CLIP)
 """Communication at the step's end, during which a worker does nothing else."""

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance_blocks import NUM_TYPES, Blocks, place_blocks
-from analysis.bytedance_format import CODE
-from analysis.ordering import sort_rows
+from .bytedance_blocks import NUM_TYPES, Blocks, place_blocks
+from .bytedance_format import CODE
+from .ordering import sort_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.source import RunInfo, SpanTable
+    from .source import RunInfo, SpanTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance_blocks import NUM_TYPES
-from analysis.bytedance_durations import ideal_durations
-from analysis.bytedance_format import FOLDED, TYPES
-from analysis.lane_block import Block, Part
-from analysis.ordering import sort_rows
-from analysis.whatif import WORST_SHARE, WhatIf, part_of_excess
+from .bytedance_blocks import NUM_TYPES
+from .bytedance_durations import ideal_durations
+from .bytedance_format import FOLDED, TYPES
+from .lane_block import Block, Part
+from .ordering import sort_rows
+from .whatif import WORST_SHARE, WhatIf, part_of_excess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.bytedance_blocks import Blocks
-    from analysis.bytedance_shapes import Sheet
-    from analysis.lane_program import LaneProgram
-    from analysis.lane_replay import Row
+    from .bytedance_blocks import Blocks
+    from .bytedance_shapes import Sheet
+    from .lane_program import LaneProgram
+    from .lane_replay import Row
 
 ENDS_AT_ONCE = 1 << 22
 """Nodes times lanes replayed together: fewer cost more calls, more leave the core's cache.

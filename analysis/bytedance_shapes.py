@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance_blocks import NUM_TYPES
-from analysis.bytedance_format import (
+from .bytedance_blocks import NUM_TYPES
+from .bytedance_format import (
     BACKWARD_COMPUTE,
     CODE,
     FORWARD_COMPUTE,
@@ -25,22 +25,23 @@ from analysis.bytedance_format import (
     PARAMS_ALL_GATHER,
     SEPARATE_GRADS,
 )
-from analysis.bytedance_graph import infer
-from analysis.bytedance_pipeline import DIRECTIONS, is_real_recv, is_real_send
-from analysis.bytedance_rows import Rows
-from analysis.lane_program import Shape
-from analysis.ordering import sort_rows
-from analysis.parallel import in_pieces
+from .bytedance_graph import infer
+from .bytedance_pipeline import DIRECTIONS, is_real_recv, is_real_send
+from .bytedance_rows import Rows
+from .lane_program import Shape
+from .ordering import sort_rows
+from .parallel import in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from analysis.bytedance_blocks import Blocks
-    from analysis.bytedance_columns import Whole
-    from analysis.lane_program import Meeting
-    from tracer.topology import Layout
+    from rankscope.tracer.topology import Layout
+
+    from .bytedance_blocks import Blocks
+    from .bytedance_columns import Whole
+    from .lane_program import Meeting
 
 MEETINGS = (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_GRADS, GRAD_CLIP)
 """Collectives over the data-parallel replicas, the last over all stages too."""

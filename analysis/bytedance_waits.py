@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance import read_trace
-from analysis.bytedance_format import CLOCK_ERROR_TRANSFER_NS
-from analysis.operations import NO_GROUP, latest_by_group
-from analysis.waits import WaitSplit
-from tracer.span import NONE
+from rankscope.tracer.span import NONE
+
+from .bytedance import read_trace
+from .bytedance_format import CLOCK_ERROR_TRANSFER_NS
+from .operations import NO_GROUP, latest_by_group
+from .waits import WaitSplit
 
 if TYPE_CHECKING:
-    from analysis.source import RunInfo, SpanTable
+    from .source import RunInfo, SpanTable
 
 
 def split_bytedance_waits(run: RunInfo, spans: SpanTable) -> WaitSplit:

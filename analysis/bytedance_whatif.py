@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance_blocks import place_blocks
-from analysis.bytedance_contradictions import unpaired_transfers
-from analysis.bytedance_durations import recorded_durations
-from analysis.bytedance_scenarios import Scenarios
-from analysis.bytedance_shapes import sheets_of
-from analysis.distinct import distinct
-from analysis.errors import CycleError, EmptyRunError
-from analysis.lane_program import compile_lanes
-from analysis.ordering import places_of
+from .bytedance_blocks import place_blocks
+from .bytedance_contradictions import unpaired_transfers
+from .bytedance_durations import recorded_durations
+from .bytedance_scenarios import Scenarios
+from .bytedance_shapes import sheets_of
+from .distinct import distinct
+from .errors import CycleError, EmptyRunError
+from .lane_program import compile_lanes
+from .ordering import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.bytedance_blocks import Blocks
-    from analysis.bytedance_columns import Columns
-    from analysis.bytedance_shapes import Sheet
-    from analysis.source import RunInfo
-    from analysis.whatif import WhatIf
+    from .bytedance_blocks import Blocks
+    from .bytedance_columns import Columns
+    from .bytedance_shapes import Sheet
+    from .source import RunInfo
+    from .whatif import WhatIf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.phases import SHORT_STEPS
+from .phases import SHORT_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.counters import Drop
-    from analysis.model import ReplayModel
+    from .counters import Drop
+    from .model import ReplayModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.keys import KEY_BITS, Digit, mixed_keys
-from analysis.ordering import sort_rows, stable_order
-from analysis.phases import row_medians
+from .keys import KEY_BITS, Digit, mixed_keys
+from .ordering import sort_rows, stable_order
+from .phases import row_medians
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.schedule import UNORDERED, levels_of
-from analysis.step_graph import graph_of_steps
-from analysis.words import name_ranks
+from .schedule import UNORDERED, levels_of
+from .step_graph import graph_of_steps
+from .words import name_ranks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.model import ReplayModel
+    from .model import ReplayModel
 
 
 def circles(model: ReplayModel) -> dict[int, str]:

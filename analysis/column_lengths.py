@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.cells import group_medians
-from analysis.distinct import number_rows
-from analysis.even_lengths import OUTERMOST
-from analysis.ordering import places_of
-from analysis.profile import MIN_PEERS
-from analysis.sequence import LEAST_CORRELATION, LEAST_ITEMS, common_ratio, own_medians
+from .cells import group_medians
+from .distinct import number_rows
+from .even_lengths import OUTERMOST
+from .ordering import places_of
+from .profile import MIN_PEERS
+from .sequence import LEAST_CORRELATION, LEAST_ITEMS, common_ratio, own_medians
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from analysis.model import ComputeItems
-    from tracer.topology import Coords
+    from rankscope.tracer.topology import Coords
+
+    from .model import ComputeItems
 
 
 def even_columns(items: ComputeItems, coords: Mapping[int, Coords]) -> ComputeItems | None:

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.network import LONE_STEPS
-from analysis.noise import calm_deviation, flapping_deviation, num_deviations
-from analysis.phases import DUE_RATIO, Phase, row_medians, standing_out
-from analysis.standing_apart import error_of_level, stands_apart
-from analysis.usual_steps import usual_in_faster_steps
+from .network import LONE_STEPS
+from .noise import calm_deviation, flapping_deviation, num_deviations
+from .phases import DUE_RATIO, Phase, row_medians, standing_out
+from .standing_apart import error_of_level, stands_apart
+from .usual_steps import usual_in_faster_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from analysis.network import LinkProfile
+    from .network import LinkProfile
 
 SEVERAL_LINKS = 3
 """Links that must be slower together for the network to be at fault.

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from analysis.report import Finding
-from analysis.words import count_text, name_ranks
+from .report import Finding
+from .words import count_text, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from analysis.context import RankManifest, RunContext
-    from analysis.source import RunInfo
+    from .context import RankManifest, RunContext
+    from .source import RunInfo
 
 MAJORITY_RATIO = 0.5
 """More than this share of the ranks must agree for the others to be the ones that differ."""

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.ordering import sort_rows
-from analysis.words import count_text
+from .ordering import sort_rows
+from .words import count_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.context import SampleTable
+    from .context import SampleTable
 
 CONGESTION = "congestion"
 TROUBLES = (

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.ordering import stable_order
-from analysis.step_graph import graph_of_steps, slack
+from .ordering import stable_order
+from .step_graph import graph_of_steps, slack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.model import ReplayModel
-    from analysis.step_graph import StepGraph
+    from .model import ReplayModel
+    from .step_graph import StepGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.noise import num_deviations, robust_deviation
+from .noise import num_deviations, robust_deviation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from analysis.evidence import Link
-    from analysis.network import SlowLink
-    from analysis.source import RankInfo
+    from .evidence import Link
+    from .network import SlowLink
+    from .source import RankInfo
 
 MOST_OF_ITS_LINKS = 0.6
 """Share of a rank's links that must be slow for the rank's own connection to be at fault."""

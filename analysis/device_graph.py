@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct
-from analysis.operations import positions_in_runs
-from analysis.ordering import stable_order
+from .distinct import distinct
+from .operations import positions_in_runs
+from .ordering import stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.operations import Operations
+    from .operations import Operations
 
 
 def without_host(

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import is_one_of, number_rows
-from analysis.ordering import sort_rows
-from analysis.waits import is_communication
-from tracer.span import KIND_CODES, SpanFlag, SpanKind
+from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
+
+from .distinct import is_one_of, number_rows
+from .ordering import sort_rows
+from .waits import is_communication
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.source import SpanTable, StepTable
+    from .source import SpanTable, StepTable
 
 ON_STREAM = [
     KIND_CODES[kind]

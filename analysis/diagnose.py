@@ -7,41 +7,38 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.candidate import is_brief, while_shown
-from analysis.column_lengths import even_columns
-from analysis.host_causes import host_candidates
-from analysis.merging import (
-    merged_hosts,
-    merged_workers,
-    without_partners,
-    workers_of,
-)
-from analysis.network import profile_links
-from analysis.pricing import priced
-from analysis.profile import profile_of
-from analysis.report import Finding
-from analysis.sequence import sequence_effect
-from analysis.slow_compute import compute_candidates, sequence_candidate
-from analysis.slow_network import slow_network
-from analysis.stalls import stalls_of
-from analysis.suspects import unexplained
-from analysis.throttled import Devices, told_by_samples
-from analysis.unequal_experts import experts_candidate, without_their_stages
-from analysis.words import count_text, name_ranks
-from tracer.span import SpanKind
+from rankscope.tracer.span import SpanKind
+
+from .candidate import is_brief, while_shown
+from .column_lengths import even_columns
+from .host_causes import host_candidates
+from .merging import merged_hosts, merged_workers, without_partners, workers_of
+from .network import profile_links
+from .pricing import priced
+from .profile import profile_of
+from .report import Finding
+from .sequence import sequence_effect
+from .slow_compute import compute_candidates, sequence_candidate
+from .slow_network import slow_network
+from .stalls import stalls_of
+from .suspects import unexplained
+from .throttled import Devices, told_by_samples
+from .unequal_experts import experts_candidate, without_their_stages
+from .words import count_text, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.candidate import Candidate
-    from analysis.context import RunContext
-    from analysis.model import ComputeItems, Reading
-    from analysis.profile import Profile
-    from analysis.source import RankInfo
-    from analysis.whatif import Replayer
-    from tracer.topology import Coords
+    from rankscope.tracer.topology import Coords
+
+    from .candidate import Candidate
+    from .context import RunContext
+    from .model import ComputeItems, Reading
+    from .profile import Profile
+    from .source import RankInfo
+    from .whatif import Replayer
 
 
 OF_COMPUTE = frozenset({"slow-compute", "clock-throttle"})

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.candidate import Candidate
-from analysis.cells import faster_steps
-from analysis.evidence import Place
-from analysis.phases import DUE_RATIO, row_medians
-from analysis.stalls import INPUT_PLACES, WORKING_PLACES
-from analysis.words import count_text, duration_text
+from .candidate import Candidate
+from .cells import faster_steps
+from .evidence import Place
+from .phases import DUE_RATIO, row_medians
+from .stalls import INPUT_PLACES, WORKING_PLACES
+from .words import count_text, duration_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.stalls import Stalls
+    from .stalls import Stalls
 
 ALL_RANKS_SHARE = 0.8
 """Share of the ranks that stand still in the same steps for a common dip."""

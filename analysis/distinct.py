@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.keys import Digit, mixed_keys
-from analysis.ordering import order_and_changes, places_in_buckets
+from .keys import Digit, mixed_keys
+from .ordering import order_and_changes, places_in_buckets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

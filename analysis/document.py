@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from analysis.report import RunReport, Starved, WaterfallSummary
+    from .report import RunReport, Starved, WaterfallSummary
 
 SCHEMA = 1
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.distinct import number_rows
-from analysis.ordering import places_of
-from analysis.sequence import common_ratio, own_medians, step_medians
+from .distinct import number_rows
+from .ordering import places_of
+from .sequence import common_ratio, own_medians, step_medians
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from numpy.typing import NDArray
 
-    from analysis.model import ComputeItems, ReplayModel
+    from .model import ComputeItems, ReplayModel
 
 
 def equal_durations(

@@ -7,19 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.sequence import (
-    LEAST_CORRELATION,
-    LEAST_ITEMS,
-    own_medians,
-    squares_of,
-    step_medians,
-)
+from .sequence import LEAST_CORRELATION, LEAST_ITEMS, own_medians, squares_of, step_medians
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.context import MicrobatchTable
-    from analysis.model import ComputeItems
+    from .context import MicrobatchTable
+    from .model import ComputeItems
 
 OUTERMOST = 0.005
 """Share of the items at either end that a fit leaves out: pauses."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from analysis.context import EventRecord, RankExit
+    from .context import EventRecord, RankExit
 
 MAX_LINE = 160
 """Characters of a message that an evidence sentence quotes."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from analysis.exit_words import CASCADE, DIED, ExitClass, exit_class, last_words
-from analysis.report import Finding
-from analysis.words import duration_text, name_ranks
+from .exit_words import CASCADE, DIED, ExitClass, exit_class, last_words
+from .report import Finding
+from .words import duration_text, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from analysis.context import EventRecord, RankExit, RunContext
-    from analysis.source import EpochInfo, RunInfo
+    from .context import EventRecord, RankExit, RunContext
+    from .source import EpochInfo, RunInfo
 
 TOLD_CONFIDENCE = 0.95
 """The first failure told its own cause, and every other one came later or only followed."""

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct
-from analysis.intervals import NOWHERE
-from analysis.pieces import Pieces, own_compute
-from analysis.portions import is_deferred
-from tracer.span import KIND_CODES, SpanKind
+from rankscope.tracer.span import KIND_CODES, SpanKind
+
+from .distinct import distinct
+from .intervals import NOWHERE
+from .pieces import Pieces, own_compute
+from .portions import is_deferred
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.traced_join import Joined
+    from .traced_join import Joined
 
 LEAST_OUTSIDE_RATIO = 0.1
 """Share of the compute that must lie outside the experts for it to speak for the rank."""

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.operations import NO_GROUP
-from analysis.ordering import sort_rows, stable_order
+from .operations import NO_GROUP
+from .ordering import sort_rows, stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.operations import Operations
+    from .operations import Operations
 
 
 @dataclass(frozen=True, slots=True)

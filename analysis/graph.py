@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import networkx as nx
 import numpy as np
 
-from analysis.errors import GraphTooLargeError
-from analysis.operations import NO_GROUP
-from analysis.step_graph import graph_of_steps, slack
+from .errors import GraphTooLargeError
+from .operations import NO_GROUP
+from .step_graph import graph_of_steps, slack
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from numpy.typing import NDArray
 
-    from analysis.model import ReplayModel
+    from .model import ReplayModel
 
 MOST_NODES = 200_000
 """A larger graph takes gigabytes as Python objects; the replay's arrays hold any size."""

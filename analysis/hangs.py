@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.exit_words import ExitClass
-from analysis.exits import deaths_of, is_silence
-from analysis.report import Finding
-from analysis.standing import entered_ranks, open_work, standing_ranks
-from analysis.words import name_ranks
-from tracer.span import COMM_KINDS, NONE, SpanKind, kind_bits
+from rankscope.tracer.span import COMM_KINDS, NONE, SpanKind, kind_bits
+
+from .exit_words import ExitClass
+from .exits import deaths_of, is_silence
+from .report import Finding
+from .standing import entered_ranks, open_work, standing_ranks
+from .words import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from analysis.context import RunContext
-    from analysis.source import EpochInfo, RunInfo, SpanTable, StepTable
-    from analysis.standing import Instance, Standing
+    from .context import RunContext
+    from .source import EpochInfo, RunInfo, SpanTable, StepTable
+    from .standing import Instance, Standing
 
 CONFIDENCE = 0.95
 """Every other member stands in the collective."""

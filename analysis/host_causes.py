@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.candidate import joined_parts
-from analysis.dips import ALL_RANKS_SHARE, common_dips, places_of_dips, without_dips
-from analysis.evidence import Place
-from analysis.late_hosts import data_stalls, host_stalls
-from analysis.merging import merged_hosts
-from analysis.pauses import gc_pauses, untold_pauses
-from analysis.skews import launch_skews
-from analysis.stalls import WORKING_PLACES
+from .candidate import joined_parts
+from .dips import ALL_RANKS_SHARE, common_dips, places_of_dips, without_dips
+from .evidence import Place
+from .late_hosts import data_stalls, host_stalls
+from .merging import merged_hosts
+from .pauses import gc_pauses, untold_pauses
+from .skews import launch_skews
+from .stalls import WORKING_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.candidate import Candidate
-    from analysis.source import RankInfo
-    from analysis.stalls import Stalls
+    from .candidate import Candidate
+    from .source import RankInfo
+    from .stalls import Stalls
 
 
 def host_candidates(

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.ordering import sort_rows
-from analysis.step_graph import graph_of_steps, replayed_times
+from .ordering import sort_rows
+from .step_graph import graph_of_steps, replayed_times
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.model import ReplayModel
+    from .model import ReplayModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct
-from analysis.ordering import places_of, sort_rows, stable_order
+from .distinct import distinct
+from .ordering import places_of, sort_rows, stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.context import MicrobatchTable, SampleTable
-from analysis.ordering import sort_rows
-from analysis.source import SpanTable, StepTable
+from .context import MicrobatchTable, SampleTable
+from .ordering import sort_rows
+from .source import SpanTable, StepTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

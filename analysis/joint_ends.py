@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import number_rows
-from analysis.operations import latest_by_group
+from .distinct import number_rows
+from .operations import latest_by_group
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.source import SpanTable
-    from analysis.waits import WaitSplit
+    from .source import SpanTable
+    from .waits import WaitSplit
 
 HELD_RATIO = 0.05
 """Share of a communication for which another of its call may have waited: half of the least excess

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct
-from analysis.intervals import NOWHERE, Line, covering, union
-from analysis.occupancy import COMPUTE_KINDS
-from tracer.span import KIND_CODES, KINDS, SpanKind
+from rankscope.tracer.span import KIND_CODES, KINDS, SpanKind
+
+from .distinct import distinct
+from .intervals import NOWHERE, Line, covering, union
+from .occupancy import COMPUTE_KINDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.timeline import StepTimeline
+    from .timeline import StepTimeline
 
 _COMPUTE_CODES = np.array(
     sorted(KIND_CODES[kind] for kind in KINDS if kind.value in COMPUTE_KINDS), dtype=np.int8

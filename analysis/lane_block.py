@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.lane_replay import START, Track, replay_tracks
+from .lane_replay import START, Track, replay_tracks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.lane_program import LaneProgram, Phase
-    from analysis.lane_replay import Row
+    from .lane_program import LaneProgram, Phase
+    from .lane_replay import Row
 
     Ends = list[list[Row]]
     """By part, by node."""

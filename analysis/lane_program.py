@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.errors import CycleError
-from analysis.program import gates_from_start
+from .errors import CycleError
+from .program import gates_from_start
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from analysis.lane_program import LaneProgram, Phase
+    from .lane_program import LaneProgram, Phase
 
     Row = NDArray[np.float64]
     """Shape (lanes,), or (1,) where all lanes agree: numpy's broadcasting does the rest."""

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.candidate import Candidate, joined_parts
-from analysis.cells import EARLIER_QUANTILE, MATES_ENOUGH, median_by_kind, summed
-from analysis.evidence import Place
-from analysis.noise import level_deviation
-from analysis.phases import DUE_RATIO, row_medians, standing_out, standing_out_now_and_then
-from analysis.stalls import HOST_STALL_STEPS, INPUT_PLACES, ONE_RANK_SHARE
-from analysis.words import duration_text, name_ranks, percent_text
+from .candidate import Candidate, joined_parts
+from .cells import EARLIER_QUANTILE, MATES_ENOUGH, median_by_kind, summed
+from .evidence import Place
+from .noise import level_deviation
+from .phases import DUE_RATIO, row_medians, standing_out, standing_out_now_and_then
+from .stalls import HOST_STALL_STEPS, INPUT_PLACES, ONE_RANK_SHARE
+from .words import duration_text, name_ranks, percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.phases import Phase
-    from analysis.stalls import Stalls
+    from .phases import Phase
+    from .stalls import Stalls
 
 STALL_PLACES = (Place.FORWARD, Place.BACKWARD, Place.OTHER)
 """Where a host that launches late loses time; before collectives see `analysis.skews`."""

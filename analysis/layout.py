@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bubble import bubble_ratio
-from analysis.distinct import number_rows
-from analysis.matmul import device_of, layer_of, reachable_ratio
-from analysis.phases import DUE_RATIO
-from analysis.report import Finding
-from analysis.words import count_text, percent_text
-from tracer.span import KIND_CODES, SpanKind
+from rankscope.tracer.span import KIND_CODES, SpanKind
+
+from .bubble import bubble_ratio
+from .distinct import number_rows
+from .matmul import device_of, layer_of, reachable_ratio
+from .phases import DUE_RATIO
+from .report import Finding
+from .words import count_text, percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from analysis.context import RunContext
-    from analysis.model import ComputeItems, Reading
-    from analysis.source import RankInfo, RunInfo
+    from .context import RunContext
+    from .model import ComputeItems, Reading
+    from .source import RankInfo, RunInfo
 
 CERTAIN = 1.0
 """A layout is known, not inferred."""

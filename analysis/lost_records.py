@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from analysis.distinct import is_one_of
-from analysis.ordering import places_of
-from analysis.words import name_ranks
-from tracer.span import KIND_CODES, SpanKind, kind_bits, kinds_of
+from rankscope.tracer.span import KIND_CODES, SpanKind, kind_bits, kinds_of
+
+from .distinct import is_one_of
+from .ordering import places_of
+from .words import name_ranks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.evidence import GapItems
-    from analysis.model import ComputeItems
-    from analysis.source import RunInfo, SpanTable, StepTable
+    from .evidence import GapItems
+    from .model import ComputeItems
+    from .source import RunInfo, SpanTable, StepTable
 
 Items = TypeVar("Items", "ComputeItems", "GapItems")
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.devices import element_bytes, memory_bytes_per_s, peak_flops_per_s
+from .devices import element_bytes, memory_bytes_per_s, peak_flops_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from analysis.context import MicrobatchTable, RankManifest
-    from analysis.source import RankInfo
+    from .context import MicrobatchTable, RankManifest
+    from .source import RankInfo
 
 HIDDEN_NAMES = frozenset({"hidden_size", "hidden", "dim", "d_model", "n_embd"})
 INNER_NAMES = frozenset({"intermediate_size", "ffn_hidden_size", "ffn_hidden", "n_inner"})

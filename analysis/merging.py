@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.candidate import is_brief, joined_parts
-from analysis.words import name_ranks
+from .candidate import is_brief, joined_parts
+from .words import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.candidate import Candidate
-    from analysis.source import RankInfo
+    from .candidate import Candidate
+    from .source import RankInfo
 
 WHOLE_HOST_SHARE = 0.8
 """Share of a host's ranks that must show a cause for the host to be the common place."""

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.devices import peak_flops_per_s
-from analysis.report import Mfu
+from .devices import peak_flops_per_s
+from .report import Mfu
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.source import EpochInfo, RankInfo, RunInfo, StepTable
+    from .source import EpochInfo, RankInfo, RunInfo, StepTable
 
 NS_PER_S = 1e9
 TERA = 1e12

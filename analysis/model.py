@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from analysis.evidence import GapItems, Transfers
-    from analysis.operations import Operations
-    from analysis.starved import WaitIntervals
+    from .evidence import GapItems, Transfers
+    from .operations import Operations
+    from .starved import WaitIntervals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.cells import MATES_ENOUGH, group_medians, median_by_kind
-from analysis.noise import level_deviation, step_deviation
-from analysis.ordering import places_of
-from analysis.phases import CLEAR_FACTOR, row_medians, standing_out
-from analysis.risen_links import usual_where_risen
-from analysis.standing_apart import stands_apart
-from analysis.usual_steps import LEAST_STEPS, usual_in_faster_steps
+from .cells import MATES_ENOUGH, group_medians, median_by_kind
+from .noise import level_deviation, step_deviation
+from .ordering import places_of
+from .phases import CLEAR_FACTOR, row_medians, standing_out
+from .risen_links import usual_where_risen
+from .standing_apart import stands_apart
+from .usual_steps import LEAST_STEPS, usual_in_faster_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from analysis.evidence import Transfers
-    from analysis.phases import Phase
-    from tracer.topology import Coords
+    from rankscope.tracer.topology import Coords
+
+    from .evidence import Transfers
+    from .phases import Phase
 
 LEAST_ALIKE = 8
 """Alike instances that a verdict on a link needs. Source: design.md section 5."""

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.common_slowness import crossing_links
-from analysis.words import name_ranks
+from .common_slowness import crossing_links
+from .words import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from analysis.candidate import Candidate
-    from analysis.counters import Trouble
-    from analysis.culprits import Culprit
-    from analysis.network import LinkProfile
+    from .candidate import Candidate
+    from .counters import Trouble
+    from .culprits import Culprit
+    from .network import LinkProfile
 
 ALL_RANKS_SHARE = 0.8
 """Share of the ranks that slow groups must hold together for the network to be at fault."""

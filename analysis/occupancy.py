@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.intervals import NOWHERE, Line, covering
-from analysis.operations import NO_GROUP, latest_by_group
-from analysis.ordering import places_of, sort_rows, stable_order
+from .intervals import NOWHERE, Line, covering
+from .operations import NO_GROUP, latest_by_group
+from .ordering import places_of, sort_rows, stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.model import Reading, ReplayModel
-    from analysis.source import RunInfo, SpanTable, StepTable
+    from .model import Reading, ReplayModel
+    from .source import RunInfo, SpanTable, StepTable
 
 COMPUTE_KINDS = frozenset(
     {"forward", "backward", "optimizer", "forward-compute", "backward-compute"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from analysis.report import Finding, RunReport
+    from .report import Finding, RunReport
 
 GRACE_STEPS = 3
 """Newest steps in which a finding must show to stand: as many as a verdict may take to be due.

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.operations import NO_GROUP
-from analysis.program import LANES_AT_ONCE
-from analysis.schedule import replay
+from .operations import NO_GROUP
+from .program import LANES_AT_ONCE
+from .schedule import replay
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.operations import Operations
-    from analysis.program import Program
+    from .operations import Operations
+    from .program import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

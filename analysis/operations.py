@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.ordering import stable_order
+from .ordering import stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.keys import KEY_BITS, Digit, keys_with_rows, mixed_keys
+from .keys import KEY_BITS, Digit, keys_with_rows, mixed_keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from analysis.bubble import BACKWARD_KINDS, FORWARD_KINDS
-from analysis.distinct import number_rows
-from analysis.occupancy import of_kinds
-from analysis.parts import EmptyPartError
-from analysis.whatif import ratio, recoverable
+from .bubble import BACKWARD_KINDS, FORWARD_KINDS
+from .distinct import number_rows
+from .occupancy import of_kinds
+from .parts import EmptyPartError
+from .whatif import ratio, recoverable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from analysis.source import RunInfo
-    from analysis.whatif import Replayer, WhatIf
-    from tracer.topology import Coords
+    from rankscope.tracer.topology import Coords
+
+    from .source import RunInfo
+    from .whatif import Replayer, WhatIf
 
 K = TypeVar("K", int, str)
 

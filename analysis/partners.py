@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import number_rows
-from analysis.occupancy import COMPUTE_KINDS, of_kinds
-from analysis.operations import positions_in_runs
+from .distinct import number_rows
+from .occupancy import COMPUTE_KINDS, of_kinds
+from .operations import positions_in_runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from analysis.model import ReplayModel
+    from .model import ReplayModel
 
 
 def least_of_partners(

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bytedance_format import FOLDED
-from analysis.distinct import number_rows
-from analysis.errors import AnalysisError
-from tracer.span import KINDS
+from rankscope.tracer.span import KINDS
+
+from .bytedance_format import FOLDED
+from .distinct import number_rows
+from .errors import AnalysisError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from analysis.model import Reading, ReplayModel
-    from analysis.source import RankInfo, RunInfo, SpanTable
+    from .model import Reading, ReplayModel
+    from .source import RankInfo, RunInfo, SpanTable
 
 
 class EmptyPartError(AnalysisError):

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.candidate import Candidate
-from analysis.cells import group_medians, summed
-from analysis.evidence import Place
-from analysis.phases import DUE_RATIO
-from analysis.stalls import HOST_STALL_STEPS, ONE_RANK_SHARE
-from analysis.words import count_text, duration_text, percent_text
+from .candidate import Candidate
+from .cells import group_medians, summed
+from .evidence import Place
+from .phases import DUE_RATIO
+from .stalls import HOST_STALL_STEPS, ONE_RANK_SHARE
+from .words import count_text, duration_text, percent_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.stalls import Stalls
+    from .stalls import Stalls
 
 LEAST_PAUSE_NS = 50_000_000
 """A gap this long before what a host launches may be garbage collection. Source: design.md

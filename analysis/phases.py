@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.noise import ROBUST_SCALE, num_deviations, robust_deviation, step_deviation
+from .noise import ROBUST_SCALE, num_deviations, robust_deviation, step_deviation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.raster import step_raster
+from .raster import step_raster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.raster import StepRaster
-    from analysis.timeline import StepTimeline
-    from tracer.topology import Coords
+    from rankscope.tracer.topology import Coords
+
+    from .raster import StepRaster
+    from .timeline import StepTimeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

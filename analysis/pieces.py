@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct, is_one_of
-from analysis.intervals import NOWHERE, Line, covering, outermost, union
-from analysis.ordering import is_among, sort_rows, stable_order
-from tracer.span import KIND_CODES, SpanFlag, SpanKind
+from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
+
+from .distinct import distinct, is_one_of
+from .intervals import NOWHERE, Line, covering, outermost, union
+from .ordering import is_among, sort_rows, stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.source import SpanTable, StepTable
+    from .source import SpanTable, StepTable
 
 COMPUTE_KINDS = (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER)
 HOST_KINDS = (SpanKind.GC, SpanKind.DATA, SpanKind.CHECKPOINT)

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import number_rows
-from analysis.intervals import NOWHERE
-from analysis.operations import positions_in_runs
-from analysis.ordering import sort_rows
-from tracer.span import KIND_CODES, NONE, SpanKind
+from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
+
+from .distinct import number_rows
+from .intervals import NOWHERE
+from .operations import positions_in_runs
+from .ordering import sort_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.source import SpanTable
+    from .source import SpanTable
 
 FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 WHOLE = 0

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from analysis.candidate import while_shown
-from analysis.distinct import distinct
-from analysis.occupancy import COMPUTE_KINDS, of_kinds
-from analysis.partners import least_of_partners
-from analysis.report import Finding
-from analysis.unblamed_ideal import ideal_of_others
-from analysis.whatif import ratio, recoverable
+from .candidate import while_shown
+from .distinct import distinct
+from .occupancy import COMPUTE_KINDS, of_kinds
+from .partners import least_of_partners
+from .report import Finding
+from .unblamed_ideal import ideal_of_others
+from .whatif import ratio, recoverable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.candidate import Candidate
-    from analysis.model import ReplayModel
-    from analysis.whatif import Replayer
+    from .candidate import Candidate
+    from .model import ReplayModel
+    from .whatif import Replayer
 
 
 DOUBT_AT_THRESHOLD = 0.1

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.cells import group_medians
-from analysis.distinct import distinct, number_rows
-from analysis.ordering import places_of
-from analysis.phases import row_medians
+from .cells import group_medians
+from .distinct import distinct, number_rows
+from .ordering import places_of
+from .phases import row_medians
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from analysis.model import ComputeItems
-    from tracer.topology import Coords
+    from rankscope.tracer.topology import Coords
+
+    from .model import ComputeItems
 
 MIN_PEERS = 3
 """Peers that a verdict on one rank needs. Source: design.md section 5, least evidence."""

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import number_rows
-from analysis.frames import Frame, frame_of, signatures_of
-from analysis.ordering import places_of, stable_order
-from analysis.schedule import Schedule, order_by_level, replay
+from .distinct import number_rows
+from .frames import Frame, frame_of, signatures_of
+from .ordering import places_of, stable_order
+from .schedule import Schedule, order_by_level, replay
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.operations import Operations
+    from .operations import Operations
 
 LANES_AT_ONCE = 512
 """Lanes replayed together: their ends stay in a core's cache."""

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import number_rows
-from analysis.report import Quality
-from analysis.traced_ranks import num_expected
+from .distinct import number_rows
+from .report import Quality
+from .traced_ranks import num_expected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from analysis.model import Reading
-    from analysis.source import RunInfo, StepTable
+    from .model import Reading
+    from .source import RunInfo, StepTable
 
 MOST_STEPS_NAMED = 5
 

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.areas import KindCells, step_areas
-from tracer.span import NONE
+from rankscope.tracer.span import NONE
+
+from .areas import KindCells, step_areas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.report import RankStepExcess
-    from analysis.timeline import StepTimeline
+    from .report import RankStepExcess
+    from .timeline import StepTimeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

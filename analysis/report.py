@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from analysis.source import tells_layout
+from .source import tells_layout
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from analysis.part_price import CulpritComparison
-    from tracer.topology import Coords, Layout
+    from rankscope.tracer.topology import Coords, Layout
+
+    from .part_price import CulpritComparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.cells import MATES_ENOUGH
-from analysis.noise import step_deviation
-from analysis.phases import SHORT_STEPS, row_medians, standing_out
-from analysis.standing_apart import error_of_level, stands_apart
-from analysis.usual_steps import LEAST_STEPS, usual_in_faster_steps
+from .cells import MATES_ENOUGH
+from .noise import step_deviation
+from .phases import SHORT_STEPS, row_medians, standing_out
+from .standing_apart import error_of_level, stands_apart
+from .usual_steps import LEAST_STEPS, usual_in_faster_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.phases import Phase
+    from .phases import Phase
 
 TOGETHER_SHARE = 0.8
 """Share of the links between two stages that must begin, and end, to be slow in the same step."""

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.noise import step_deviation
-from analysis.phases import SHORT_STEPS, Phase, row_medians, standing_out
-from analysis.profile import MIN_PEERS, Basis
-from analysis.standing_apart import stands_apart
-from analysis.suspects import STAGE_SHARE, Suspect
-from analysis.usual_steps import usual_in_faster_steps
+from .noise import step_deviation
+from .phases import SHORT_STEPS, Phase, row_medians, standing_out
+from .profile import MIN_PEERS, Basis
+from .standing_apart import stands_apart
+from .suspects import STAGE_SHARE, Suspect
+from .usual_steps import usual_in_faster_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.profile import Profile
+    from .profile import Profile
 
 LEAST_SHARE = 0.5
 """Share of a stage's ranks from which their median is as slow as they are."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct
-from analysis.errors import CycleError
-from analysis.ordering import sort_rows, stable_order
+from .distinct import distinct
+from .errors import CycleError
+from .ordering import sort_rows, stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

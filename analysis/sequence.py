@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.cells import group_medians
-from analysis.distinct import number_rows
-from analysis.ordering import sort_rows, stable_order
-from tracer.span import KIND_CODES, SpanKind
+from rankscope.tracer.span import KIND_CODES, SpanKind
+
+from .cells import group_medians
+from .distinct import number_rows
+from .ordering import sort_rows, stable_order
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from numpy.typing import NDArray
 
-    from analysis.context import MicrobatchTable
-    from analysis.model import ComputeItems
+    from .context import MicrobatchTable
+    from .model import ComputeItems
 
 LEAST_CORRELATION = 0.9
 """Source: arXiv 2505.05713, section 5.3: forward and backward of one micro-batch."""

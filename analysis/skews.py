@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.candidate import Candidate, joined_parts
-from analysis.cells import MATES_ENOUGH
-from analysis.evidence import Place
-from analysis.noise import NORMAL_90TH, NORMAL_MEDIAN, num_deviations, step_deviation
-from analysis.phases import row_medians, standing_out
-from analysis.stalls import HOST_STALL_STEPS, ONE_RANK_SHARE
-from analysis.words import count_text, duration_text, name_ranks, percent_text
+from .candidate import Candidate, joined_parts
+from .cells import MATES_ENOUGH
+from .evidence import Place
+from .noise import NORMAL_90TH, NORMAL_MEDIAN, num_deviations, step_deviation
+from .phases import row_medians, standing_out
+from .stalls import HOST_STALL_STEPS, ONE_RANK_SHARE
+from .words import count_text, duration_text, name_ranks, percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.phases import Phase
-    from analysis.stalls import Stalls
+    from .phases import Phase
+    from .stalls import Stalls
 
 
 LATE_PLACES = (Place.LAUNCH, Place.OTHER)

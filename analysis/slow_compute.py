@@ -8,30 +8,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bubble import BACKWARD_KINDS, FORWARD_KINDS
-from analysis.candidate import Candidate
-from analysis.distinct import number_rows
-from analysis.equal_lengths import equal_durations, equal_experts, speeds_at_equal_lengths
-from analysis.occupancy import of_kinds
-from analysis.phases import DUE_RATIO
-from analysis.profile import Basis
-from analysis.risen_stages import risen_stages
-from analysis.suspects import slow_ranks, slow_stages
-from analysis.throttled import as_one_worker, most_explained
-from analysis.words import count_text, duration_text, percent_text
+from .bubble import BACKWARD_KINDS, FORWARD_KINDS
+from .candidate import Candidate
+from .distinct import number_rows
+from .equal_lengths import equal_durations, equal_experts, speeds_at_equal_lengths
+from .occupancy import of_kinds
+from .phases import DUE_RATIO
+from .profile import Basis
+from .risen_stages import risen_stages
+from .suspects import slow_ranks, slow_stages
+from .throttled import as_one_worker, most_explained
+from .words import count_text, duration_text, percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from numpy.typing import NDArray
 
-    from analysis.model import ComputeItems, ReplayModel
-    from analysis.profile import Profile
-    from analysis.sequence import SequenceEffect
-    from analysis.source import RankInfo
-    from analysis.suspects import Suspect
-    from analysis.throttled import Devices
-    from analysis.whatif import Replayer
+    from .model import ComputeItems, ReplayModel
+    from .profile import Profile
+    from .sequence import SequenceEffect
+    from .source import RankInfo
+    from .suspects import Suspect
+    from .throttled import Devices
+    from .whatif import Replayer
 
 
 EVENED = "; these times are as with micro-batches of equal length"

@@ -8,33 +8,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.candidate import Candidate
-from analysis.cells import group_medians
-from analysis.common_slowness import SEVERAL_LINKS, common_slowness
-from analysis.counters import network_trouble
-from analysis.culprits import culprits_of, merged_by_place
-from analysis.distinct import number_rows
-from analysis.network import slow_links
-from analysis.network_scope import (
-    ALL_RANKS_SHARE,
-    have_one_place,
-    is_only_group,
-    told_of_only_group,
-)
-from analysis.phases import DUE_RATIO, row_medians
-from analysis.uplinks import merged_by_uplink
-from analysis.words import count_text, duration_text, percent_text
+from .candidate import Candidate
+from .cells import group_medians
+from .common_slowness import SEVERAL_LINKS, common_slowness
+from .counters import network_trouble
+from .culprits import culprits_of, merged_by_place
+from .distinct import number_rows
+from .network import slow_links
+from .network_scope import ALL_RANKS_SHARE, have_one_place, is_only_group, told_of_only_group
+from .phases import DUE_RATIO, row_medians
+from .uplinks import merged_by_uplink
+from .words import count_text, duration_text, percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.context import SampleTable
-    from analysis.counters import Trouble
-    from analysis.culprits import Culprit
-    from analysis.network import LinkProfile, SlowLink
-    from analysis.source import RankInfo
+    from .context import SampleTable
+    from .counters import Trouble
+    from .culprits import Culprit
+    from .network import LinkProfile, SlowLink
+    from .source import RankInfo
 
 MANY_CULPRITS = 4
 """Places without a rank in common that make it the network's trouble, not a link's."""

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from analysis.context import RunContext
-    from tracer.topology import Coords, Layout
+    from rankscope.tracer.topology import Coords, Layout
+
+    from .context import RunContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

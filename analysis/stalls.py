@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.cells import summed
-from analysis.evidence import Place
-from analysis.ordering import places_of
-from analysis.phases import row_medians
+from .cells import summed
+from .evidence import Place
+from .ordering import places_of
+from .phases import row_medians
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.evidence import GapItems
-    from analysis.profile import Profile
+    from .evidence import GapItems
+    from .profile import Profile
 
 INPUT_PLACES = (Place.INPUT, Place.DATA)
 WORKING_PLACES = (Place.FORWARD, Place.BACKWARD, Place.LAUNCH, Place.OTHER)

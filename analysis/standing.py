@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.waits import is_p2p
-from tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
+from rankscope.tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
+
+from .waits import is_p2p
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
-    from analysis.context import EventRecord, RunContext
-    from analysis.source import SpanTable, StepTable
+    from .context import EventRecord, RunContext
+    from .source import SpanTable, StepTable
 
 P2P = frozenset({SpanKind.PP_SEND, SpanKind.PP_RECV})
 P2P_NAMES = frozenset({"send", "recv", "recv_any_source"})

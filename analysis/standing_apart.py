@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.noise import NORMAL_MEDIAN, num_deviations, num_estimated_deviations
-from analysis.phases import MEDIAN_ERROR
-from analysis.profile import median_of_others
-from analysis.usual_steps import LEAST_STEPS
+from .noise import NORMAL_MEDIAN, num_deviations, num_estimated_deviations
+from .phases import MEDIAN_ERROR
+from .profile import median_of_others
+from .usual_steps import LEAST_STEPS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.phases import Phase
+    from .phases import Phase
 
 
 def stands_apart(

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import number_rows
-from analysis.intervals import Line
-from analysis.keys import KEY_BITS, keys_with_rows
-from analysis.operations import NO_GROUP
-from analysis.ordering import sort_rows, stable_order
-from analysis.report import Starved, WaitsOn
+from .distinct import number_rows
+from .intervals import Line
+from .keys import KEY_BITS, keys_with_rows
+from .operations import NO_GROUP
+from .ordering import sort_rows, stable_order
+from .report import Starved, WaitsOn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from analysis.model import ReplayModel
+    from .model import ReplayModel
 
 NOBODY = -1
 

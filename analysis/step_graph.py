@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.errors import EmptyRunError
-from analysis.operations import NO_GROUP
-from analysis.ordering import places_of
-from analysis.schedule import order_by_level, replay
+from .errors import EmptyRunError
+from .operations import NO_GROUP
+from .ordering import places_of
+from .schedule import order_by_level, replay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.model import ReplayModel
-    from analysis.operations import Operations
+    from .model import ReplayModel
+    from .operations import Operations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.noise import num_deviations, robust_deviation
-from analysis.phases import DUE_RATIO, row_medians, standing_out, standing_out_now_and_then
-from analysis.profile import Basis, Profile
+from .noise import num_deviations, robust_deviation
+from .phases import DUE_RATIO, row_medians, standing_out, standing_out_now_and_then
+from .profile import Basis, Profile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from analysis.phases import Phase
+    from .phases import Phase
 
 STAGE_SHARE = 0.8
 """Share of a stage's ranks that must be longer than the other stages for a stage imbalance."""

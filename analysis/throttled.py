@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.candidate import in_steps
-from analysis.counters import clock_drop
-from analysis.occupancy import COMPUTE_KINDS, of_kinds
-from analysis.partners import least_of_partners
-from analysis.phases import DUE_RATIO
-from analysis.words import name_ranks, percent_text
+from .candidate import in_steps
+from .counters import clock_drop
+from .occupancy import COMPUTE_KINDS, of_kinds
+from .partners import least_of_partners
+from .phases import DUE_RATIO
+from .words import name_ranks, percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.candidate import Candidate
-    from analysis.context import SampleTable
-    from analysis.counters import Drop
-    from analysis.model import ReplayModel
-    from analysis.profile import Profile
-    from analysis.source import RankInfo
+    from .candidate import Candidate
+    from .context import SampleTable
+    from .counters import Drop
+    from .model import ReplayModel
+    from .profile import Profile
+    from .source import RankInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

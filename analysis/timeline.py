@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from analysis.arrivals import split_by_arrivals
-from analysis.bytedance_waits import split_bytedance_waits
-from analysis.errors import EmptyRunError
-from analysis.waits import WaitSplit, is_communication, split_waits
+from .arrivals import split_by_arrivals
+from .bytedance_waits import split_bytedance_waits
+from .errors import EmptyRunError
+from .waits import WaitSplit, is_communication, split_waits
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from analysis.arrivals import Arrivals
-    from analysis.source import EpochInfo, RunInfo, RunSummary, SpanSource, SpanTable
-    from tracer.topology import Coords
+    from rankscope.tracer.topology import Coords
+
+    from .arrivals import Arrivals
+    from .source import EpochInfo, RunInfo, RunSummary, SpanSource, SpanTable
 
 _BYTEDANCE = "bytedance"
 

@@ -7,29 +7,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct
-from analysis.intervals import NOWHERE
-from analysis.lost_records import OF_A_RANK, only_recorded
-from analysis.model import Reading
-from analysis.ordering import places_of
-from analysis.pieces import cut
-from analysis.portions import portions_by_span
-from analysis.source import rows_of_spans, rows_of_steps
-from analysis.starved import WaitIntervals, without_overlap
-from analysis.traced_evidence import gaps_of, transfers_of
-from analysis.traced_graph import graph_of
-from analysis.traced_items import compute_items
-from analysis.traced_join import Joined, join_waits
-from analysis.traced_ranks import groups_as_traced, num_expected
-from analysis.waits import is_communication, is_one_sided, split_waits
-from analysis.words import duration_text, name_ranks
-from tracer.span import COMM_KINDS, NONE, SpanKind, kind_bits, kinds_of
+from rankscope.tracer.span import COMM_KINDS, NONE, SpanKind, kind_bits, kinds_of
+
+from .distinct import distinct
+from .intervals import NOWHERE
+from .lost_records import OF_A_RANK, only_recorded
+from .model import Reading
+from .ordering import places_of
+from .pieces import cut
+from .portions import portions_by_span
+from .source import rows_of_spans, rows_of_steps
+from .starved import WaitIntervals, without_overlap
+from .traced_evidence import gaps_of, transfers_of
+from .traced_graph import graph_of
+from .traced_items import compute_items
+from .traced_join import Joined, join_waits
+from .traced_ranks import groups_as_traced, num_expected
+from .waits import is_communication, is_one_sided, split_waits
+from .words import duration_text, name_ranks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.source import RunInfo, SpanTable, StepTable
-    from analysis.waits import WaitSplit
+    from .source import RunInfo, SpanTable, StepTable
+    from .waits import WaitSplit
 
 
 UNMEASURED_CLOCK_ERROR_NS = 10_000_000

@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct
-from analysis.evidence import GapItems, Link, Place, Transfers
-from analysis.intervals import NOWHERE
-from analysis.joint_ends import held_by_another
-from analysis.ordering import is_among, sort_rows
-from analysis.pieces import GAP, Pieces, own_compute
-from analysis.traced_ranks import groups_as_traced
-from analysis.transfers import Members, collect_transfers
-from analysis.waits import is_p2p
-from tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
+from rankscope.tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
+
+from .distinct import distinct
+from .evidence import GapItems, Link, Place, Transfers
+from .intervals import NOWHERE
+from .joint_ends import held_by_another
+from .ordering import is_among, sort_rows
+from .pieces import GAP, Pieces, own_compute
+from .traced_ranks import groups_as_traced
+from .transfers import Members, collect_transfers
+from .waits import is_p2p
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.source import RunInfo, StepTable
-    from analysis.traced_join import Joined
+    from .source import RunInfo, StepTable
+    from .traced_join import Joined
 
 _PLACE_OF_HOST_KIND = {
     KIND_CODES[SpanKind.GC]: Place.GC,

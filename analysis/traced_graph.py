@@ -13,23 +13,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.cells import group_medians
-from analysis.distinct import distinct, number_rows
-from analysis.intervals import NOWHERE
-from analysis.model import ReplayModel
-from analysis.operations import NO_GROUP, Operations
-from analysis.ordering import is_among, places_of, sort_rows
-from analysis.pieces import GAP, Pieces, Windows, own_compute
-from analysis.portions import MOST_PORTIONS
-from analysis.traced_ideal import ideal_durations, ideal_gaps
-from analysis.waits import is_p2p
-from tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
+from rankscope.tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
+
+from .cells import group_medians
+from .distinct import distinct, number_rows
+from .intervals import NOWHERE
+from .model import ReplayModel
+from .operations import NO_GROUP, Operations
+from .ordering import is_among, places_of, sort_rows
+from .pieces import GAP, Pieces, Windows, own_compute
+from .portions import MOST_PORTIONS
+from .traced_ideal import ideal_durations, ideal_gaps
+from .waits import is_p2p
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.source import RunInfo
-    from analysis.traced_join import Joined
+    from .source import RunInfo
+    from .traced_join import Joined
 
 HOST = KIND_CODES[SpanKind.HOST]
 

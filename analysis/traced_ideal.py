@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.cells import group_medians
-from analysis.distinct import is_one_of, number_rows
-from analysis.intervals import NOWHERE
-from analysis.pieces import Pieces, own_compute
-from analysis.portions import MOST_PORTIONS
-from tracer.span import KIND_CODES, SpanKind
+from rankscope.tracer.span import KIND_CODES, SpanKind
+
+from .cells import group_medians
+from .distinct import is_one_of, number_rows
+from .intervals import NOWHERE
+from .pieces import Pieces, own_compute
+from .portions import MOST_PORTIONS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.traced_join import Joined
+    from .traced_join import Joined
 
 FREE_HOST_KINDS = (KIND_CODES[SpanKind.GC], KIND_CODES[SpanKind.CHECKPOINT])
 """Host kinds that an ideal step has none of; all other host time has its median."""

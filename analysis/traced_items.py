@@ -6,24 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.distinct import distinct, is_one_of, number_rows
-from analysis.experts import expert_pieces
-from analysis.intervals import NOWHERE
-from analysis.merging import worker_numbers
-from analysis.model import ComputeItems
-from analysis.operations import positions_in_runs
-from analysis.ordering import places_of, sort_rows
-from analysis.pieces import Pieces, own_compute
-from analysis.portions import WHOLE, is_deferred
-from tracer.span import KIND_CODES, KINDS, SpanKind
+from rankscope.tracer.span import KIND_CODES, KINDS, SpanKind
+
+from .distinct import distinct, is_one_of, number_rows
+from .experts import expert_pieces
+from .intervals import NOWHERE
+from .merging import worker_numbers
+from .model import ComputeItems
+from .operations import positions_in_runs
+from .ordering import places_of, sort_rows
+from .pieces import Pieces, own_compute
+from .portions import WHOLE, is_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from analysis.source import RankInfo, RunInfo, SpanTable
-    from analysis.traced_join import Joined
+    from .source import RankInfo, RunInfo, SpanTable
+    from .traced_join import Joined
 
 
 def compute_items(

@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import distinct, is_one_of, number_rows
-from analysis.intervals import NOWHERE, Line, covering, outermost
-from analysis.operations import latest_by_group
-from analysis.ordering import places_of, sort_rows, stable_order
-from analysis.pieces import COMPUTE_KINDS, HOST_KINDS, Windows, windows_of
-from analysis.unrecorded_waits import LEAST_STEPS, Busy, Launched, unrecorded_waits
-from analysis.waits import instance_keys, is_one_sided
-from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
+from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
+
+from .distinct import distinct, is_one_of, number_rows
+from .intervals import NOWHERE, Line, covering, outermost
+from .operations import latest_by_group
+from .ordering import places_of, sort_rows, stable_order
+from .pieces import COMPUTE_KINDS, HOST_KINDS, Windows, windows_of
+from .unrecorded_waits import LEAST_STEPS, Busy, Launched, unrecorded_waits
+from .waits import instance_keys, is_one_sided
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.source import SpanTable, StepTable
-    from analysis.waits import WaitSplit
+    from .source import SpanTable, StepTable
+    from .waits import WaitSplit
 
 WAIT = KIND_CODES[SpanKind.WAIT]
 LAUNCH_SLACK_NS = 1_000

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from analysis.source import EpochInfo, GroupInfo, RunInfo
+    from .source import EpochInfo, GroupInfo, RunInfo
 
 
 def is_collapsed(run: RunInfo, epoch: EpochInfo) -> bool:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import number_rows
-from analysis.evidence import NO_LINK, Link, Transfers
-from analysis.ordering import stable_order
+from .distinct import number_rows
+from .evidence import NO_LINK, Link, Transfers
+from .ordering import stable_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.cells import group_medians
-from analysis.distinct import distinct, number_rows
-from analysis.occupancy import COMPUTE_KINDS, of_kinds
-from analysis.sequence import common_ratio, own_medians
+from .cells import group_medians
+from .distinct import distinct, number_rows
+from .occupancy import COMPUTE_KINDS, of_kinds
+from .sequence import common_ratio, own_medians
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.candidate import Candidate
-    from analysis.model import ReplayModel
+    from .candidate import Candidate
+    from .model import ReplayModel
 
 
 def ideal_of_others(

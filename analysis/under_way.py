@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from analysis.report import Finding, Mfu
-    from analysis.source import RunSummary
+    from .report import Finding, Mfu
+    from .source import RunSummary
 
 
 class Doing(StrEnum):

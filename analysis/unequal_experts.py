@@ -6,28 +6,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.candidate import Candidate
-from analysis.cells import summed
-from analysis.occupancy import COMPUTE_KINDS, of_kinds
-from analysis.phases import (
-    DUE_RATIO,
-    PERSISTENT_RATIO,
-    SHORT_STEPS,
-    row_medians,
-    standing_out,
-)
-from analysis.profile import MIN_PEERS, median_of_others
-from analysis.words import duration_text, name_ranks, percent_text
+from .candidate import Candidate
+from .cells import summed
+from .occupancy import COMPUTE_KINDS, of_kinds
+from .phases import DUE_RATIO, PERSISTENT_RATIO, SHORT_STEPS, row_medians, standing_out
+from .profile import MIN_PEERS, median_of_others
+from .words import duration_text, name_ranks, percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.model import ReplayModel
-    from analysis.phases import Phase
-    from analysis.profile import Profile
-    from analysis.whatif import Replayer
+    from .model import ReplayModel
+    from .phases import Phase
+    from .profile import Profile
+    from .whatif import Replayer
 
 
 def experts_candidate(

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.distinct import number_rows
-from analysis.intervals import NOWHERE, union
-from analysis.operations import positions_in_runs
-from analysis.ordering import is_among, sort_rows
+from .distinct import number_rows
+from .intervals import NOWHERE, union
+from .operations import positions_in_runs
+from .ordering import is_among, sort_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.pieces import Windows
-    from analysis.source import SpanTable
+    from .pieces import Windows
+    from .source import SpanTable
 
 RESUME_SLACK_NS = 50_000
 """What waited for a communication goes on within this of its end. Source: as

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from analysis.culprits import Culprit
+from .culprits import Culprit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from analysis.network import LinkProfile
-    from analysis.source import RankInfo
+    from .network import LinkProfile
+    from .source import RankInfo
 
 LEVELS: tuple[tuple[str, Callable[[RankInfo], str]], ...] = (
     ("hosts", lambda info: info.host),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.words import NS_PER_S, duration_text, name_ranks, percent_text
+from .words import NS_PER_S, duration_text, name_ranks, percent_text
 
 if TYPE_CHECKING:
-    from analysis.report import Finding, RunReport
+    from .report import Finding, RunReport
 
 
 LEAST_GAIN = 0.005

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.cells import mean_distances
-from analysis.distinct import distinct, is_one_of, number_rows, row_keys
-from analysis.ordering import stable_order
-from tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanFlag, SpanKind
+from rankscope.tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanFlag, SpanKind
+
+from .cells import mean_distances
+from .distinct import distinct, is_one_of, number_rows, row_keys
+from .ordering import stable_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.source import GroupInfo, SpanTable
+    from .source import GroupInfo, SpanTable
 
 _NO_RANK = np.iinfo(np.int32).max
 _P2P_MEMBERS = 2

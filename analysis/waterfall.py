@@ -12,28 +12,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.bubble import (
-    BACKWARD_KINDS,
-    FORWARD_KINDS,
-    Phase,
-    ideal_wait_ns,
-    phases_of,
-    schedule_of,
-)
-from analysis.intervals import NOWHERE
-from analysis.occupancy import COMPUTE_KINDS, Occupancy, occupancy_of, of_kinds, rank_steps_of
-from analysis.ordering import places_of, stable_order
-from analysis.report import WaitsOn, WaterfallSummary
-from analysis.starved import WaitIntervals, blame
+from .bubble import BACKWARD_KINDS, FORWARD_KINDS, Phase, ideal_wait_ns, phases_of, schedule_of
+from .intervals import NOWHERE
+from .occupancy import COMPUTE_KINDS, Occupancy, occupancy_of, of_kinds, rank_steps_of
+from .ordering import places_of, stable_order
+from .report import WaitsOn, WaterfallSummary
+from .starved import WaitIntervals, blame
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.model import Reading, ReplayModel
-    from analysis.operation_times import OperationTimes
-    from analysis.report import BubbleShape
-    from analysis.source import RunInfo, SpanTable, StepTable
-    from analysis.starved import Trail
+    from .model import Reading, ReplayModel
+    from .operation_times import OperationTimes
+    from .report import BubbleShape
+    from .source import RunInfo, SpanTable, StepTable
+    from .starved import Trail
 
 
 class Part(StrEnum):

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.device_graph import without_host
-from analysis.operation_times import OperationTimes, operation_times
-from analysis.operations import NO_GROUP
-from analysis.program import Program, compile_program
+from .device_graph import without_host
+from .operation_times import OperationTimes, operation_times
+from .operations import NO_GROUP
+from .program import Program, compile_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from analysis.model import ReplayModel
+    from .model import ReplayModel
 
 MOST_ISOLATED = 100_000_000
 """Durations replayed at most to put each dp position back: about a second's worth."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.errors import EmptyRunError, UnknownRunError
-from analysis.joining import (
+from .errors import EmptyRunError, UnknownRunError
+from .joining import (
     join_microbatches,
     join_samples,
     join_spans,
@@ -16,15 +16,15 @@ from analysis.joining import (
     rows_of_microbatches,
     rows_of_samples,
 )
-from analysis.mfu import compute_mfu
-from analysis.report import Mfu
-from analysis.source import rows_of_spans, rows_of_steps
+from .mfu import compute_mfu
+from .report import Mfu
+from .source import rows_of_spans, rows_of_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.context import RunContext
-    from analysis.source import RunInfo, RunSummary, SpanSource, SpanTable, StepTable
+    from .context import RunContext
+    from .source import RunInfo, RunSummary, SpanSource, SpanTable, StepTable
 
 MAX_STEPS = 256
 """Steps of a window: enough for what comes every hundred steps, and a replay of a second or so

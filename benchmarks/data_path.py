@@ -38,13 +38,13 @@ import numpy as np
 import psutil
 
 from benchmarks.intervals import growth
-from collector.location import read_server_file
-from collector.records import RECORD
-from collector.store import open_store
+from rankscope.collector.location import read_server_file
+from rankscope.collector.records import RECORD
+from rankscope.collector.store import open_store
+from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
+from rankscope.tracer.spool import HAS_COMM, HEADER_BYTES, RECORD_BYTES, RecordType
 from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.faults.cycles import RUN, WholePath
-from tracer.span import KIND_CODES, NONE, SpanKind
-from tracer.spool import HAS_COMM, HEADER_BYTES, RECORD_BYTES, RecordType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.analyze import analyze_run
 from benchmarks.diagnosis_scenarios import Labelled, scenarios
 from benchmarks.diagnosis_summary import summary
+from rankscope.analysis.analyze import analyze_run
 from rankscope.simulated import SimulatedSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from analysis.report import RunReport
-    from analysis.source import StepTable
+    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.source import StepTable
 
 RUN = "simulated"
 PRICED = frozenset(

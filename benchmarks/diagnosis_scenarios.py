@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.simulator.fault import parse_simulated_faults
-from trainer.simulator.scenario import V_CHUNKS, Noise, RankOrder, Scenario, TpDetail
-from trainer.simulator.schedule import Schedule
+from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.simulator.scenario import V_CHUNKS, Noise, RankOrder, Scenario, TpDetail
+from rankscope.trainer.simulator.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

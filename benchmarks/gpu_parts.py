@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-import tracer
-from tracer.device.clock import DeviceClock
-from tracer.device.comm_stream import CommStream
-from tracer.device.communication import DeviceComm, Writer
-from tracer.device.pool import EventPool
-from tracer.device.probe import Probe
-from tracer.device.start import start_device_timing
-from tracer.spool import PROCESS_FILE, read_account, read_dropped
+from rankscope import tracer
+from rankscope.tracer.device.clock import DeviceClock
+from rankscope.tracer.device.comm_stream import CommStream
+from rankscope.tracer.device.communication import DeviceComm, Writer
+from rankscope.tracer.device.pool import EventPool
+from rankscope.tracer.device.probe import Probe
+from rankscope.tracer.device.start import start_device_timing
+from rankscope.tracer.spool import PROCESS_FILE, read_account, read_dropped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.gpu_rig import Rig
-    from tracer.recorder import Recorder
+    from rankscope.tracer.recorder import Recorder
 
 MICROBATCHES = 100
 REDUCES = 250
@@ -290,7 +290,7 @@ def measure_mapping(rig: Rig, *, fake: bool) -> dict[str, object]:
 
 def measure_cost(rig: Rig, *, fake: bool) -> dict[str, object]:
     """Return what one mark costs the job's thread, and one span the resolver, in host time."""
-    from tracer.device.pending import PendingSpan
+    from rankscope.tracer.device.pending import PendingSpan
 
     with tempfile.TemporaryDirectory() as folder:
         recorder: Any = tracer.install(spool=folder, run="cost")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from tracer.device.backend import DeviceBackend
+    from rankscope.tracer.device.backend import DeviceBackend
 
 CALIBRATION_CYCLES = 50_000_000
 
@@ -55,7 +55,7 @@ class CudaRig:
     dist_backend = "nccl"
 
     def __init__(self) -> None:
-        from tracer.device.cuda import CudaBackend
+        from rankscope.tracer.device.cuda import CudaBackend
 
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self.backend = CudaBackend()

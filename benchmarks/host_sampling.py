@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from collector.host.bursts import take_burst
-from collector.host.rdma import BURST_NAMES, DRIVER_COUNTERS, PORT_COUNTERS, RdmaSource
-from collector.host.sample import SourceAbsentError
-from collector.host.sources import host_sources
+from rankscope.collector.host.bursts import take_burst
+from rankscope.collector.host.rdma import BURST_NAMES, DRIVER_COUNTERS, PORT_COUNTERS, RdmaSource
+from rankscope.collector.host.sample import SourceAbsentError
+from rankscope.collector.host.sources import host_sources
 
 if TYPE_CHECKING:
-    from collector.host.sample import Source
+    from rankscope.collector.host.sample import Source
 
 NUM_ROUNDS = 100
 PAUSE_S = 0.05

@@ -33,14 +33,14 @@ import pyarrow as pa
 
 from benchmarks.ingest_spool import write_spool
 from benchmarks.intervals import interval
-from collector.store import open_store
-from collector.tail import SpoolTail
+from rankscope.collector.store import open_store
+from rankscope.collector.tail import SpoolTail
 from rankscope.simulating import SimulateOptions, simulate_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 READ_BACK = """
 SELECT * FROM spans WHERE run_id = {run_id:String}

@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.intervals import interval
-from collector.store import open_store
+from rankscope.collector.store import open_store
 from tests.collector.service.serving import OWN, serving
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from collector.service.service import IngestService
-    from collector.store import Row, Store
+    from rankscope.collector.service.service import IngestService
+    from rankscope.collector.store import Row, Store
     from tests.collector.service.serving import Collector
 
 ROWS_A_BODY = 60

@@ -27,20 +27,20 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from benchmarks.intervals import interval
-from collector.service.decoders import DecoderPool
-from collector.service.handover import new_memory, seal
-from collector.service.router import ARROW_TYPE
-from collector.service.screening import screened
-from collector.store import open_store
-from collector.wire import DEFAULT_LIMITS, decode_batch, encode_cuts
+from rankscope.collector.service.decoders import DecoderPool
+from rankscope.collector.service.handover import new_memory, seal
+from rankscope.collector.service.router import ARROW_TYPE
+from rankscope.collector.service.screening import screened
+from rankscope.collector.store import open_store
+from rankscope.collector.wire import DEFAULT_LIMITS, decode_batch, encode_cuts
 from tests.collector.cut_builder import span_cut
 from tests.collector.service.serving import OWN, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from collector.cut import Cut
-    from collector.store import Store
+    from rankscope.collector.cut import Cut
+    from rankscope.collector.store import Store
     from tests.collector.service.serving import Collector
 
 CUTS_A_BODY = 16

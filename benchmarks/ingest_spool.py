@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collector.records import RECORD
+from rankscope.collector.records import RECORD
+from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
+from rankscope.tracer.spool import HAS_COMM, HEADER_BYTES, RECORD_BYTES, RecordType
 from tests.collector.spool_builder import SpoolBuilder
-from tracer.span import KIND_CODES, NONE, SpanKind
-from tracer.spool import HAS_COMM, HEADER_BYTES, RECORD_BYTES, RecordType
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,16 +18,16 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from analysis.online import FindingTracker
-from analysis.source import RunSummary
+from rankscope.analysis.online import FindingTracker
+from rankscope.analysis.source import RunSummary
 from rankscope.reports import Reports
 from rankscope.simulated import SimulatedSource
-from trainer.simulator.fault import parse_simulated_faults
-from trainer.simulator.scenario import Scenario, TpDetail
+from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.simulator.scenario import Scenario, TpDetail
 
 if TYPE_CHECKING:
-    from analysis.context import RunContext
-    from analysis.source import RunInfo, SpanTable, StepTable
+    from rankscope.analysis.context import RunContext
+    from rankscope.analysis.source import RunInfo, SpanTable, StepTable
 
 RUN = "simulated"
 ONSET = 8

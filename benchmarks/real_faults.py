@@ -26,14 +26,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.report import Finding
-from collector.process_tail import STALL_NS
-from collector.store import open_store
-from collector.tail import SpoolTail
+from rankscope.analysis.report import Finding
+from rankscope.collector.process_tail import STALL_NS
+from rankscope.collector.store import open_store
+from rankscope.collector.tail import SpoolTail
 from rankscope.planting import OTHER_NAMES, QUIET, names_fault
+from rankscope.tracer.topology import Layout
+from rankscope.trainer.fault import ENDINGS, CrashKind, FaultCause, parse_fault
 from rankscope.training import Training
-from tracer.topology import Layout
-from trainer.fault import ENDINGS, CrashKind, FaultCause, parse_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -200,7 +200,7 @@ def _training_command(cause: str, spec: str, *, seed: int, spool: Path) -> list[
     sizes = (("--pp", LAYOUT.pp), ("--dp", LAYOUT.dp), ("--tp", LAYOUT.tp))
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(LAYOUT.world_size), "-m", "trainer"),
+        *("--nproc-per-node", str(LAYOUT.world_size), "-m", "rankscope.trainer"),
         *(word for flag, size in sizes for word in (flag, str(size))),
         *("--steps", str(num_steps), "--layers", str(LAYOUT.pp), "--seed", str(seed)),
         *("--paced", "--pace-ms", str(pace_ms), "--fault", spec, "--trace", str(spool)),

@@ -31,22 +31,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from analysis.bytedance_columns import TraceColumns
-from analysis.bytedance_whatif import what_if_trace
-from analysis.source import EpochInfo, RankInfo
+from rankscope.analysis.bytedance_columns import TraceColumns
+from rankscope.analysis.bytedance_whatif import what_if_trace
+from rankscope.analysis.source import EpochInfo, RankInfo
 from rankscope.trace_file import read_trace_file
-from tracer.topology import Coords
+from rankscope.tracer.topology import Coords
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from analysis.source import RunInfo
+    from rankscope.analysis.source import RunInfo
 
 ROUNDS = 5
 FRESH = """
 import json, resource, sys
 from pathlib import Path
-from analysis.bytedance_whatif import what_if_trace
+from rankscope.analysis.bytedance_whatif import what_if_trace
 from rankscope.trace_file import read_trace_file
 found = what_if_trace(*read_trace_file(Path(sys.argv[1]), Path(sys.argv[2])))
 print(json.dumps({

@@ -75,7 +75,7 @@ class Switch:
 
     def __init__(self, model: DistributedDataParallel) -> None:
         """Watch what `tracer.install` is going to replace; call `installed` after it."""
-        from tracer.capture import intercept, patch
+        from rankscope.tracer.capture import intercept, patch
 
         self._model = model
         self._patches: list[tuple[Any, str, Any, Any]] = []
@@ -155,8 +155,8 @@ def train(seconds: float, *, scenario: str, tokens: int, rank: int, folder: Path
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
 
-    import tracer
     from benchmarks.step_rank import Job, counted
+    from rankscope import tracer
 
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})

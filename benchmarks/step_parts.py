@@ -36,15 +36,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-import tracer
 from benchmarks.intervals import interval
 from benchmarks.step_rank import NUM_EXPERTS, NUM_LAYERS, TOKENS, WIDTH, Model
-from tracer.noop import NOOP_SPAN
+from rankscope import tracer
+from rankscope.tracer.noop import NOOP_SPAN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracer.protocol import SpanContext
+    from rankscope.tracer.protocol import SpanContext
 
 NUM_PROCESSES = 2
 WAYS = ("plain", "nothing", "clocks", "spans", "hooks")

@@ -66,7 +66,7 @@ class Model(nn.Module):
 
     def with_spans(self, x: torch.Tensor) -> torch.Tensor:
         """Do so with a span around each expert."""
-        from tracer import span
+        from rankscope.tracer import span
 
         for expert in self.experts:
             with span("expert"):
@@ -131,7 +131,7 @@ class Job:
 
     def begin_tracing(self) -> None:
         """Trace from now on."""
-        import tracer
+        from rankscope import tracer
 
         tracer.install(spool=self.spool, run="benchmark", model=self._model)
         if self._fills_disk:
@@ -146,7 +146,7 @@ class Job:
 
     def end_tracing(self) -> None:
         """Trace no more, leave nothing on the disk, and add up what was recorded."""
-        import tracer
+        from rankscope import tracer
 
         after = counted(self.spool)
         self.stored += after[0] - self._before[0]
@@ -187,7 +187,7 @@ def fill(path: Path) -> None:
 
 def counted(spool: Path) -> tuple[int, int]:
     """Return how many records the process that writes there has stored and dropped."""
-    from tracer.spool import PROCESS_FILE, SEGMENT_GLOB, iter_committed, read_dropped
+    from rankscope.tracer.spool import PROCESS_FILE, SEGMENT_GLOB, iter_committed, read_dropped
 
     (process,) = spool.rglob(PROCESS_FILE)
     stored = sum(1 for path in spool.rglob(SEGMENT_GLOB) for _ in iter_committed(path.read_bytes()))

@@ -30,19 +30,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tracer
-from tracer.clock import read_anchor
-from tracer.current import current_tracer, set_current
-from tracer.identity import read_identity
-from tracer.install import spool_identity
-from tracer.noop import NOOP_SPAN, NOOP_TRACER
-from tracer.recorder import Recorder
-from tracer.spare import SpoolLimits
+from rankscope import tracer
+from rankscope.tracer.clock import read_anchor
+from rankscope.tracer.current import current_tracer, set_current
+from rankscope.tracer.identity import read_identity
+from rankscope.tracer.install import spool_identity
+from rankscope.tracer.noop import NOOP_SPAN, NOOP_TRACER
+from rankscope.tracer.recorder import Recorder
+from rankscope.tracer.spare import SpoolLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.protocol import Tracer
+    from rankscope.tracer.protocol import Tracer
 
 ROUNDS = 60
 CALLS = 2_000

@@ -68,7 +68,7 @@ def job(num_spans: int) -> None:
     """Loop, traced where ``RANKSCOPE_TRACE`` says so; print what it took as JSON."""
     import torch  # as every rank has
 
-    import tracer
+    from rankscope import tracer
 
     torch.ones(1).add_(1)
     installed = tracer.install()
@@ -92,7 +92,7 @@ def job(num_spans: int) -> None:
     taken_s = time.monotonic() - begun_s
     account = None
     if installed.enabled:
-        from tracer.spool import PROCESS_FILE, read_account
+        from rankscope.tracer.spool import PROCESS_FILE, read_account
 
         threading.Event().wait(1.2)  # two turns of the background thread
         (path,) = Path(os.environ["RANKSCOPE_TRACE"]).rglob(PROCESS_FILE)

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
-from collector.asking import (
+from .asking import (
     clean_url,
     cookie_in,
     headers_of,
@@ -24,17 +24,17 @@ from collector.asking import (
     shown_token,
     visitor_in,
 )
-from collector.edge.refusals import Refusal, Refusals
-from collector.edge.throttle import Throttle
-from collector.route_roles import is_allowed
-from collector.sessions import Sessions
-from collector.tokens import FULL_GRANT
+from .edge.refusals import Refusal, Refusals
+from .edge.throttle import Throttle
+from .route_roles import is_allowed
+from .sessions import Sessions
+from .tokens import FULL_GRANT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 
-    from collector.token_file import TokenBook
-    from collector.tokens import Grant
+    from .token_file import TokenBook
+    from .tokens import Grant
 
     Scope = MutableMapping[str, Any]
     Message = MutableMapping[str, Any]

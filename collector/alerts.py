@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from tracer.span import NONE
+from rankscope.tracer.span import NONE
 
 if TYPE_CHECKING:
-    from collector.store import Row, Store
+    from .store import Row, Store
 
 ALERT_KIND = "alert"
 DELIVERY_KIND = "alert-delivery"

@@ -9,12 +9,12 @@ from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, urlencode
 
-from collector.edge.limits import visitor_of
+from .edge.limits import visitor_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from collector.access import Scope
+    from .access import Scope
 
 
 HOST_FORM = re.compile(

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import pyarrow as pa
 
-from collector.columns import coded_strings, numbers
-from collector.errors import StoreQueryError
-from collector.native_words import INDEX_WIDTHS, LOW_CARDINALITY_HAS_KEYS, NativeCursor
+from .columns import coded_strings, numbers
+from .errors import StoreQueryError
+from .native_words import INDEX_WIDTHS, LOW_CARDINALITY_HAS_KEYS, NativeCursor
 
 if TYPE_CHECKING:
     from typing import Any

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from collector.clock_probe import Probe
-    from tracer.span import MonotonicNs
+    from rankscope.tracer.span import MonotonicNs
+
+    from .clock_probe import Probe
 
 NS_PER_S = 1_000_000_000
 

@@ -6,10 +6,11 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from collector.errors import ClockReplyError
-from tracer.clock import monotonic_ns as read_monotonic_ns
-from tracer.clock import read_anchor
-from tracer.span import MonotonicNs, UnixNs
+from rankscope.tracer.clock import monotonic_ns as read_monotonic_ns
+from rankscope.tracer.clock import read_anchor
+from rankscope.tracer.span import MonotonicNs, UnixNs
+
+from .errors import ClockReplyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

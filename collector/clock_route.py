@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
-from collector.clock_pace import ProbePace
-from collector.clock_probe import MAX_REFERENCE_ID_LETTERS, MAX_TIME_NS, ReferenceClock
-from tracer.clock import monotonic_ns
+from rankscope.tracer.clock import monotonic_ns
+
+from .clock_pace import ProbePace
+from .clock_probe import MAX_REFERENCE_ID_LETTERS, MAX_TIME_NS, ReferenceClock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

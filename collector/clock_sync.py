@@ -7,12 +7,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from collector.clock_fit import MAX_DRIFT_PPB, ClockFit, fit_clock
-from collector.clock_probe import Probe, ProbeReply
-from collector.clock_watch import ClockEvent, ClockEventKind
-from collector.errors import ClockReplyError
-from collector.names import storable_name
-from tracer.span import MonotonicNs, UnixNs
+from rankscope.tracer.span import MonotonicNs, UnixNs
+
+from .clock_fit import MAX_DRIFT_PPB, ClockFit, fit_clock
+from .clock_probe import Probe, ProbeReply
+from .clock_watch import ClockEvent, ClockEventKind
+from .errors import ClockReplyError
+from .names import storable_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,13 +14,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from collector.errors import CollectorError
-from collector.location import EmbeddedLocation
+from .errors import CollectorError
+from .location import EmbeddedLocation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from collector.location import ServerLocation
+    from .location import ServerLocation
 
 LOCAL_SUFFIX = "_local"
 REPLICA_PATH = "/clickhouse/tables/{shard}/{database}/{table}"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from collector.records import Decoded
-    from collector.store import Row
+    from .records import Decoded
+    from .store import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

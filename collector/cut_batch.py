@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from collector.cut import Cut
-from collector.records import Decoded
+from .cut import Cut
+from .records import Decoded
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from collector.cut import CutKey
+    from .cut import CutKey
 
 TABLES = ("spans", "steps", "microbatches", "bad_rows")
 """The tables that a cut has rows of, as `collector.records.Decoded` names them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collector.store import Store
+    from .store import Store
 
 SELECT_BROKEN = """
 SELECT table, count() AS num_parts, any(path) AS example FROM system.detached_parts

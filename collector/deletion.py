@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakKeyDictionary
 
-from collector.errors import RunDeletedError
-from collector.identity import checked_run_name
-from collector.removal import await_removals, free_hidden
+from .errors import RunDeletedError
+from .identity import checked_run_name
+from .removal import await_removals, free_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from collector.store import Store
+    from .store import Store
 
 REFRESH_NS = 1_000_000_000
 """How long a tombstone of another collector may stay unknown here; what slips in is swept up."""

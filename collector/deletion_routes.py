@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, HTTPException, Request
 
-from collector.access import GRANT_KEY
-from collector.errors import RunNameError
-from collector.identity import checked_run_name
+from .access import GRANT_KEY
+from .errors import RunNameError
+from .identity import checked_run_name
 
 if TYPE_CHECKING:
-    from collector.deletion import Deletions
-    from collector.store import Store
-    from collector.tokens import Grant
+    from .deletion import Deletions
+    from .store import Store
+    from .tokens import Grant
 
 SCHEMA = 1
 

@@ -11,15 +11,16 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from collector.manifests import settings_hash, settings_of
-from collector.names import storable_name
-from tracer.span import NONE
+from rankscope.tracer.span import NONE
+
+from .manifests import settings_hash, settings_of
+from .names import storable_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from collector.process import ProcessFiles
-    from collector.store import Row
+    from .process import ProcessFiles
+    from .store import Row
 
 LAYOUT_AXES = ("dp", "tp", "pp", "cp", "ep", "dsp", "vpp")
 COORD_AXES = ("dp", "tp", "pp", "cp", "ep")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from collector.store import Row, Store
+    from .store import Row, Store
 
 SELECT_FINDINGS = """
 SELECT * FROM findings FINAL WHERE run_id = {run_id:String} ORDER BY position, analysed_ns

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from collector.columns import numbers, to_numpy
+from .columns import numbers, to_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import pyarrow as pa
 
-    from collector.cut import CutKey
-    from collector.store import Store
+    from .cut import CutKey
+    from .store import Store
 
 SELECT_TIMES = """
 SELECT run_id, epoch, segment, row, any(start_ns) AS start_ns FROM spans

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collector.store import Row, Store
+    from .store import Row, Store
 
 SELECT_NEWEST = """
 SELECT rank, host, max(at_ns) AS newest_ns, argMax(epoch, (at_ns, pid)) AS epoch,

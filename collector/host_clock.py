@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from collector.host_time import HostTime
-from collector.names import storable_name
+from .host_time import HostTime
+from .names import storable_name
 
 if TYPE_CHECKING:
-    from collector.cut import Sink
-    from tracer.spool import SpoolIdentity
+    from rankscope.tracer.spool import SpoolIdentity
+
+    from .cut import Sink
 
 UNKNOWN_ERROR_NS = -1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from collector.errors import RunNameError
+from .errors import RunNameError
 
 SEGMENT_BITS = 24
 MAX_SEGMENT = (1 << SEGMENT_BITS) - 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tracer.spool import SpoolIdentity
+    from rankscope.tracer.spool import SpoolIdentity
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 MARGIN_S = 1.0

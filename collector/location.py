@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from collector.errors import StoreUrlError
-from tracer.plain_file import read_plain
+from rankscope.tracer.plain_file import read_plain
+
+from .errors import StoreUrlError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,12 +6,12 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from collector.names import storable_name
+from .names import storable_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from collector.store import Row, Store
+    from .store import Row, Store
 
 PARTS = ("layout", "model", "paced", "git", "config", "environment", "versions", "device")
 """Parts of a manifest that ranks of a healthy job agree on. Seeds are none: they differ by rank."""

@@ -8,13 +8,13 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from collector.errors import StoreQueryError, StoreVersionError
-from collector.location import ServerLocation
+from .errors import StoreQueryError, StoreVersionError
+from .location import ServerLocation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from collector.store import Store
+    from .store import Store
 
 CREATE_VERSION_TABLE = """
 CREATE TABLE IF NOT EXISTS schema_version (
@@ -47,7 +47,9 @@ class Migration:
 
     def statements(self) -> tuple[str, ...]:
         """Return the file's statements in order, without comment lines."""
-        text = (resources.files("collector.migrations") / self.name).read_text(encoding="utf-8")
+        text = (resources.files("rankscope.collector.migrations") / self.name).read_text(
+            encoding="utf-8"
+        )
         kept = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
         return tuple(part.strip() for part in kept.split(";") if part.strip())
 
@@ -57,7 +59,7 @@ def known_migrations() -> tuple[Migration, ...]:
     """Return the shipped migrations by version; their numbers have no gap."""
     names = sorted(
         entry.name
-        for entry in resources.files("collector.migrations").iterdir()
+        for entry in resources.files("rankscope.collector.migrations").iterdir()
         if entry.name.endswith(".sql")
     )
     return tuple(Migration(version=int(name.split("_", 1)[0]), name=name) for name in names)

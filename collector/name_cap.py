@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from collector.columns import coded_strings, to_codes
+from .columns import coded_strings, to_codes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from collector.store import Store
+    from .store import Store
 
 MAX_NAMES = 10_000
 OTHER_NAME = "__other__"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collector.store import Row, Store
+    from .store import Row, Store
 
 MOST_RANKS = 512
 """A finding of more ranks is the job's, not a place's."""

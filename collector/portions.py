@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collector.columns import to_numpy
-from tracer.span import COMM_KINDS, NONE, SpanKind
+from rankscope.tracer.span import COMM_KINDS, NONE, SpanKind
+
+from .columns import to_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from collector.store import Store
+    from .store import Store
 
 APART_KINDS = sorted(kind.value for kind in {*SpanKind} - {*COMM_KINDS, SpanKind.OTHER})
 """Kinds of spans that are members of no communication instance; one that only a newer

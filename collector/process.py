@@ -7,10 +7,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from collector.errors import CollectorError, RunNameError
-from collector.identity import checked_run_name
-from tracer.plain_file import open_unlinked
-from tracer.spool import (
+from rankscope.tracer.plain_file import open_unlinked
+from rankscope.tracer.spool import (
     DROPPED,
     DROPPED_OFFSET,
     EVENTS_FILE,
@@ -30,11 +28,14 @@ from tracer.spool import (
     read_header,
 )
 
+from .errors import CollectorError, RunNameError
+from .identity import checked_run_name
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tracer.spool import SpoolIdentity
+    from rankscope.tracer.spool import SpoolIdentity
 
 MAX_JSON_BYTES = 16 << 20
 MAX_LINE_BYTES = 1 << 20

@@ -6,9 +6,12 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from collector.columns import to_numpy
-from collector.cut import Cut, CutKey
-from collector.describe import (
+from rankscope.tracer.span import KINDS
+from rankscope.tracer.spool import PROCESS_FILE, SEGMENT_GLOB, SpoolError
+
+from .columns import to_numpy
+from .cut import Cut, CutKey
+from .describe import (
     ENDED,
     LOST,
     LOST_LINE,
@@ -21,25 +24,23 @@ from collector.describe import (
     group_rows,
     rank_row,
 )
-from collector.identity import MAX_SEGMENT, segment_id
-from collector.liveness import Fate, fate_of
-from collector.names import storable_name
-from collector.process import SpoolProblem
-from collector.records import Origin, decode
-from collector.removed_rows import REMOVED, num_removed_rows
-from collector.segment import CHUNK_ROWS, NotReadyError, SegmentReader, open_spans
-from tracer.span import KINDS
-from tracer.spool import PROCESS_FILE, SEGMENT_GLOB, SpoolError
+from .identity import MAX_SEGMENT, segment_id
+from .liveness import Fate, fate_of
+from .names import storable_name
+from .process import SpoolProblem
+from .records import Origin, decode
+from .removed_rows import REMOVED, num_removed_rows
+from .segment import CHUNK_ROWS, NotReadyError, SegmentReader, open_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from collector.cut import Resume
-    from collector.host_time import HostTime
-    from collector.process import ProcessFiles
-    from collector.segment import Reading
-    from collector.store import Row
+    from .cut import Resume
+    from .host_time import HostTime
+    from .process import ProcessFiles
+    from .segment import Reading
+    from .store import Row
 
 
 STALL_NS = 60_000_000_000

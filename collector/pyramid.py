@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from collector.columns import numbers, repeated_string, to_numpy
+from .columns import numbers, repeated_string, to_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from collector.store import Store
+    from .store import Store
 
 TILES_PER_ZOOM = 4
 WHOLE_STEP, FINER = 0, 1

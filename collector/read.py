@@ -11,16 +11,16 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from collector.describe import RUNNING
-from collector.gaps import read_gaps
-from collector.silence import with_lost
+from .describe import RUNNING
+from .gaps import read_gaps
+from .silence import with_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import pyarrow as pa
 
-    from collector.store import Row, Store
+    from .store import Row, Store
 
 Found = TypeVar("Found")
 

@@ -8,23 +8,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from collector.columns import (
-    coded_strings,
-    numbers,
-    optional_numbers,
-    repeated_string,
-    strings,
-)
-from collector.names import storable_name
-from tracer.span import KINDS, NONE
-from tracer.spool import HAS_COMM, NAME_CAPACITY, RECORD_BYTES, RecordType
+from rankscope.tracer.span import KINDS, NONE
+from rankscope.tracer.spool import HAS_COMM, NAME_CAPACITY, RECORD_BYTES, RecordType
+
+from .columns import coded_strings, numbers, optional_numbers, repeated_string, strings
+from .names import storable_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from collector.host_time import HostTime
+    from .host_time import HostTime
 
     Records = NDArray[np.void]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from collector.errors import StoreQueryError
+from .errors import StoreQueryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from collector.store import Store
+    from .store import Store
 
 PATIENCE_S = 600.0
 POLL_S = 0.02

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from collector.identity import MAX_SEGMENT, segment_id
+from .identity import MAX_SEGMENT, segment_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Set

@@ -15,17 +15,17 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from collector.deletion import EXPIRED
-from collector.describe import LOST, RUNNING
-from collector.removal import await_removals, free_where_many_hidden
-from collector.sample_retention import expire_samples
-from collector.silence import SilenceWatch
+from .deletion import EXPIRED
+from .describe import LOST, RUNNING
+from .removal import await_removals, free_where_many_hidden
+from .sample_retention import expire_samples
+from .silence import SilenceWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from collector.deletion import Deletions
-    from collector.store import Row, Store
+    from .deletion import Deletions
+    from .store import Row, Store
 
 HOUR_NS = 3_600_000_000_000
 DAY_NS = 24 * HOUR_NS

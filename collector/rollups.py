@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from collector.describe import RUNNING
-from collector.read import each_once
+from .describe import RUNNING
+from .read import each_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
-    from collector.store import Row, Store
+    from .store import Row, Store
 
 LAG_STEPS = 2
 """While a run goes on, its newest steps stay open: their spans are still on the way."""

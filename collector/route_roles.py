@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from collector.tokens import Role
+from .tokens import Role
 
 if TYPE_CHECKING:
-    from collector.tokens import Grant
+    from .tokens import Grant
 
 API_PREFIX = "/v1/"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from collector.read import read_step_bounds
-from collector.removal import await_removals
+from .read import read_step_bounds
+from .removal import await_removals
 
 if TYPE_CHECKING:
-    from collector.store import Row, Store
+    from .store import Row, Store
 
 MARGIN_NS = 60_000_000_000
 """Around the steps: what happened just before and after them explains them too."""

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from collector.columns import coded_strings, numbers, repeated_string
+from .columns import coded_strings, numbers, repeated_string
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from collector.store import Store
+    from .store import Store
 
 SELECT_SAMPLES = """
 SELECT host, device, at_ns, name, value FROM samples FINAL

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from collector.records import RECORD
-from tracer.plain_file import open_unlinked
-from tracer.spool import (
+from rankscope.tracer.plain_file import open_unlinked
+from rankscope.tracer.spool import (
     HEADER_BYTES,
     OPEN_CAPACITY,
     OPEN_ENTRY,
@@ -24,12 +23,14 @@ from tracer.spool import (
     sealed_rows,
 )
 
+from .records import RECORD
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from tracer.spool import SpoolIdentity
+    from rankscope.tracer.spool import SpoolIdentity
 
 CHUNK_ROWS = 65_536
 """Most rows that one reading takes: 8 MiB."""

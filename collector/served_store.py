@@ -8,10 +8,10 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
-from collector.errors import StoreError, StoreHeldError, StoreVersionError
-from collector.location import EmbeddedLocation, parse_store_url, read_server_file
-from collector.migrate import known_migrations
-from collector.store import Store, open_store
+from .errors import StoreError, StoreHeldError, StoreVersionError
+from .location import EmbeddedLocation, parse_store_url, read_server_file
+from .migrate import known_migrations
+from .store import Store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from clickhouse_connect.driver.client import Client
 
-    from collector.location import ServerFile
+    from .location import ServerFile
 
 USER = "rankscope"
 """Any name will do: the token is the password."""

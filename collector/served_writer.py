@@ -7,18 +7,18 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from collector.errors import StoreError
-from collector.served_store import ServedStore
-from collector.writer import StoreWriter
+from .errors import StoreError
+from .served_store import ServedStore
+from .writer import StoreWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
-    from collector.cut import Cut
-    from collector.location import ServerFile
-    from collector.store import Row, Store
+    from .cut import Cut
+    from .location import ServerFile
+    from .store import Row, Store
 
 CUT_ROWS = 1_000_000
 """Most spans in one insert of this process."""
@@ -101,7 +101,7 @@ class ServedWriter:
         pause: Callable[[float], object] = time.sleep,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        from collector.agent.link import Link
+        from .agent.link import Link
 
         self._url = server.url
         self._pause = pause
@@ -117,9 +117,9 @@ class ServedWriter:
         Raises:
             StoreError: The server refuses them, or goes on being busy.
         """
-        from collector.agent.answers import SETTLED_STATES, checked_states
-        from collector.service.router import ARROW_TYPE
-        from collector.wire import encode_cuts
+        from .agent.answers import SETTLED_STATES, checked_states
+        from .service.router import ARROW_TYPE
+        from .wire import encode_cuts
 
         for cut in cuts:
             document = self._ship("/v1/spans", encode_cuts([cut]), ARROW_TYPE)
@@ -133,7 +133,7 @@ class ServedWriter:
         Raises:
             StoreError: The server refuses them, or goes on being busy.
         """
-        from collector.service.router import JSON_TYPE
+        from .service.router import JSON_TYPE
 
         for first in range(0, len(rows), SHIPPED_ROWS):
             part = [_told(row) for row in rows[first : first + SHIPPED_ROWS]]
@@ -149,8 +149,8 @@ class ServedWriter:
         self._link.close()
 
     def _ship(self, path: str, body: bytes, content_type: str) -> Any:  # noqa: ANN401  # a JSON document
-        from collector.agent.answers import GoneError, RefusedError, accepted
-        from collector.agent.errors import HeldError, LinkError
+        from .agent.answers import GoneError, RefusedError, accepted
+        from .agent.errors import HeldError, LinkError
 
         begun_s = self._monotonic_s()
         pause_s = FIRST_PAUSE_S

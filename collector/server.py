@@ -10,7 +10,7 @@ from a2wsgi import WSGIMiddleware
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
-from collector.access import (
+from .access import (
     GRANT_KEY,
     LOGIN_PATH,
     LOOPBACK_NAMES,
@@ -19,20 +19,20 @@ from collector.access import (
     AccessGate,
     safe_next,
 )
-from collector.asking import is_secure, visitor_in
-from collector.clock_route import clock_router
-from collector.edge.bodies import CappedBodies
-from collector.edge.methods import KnownMethods
-from collector.edge.metrics import Measured, metrics_router
-from collector.edge.refusals import Refusal, Refusals
-from collector.edge.static_files import StaticFiles
-from collector.tokens import Role
+from .asking import is_secure, visitor_in
+from .clock_route import clock_router
+from .edge.bodies import CappedBodies
+from .edge.methods import KnownMethods
+from .edge.metrics import Measured, metrics_router
+from .edge.refusals import Refusal, Refusals
+from .edge.static_files import StaticFiles
+from .tokens import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from collector.access import Access, AsgiApp
-    from collector.edge.metrics import Metrics
+    from .access import Access, AsgiApp
+    from .edge.metrics import Metrics
 
 MAX_LOGIN_BYTES = 4096
 PAGE_THREADS = 8

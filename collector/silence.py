@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from collector.describe import LOST, RUNNING
+from .describe import LOST, RUNNING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from collector.store import Row, Store
+    from .store import Row, Store
 
 SILENCE_NS = 15 * 60 * 1_000_000_000
 """Of every rank's spans and heartbeats. Heartbeats come once a second while one process of the run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collector.store import Row, Store
+    from .store import Row, Store
 
 SELECT_STEP_TIMES = """
 SELECT epoch, step, min(start_ns) AS first_ns, max(end_ns) AS last_ns, uniq(rank) AS num_ranks

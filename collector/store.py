@@ -15,9 +15,9 @@ from contextlib import closing
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 from weakref import WeakSet
 
-from collector.cluster import cluster_settings, statements_for
-from collector.errors import StoreClosedError, StoreError, StoreHeldError, StoreQueryError
-from collector.location import (
+from .cluster import cluster_settings, statements_for
+from .errors import StoreClosedError, StoreError, StoreHeldError, StoreQueryError
+from .location import (
     EmbeddedLocation,
     ServerLocation,
     engine_holder,
@@ -26,8 +26,8 @@ from collector.location import (
     printable_url,
     read_server_file,
 )
-from collector.migrate import SELECT_VERSION, migrate
-from collector.unreachable import unreachable_reason
+from .migrate import SELECT_VERSION, migrate
+from .unreachable import unreachable_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -161,7 +161,7 @@ class Store:
             parameters: Bound ones.
             num_rows: How many rows are expected.
         """
-        from collector.blocks import read_blocks
+        from .blocks import read_blocks
 
         client = self._client()
         with _translated_errors():

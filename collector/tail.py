@@ -8,20 +8,20 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collector.describe import LOST, RUNNING, run_row, run_state
-from collector.host_clock import HostClocks
-from collector.manifests import manifest_row
-from collector.process import ProcessFiles, SpoolProblem
-from collector.process_tail import ProcessTail
-from collector.store import Store
-from collector.writer import StoreWriter
+from .describe import LOST, RUNNING, run_row, run_state
+from .host_clock import HostClocks
+from .manifests import manifest_row
+from .process import ProcessFiles, SpoolProblem
+from .process_tail import ProcessTail
+from .store import Store
+from .writer import StoreWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from collector.cut import Cut, Resume, Sink
-    from collector.host_clock import Clocks
-    from collector.store import Row
+    from .cut import Cut, Resume, Sink
+    from .host_clock import Clocks
+    from .store import Row
 
 GRACE_NS = 2_000_000_000
 """How long a claimed row may stay uncommitted before it counts as torn."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collector.errors import TokenFileError
-from collector.tokens import TOKEN_FORM, Grant, Role, TokenRecord, TokenSet
+from .errors import TokenFileError
+from .tokens import TOKEN_FORM, Grant, Role, TokenRecord, TokenSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from collector.errors import TokenRequestError
+from .errors import TokenRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

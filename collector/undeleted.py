@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from collector.cut import Cut, Resume, Sink
-    from collector.deletion import Deletions
-    from collector.store import Row
+    from .cut import Cut, Resume, Sink
+    from .deletion import Deletions
+    from .store import Row
 
 
 class UndeletedSink:

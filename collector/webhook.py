@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from collector.alertmanager import alertmanager_alerts, is_alertmanager
-from collector.alerts import Delivery
-from collector.errors import CollectorError
-from collector.webhook_address import (
+from .alertmanager import alertmanager_alerts, is_alertmanager
+from .alerts import Delivery
+from .errors import CollectorError
+from .webhook_address import (
     AddressRefusedError,
     PinnedConnection,
     PinnedTlsConnection,
@@ -26,7 +26,7 @@ from collector.webhook_address import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from collector.webhook_address import Resolve
+    from .webhook_address import Resolve
 
 TIMEOUT_S = 5.0
 RETRY_DELAYS_S = (1.0, 5.0, 15.0)

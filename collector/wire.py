@@ -14,18 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from collector.columns import (
-    coded_strings,
-    numbers,
-    optional_numbers,
-    repeated_string,
-    strings,
-    to_numpy,
-)
-from collector.cut import CutKey
-from collector.cut_batch import CutBatch
-from collector.errors import WireError as WireError
-from collector.wire_schema import (
+from rankscope.tracer.span import NONE
+
+from .columns import coded_strings, numbers, optional_numbers, repeated_string, strings, to_numpy
+from .cut import CutKey
+from .cut_batch import CutBatch
+from .errors import WireError
+from .wire_schema import (
     KEY_COLUMNS,
     OLDEST_VERSION,
     ROW_RANK,
@@ -37,15 +32,14 @@ from collector.wire_schema import (
     struct_type,
     wire_columns,
 )
-from collector.wire_sizes import checked_inflated_bytes
-from tracer.span import NONE
+from .wire_sizes import checked_inflated_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from collector.cut import Cut
+    from .cut import Cut
 
     Column = pa.Array[Any]
 

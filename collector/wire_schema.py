@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from tracer.span import NONE
+from rankscope.tracer.span import NONE
 
 SCHEMA_VERSION = 1
 """The layout that this code writes."""

@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from collector.errors import WireError
+from .errors import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from collector.columns import to_numpy
-from collector.cut import CutKey, Resume
-from collector.cut_batch import TABLES, CutBatch
-from collector.first_times import with_first_times
-from collector.ledger import SENT, Ledger, Piece, Range, missing, segment_key
-from collector.name_cap import NameCap
+from .columns import to_numpy
+from .cut import CutKey, Resume
+from .cut_batch import TABLES, CutBatch
+from .first_times import with_first_times
+from .ledger import SENT, Ledger, Piece, Range, missing, segment_key
+from .name_cap import NameCap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from collector.cut import Cut
-    from collector.ledger import SegmentKey
-    from collector.store import Row, Store
+    from .cut import Cut
+    from .ledger import SegmentKey
+    from .store import Row, Store
 
 SELECT_STORED = """
 SELECT

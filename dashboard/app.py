@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from dash import Dash, Input, Output, State
 from dash.exceptions import DependencyException
 
-from dashboard.address import Page, read_address
-from dashboard.compression import compress_large
-from dashboard.forged import guard
-from dashboard.pages import overview, shell, timeline
-from dashboard.pages.empty import unknown_page
+from .address import Page, read_address
+from .compression import compress_large
+from .forged import guard
+from .pages import overview, shell, timeline
+from .pages.empty import unknown_page
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from dashboard.provider import ReportProvider
+    from .provider import ReportProvider
 
 
 def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from analysis.heard import Heard
-    from analysis.picture import StepPart, StepPicture, Window
-    from analysis.report import RunReport
-    from analysis.source import RunSummary
-    from analysis.timeline import StepTimeline
-    from analysis.under_way import Failed, UnderWay
-    from dashboard.address import GroupBy
+    from rankscope.analysis.heard import Heard
+    from rankscope.analysis.picture import StepPart, StepPicture, Window
+    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.source import RunSummary
+    from rankscope.analysis.timeline import StepTimeline
+    from rankscope.analysis.under_way import Failed, UnderWay
+
+    from .address import GroupBy
 
 
 class ReportProvider(Protocol):

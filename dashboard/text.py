@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from typing import TYPE_CHECKING
 
-from analysis.words import neighbours
+from rankscope.analysis.words import neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.span import SpanKind
+from rankscope.tracer.span import SpanKind
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -1,8 +1,8 @@
 """The tracer: lives in the training process, records spans, never hurts the job."""
 
-import tracer.graphs as _graphs  # noqa: F401 - for what it tells the compiler
-import tracer.span as _span_module  # noqa: F401 - first, so that `span` below stays the function
-from tracer.current import (
+from . import graphs as _graphs  # noqa: F401 - for what it tells the compiler
+from . import span as _span_module  # noqa: F401 - first, so that `span` below stays the function
+from .current import (
     begin_steps,
     current_tracer,
     event,
@@ -12,11 +12,11 @@ from tracer.current import (
     span,
     step,
 )
-from tracer.decorator import traced
-from tracer.install import install
-from tracer.noop import NOOP_TRACER
-from tracer.protocol import Tracer
-from tracer.span import NONE, SpanFlag, SpanKind
+from .decorator import traced
+from .install import install
+from .noop import NOOP_TRACER
+from .protocol import Tracer
+from .span import NONE, SpanFlag, SpanKind
 
 __all__ = [
     "NONE",

@@ -1,6 +1,6 @@
-"""``python -m tracer SCRIPT ARGS``: run a training script traced, without an edit.
+"""``python -m rankscope.tracer SCRIPT ARGS``: run a training script traced, without an edit.
 
-Under torchrun: ``torchrun ... -m tracer train.py ARGS``.
+Under torchrun: ``torchrun ... -m rankscope.tracer train.py ARGS``.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracer.install import install
-from tracer.tell import tell
+from .install import install
+from .tell import tell
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 USAGE = """\
-usage: python -m tracer SCRIPT [ARGS...]        run a script, traced
-       python -m tracer -m MODULE [ARGS...]     run a module, traced
-       python -m tracer --running [SPOOL]       show what each rank is doing now
+usage: python -m rankscope.tracer SCRIPT [ARGS...]        run a script, traced
+       python -m rankscope.tracer -m MODULE [ARGS...]     run a module, traced
+       python -m rankscope.tracer --running [SPOOL]       show what each rank is doing now
 RANKSCOPE_TRACE names the folder for the records.
 """
 BAD_USAGE = 2
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
     """
     match arguments:
         case ["--running", *spool]:
-            from tracer.running import print_running
+            from .running import print_running
 
             print_running(Path(spool[0]) if spool else default_spool())
         case ["-m", module, *rest]:

@@ -150,7 +150,7 @@ static PyMethodDef numbers_methods[] = {
 
 static PyTypeObject NumbersType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tracer._hot.Numbers",
+    .tp_name = "rankscope.tracer._hot.Numbers",
     .tp_doc = "An iterator over a `range`; who takes a number has claimed it.",
     .tp_basicsize = sizeof(Numbers),
     .tp_flags = Py_TPFLAGS_DEFAULT,
@@ -281,7 +281,7 @@ static PyMemberDef drops_members[] = {
 
 static PyTypeObject DropCountType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tracer._hot.DropCount",
+    .tp_name = "rankscope.tracer._hot.DropCount",
     .tp_doc = "What was lost for one reason.",
     .tp_basicsize = sizeof(DropCount),
     .tp_flags = Py_TPFLAGS_DEFAULT,
@@ -570,7 +570,7 @@ static PyMethodDef entry_methods[] = {
 
 static PyTypeObject OpenEntryType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tracer._hot.OpenEntry",
+    .tp_name = "rankscope.tracer._hot.OpenEntry",
     .tp_doc = "A line of the open table: something that has begun and not ended.",
     .tp_basicsize = sizeof(OpenEntry),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
@@ -796,7 +796,7 @@ lane_dealloc(LaneState *self)
 
 static PyTypeObject LaneStateType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tracer._hot.LaneState",
+    .tp_name = "rankscope.tracer._hot.LaneState",
     .tp_doc = "What a lane and its spans share.",
     .tp_basicsize = sizeof(LaneState),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
@@ -1028,7 +1028,7 @@ static PyGetSetDef span_getset[] = {
 
 static PyTypeObject ReadySpanType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tracer._hot.ReadySpan",
+    .tp_name = "rankscope.tracer._hot.ReadySpan",
     .tp_doc = "A span of one name in one thread, entered at most once at a time.",
     .tp_basicsize = sizeof(ReadySpan),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
@@ -1217,7 +1217,7 @@ static PyMethodDef compute_methods[] = {
 
 static PyTypeObject ComputeSpanType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tracer._hot.ComputeSpan",
+    .tp_name = "rankscope.tracer._hot.ComputeSpan",
     .tp_doc = "A span by the host's clock that also sets its lane's place.",
     .tp_basicsize = sizeof(ComputeSpan),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
@@ -1588,7 +1588,7 @@ static PyGetSetDef launch_getset[] = {
 
 static PyTypeObject HostLaunchType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tracer._hot.HostLaunch",
+    .tp_name = "rankscope.tracer._hot.HostLaunch",
     .tp_doc = "A communication that this rank has entered, as the host's clock sees it.",
     .tp_basicsize = sizeof(HostLaunch),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
@@ -1638,7 +1638,7 @@ door_call(Door *self, PyObject *args, PyObject *kwargs)
 
 static PyTypeObject DoorType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tracer._hot.Door",
+    .tp_name = "rankscope.tracer._hot.Door",
     .tp_doc = "`__enter__` or `__exit__` of a ReadySpan.",
     .tp_basicsize = sizeof(Door),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
@@ -1775,7 +1775,7 @@ static PyMethodDef finder_methods[] = {
 
 static PyTypeObject FinderType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tracer._hot.Finder",
+    .tp_name = "rankscope.tracer._hot.Finder",
     .tp_doc = "The ready spans of each thread by name.",
     .tp_basicsize = sizeof(Finder),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
@@ -1946,7 +1946,7 @@ static PyMethodDef module_methods[] = {
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "tracer._hot",
+    .m_name = "rankscope.tracer._hot",
     .m_doc = "The hottest lines of the tracer.",
     .m_size = -1,
     .m_methods = module_methods,

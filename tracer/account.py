@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from tracer.clock import monotonic_ns
-from tracer.span import NONE
-from tracer.spool import ACCOUNT, ACCOUNT_OFFSET
+from .clock import monotonic_ns
+from .span import NONE
+from .spool import ACCOUNT, ACCOUNT_OFFSET
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tracer.lane import Lane
-    from tracer.process_file import ProcessFile
+    from .lane import Lane
+    from .process_file import ProcessFile
 
 
 class Account:

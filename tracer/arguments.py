@@ -6,8 +6,8 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
-from tracer.plain import plain_int, plain_text, type_name
-from tracer.span import NONE
+from .plain import plain_int, plain_text, type_name
+from .span import NONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from tracer.span import MonotonicNs, UnixNs
+from .span import MonotonicNs, UnixNs
 
 monotonic_ns = time.monotonic_ns
 """``CLOCK_MONOTONIC`` in ns. Bound once, because every span reads it twice."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from tracer.clock import monotonic_ns
-from tracer.lane_state import ERROR_HEAD
-from tracer.protocol import SpanContext
-from tracer.span import NONE
+from .clock import monotonic_ns
+from .lane_state import ERROR_HEAD
+from .protocol import SpanContext
+from .span import NONE
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from tracer.lane import Lane
-    from tracer.lane_state import OpenEntry
-    from tracer.recorder import Recorder
+    from .lane import Lane
+    from .lane_state import OpenEntry
+    from .recorder import Recorder
 
 
 class ComputeContext(SpanContext, Protocol):

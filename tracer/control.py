@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from tracer.exit_record import write_json
-from tracer.plain import type_name
-from tracer.plain_file import open_plain
+from .exit_record import write_json
+from .plain import type_name
+from .plain_file import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

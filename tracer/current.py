@@ -6,15 +6,15 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from tracer.hot import find_with, quickened
-from tracer.noop import NOOP_SPAN, NOOP_TRACER
-from tracer.recorder import Recorder
-from tracer.span import NONE, SpanKind
+from .hot import find_with, quickened
+from .noop import NOOP_SPAN, NOOP_TRACER
+from .recorder import Recorder
+from .span import NONE, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.protocol import SpanContext, Tracer
+    from .protocol import SpanContext, Tracer
 
 HOST = SpanKind.HOST
 

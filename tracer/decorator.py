@@ -7,8 +7,8 @@ import inspect
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
-from tracer.current import span
-from tracer.plain import plain_text
+from .current import span
+from .plain import plain_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

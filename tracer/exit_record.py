@@ -8,8 +8,8 @@ import os
 import traceback
 from typing import TYPE_CHECKING
 
-from tracer.plain import plain_text, type_name
-from tracer.spool import EXIT_FILE
+from .plain import plain_text, type_name
+from .spool import EXIT_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tracer.plain import plain_int, plain_text, type_name
+from .plain import plain_int, plain_text, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from tracer.compiler_watch import COMPILER_MODULE, once_loaded
-from tracer.current import span
-from tracer.recorder import Recorder
+from .compiler_watch import COMPILER_MODULE, once_loaded
+from .current import span
+from .recorder import Recorder
 
 CALL_OUTSIDE = "what tells the tracer of a step cannot be in a graph: call it outside"
 

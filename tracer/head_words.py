@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracer.lane import head_word
-from tracer.span import KIND_CODES, SpanFlag, SpanKind
-from tracer.spool import NAME_BYTES, NAME_CAPACITY, DropReason, RecordType
+from .lane import head_word
+from .span import KIND_CODES, SpanFlag, SpanKind
+from .spool import NAME_BYTES, NAME_CAPACITY, DropReason, RecordType
 
 if TYPE_CHECKING:
-    from tracer.arguments import Arguments
-    from tracer.process_file import ProcessFile
+    from .arguments import Arguments
+    from .process_file import ProcessFile
 
 
 class HeadWords:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from tracer.clock import monotonic_ns
-from tracer.span import NONE, SpanFlag
-from tracer.spool import COMM, HAS_COMM
+from .clock import monotonic_ns
+from .span import NONE, SpanFlag
+from .spool import COMM, HAS_COMM
 
 if TYPE_CHECKING:
-    from tracer.capture.group import CommGroup
-    from tracer.device.communication import DeviceComm
-    from tracer.lane import Lane
-    from tracer.lane_state import OpenEntry
-    from tracer.recorder import Recorder
+    from .capture.group import CommGroup
+    from .device.communication import DeviceComm
+    from .lane import Lane
+    from .lane_state import OpenEntry
+    from .recorder import Recorder
 
 # As plain integers: an operation on the enumeration costs a microsecond each.
 HOST_CLOCK = int(SpanFlag.HOST_CLOCK)

@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from tracer.blame import is_ours
-from tracer.clock import monotonic_ns
-from tracer.lane_state import ERROR_HEAD, pack_core, pack_word
+from .blame import is_ours
+from .clock import monotonic_ns
+from .lane_state import ERROR_HEAD, pack_core, pack_word
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from tracer.lane import Lane
-    from tracer.lane_state import OpenEntry
+    from .lane import Lane
+    from .lane_state import OpenEntry
 
 Enter = Callable[..., None]
 Leave = Callable[..., None]

@@ -12,41 +12,36 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from tracer.host_span import Enterable, Span, enterable
+from .host_span import Enterable, Span, enterable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.compute_span import compute_span
-    from tracer.host_launch import HostLaunch
-    from tracer.host_span import Finder, ReadySpan, find_with, nothing, quick_span
-    from tracer.lane import Lane
-    from tracer.lane_state import DropCount, LaneState, numbers
-    from tracer.thread_frames import frames_of_threads
+    from .compute_span import compute_span
+    from .host_launch import HostLaunch
+    from .host_span import Finder, ReadySpan, find_with, nothing, quick_span
+    from .lane import Lane
+    from .lane_state import DropCount, LaneState, numbers
+    from .thread_frames import frames_of_threads
 else:
-    from tracer.compute_span import compute_span
-    from tracer.host_launch import HostLaunch
-    from tracer.host_span import Finder, ReadySpan, find_with, nothing, quick_span
-    from tracer.lane_state import DropCount, LaneState, numbers
-    from tracer.thread_frames import frames_of_threads
+    from .compute_span import compute_span
+    from .host_launch import HostLaunch
+    from .host_span import Finder, ReadySpan, find_with, nothing, quick_span
+    from .lane_state import DropCount, LaneState, numbers
+    from .thread_frames import frames_of_threads
 
     if os.environ.get("RANKSCOPE_PURE_PYTHON", "0") in {"", "0"}:
         with contextlib.suppress(ImportError):
-            from tracer._hot import (
-                DropCount,
-                Finder,
-                HostLaunch,
-                LaneState,
-                ReadySpan,
-                compute_span,
-                find_with,
-                frames_of_threads,
-                nothing,
-                quick_span,
-            )
-            from tracer._hot import Numbers as numbers  # noqa: N813 - a function in Python
+            from . import _hot
 
-IS_COMPILED = ReadySpan.__module__ == "tracer._hot"
+            compute_span = _hot.compute_span
+            find_with, nothing, quick_span = _hot.find_with, _hot.nothing, _hot.quick_span
+            frames_of_threads = _hot.frames_of_threads
+            numbers = _hot.Numbers
+            DropCount, Finder, HostLaunch = _hot.DropCount, _hot.Finder, _hot.HostLaunch
+            LaneState, ReadySpan = _hot.LaneState, _hot.ReadySpan
+
+IS_COMPILED = ReadySpan.__module__ == "rankscope.tracer._hot"
 """Whether spans are entered and left by compiled code."""
 
 __all__ = [

@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracer.tell import tell
+from .tell import tell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,16 +15,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from tracer.clock import read_anchor
-from tracer.current import current_tracer, set_current, shutdown
-from tracer.exit_record import write_json
-from tracer.noop import NOOP_TRACER
-from tracer.plain import type_name
-from tracer.recorder import Recorder
-from tracer.sampling import Settings
-from tracer.span import UnixNs
-from tracer.spare import DEFAULT_SEGMENT_BYTES, DEFAULT_SPOOL_BYTES, SpoolLimits
-from tracer.spool import (
+from .clock import read_anchor
+from .current import current_tracer, set_current, shutdown
+from .exit_record import write_json
+from .noop import NOOP_TRACER
+from .plain import type_name
+from .recorder import Recorder
+from .sampling import Settings
+from .span import UnixNs
+from .spare import DEFAULT_SEGMENT_BYTES, DEFAULT_SPOOL_BYTES, SpoolLimits
+from .spool import (
     HEADER_BYTES,
     MANIFEST_FILE,
     RECORD_BYTES,
@@ -32,17 +32,17 @@ from tracer.spool import (
     DropReason,
     SpoolIdentity,
 )
-from tracer.tell import tell
+from .tell import tell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from tracer.clock import Anchor
-    from tracer.identity import Identity
-    from tracer.manifest import JobDescription
-    from tracer.protocol import Tracer
-    from tracer.topology import Coords, Layout
+    from .clock import Anchor
+    from .identity import Identity
+    from .manifest import JobDescription
+    from .protocol import Tracer
+    from .topology import Coords, Layout
 
 
 _beginning = threading.Lock()
@@ -113,7 +113,7 @@ def install(
         folder = spool or os.environ.get("RANKSCOPE_TRACE")
         if not folder or os.environ.get("RANKSCOPE_DISABLE") == "1":
             return NOOP_TRACER
-        from tracer.manifest import JobDescription, count_parameters
+        from .manifest import JobDescription, count_parameters
 
         description = JobDescription(num_parameters=count_parameters(model), **job)
         return _install(Path(folder), run, model, description, count_steps)
@@ -131,7 +131,7 @@ def _install(
     job: JobDescription,
     count_steps: bool | None,  # noqa: FBT001
 ) -> Tracer:
-    from tracer.identity import read_identity
+    from .identity import read_identity
 
     identity = read_identity(run, os.environ)
     if identity.made_up and identity.rank == 0:
@@ -154,7 +154,7 @@ def _install(
 
 
 def _started(folder: Path, identity: Identity, job: JobDescription) -> Recorder:
-    from tracer.manifest import build_manifest
+    from .manifest import build_manifest
 
     manifest = build_manifest(identity, job, started_ns=UnixNs(time.time_ns()), environ=os.environ)
     write_json(folder / MANIFEST_FILE, manifest)
@@ -174,9 +174,9 @@ def _watch_the_job(
     job: JobDescription,
     count_steps: bool | None,  # noqa: FBT001
 ) -> None:
-    from tracer.capture.start import start_captures
-    from tracer.late import watch_late_steps
-    from tracer.profile import offer_profiles
+    from .capture.start import start_captures
+    from .late import watch_late_steps
+    from .profile import offer_profiles
 
     start_captures(
         recorder,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracer.span import COMM_KINDS, SpanKind, kind_bits
+from .span import COMM_KINDS, SpanKind, kind_bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,22 +6,22 @@ import threading
 from operator import length_hint
 from typing import TYPE_CHECKING
 
-from tracer.blame import is_ours
-from tracer.clock import monotonic_ns
-from tracer.hot import LaneState
-from tracer.lane_state import ERROR_HEAD, PLACE
-from tracer.segment import NO_SEGMENT, Segment
-from tracer.span import NONE
-from tracer.spool import DropReason, RecordType
+from .blame import is_ours
+from .clock import monotonic_ns
+from .hot import LaneState
+from .lane_state import ERROR_HEAD, PLACE
+from .segment import NO_SEGMENT, Segment
+from .span import NONE
+from .spool import DropReason, RecordType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.hot import ReadySpan
-    from tracer.lane_state import OpenEntry
-    from tracer.process_file import ProcessFile
-    from tracer.sampling import Sampling
-    from tracer.spare import SegmentSource
+    from .hot import ReadySpan
+    from .lane_state import OpenEntry
+    from .process_file import ProcessFile
+    from .sampling import Sampling
+    from .spare import SegmentSource
 
 
 def head_word(record_type: RecordType, *, kind: int, flags: int, name_id: int) -> int:

@@ -10,25 +10,17 @@ import struct
 from operator import length_hint
 from typing import TYPE_CHECKING
 
-from tracer.span import NONE, SpanFlag
-from tracer.spool import (
-    COMM_OFFSET,
-    LAUNCH,
-    LAUNCH_OFFSET,
-    OPEN_ENTRY,
-    RECORD_BYTES,
-    WORD,
-    RecordType,
-)
+from .span import NONE, SpanFlag
+from .spool import COMM_OFFSET, LAUNCH, LAUNCH_OFFSET, OPEN_ENTRY, RECORD_BYTES, WORD, RecordType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from _typeshed import WriteableBuffer
 
-    from tracer.sampling import Sampling
-    from tracer.segment import Segment
-    from tracer.spare import SegmentSource
+    from .sampling import Sampling
+    from .segment import Segment
+    from .spare import SegmentSource
 
 MAX_DEPTH = 65_535
 SPAN = int(RecordType.SPAN)

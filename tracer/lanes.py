@@ -7,19 +7,19 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from tracer.host_span import host_span
-from tracer.hot import Finder, ready_span
-from tracer.lane import Lane
-from tracer.span import NONE
+from .host_span import host_span
+from .hot import Finder, ready_span
+from .lane import Lane
+from .span import NONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tracer.hot import ReadySpan
-    from tracer.process_file import ProcessFile
-    from tracer.protocol import SpanContext
-    from tracer.sampling import Sampling
-    from tracer.spare import SegmentSource
+    from .hot import ReadySpan
+    from .process_file import ProcessFile
+    from .protocol import SpanContext
+    from .sampling import Sampling
+    from .spare import SegmentSource
 
 MAX_LANES = 64
 """Threads that record at once; further ones share the last lane."""

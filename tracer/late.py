@@ -6,15 +6,15 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from tracer.blame import OURS
-from tracer.clock import monotonic_ns
-from tracer.hot import frames_of_threads
+from .blame import OURS
+from .clock import monotonic_ns
+from .hot import frames_of_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tracer.recorder import Recorder
-    from tracer.thread_frames import Line
+    from .recorder import Recorder
+    from .thread_frames import Line
 
 NS_PER_S = 1_000_000_000
 

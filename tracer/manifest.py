@@ -9,17 +9,17 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tracer.exit_record import write_json
-from tracer.plain import plain
-from tracer.spool import MANIFEST_FILE
+from .exit_record import write_json
+from .plain import plain
+from .spool import MANIFEST_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from tracer.identity import Identity
-    from tracer.span import UnixNs
-    from tracer.topology import Coords, Layout
+    from .identity import Identity
+    from .span import UnixNs
+    from .topology import Coords, Layout
 
 MANIFEST_VERSION = 1
 ENVIRONMENT_PREFIXES = ("NCCL_", "CUDA_", "TORCH_", "GLOO_")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tracer.span import NONE
+from .span import NONE
 
 
 def peak_memory_bytes() -> int:

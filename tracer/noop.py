@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tracer.hot import nothing
-from tracer.span import NONE, SpanKind
+from .hot import nothing
+from .span import NONE, SpanKind
 
 
 class NoopSpan:

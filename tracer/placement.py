@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from tracer.topology import GROUP_KINDS, Coords, Layout
+from .topology import GROUP_KINDS, Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -10,8 +10,8 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tracer.hot import IS_COMPILED, DropCount
-from tracer.spool import (
+from .hot import IS_COMPILED, DropCount
+from .spool import (
     DROPPED_OFFSET,
     HEADER_BYTES,
     KEPT_REASONS,

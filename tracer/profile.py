@@ -8,16 +8,16 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tracer.blame import is_ours
-from tracer.capture.patch import Patches
-from tracer.plain import plain, plain_int
-from tracer.spool import DropReason
+from .blame import is_ours
+from .capture.patch import Patches
+from .plain import plain, plain_int
+from .spool import DropReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from tracer.recorder import Recorder
+    from .recorder import Recorder
 
 CONTROL_KEY = "profile"
 

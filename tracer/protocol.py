@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tracer.span import NONE, SpanKind
+from .span import NONE, SpanKind
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -7,42 +7,36 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from tracer.account import Account
-from tracer.arguments import Arguments
-from tracer.background import SpoolThread
-from tracer.clock import monotonic_ns
-from tracer.device.absent import NO_DEVICE_TIMING
-from tracer.exit_record import ended, failed, reserve_exit, write_exit
-from tracer.head_words import HeadWords
-from tracer.host_span import HostSpan, UnkeptSpan, host_span, placed_span
-from tracer.lacking import Lacking
-from tracer.lanes import Lanes
-from tracer.noop import NOOP_SPAN
-from tracer.plain import plain, plain_text, type_name
-from tracer.process_file import ProcessFile
-from tracer.sampling import Settings
-from tracer.showing import Showing
-from tracer.span import KIND_CODES, NONE, SpanKind
-from tracer.spare import SegmentSource, SpoolLimits
-from tracer.spool import (
-    EVENTS_FILE,
-    GROUPS_FILE,
-    NAME_BYTES,
-    DropReason,
-    SpoolIdentity,
-)
-from tracer.steering import Steering
-from tracer.step_records import StepRecords
-from tracer.tell import tell
+from .account import Account
+from .arguments import Arguments
+from .background import SpoolThread
+from .clock import monotonic_ns
+from .device.absent import NO_DEVICE_TIMING
+from .exit_record import ended, failed, reserve_exit, write_exit
+from .head_words import HeadWords
+from .host_span import HostSpan, UnkeptSpan, host_span, placed_span
+from .lacking import Lacking
+from .lanes import Lanes
+from .noop import NOOP_SPAN
+from .plain import plain, plain_text, type_name
+from .process_file import ProcessFile
+from .sampling import Settings
+from .showing import Showing
+from .span import KIND_CODES, NONE, SpanKind
+from .spare import SegmentSource, SpoolLimits
+from .spool import EVENTS_FILE, GROUPS_FILE, NAME_BYTES, DropReason, SpoolIdentity
+from .steering import Steering
+from .step_records import StepRecords
+from .tell import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from tracer.control import Handler
-    from tracer.device.absent import DeviceTimer
-    from tracer.lane import Lane
-    from tracer.protocol import SpanContext
+    from .control import Handler
+    from .device.absent import DeviceTimer
+    from .lane import Lane
+    from .protocol import SpanContext
 
 
 class Recorder:

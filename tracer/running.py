@@ -10,10 +10,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracer.identity import read_boot_id
-from tracer.plain_file import open_plain, read_plain
-from tracer.span import KINDS, NONE, SpanKind
-from tracer.spool import (
+from .identity import read_boot_id
+from .plain_file import open_plain, read_plain
+from .span import KINDS, NONE, SpanKind
+from .spool import (
     EXIT_FILE,
     GROUPS_FILE,
     HEADER_BYTES,

@@ -6,8 +6,8 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracer.plain import plain_int, plain_text
-from tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanKind, kind_bits
+from .plain import plain_int, plain_text
+from .span import COMM_KINDS, KIND_CODES, NONE, SpanKind, kind_bits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,9 +7,9 @@ from collections import deque
 from operator import length_hint
 from typing import TYPE_CHECKING
 
-from tracer.hot import numbers
-from tracer.process_file import map_file, private_memory
-from tracer.spool import (
+from .hot import numbers
+from .process_file import map_file, private_memory
+from .spool import (
     HEADER_BYTES,
     OPEN_ENTRY_BYTES,
     OPEN_TABLE_OFFSET,

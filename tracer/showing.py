@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracer.clock import monotonic_ns
+from .clock import monotonic_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tracer.host_span import ReadySpan
-    from tracer.lane import Lane
-    from tracer.lane_state import OpenEntry
+    from .host_span import ReadySpan
+    from .lane import Lane
+    from .lane_state import OpenEntry
 
 SHOW_AFTER_NS = 200_000_000
 """A shorter span explains no hang, and showing it would cost more than recording it."""

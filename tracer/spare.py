@@ -9,15 +9,15 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracer.clock import monotonic_ns
-from tracer.segment import MIN_SEGMENT_BYTES, NO_SEGMENT, Segment, segment_capacity
-from tracer.spool import HEADER_BYTES, RECORD_BYTES, DropReason, SpoolIdentity
+from .clock import monotonic_ns
+from .segment import MIN_SEGMENT_BYTES, NO_SEGMENT, Segment, segment_capacity
+from .spool import HEADER_BYTES, RECORD_BYTES, DropReason, SpoolIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tracer.process_file import ProcessFile
+    from .process_file import ProcessFile
 
 DEFAULT_SEGMENT_BYTES = 8 << 20
 DEFAULT_SPOOL_BYTES = 256 << 20

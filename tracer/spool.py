@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from tracer.span import MonotonicNs, UnixNs
+from .span import MonotonicNs, UnixNs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

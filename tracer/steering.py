@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from tracer.control import Control
-from tracer.sampling import Sampling, SettingError, Settings, changed, first_step_of
-from tracer.span import NONE
+from .control import Control
+from .sampling import Sampling, SettingError, Settings, changed, first_step_of
+from .span import NONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

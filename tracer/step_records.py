@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracer.clock import monotonic_ns
-from tracer.lane import head_word
-from tracer.lane_state import PLACE
-from tracer.memory import peak_memory_bytes
-from tracer.span import NONE, SpanFlag
-from tracer.spool import MICROBATCH, STEP, RecordType
+from .clock import monotonic_ns
+from .lane import head_word
+from .lane_state import PLACE
+from .memory import peak_memory_bytes
+from .span import NONE, SpanFlag
+from .spool import MICROBATCH, STEP, RecordType
 
 if TYPE_CHECKING:
-    from tracer.arguments import Arguments
-    from tracer.lane import Lane
+    from .arguments import Arguments
+    from .lane import Lane
 
 STEP_HEAD = head_word(RecordType.STEP, kind=0, flags=int(SpanFlag.HOST_CLOCK), name_id=0)
 MICROBATCH_HEAD = head_word(

@@ -1,4 +1,4 @@
-"""``torchrun --nproc-per-node N -m trainer``: train a small GPT on any pp x dp x tp layout."""
+"""``torchrun --nproc-per-node N -m rankscope.trainer``: train a small GPT on any layout."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from tracer.topology import Layout
-from trainer.config import ModelConfig, TrainerConfig, default_pace_ms
-from trainer.errors import ConfigError
-from trainer.fault import parse_faults
+from rankscope.tracer.topology import Layout
+
+from .config import ModelConfig, TrainerConfig, default_pace_ms
+from .errors import ConfigError
+from .fault import parse_faults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
-    from trainer.loop import RankState
+    from .loop import RankState
 
 PACE_REPORT_STEPS = 5
 """Steps between two reports of the pace to the tracer."""
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _device(config: TrainerConfig) -> torch.device:
     # Here, not above: flags are checked and --help is printed without torch.
-    from trainer.parallel import pick_device
+    from .parallel import pick_device
 
     device = pick_device()
     if config.pace_ms is not None and device.type == "cuda":
@@ -63,12 +64,13 @@ def _run(
 ) -> None:
     import torch.distributed as dist
 
-    import tracer
-    from trainer.build import build_rank
-    from trainer.loop import train, warm_up
-    from trainer.parallel import build_mesh, join_job
-    from trainer.planted import set_environment
-    from trainer.tracing import report_pace, start_tracing
+    from rankscope import tracer
+
+    from .build import build_rank
+    from .loop import train, warm_up
+    from .parallel import build_mesh, join_job
+    from .planted import set_environment
+    from .tracing import report_pace, start_tracing
 
     set_environment(config.faults, rank=rank)
     join_job(device)

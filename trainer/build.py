@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.data import iter_batches
-from trainer.fault import OF_COMPUTE
-from trainer.loop import RankState
-from trainer.model import Stage, initialize
-from trainer.pace import MonotonicPaceClock, PacedSegments, StretchedSegments
-from trainer.parallel import parameter_groups, shard_stage
-from trainer.planted import PlantedFaults
-from trainer.schedule import build_schedule
-from trainer.segments import time_optimizer, time_segments
+from .data import iter_batches
+from .fault import OF_COMPUTE
+from .loop import RankState
+from .model import Stage, initialize
+from .pace import MonotonicPaceClock, PacedSegments, StretchedSegments
+from .parallel import parameter_groups, shard_stage
+from .planted import PlantedFaults
+from .schedule import build_schedule
+from .segments import time_optimizer, time_segments
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from trainer.config import TrainerConfig
-    from trainer.pace import SegmentTimer
+    from .config import TrainerConfig
+    from .pace import SegmentTimer
 
 
 def build_rank(

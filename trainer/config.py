@@ -6,12 +6,13 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from tracer.topology import Layout
-from trainer.errors import ConfigError
-from trainer.pace import BACKWARD_PACES, FORWARD_PACES, OPTIMIZER_PACES, SEGMENTS_PER_LAYER
+from rankscope.tracer.topology import Layout
+
+from .errors import ConfigError
+from .pace import BACKWARD_PACES, FORWARD_PACES, OPTIMIZER_PACES, SEGMENTS_PER_LAYER
 
 if TYPE_CHECKING:
-    from trainer.fault import Fault
+    from .fault import Fault
 
 HEALTHY_STEP_MS = 1500.0
 """Length of a healthy step that the default pace aims at.

@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainer.config import TrainerConfig
+    from .config import TrainerConfig
 
 NUM_SUCCESSORS = 4
 """Each token is followed by one of so many others, so that the best loss is near ln 4 = 1.39."""

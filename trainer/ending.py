@@ -7,8 +7,8 @@ import signal
 import sys
 from typing import NoReturn
 
-from trainer.errors import PlantedCrashError
-from trainer.fault import CrashKind
+from .errors import PlantedCrashError
+from .fault import CrashKind
 
 EXIT_STATUS = 1
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from trainer.errors import FaultSpecError
-from trainer.fault_text import (
+from .errors import FaultSpecError
+from .fault_text import (
     read_amount,
     read_choice,
     read_factor,
@@ -25,12 +25,12 @@ from trainer.fault_text import (
     read_ranks,
     read_steps,
 )
-from trainer.ranks import coords_of, ranks_of_stage
+from .ranks import coords_of, ranks_of_stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tracer.topology import Layout
+    from rankscope.tracer.topology import Layout
 
 NO_FAULT = "none"
 """The spelling of "plant nothing"."""

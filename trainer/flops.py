@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.config import layers_of_stage
-from trainer.pace import BACKWARD_PACES, FORWARD_PACES, SEGMENTS_PER_LAYER
+from .config import layers_of_stage
+from .pace import BACKWARD_PACES, FORWARD_PACES, SEGMENTS_PER_LAYER
 
 if TYPE_CHECKING:
-    from trainer.config import ModelConfig, TrainerConfig
+    from .config import ModelConfig, TrainerConfig
 
 FLOPS_CONVENTION = (
     "torchtitan: 6 N_matmul + 6 L heads (d_qk + d_v) seq per token, causal mask not halved,"

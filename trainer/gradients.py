@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tracer.topology import Layout
+    from rankscope.tracer.topology import Layout
 
 
 class StepTotals(NamedTuple):

@@ -11,7 +11,7 @@ import random
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.config import TrainerConfig
+    from .config import TrainerConfig
 
 SQUARED_SHARE = 0.5
 """Share of a typical micro-batch's paced compute that grows with the sum of squared lengths."""

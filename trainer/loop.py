@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
-import tracer
-from tracer.span import SpanKind
-from trainer.gradients import clip_gradients
-from trainer.tracing import note_microbatches
+from rankscope import tracer
+from rankscope.tracer.span import SpanKind
+
+from .gradients import clip_gradients
+from .tracing import note_microbatches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch.distributed.pipelining import Schedule1F1B
 
-    from trainer.config import TrainerConfig
-    from trainer.data import Batch
-    from trainer.gradients import StepTotals
-    from trainer.model import Stage
-    from trainer.pace import SegmentTimer
-    from trainer.planted import PlantedFaults
+    from .config import TrainerConfig
+    from .data import Batch
+    from .gradients import StepTotals
+    from .model import Stage
+    from .pace import SegmentTimer
+    from .planted import PlantedFaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trainer.config import layers_of_stage
+from .config import layers_of_stage
 
 if TYPE_CHECKING:
-    from trainer.config import ModelConfig
+    from .config import ModelConfig
 
 ROTARY_BASE = 10_000.0
 INITIAL_STD = 0.02

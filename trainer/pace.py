@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from trainer.errors import SegmentOrderError
+from .errors import SegmentOrderError
 
 OVERRUN_RATIO = 1.1
 """A paced segment longer than this many targets is an overrun.

@@ -18,11 +18,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from trainer.ranks import MESH_AXES
+from .ranks import MESH_AXES
 
 if TYPE_CHECKING:
-    from tracer.topology import Layout
-    from trainer.model import Stage
+    from rankscope.tracer.topology import Layout
+
+    from .model import Stage
 
 
 def pick_device() -> torch.device:

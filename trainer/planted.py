@@ -16,24 +16,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from trainer.checkpoint import save_checkpoint
-from trainer.ending import die, stand_still
-from trainer.fault import ENDINGS, FaultCause, slowdown_of
-from trainer.garbage import GarbageHeap
-from trainer.lengths import compute_factor, draw_documents
-from trainer.links import Links
-from trainer.model import pack
-from trainer.ranks import coords_of
+from .checkpoint import save_checkpoint
+from .ending import die, stand_still
+from .fault import ENDINGS, FaultCause, slowdown_of
+from .garbage import GarbageHeap
+from .lengths import compute_factor, draw_documents
+from .links import Links
+from .model import pack
+from .ranks import coords_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     import torch
 
-    from trainer.config import TrainerConfig
-    from trainer.fault import Fault
-    from trainer.model import Stage
-    from trainer.pace import SegmentTimer
+    from .config import TrainerConfig
+    from .fault import Fault
+    from .model import Stage
+    from .pace import SegmentTimer
 
 NS_PER_S = 1e9
 SKEW_PERIOD_STEPS = 8.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracer.topology import Coords
+from rankscope.tracer.topology import Coords
 
 if TYPE_CHECKING:
-    from tracer.topology import Layout
+    from rankscope.tracer.topology import Layout
 
 MESH_AXES = ("pp", "dp", "tp")
 """Axes of the device mesh, the slowest-changing first."""

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from trainer.model import token_loss
+from .model import token_loss
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from trainer.config import TrainerConfig
-    from trainer.model import Stage
-    from trainer.planted import PlantedFaults
+    from .config import TrainerConfig
+    from .model import Stage
+    from .planted import PlantedFaults
 
 
 class FaultyStage(PipelineStage):

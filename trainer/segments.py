@@ -32,14 +32,14 @@ from typing import TYPE_CHECKING
 
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-from trainer.pace import BACKWARD_PACES, FORWARD_PACES, OPTIMIZER_PACES
+from .pace import BACKWARD_PACES, FORWARD_PACES, OPTIMIZER_PACES
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from trainer.model import Block, Stage
-    from trainer.pace import SegmentTimer
+    from .model import Block, Stage
+    from .pace import SegmentTimer
 
 
 def time_segments(stage: Stage, timer: SegmentTimer) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import tracer
-from trainer.flops import FLOPS_CONVENTION, flops_per_token, paced_peak_flops_per_s
-from trainer.lengths import sum_squared_lengths
-from trainer.pace import BACKWARD_PACES, FORWARD_PACES, OPTIMIZER_PACES, OVERRUN_RATIO
-from trainer.ranks import coords_of
+from rankscope import tracer
+
+from .flops import FLOPS_CONVENTION, flops_per_token, paced_peak_flops_per_s
+from .lengths import sum_squared_lengths
+from .pace import BACKWARD_PACES, FORWARD_PACES, OPTIMIZER_PACES, OVERRUN_RATIO
+from .ranks import coords_of
 
 if TYPE_CHECKING:
-    from trainer.config import TrainerConfig
-    from trainer.loop import RankState
-    from trainer.pace import SegmentTimer
+    from .config import TrainerConfig
+    from .loop import RankState
+    from .pace import SegmentTimer
 
 PACED_DEVICE_NAME = "paced-cpu"
 """The device that a paced run pretends to have."""

@@ -9,18 +9,18 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.analyze import analyze_run
 from benchmarks.independent.cases import JOBS
 from benchmarks.independent.faults import Fault
 from benchmarks.independent.run_one import clocks_of, lay_out
 from benchmarks.independent.spool_bytes import End, Telling, write_spool
-from collector.store import open_store
-from collector.tail import SpoolTail
+from rankscope.analysis.analyze import analyze_run
+from rankscope.collector.store import open_store
+from rankscope.collector.tail import SpoolTail
 from rankscope.source import StoreSource
 
 if TYPE_CHECKING:
     from benchmarks.independent.job import Job
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 OOM = {"type": "torch.OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 2 GiB",
        "traceback": "..."}  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.independent.machine import Instance, Moments, Pending, Rank, Record
 from benchmarks.independent.schedule import actions_of
-from tracer.span import SpanFlag, SpanKind
+from rankscope.tracer.span import SpanFlag, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

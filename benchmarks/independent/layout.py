@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracer.topology import Coords, Layout
+from rankscope.tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.span import SpanFlag, SpanKind
+from rankscope.tracer.span import SpanFlag, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pyarrow as pa
 
-from analysis.context import MicrobatchTable, RunContext, SampleTable, no_samples
-from analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, SpanTable, StepTable
-from collector.host_time import HostTime
-from collector.records import RECORD, Origin, decode
+from rankscope.analysis.context import MicrobatchTable, RunContext, SampleTable, no_samples
+from rankscope.analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, SpanTable, StepTable
+from rankscope.collector.host_time import HostTime
+from rankscope.collector.records import RECORD, Origin, decode
 from rankscope.tables import microbatch_table, span_table, step_table
-from tracer.spool import HEADER_BYTES, SEGMENT_MAGIC, read_header, read_names, sealed_rows
-from tracer.topology import Coords, Layout
+from rankscope.tracer.spool import HEADER_BYTES, SEGMENT_MAGIC, read_header, read_names, sealed_rows
+from rankscope.tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

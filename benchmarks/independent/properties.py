@@ -18,10 +18,10 @@ from benchmarks.independent.spool_bytes import Telling
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from analysis.report import RunReport
     from benchmarks.independent.cases import Case
     from benchmarks.independent.jobs import Running
     from benchmarks.independent.machine import Rank
+    from rankscope.analysis.report import RunReport
 
 Told = list[tuple[str, tuple[int, ...], tuple[int, int] | None, float | None, float | None]]
 

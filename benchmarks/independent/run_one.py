@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.analyze import analyze_run
 from benchmarks.independent.faults import Plan
 from benchmarks.independent.jobs import Running
 from benchmarks.independent.memory import read_spool
 from benchmarks.independent.spool_bytes import UNIX_NS, Clock, Telling, write_spool
-from collector.host_time import HostTime
-from collector.tail import SpoolTail
+from rankscope.analysis.analyze import analyze_run
+from rankscope.collector.host_time import HostTime
+from rankscope.collector.tail import SpoolTail
 from rankscope.source import StoreSource
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from analysis.report import RunReport
     from benchmarks.independent.faults import Fault
     from benchmarks.independent.job import Job
     from benchmarks.independent.machine import Rank
-    from collector.store import Store
-    from tracer.spool import SpoolIdentity
+    from rankscope.analysis.report import RunReport
+    from rankscope.collector.store import Store
+    from rankscope.tracer.spool import SpoolIdentity
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracer.span import KIND_CODES, SpanFlag, SpanKind
+from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,27 +6,27 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from collector.agent.beats import EVERY_S, NUM_AT_ONCE
-from collector.agent.errors import HeldError
-from collector.agent.outbox import MAX_SAMPLES
-from collector.agent.pace import Backoff
-from collector.agent.troubles import Troubles
-from collector.describe import CLOCK_LINE, event_row
-from collector.errors import CollectorError
-from collector.process import ProcessFiles
-from collector.tail import SegmentFate, SpoolTail, run_folders
+from ..describe import CLOCK_LINE, event_row
+from ..errors import CollectorError
+from ..process import ProcessFiles
+from ..tail import SegmentFate, SpoolTail, run_folders
+from .beats import EVERY_S, NUM_AT_ONCE
+from .errors import HeldError
+from .outbox import MAX_SAMPLES
+from .pace import Backoff
+from .troubles import Troubles
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from collector.agent.beats import BeatShipper
-    from collector.agent.buffer import RowBuffer
-    from collector.agent.clocks import AgentClocks
-    from collector.agent.outbox import Outbox
-    from collector.agent.room import SpoolRoom
-    from collector.store import Row
+    from ..store import Row
+    from .beats import BeatShipper
+    from .buffer import RowBuffer
+    from .clocks import AgentClocks
+    from .outbox import Outbox
+    from .room import SpoolRoom
 
 TURN_S = 1.0
 """Between two looks at the spool: many small requests cost the collector more than few large."""

@@ -6,16 +6,16 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from collector.agent.errors import HeldError
-from collector.agent.pace import TOKEN_PAUSE_S
-from collector.cut import CutKey
-from collector.errors import CollectorError
+from ..cut import CutKey
+from ..errors import CollectorError
+from .errors import HeldError
+from .pace import TOKEN_PAUSE_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from collector.agent.link import Answer
-    from collector.cut import Cut
+    from ..cut import Cut
+    from .link import Answer
 
 OK, MULTIPLE_CHOICES, BAD_REQUEST = 200, 300, 400
 UNAUTHORIZED, FORBIDDEN, GONE, TOO_LARGE, UNPROCESSABLE = 401, 403, 410, 413, 422

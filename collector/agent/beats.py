@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from collector.agent.answers import GoneError, RefusedError, accepted, check_num_rows
-from collector.agent.errors import HeldError
-from collector.wire_schema import SCHEMA_VERSION
+from ..wire_schema import SCHEMA_VERSION
+from .answers import GoneError, RefusedError, accepted, check_num_rows
+from .errors import HeldError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from collector.agent.link import Link
-    from collector.store import Row
+    from ..store import Row
+    from .link import Link
 
 EVERY_S = 10.0
 """Between two requests; each has one row a rank and second. One a second and host would be more

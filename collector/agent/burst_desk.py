@@ -9,19 +9,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collector.errors import CollectorError
-from collector.host.bursts import Burst, take_burst
-from collector.host.cpu import CpuSource
-from collector.host.disk import DiskSource
-from collector.host.nic import NicSource
-from collector.host.rdma import RdmaSource
-from collector.host.sample import Sample
-from tracer.plain_file import open_unlinked
+from rankscope.tracer.plain_file import open_unlinked
+
+from ..errors import CollectorError
+from ..host.bursts import Burst, take_burst
+from ..host.cpu import CpuSource
+from ..host.disk import DiskSource
+from ..host.nic import NicSource
+from ..host.rdma import RdmaSource
+from ..host.sample import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from collector.host.sample import Source
+    from ..host.sample import Source
 
 MS = 1_000_000
 MAX_REQUEST_BYTES = 4_096

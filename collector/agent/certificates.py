@@ -6,13 +6,13 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from collector.agent.errors import AgentConfigError, reason_of
-from collector.file_marks import file_marks
+from ..file_marks import file_marks
+from .errors import AgentConfigError, reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from collector.file_marks import Marks
+    from ..file_marks import Marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

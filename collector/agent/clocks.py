@@ -5,20 +5,22 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from collector.agent.errors import HeldError
-from collector.host_clock import UNKNOWN_ERROR_NS
-from collector.host_time import HostTime, Stretch
-from collector.names import storable_name
-from tracer.span import MonotonicNs
+from rankscope.tracer.span import MonotonicNs
+
+from ..host_clock import UNKNOWN_ERROR_NS
+from ..host_time import HostTime, Stretch
+from ..names import storable_name
+from .errors import HeldError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from collector.agent.journal import Journal
-    from collector.clock_sync import ClockEstimate
-    from collector.clock_watch import ClockEvent
-    from collector.store import Row
-    from tracer.spool import SpoolIdentity
+    from rankscope.tracer.spool import SpoolIdentity
+
+    from ..clock_sync import ClockEstimate
+    from ..clock_watch import ClockEvent
+    from ..store import Row
+    from .journal import Journal
 
 NS_PER_S = 1_000_000_000
 PPB = 1_000_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
-from collector.agent.answers import TOO_LARGE, RefusedError
-from collector.agent.errors import HeldError
+from .answers import TOO_LARGE, RefusedError
+from .errors import HeldError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

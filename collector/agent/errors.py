@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from collector.errors import CollectorError, StoreError
+from ..errors import CollectorError, StoreError
 
 if TYPE_CHECKING:
     from pathlib import Path

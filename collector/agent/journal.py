@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from collector.agent.errors import JournalError, JournalVersionError
-from collector.agent.journal_file import JournalFile
-from collector.cut import CutKey
+from ..cut import CutKey
+from .errors import JournalError, JournalVersionError
+from .journal_file import JournalFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from collector.agent.journal_file import Line, Storage
-    from collector.cut import Cut
+    from ..cut import Cut
+    from .journal_file import Line, Storage
 
 JOURNAL_VERSION = 1
 """What the lines mean. The first line tells it; it is of this form in every version. A journal

@@ -21,10 +21,10 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, InvalidHeader
 from urllib3.util import Retry
 
-from collector.agent.certificates import Certificates, TlsFiles
-from collector.agent.errors import AgentConfigError, HeldError, LinkError, reason_of
-from collector.errors import TokenFileError
-from collector.token_file import OwnToken, read_own_token
+from ..errors import TokenFileError
+from ..token_file import OwnToken, read_own_token
+from .certificates import Certificates, TlsFiles
+from .errors import AgentConfigError, HeldError, LinkError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

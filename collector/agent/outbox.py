@@ -7,7 +7,10 @@ import json
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from collector.agent.answers import (
+from ..cut import Resume
+from ..wire import encode_cuts
+from ..wire_schema import SCHEMA_VERSION
+from .answers import (
     CONFLICT,
     DELETED,
     SETTLED_STATES,
@@ -18,21 +21,18 @@ from collector.agent.answers import (
     checked_page,
     checked_states,
 )
-from collector.agent.errors import HeldError, LinkError
-from collector.cut import Resume
-from collector.wire import encode_cuts
-from collector.wire_schema import SCHEMA_VERSION
+from .errors import HeldError, LinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from collector.agent.answers import HeldPage
-    from collector.agent.delivery import Delivery
-    from collector.agent.journal import Journal
-    from collector.agent.link import Link
-    from collector.agent.parking import Parking
-    from collector.cut import Cut, CutKey
-    from collector.store import Row
+    from ..cut import Cut, CutKey
+    from ..store import Row
+    from .answers import HeldPage
+    from .delivery import Delivery
+    from .journal import Journal
+    from .link import Link
+    from .parking import Parking
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 JSON = "application/json"

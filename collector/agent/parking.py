@@ -6,8 +6,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from collector.agent.errors import JournalError
-from collector.agent.journal_file import sync_folder
+from .errors import JournalError
+from .journal_file import sync_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

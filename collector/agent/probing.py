@@ -7,17 +7,17 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from collector.agent.answers import OK
-from collector.agent.errors import HeldError
-from collector.clock_probe import ProbeReply, parse_reply
-from collector.errors import ClockReplyError
+from ..clock_probe import ProbeReply, parse_reply
+from ..errors import ClockReplyError
+from .answers import OK
+from .errors import HeldError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from collector.agent.link import Link
-    from collector.clock_sync import ClockEstimate, HostClock
-    from collector.clock_watch import ClockEvent
+    from ..clock_sync import ClockEstimate, HostClock
+    from ..clock_watch import ClockEvent
+    from .link import Link
 
 LOOK_S = 0.02
 PROBES_A_FIT = 5

@@ -9,21 +9,22 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from collector.cut import CutKey
-from collector.describe import ENDED, exit_state
-from collector.errors import CollectorError
-from collector.identity import segment_id
-from collector.liveness import Fate, fate_of
-from collector.process import ProcessFiles
-from collector.segment import NotReadyError, SegmentReader
-from collector.tail import run_folders
-from tracer.spool import SEGMENT_GLOB, SpoolError
+from rankscope.tracer.spool import SEGMENT_GLOB, SpoolError
+
+from ..cut import CutKey
+from ..describe import ENDED, exit_state
+from ..errors import CollectorError
+from ..identity import segment_id
+from ..liveness import Fate, fate_of
+from ..process import ProcessFiles
+from ..segment import NotReadyError, SegmentReader
+from ..tail import run_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from collector.agent.journal import Journal
+    from .journal import Journal
 
 LOOK_S = 5.0
 BLOCK_BYTES = 512

@@ -9,15 +9,15 @@ import socket
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from collector.edge.limits import visitor_of
-from collector.edge.refusals import Refusal
+from .limits import visitor_of
+from .refusals import Refusal
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from collector.edge.limits import EdgeLimits
-    from collector.edge.refusals import Refusals
+    from .limits import EdgeLimits
+    from .refusals import Refusals
 
     MakeProtocol = Callable[[str, Callable[[], None]], asyncio.Protocol]
     """Takes whose connection it is, and what to call when it is over."""

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
 
-from collector.asking import headers_of, visitor_in
-from collector.edge.refusals import Refusal
+from ..asking import headers_of, visitor_in
+from .refusals import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from collector.access import AsgiApp, Message, Receive, Scope, Send
-    from collector.edge.refusals import Refusals
+    from ..access import AsgiApp, Message, Receive, Scope, Send
+    from .refusals import Refusals
 
 MIB = 2**20
 DEFAULT_MAX_BYTES = MIB

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from collector.edge.refusals import Refusal
-from collector.edge.strict_http import StrictConnection
-from collector.edge.window import Window
+from .refusals import Refusal
+from .strict_http import StrictConnection
+from .window import Window
 
 if TYPE_CHECKING:
     import asyncio
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
-    from collector.edge.limits import EdgeLimits
-    from collector.edge.refusals import Refusals
+    from .limits import EdgeLimits
+    from .refusals import Refusals
 
 RESET = struct.pack("ii", 1, 0)
 """``SO_LINGER`` on, for no time."""

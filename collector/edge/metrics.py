@@ -23,15 +23,15 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from collector.access import OPEN_PREFIXES
-from collector.route_roles import API_PREFIX, ROUTE_RULES
+from ..access import OPEN_PREFIXES
+from ..route_roles import API_PREFIX, ROUTE_RULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from prometheus_client.core import Metric
 
-    from collector.access import AsgiApp, Message, Receive, Scope, Send
+    from ..access import AsgiApp, Message, Receive, Scope, Send
 
 METRICS_PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from collector.edge.tls import ServerTls, TlsFiles, load_tls
-from collector.errors import TlsError
-from collector.file_marks import file_marks
+from ..errors import TlsError
+from ..file_marks import file_marks
+from .tls import ServerTls, TlsFiles, load_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from collector.file_marks import Marks
+    from ..file_marks import Marks
 
 
 class Renewal:

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from collector.edge.acceptor import Acceptor
-from collector.edge.connection import EdgeConnection
-from collector.edge.limits import EdgeLimits
-from collector.edge.refusals import Refusals
+from .acceptor import Acceptor
+from .connection import EdgeConnection
+from .limits import EdgeLimits
+from .refusals import Refusals
 
 if TYPE_CHECKING:
     import socket
     import ssl
     from collections.abc import Callable, Sequence
 
-    from collector.access import AsgiApp
-    from collector.edge.renewal import Renewal
+    from ..access import AsgiApp
+    from .renewal import Renewal
 
 SHUTDOWN_S = 2
 DEFAULT_LIMITS = EdgeLimits()

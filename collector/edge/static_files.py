@@ -7,10 +7,10 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from collector.asking import headers_of
+from ..asking import headers_of
 
 if TYPE_CHECKING:
-    from collector.access import AsgiApp, Message, Receive, Scope, Send
+    from ..access import AsgiApp, Message, Receive, Scope, Send
 
 OK = 200
 NOT_MODIFIED = 304

@@ -8,8 +8,9 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from collector.errors import TlsError
-from tracer.plain_file import open_plain
+from rankscope.tracer.plain_file import open_plain
+
+from ..errors import TlsError
 
 if TYPE_CHECKING:
     from pathlib import Path

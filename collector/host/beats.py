@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from collector.names import storable_name
+from ..names import storable_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from collector.host.heartbeat import Heartbeat
-    from collector.store import Row
+    from ..store import Row
+    from .heartbeat import Heartbeat
 
 TEXTS = ("host", "address", "pod", "hardware", "state")
 

@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from collector.errors import CollectorError
+from ..errors import CollectorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from collector.host.sample import Sample, Source
+    from .sample import Sample, Source
 
 MS = 1_000_000
 MIN_PERIOD_NS = 1 * MS

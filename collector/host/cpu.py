@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from collector.host.sample import PART_MARK, WHOLE_HOST, Sample, SourceAbsentError
-from collector.names import storable_name
+from ..names import storable_name
+from .sample import PART_MARK, WHOLE_HOST, Sample, SourceAbsentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -8,9 +8,9 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from collector.errors import CollectorError
-from collector.host.gpu import IDLE_REASON, plain_uuid
-from collector.host.sample import Sample, SourceAbsentError
+from ..errors import CollectorError
+from .gpu import IDLE_REASON, plain_uuid
+from .sample import Sample, SourceAbsentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from collector.host.sample import PART_MARK, Sample, SourceAbsentError
+from .sample import PART_MARK, Sample, SourceAbsentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

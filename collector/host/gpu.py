@@ -6,7 +6,7 @@ import importlib
 import math
 from typing import TYPE_CHECKING, Any
 
-from collector.host.sample import Sample, SourceAbsentError
+from .sample import Sample, SourceAbsentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

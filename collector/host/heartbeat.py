@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from collector.describe import RUNNING
-from collector.host.sample import Sample
-from collector.host.spool_ranks import LocalRank, local_ranks
+from ..describe import RUNNING
+from .sample import Sample
+from .spool_ranks import LocalRank, local_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from collector.host.sample import Sample
+from .sample import Sample
 
 
 class MemorySource:

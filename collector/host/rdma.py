@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collector.host.sample import PART_MARK, Sample, SourceAbsentError, read_number, read_text
-from collector.host.totals import GrowingTotals
+from .sample import PART_MARK, Sample, SourceAbsentError, read_number, read_text
+from .totals import GrowingTotals
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

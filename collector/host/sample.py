@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from collector.errors import CollectorError
+from ..errors import CollectorError
 
 if TYPE_CHECKING:
     from pathlib import Path

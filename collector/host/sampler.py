@@ -8,12 +8,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from collector.host.sample import Sample, SourceAbsentError
+from .sample import Sample, SourceAbsentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from collector.host.sample import Source
+    from .sample import Source
 
 TIMEOUT_S = 0.5
 """How long one round waits for its slowest source."""

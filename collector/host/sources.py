@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collector.host.cpu import CpuSource, ProcessSource
-from collector.host.dcgm import DcgmSource
-from collector.host.disk import DiskSource
-from collector.host.gpu import GpuSource
-from collector.host.heartbeat import HeartbeatSource
-from collector.host.memory import MemorySource
-from collector.host.nic import NicSource
-from collector.host.rdma import RdmaSource
+from .cpu import CpuSource, ProcessSource
+from .dcgm import DcgmSource
+from .disk import DiskSource
+from .gpu import GpuSource
+from .heartbeat import HeartbeatSource
+from .memory import MemorySource
+from .nic import NicSource
+from .rdma import RdmaSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from collector.host.heartbeat import Heartbeat
-    from collector.host.sample import Source
+    from .heartbeat import Heartbeat
+    from .sample import Source
 
 
 def host_sources(

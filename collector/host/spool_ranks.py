@@ -6,14 +6,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from collector.describe import LOST, MAX_INT32, RUNNING, exit_state
-from collector.host.gpu import plain_uuid
-from collector.liveness import Fate, fate_of
-from collector.names import storable_name
-from collector.process import ProcessFiles, SpoolProblem
-from collector.segment import open_spans
-from tracer.plain_file import open_unlinked
-from tracer.spool import (
+from rankscope.tracer.plain_file import open_unlinked
+from rankscope.tracer.spool import (
     ACCOUNT_OFFSET,
     CORE,
     HEADER_BYTES,
@@ -23,6 +17,13 @@ from tracer.spool import (
     read_account,
     record_offset,
 )
+
+from ..describe import LOST, MAX_INT32, RUNNING, exit_state
+from ..liveness import Fate, fate_of
+from ..names import storable_name
+from ..process import ProcessFiles, SpoolProblem
+from ..segment import open_spans
+from .gpu import plain_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from collector.names import storable_name
-from collector.samples import sample_rows, write_samples
+from ..names import storable_name
+from ..samples import sample_rows, write_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from collector.host.sample import Sample
-    from collector.store import Row, Store
+    from ..store import Row, Store
+    from .sample import Sample
 
 OF_NO_RUN = ""
 """Whatever runs on the host reads them: see `collector.samples.read_samples`."""

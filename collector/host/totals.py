@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from collector.host.sample import PART_MARK, Sample
+from .sample import PART_MARK, Sample
 
 MAX_PARTS = 4096
 """Counters that are followed at once: 64 ports of 64 counters."""

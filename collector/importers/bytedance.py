@@ -15,21 +15,22 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from collector.cut import Cut, CutKey
-from collector.deletion import Deletions
-from collector.errors import RunBegunError, RunExistsError, TraceError
-from collector.identity import checked_run_name, segment_id
-from collector.importers.bytedance_meta import TraceMeta, read_meta
-from collector.importers.parquet_pages import MAGIC, NOT_PARQUET
-from tracer.plain_file import open_plain
-from tracer.span import NONE
+from rankscope.tracer.plain_file import open_plain
+from rankscope.tracer.span import NONE
+
+from ..cut import Cut, CutKey
+from ..deletion import Deletions
+from ..errors import RunBegunError, RunExistsError, TraceError
+from ..identity import checked_run_name, segment_id
+from .bytedance_meta import TraceMeta, read_meta
+from .parquet_pages import MAGIC, NOT_PARQUET
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from collector.importers.bytedance_rows import TraceRows
-    from collector.served_writer import RunWriter
-    from collector.store import Row, Store
+    from ..served_writer import RunWriter
+    from ..store import Row, Store
+    from .bytedance_rows import TraceRows
 
 SOURCE_FORMAT = "bytedance"
 EPOCH = 0
@@ -89,7 +90,7 @@ def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None
     checked_run_name(run_id)
     Deletions(store).check(run_id)
     sizes = read_meta(meta, trace=file)
-    from collector.importers.bytedance_rows import read_trace  # loads pyarrow
+    from .bytedance_rows import read_trace  # loads pyarrow
 
     sha256 = _content_hash(file, sizes)
     presence = {"run_id": run_id, "sha256": sha256, "shipped": _shipped_process(sha256)}
@@ -100,7 +101,7 @@ def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None
     if not found["num_runs"] and store.read_only:
         if found["num_others"]:
             raise RunBegunError(run_id)
-        from collector.served_writer import run_writer
+        from ..served_writer import run_writer
 
         with closing(run_writer(store)) as writer:
             _ship(writer, trace, run_id=run_id, meta=sizes, sha256=sha256)
@@ -153,8 +154,8 @@ def _ship(
     """Store a trace through the server that holds the store; the run itself last."""
     import numpy as np
 
-    from collector.columns import numbers
-    from collector.records import Decoded
+    from ..columns import numbers
+    from ..records import Decoded
 
     process = _shipped_process(sha256)
     segment = segment_id(process, 0)

@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from collector.columns import NUMPY_NAMES, to_codes, to_numpy
-from collector.errors import TraceError
-from collector.importers.parquet_pages import NOT_PARQUET, check_pages
-from tracer.span import NONE
+from rankscope.tracer.span import NONE
+
+from ..columns import NUMPY_NAMES, to_codes, to_numpy
+from ..errors import TraceError
+from .parquet_pages import NOT_PARQUET, check_pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

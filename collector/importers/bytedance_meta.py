@@ -6,9 +6,10 @@ import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from collector.errors import MetaError
-from tracer.plain_file import read_plain
-from tracer.topology import Layout
+from rankscope.tracer.plain_file import read_plain
+from rankscope.tracer.topology import Layout
+
+from ..errors import MetaError
 
 if TYPE_CHECKING:
     from pathlib import Path

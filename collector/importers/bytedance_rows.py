@@ -9,23 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from collector.columns import (
-    coded_strings,
-    numbers,
-    optional_numbers,
-    repeated_string,
-)
-from collector.errors import MetaError, TraceError
-from collector.importers.bytedance_file import TIME_COLUMNS, read_columns
-from collector.names import storable_name
-from tracer.span import NONE
+from rankscope.tracer.span import NONE
+
+from ..columns import coded_strings, numbers, optional_numbers, repeated_string
+from ..errors import MetaError, TraceError
+from ..names import storable_name
+from .bytedance_file import TIME_COLUMNS, read_columns
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from collector.importers.bytedance_meta import TraceMeta
+    from .bytedance_meta import TraceMeta
 
     Integers = np.integer[Any]
     Floats = np.floating[Any]

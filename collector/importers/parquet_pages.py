@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from collector.errors import TraceError
-from collector.importers.thrift import StructReader, ThriftError
-from tracer.plain_file import open_plain
+from rankscope.tracer.plain_file import open_plain
+
+from ..errors import TraceError
+from .thrift import StructReader, ThriftError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
-    from collector.importers.thrift import Struct, Value
+    from .thrift import Struct, Value
 
 MAGIC = b"PAR1"
 NOT_PARQUET = "not a parquet file, or a damaged one: expected a trace of the bytedance format"

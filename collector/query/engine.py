@@ -12,24 +12,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from collector.query.errors import TIMEOUT_EXCEEDED, TOO_MANY_QUERIES, QueryError
-from collector.query.functions import (
-    SELECT_COMBINATORS,
-    SELECT_FUNCTIONS,
-    allowed_functions,
-)
-from collector.query.handle import Handle
-from collector.query.settings import VALUES, QueryLimits, settings_of
-from collector.query.statement import checked_statement
-from collector.query.workers import Workers
+from .errors import TIMEOUT_EXCEEDED, TOO_MANY_QUERIES, QueryError
+from .functions import SELECT_COMBINATORS, SELECT_FUNCTIONS, allowed_functions
+from .handle import Handle
+from .settings import VALUES, QueryLimits, settings_of
+from .statement import checked_statement
+from .workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from concurrent.futures import Future
     from pathlib import Path
 
-    from collector.query.functions import Functions
-    from collector.query.handle import Answer
+    from .functions import Functions
+    from .handle import Answer
 
 KILL = "KILL QUERY WHERE Settings['log_comment'] = {mark:String} ASYNC"
 KILL_PAUSE_S = 0.02

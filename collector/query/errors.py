@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from collector.errors import CollectorError
+from ..errors import CollectorError
 
 READONLY = 164
 ACCESS_DENIED = 497

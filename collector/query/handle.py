@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from collector.query.errors import engine_error
+from .errors import engine_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

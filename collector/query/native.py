@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from collector.native_words import INDEX_WIDTHS, LOW_CARDINALITY_HAS_KEYS, NativeCursor
-from collector.query.errors import NOT_IMPLEMENTED, QueryError
+from ..native_words import INDEX_WIDTHS, LOW_CARDINALITY_HAS_KEYS, NativeCursor
+from .errors import NOT_IMPLEMENTED, QueryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,24 +9,19 @@ from fastapi import APIRouter
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Match, Route
 
-from collector.query.compression import codec_for, compressed
-from collector.query.engine import QueryRequest
-from collector.query.errors import (
-    BAD_ARGUMENTS,
-    NOT_IMPLEMENTED,
-    UNKNOWN_DATABASE,
-    QueryError,
-)
-from collector.query.native import with_revision
-from collector.query.settings import MAX_STATEMENT_BYTES
-from collector.query.tables import OWN_DATABASE
+from .compression import codec_for, compressed
+from .engine import QueryRequest
+from .errors import BAD_ARGUMENTS, NOT_IMPLEMENTED, UNKNOWN_DATABASE, QueryError
+from .native import with_revision
+from .settings import MAX_STATEMENT_BYTES
+from .tables import OWN_DATABASE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping
 
     from starlette.requests import Request
 
-    from collector.query.engine import QueryEngine, QueryResult
+    from .engine import QueryEngine, QueryResult
 
 PIECE_BYTES = 1 << 20
 PARAMETER_PREFIX = "param_"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from collector.query.errors import BAD_ARGUMENTS, QueryError, refused
+from .errors import BAD_ARGUMENTS, QueryError, refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

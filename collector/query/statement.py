@@ -16,21 +16,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from collector.query.errors import (
-    ACCESS_DENIED,
-    BAD_ARGUMENTS,
-    UNKNOWN_FORMAT,
-    QueryError,
-    refused,
-)
-from collector.query.functions import TABLE_FUNCTIONS
-from collector.query.tables import may_name, may_read
+from .errors import ACCESS_DENIED, BAD_ARGUMENTS, UNKNOWN_FORMAT, QueryError, refused
+from .functions import TABLE_FUNCTIONS
+from .tables import may_name, may_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from collector.query.functions import Functions
-    from collector.query.handle import Handle
+    from .functions import Functions
+    from .handle import Handle
 
 CANONICAL = "SELECT formatQuery({statement:String}) AS canonical"
 

@@ -7,7 +7,7 @@ from collections import deque
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
-from collector.service.trouble import BusyError
+from .trouble import BusyError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from collector.errors import WireError
-from collector.service.handover import new_memory, seal
+from ..errors import WireError
+from .handover import new_memory, seal
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from collector.identity import RUN_NAME
-from collector.names import storable_name
+from ..identity import RUN_NAME
+from ..names import storable_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

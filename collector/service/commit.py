@@ -12,15 +12,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from collector.errors import StoreQueryError
-from collector.service.trouble import ENDING_S, TOO_MANY_PARTS, BusyError, refuse
+from ..errors import StoreQueryError
+from .trouble import ENDING_S, TOO_MANY_PARTS, BusyError, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from collector.cut_batch import CutBatch
-    from collector.service.trouble import StoreTrouble
-    from collector.writer import CutState
+    from ..cut_batch import CutBatch
+    from ..writer import CutState
+    from .trouble import StoreTrouble
 
     Write = Callable[[Sequence[CutBatch]], list[list[CutState]]]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from collector.errors import WireError
-from collector.names import visible
-from collector.service.handover import mapped, new_memory, write_batch
-from collector.service.screening import screened
-from collector.wire import WireLimits, decode_batch
+from ..errors import WireError
+from ..names import visible
+from ..wire import WireLimits, decode_batch
+from .handover import mapped, new_memory, write_batch
+from .screening import screened
 
 MESSAGE_BYTES = 65_536
 MAX_REASON_LETTERS = 400

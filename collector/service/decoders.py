@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from collector.errors import WireError
-from collector.service.decoder import GIB, MESSAGE_BYTES
-from collector.service.handover import mapped, read_batch
-from collector.service.trouble import ENDING_S, BusyError
+from ..errors import WireError
+from .decoder import GIB, MESSAGE_BYTES
+from .handover import mapped, read_batch
+from .trouble import ENDING_S, BusyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from collector.cut_batch import CutBatch
-    from collector.wire import WireLimits
+    from ..cut_batch import CutBatch
+    from ..wire import WireLimits
 
 ANSWER_S = 60.0
 """A decoder that takes longer is ended: the largest body takes about a second."""
@@ -120,7 +120,7 @@ class Decoder:
         with theirs:
             arguments = [str(theirs.fileno()), str(MEMORY_BYTES)]
             self._process = subprocess.Popen(  # noqa: S603  # our own module
-                [sys.executable, "-m", "collector.service.decoder", *arguments],
+                [sys.executable, "-m", "rankscope.collector.service.decoder", *arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from collector.columns import numbers, strings, to_numpy
-from collector.cut import CutKey
-from collector.cut_batch import TABLES, CutBatch
+from ..columns import numbers, strings, to_numpy
+from ..cut import CutKey
+from ..cut_batch import TABLES, CutBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

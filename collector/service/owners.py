@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from collector.tokens import Role
+from ..tokens import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from collector.store import Store
-    from collector.tokens import Grant
+    from ..store import Store
+    from ..tokens import Grant
 
 SELECT_OWNER = """
 SELECT owner FROM owners WHERE run_id = {run_id:String} ORDER BY at_ns, owner LIMIT 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from collector.writer import SELECT_FORMAT
+from ..writer import SELECT_FORMAT
 
 if TYPE_CHECKING:
-    from collector.store import Row, Store
+    from ..store import Row, Store
 
 PAGE_SEGMENTS = 300
 """So that a page stays below the 64 KiB that an agent reads."""

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 
-from collector.access import GRANT_KEY
-from collector.errors import WireError
-from collector.identity import RUN_NAME
-from collector.service.rows import ROW_TABLES, request_schema
-from collector.service.trouble import BusyError
+from ..access import GRANT_KEY
+from ..errors import WireError
+from ..identity import RUN_NAME
+from .rows import ROW_TABLES, request_schema
+from .trouble import BusyError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from collector.service.service import IngestService
+    from .service import IngestService
 
 ARROW_TYPE = "application/vnd.apache.arrow.stream"
 JSON_TYPE = "application/json"

@@ -13,14 +13,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from collector.errors import StoreQueryError
-from collector.service.trouble import ENDING_S, TOO_MANY_PARTS, BusyError, refuse
+from ..errors import StoreQueryError
+from .trouble import ENDING_S, TOO_MANY_PARTS, BusyError, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from collector.service.trouble import StoreTrouble
-    from collector.store import Row
+    from ..store import Row
+    from .trouble import StoreTrouble
 
     Write = Callable[[str, Sequence[Row]], None]
 

@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from collector.errors import RunNameError, WireError
-from collector.identity import checked_run_name
-from collector.service.checks import (
+from ..errors import RunNameError, WireError
+from ..identity import checked_run_name
+from .checks import (
     FLOAT,
     INT32,
     INT64,
@@ -30,8 +30,8 @@ from collector.service.checks import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from collector.service.checks import Check
-    from collector.store import Row
+    from ..store import Row
+    from .checks import Check
 
 MAX_ROWS = 10_000
 SCHEMA = 1

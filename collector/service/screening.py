@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from collector.columns import coded_strings, numbers, strings, to_codes, to_numpy
-from collector.cut_batch import TABLES, CutBatch
-from collector.errors import RunNameError, WireError
-from collector.identity import checked_run_name
-from collector.names import storable_name
-from collector.records import MAX_DURATION_NS, MAX_START_NS
-from tracer.span import KINDS, NONE
+from rankscope.tracer.span import KINDS, NONE
+
+from ..columns import coded_strings, numbers, strings, to_codes, to_numpy
+from ..cut_batch import TABLES, CutBatch
+from ..errors import RunNameError, WireError
+from ..identity import checked_run_name
+from ..names import storable_name
+from ..records import MAX_DURATION_NS, MAX_START_NS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from collector.cut import CutKey
+    from ..cut import CutKey
 
 TEXT_COLUMNS = {"spans": ("kind", "name", "track"), "bad_rows": ("reason",)}
 PROCESS_FORM = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from collector.cut_batch import TABLES, CutBatch
-from collector.errors import StoreError, WireError
-from collector.ledger import Ledger
-from collector.service.admission import ByteBudget
-from collector.service.bodies import Body, check_declared, declared_bytes, read_body, spool_body
-from collector.service.commit import GroupCommit
-from collector.service.decoders import DecoderPool
-from collector.service.handover import mapped
-from collector.service.owners import Owners, owner_of
-from collector.service.resume import resume_page
-from collector.service.row_commit import RowCommit
-from collector.service.rows import parsed_rows, runs_of
-from collector.service.trouble import StoreTrouble, check_room, free_bytes, is_data_fault
-from collector.wire import WireLimits
-from collector.wire_sizes import checked_inflated_bytes
-from collector.writer import CutState, StoreWriter
+from ..cut_batch import TABLES, CutBatch
+from ..errors import StoreError, WireError
+from ..ledger import Ledger
+from ..wire import WireLimits
+from ..wire_sizes import checked_inflated_bytes
+from ..writer import CutState, StoreWriter
+from .admission import ByteBudget
+from .bodies import Body, check_declared, declared_bytes, read_body, spool_body
+from .commit import GroupCommit
+from .decoders import DecoderPool
+from .handover import mapped
+from .owners import Owners, owner_of
+from .resume import resume_page
+from .row_commit import RowCommit
+from .rows import parsed_rows, runs_of
+from .trouble import StoreTrouble, check_room, free_bytes, is_data_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
-    from collector.cut import CutKey
-    from collector.store import Row, Store
-    from collector.tokens import Grant
+    from ..cut import CutKey
+    from ..store import Row, Store
+    from ..tokens import Grant
 
 MIB = 1 << 20
 MAX_ROWS_BODY_BYTES = 8 * MIB

@@ -6,7 +6,7 @@ import shutil
 import threading
 from typing import TYPE_CHECKING, Any
 
-from collector.errors import StoreError, StoreQueryError, WireError
+from ..errors import StoreError, StoreQueryError, WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from dashboard.theme import dressed
+from ..theme import dressed
 
 
 def blank_figure(said: str, *, height: int) -> go.Figure:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.theme import IDEAL, MFU, SLOW, STEP_TIME, dressed
+from ..theme import IDEAL, MFU, SLOW, STEP_TIME, dressed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from analysis.report import RunReport
-    from analysis.under_way import SeenSteps
+    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.under_way import SeenSteps
 
 _MOST_MARKED = 150
 

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboard.figures.timeline_hover import hover_texts
-from dashboard.figures.timeline_rows import Rows, group_lines, group_names, lay_rows
-from dashboard.theme import INK, KIND_COLORS, NS_PER_MS, dressed
-from tracer.span import KINDS, SpanKind
+from rankscope.tracer.span import KINDS, SpanKind
+
+from ..theme import INK, KIND_COLORS, NS_PER_MS, dressed
+from .timeline_hover import hover_texts
+from .timeline_rows import Rows, group_lines, group_names, lay_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.picture import Window
-    from analysis.timeline import StepTimeline
-    from dashboard.address import GroupBy
+    from rankscope.analysis.picture import Window
+    from rankscope.analysis.timeline import StepTimeline
+
+    from ..address import GroupBy
 
 _WAIT_ALPHA = 0.22
 _LEAST_HEIGHT = 260

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dashboard.text import bytes_text, plotly_text, time_text
-from dashboard.theme import NS_PER_MS
-from tracer.span import KINDS, NONE, SpanFlag
+from rankscope.tracer.span import KINDS, NONE, SpanFlag
+
+from ..text import bytes_text, plotly_text, time_text
+from ..theme import NS_PER_MS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.timeline import StepTimeline
+    from rankscope.analysis.timeline import StepTimeline
 
 
 def hover_texts(timeline: StepTimeline) -> NDArray[np.object_]:

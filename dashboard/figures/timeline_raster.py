@@ -8,26 +8,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from analysis.picture import picture_of
-from dashboard.figures.timeline_rows import (
-    MOST_NAMES,
-    group_lines,
-    group_names,
-    group_starts,
-    row_order,
-)
-from dashboard.text import ranks_text
-from dashboard.theme import INK, KIND_COLORS, NS_PER_MS, plain_dress
-from tracer.span import KIND_CODES, KINDS
+from rankscope.analysis.picture import picture_of
+from rankscope.tracer.span import KIND_CODES, KINDS
+
+from ..text import ranks_text
+from ..theme import INK, KIND_COLORS, NS_PER_MS, plain_dress
+from .timeline_rows import MOST_NAMES, group_lines, group_names, group_starts, row_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.areas import KindCells
-    from analysis.picture import StepPicture
-    from analysis.raster import StepRaster
-    from analysis.timeline import StepTimeline
-    from dashboard.address import GroupBy
+    from rankscope.analysis.areas import KindCells
+    from rankscope.analysis.picture import StepPicture
+    from rankscope.analysis.raster import StepRaster
+    from rankscope.analysis.timeline import StepTimeline
+
+    from ..address import GroupBy
 
 MAX_BARS = 10_000
 """Most spans drawn one by one: plotly 7.1 pans 10,000 bars in 0.3 s, and slower beyond."""

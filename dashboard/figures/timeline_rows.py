@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dashboard.address import GroupBy
-from tracer.span import KINDS
+from rankscope.tracer.span import KINDS
+
+from ..address import GroupBy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.timeline import StepTimeline
-    from tracer.topology import Coords
+    from rankscope.analysis.timeline import StepTimeline
+    from rankscope.tracer.topology import Coords
 
 _ROW_FILL = 0.86
 _COMPUTE_SHARE = 0.5

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboard.text import slowdown_text
-from dashboard.theme import DIVERGING, dressed
+from ..text import slowdown_text
+from ..theme import DIVERGING, dressed
 
 if TYPE_CHECKING:
-    from analysis.report import RunReport
+    from rankscope.analysis.report import RunReport
 
 _LEAST_RANGE = 0.1
 _MOST_LABELLED = 64

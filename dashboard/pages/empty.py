@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from dash import html
 
-from analysis.errors import DeletedRunError, UnknownRunError
-from dashboard.pages.parts import card
-from dashboard.text import visible
+from rankscope.analysis.errors import DeletedRunError, UnknownRunError
+
+from ..text import visible
+from .parts import card
 
 OVER = frozenset({"ended", "failed"})
 LOST = "lost"

@@ -9,17 +9,18 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from analysis.errors import UnknownRunError
-from analysis.report import RunReport
-from analysis.under_way import UnderWay
-from dashboard.address import Page, View, write_address
-from dashboard.figures.blank import blank_figure
-from dashboard.figures.excess import excess_figure, excess_note
-from dashboard.figures.step_time import seen_figure, step_time_figure
-from dashboard.figures.workers import worker_figure
-from dashboard.pages.clock import LIVE_MS, RESCUE, SOON_MS, clock, next_tick, pace_of
-from dashboard.pages.empty import missing_run, no_runs, no_steps
-from dashboard.pages.overview_cards import (
+from rankscope.analysis.errors import UnknownRunError
+from rankscope.analysis.report import RunReport
+from rankscope.analysis.under_way import UnderWay
+
+from ..address import Page, View, write_address
+from ..figures.blank import blank_figure
+from ..figures.excess import excess_figure, excess_note
+from ..figures.step_time import seen_figure, step_time_figure
+from ..figures.workers import worker_figure
+from .clock import LIVE_MS, RESCUE, SOON_MS, clock, next_tick, pace_of
+from .empty import missing_run, no_runs, no_steps
+from .overview_cards import (
     early_figures,
     findings_table,
     key_figures,
@@ -28,19 +29,20 @@ from dashboard.pages.overview_cards import (
     starved_list,
     verdict_card,
 )
-from dashboard.pages.overview_heard import heard_card
-from dashboard.pages.parts import announced, card, graph, graph_style, register_graph
-from dashboard.pages.under_way import LATER, NEVER, no_verdict, no_verdict_yet
+from .overview_heard import heard_card
+from .parts import announced, card, graph, graph_style, register_graph
+from .under_way import LATER, NEVER, no_verdict, no_verdict_yet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dash.development.base_component import Component
 
-    from analysis.heard import Heard
-    from analysis.source import RunSummary
-    from analysis.under_way import Failed
-    from dashboard.provider import ReportProvider
+    from rankscope.analysis.heard import Heard
+    from rankscope.analysis.source import RunSummary
+    from rankscope.analysis.under_way import Failed
+
+    from ..provider import ReportProvider
 
 LIVE_STATES = frozenset({"running", "lost"})
 

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 
-from dashboard.address import Page, View, write_address
-from dashboard.pages.parts import labelled
-from dashboard.pages.under_way import known_figures
-from dashboard.text import (
+from ..address import Page, View, write_address
+from ..text import (
     UNKNOWN,
     count_text,
     ranks_text,
@@ -22,12 +20,14 @@ from dashboard.text import (
     time_text,
     visible,
 )
+from .parts import labelled
+from .under_way import known_figures
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from analysis.report import Finding, RunReport, Starved
-    from analysis.under_way import Failed, UnderWay
+    from rankscope.analysis.report import Finding, RunReport, Starved
+    from rankscope.analysis.under_way import Failed, UnderWay
 
 _CALM = {"healthy": "calm", "insufficient-evidence": "unsure"}
 _CAUSE = re.compile(r"(\([a-z]+(?:-[a-z]+)+\)\.?)")

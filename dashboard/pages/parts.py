@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
-from dashboard.theme import graph_config
+from ..theme import graph_config
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -8,18 +8,19 @@ import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from dashboard.address import Page, View, read_address, write_address
-from dashboard.pages.clock import LIVE_MS, QUIET_MS, RESCUE, clock, next_tick, rescue
-from dashboard.pages.parts import labelled
-from dashboard.text import count_text, visible
+from ..address import Page, View, read_address, write_address
+from ..text import count_text, visible
+from .clock import LIVE_MS, QUIET_MS, RESCUE, clock, next_tick, rescue
+from .parts import labelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dash.development.base_component import Component
 
-    from analysis.source import RunSummary
-    from dashboard.provider import ReportProvider
+    from rankscope.analysis.source import RunSummary
+
+    from ..provider import ReportProvider
 
 _LIVE = "running"
 

@@ -9,41 +9,38 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from analysis.errors import EmptyRunError, UnknownRunError
-from analysis.picture import StepPart, Window
-from analysis.report import RunReport
-from analysis.under_way import UnderWay
-from dashboard.address import Page, View, read_address, write_address
-from dashboard.figures.timeline import timeline_figure
-from dashboard.figures.timeline_raster import (
+from rankscope.analysis.errors import EmptyRunError, UnknownRunError
+from rankscope.analysis.picture import StepPart, Window
+from rankscope.analysis.report import RunReport
+from rankscope.analysis.under_way import UnderWay
+
+from ..address import Page, View, read_address, write_address
+from ..figures.timeline import timeline_figure
+from ..figures.timeline_raster import (
     MAX_BARS,
     picture_document,
     pixel_note,
     raster_figure,
     raster_note,
 )
-from dashboard.pages.clock import LIVE_MS, RESCUE, SOON_MS, clock, next_tick, pace_of
-from dashboard.pages.empty import missing_run, no_data, no_runs, no_steps
-from dashboard.pages.parts import announced, card, graph, graph_style, register_graph
-from dashboard.pages.timeline_controls import (
-    Steps,
-    steps_of_report,
-    steps_of_seen,
-    timeline_controls,
-)
-from dashboard.pages.timeline_zoom import WHOLE, zoomed, zooms_of
-from dashboard.pages.under_way import drawing, reading_steps
-from dashboard.text import count_text, seconds_text, time_text, visible
-from dashboard.theme import NS_PER_MS
+from ..text import count_text, seconds_text, time_text, visible
+from ..theme import NS_PER_MS
+from .clock import LIVE_MS, RESCUE, SOON_MS, clock, next_tick, pace_of
+from .empty import missing_run, no_data, no_runs, no_steps
+from .parts import announced, card, graph, graph_style, register_graph
+from .timeline_controls import Steps, steps_of_report, steps_of_seen, timeline_controls
+from .timeline_zoom import WHOLE, zoomed, zooms_of
+from .under_way import drawing, reading_steps
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from analysis.picture import StepPicture
-    from analysis.timeline import StepTimeline
-    from analysis.under_way import Failed
-    from dashboard.pages.parts import Figure
-    from dashboard.provider import ReportProvider
+    from rankscope.analysis.picture import StepPicture
+    from rankscope.analysis.timeline import StepTimeline
+    from rankscope.analysis.under_way import Failed
+
+    from ..provider import ReportProvider
+    from .parts import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

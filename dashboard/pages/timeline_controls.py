@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 
-from dashboard.address import GroupBy, View, write_address
-from dashboard.pages.parts import labelled
+from ..address import GroupBy, View, write_address
+from .parts import labelled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dash.development.base_component import Component
 
-    from analysis.report import RunReport
-    from analysis.under_way import SeenSteps
+    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.under_way import SeenSteps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from analysis.picture import Window
-from dashboard.figures.timeline_raster import lines_per_block
-from dashboard.theme import NS_PER_MS
+from rankscope.analysis.picture import Window
+
+from ..figures.timeline_raster import lines_per_block
+from ..theme import NS_PER_MS
 
 if TYPE_CHECKING:
-    from analysis.picture import StepPicture
+    from rankscope.analysis.picture import StepPicture
 
 WHOLE = Window(begin_ns=0, end_ns=0, first_row=0, end_row=0)
 """What a double-click asks for."""

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from dash import html
 
-from analysis.under_way import Doing, UnderWay
-from analysis.words import name_ranks
-from dashboard.pages.parts import card
-from dashboard.text import count_text, ratio_text, seconds_text, visible
+from rankscope.analysis.under_way import Doing, UnderWay
+from rankscope.analysis.words import name_ranks
+
+from ..text import count_text, ratio_text, seconds_text, visible
+from .parts import card
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from analysis.report import Finding
-    from analysis.source import RunSummary
-    from analysis.under_way import Failed, SeenSteps
+    from rankscope.analysis.report import Finding
+    from rankscope.analysis.source import RunSummary
+    from rankscope.analysis.under_way import Failed, SeenSteps
 
 LATER = "after the analysis"
 NEVER = "needs the analysis"

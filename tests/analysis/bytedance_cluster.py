@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.source import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
+from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
+from rankscope.tracer.span import NONE
+from rankscope.tracer.topology import Coords, Layout
 from tests.analysis.cluster import MS, Source
-from tracer.span import NONE
-from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,17 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from analysis.source import SpanTable, StepTable
+from rankscope.analysis.source import SpanTable, StepTable
+from rankscope.tracer.span import NONE
 from tests.analysis.cluster import Source
-from tracer.span import NONE
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
     from pathlib import Path
 
-    from analysis.bytedance_columns import TraceColumns
-    from analysis.source import RunInfo
+    from rankscope.analysis.bytedance_columns import TraceColumns
+    from rankscope.analysis.source import RunInfo
     from tests.analysis.bytedance_jobs import Job, Row
 
 NARROW = {

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from analysis.context import RunContext
-from analysis.source import (
+from rankscope.analysis.context import RunContext
+from rankscope.analysis.source import (
     EpochInfo,
     GroupInfo,
     RankInfo,
@@ -23,8 +23,8 @@ from analysis.source import (
     SpanTable,
     StepTable,
 )
-from tracer.span import KIND_CODES, NONE, SpanKind
-from tracer.topology import Coords, Layout
+from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
+from rankscope.tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.context import EventRecord, RankExit, RunContext
-from analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo
-from tracer.topology import Coords, Layout
+from rankscope.analysis.context import EventRecord, RankExit, RunContext
+from rankscope.analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo
+from rankscope.tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.evidence import Link, Transfers
-from analysis.network import profile_links
-from tracer.topology import Coords
+from rankscope.analysis.evidence import Link, Transfers
+from rankscope.analysis.network import profile_links
+from rankscope.tracer.topology import Coords
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from analysis.network import LinkProfile
+    from rankscope.analysis.network import LinkProfile
 
 MS = 1_000_000
 

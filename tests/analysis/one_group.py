@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.analyze import analyze_run
+from rankscope.analysis.analyze import analyze_run
+from rankscope.tracer.span import NONE, SpanKind
+from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import WORLD, Begin, Cluster, Collective, Compute, End, source_of
-from tracer.span import NONE, SpanKind
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from analysis.report import Finding
+    from rankscope.analysis.report import Finding
     from tests.analysis.cluster import Action
 
 FOUR = Layout(dp=4)

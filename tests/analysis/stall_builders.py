@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.evidence import GapItems, Place
-from analysis.profile import Basis, Profile
-from analysis.stalls import Stalls, stalls_of
+from rankscope.analysis.evidence import GapItems, Place
+from rankscope.analysis.profile import Basis, Profile
+from rankscope.analysis.stalls import Stalls, stalls_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.analyze import analyze_run
-from analysis.document import to_document
-from analysis.errors import EmptyRunError
-from analysis.source import rows_of_spans, rows_of_steps
-from analysis.traced import read_traced
-from analysis.verdict import verdict_sentence
-from analysis.whatif import Replayer
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.document import to_document
+from rankscope.analysis.errors import EmptyRunError
+from rankscope.analysis.source import rows_of_spans, rows_of_steps
+from rankscope.analysis.traced import read_traced
+from rankscope.analysis.verdict import verdict_sentence
+from rankscope.analysis.whatif import Replayer
+from rankscope.tracer.span import KIND_CODES, SpanKind
+from rankscope.tracer.topology import Layout
 from tests.analysis.bytedance_cluster import ByteDanceCluster
 from tests.analysis.cluster import MS, Source, gpt_cluster, source_of
 from tests.analysis.exit_builders import context_of, failed
-from tracer.span import KIND_CODES, SpanKind
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from analysis.report import RunReport
+    from rankscope.analysis.report import RunReport
 
 LAYOUT = Layout(pp=2, dp=2, tp=2)
 

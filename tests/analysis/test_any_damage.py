@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from analysis.analyze import analyze_run
-from analysis.errors import AnalysisError
-from analysis.source import SpanTable, rows_of_steps
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.errors import AnalysisError
+from rankscope.analysis.source import SpanTable, rows_of_steps
+from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, gpt_cluster, source_of
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

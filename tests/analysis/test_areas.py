@@ -7,15 +7,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.areas import bin_edges, step_areas
-from analysis.source import rows_of_spans
-from analysis.timeline import StepTimeline, timeline_of
+from rankscope.analysis.areas import bin_edges, step_areas
+from rankscope.analysis.source import rows_of_spans
+from rankscope.analysis.timeline import StepTimeline, timeline_of
+from rankscope.tracer.span import SpanKind
 from tests.analysis.test_raster import FORWARD, WAIT, drawn, piece
 from tests.dashboard.builders import FakeProvider, report
-from tracer.span import SpanKind
 
 if TYPE_CHECKING:
-    from analysis.areas import StepAreas
+    from rankscope.analysis.areas import StepAreas
 
 PIECES = st.lists(
     st.tuples(

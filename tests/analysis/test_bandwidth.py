@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.bandwidth import bandwidths
-from analysis.evidence import Link, Transfers
+from rankscope.analysis.bandwidth import bandwidths
+from rankscope.analysis.evidence import Link, Transfers
 
 
 def transfers(name: str, link: Link, num_bytes: int) -> Transfers:

@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.analyze import analyze_run
-from analysis.bytedance import model_of, read_trace
-from analysis.bytedance_format import CODE
-from analysis.bytedance_reading import read_bytedance
-from analysis.source import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
-from analysis.whatif import Replayer, WhatIf, what_if
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.bytedance import model_of, read_trace
+from rankscope.analysis.bytedance_format import CODE
+from rankscope.analysis.bytedance_reading import read_bytedance
+from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
+from rankscope.analysis.whatif import Replayer, WhatIf, what_if
+from rankscope.tracer.span import NONE
+from rankscope.tracer.topology import Coords, Layout
 from tests.analysis.bytedance_cluster import LATENCY, ByteDanceCluster
 from tests.analysis.cluster import MS, Source
 from tests.traces import TRACES
-from tracer.span import NONE
-from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
-    from analysis.report import RunReport
+    from rankscope.analysis.report import RunReport
 
 
 def steady(dp: int, stage: int, step: int, mb: int, forward: bool) -> float:  # noqa: FBT001

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.bytedance import read_trace
-from analysis.bytedance_calls import arrivals, hidden_by_call, left_early, since_held_up
-from analysis.bytedance_format import CODE
-from analysis.operations import NO_GROUP, latest_by_group
-from analysis.source import EpochInfo, RankInfo, RunInfo
+from rankscope.analysis.bytedance import read_trace
+from rankscope.analysis.bytedance_calls import arrivals, hidden_by_call, left_early, since_held_up
+from rankscope.analysis.bytedance_format import CODE
+from rankscope.analysis.operations import NO_GROUP, latest_by_group
+from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo
+from rankscope.tracer.span import Span, SpanKind, UnixNs
+from rankscope.tracer.topology import Coords, Layout
 from tests.dashboard.builders import span_table
-from tracer.span import Span, SpanKind, UnixNs
-from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.bytedance import Trace
+    from rankscope.analysis.bytedance import Trace
 
 MS = 1_000_000
 NEVER = np.iinfo(np.int64).max

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.analyze import analyze_run
+from rankscope.analysis.analyze import analyze_run
 from rankscope.trace_file import read_trace_file
 from tests.analysis.bytedance_files import source_of, write_meta, write_trace
 from tests.analysis.bytedance_jobs import MS, Job
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from analysis.report import RunReport
+    from rankscope.analysis.report import RunReport
     from tests.analysis.bytedance_jobs import Row
 
 STEPS = (3, 5, 8, 9, 14, 40)

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from analysis.bytedance_waits import split_bytedance_waits
-from analysis.source import EpochInfo, RankInfo, RunInfo
+from rankscope.analysis.bytedance_waits import split_bytedance_waits
+from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo
+from rankscope.tracer.span import Span, SpanKind, UnixNs
+from rankscope.tracer.topology import Coords, Layout
 from tests.dashboard.builders import span_table
-from tracer.span import Span, SpanKind, UnixNs
-from tracer.topology import Coords, Layout
 
 MS = 1_000_000
 

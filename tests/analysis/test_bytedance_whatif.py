@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.bytedance import model_of, read_trace
-from analysis.bytedance_columns import TraceColumns
-from analysis.bytedance_reading import read_bytedance
-from analysis.bytedance_whatif import what_if_trace
-from analysis.errors import EmptyRunError
-from analysis.parallel import ROWS_AT_ONCE
-from analysis.source import rows_of_spans
-from analysis.whatif import Replayer, what_if
+from rankscope.analysis.bytedance import model_of, read_trace
+from rankscope.analysis.bytedance_columns import TraceColumns
+from rankscope.analysis.bytedance_reading import read_bytedance
+from rankscope.analysis.bytedance_whatif import what_if_trace
+from rankscope.analysis.errors import EmptyRunError
+from rankscope.analysis.parallel import ROWS_AT_ONCE
+from rankscope.analysis.source import rows_of_spans
+from rankscope.analysis.whatif import Replayer, what_if
+from rankscope.tracer.topology import Coords
 from tests.analysis.bytedance_cluster import LATENCY, ByteDanceCluster
 from tests.analysis.cluster import MS
 from tests.analysis.test_bytedance import published
-from tracer.topology import Coords
 
 if TYPE_CHECKING:
-    from analysis.source import RunInfo, SpanTable
-    from analysis.whatif import WhatIf
+    from rankscope.analysis.source import RunInfo, SpanTable
+    from rankscope.analysis.whatif import WhatIf
     from tests.analysis.cluster import Source
 
 

@@ -8,12 +8,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.analyze import analyze_run
-from analysis.errors import AnalysisError
-from analysis.schedule import UNORDERED, levels_of
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.errors import AnalysisError
+from rankscope.analysis.schedule import UNORDERED, levels_of
+from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
+from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, WORLD, Cluster, Source
-from tracer.span import KIND_CODES, NONE, SpanKind
-from tracer.topology import Layout
 
 FORWARD = SpanKind.FORWARD
 X, Y = 5, 6

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.column_lengths import even_columns
-from analysis.model import ComputeItems
-from tracer.span import KIND_CODES, SpanKind
-from tracer.topology import Coords
+from rankscope.analysis.column_lengths import even_columns
+from rankscope.analysis.model import ComputeItems
+from rankscope.tracer.span import KIND_CODES, SpanKind
+from rankscope.tracer.topology import Coords
 
 KINDS = [KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]]
 NUM_STAGES, NUM_COLUMNS, NUM_STEPS, NUM_MICROBATCHES = 4, 3, 4, 4

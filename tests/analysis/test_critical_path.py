@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.bytedance_reading import read_bytedance
-from analysis.critical_path import critical_path, slack_of
-from analysis.errors import EmptyRunError
-from analysis.traced import read_traced
-from analysis.whatif import Replayer
+from rankscope.analysis.bytedance_reading import read_bytedance
+from rankscope.analysis.critical_path import critical_path, slack_of
+from rankscope.analysis.errors import EmptyRunError
+from rankscope.analysis.traced import read_traced
+from rankscope.analysis.whatif import Replayer
+from rankscope.tracer.topology import Layout
 from tests.analysis.bytedance_cluster import ByteDanceCluster
 from tests.analysis.cluster import MS, gpt_cluster, source_of
 from tests.analysis.test_starved import CHAIN
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
-    from analysis.model import ReplayModel
+    from rankscope.analysis.model import ReplayModel
 
 # Rank 2 computes 100, meets rank 1 (there at 10) for 10 more; then rank 1
 # computes 20 and meets rank 0, there at 20, for another 10: 140 in all.

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from analysis.culprits import Culprit, culprits_of, merged_by_place
-from analysis.evidence import Link
-from analysis.network import SlowLink
-from analysis.phases import Phase
-from analysis.source import RankInfo
-from tracer.topology import Coords
+from rankscope.analysis.culprits import Culprit, culprits_of, merged_by_place
+from rankscope.analysis.evidence import Link
+from rankscope.analysis.network import SlowLink
+from rankscope.analysis.phases import Phase
+from rankscope.analysis.source import RankInfo
+from rankscope.tracer.topology import Coords
 
 RING = (0, 1, 2, 3)
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.dips import common_dips, places_of_dips, without_dips
-from analysis.evidence import Place
+from rankscope.analysis.dips import common_dips, places_of_dips, without_dips
+from rankscope.analysis.evidence import Place
 from tests.analysis.stall_builders import stalls_with
 
 if TYPE_CHECKING:
-    from analysis.stalls import Stalls
+    from rankscope.analysis.stalls import Stalls
 
 NUM_RANKS, NUM_STEPS = 4, 12
 

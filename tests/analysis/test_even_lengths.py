@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.analyze import analyze_run
-from analysis.context import MicrobatchTable
-from analysis.even_lengths import even_lengths
-from analysis.model import ComputeItems
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.context import MicrobatchTable
+from rankscope.analysis.even_lengths import even_lengths
+from rankscope.analysis.model import ComputeItems
 from rankscope.simulated import SimulatedSource
-from tracer.span import KIND_CODES, SpanKind
-from trainer.simulator.fault import parse_simulated_faults
-from trainer.simulator.scenario import Scenario, TpDetail
+from rankscope.tracer.span import KIND_CODES, SpanKind
+from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.simulator.scenario import Scenario, TpDetail
 
 KINDS = [KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]]
 NUM_RANKS, NUM_MICROBATCHES = 4, 32

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.analyze import read_run
+from rankscope.analysis.analyze import read_run
+from rankscope.tracer.span import SpanKind
+from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, Action, Begin, Cluster, Collective, Compute, End
-from tracer.span import SpanKind
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from analysis.model import Reading
+    from rankscope.analysis.model import Reading
 
 EXPERTS = 7
 MEMBERS = (0, 1, 2, 3)

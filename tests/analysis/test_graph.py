@@ -3,11 +3,11 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 
-from analysis.errors import EmptyRunError
-from analysis.graph import dependency_graph
-from analysis.traced import read_traced
+from rankscope.analysis.errors import EmptyRunError
+from rankscope.analysis.graph import dependency_graph
+from rankscope.analysis.traced import read_traced
+from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, gpt_cluster, source_of
-from tracer.topology import Layout
 
 
 @pytest.fixture(scope="module")

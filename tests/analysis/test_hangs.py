@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.context import RankExit, RunContext
-from analysis.hangs import hangs
-from analysis.source import EpochInfo, GroupInfo, SpanTable, StepTable
+from rankscope.analysis.context import RankExit, RunContext
+from rankscope.analysis.hangs import hangs
+from rankscope.analysis.source import EpochInfo, GroupInfo, SpanTable, StepTable
+from rankscope.tracer.span import KIND_CODES, NONE, Span, SpanFlag, SpanKind, UnixNs
+from rankscope.tracer.topology import Coords
 from tests.analysis.exit_builders import (
     SECOND,
     context_of,
@@ -20,14 +22,12 @@ from tests.analysis.exit_builders import (
     timed_out,
 )
 from tests.dashboard.builders import span_table
-from tracer.span import KIND_CODES, NONE, Span, SpanFlag, SpanKind, UnixNs
-from tracer.topology import Coords
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from analysis.context import EventRecord
-    from analysis.source import RunInfo
+    from rankscope.analysis.context import EventRecord
+    from rankscope.analysis.source import RunInfo
 
 DP, TP_LOW, TP_HIGH = 7, 8, 9
 DP_BIT = 1 << KIND_CODES[SpanKind.DP_COMM]

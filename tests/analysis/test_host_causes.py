@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.evidence import Place
-from analysis.host_causes import host_candidates
-from analysis.source import RankInfo
+from rankscope.analysis.evidence import Place
+from rankscope.analysis.host_causes import host_candidates
+from rankscope.analysis.source import RankInfo
+from rankscope.tracer.topology import Coords
 from tests.analysis.stall_builders import Gap, stalls_with
-from tracer.topology import Coords
 
 if TYPE_CHECKING:
-    from analysis.stalls import Stalls
+    from rankscope.analysis.stalls import Stalls
 
 NUM_RANKS, NUM_STEPS = 8, 12
 

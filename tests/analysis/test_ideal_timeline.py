@@ -3,13 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.bytedance_reading import read_bytedance
-from analysis.ideal_timeline import ideal_timeline
-from analysis.traced import read_traced
-from analysis.whatif import Replayer
+from rankscope.analysis.bytedance_reading import read_bytedance
+from rankscope.analysis.ideal_timeline import ideal_timeline
+from rankscope.analysis.traced import read_traced
+from rankscope.analysis.whatif import Replayer
+from rankscope.tracer.topology import Layout
 from tests.analysis.bytedance_cluster import ByteDanceCluster
 from tests.analysis.cluster import MS, gpt_cluster, source_of
-from tracer.topology import Layout
 
 
 def test_beside_a_slow_rank_the_ideal_step_has_all_ranks_alike() -> None:

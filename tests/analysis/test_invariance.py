@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import pytest
 
-from analysis.analyze import analyze_run
-from analysis.source import SpanTable, StepTable
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.source import SpanTable, StepTable
 from rankscope.simulated import SimulatedSource
+from rankscope.tracer.span import SpanFlag
+from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.simulator.scenario import Scenario, TpDetail
 from tests.analysis.cluster import Source
-from tracer.span import SpanFlag
-from trainer.simulator.fault import parse_simulated_faults
-from trainer.simulator.scenario import Scenario, TpDetail
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from analysis.report import RunReport
-    from analysis.source import RunInfo
+    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.source import RunInfo
 
 T = TypeVar("T", SpanTable, StepTable)
 RUN = "simulated"

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.joint_ends import held_by_another
-from analysis.source import GroupInfo
-from analysis.waits import split_waits
+from rankscope.analysis.joint_ends import held_by_another
+from rankscope.analysis.source import GroupInfo
+from rankscope.analysis.waits import split_waits
+from rankscope.tracer.span import Span, SpanKind, UnixNs
 from tests.dashboard.builders import span_table
-from tracer.span import Span, SpanKind, UnixNs
 
 RING = GroupInfo(group_id=9, kind="cp-comm", name="cp", members=(0, 1, 2))
 TRANSFER_NS = 100

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.errors import CycleError
-from analysis.lane_block import Block, Part
-from analysis.lane_program import Shape, compile_lanes
+from rankscope.analysis.errors import CycleError
+from rankscope.analysis.lane_block import Block, Part
+from rankscope.analysis.lane_program import Shape, compile_lanes
 
 if TYPE_CHECKING:
-    from analysis.lane_program import LaneProgram, Meeting
+    from rankscope.analysis.lane_program import LaneProgram, Meeting
 
 Pairs = list[tuple[int, int]]
 Table = list[list[float]]

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.evidence import Place
-from analysis.host_causes import host_candidates
-from analysis.late_hosts import data_stalls, host_stalls
-from analysis.skews import launch_skews
-from analysis.source import RankInfo
+from rankscope.analysis.evidence import Place
+from rankscope.analysis.host_causes import host_candidates
+from rankscope.analysis.late_hosts import data_stalls, host_stalls
+from rankscope.analysis.skews import launch_skews
+from rankscope.analysis.source import RankInfo
+from rankscope.tracer.topology import Coords
 from tests.analysis.stall_builders import stalls_with
-from tracer.topology import Coords
 
 if TYPE_CHECKING:
-    from analysis.stalls import Stalls
+    from rankscope.analysis.stalls import Stalls
 
 NUM_RANKS, NUM_STEPS = 8, 12
 

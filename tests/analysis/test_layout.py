@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.analyze import read_run
-from analysis.context import RankManifest, RunContext
-from analysis.layout import layout_findings
+from rankscope.analysis.analyze import read_run
+from rankscope.analysis.context import RankManifest, RunContext
+from rankscope.analysis.layout import layout_findings
 from rankscope.simulated import SimulatedSource
+from rankscope.trainer.simulator.scenario import Scenario
 from tests.analysis.test_matmul import microbatches
-from trainer.simulator.scenario import Scenario
 
 if TYPE_CHECKING:
-    from analysis.report import Finding
+    from rankscope.analysis.report import Finding
 
 RUN = "simulated"
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.analyze import analyze_run
-from analysis.lost_records import losses_of
-from analysis.source import rows_of_spans
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.lost_records import losses_of
+from rankscope.analysis.source import rows_of_spans
+from rankscope.tracer.span import KIND_CODES, SpanKind
 from tests.analysis.cluster import MS, Source, source_of
 from tests.analysis.one_group import ALL_REDUCE, trained, work
-from tracer.span import KIND_CODES, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

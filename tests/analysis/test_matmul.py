@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.context import MicrobatchTable, RankManifest
-from analysis.matmul import Device, Layer, device_of, layer_of, reachable_ratio
-from analysis.source import RankInfo
-from tracer.topology import Coords
+from rankscope.analysis.context import MicrobatchTable, RankManifest
+from rankscope.analysis.matmul import Device, Layer, device_of, layer_of, reachable_ratio
+from rankscope.analysis.source import RankInfo
+from rankscope.tracer.topology import Coords
 
 A100 = Device(name="NVIDIA A100-SXM4-80GB", flops_per_s=312e12, bytes_per_s=2039e9, element_bytes=2)
 LAYER = Layer(num_tokens=4096, hidden=4096, inner=None, tp=1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from analysis.candidate import Candidate
-from analysis.merging import merged_hosts, without_partners
-from analysis.source import RankInfo
-from tracer.topology import Coords
+from rankscope.analysis.candidate import Candidate
+from rankscope.analysis.merging import merged_hosts, without_partners
+from rankscope.analysis.source import RankInfo
+from rankscope.tracer.topology import Coords
 
 
 def found(cause: str, *ranks: int) -> Candidate:

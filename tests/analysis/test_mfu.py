@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.devices import peak_flops_per_s
-from analysis.mfu import compute_mfu, gpt_flops_per_step
-from analysis.source import EpochInfo, RankInfo, RunInfo, StepTable
-from tracer.topology import Coords, Layout
+from rankscope.analysis.devices import peak_flops_per_s
+from rankscope.analysis.mfu import compute_mfu, gpt_flops_per_step
+from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo, StepTable
+from rankscope.tracer.topology import Coords, Layout
 
 S = 1_000_000_000
 

@@ -4,16 +4,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.candidate import Candidate
-from analysis.counters import Trouble
-from analysis.culprits import Culprit
-from analysis.network import SlowLink
-from analysis.network_scope import have_one_place, is_only_group, told_of_only_group
-from analysis.phases import Phase
+from rankscope.analysis.candidate import Candidate
+from rankscope.analysis.counters import Trouble
+from rankscope.analysis.culprits import Culprit
+from rankscope.analysis.network import SlowLink
+from rankscope.analysis.network_scope import have_one_place, is_only_group, told_of_only_group
+from rankscope.analysis.phases import Phase
 from tests.analysis.link_builders import group, pair, profile
 
 if TYPE_CHECKING:
-    from analysis.evidence import Link
+    from rankscope.analysis.evidence import Link
 
 TWO_HOSTS = {rank: f"host {rank // 4}" for rank in range(8)}
 STEPS = [10.0] * 8

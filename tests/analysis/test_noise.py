@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.noise import level_deviation, num_estimated_deviations, robust_deviation
+from rankscope.analysis.noise import level_deviation, num_estimated_deviations, robust_deviation
 
 
 def test_one_far_outlier_does_not_widen_the_noise() -> None:

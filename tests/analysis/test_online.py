@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.analyze import analyze_run
-from analysis.online import Change, FindingTracker
-from analysis.report import Finding
-from analysis.window import RunWindow
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.online import Change, FindingTracker
+from rankscope.analysis.report import Finding
+from rankscope.analysis.window import RunWindow
+from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, Source, gpt_cluster
 from tests.analysis.test_analyze import jitter
 from tests.analysis.training import Training
 from tests.dashboard.builders import report as built_report
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
-    from analysis.online import TrackedFinding
-    from analysis.report import RunReport
+    from rankscope.analysis.online import TrackedFinding
+    from rankscope.analysis.report import RunReport
 
 ONSET, RECOVERY, NUM_STEPS = 8, 14, 20
 

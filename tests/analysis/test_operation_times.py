@@ -3,16 +3,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.bytedance_reading import read_bytedance
-from analysis.operation_times import operation_times
-from analysis.operations import NO_GROUP
-from analysis.program import compile_program
-from analysis.step_graph import graph_of_steps, replayed_times
-from analysis.traced import read_traced
-from analysis.whatif import Replayer
+from rankscope.analysis.bytedance_reading import read_bytedance
+from rankscope.analysis.operation_times import operation_times
+from rankscope.analysis.operations import NO_GROUP
+from rankscope.analysis.program import compile_program
+from rankscope.analysis.step_graph import graph_of_steps, replayed_times
+from rankscope.analysis.traced import read_traced
+from rankscope.analysis.whatif import Replayer
+from rankscope.tracer.topology import Layout
 from tests.analysis.bytedance_cluster import ByteDanceCluster
 from tests.analysis.cluster import MS, gpt_cluster, source_of
-from tracer.topology import Layout
 
 CLUSTER = gpt_cluster(
     Layout(dp=2, tp=2, pp=2),

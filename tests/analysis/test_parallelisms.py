@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from analysis.analyze import analyze_run, read_run
-from analysis.critical_path import critical_path, slack_of
-from analysis.waterfall import waterfall_of
+from rankscope.analysis.analyze import analyze_run, read_run
+from rankscope.analysis.critical_path import critical_path, slack_of
+from rankscope.analysis.waterfall import waterfall_of
 from rankscope.simulated import SimulatedSource
-from trainer.simulator.fault import parse_simulated_faults
-from trainer.simulator.scenario import Noise, Scenario, TpDetail
-from trainer.simulator.schedule import Schedule
+from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.simulator.scenario import Noise, Scenario, TpDetail
+from rankscope.trainer.simulator.schedule import Schedule
 
 if TYPE_CHECKING:
-    from analysis.report import Finding, RunReport
+    from rankscope.analysis.report import Finding, RunReport
 
 RUN = "simulated"
 NUM_STEPS, ONSET = 8, 3

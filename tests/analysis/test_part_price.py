@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from analysis.analyze import read_run
-from analysis.part_price import (
+from rankscope.analysis.analyze import read_run
+from rankscope.analysis.part_price import (
     compare_culprits,
     planned_pauses,
     price_of,
@@ -18,18 +18,18 @@ from analysis.part_price import (
     slowdown_by_tp,
     slowdown_of,
 )
-from analysis.parts import EmptyPartError
-from analysis.source import GroupInfo
-from analysis.whatif import Replayer, what_if
+from rankscope.analysis.parts import EmptyPartError
+from rankscope.analysis.source import GroupInfo
+from rankscope.analysis.whatif import Replayer, what_if
+from rankscope.tracer.span import SpanKind
+from rankscope.tracer.topology import Layout
 from tests.analysis.bytedance_cluster import ByteDanceCluster
 from tests.analysis.cluster import MS, Cluster, gpt_cluster, source_of
 from tests.analysis.test_traced import PAIR, spans_of, steps_of
-from tracer.span import SpanKind
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
-    from analysis.model import ReplayModel
-    from analysis.source import RunInfo
+    from rankscope.analysis.model import ReplayModel
+    from rankscope.analysis.source import RunInfo
 
 
 def replayed(cluster: Cluster) -> tuple[RunInfo, Replayer]:

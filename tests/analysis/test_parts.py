@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.analyze import read_run
-from analysis.parts import EmptyPartError, MissingSpansError, Part, mask_of
+from rankscope.analysis.analyze import read_run
+from rankscope.analysis.parts import EmptyPartError, MissingSpansError, Part, mask_of
+from rankscope.tracer.topology import Coords, Layout
 from tests.analysis.bytedance_cluster import ByteDanceCluster
 from tests.analysis.cluster import MS, dp_group, gpt_cluster, source_of
-from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
-    from analysis.model import Reading
+    from rankscope.analysis.model import Reading
     from tests.analysis.cluster import Source
 
 LAYOUT = Layout(dp=2, tp=2, pp=2)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.evidence import Place
-from analysis.pauses import gc_pauses
+from rankscope.analysis.evidence import Place
+from rankscope.analysis.pauses import gc_pauses
 from tests.analysis.stall_builders import stalls_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.stalls import Stalls
+    from rankscope.analysis.stalls import Stalls
 
 NUM_RANKS, NUM_STEPS = 4, 8
 

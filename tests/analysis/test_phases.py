@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.phases import best_segments, row_medians, standing_out, standing_out_now_and_then
-from analysis.standing_apart import error_of_level
+from rankscope.analysis.phases import (
+    best_segments,
+    row_medians,
+    standing_out,
+    standing_out_now_and_then,
+)
+from rankscope.analysis.standing_apart import error_of_level
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.evidence import Place
-from analysis.source import EpochInfo, RankInfo, RunInfo
-from analysis.traced import read_traced
+from rankscope.analysis.evidence import Place
+from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo
+from rankscope.analysis.traced import read_traced
+from rankscope.tracer.span import NONE, SpanKind
+from rankscope.tracer.topology import Coords, Layout
 from tests.analysis.test_traced_join import DP, MS, tables
-from tracer.span import NONE, SpanKind
-from tracer.topology import Coords, Layout
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.analyze import read_run
-from analysis.bubble import schedule_of
-from analysis.portions import WHOLE, is_deferred, portions_of
+from rankscope.analysis.analyze import read_run
+from rankscope.analysis.bubble import schedule_of
+from rankscope.analysis.portions import WHOLE, is_deferred, portions_of
+from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
+from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, Action, Begin, Cluster, Compute, End
-from tracer.span import KIND_CODES, NONE, SpanKind
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from analysis.model import Reading
+    from rankscope.analysis.model import Reading
 
 FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.analyze import analyze_run
+from rankscope.analysis.analyze import analyze_run
 from rankscope.simulated import SimulatedSource
-from trainer.simulator.fault import parse_simulated_faults
-from trainer.simulator.scenario import Scenario, TpDetail
+from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.simulator.scenario import Scenario, TpDetail
 
 if TYPE_CHECKING:
-    from analysis.report import Finding
+    from rankscope.analysis.report import Finding
 
 CLUSTER = Scenario(dp=4, pp=4, tp=2, num_steps=8, num_microbatches=8, ranks_per_host=4, seed=3)
 

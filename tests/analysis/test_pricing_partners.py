@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.tracer.span import SpanKind
+from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, Compute
 from tests.analysis.one_group import ALL_REDUCE, findings_of, work
-from tracer.span import SpanKind
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

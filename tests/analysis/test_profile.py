@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.model import ComputeItems
-from analysis.profile import Basis, Profile, median_of_others, profile_of
-from tracer.topology import Coords
+from rankscope.analysis.model import ComputeItems
+from rankscope.analysis.profile import Basis, Profile, median_of_others, profile_of
+from rankscope.tracer.topology import Coords
 
 
 @given(

@@ -4,12 +4,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.raster import step_raster, worst_in_blocks
-from analysis.report import RankStepExcess
-from analysis.source import GroupInfo
-from analysis.timeline import StepTimeline, step_timeline
+from rankscope.analysis.raster import step_raster, worst_in_blocks
+from rankscope.analysis.report import RankStepExcess
+from rankscope.analysis.source import GroupInfo
+from rankscope.analysis.timeline import StepTimeline, step_timeline
+from rankscope.tracer.span import KIND_CODES, Span, SpanKind, UnixNs
 from tests.dashboard.builders import FakeProvider, report, span_table
-from tracer.span import KIND_CODES, Span, SpanKind, UnixNs
 
 FORWARD = KIND_CODES[SpanKind.FORWARD]
 BACKWARD = KIND_CODES[SpanKind.BACKWARD]

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.analyze import analyze_run
+from rankscope.analysis.analyze import analyze_run
+from rankscope.tracer.span import KIND_CODES, SpanKind
+from rankscope.tracer.topology import Coords, Layout
 from tests.analysis.cluster import (
     MS,
     PIPELINE,
@@ -22,8 +24,6 @@ from tests.analysis.cluster import (
     Source,
     source_of,
 )
-from tracer.span import KIND_CODES, SpanKind
-from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

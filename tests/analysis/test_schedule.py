@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.errors import CycleError
-from analysis.schedule import NUM_SLOTS, order_by_level, replay
+from rankscope.analysis.errors import CycleError
+from rankscope.analysis.schedule import NUM_SLOTS, order_by_level, replay
 
 if TYPE_CHECKING:
     from random import Random

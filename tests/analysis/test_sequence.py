@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.context import MicrobatchTable, no_microbatches
-from analysis.even_lengths import even_lengths
-from analysis.model import ComputeItems
-from analysis.sequence import common_ratio, sequence_effect
-from tracer.span import KIND_CODES, SpanKind
+from rankscope.analysis.context import MicrobatchTable, no_microbatches
+from rankscope.analysis.even_lengths import even_lengths
+from rankscope.analysis.model import ComputeItems
+from rankscope.analysis.sequence import common_ratio, sequence_effect
+from rankscope.tracer.span import KIND_CODES, SpanKind
 
 KINDS = (KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.evidence import Place
-from analysis.skews import launch_skews
+from rankscope.analysis.evidence import Place
+from rankscope.analysis.skews import launch_skews
 from tests.analysis.stall_builders import stalls_with
 
 if TYPE_CHECKING:
-    from analysis.candidate import Candidate
-    from analysis.stalls import Stalls
+    from rankscope.analysis.candidate import Candidate
+    from rankscope.analysis.stalls import Stalls
 
 NUM_RANKS, NUM_STEPS = 15, 14
 GROUPS = tuple((rank, rank + 1, rank + 2) for rank in range(0, NUM_RANKS, 3))

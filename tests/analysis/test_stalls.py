@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from analysis.analyze import analyze_run
+from rankscope.analysis.analyze import analyze_run
+from rankscope.tracer.span import NONE
 from tests.analysis.test_circles import FORWARD, source_of
-from tracer.span import NONE
 
 
 def test_a_job_of_which_one_rank_computes_in_one_step_alone_is_analysed() -> None:

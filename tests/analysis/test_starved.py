@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.model import ReplayModel
-from analysis.operations import NO_GROUP, Operations
-from analysis.starved import WaitIntervals, blame, starved_ranks, without_overlap
+from rankscope.analysis.model import ReplayModel
+from rankscope.analysis.operations import NO_GROUP, Operations
+from rankscope.analysis.starved import WaitIntervals, blame, starved_ranks, without_overlap
 
 Op = tuple[int, int, int, int]
 """(rank, start, end, group)."""

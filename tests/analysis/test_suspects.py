@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from analysis.analyze import analyze_run
+from rankscope.analysis.analyze import analyze_run
+from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, gpt_cluster, source_of
-from tracer.topology import Layout
 
 LAYOUT = Layout(dp=5, pp=4)
 LAST_STAGE = (15, 16, 17, 18, 19)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.analyze import analyze_run
-from analysis.context import RunContext, SampleTable
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.context import RunContext, SampleTable
+from rankscope.tracer.span import SpanKind
+from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, Source, source_of
 from tests.analysis.one_group import ALL_REDUCE, trained, work
-from tracer.span import SpanKind
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from analysis.report import Finding
+    from rankscope.analysis.report import Finding
     from tests.analysis.cluster import Action, Cluster
 
 NUM_STEPS = 8

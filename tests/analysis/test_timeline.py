@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.errors import EmptyRunError, UnknownRunError
-from analysis.source import GroupInfo
-from analysis.timeline import step_timeline
+from rankscope.analysis.errors import EmptyRunError, UnknownRunError
+from rankscope.analysis.source import GroupInfo
+from rankscope.analysis.timeline import step_timeline
+from rankscope.tracer.span import Span, SpanKind, UnixNs
+from rankscope.tracer.topology import Coords
 from tests.dashboard.builders import FakeProvider, report, span_table
-from tracer.span import Span, SpanKind, UnixNs
-from tracer.topology import Coords
 
 TP = GroupInfo(group_id=7, kind="tp-comm", name="tp", members=(0, 1))
 

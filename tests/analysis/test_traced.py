@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.analyze import analyze_run
-from analysis.operations import NO_GROUP
-from analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, SpanTable, StepTable
-from analysis.traced import read_traced
-from analysis.whatif import Replayer
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.operations import NO_GROUP
+from rankscope.analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, SpanTable, StepTable
+from rankscope.analysis.traced import read_traced
+from rankscope.analysis.whatif import Replayer
+from rankscope.tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
+from rankscope.tracer.topology import Coords, Layout
 from tests.analysis.cluster import Source
-from tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
-from tracer.topology import Coords, Layout
 
 PAIR = 9
 

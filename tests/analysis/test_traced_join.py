@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, SpanTable, StepTable
-from analysis.traced import read_traced
-from analysis.traced_join import Joined, join_waits
-from analysis.waits import split_waits
-from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
-from tracer.topology import Coords, Layout
+from rankscope.analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, SpanTable, StepTable
+from rankscope.analysis.traced import read_traced
+from rankscope.analysis.traced_join import Joined, join_waits
+from rankscope.analysis.waits import split_waits
+from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
+from rankscope.tracer.topology import Coords, Layout
 
 ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 MS = 1_000_000

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.tracer.span import SpanKind
 from tests.analysis.cluster import MS
 from tests.analysis.one_group import ALL_REDUCE, findings_of, work
-from tracer.span import SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.analyze import analyze_run
+from rankscope.analysis.analyze import analyze_run
+from rankscope.tracer.span import SpanKind
+from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, Action, Begin, Cluster, Collective, Compute, End, Source
-from tracer.span import SpanKind
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from analysis.report import Finding
+    from rankscope.analysis.report import Finding
 
 EXPERTS = 7
 NUM_RANKS, NUM_STEPS, NUM_MICROBATCHES = 8, 8, 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.source import GroupInfo, SpanTable, StepTable
-from analysis.traced_join import join_waits
-from analysis.waits import split_waits
-from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
+from rankscope.analysis.source import GroupInfo, SpanTable, StepTable
+from rankscope.analysis.traced_join import join_waits
+from rankscope.analysis.waits import split_waits
+from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 
 MS = 1_000_000
 GROUP, STEP_MS = 7, 100

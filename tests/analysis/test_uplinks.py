@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.culprits import Culprit
-from analysis.network import SlowLink
-from analysis.phases import Phase
-from analysis.source import RankInfo
-from analysis.uplinks import merged_by_uplink
+from rankscope.analysis.culprits import Culprit
+from rankscope.analysis.network import SlowLink
+from rankscope.analysis.phases import Phase
+from rankscope.analysis.source import RankInfo
+from rankscope.analysis.uplinks import merged_by_uplink
+from rankscope.tracer.topology import Coords
 from tests.analysis.link_builders import group, pair, profile
-from tracer.topology import Coords
 
 STEPS = [10.0] * 8
 PAIRS = (pair(0, 2), pair(2, 0), pair(1, 3), pair(3, 1))

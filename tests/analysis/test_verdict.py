@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.report import Finding, RunReport, Starved, StepTimes, WaitsOn
-from analysis.verdict import verdict_sentence
+from rankscope.analysis.report import Finding, RunReport, Starved, StepTimes, WaitsOn
+from rankscope.analysis.verdict import verdict_sentence
+from rankscope.tracer.topology import Layout
 from tests.dashboard.builders import report
-from tracer.topology import Layout
 
 
 def told(cause: str, ranks: tuple[int, ...], *, waiting: tuple[int, ...] = (0,)) -> RunReport:

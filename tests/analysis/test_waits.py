@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.source import GroupInfo, SpanTable
-from analysis.waits import split_waits
+from rankscope.analysis.source import GroupInfo, SpanTable
+from rankscope.analysis.waits import split_waits
+from rankscope.tracer.span import NONE, Span, SpanFlag, SpanKind, UnixNs
 from tests.dashboard.builders import span_table
-from tracer.span import NONE, Span, SpanFlag, SpanKind, UnixNs
 
 if TYPE_CHECKING:
     import random

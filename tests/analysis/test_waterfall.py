@@ -8,14 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.analyze import read_run
-from analysis.source import GroupInfo
-from analysis.waterfall import PARTS, Part, Waterfall, summary_of, waiting_on, waterfall_of
+from rankscope.analysis.analyze import read_run
+from rankscope.analysis.source import GroupInfo
+from rankscope.analysis.waterfall import (
+    PARTS,
+    Part,
+    Waterfall,
+    summary_of,
+    waiting_on,
+    waterfall_of,
+)
+from rankscope.tracer.span import SpanFlag, SpanKind
+from rankscope.tracer.topology import Coords, Layout
 from tests.analysis.bytedance_cluster import LATENCY, ByteDanceCluster
 from tests.analysis.cluster import MS, gpt_cluster, source_of
 from tests.analysis.test_traced import PAIR, Row, spans_of, steps_of
-from tracer.span import SpanFlag, SpanKind
-from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from random import Random

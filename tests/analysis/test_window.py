@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.context import MicrobatchTable, RankExit, RunContext, SampleTable
-from analysis.errors import EmptyRunError, UnknownRunError
-from analysis.joining import join_samples, join_spans
-from analysis.source import EpochInfo, RankInfo, RunInfo, StepTable
-from analysis.window import SETTLING_STEPS, RunWindow, last_whole_step
+from rankscope.analysis.context import MicrobatchTable, RankExit, RunContext, SampleTable
+from rankscope.analysis.errors import EmptyRunError, UnknownRunError
+from rankscope.analysis.joining import join_samples, join_spans
+from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo, StepTable
+from rankscope.analysis.window import SETTLING_STEPS, RunWindow, last_whole_step
+from rankscope.tracer.topology import Coords, Layout
 from tests.analysis.cluster import MS, Source, gpt_cluster
 from tests.analysis.training import Training
-from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
-    from analysis.source import SpanTable
+    from rankscope.analysis.source import SpanTable
 
 NUM_STEPS = 10
 

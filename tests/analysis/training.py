@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from analysis.context import RunContext
-    from analysis.source import RunInfo, SpanTable, StepTable
+    from rankscope.analysis.context import RunContext
+    from rankscope.analysis.source import RunInfo, SpanTable, StepTable
     from tests.analysis.cluster import Source
 
 

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import sync_playwright
 from werkzeug.serving import make_server
 
-from dashboard.app import content_security_policy, create_app
+from rankscope.dashboard.app import content_security_policy, create_app
 from tests.lacking import lacks
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flask import Response
     from playwright.sync_api import Browser
 
-    from dashboard.provider import ReportProvider
+    from rankscope.dashboard.provider import ReportProvider
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 

@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from playwright.sync_api import expect
 
-from analysis.under_way import Doing, Phase, UnderWay
-from dashboard.pages import clock
+from rankscope.analysis.under_way import Doing, Phase, UnderWay
+from rankscope.dashboard.pages import clock
 from tests.browser.conftest import served
 from tests.dashboard.builders import FakeProvider, report
 from tests.dashboard.training_builder import training_provider

@@ -11,7 +11,7 @@ import httpx
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from collector.access import AsgiApp
+    from rankscope.collector.access import AsgiApp
 
 T = TypeVar("T")
 

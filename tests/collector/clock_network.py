@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from collector.clock_probe import Probe, ProbeReply
-from collector.clock_sync import HostClock, ProbeConfig
-from tracer.span import MonotonicNs, UnixNs
+from rankscope.collector.clock_probe import Probe, ProbeReply
+from rankscope.collector.clock_sync import HostClock, ProbeConfig
+from rankscope.tracer.span import MonotonicNs, UnixNs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,11 +8,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from collector.columns import coded_strings, numbers, optional_numbers, repeated_string, strings
-from collector.cut import Cut, CutKey
-from collector.records import Decoded
-from collector.wire_schema import WIRE_TABLES, WireColumn
-from tracer.span import NONE
+from rankscope.collector.columns import (
+    coded_strings,
+    numbers,
+    optional_numbers,
+    repeated_string,
+    strings,
+)
+from rankscope.collector.cut import Cut, CutKey
+from rankscope.collector.records import Decoded
+from rankscope.collector.wire_schema import WIRE_TABLES, WireColumn
+from rankscope.tracer.span import NONE
 
 PROCESS = "ab" * 16
 SEGMENT = 7

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from collector.cut import Resume
+from rankscope.collector.cut import Resume
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from collector.cut import Cut
-    from collector.store import Row
+    from rankscope.collector.cut import Cut
+    from rankscope.collector.store import Row
 
 
 class KeptCuts:

@@ -10,8 +10,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from tracer.span import KIND_CODES, NONE, MonotonicNs, SpanFlag, SpanKind, UnixNs
-from tracer.spool import (
+from rankscope.tracer.span import KIND_CODES, NONE, MonotonicNs, SpanFlag, SpanKind, UnixNs
+from rankscope.tracer.spool import (
     COMM,
     CORE,
     DROPPED,

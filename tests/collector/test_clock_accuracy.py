@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.clock_fit import Bound, fit_clock, lower_hull, upper_hull, widest_line
-from collector.clock_pace import PROBES_PER_S
-from collector.clock_probe import Probe
-from collector.clock_sync import ProbeConfig
+from rankscope.collector.clock_fit import Bound, fit_clock, lower_hull, upper_hull, widest_line
+from rankscope.collector.clock_pace import PROBES_PER_S
+from rankscope.collector.clock_probe import Probe
+from rankscope.collector.clock_sync import ProbeConfig
+from rankscope.tracer.span import MonotonicNs, UnixNs
 from tests.collector.clock_network import (
     MS,
     START_NS,
@@ -24,7 +25,6 @@ from tests.collector.clock_network import (
     host_clock,
     probe_at,
 )
-from tracer.span import MonotonicNs, UnixNs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

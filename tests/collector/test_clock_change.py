@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collector.clock_probe import ProbeReply
-from collector.clock_sync import HostClock
-from tracer.span import UnixNs
+from rankscope.collector.clock_probe import ProbeReply
+from rankscope.collector.clock_sync import HostClock
+from rankscope.tracer.span import UnixNs
 
 MS, S = 1_000_000, 1_000_000_000
 TURN_NS = 10 * MS

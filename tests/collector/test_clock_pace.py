@@ -7,10 +7,10 @@ import random
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from collector.clock_pace import LONGEST_PAUSE_NS, PROBES_PER_S, ProbePace
-from collector.clock_probe import ProbeReply
-from collector.clock_sync import HostClock
-from tracer.span import UnixNs
+from rankscope.collector.clock_pace import LONGEST_PAUSE_NS, PROBES_PER_S, ProbePace
+from rankscope.collector.clock_probe import ProbeReply
+from rankscope.collector.clock_sync import HostClock
+from rankscope.tracer.span import UnixNs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from collector.clock_probe import ProbeReply, ReferenceClock, parse_reply
-from collector.errors import ClockReplyError
-from tracer.span import UnixNs
+from rankscope.collector.clock_probe import ProbeReply, ReferenceClock, parse_reply
+from rankscope.collector.errors import ClockReplyError
+from rankscope.tracer.span import UnixNs
 
 if TYPE_CHECKING:
     from tests.collector.conftest import FakeClock

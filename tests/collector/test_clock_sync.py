@@ -4,10 +4,11 @@ from itertools import pairwise
 
 import pytest
 
-from collector.clock_probe import ProbeReply
-from collector.clock_sync import MAX_ASKED_NS, HostClock, ProbeConfig, newest_agreeing
-from collector.clock_watch import ClockEventKind
-from collector.errors import ClockReplyError
+from rankscope.collector.clock_probe import ProbeReply
+from rankscope.collector.clock_sync import MAX_ASKED_NS, HostClock, ProbeConfig, newest_agreeing
+from rankscope.collector.clock_watch import ClockEventKind
+from rankscope.collector.errors import ClockReplyError
+from rankscope.tracer.span import MonotonicNs, UnixNs
 from tests.collector.clock_network import (
     MS,
     START_NS,
@@ -19,7 +20,6 @@ from tests.collector.clock_network import (
     probe_at,
     steady,
 )
-from tracer.span import MonotonicNs, UnixNs
 
 
 def test_a_constant_difference_between_both_ways_is_not_seen_but_covered() -> None:

@@ -2,7 +2,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from collector.clock_watch import ClockEvent, ClockEventKind, ClockWatch, HostReading, read_host
+from rankscope.collector.clock_watch import (
+    ClockEvent,
+    ClockEventKind,
+    ClockWatch,
+    HostReading,
+    read_host,
+)
 
 MS = 1_000_000
 S = 1_000_000_000

@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.deletion import REFRESH_NS, Deletions
-from collector.errors import RunDeletedError, RunNameError
-from collector.read import list_runs, read_run, run_names
-from collector.tail import SpoolTail
-from collector.undeleted import UndeletedSink
-from collector.writer import StoreWriter
+from rankscope.collector.deletion import REFRESH_NS, Deletions
+from rankscope.collector.errors import RunDeletedError, RunNameError
+from rankscope.collector.read import list_runs, read_run, run_names
+from rankscope.collector.tail import SpoolTail
+from rankscope.collector.undeleted import UndeletedSink
+from rankscope.collector.writer import StoreWriter
 from tests.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from collector.store import Row, Store
+    from rankscope.collector.store import Row, Store
     from tests.collector.conftest import FakeClock
 
 RUN_TABLES = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from collector.deletion import Deletions
-from collector.store import open_store
-from collector.tail import SpoolTail
-from collector.undeleted import UndeletedSink
-from collector.writer import StoreWriter
+from rankscope.collector.deletion import Deletions
+from rankscope.collector.store import open_store
+from rankscope.collector.tail import SpoolTail
+from rankscope.collector.undeleted import UndeletedSink
+from rankscope.collector.writer import StoreWriter
 from tests.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 import pytest
 from fastapi import FastAPI
 
-from collector.access import GRANT_KEY
-from collector.deletion import Deletions
-from collector.deletion_routes import deletion_router
-from collector.route_roles import rule_of
-from collector.tokens import FULL_GRANT, Grant, Role
+from rankscope.collector.access import GRANT_KEY
+from rankscope.collector.deletion import Deletions
+from rankscope.collector.deletion_routes import deletion_router
+from rankscope.collector.route_roles import rule_of
+from rankscope.collector.tokens import FULL_GRANT, Grant, Role
 from tests.collector.asgi import Client
 
 if TYPE_CHECKING:
-    from collector.access import AsgiApp, Receive, Scope, Send
-    from collector.store import Store
+    from rankscope.collector.access import AsgiApp, Receive, Scope, Send
+    from rankscope.collector.store import Store
 
 
 def client_of(store: Store, *, grant: Grant = FULL_GRANT) -> Client:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.errors import StoreUrlError
-from collector.location import (
+from rankscope.collector.errors import StoreUrlError
+from rankscope.collector.location import (
     EmbeddedLocation,
     ServerFile,
     ServerLocation,

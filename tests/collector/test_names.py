@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.names import MAX_NAME_BYTES, storable_name
+from rankscope.collector.names import MAX_NAME_BYTES, storable_name
 
 
 @pytest.mark.parametrize("text", ["forward", "", "größe 😀", "a b/c", "e\u0301", "日本語"])

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from collector.records import RECORD
-from tracer.spool import COMM, CORE, MICROBATCH, RECORD_BYTES, STEP
+from rankscope.collector.records import RECORD
+from rankscope.tracer.spool import COMM, CORE, MICROBATCH, RECORD_BYTES, STEP
 
 
 def fields_of(record: bytes, *names: str) -> list[float]:

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.errors import StoreQueryError
-from collector.removal import await_removals
+from rankscope.collector.errors import StoreQueryError
+from rankscope.collector.removal import await_removals
 
 if TYPE_CHECKING:
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 ENDLESS = "DELETE FROM clock WHERE sleepEachRow(0.1) = 0 SETTINGS lightweight_deletes_sync = 0"
 

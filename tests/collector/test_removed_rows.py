@@ -2,18 +2,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from collector.identity import segment_id
-from collector.removed_rows import num_removed_rows
-from collector.tail import SpoolTail
+from rankscope.collector.identity import segment_id
+from rankscope.collector.removed_rows import num_removed_rows
+from rankscope.collector.tail import SpoolTail
 from rankscope.source import StoreSource
+from rankscope.tracer.spool import ACCOUNT, ACCOUNT_OFFSET, PROCESS_FILE
 from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.collector.stored import names_of
-from tracer.spool import ACCOUNT, ACCOUNT_OFFSET, PROCESS_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
     from tests.collector.conftest import FakeClock
 
 PROCESS = "ab" * 16

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.errors import UnknownRunError
-from collector.errors import StoreError, StoreHeldError, StoreQueryError
-from collector.location import SERVER_FILE, write_server_file
-from collector.served_store import ServedStore, open_for_reading, server_of
+from rankscope.analysis.errors import UnknownRunError
 from rankscope.analyzing import analyze_stored
+from rankscope.collector.errors import StoreError, StoreHeldError, StoreQueryError
+from rankscope.collector.location import SERVER_FILE, write_server_file
+from rankscope.collector.served_store import ServedStore, open_for_reading, server_of
 from rankscope.listing import list_alerts, list_findings, list_runs
 from tests.integration.programs import rankscope, serving
 

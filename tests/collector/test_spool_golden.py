@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.read import read_events, read_microbatches, read_spans, read_steps
-from collector.segment import open_spans
-from collector.tail import SegmentFate, SpoolTail
+from rankscope.collector.read import read_events, read_microbatches, read_spans, read_steps
+from rankscope.collector.segment import open_spans
+from rankscope.collector.tail import SegmentFate, SpoolTail
+from rankscope.tracer.spool import SPOOL_VERSION
 from tests.collector.agent.fake_collector import FakeCollector
 from tests.collector.agent.rig import Rig
 from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.checker import content_hash
-from tracer.spool import SPOOL_VERSION
 
 if TYPE_CHECKING:
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 GOLDEN = Path(__file__).parent / "golden"
 PROCESS_FOLDER = "e1-r00003-abababababab"

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.process_tail import STALL_NS
-from collector.store import open_store
-from collector.tail import SpoolTail
+from rankscope.collector.process_tail import STALL_NS
+from rankscope.collector.store import open_store
+from rankscope.collector.tail import SpoolTail
 from rankscope.source import StoreSource
 from tests.collector.spool_builder import OFFSET_NS, SpoolBuilder
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 GROUP = 0xFEED
 
@@ -125,7 +125,7 @@ def test_one_that_is_idle_or_has_ended_does_not_stall(store: Store, tmp_path: Pa
 def test_the_analysis_names_the_rank_that_is_missing_while_the_job_still_stands(
     store: Store, tmp_path: Path
 ) -> None:
-    from analysis.hangs import hangs
+    from rankscope.analysis.hangs import hangs
 
     for rank in range(4):
         spool = SpoolBuilder(tmp_path / "spool", run_id="r", rank=rank, world_size=4)

@@ -5,23 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from analysis.analyze import analyze_run
-from collector.read import (
-    read_microbatches,
-    read_run,
-    read_spans,
-    read_steps,
-)
-from collector.tail import SpoolTail
+from rankscope.analysis.analyze import analyze_run
+from rankscope.collector.read import read_microbatches, read_run, read_spans, read_steps
+from rankscope.collector.tail import SpoolTail
 from rankscope.source import StoreSource
+from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from tests.collector.spool_builder import OFFSET_NS, SpoolBuilder
 from tests.collector.stored import names_of
-from tracer.span import KIND_CODES, NONE, SpanKind
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 
 def test_a_span_arrives_with_every_field_on_the_unix_clock(

@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.exits import crashes
-from collector.read import (
-    read_events,
-    read_spans,
-)
-from collector.tail import SpoolTail
+from rankscope.analysis.exits import crashes
+from rankscope.collector.read import read_events, read_spans
+from rankscope.collector.tail import SpoolTail
 from rankscope.source import StoreSource
 from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.collector.stored import names_of
@@ -22,7 +19,7 @@ from tests.collector.stored import names_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
     from tests.collector.conftest import FakeClock
 
 
@@ -97,7 +94,7 @@ def test_what_a_killed_process_had_committed_is_all_stored(
 
 TERMINATED = """
 import signal, sys
-import tracer
+from rankscope import tracer
 before = signal.getsignal(signal.SIGTERM)
 tracer.install(count_steps=False)
 assert signal.getsignal(signal.SIGTERM) is before is signal.SIG_DFL

@@ -4,19 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from collector.places import read_places
-from collector.read import (
-    read_run,
-)
-from collector.tail import SpoolTail
+from rankscope.collector.places import read_places
+from rankscope.collector.read import read_run
+from rankscope.collector.tail import SpoolTail
 from rankscope.source import StoreSource
+from rankscope.tracer.topology import Coords, Layout
 from tests.collector.spool_builder import SpoolBuilder
-from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 
 def test_the_manifest_becomes_the_run(store: Store, run_id: str, tmp_path: Path) -> None:

@@ -4,19 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from collector.errors import StoreError
-from collector.read import (
-    may_repeat,
-    read_events,
-    read_run,
-)
-from collector.store import Store
-from collector.tail import SpoolTail
+from rankscope.collector.errors import StoreError
+from rankscope.collector.read import may_repeat, read_events, read_run
+from rankscope.collector.store import Store
+from rankscope.collector.tail import SpoolTail
 from rankscope.source import StoreSource
+from rankscope.tracer.spool import DropReason
 from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.collector.stored import names_of
 from tests.deploy.servers import url_of
-from tracer.spool import DropReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

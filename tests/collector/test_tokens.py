@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.errors import TokenRequestError
-from collector.tokens import Grant, Role, TokenSet, TokenState, hash_of, make_token, revoked
+from rankscope.collector.errors import TokenRequestError
+from rankscope.collector.tokens import (
+    Grant,
+    Role,
+    TokenSet,
+    TokenState,
+    hash_of,
+    make_token,
+    revoked,
+)
 from tests.collector.token_builder import DAY_NS, NOW_NS, made
 
 OWN = "correct-horse"

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from collector.errors import StoreError
-from collector.store import Store
-from collector.unreachable import unreachable_reason
+from rankscope.collector.errors import StoreError
+from rankscope.collector.store import Store
+from rankscope.collector.unreachable import unreachable_reason
 from tests.ports import fixed_port
 
 

@@ -9,15 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from collector.columns import numbers, optional_numbers, repeated_string, strings
-from collector.cut import Cut, CutKey
-from collector.records import Decoded
-from collector.tail import SpoolTail
-from collector.wire import WireError, WireLimits, decode_batch, decode_cuts, encode_cuts
-from collector.wire_schema import WIRE_TABLES, cuts_schema
+from rankscope.collector.columns import numbers, optional_numbers, repeated_string, strings
+from rankscope.collector.cut import Cut, CutKey
+from rankscope.collector.errors import WireError
+from rankscope.collector.records import Decoded
+from rankscope.collector.tail import SpoolTail
+from rankscope.collector.wire import WireLimits, decode_batch, decode_cuts, encode_cuts
+from rankscope.collector.wire_schema import WIRE_TABLES, cuts_schema
+from rankscope.tracer.span import SpanKind
 from tests.collector.kept_cuts import KeptCuts
 from tests.collector.spool_builder import SpoolBuilder
-from tracer.span import SpanKind
 
 if TYPE_CHECKING:
     from pathlib import Path

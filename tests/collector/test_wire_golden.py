@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from collector.cut import CutKey
-from collector.service.screening import screened
-from collector.wire import decode_batch
-from collector.wire_schema import OLDEST_VERSION, SCHEMA_VERSION
+from rankscope.collector.cut import CutKey
+from rankscope.collector.service.screening import screened
+from rankscope.collector.wire import decode_batch
+from rankscope.collector.wire_schema import OLDEST_VERSION, SCHEMA_VERSION
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from collector.columns import to_numpy
-from collector.ledger import Ledger
-from collector.read import read_spans
-from collector.writer import StoreWriter
+from rankscope.collector.columns import to_numpy
+from rankscope.collector.ledger import Ledger
+from rankscope.collector.read import read_spans
+from rankscope.collector.writer import StoreWriter
 from tests.collector.cut_builder import span_cut
 from tests.collector.interrupted_store import Interrupted, PowerCutError, power_cut
 from tests.collector.stored import shown
 from tests.collector.writing import DUPLICATE, STORED, counted, names, put
 
 if TYPE_CHECKING:
-    from collector.store import Store
-    from collector.writer import CutState
+    from rankscope.collector.store import Store
+    from rankscope.collector.writer import CutState
 
 A_WHILE_S = 0.2
 PATIENCE_S = 60.0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from collector.cut_batch import CutBatch
-from collector.ledger import Ledger
-from collector.read import read_run
-from collector.writer import CutState, StoreWriter
+from rankscope.collector.cut_batch import CutBatch
+from rankscope.collector.ledger import Ledger
+from rankscope.collector.read import read_run
+from rankscope.collector.writer import CutState, StoreWriter
 
 if TYPE_CHECKING:
-    from collector.cut import Cut
-    from collector.store import Row, Store
+    from rankscope.collector.cut import Cut
+    from rankscope.collector.store import Row, Store
 
 STORED, REPEATED = CutState.STORED, CutState.REPEATED
 DUPLICATE, CONFLICT = CutState.DUPLICATE, CutState.CONFLICT

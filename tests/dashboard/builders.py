@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.context import RunContext
-from analysis.errors import UnknownRunError
-from analysis.report import (
+from rankscope.analysis.context import RunContext
+from rankscope.analysis.errors import UnknownRunError
+from rankscope.analysis.report import (
     Finding,
     Mfu,
     Quality,
@@ -19,7 +19,7 @@ from analysis.report import (
     StepTimes,
     WaitsOn,
 )
-from analysis.source import (
+from rankscope.analysis.source import (
     EpochInfo,
     GroupInfo,
     RankInfo,
@@ -28,19 +28,19 @@ from analysis.source import (
     SpanTable,
     StepTable,
 )
-from analysis.timeline import StepTimeline, step_timeline
-from tracer.span import KIND_CODES, NONE, Span
-from tracer.topology import Coords, Layout
+from rankscope.analysis.timeline import StepTimeline, step_timeline
+from rankscope.tracer.span import KIND_CODES, NONE, Span
+from rankscope.tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import plotly.graph_objects as go
 
-    from analysis.heard import Heard
-    from analysis.picture import StepPart, StepPicture, Window
-    from analysis.under_way import Failed, UnderWay
-    from dashboard.address import GroupBy
+    from rankscope.analysis.heard import Heard
+    from rankscope.analysis.picture import StepPart, StepPicture, Window
+    from rankscope.analysis.under_way import Failed, UnderWay
+    from rankscope.dashboard.address import GroupBy
 
 
 def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] = ()) -> SpanTable:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from dashboard.app import content_security_policy, create_app
+from rankscope.dashboard.app import content_security_policy, create_app
 from tests.dashboard.builders import FakeProvider
 from tests.dashboard.training_builder import training_provider
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import typer
 from plotly.utils import PlotlyJSONEncoder
 
-from dashboard.address import Page, View
-from dashboard.pages.overview import overview_page
-from dashboard.pages.timeline import timeline_page
-from dashboard.theme import graph_config
 from rankscope.commands import app
+from rankscope.dashboard.address import Page, View
+from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.pages.timeline import timeline_page
+from rankscope.dashboard.theme import graph_config
 from tests.dashboard.training_builder import training_provider
 
 ROOT = Path(__file__).parents[2]

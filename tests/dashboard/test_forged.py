@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dashboard.app import create_app
+from rankscope.dashboard.app import create_app
 from tests.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dashboard.text import (
+from rankscope.dashboard.text import (
     bytes_text,
     plotly_text,
     ranks_text,

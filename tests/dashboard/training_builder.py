@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from analysis.source import GroupInfo
+from rankscope.analysis.source import GroupInfo
+from rankscope.tracer.span import NONE, Span, SpanKind, UnixNs, group_id_of
 from tests.dashboard.builders import FakeProvider, grid_coords, report, span_table
-from tracer.span import NONE, Span, SpanKind, UnixNs, group_id_of
 
 if TYPE_CHECKING:
-    from analysis.report import RunReport
-    from tracer.topology import Coords, Layout
+    from rankscope.analysis.report import RunReport
+    from rankscope.tracer.topology import Coords, Layout
 
 
 def training_step(

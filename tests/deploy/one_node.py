@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import collector.store
-from collector.cluster import CLUSTER_SETTINGS, ClusterStatements, Statement
-from collector.migrate import migrate
-from collector.store import Store
+from rankscope.collector import store
+from rankscope.collector.cluster import CLUSTER_SETTINGS, ClusterStatements, Statement
+from rankscope.collector.migrate import migrate
+from rankscope.collector.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -68,11 +68,11 @@ def one_node_cluster(folder: Path) -> Iterator[Store]:
     configuration = folder / "config.xml"
     configuration.write_text(CONFIGURATION)
     with pytest.MonkeyPatch.context() as patch:
-        options = collector.store.ENGINE_OPTIONS | {"config-file": str(configuration)}
-        patch.setattr(collector.store, "ENGINE_OPTIONS", options)
+        options = store.ENGINE_OPTIONS | {"config-file": str(configuration)}
+        patch.setattr(store, "ENGINE_OPTIONS", options)
         # The one server has no port of its own to be asked on.
         settings = CLUSTER_SETTINGS | {"prefer_localhost_replica": 1}
-        patch.setattr(collector.store, "SETTINGS", collector.store.SETTINGS | settings)
-        with OneNodeCluster(f"chdb://{folder / 'store'}") as store:
-            migrate(store)
-            yield store
+        patch.setattr(store, "SETTINGS", store.SETTINGS | settings)
+        with OneNodeCluster(f"chdb://{folder / 'store'}") as opened:
+            migrate(opened)
+            yield opened

@@ -9,12 +9,12 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import clickhouse_connect
 
-from collector.location import ServerLocation, parse_store_url
+from rankscope.collector.location import ServerLocation, parse_store_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 
 @contextmanager

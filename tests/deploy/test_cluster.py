@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import collector
 import rankscope
-from collector.cluster import (
+from rankscope import collector
+from rankscope.collector.cluster import (
     ClusterStatementError,
     ClusterStatements,
     cluster_settings,
     sharding_key,
 )
-from collector.deletion import Deletions
-from collector.location import ServerLocation, parse_store_url
-from collector.migrate import CREATE_VERSION_TABLE, known_migrations
-from collector.read import list_runs, read_run, read_spans, read_steps
-from collector.removal import free_hidden, free_where_many_hidden
-from collector.tail import SpoolTail
-from collector.writer import StoreWriter
+from rankscope.collector.deletion import Deletions
+from rankscope.collector.location import ServerLocation, parse_store_url
+from rankscope.collector.migrate import CREATE_VERSION_TABLE, known_migrations
+from rankscope.collector.read import list_runs, read_run, read_spans, read_steps
+from rankscope.collector.removal import free_hidden, free_where_many_hidden
+from rankscope.collector.tail import SpoolTail
+from rankscope.collector.writer import StoreWriter
 from tests.collector.spool_builder import SpoolBuilder
 from tests.deploy.one_node import one_node_cluster
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 PATIENCE_S = 60.0
 STATEMENTS = ClusterStatements(cluster="c1", database="db")
@@ -205,9 +205,11 @@ def changing_statements() -> dict[str, str]:
 def test_whatever_our_own_code_says_to_change_tables_can_be_said_to_a_cluster() -> None:
     found = changing_statements()
 
-    assert {"collector.deletion", "collector.removal", "collector.retention"} <= {
-        where.rpartition(".")[0] for where in (key.split()[0] for key in found)
-    }
+    assert {
+        "rankscope.collector.deletion",
+        "rankscope.collector.removal",
+        "rankscope.collector.retention",
+    } <= {where.rpartition(".")[0] for where in (key.split()[0] for key in found)}
     for text in found.values():
         bound = dict.fromkeys(re.findall(r"\{(\w+):Identifier\}", text), "spans")
         assert all("ON CLUSTER `c1`" in said.sql for said in STATEMENTS.of(text, bound))

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import typer.main
 
-from collector.location import ServerLocation, parse_store_url
+from rankscope.collector.location import ServerLocation, parse_store_url
 from rankscope.commands import app
 from tests.deploy.files import (
     CLUSTER_XML,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.errors import StoreError, StoreQueryError
-from collector.migrate import known_migrations
-from collector.read import list_runs, may_repeat, read_spans
-from collector.store import open_store
-from collector.tail import SpoolTail
+from rankscope.collector.errors import StoreError, StoreQueryError
+from rankscope.collector.migrate import known_migrations
+from rankscope.collector.read import list_runs, may_repeat, read_spans
+from rankscope.collector.store import open_store
+from rankscope.collector.tail import SpoolTail
 from tests.collector.spool_builder import SpoolBuilder
 from tests.deploy.servers import database_of_its_own
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 pytestmark = pytest.mark.multiproc
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from collector.errors import StoreQueryError
-from collector.location import parse_store_url
-from collector.migrate import RETRY_DELAYS_S, known_migrations, migrate
+from rankscope.collector.errors import StoreQueryError
+from rankscope.collector.location import parse_store_url
+from rankscope.collector.migrate import RETRY_DELAYS_S, known_migrations, migrate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

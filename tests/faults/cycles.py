@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from collector.location import read_server_file
-from collector.read import may_repeat
-from collector.store import open_store
+from rankscope.collector.location import read_server_file
+from rankscope.collector.read import may_repeat
+from rankscope.collector.store import open_store
 from tests.collector.agent.rig import write_spans
 from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.checker import Oracle, check, content_hash, key_of

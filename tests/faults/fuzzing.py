@@ -24,26 +24,26 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from collector.cut import Resume
-from collector.host.heartbeat import HeartbeatSource
-from collector.names import visible
-from collector.service.decoder import answer
-from collector.service.handover import mapped, new_memory, read_batch, seal
-from collector.service.rows import parsed_rows
-from collector.tail import SegmentFate, SpoolTail
-from collector.wire import WireLimits, encode_cuts
-from collector.wire_schema import SCHEMA_VERSION
+from rankscope.collector.cut import Resume
+from rankscope.collector.host.heartbeat import HeartbeatSource
+from rankscope.collector.names import visible
+from rankscope.collector.service.decoder import answer
+from rankscope.collector.service.handover import mapped, new_memory, read_batch, seal
+from rankscope.collector.service.rows import parsed_rows
+from rankscope.collector.tail import SegmentFate, SpoolTail
+from rankscope.collector.wire import WireLimits, encode_cuts
+from rankscope.collector.wire_schema import SCHEMA_VERSION
+from rankscope.tracer.spool import DropReason
 from tests.collector.cut_builder import span_cut
 from tests.collector.spool_builder import SpoolBuilder
-from tracer.spool import DropReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from collector.cut import Cut
-    from collector.cut_batch import CutBatch
-    from collector.host.heartbeat import Heartbeat
-    from collector.store import Row
+    from rankscope.collector.cut import Cut
+    from rankscope.collector.cut_batch import CutBatch
+    from rankscope.collector.host.heartbeat import Heartbeat
+    from rankscope.collector.store import Row
 
 MIB = 1 << 20
 LIMITS = WireLimits(max_wire_bytes=MIB, max_inflated_bytes=16 * MIB, max_rows=20_000)

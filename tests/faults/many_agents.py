@@ -14,17 +14,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collector.agent.agent import NodeAgent, ranks_in
-from collector.agent.clocks import AgentClocks
-from collector.agent.delivery import Delivery
-from collector.agent.journal import Journal
-from collector.agent.link import Link
-from collector.agent.outbox import Outbox
-from collector.agent.parking import Parking
-from collector.agent.probing import ProbeThread, exchange_over
-from collector.clock_sync import HostClock, ProbeConfig
-from collector.liveness import boot_id
-from tracer.clock import monotonic_ns
+from rankscope.collector.agent.agent import NodeAgent, ranks_in
+from rankscope.collector.agent.clocks import AgentClocks
+from rankscope.collector.agent.delivery import Delivery
+from rankscope.collector.agent.journal import Journal
+from rankscope.collector.agent.link import Link
+from rankscope.collector.agent.outbox import Outbox
+from rankscope.collector.agent.parking import Parking
+from rankscope.collector.agent.probing import ProbeThread, exchange_over
+from rankscope.collector.clock_sync import HostClock, ProbeConfig
+from rankscope.collector.liveness import boot_id
+from rankscope.tracer.clock import monotonic_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.tail import SpoolTail
-from tests.collector.kept_cuts import KeptCuts
-from tests.collector.spool_builder import SpoolBuilder
-from tracer.spool import (
+from rankscope.collector.tail import SpoolTail
+from rankscope.tracer.spool import (
     HEADER_BYTES,
     PROCESS_FILE,
     RECORD_BYTES,
@@ -17,6 +15,8 @@ from tracer.spool import (
     SEALED_OFFSET,
     name_slot_offset,
 )
+from tests.collector.kept_cuts import KeptCuts
+from tests.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from pathlib import Path

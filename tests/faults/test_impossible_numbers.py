@@ -10,17 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collector.read import read_run, read_spans
-from collector.rollups import open_steps
-from collector.store import open_store
-from collector.tail import SpoolTail
+from rankscope.collector.read import read_run, read_spans
+from rankscope.collector.rollups import open_steps
+from rankscope.collector.store import open_store
+from rankscope.collector.tail import SpoolTail
 from tests.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 LEAST, MOST = -(2**63), 2**63 - 1
 MONTH_NS = 30 * 86_400 * 10**9

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from collector.agent.link import DEADLINES, Deadlines
-from collector.read import may_repeat
-from collector.store import open_store
+from rankscope.collector.agent.link import DEADLINES, Deadlines
+from rankscope.collector.read import may_repeat
+from rankscope.collector.store import open_store
 from tests.collector.agent.fake_collector import FakeCollector, Stored
 from tests.collector.agent.rig import Rig, write_spans
 from tests.collector.spool_builder import SpoolBuilder

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.read import read_spans
-from collector.store import open_store
-from collector.wire import encode_cuts
+from rankscope.collector.read import read_spans
+from rankscope.collector.store import open_store
+from rankscope.collector.wire import encode_cuts
 from tests.collector.cut_builder import span_cut
 from tests.faults.cycles import PATIENCE_S, RUN
 from tests.faults.server_path import ServerPath

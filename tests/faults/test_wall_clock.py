@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from collector.wire import decode_cuts
+from rankscope.collector.wire import decode_cuts
 from tests.collector.agent.fake_collector import TOKEN, FakeCollector
 from tests.faults.jumping_clock import JumpingClock
 from tests.integration.programs import COMMAND, PATIENCE_S, environment
@@ -38,7 +38,7 @@ SPAN_S = 0.01
 
 RANK = f"""
 import sys, time
-import tracer
+from rankscope import tracer
 tracer.install()
 for line in sys.stdin:
     for number in range({SPANS_A_CLOCK}):

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-import tracer
+from rankscope import tracer
 from tests.faults.checker import Oracle, content_hash, key_of
 
 

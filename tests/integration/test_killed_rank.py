@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.store import open_store
-from collector.tail import SpoolTail
+from rankscope.collector.store import open_store
+from rankscope.collector.tail import SpoolTail
 from rankscope.planting import plan_demo
+from rankscope.tracer.spool import MANIFEST_FILE, SEGMENT_GLOB, iter_committed
+from rankscope.tracer.topology import Layout
 from rankscope.training import Training, training_command
-from tracer.spool import MANIFEST_FILE, SEGMENT_GLOB, iter_committed
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.agent.room import used_bytes
-from collector.location import read_server_file
+from rankscope.collector.agent.room import used_bytes
+from rankscope.collector.location import read_server_file
 from tests.faults.cycles import NUM_RANKS, ROWS_A_BURST, WholePath
 
 pytestmark = pytest.mark.multiproc
@@ -83,4 +83,4 @@ def test_no_token_is_in_anything_that_a_run_of_agent_and_collector_leaves(tmp_pa
     assert not [line for line in shown if ingest in line]
     # and the server's own stands in what it prints for the terminal alone
     told = {file.name for file, text in texts.items() if server.token.encode() in text}
-    assert told <= {"collector.log", "server.json"}
+    assert told <= {"rankscope.collector.log", "server.json"}

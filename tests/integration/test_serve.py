@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from rankscope.tracer.span import NONE, SpanKind
 from tests.collector.spool_builder import SpoolBuilder
 from tests.integration.programs import PATIENCE_S, rankscope, serving
 from tests.receiver import Receiver
-from tracer.span import NONE, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,15 +6,15 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
-from analysis.kind_times import kind_times
-from analysis.timeline import step_timeline
-from collector.rollups import read_rollups
+from rankscope.analysis.kind_times import kind_times
+from rankscope.analysis.timeline import step_timeline
+from rankscope.collector.rollups import read_rollups
 from rankscope.rolling import Rolling
 from rankscope.source import StoreSource
-from tracer.span import KINDS, NONE
+from rankscope.tracer.span import KINDS, NONE
 
 if TYPE_CHECKING:
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 RANKS = (0, 1)
 GROUP = 7

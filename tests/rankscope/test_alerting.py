@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.report import Mfu
-from collector.alerts import Delivery, read_alerts
-from collector.store import open_store
-from collector.webhook import Webhook
 from rankscope.alerting import Alerting
+from rankscope.analysis.report import Mfu
+from rankscope.collector.alerts import Delivery, read_alerts
+from rankscope.collector.store import open_store
+from rankscope.collector.webhook import Webhook
 from tests.dashboard.builders import report
 from tests.receiver import PATIENCE_S, Receiver
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from analysis.report import RunReport
-    from collector.store import Store
+    from rankscope.analysis.report import RunReport
+    from rankscope.collector.store import Store
 
 DROPS_AT_10 = [0.50] * 10 + [0.40] * 5
 DROPS_TWICE = [*DROPS_AT_10, *[0.50] * 4, *[0.30] * 4]

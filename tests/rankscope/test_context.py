@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from collector.samples import sample_rows, write_samples
-from collector.store import Store, open_store
-from collector.tail import SpoolTail
+from rankscope.collector.samples import sample_rows, write_samples
+from rankscope.collector.store import Store, open_store
+from rankscope.collector.tail import SpoolTail
 from rankscope.source import StoreSource
 from tests.collector.spool_builder import OFFSET_NS, SpoolBuilder
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from analysis.context import RunContext
+    from rankscope.analysis.context import RunContext
 
 ENDED_AT = OFFSET_NS + 9_000
 

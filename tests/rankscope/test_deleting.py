@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.errors import DeletedRunError, UnknownRunError
-from collector.deletion import Deletions
-from collector.errors import RunDeletedError
-from collector.store import Store, open_store
-from collector.tail import SpoolTail
-from collector.writer import StoreWriter
-from dashboard.address import Page, View
-from dashboard.pages.overview import overview_page
-from dashboard.pages.timeline import timeline_page
+from rankscope.analysis.errors import DeletedRunError, UnknownRunError
+from rankscope.collector.deletion import Deletions
+from rankscope.collector.errors import RunDeletedError
+from rankscope.collector.store import Store, open_store
+from rankscope.collector.tail import SpoolTail
+from rankscope.collector.writer import StoreWriter
+from rankscope.dashboard.address import Page, View
+from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.deleting import delete_run
 from rankscope.provider import StoreProvider
 from rankscope.reports import Reports

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.errors import CycleError, UnknownRunError
-from collector.errors import StoreHeldError, StoreQueryError
+from rankscope.analysis.errors import CycleError, UnknownRunError
+from rankscope.collector.errors import StoreHeldError, StoreQueryError
 from rankscope.errors import BadInputError, FailedError, exit_code_of, plain_line
-from tracer.spool import SpoolVersionError
-from trainer.errors import FaultSpecError
+from rankscope.tracer.spool import SpoolVersionError
+from rankscope.trainer.errors import FaultSpecError
 
 
 @pytest.mark.parametrize(

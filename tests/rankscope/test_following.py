@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.analyze import analyze_run
-from collector.store import open_store
+from rankscope.analysis.analyze import analyze_run
 from rankscope.analyzing import analyze_stored
+from rankscope.collector.store import open_store
 from rankscope.listing import list_findings
 from rankscope.simulated_store import store_simulation
 from rankscope.source import StoreSource
+from rankscope.tracer.span import NONE
 from rankscope.tracking import Tracking
-from tracer.span import NONE
-from trainer.simulator.fault import parse_simulated_faults
-from trainer.simulator.scenario import Scenario
-from trainer.simulator.simulation import simulate
+from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.simulator.scenario import Scenario
+from rankscope.trainer.simulator.simulation import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 SELECT_RANKS = "SELECT * FROM ranks FINAL WHERE run_id = {run_id:String}"
 RANKS_PER_HOST = 2

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.gaps import PATIENCE_NS
-from collector.read import read_run
-from collector.store import open_store
-from collector.writer import StoreWriter
+from rankscope.collector.gaps import PATIENCE_NS
+from rankscope.collector.read import read_run
+from rankscope.collector.store import open_store
+from rankscope.collector.writer import StoreWriter
 from rankscope.source import StoreSource, run_info_of
 from tests.collector.cut_builder import span_cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from analysis.heard import Heard, SilentRank
-from collector.store import open_store
+from rankscope.analysis.heard import Heard, SilentRank
+from rankscope.collector.store import open_store
 from rankscope.hearing import read_heard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from collector.store import Row, Store
+    from rankscope.collector.store import Row, Store
 
 S = 1_000_000_000
 NOW_NS = 1_900_000_000 * S

@@ -8,12 +8,12 @@ import sys
 import pytest
 
 MODULES = [
-    "analysis.analyze",
-    "collector.server",
-    "collector.store",
-    "collector.tail",
-    "collector.importers.bytedance_rows",
-    "dashboard.app",
+    "rankscope.analysis.analyze",
+    "rankscope.collector.server",
+    "rankscope.collector.store",
+    "rankscope.collector.tail",
+    "rankscope.collector.importers.bytedance_rows",
+    "rankscope.dashboard.app",
     "rankscope.commands",
     "rankscope.demo",
     "rankscope.serving",

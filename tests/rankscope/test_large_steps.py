@@ -6,26 +6,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.errors import EmptyRunError
-from analysis.picture import picture_of
-from analysis.timeline import step_timeline
-from collector.pyramid import StepPlace
-from collector.store import Store, open_store
-from dashboard.address import GroupBy, Page, View
-from dashboard.figures.timeline_raster import MAX_ROWS, NUM_BINS
-from dashboard.figures.timeline_rows import row_order
-from dashboard.pages.timeline import timeline_page
 from rankscope import provider as provider_module
+from rankscope.analysis.errors import EmptyRunError
+from rankscope.analysis.picture import picture_of
+from rankscope.analysis.timeline import step_timeline
 from rankscope.aside import Aside
+from rankscope.collector.pyramid import StepPlace
+from rankscope.collector.store import Store, open_store
+from rankscope.dashboard.address import GroupBy, Page, View
+from rankscope.dashboard.figures.timeline_raster import MAX_ROWS, NUM_BINS
+from rankscope.dashboard.figures.timeline_rows import row_order
+from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.large_steps import LargeSteps, draw_in_portions
 from rankscope.provider import StoreProvider
 from rankscope.reports import Reports
 from rankscope.simulated_store import store_simulation
 from rankscope.source import StoreSource
+from rankscope.trainer.simulator.scenario import Scenario
+from rankscope.trainer.simulator.simulation import simulate
 from tests.dashboard.pages.test_overview import words
 from tests.receiver import PATIENCE_S
-from trainer.simulator.scenario import Scenario
-from trainer.simulator.simulation import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from collector.errors import TlsError
-from collector.token_file import write_tokens
-from collector.tokens import Role, make_token
+from rankscope.collector.errors import TlsError
+from rankscope.collector.token_file import write_tokens
+from rankscope.collector.tokens import Role, make_token
 from rankscope.errors import BadInputError
 from rankscope.listening import ListenOptions, listening
 from tests.collector.edge.authority import Authority

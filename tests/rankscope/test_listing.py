@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from collector.findings import write_findings
-from collector.store import open_store
+from rankscope.collector.findings import write_findings
+from rankscope.collector.store import open_store
 from rankscope.listing import list_findings
 from tests.collector.test_findings import CRASH, SLOW
 

@@ -13,24 +13,24 @@ import numpy as np
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
-from analysis.errors import UnknownRunError
-from analysis.source import RunSummary, rows_of_spans, rows_of_steps
-from dashboard.address import GroupBy, Page, View
-from dashboard.pages.overview import overview_page
-from dashboard.pages.timeline import timeline_page
+from rankscope.analysis.errors import UnknownRunError
+from rankscope.analysis.source import RunSummary, rows_of_spans, rows_of_steps
+from rankscope.dashboard.address import GroupBy, Page, View
+from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.provider import StoreProvider
 from rankscope.reports import Reports
+from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import Source, gpt_cluster, source_of
 from tests.dashboard.pages.test_overview import words
 from tests.receiver import PATIENCE_S
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dash.development.base_component import Component
 
-    from analysis.source import RunInfo
+    from rankscope.analysis.source import RunInfo
 
 MS = 1_000_000
 RUN = "tiny"

@@ -5,20 +5,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.context import EventRecord, RunContext
-from analysis.errors import EmptyRunError
-from analysis.source import RunSummary, rows_of_spans, rows_of_steps
-from collector.alerts import read_alerts
-from collector.errors import StoreQueryError
-from collector.findings import read_findings
-from collector.store import open_store
 from rankscope.alerting import Alerting
+from rankscope.analysis.context import EventRecord, RunContext
+from rankscope.analysis.errors import EmptyRunError
+from rankscope.analysis.source import RunSummary, rows_of_spans, rows_of_steps
+from rankscope.collector.alerts import read_alerts
+from rankscope.collector.errors import StoreQueryError
+from rankscope.collector.findings import read_findings
+from rankscope.collector.store import open_store
 from rankscope.loops import MAX_PAUSE_NS, MIN_PAUSE_NS, LiveAnalysis
 from rankscope.reports import Reports
+from rankscope.tracer.topology import Coords, Layout
 from rankscope.tracking import Tracking
 from tests.analysis.cluster import MS, Source, dp_group, gpt_cluster
 from tests.analysis.training import Training
-from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from analysis.source import RunInfo, SpanTable, StepTable
-    from collector.store import Store
+    from rankscope.analysis.source import RunInfo, SpanTable, StepTable
+    from rankscope.collector.store import Store
 
 ONSET = 6
 

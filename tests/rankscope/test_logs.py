@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.errors import StoreError
-from collector.store import Store
 from rankscope import terminal
+from rankscope.collector.errors import StoreError
+from rankscope.collector.store import Store
 from rankscope.logs import Log, LogHandler, logged_to
 from rankscope.terminal import printable
 from tests.ports import fixed_port

@@ -5,7 +5,7 @@ from queue import Queue
 
 import pytest
 
-from collector.host.sampler import Sampler
+from rankscope.collector.host.sampler import Sampler
 from rankscope.errors import FailedError
 from rankscope.loops import Loop, sampler_loop
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from analysis.picture import Window, picture_of
-from analysis.raster import step_raster
-from analysis.timeline import StepTimeline, step_timeline
-from collector.deletion import Deletions
-from collector.errors import StoreQueryError
-from collector.pyramid import (
+from rankscope.analysis.picture import Window, picture_of
+from rankscope.analysis.raster import step_raster
+from rankscope.analysis.timeline import StepTimeline, step_timeline
+from rankscope.collector.deletion import Deletions
+from rankscope.collector.errors import StoreQueryError
+from rankscope.collector.pyramid import (
     TILES_PER_ZOOM,
     Area,
     Level,
@@ -21,18 +21,18 @@ from collector.pyramid import (
     read_kept,
     read_pixels,
 )
-from collector.retention import DAY_NS, Retention
-from collector.store import Store, open_store
-from dashboard.address import GroupBy, Page, View
-from dashboard.figures.timeline_raster import (
+from rankscope.collector.retention import DAY_NS, Retention
+from rankscope.collector.store import Store, open_store
+from rankscope.dashboard.address import GroupBy, Page, View
+from rankscope.dashboard.figures.timeline_raster import (
     MAX_ROWS,
     NUM_BINS,
     picture_document,
     picture_figure,
     raster_figure,
 )
-from dashboard.figures.timeline_rows import row_order
-from dashboard.pages.timeline import timeline_page
+from rankscope.dashboard.figures.timeline_rows import row_order
+from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.drawing import zooms_of
 from rankscope.pictures import read_picture
 from rankscope.provider import StoreProvider
@@ -40,18 +40,18 @@ from rankscope.reports import Reports
 from rankscope.rolling import Rolling
 from rankscope.simulated_store import store_simulation
 from rankscope.source import StoreSource
+from rankscope.trainer.simulator.scenario import Scenario
+from rankscope.trainer.simulator.simulation import simulate
 from tests.dashboard.builders import traces
 from tests.dashboard.pages.test_overview import words
 from tests.receiver import PATIENCE_S
-from trainer.simulator.scenario import Scenario
-from trainer.simulator.simulation import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from analysis.picture import StepPicture
-    from analysis.raster import StepRaster
-    from collector.pyramid import Pixels
+    from rankscope.analysis.picture import StepPicture
+    from rankscope.analysis.raster import StepRaster
+    from rankscope.collector.pyramid import Pixels
 
 FEW, MANY, DEEP = "few", "many", "deep"
 SCENARIOS = {

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.planting import is_found, outcome_line, plan_demo
+from rankscope.tracer.topology import Layout
+from rankscope.trainer.errors import ConfigError
 from tests.dashboard.builders import report
-from tracer.topology import Layout
-from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from analysis.report import RunReport
+    from rankscope.analysis.report import RunReport
 
 LAYOUT = Layout(pp=2, dp=2, tp=2)
 

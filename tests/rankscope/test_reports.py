@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.errors import EmptyRunError, UnknownRunError
-from analysis.report import RunReport
-from analysis.source import RunInfo, RunSummary, StepTable
-from analysis.verdict import verdict_sentence
+from rankscope.analysis.errors import EmptyRunError, UnknownRunError
+from rankscope.analysis.report import RunReport
+from rankscope.analysis.source import RunInfo, RunSummary, StepTable
+from rankscope.analysis.verdict import verdict_sentence
 from rankscope.provider import StoreProvider
 from rankscope.reports import Reports
+from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import Source, gpt_cluster
 from tests.receiver import PATIENCE_S
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
-    from analysis.context import RunContext
-    from analysis.source import SpanTable
+    from rankscope.analysis.context import RunContext
+    from rankscope.analysis.source import SpanTable
 
 MS = 1_000_000
 NUM_STEPS = 8

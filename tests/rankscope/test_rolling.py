@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collector.deletion import Deletions
-from collector.errors import StoreQueryError
-from collector.retention import DAY_NS, Retention
-from collector.rollups import OpenStep, in_batches, open_steps
-from collector.store import Store, open_store
+from rankscope.collector.deletion import Deletions
+from rankscope.collector.errors import StoreQueryError
+from rankscope.collector.retention import DAY_NS, Retention
+from rankscope.collector.rollups import OpenStep, in_batches, open_steps
+from rankscope.collector.store import Store, open_store
 from rankscope.rolling import TURN_NS, Rolling
 from rankscope.source import StoreSource
 from tests.collector.cut_builder import span_cut

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from collector.portions import SELECT_PORTION
-from collector.rollups import open_steps
-from collector.store import Store, open_store
+from rankscope.collector.portions import SELECT_PORTION
+from rankscope.collector.rollups import open_steps
+from rankscope.collector.store import Store, open_store
 from tests.rankscope.rolling_rig import (
     describe,
     from_scratch,

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.parts import Part
-from analysis.waterfall import Part as TimePart
-from collector.store import open_store
-from collector.tail import SpoolTail
+from rankscope.analysis.parts import Part
+from rankscope.analysis.waterfall import Part as TimePart
+from rankscope.collector.store import open_store
+from rankscope.collector.tail import SpoolTail
 from rankscope.run import Run, open_run
+from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from tests.collector.spool_builder import SpoolBuilder
-from tracer.span import NONE, SpanFlag, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

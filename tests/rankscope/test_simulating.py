@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from collector.columns import to_numpy
-from collector.errors import RunExistsError
-from collector.read import (
+from rankscope.__main__ import main
+from rankscope.collector.columns import to_numpy
+from rankscope.collector.errors import RunExistsError
+from rankscope.collector.read import (
     read_events,
     read_microbatches,
     read_run,
@@ -20,23 +21,22 @@ from collector.read import (
     read_steps,
     run_names,
 )
-from collector.samples import read_samples
-from collector.store import Store, open_store
-from rankscope.__main__ import main
+from rankscope.collector.samples import read_samples
+from rankscope.collector.store import Store, open_store
 from rankscope.errors import BadInputError
 from rankscope.simulated_files import write_files
 from rankscope.simulated_store import store_simulation
 from rankscope.simulating import SimulateOptions, scenario_of, truth_line
-from trainer.simulator.errors import ScenarioError
-from trainer.simulator.presets import preset_scenario
-from trainer.simulator.simulation import simulate
+from rankscope.trainer.simulator.errors import ScenarioError
+from rankscope.trainer.simulator.presets import preset_scenario
+from rankscope.trainer.simulator.simulation import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from trainer.simulator.simulation import Simulation
-    from trainer.simulator.tables import StepTables
+    from rankscope.trainer.simulator.simulation import Simulation
+    from rankscope.trainer.simulator.tables import StepTables
 
 
 @pytest.fixture(scope="module")

@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.errors import UnknownRunError
-from collector.store import Store, open_store
-from collector.tail import SpoolTail
+from rankscope.analysis.errors import UnknownRunError
+from rankscope.collector.store import Store, open_store
+from rankscope.collector.tail import SpoolTail
 from rankscope.source import StoreSource
+from rankscope.tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
+from rankscope.tracer.topology import Coords, Layout
 from tests.collector.spool_builder import OFFSET_NS, SpoolBuilder
-from tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
-from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from analysis.source import SpanSource, SpanTable
+    from rankscope.analysis.source import SpanSource, SpanTable
 
 INT32, INT64 = np.int32, np.int64
 EXPECTED_TYPES = {

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from collector.store import open_store
+from rankscope.collector.store import open_store
 from rankscope.spare_memory import give_back
 
 MIB = 1 << 20

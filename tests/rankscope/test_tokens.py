@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.errors import TokenRequestError
-from collector.token_file import TokenBook
-from collector.tokens import Role
+from rankscope.collector.errors import TokenRequestError
+from rankscope.collector.token_file import TokenBook
+from rankscope.collector.tokens import Role
 from rankscope.errors import BadInputError
 from rankscope.tokens import NO_TOKENS, create_token, list_tokens, revoke_token
 

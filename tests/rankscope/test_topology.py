@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.store import open_store
-from collector.tail import SpoolTail
-from collector.writer import StoreWriter
+from rankscope.collector.store import open_store
+from rankscope.collector.tail import SpoolTail
+from rankscope.collector.writer import StoreWriter
 from rankscope.errors import BadInputError
 from rankscope.source import StoreSource
 from rankscope.topology import (

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from collector.errors import MetaError
+from rankscope.collector.errors import MetaError
 from rankscope.trace_file import read_trace_file, what_if_file
+from rankscope.tracer.topology import Coords
 from tests.traces import TRACES
-from tracer.topology import Coords
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rankscope.planting import plan_demo
+from rankscope.tracer.topology import Layout
 from rankscope.training import StepDone, Training, read_step, training_command
-from tracer.topology import Layout
 
 PATIENCE_S = 60.0
 STEP = "step 12 loss 3.214 time_s 0.61"
@@ -28,10 +28,8 @@ def test_the_command_trains_the_plan() -> None:
     command = " ".join(training_command(plan, spool=Path("spool")))
 
     assert command.startswith(f"{sys.executable} -m torch.distributed.run --standalone")
-    assert (
-        "--nproc-per-node 12 -m trainer --paced --pace-ms 40 --pp 3 --dp 2 --tp 2 --steps 7"
-        in command
-    )
+    assert "--nproc-per-node 12 -m rankscope.trainer --paced --pace-ms 40" in command
+    assert "--pp 3 --dp 2 --tp 2 --steps 7" in command
     assert command.endswith("--layers 3 --fault slow-compute:rank=3,factor=1.6 --trace spool")
 
 

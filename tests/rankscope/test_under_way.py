@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.errors import UnknownRunError
-from analysis.report import RunReport
-from analysis.source import RunSummary
-from analysis.under_way import Doing, Failed, UnderWay
+from rankscope.analysis.errors import UnknownRunError
+from rankscope.analysis.report import RunReport
+from rankscope.analysis.source import RunSummary
+from rankscope.analysis.under_way import Doing, Failed, UnderWay
 from rankscope.provider import StoreProvider
 from rankscope.reports import Reports
+from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import Source, gpt_cluster
 from tests.receiver import PATIENCE_S
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
-    from analysis.context import RunContext
-    from analysis.source import RunInfo, SpanTable, StepTable
+    from rankscope.analysis.context import RunContext
+    from rankscope.analysis.source import RunInfo, SpanTable, StepTable
 
 MS = 1_000_000
 

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.analyze import analyze_run
-from analysis.verdict import verdict_sentence
-from collector.store import open_store
-from collector.tail import SpoolTail
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.verdict import verdict_sentence
+from rankscope.collector.store import open_store
+from rankscope.collector.tail import SpoolTail
 from rankscope.report_text import report_text
 from rankscope.source import StoreSource
+from rankscope.tracer.span import NONE, SpanKind
+from rankscope.tracer.topology import Layout
 from tests.collector.spool_builder import SpoolBuilder
-from tracer.span import NONE, SpanKind
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 NUM_RANKS, NUM_STEPS, SLOW = 4, 12, 2
 GROUP = 0xABCD

@@ -28,9 +28,9 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import tracer
+from rankscope import tracer
+from rankscope.tracer.topology import Layout
 from tests.tracer.torch_here import of_this_torch
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -17,18 +17,15 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-import tracer
-import tracer.capture.batch
-import tracer.capture.compute
-import tracer.capture.data
-import tracer.capture.on_device
-import tracer.lane
-import tracer.lanes
-import tracer.recorder
-import tracer.steering
+from rankscope import tracer
+from rankscope.tracer.capture import compute, data
+from rankscope.tracer.capture.on_device import OnDevice
+from rankscope.tracer.lane import Lane
+from rankscope.tracer.lanes import Lanes
+from rankscope.tracer.recorder import Recorder
+from rankscope.tracer.spool import DropReason
+from rankscope.tracer.steering import Steering
 from tests.tracer.reading import dropped
-from tracer.recorder import Recorder
-from tracer.spool import DropReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,15 +37,15 @@ PARTS: dict[str, tuple[Any, str]] = {
     "keeps": (Recorder, "keeps"),
     "name": (Recorder, "name_id"),
     "index": (Recorder, "index"),
-    "compute span": (tracer.capture.compute, "compute_span"),
-    "write": (tracer.lane.Lane, "write"),
-    "append": (tracer.lane.Lane, "append"),
-    "place": (tracer.lane.Lane, "set_place"),
-    "lanes": (tracer.lanes.Lanes, "begin_step"),
-    "steering": (tracer.steering.Steering, "begin_step"),
-    "batch": (tracer.capture.data, "count_batch"),
-    "mine": (tracer.lanes.Lanes, "mine"),
-    "on device": (tracer.capture.on_device.OnDevice, "enter"),
+    "compute span": (compute, "compute_span"),
+    "write": (Lane, "write"),
+    "append": (Lane, "append"),
+    "place": (Lane, "set_place"),
+    "lanes": (Lanes, "begin_step"),
+    "steering": (Steering, "begin_step"),
+    "batch": (data, "count_batch"),
+    "mine": (Lanes, "mine"),
+    "on device": (OnDevice, "enter"),
     "events": (Recorder, "append_line"),
 }
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-import tracer
+from rankscope import tracer
 
 
 def main(rank: int, store_path: str, case: str) -> None:

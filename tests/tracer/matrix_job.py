@@ -16,7 +16,7 @@ import torch
 from torch._C import _distributed_c10d
 from torch._dynamo.utils import counters
 
-import tracer
+from rankscope import tracer
 from tests.tracer.gloo_job import CountingMode, train_all
 from tests.tracer.matrix_recipes import COMPILED, RECIPES
 

@@ -20,10 +20,10 @@ from torch.distributed.pipelining.schedules import (
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from rankscope.tracer.topology import Layout
 from tests.tracer.gloo_job import WIDTH, Block, mean_square
 from tests.tracer.matrix_calls import calls
 from tests.tracer.torch_here import of_this_torch
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

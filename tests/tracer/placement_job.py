@@ -17,7 +17,7 @@ from torch.distributed.pipelining import ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-import tracer
+from rankscope import tracer
 from tests.tracer import gloo_job, matrix_recipes
 from tests.tracer.gloo_job import Block
 from tests.tracer.matrix_recipes import ordinary_step, pipeline

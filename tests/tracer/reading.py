@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracer.span import KINDS, SpanFlag, SpanKind, kinds_of
-from tracer.spool import (
+from rankscope.tracer.span import KINDS, SpanFlag, SpanKind, kinds_of
+from rankscope.tracer.spool import (
     COMM,
     COMM_OFFSET,
     CORE,

@@ -10,17 +10,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracer.clock import read_anchor
-from tracer.identity import read_identity
-from tracer.install import spool_identity
-from tracer.recorder import Recorder
-from tracer.segment import segment_capacity
-from tracer.spare import STARTER_BYTES, SpoolLimits
+from rankscope.tracer.clock import read_anchor
+from rankscope.tracer.identity import read_identity
+from rankscope.tracer.install import spool_identity
+from rankscope.tracer.recorder import Recorder
+from rankscope.tracer.segment import segment_capacity
+from rankscope.tracer.spare import STARTER_BYTES, SpoolLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.sampling import Settings
+    from rankscope.tracer.sampling import Settings
 
 ROOT = Path(__file__).parents[2]
 

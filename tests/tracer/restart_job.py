@@ -7,7 +7,7 @@ import os
 import torch
 import torch.distributed as dist
 
-import tracer
+from rankscope import tracer
 
 
 def main() -> None:

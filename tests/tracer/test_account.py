@@ -4,9 +4,9 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
+from rankscope.tracer.spool import PROCESS_FILE, SpoolAccount, read_account
 from tests.tracer.reading import dropped, read_rows
 from tests.tracer.recording import recorder_in, wait_until
-from tracer.spool import PROCESS_FILE, SpoolAccount, read_account
 
 if TYPE_CHECKING:
     from pathlib import Path

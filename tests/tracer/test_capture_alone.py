@@ -15,12 +15,12 @@ from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers a backend
 
-import tracer
+from rankscope import tracer
+from rankscope.tracer.hot import compute_span
+from rankscope.tracer.span import COMM_KINDS, SpanKind
+from rankscope.tracer.spool import DropReason
 from tests.tracer.reading import Row, dropped, lacking, only_folder, read_rows, read_spans
 from tests.tracer.torch_here import since
-from tracer.hot import compute_span
-from tracer.span import COMM_KINDS, SpanKind
-from tracer.spool import DropReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,7 +86,9 @@ def test_a_work_that_nobody_waits_for_keeps_no_memory_of_the_job(tmp_path: Path)
 def test_where_no_work_may_call_back_a_collective_ends_where_its_wait_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracer.capture.completion.CAN_CALL_BACK", False)  # as before torch 2.8
+    monkeypatch.setattr(
+        "rankscope.tracer.capture.completion.CAN_CALL_BACK", False
+    )  # as before torch 2.8
     left: list[object] = []
     monkeypatch.setattr(torch.futures.Future, "add_done_callback", left.append)
     tracer.install(spool=tmp_path, run="run")
@@ -214,7 +216,7 @@ def test_an_error_of_the_capture_turns_it_off_and_leaves_the_job_alone(
     tracer.install(spool=tmp_path, run="run")
     monkeypatch.setattr(dist, "get_process_group_ranks", broken)
     # The frame that raises is a test's; as torch's own it would lie below torch's folder.
-    monkeypatch.setattr("tracer.blame.OURS", __file__)
+    monkeypatch.setattr("rankscope.tracer.blame.OURS", __file__)
     values = torch.ones(2)
     tracer.begin_steps()
     tracer.step()
@@ -267,8 +269,8 @@ def test_a_forward_that_cannot_be_recorded_is_lacking_in_its_step_alone(
 
     model = nn.Linear(2, 2)
     tracer.install(spool=tmp_path, run="run", model=model)
-    monkeypatch.setattr("tracer.capture.compute.compute_span", breaks)
-    monkeypatch.setattr("tracer.blame.OURS", __file__)
+    monkeypatch.setattr("rankscope.tracer.capture.compute.compute_span", breaks)
+    monkeypatch.setattr("rankscope.tracer.blame.OURS", __file__)
     tracer.begin_steps()
     for _ in range(4):
         model(torch.ones(2))

@@ -15,10 +15,10 @@ from torch._C._distributed_c10d import HashStore
 from torch._dynamo.utils import counters
 from torch.distributed import _functional_collectives as functional
 
-import tracer
+from rankscope import tracer
+from rankscope.tracer.capture.uncompiled import ENGINE_MODULE, Uncompiled
 from tests.tracer.reading import dropped, only_folder, read_spans
 from tests.tracer.torch_here import TORCH
-from tracer.capture.uncompiled import ENGINE_MODULE, Uncompiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rankscope.tracer.span import SpanFlag
 from tests.tracer.ranks import run_ranks
 from tests.tracer.reading import Row, dropped, process_folders, read_spans
 from tests.tracer.torch_here import TORCH, of_this_torch
-from tracer.span import SpanFlag
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers a backend
 
-import tracer
+from rankscope import tracer
+from rankscope.tracer.capture.group import GroupBook
+from rankscope.tracer.span import group_id_of
 from tests.tracer.reading import Row, only_folder, read_spans
 from tests.tracer.recording import recorder_in
-from tracer.capture.group import GroupBook
-from tracer.span import group_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,9 @@ from torch import nn
 from torch.distributed import checkpoint
 from torch.utils.data import DataLoader
 
-import tracer
+from rankscope import tracer
+from rankscope.tracer.span import SpanFlag
+from rankscope.tracer.spool import MICROBATCH, STEP, RecordType
 from tests.tracer.reading import (
     Row,
     dropped,
@@ -24,8 +26,6 @@ from tests.tracer.reading import (
     read_spans,
 )
 from tests.tracer.torch_here import TORCH
-from tracer.span import SpanFlag
-from tracer.spool import MICROBATCH, STEP, RecordType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

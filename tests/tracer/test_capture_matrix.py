@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rankscope.tracer.span import SpanFlag
 from tests.tracer.matrix_recipes import COMPILED, NUM_RANKS, RECIPES
 from tests.tracer.ranks import run_ranks
 from tests.tracer.reading import dropped, process_folders
@@ -24,7 +25,6 @@ from tests.tracer.test_capture_gloo import (
     waits,
 )
 from tests.tracer.torch_here import FIRST, TORCH, of_this_torch, since
-from tracer.span import SpanFlag
 
 if TYPE_CHECKING:
     from pathlib import Path

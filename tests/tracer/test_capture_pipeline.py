@@ -4,8 +4,8 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tracer.capture.pipeline import capture_pipeline
-from tracer.span import SpanKind
+from rankscope.tracer.capture.pipeline import capture_pipeline
+from rankscope.tracer.span import SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

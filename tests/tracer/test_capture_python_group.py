@@ -16,10 +16,10 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
-import tracer
+from rankscope import tracer
+from rankscope.tracer.span import group_id_of
 from tests.tracer.reading import Row, dropped, only_folder, read_rows
 from tests.tracer.torch_here import TORCH
-from tracer.span import group_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from rankscope.tracer.spool import PROCESS_FILE, PROCESS_MAGIC, RecordType, read_header
 from tests.tracer.reading import Row, read_rows
-from tracer.spool import PROCESS_FILE, PROCESS_MAGIC, RecordType, read_header
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 

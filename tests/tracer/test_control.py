@@ -7,21 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import tracer
+from rankscope import tracer
+from rankscope.tracer.control import (
+    CONTROL_FILE,
+    ControlError,
+    ControlFiles,
+    read_control,
+    write_control,
+)
+from rankscope.tracer.current import set_current
+from rankscope.tracer.noop import NOOP_TRACER
+from rankscope.tracer.sampling import ALL_KINDS, Settings
+from rankscope.tracer.span import NONE, SpanKind
+from rankscope.tracer.spool import DropReason, RecordType
 from tests.tracer.reading import dropped, read_rows, read_spans
 from tests.tracer.recording import recorder_in, wait_until
-from tracer.control import CONTROL_FILE, ControlError, ControlFiles, read_control, write_control
-from tracer.current import set_current
-from tracer.noop import NOOP_TRACER
-from tracer.sampling import ALL_KINDS, Settings
-from tracer.span import NONE, SpanKind
-from tracer.spool import DropReason, RecordType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from tracer.recorder import Recorder
+    from rankscope.tracer.recorder import Recorder
 
 HOST_BIT = 1 << 10
 """Kind code of `host` in docs/spool-format.md."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-import tracer
+from rankscope import tracer
 from tests.tracer.reading import dropped, read_spans
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def test_what_was_recorded_before_a_kill_is_there_to_the_last_record(tmp_path: Path) -> None:
     script = """
         import mmap, sys
-        import tracer
+        from rankscope import tracer
         tracer.install()
         with open(sys.argv[1], "r+b") as file:
             published = mmap.mmap(file.fileno(), 8)
@@ -57,7 +57,7 @@ def test_a_crash_in_c_keeps_what_was_recorded(tmp_path: Path) -> None:
     done = run_script(
         """
         import ctypes
-        import tracer
+        from rankscope import tracer
         tracer.install()
         for _ in range(100):
             with tracer.span("x"):
@@ -87,7 +87,7 @@ def test_loader_workers_leave_the_parents_records_alone(
         textwrap.dedent(
             f"""
             import torch
-            import tracer
+            from rankscope import tracer
 
             class Numbers(torch.utils.data.Dataset):
                 def __len__(self):
@@ -146,7 +146,7 @@ def test_leaving_within_a_span_beside_a_busy_thread_ends_in_time(tmp_path: Path)
     done = run_script(
         """
         import threading
-        import tracer
+        from rankscope import tracer
         tracer.install()
 
         def work():
@@ -171,7 +171,7 @@ def test_leaving_within_a_span_beside_a_busy_thread_ends_in_time(tmp_path: Path)
 def test_the_kill_switch_leaves_no_folder_and_one_shared_span(tmp_path: Path) -> None:
     done = run_script(
         """
-        import tracer
+        from rankscope import tracer
         assert not tracer.install().enabled
         assert tracer.span("x") is tracer.span("y") is tracer.span("z", microbatch=3)
         """,
@@ -189,7 +189,7 @@ def test_without_torch_numpy_and_arrow_spans_and_steps_are_recorded(tmp_path: Pa
         import sys
         for name in ("torch", "numpy", "pyarrow"):
             sys.modules[name] = None
-        import tracer
+        from rankscope import tracer
         assert tracer.install().enabled
         tracer.begin_steps()
         with tracer.span("x"):
@@ -211,7 +211,7 @@ def test_without_torch_numpy_and_arrow_spans_and_steps_are_recorded(tmp_path: Pa
 def test_a_restarted_rank_writes_beside_its_former_life_not_over_it(tmp_path: Path) -> None:
     script = """
         import os, signal, sys
-        import tracer
+        from rankscope import tracer
         tracer.install()
         with tracer.span(os.environ["TORCHELASTIC_RESTART_COUNT"]):
             pass

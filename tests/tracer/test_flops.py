@@ -7,7 +7,7 @@ import torch
 import transformers
 from torch import nn
 
-from tracer.flops import compute_dtype, megatron_flops, model_flops, unwrap
+from rankscope.tracer.flops import compute_dtype, megatron_flops, model_flops, unwrap
 
 
 class Config:

@@ -10,10 +10,10 @@ import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
 
-import tracer
+from rankscope import tracer
+from rankscope.tracer.spool import MICROBATCH, STEP, RecordType
 from tests.tracer.reading import dropped, only_folder, read_rows, read_spans
 from tests.tracer.recording import run_script
-from tracer.spool import MICROBATCH, STEP, RecordType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,11 +44,14 @@ MODEL = """
 @pytest.mark.parametrize(
     ("begin", "environ"),
     [
-        ("import torch, tracer", {}),
-        ("import torch, tracer", {"RANKSCOPE_PURE_PYTHON": "1"}),
-        ("import torch, tracer; tracer.install()", {"RANKSCOPE_DISABLE": "1"}),
-        ("import torch._dynamo, tracer", {}),
-        ("import tracer, torch; tracer.install(); tracer.shutdown()", {}),
+        ("import torch; from rankscope import tracer", {}),
+        ("import torch; from rankscope import tracer", {"RANKSCOPE_PURE_PYTHON": "1"}),
+        (
+            "import torch; from rankscope import tracer; tracer.install()",
+            {"RANKSCOPE_DISABLE": "1"},
+        ),
+        ("import torch._dynamo; from rankscope import tracer", {}),
+        ("from rankscope import tracer; import torch; tracer.install(); tracer.shutdown()", {}),
     ],
 )
 def test_a_job_that_is_not_traced_has_whole_graphs(

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rankscope.tracer.capture.group import CommGroup
+from rankscope.tracer.capture.launch import Launch, heads_of
+from rankscope.tracer.host_launch import ASYNC, BLOCKED_NS, HOST_CLOCK
+from rankscope.tracer.hot import IS_COMPILED
+from rankscope.tracer.sampling import Settings
+from rankscope.tracer.span import NONE, SpanFlag, SpanKind
+from rankscope.tracer.spool import OPEN_CAPACITY, RECORD_BYTES, RecordType
 from tests.tracer.reading import dropped, num_lost, open_names, read_spans
 from tests.tracer.recording import recorder_in
-from tracer.capture.group import CommGroup
-from tracer.capture.launch import Launch, heads_of
-from tracer.host_launch import ASYNC, BLOCKED_NS, HOST_CLOCK
-from tracer.hot import IS_COMPILED
-from tracer.sampling import Settings
-from tracer.span import NONE, SpanFlag, SpanKind
-from tracer.spool import OPEN_CAPACITY, RECORD_BYTES, RecordType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tracer.host_launch import Instance
-    from tracer.recorder import Recorder
+    from rankscope.tracer.host_launch import Instance
+    from rankscope.tracer.recorder import Recorder
 
 GROUP_ID = (1 << 64) - 3
 SMALL_BYTES = 4096 + 8 * RECORD_BYTES

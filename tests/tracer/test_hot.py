@@ -17,19 +17,12 @@ from typing import Any
 import psutil
 import pytest
 
+from rankscope.tracer.hot import IS_COMPILED, DropCount, Finder, ReadySpan, numbers, ready_span
+from rankscope.tracer.lane import head_word
+from rankscope.tracer.span import KIND_CODES, SpanKind
+from rankscope.tracer.spool import DropReason, RecordType
 from tests.tracer.reading import dropped, num_lost, read_spans
 from tests.tracer.recording import ROOT, recorder_in
-from tracer.hot import (
-    IS_COMPILED,
-    DropCount,
-    Finder,
-    ReadySpan,
-    numbers,
-    ready_span,
-)
-from tracer.lane import head_word
-from tracer.span import KIND_CODES, SpanKind
-from tracer.spool import DropReason, RecordType
 
 ALIKE = (
     "test_span_faults.py",

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-import tracer
+from rankscope import tracer
+from rankscope.tracer.topology import Coords, Layout
 from tests.tracer.reading import only_folder, read_spans
 from tests.tracer.recording import run_script
-from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracer.protocol import Tracer
+    from rankscope.tracer.protocol import Tracer
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +181,7 @@ def test_importing_the_tracer_loads_neither_torch_nor_numpy(tmp_path: Path) -> N
     done = run_script(
         """
         import sys
-        import tracer
+        from rankscope import tracer
         tracer.install()
         tracer.begin_steps()
         tracer.step(loss=1.0)
@@ -194,7 +194,9 @@ def test_importing_the_tracer_loads_neither_torch_nor_numpy(tmp_path: Path) -> N
 
 
 def test_a_made_up_run_is_told_once(tmp_path: Path) -> None:
-    done = run_script("import tracer; print(tracer.install().run_id)", tmp_path, RANKSCOPE_RUN="")
+    done = run_script(
+        "from rankscope import tracer; print(tracer.install().run_id)", tmp_path, RANKSCOPE_RUN=""
+    )
 
     assert done.stderr == f"rankscope: recording run {done.stdout}"
 
@@ -203,7 +205,7 @@ def test_captures_begin_when_the_job_loads_torch_after_the_tracer(tmp_path: Path
     done = run_script(
         """
         import sys
-        import tracer
+        from rankscope import tracer
         tracer.install(count_steps=True)
         finders = len(sys.meta_path)
         import torch
@@ -233,7 +235,7 @@ def test_a_torch_that_cannot_be_loaded_fails_as_without_us(tmp_path: Path) -> No
         """
         import sys
         sys.modules["torch"] = None
-        import tracer
+        from rankscope import tracer
         tracer.install()
         with tracer.span("host work"):
             pass
@@ -265,7 +267,7 @@ def test_a_job_that_has_lost_its_stderr_runs_as_ever(tmp_path: Path, lose: str, 
     done = run_script(
         f"""
         import os, sys
-        import tracer
+        from rankscope import tracer
         {lose}
         installed = tracer.install(spool={spool!r} or None, run="a name that is cleaned")
         with tracer.span("x"):
@@ -306,7 +308,7 @@ def test_what_fails_half_way_is_taken_back_and_the_next_try_works(
 ) -> None:
     threads = threading.active_count()
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr("tracer.profile.offer_profiles", None)
+        meanwhile.setattr("rankscope.tracer.profile.offer_profiles", None)
         assert tracer.install(spool=tmp_path, run="run") is tracer.NOOP_TRACER
     assert "not tracing this process: TypeError" in capsys.readouterr().err
     assert tracer.current_tracer() is tracer.NOOP_TRACER
@@ -321,7 +323,8 @@ def test_a_child_forked_while_another_thread_installs_may_install_itself(tmp_pat
     done = run_script(
         """
         import os, threading
-        import tracer, tracer.late
+        from rankscope import tracer
+        import rankscope.tracer.late
         started, forked = threading.Event(), threading.Event()
 
         def in_the_midst(recorder):

@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import nn
 
+from rankscope.tracer.capture.compute import Compute
+from rankscope.tracer.capture.module import capture_forward
+from rankscope.tracer.sampling import Settings
+from rankscope.tracer.span import NONE, SpanKind
 from tests.tracer.device.claiming import ClaimingCuda
 from tests.tracer.device.timing import TimedRecorder
 from tests.tracer.reading import Row, dropped, lacking, open_names, read_spans
 from tests.tracer.recording import recorder_in
-from tracer.capture.compute import Compute
-from tracer.capture.module import capture_forward
-from tracer.sampling import Settings
-from tracer.span import NONE, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tracer.recorder import Recorder
+    from rankscope.tracer.recorder import Recorder
 
 
 class Model(nn.Linear):

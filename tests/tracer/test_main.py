@@ -1,4 +1,4 @@
-"""`python -m tracer SCRIPT`: the script must not be able to tell, and everything is recorded."""
+"""`python -m rankscope.tracer SCRIPT`: the script runs as without it, and is recorded."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.tracer.spool import STEP, RecordType
 from tests.ports import fixed_port
 from tests.tracer.reading import process_folders, read_rows, read_spans
 from tests.tracer.recording import ROOT
-from tracer.spool import STEP, RecordType
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,9 @@ def run(
 )
 def test_a_script_says_and_ends_as_without_us(tmp_path: Path, script: str, code: int) -> None:
     plain = run(tmp_path, script)
-    traced = run(tmp_path, script, "-m", "tracer", RANKSCOPE_TRACE=str(tmp_path / "spool"))
+    traced = run(
+        tmp_path, script, "-m", "rankscope.tracer", RANKSCOPE_TRACE=str(tmp_path / "spool")
+    )
 
     assert plain.returncode == code
     assert (traced.returncode, traced.stdout) == (code, plain.stdout)
@@ -73,7 +75,9 @@ def test_a_script_says_and_ends_as_without_us(tmp_path: Path, script: str, code:
 def test_an_interrupt_ends_a_script_as_without_us(tmp_path: Path) -> None:
     script = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\ninput()"
     plain = run(tmp_path, script)
-    traced = run(tmp_path, script, "-m", "tracer", RANKSCOPE_TRACE=str(tmp_path / "spool"))
+    traced = run(
+        tmp_path, script, "-m", "rankscope.tracer", RANKSCOPE_TRACE=str(tmp_path / "spool")
+    )
 
     assert (traced.returncode, traced.stderr) == (plain.returncode, plain.stderr)
 
@@ -81,7 +85,7 @@ def test_an_interrupt_ends_a_script_as_without_us(tmp_path: Path) -> None:
 def test_a_module_is_run_too(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("import sys\nprint(__name__, sys.argv[1:], __spec__.name)")
     traced = subprocess.run(
-        [sys.executable, "-m", "tracer", "-m", "job", "a"],
+        [sys.executable, "-m", "rankscope.tracer", "-m", "job", "a"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "RANKSCOPE_TRACE": str(tmp_path / "spool")},
         capture_output=True,
@@ -95,7 +99,7 @@ def test_a_module_is_run_too(tmp_path: Path) -> None:
 
 
 def test_without_a_folder_one_is_chosen_and_told(tmp_path: Path) -> None:
-    traced = run(tmp_path, "pass", "-m", "tracer", TMPDIR=str(tmp_path))
+    traced = run(tmp_path, "pass", "-m", "rankscope.tracer", TMPDIR=str(tmp_path))
 
     folder = tmp_path / f"rankscope-{os.getuid()}"
     assert traced.stderr == (
@@ -107,7 +111,7 @@ def test_without_a_folder_one_is_chosen_and_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-m"], ["no such file.py"]])
 def test_bad_usage_says_what_to_do(tmp_path: Path, arguments: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tracer", *arguments],
+        [sys.executable, "-m", "rankscope.tracer", *arguments],
         cwd=ROOT,
         env={**os.environ, "RANKSCOPE_TRACE": str(tmp_path / "spool")},
         capture_output=True,
@@ -155,7 +159,7 @@ def test_torchrun_traces_a_script_that_knows_of_nothing(tmp_path: Path) -> None:
         told = [line for line in done.stdout.splitlines() if "peer ranks" not in line]  # gloo's
         return sorted(told), spool
 
-    (plain, _), (traced, spool) = job(), job("-m", "tracer")
+    (plain, _), (traced, spool) = job(), job("-m", "rankscope.tracer")
 
     assert traced == plain  # losses, bit for bit
     assert len(plain) == 6
@@ -185,7 +189,7 @@ def test_hosts_without_a_run_id_agree_on_one(tmp_path: Path) -> None:
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2"),
                 *(f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"),
-                *("--nproc-per-node=1", "-m", "tracer", str(tmp_path / "script.py")),
+                *("--nproc-per-node=1", "-m", "rankscope.tracer", str(tmp_path / "script.py")),
             ],
             cwd=tmp_path,
             env={**kept, "PYTHONPATH": str(ROOT), "RANKSCOPE_TRACE": str(tmp_path / "spool")},

@@ -6,15 +6,15 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+from rankscope.tracer.spool import PROCESS_FILE, DropReason, RecordType, SpoolAccount, read_account
 from tests.tracer.mounts import run_with_mounts
 from tests.tracer.reading import dropped, only_folder, read_rows
 from tests.tracer.recording import NUM_IN_STARTER, recorder_in, run_script, wait_until
-from tracer.spool import PROCESS_FILE, DropReason, RecordType, SpoolAccount, read_account
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracer.recorder import Recorder
+    from rankscope.tracer.recorder import Recorder
 
 SEGMENT_BYTES = 4096 + 512 * 128
 """Of 512 records."""
@@ -56,7 +56,7 @@ def test_without_an_agent_the_oldest_are_kept_the_newest_counted_and_nothing_els
 
 BURST = """
     import gc, os
-    import tracer
+    from rankscope import tracer
     gc.disable()  # a pause of a millisecond is a span too
     tracer.install()
 
@@ -98,10 +98,10 @@ def test_a_burst_of_a_million_spans_takes_no_memory_and_each_is_stored_or_counte
 
 READ_ONLY = """
     import gc, subprocess, sys, time
-    import tracer
+    from rankscope import tracer
     gc.disable()
     from tests.tracer.reading import dropped
-    from tracer.spool import DropReason
+    from rankscope.tracer.spool import DropReason
     folder = tracer.install().folder
     # A mount of its own over the folder: the files that are mapped keep theirs, as on a disk
     # that the kernel has turned read-only, and everything by name is refused.

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.placement import Claim, place
-from tracer.topology import Coords, Layout
+from rankscope.tracer.placement import Claim, place
+from rankscope.tracer.topology import Coords, Layout
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Of a mesh, the slowest first."""

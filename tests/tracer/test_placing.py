@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rankscope.tracer.topology import Coords, Layout
 from tests.tracer import gloo_job, matrix_recipes
 from tests.tracer.placement_job import RECIPES
 from tests.tracer.ranks import run_ranks
 from tests.tracer.reading import dropped, process_folders
-from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from pathlib import Path

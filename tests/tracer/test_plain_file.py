@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tracer.plain_file import open_plain, open_unlinked, read_plain
+from rankscope.tracer.plain_file import open_plain, open_unlinked, read_plain
 
 
 def test_a_plain_file_is_read_whole_up_to_the_limit(tmp_path: Path) -> None:

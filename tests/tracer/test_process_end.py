@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.tracer.spool import SEGMENT_GLOB, iter_committed, sealed_rows
 from tests.tracer.reading import dropped, only_folder, read_spans
 from tests.tracer.recording import ROOT, run_script
-from tracer.spool import SEGMENT_GLOB, iter_committed, sealed_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ def test_a_process_that_ends_says_so_and_seals_what_it_wrote(tmp_path: Path) -> 
     done = run_script(
         """
         import gc
-        import tracer
+        from rankscope import tracer
         gc.disable()
         tracer.install()
         with tracer.span("work"):
@@ -49,7 +49,7 @@ def test_a_process_killed_by_an_exception_leaves_it_behind(tmp_path: Path) -> No
     done = run_script(
         """
         import sys
-        import tracer
+        from rankscope import tracer
         sys.excepthook = lambda *about: print("the job's own hook")
         tracer.install()
         raise ValueError("no such luck")
@@ -71,7 +71,7 @@ def test_a_process_killed_by_an_exception_leaves_it_behind(tmp_path: Path) -> No
 def test_an_exit_record_is_bounded_whatever_the_exception_says(tmp_path: Path) -> None:
     done = run_script(
         """
-        import tracer
+        from rankscope import tracer
         tracer.install()
 
         class Hostile(Exception):
@@ -96,7 +96,7 @@ def test_an_exit_record_is_bounded_whatever_the_exception_says(tmp_path: Path) -
 def test_a_recorded_exception_stays_when_the_process_then_ends_quietly(tmp_path: Path) -> None:
     run_script(
         """
-        import tracer
+        from rankscope import tracer
         tracer.install()
         try:
             1 / 0
@@ -120,7 +120,7 @@ def test_sys_exit_is_no_failure(tmp_path: Path) -> None:
 @pytest.mark.multiproc
 def test_kill_minus_nine_loses_at_most_the_record_being_written(tmp_path: Path) -> None:
     script = """
-        import tracer
+        from rankscope import tracer
         tracer.install()
         for number in range(10**9):
             with tracer.span("outer"):
@@ -169,7 +169,7 @@ def test_forked_children_are_silent_and_the_parent_loses_nothing(tmp_path: Path)
         """
         import os, pathlib, sys, threading, time
         from tests.tracer.recording import recorder_in
-        from tracer.current import current_tracer, set_current, span
+        from rankscope.tracer.current import current_tracer, set_current, span
 
         folder = pathlib.Path(os.environ["RANKSCOPE_TRACE"])
         recorder = recorder_in(folder, segment_bytes=1 << 22, spool_bytes=1 << 25)
@@ -215,7 +215,7 @@ def test_no_signal_handler_is_touched(tmp_path: Path) -> None:
     done = run_script(
         """
         import signal
-        import tracer
+        from rankscope import tracer
         before = [signal.getsignal(number) for number in signal.valid_signals()]
         tracer.install()
         assert [signal.getsignal(number) for number in signal.valid_signals()] == before

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rankscope.tracer.span import NONE, SpanFlag, SpanKind
+from rankscope.tracer.spool import DropReason, RecordType
 from tests.tracer.reading import dropped, open_names, read_rows, read_spans
 from tests.tracer.recording import LONGEST_S, NUM_IN_STARTER, recorder_in, wait_until
-from tracer.span import NONE, SpanFlag, SpanKind
-from tracer.spool import DropReason, RecordType
 
 if TYPE_CHECKING:
-    from tracer.recorder import Recorder
+    from rankscope.tracer.recorder import Recorder
 
 
 class Hostile:

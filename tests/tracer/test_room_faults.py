@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.tracer.spool import DropReason
 from tests.tracer.mounts import MAY_NOT_MOUNT, run_with_mounts
 from tests.tracer.reading import dropped, num_lost, only_folder, read_spans
 from tests.tracer.recording import NUM_IN_STARTER, recorder_in, run_script
-from tracer.spool import DropReason
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SPANS = """
     import gc, resource, signal, sys
-    import tracer
+    from rankscope import tracer
     gc.disable()  # a pause of a millisecond is a span too
     {before}
     tracer.install()
@@ -101,7 +101,7 @@ def test_how_a_process_ended_is_known_though_its_disk_is_full(
     script = tmp_path / "job.py"
     script.write_text(f"""
 import os
-import tracer
+from rankscope import tracer
 recorder = tracer.install()
 try:
     with (recorder.folder / "filler").open("wb", buffering=0) as file:
@@ -135,7 +135,7 @@ def test_a_disk_that_is_full_from_the_beginning_shows_no_process_that_was_lost(
     done = run_script(
         """
         import resource
-        import tracer
+        from rankscope import tracer
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
         print(tracer.install().enabled)
         """,
@@ -151,11 +151,11 @@ def test_a_disk_that_has_room_again_is_written_to_again(tmp_path: Path) -> None:
     done = run_script(
         """
         import gc, resource
-        import tracer
+        from rankscope import tracer
         gc.disable()
         from tests.tracer.reading import dropped
         from tests.tracer.recording import wait_until
-        from tracer.spool import DropReason
+        from rankscope.tracer.spool import DropReason
 
         def record(name, num_spans):
             for _ in range(num_spans):
@@ -218,7 +218,7 @@ def test_the_jobs_own_memory_error_passes_and_recording_goes_on(tmp_path: Path) 
     done = run_script(
         """
         import resource
-        import tracer
+        from rankscope import tracer
         tracer.install()
         used = int(open("/proc/self/statm").read().split()[0]) * 4096
         resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), used + (16 << 20)))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.tracer.running import read_running
+from rankscope.tracer.span import SpanKind, group_id_of
 from tests.tracer.recording import ROOT, recorder_in, wait_until
-from tracer.running import read_running
-from tracer.span import SpanKind, group_id_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ HANG = """
 import sys
 import torch, torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
-import tracer
+from rankscope import tracer
 rank, path = int(sys.argv[1]), sys.argv[2]
 store = FileStore(path, 2)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
@@ -53,7 +53,7 @@ def test_a_hang_shows_operation_group_and_number_and_who_is_elsewhere(tmp_path: 
         )
         waiting, busy = read_running(spool)
         shown = subprocess.run(
-            [sys.executable, "-m", "tracer", "--running", str(spool)],
+            [sys.executable, "-m", "rankscope.tracer", "--running", str(spool)],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -83,7 +83,8 @@ def test_a_hang_shows_operation_group_and_number_and_who_is_elsewhere(tmp_path: 
 @pytest.mark.multiproc
 def test_what_a_killed_process_was_doing_still_stands(tmp_path: Path) -> None:
     script = """
-import sys, tracer
+import sys
+from rankscope import tracer
 tracer.install(spool=sys.argv[1], run="killed")
 with tracer.span("last words"):
     input()

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tracer.reading import read_rows
-from tests.tracer.recording import recorder_in
-from tracer.span import SpanFlag, SpanKind
-from tracer.spool import (
+from rankscope.tracer.span import SpanFlag, SpanKind
+from rankscope.tracer.spool import (
     PROCESS_MAGIC,
     SEGMENT_MAGIC,
     RecordType,
@@ -18,6 +16,8 @@ from tracer.spool import (
     read_header,
     sealed_rows,
 )
+from tests.tracer.reading import read_rows
+from tests.tracer.recording import recorder_in
 
 if TYPE_CHECKING:
     from pathlib import Path

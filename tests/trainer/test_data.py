@@ -4,9 +4,9 @@ from itertools import islice
 
 import torch
 
-from tracer.topology import Layout
-from trainer.config import ModelConfig, TrainerConfig
-from trainer.data import Batch, iter_batches
+from rankscope.tracer.topology import Layout
+from rankscope.trainer.config import ModelConfig, TrainerConfig
+from rankscope.trainer.data import Batch, iter_batches
 
 
 def first_batches(*, dp: int, num_microbatches: int, dp_position: int = 0) -> list[Batch]:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.topology import Layout
-from trainer.errors import FaultSpecError
-from trainer.fault import Fault, FaultCause, parse_fault, parse_faults, slowdown_of
-from trainer.simulator.fault import parse_simulated_fault
+from rankscope.tracer.topology import Layout
+from rankscope.trainer.errors import FaultSpecError
+from rankscope.trainer.fault import Fault, FaultCause, parse_fault, parse_faults, slowdown_of
+from rankscope.trainer.simulator.fault import parse_simulated_fault
 
 CUBE = Layout(pp=2, dp=2, tp=2)
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tracer.topology import Layout
-from trainer.config import ModelConfig, TrainerConfig
-from trainer.flops import (
+from rankscope.tracer.topology import Layout
+from rankscope.trainer.config import ModelConfig, TrainerConfig
+from rankscope.trainer.flops import (
     flops_per_token,
     matmul_parameters,
     paced_compute_s,

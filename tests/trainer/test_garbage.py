@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from trainer.garbage import GarbageHeap
+from rankscope.trainer.garbage import GarbageHeap
 
 PAUSE_NS = 20_000_000
 

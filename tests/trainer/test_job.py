@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracer.spool import (
+from rankscope.tracer.spool import (
     COMM_OFFSET,
     CORE,
     EVENTS_FILE,

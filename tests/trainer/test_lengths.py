@@ -5,8 +5,8 @@ import statistics
 
 import pytest
 
-from trainer.config import ModelConfig, TrainerConfig
-from trainer.lengths import compute_factor, draw_documents, sum_squared_lengths
+from rankscope.trainer.config import ModelConfig, TrainerConfig
+from rankscope.trainer.lengths import compute_factor, draw_documents, sum_squared_lengths
 
 CONFIG = TrainerConfig(world_size=1, num_microbatches=1, microbatch_size=3)
 LENGTH = CONFIG.model.seq_length

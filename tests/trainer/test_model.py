@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from trainer.config import ModelConfig
-from trainer.model import Stage, initialize, rotary_table, rotate, token_loss
+from rankscope.trainer.config import ModelConfig
+from rankscope.trainer.model import Stage, initialize, rotary_table, rotate, token_loss
 
 MODEL = ModelConfig(num_layers=4, hidden_size=32, num_heads=4, ffn_size=48, vocab_size=20)
 

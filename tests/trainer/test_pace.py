@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.errors import SegmentOrderError
-from trainer.pace import (
+from rankscope.trainer.errors import SegmentOrderError
+from rankscope.trainer.pace import (
     BACKWARD_PACES,
     FORWARD_PACES,
     PacedSegments,

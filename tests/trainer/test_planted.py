@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.manifests import read_manifests
-from collector.store import open_store
-from collector.tail import SpoolTail
-from tracer.span import SpanKind
-from tracer.topology import Layout
-from trainer.config import TrainerConfig
-from trainer.errors import PlantedCrashError
-from trainer.fault import parse_faults
-from trainer.model import Stage
-from trainer.pace import MonotonicPaceClock, StretchedSegments
-from trainer.planted import PlantedFaults, is_slow
+from rankscope.collector.manifests import read_manifests
+from rankscope.collector.store import open_store
+from rankscope.collector.tail import SpoolTail
+from rankscope.tracer.span import SpanKind
+from rankscope.tracer.topology import Layout
+from rankscope.trainer.config import TrainerConfig
+from rankscope.trainer.errors import PlantedCrashError
+from rankscope.trainer.fault import parse_faults
+from rankscope.trainer.model import Stage
+from rankscope.trainer.pace import MonotonicPaceClock, StretchedSegments
+from rankscope.trainer.planted import PlantedFaults, is_slow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from collector.store import Row
+    from rankscope.collector.store import Row
 
 pytestmark = pytest.mark.multiproc
 
@@ -89,7 +89,7 @@ def train(folder: Path, *flags: str) -> Job:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", "-m", "trainer", "--layers", "2", "--steps", "4"),
+            *("--nproc-per-node", "2", "-m", "rankscope.trainer", "--layers", "2", "--steps", "4"),
             *("--paced", "--pace-ms", "10", "--trace", str(spool), "--run-name", RUN, *flags),
         ],
         capture_output=True,

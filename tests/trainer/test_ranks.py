@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tracer.topology import Coords, Layout
-from trainer.ranks import coords_of, ranks_of_stage
+from rankscope.tracer.topology import Coords, Layout
+from rankscope.trainer.ranks import coords_of, ranks_of_stage
 
 
 def test_tp_changes_fastest_and_pp_slowest() -> None:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import torch
 
-from trainer.config import ModelConfig
-from trainer.model import Stage, initialize
-from trainer.pace import BACKWARD_PACES, FORWARD_PACES
-from trainer.segments import time_optimizer, time_segments
+from rankscope.trainer.config import ModelConfig
+from rankscope.trainer.model import Stage, initialize
+from rankscope.trainer.pace import BACKWARD_PACES, FORWARD_PACES
+from rankscope.trainer.segments import time_optimizer, time_segments
 
 MODEL = ModelConfig(
     num_layers=2, hidden_size=16, num_heads=2, ffn_size=16, vocab_size=8, seq_length=4

@@ -6,13 +6,13 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tracer.span import SpanKind
+from ..span import SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.capture.patch import Patches
-    from tracer.recorder import Recorder
+    from ..recorder import Recorder
+    from .patch import Patches
 
 DISTRIBUTED_MODULE = "torch.distributed.checkpoint.state_dict_saver"
 """Loaded by the job that uses it; loading it takes a second."""

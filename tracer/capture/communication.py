@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from tracer.blame import is_ours
-from tracer.capture.completion import Completions
-from tracer.capture.group import CommGroup, GroupBook
-from tracer.capture.guard import capture_failed
-from tracer.capture.launch import Launch, heads_of
-from tracer.capture.on_device import OnDevice
-from tracer.capture.operation import Direction, Operation
-from tracer.capture.unwaited import Unwaited
-from tracer.clock import monotonic_ns
-from tracer.host_launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance
-from tracer.lacking import COMMUNICATION
-from tracer.span import NONE, SpanFlag
-from tracer.spool import DropReason
+from ..blame import is_ours
+from ..clock import monotonic_ns
+from ..host_launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance
+from ..lacking import COMMUNICATION
+from ..span import NONE, SpanFlag
+from ..spool import DropReason
+from .completion import Completions
+from .group import CommGroup, GroupBook
+from .guard import capture_failed
+from .launch import Launch, heads_of
+from .on_device import OnDevice
+from .operation import Direction, Operation
+from .unwaited import Unwaited
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tracer.recorder import Recorder
-    from tracer.span import SpanKind
-    from tracer.topology import Layout
+    from ..recorder import Recorder
+    from ..span import SpanKind
+    from ..topology import Layout
 
 COALESCED = int(SpanFlag.COALESCED)
 ERROR = int(SpanFlag.ERROR)

@@ -7,17 +7,17 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tracer.capture.guard import Guard
-from tracer.capture.uncompiled import Uncompiled
-from tracer.clock import monotonic_ns
-from tracer.graphs import tell_compiler
-from tracer.span import SpanKind
+from ..clock import monotonic_ns
+from ..graphs import tell_compiler
+from ..span import SpanKind
+from .guard import Guard
+from .uncompiled import Uncompiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.capture.patch import Patches
-    from tracer.recorder import Recorder
+    from ..recorder import Recorder
+    from .patch import Patches
 
 DYNAMO_MODULE = "torch._dynamo.callback"
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from tracer.blame import is_ours
-from tracer.clock import monotonic_ns
+from ..blame import is_ours
+from ..clock import monotonic_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracer.capture.guard import Guard
-from tracer.compute_span import Inside
-from tracer.device.absent import NO_DEVICE_TIMING
-from tracer.device.span import DeviceSpan
-from tracer.host_span import UnkeptSpan
-from tracer.hot import compute_span
-from tracer.lacking import COMPUTE
-from tracer.noop import NOOP_SPAN
-from tracer.span import NONE, SpanKind
+from ..compute_span import Inside
+from ..device.absent import NO_DEVICE_TIMING
+from ..device.span import DeviceSpan
+from ..host_span import UnkeptSpan
+from ..hot import compute_span
+from ..lacking import COMPUTE
+from ..noop import NOOP_SPAN
+from ..span import NONE, SpanKind
+from .guard import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from tracer.compute_span import ComputeContext
-    from tracer.lane import Lane
-    from tracer.recorder import Recorder
+    from ..compute_span import ComputeContext
+    from ..lane import Lane
+    from ..recorder import Recorder
 
 
 UNSEEN_BACKWARD = (

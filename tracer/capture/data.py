@@ -7,15 +7,15 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tracer.capture.batch import Counts, count_batch, shape_of
-from tracer.capture.guard import Guard
-from tracer.span import NONE, SpanKind
+from ..span import NONE, SpanKind
+from .batch import Counts, count_batch, shape_of
+from .guard import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.capture.patch import Patches
-    from tracer.recorder import Recorder
+    from ..recorder import Recorder
+    from .patch import Patches
 
 LOADER_MODULE = "torch.utils.data.dataloader"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.capture.batch import shape_of
-from tracer.capture.guard import Guard
-from tracer.flops import compute_dtype, model_flops
-from tracer.manifest import add_derived, count_parameters, read_device
+from ..flops import compute_dtype, model_flops
+from ..manifest import add_derived, count_parameters, read_device
+from .batch import shape_of
+from .guard import Guard
 
 if TYPE_CHECKING:
-    from tracer.recorder import Recorder
+    from ..recorder import Recorder
 
 
 class Derivation:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.capture.batch import shape_of
-from tracer.capture.data import Batches
-from tracer.capture.derived import Derivation
-from tracer.capture.guard import Guard
-from tracer.capture.root import RootFinder
+from .batch import shape_of
+from .data import Batches
+from .derived import Derivation
+from .guard import Guard
+from .root import RootFinder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.capture.compute import Compute
-    from tracer.capture.placing import Placing
-    from tracer.capture.steps import StepCounter
-    from tracer.recorder import Recorder
+    from ..recorder import Recorder
+    from .compute import Compute
+    from .placing import Placing
+    from .steps import StepCounter
 
 
 class Forwards:
@@ -44,7 +44,7 @@ class Forwards:
 
     def attach(self, compute: Compute, model: Any) -> Callable[[], None]:  # noqa: ANN401
         """Follow ``model``; return what lets it go again."""
-        from tracer.capture.module import capture_forward
+        from .module import capture_forward
 
         take_off = capture_forward(compute, model, self._forward_begins)
         self._recorder.on_shutdown(take_off)

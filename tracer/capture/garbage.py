@@ -18,14 +18,14 @@ from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tracer.clock import monotonic_ns
-from tracer.lane_state import PLACE
-from tracer.span import NONE, SpanKind
+from ..clock import monotonic_ns
+from ..lane_state import PLACE
+from ..span import NONE, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tracer.recorder import Recorder
+    from ..recorder import Recorder
 
 LEAST_PAUSE_NS = 1_000_000
 """A shorter pause explains nothing, and there are thousands of them."""

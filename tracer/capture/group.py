@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from tracer.span import SpanKind, group_id_of
-from tracer.topology import GROUP_KINDS
+from ..span import SpanKind, group_id_of
+from ..topology import GROUP_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tracer.recorder import Recorder
-    from tracer.topology import Layout
+    from ..recorder import Recorder
+    from ..topology import Layout
 
 MESH_PREFIX = "mesh_"
 """How `torch.distributed.device_mesh` describes the group of an axis: ``mesh_tp``."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ParamSpec
 
-from tracer.blame import is_ours
-from tracer.spool import DropReason
+from ..blame import is_ours
+from ..spool import DropReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tracer.recorder import Recorder
-    from tracer.span import SpanKind
+    from ..recorder import Recorder
+    from ..span import SpanKind
 
 P = ParamSpec("P")
 

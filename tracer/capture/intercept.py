@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from tracer.capture.operation import NAMESPACE, Operation, find_operations
-from tracer.capture.python_group import PythonGroups
-from tracer.clock import monotonic_ns
+from ..clock import monotonic_ns
+from .operation import NAMESPACE, Operation, find_operations
+from .python_group import PythonGroups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import CodeType, FrameType
 
-    from tracer.capture.communication import Communication
-    from tracer.capture.launch import Launch
-    from tracer.capture.patch import Patches
+    from .communication import Communication
+    from .launch import Launch
+    from .patch import Patches
 
 KEY = "BackendSelect"
 """Dispatch key of our kernels: the last before the backend's own.

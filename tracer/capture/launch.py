@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracer.clock import monotonic_ns
-from tracer.device.communication import DeviceComm, Writer
-from tracer.host_launch import HOST_CLOCK, Heads
-from tracer.hot import HostLaunch
-from tracer.lane import head_word
-from tracer.lane_state import PLACE
-from tracer.span import KIND_CODES, SpanFlag, SpanKind
-from tracer.spool import HAS_COMM, RecordType
+from ..clock import monotonic_ns
+from ..device.communication import DeviceComm, Writer
+from ..host_launch import HOST_CLOCK, Heads
+from ..hot import HostLaunch
+from ..lane import head_word
+from ..lane_state import PLACE
+from ..span import KIND_CODES, SpanFlag, SpanKind
+from ..spool import HAS_COMM, RecordType
 
 if TYPE_CHECKING:
-    from tracer.device.comm_stream import Bounds, CommStream
-    from tracer.recorder import Recorder
+    from ..device.comm_stream import Bounds, CommStream
+    from ..recorder import Recorder
 
 WAIT_CODE = KIND_CODES[SpanKind.WAIT]
 ON_DEVICE = int(SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN)

@@ -14,17 +14,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from tracer.capture.guard import Guard
-from tracer.capture.module import traced_backward
-from tracer.lacking import COMPUTE
-from tracer.span import NONE
+from ..lacking import COMPUTE
+from ..span import NONE
+from .guard import Guard
+from .module import traced_backward
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.capture.compute import Compute
-    from tracer.capture.patch import Patches
-    from tracer.capture.steps import StepCounter
+    from .compute import Compute
+    from .patch import Patches
+    from .steps import StepCounter
 
 SCHEDULES_MODULE = "megatron.core.pipeline_parallel.schedules"
 COMBINED = "combined_1f1b_schedule_for_interleaved_pipelining"

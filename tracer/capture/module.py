@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from tracer.device.absent import NO_DEVICE_TIMING
-from tracer.span import NONE, SpanKind
+from ..device.absent import NO_DEVICE_TIMING
+from ..span import NONE, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from tracer.capture.compute import Compute
-    from tracer.capture.patch import Patches
-    from tracer.capture.steps import StepCounter
+    from .compute import Compute
+    from .patch import Patches
+    from .steps import StepCounter
 
 
 class Begins(Protocol):

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tracer.device.absent import NO_DEVICE_TIMING
-from tracer.device.comm_stream import CommStream
-from tracer.span import SpanFlag
-from tracer.spool import DropReason
+from ..device.absent import NO_DEVICE_TIMING
+from ..device.comm_stream import CommStream
+from ..span import SpanFlag
+from ..spool import DropReason
 
 if TYPE_CHECKING:
-    from tracer.capture.launch import Launch
-    from tracer.recorder import Recorder
+    from ..recorder import Recorder
+    from .launch import Launch
 
 
 class _Met(NamedTuple):

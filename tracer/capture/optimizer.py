@@ -6,19 +6,19 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tracer.capture.guard import Guard
-from tracer.device.absent import NO_DEVICE_TIMING
-from tracer.device.span import timed_span
-from tracer.lacking import OPTIMIZER
-from tracer.span import SpanKind
+from ..device.absent import NO_DEVICE_TIMING
+from ..device.span import timed_span
+from ..lacking import OPTIMIZER
+from ..span import SpanKind
+from .guard import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from tracer.device.span import DeviceSpan
-    from tracer.host_span import HostSpan
-    from tracer.recorder import Recorder
+    from ..device.span import DeviceSpan
+    from ..host_span import HostSpan
+    from ..recorder import Recorder
 
 
 class _Running(threading.local):

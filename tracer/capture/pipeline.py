@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from tracer.span import NONE, SpanKind
+from ..span import NONE, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.capture.compute import Compute
-    from tracer.capture.patch import Patches
+    from .compute import Compute
+    from .patch import Patches
 
 METHODS = {
     "forward_one_chunk": ("forward", SpanKind.FORWARD),

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from tracer.capture.guard import Guard
-from tracer.manifest import add_derived
-from tracer.placement import AXES, Claim, Placement, place
+from ..manifest import add_derived
+from ..placement import AXES, Claim, Placement, place
+from .guard import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tracer.capture.communication import Communication
-    from tracer.recorder import Recorder
+    from ..recorder import Recorder
+    from .communication import Communication
 
 WRAPPED = "ddp"
 """Axis along which a wrapper of the model keeps its parameters equal."""

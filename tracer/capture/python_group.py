@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from tracer.capture.operation import Operation, find_operations
+from .operation import Operation, find_operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from tracer.capture.communication import Communication
-    from tracer.capture.launch import Launch
-    from tracer.capture.patch import Patches
+    from .communication import Communication
+    from .launch import Launch
+    from .patch import Patches
 
     Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -6,12 +6,12 @@ import gc
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tracer.capture.guard import Guard
+from .guard import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.recorder import Recorder
+    from ..recorder import Recorder
 
 TRIES_BEFORE_A_STEP = 2
 """Each looks at every object of the process: some 0.15 s where there are a million."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.recorder import Recorder
-    from tracer.span import SpanKind
+    from ..recorder import Recorder
+    from ..span import SpanKind
 
 
 def spanned(

@@ -7,27 +7,27 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tracer.capture.checkpoint import DISTRIBUTED_MODULE, SAFETENSORS_MODULE, Saves
-from tracer.capture.compilation import capture_compilations
-from tracer.capture.data import LOADER_MODULE, capture_loaders
-from tracer.capture.forwards import Forwards
-from tracer.capture.garbage import capture_garbage
-from tracer.capture.guard import capture_failed
-from tracer.capture.imported import after_import
-from tracer.capture.patch import Patches
-from tracer.capture.startup import capture_groups, capture_start
-from tracer.capture.steps import StepCounter, capture_steps
-from tracer.device.start import watch_for_cuda
-from tracer.lacking import COMMUNICATION, COMPUTE, OPTIMIZER, TIMED
+from ..device.start import watch_for_cuda
+from ..lacking import COMMUNICATION, COMPUTE, OPTIMIZER, TIMED
+from .checkpoint import DISTRIBUTED_MODULE, SAFETENSORS_MODULE, Saves
+from .compilation import capture_compilations
+from .data import LOADER_MODULE, capture_loaders
+from .forwards import Forwards
+from .garbage import capture_garbage
+from .guard import capture_failed
+from .imported import after_import
+from .patch import Patches
+from .startup import capture_groups, capture_start
+from .steps import StepCounter, capture_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tracer.capture.compute import Compute
-    from tracer.capture.placing import Placing
-    from tracer.recorder import Recorder
-    from tracer.span import SpanKind
-    from tracer.topology import Layout
+    from ..recorder import Recorder
+    from ..span import SpanKind
+    from ..topology import Layout
+    from .compute import Compute
+    from .placing import Placing
 
 STAGE_MODULE = "torch.distributed.pipelining.stage"
 
@@ -104,7 +104,7 @@ def _capture_torch(
     look_for_place: bool,
     count_steps: bool | None,
 ) -> None:
-    from tracer.capture.placing import Placing
+    from .placing import Placing
 
     if recorder.closed:
         return
@@ -180,10 +180,10 @@ def _capture_compute(
 ) -> Compute:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from tracer.capture.compute import Compute
-    from tracer.capture.megatron import SCHEDULES_MODULE, capture_megatron
-    from tracer.capture.module import capture_backward
-    from tracer.capture.pipeline import capture_pipeline
+    from .compute import Compute
+    from .megatron import SCHEDULES_MODULE, capture_megatron
+    from .module import capture_backward
+    from .pipeline import capture_pipeline
 
     compute = Compute(recorder)
     recorder.on_shutdown(register_optimizer_step_post_hook(compute.stepped).remove)
@@ -199,7 +199,7 @@ def _capture_compute(
 
 
 def _capture_optimizer(recorder: Recorder) -> None:
-    from tracer.capture.optimizer import capture_optimizer
+    from .optimizer import capture_optimizer
 
     recorder.on_shutdown(capture_optimizer(recorder))
 
@@ -209,8 +209,8 @@ def _capture_communication(
 ) -> None:
     if not sys.modules["torch"].distributed.is_available():
         return
-    from tracer.capture.communication import Communication
-    from tracer.capture.intercept import intercept
+    from .communication import Communication
+    from .intercept import intercept
 
     communication = Communication(recorder, layout)
     recorder.on_shutdown(communication.close)

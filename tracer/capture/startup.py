@@ -6,14 +6,14 @@ import functools
 import sys
 from typing import TYPE_CHECKING
 
-from tracer.capture.spanned import spanned
-from tracer.clock import monotonic_ns
-from tracer.lane_state import PLACE
-from tracer.span import NONE, SpanKind
+from ..clock import monotonic_ns
+from ..lane_state import PLACE
+from ..span import NONE, SpanKind
+from .spanned import spanned
 
 if TYPE_CHECKING:
-    from tracer.capture.patch import Patches
-    from tracer.recorder import Recorder
+    from ..recorder import Recorder
+    from .patch import Patches
 
 LEAST_START_NS = 1_000_000_000
 """A shorter start explains nothing."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from tracer.capture.guard import Guard
+from .guard import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.recorder import Recorder
+    from ..recorder import Recorder
 
 
 class StepCounter:

@@ -13,12 +13,13 @@ import sys
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tracer.blame import OURS
+from ..blame import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-AROUND = ("tracer.capture.", "tracer.integrations.", "tracer.decorator", "tracer.__main__")
+PACKAGE = "rankscope.tracer."
+AROUND = tuple(PACKAGE + name for name in ("capture.", "integrations.", "decorator", "__main__"))
 """Modules whose functions call the job's; what those call is compiled as ever."""
 
 ENGINE_MODULE = "torch._C._dynamo.eval_frame"
@@ -39,7 +40,7 @@ class Uncompiled:
             return  # nobody compiles, or none of ours has come since
         self._num_modules = len(sys.modules)
         for name, module in list(sys.modules.items()):
-            if name in self._marked or not name.startswith("tracer.") or module is None:
+            if name in self._marked or not name.startswith(PACKAGE) or module is None:
                 continue
             self._marked.add(name)
             for code in codes_of(module):

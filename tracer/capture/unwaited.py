@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracer.capture.launch import Launch
+    from .launch import Launch
 
 MAX_UNWAITED = 512
 """Launches remembered until somebody waits for them; older ones are let go."""

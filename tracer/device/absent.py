@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tracer.device.mark import Mark
-    from tracer.device.pending import Pending
+    from .mark import Mark
+    from .pending import Pending
 
 
 NCCL = "nccl"

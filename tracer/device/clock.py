@@ -6,15 +6,15 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracer.clock import monotonic_ns
-from tracer.device.drift import UNKNOWN_DRIFT, Drift, Point, fit_drift, rounding_ns
-from tracer.device.probe import EVENT_RESOLUTION_NS, Bracket, Probe
+from ..clock import monotonic_ns
+from .drift import UNKNOWN_DRIFT, Drift, Point, fit_drift, rounding_ns
+from .probe import EVENT_RESOLUTION_NS, Bracket, Probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.device.backend import DeviceEvent, DeviceStream
-    from tracer.device.pool import EventPool
+    from .backend import DeviceEvent, DeviceStream
+    from .pool import EventPool
 
 NS_PER_MS = 1_000_000
 NUM_TRIES = 8

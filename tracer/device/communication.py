@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracer.device.comm_stream import Bounds, CommStream
+from .comm_stream import Bounds, CommStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.device.absent import DeviceTimer
-    from tracer.device.clock import DeviceClock
-    from tracer.device.mark import Mark
+    from .absent import DeviceTimer
+    from .clock import DeviceClock
+    from .mark import Mark
 
 
 class Writer(NamedTuple):

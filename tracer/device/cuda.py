@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tracer.device.absent import NCCL
-from tracer.device.cudart import CudaRuntime
+from .absent import NCCL
+from .cudart import CudaRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracer.device.probe import Bracket
+    from .probe import Bracket
 
 MAX_DRIFT_RATIO = 1e-4
 """What two quartz clocks differ by at most: ten times what the worst common ones do."""

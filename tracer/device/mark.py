@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from tracer.device.backend import DeviceEvent
+    from .backend import DeviceEvent
 
 
 class Mark(NamedTuple):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.device.clock import DeviceClock
-    from tracer.device.mark import Mark
+    from .clock import DeviceClock
+    from .mark import Mark
 
 
 class Pending(Protocol):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.device.backend import DeviceEvent
+    from .backend import DeviceEvent
 
 NUM_EVENTS = 8_192
 """Events of one device, enough for three steps of 1,000 spans that the device has not come to.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracer.clock import monotonic_ns
+from ..clock import monotonic_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracer.device.backend import DeviceEvent, DeviceStream
+    from .backend import DeviceEvent, DeviceStream
 
 SPIN_NS = 100_000
 """How long a fresh event is asked without a pause: an idle device takes some 10 us."""

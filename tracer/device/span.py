@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracer.clock import monotonic_ns
-from tracer.device.absent import NO_DEVICE_TIMING
-from tracer.device.pending import PendingSpan
-from tracer.lane import head_word
-from tracer.span import KIND_CODES, NONE, SpanFlag
-from tracer.spool import RecordType
+from ..clock import monotonic_ns
+from ..lane import head_word
+from ..span import KIND_CODES, NONE, SpanFlag
+from ..spool import RecordType
+from .absent import NO_DEVICE_TIMING
+from .pending import PendingSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from tracer.device.mark import Mark
-    from tracer.host_span import HostSpan
-    from tracer.lane_state import OpenEntry
-    from tracer.recorder import Recorder
-    from tracer.span import SpanKind
+    from ..host_span import HostSpan
+    from ..lane_state import OpenEntry
+    from ..recorder import Recorder
+    from ..span import SpanKind
+    from .mark import Mark
 
 ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 

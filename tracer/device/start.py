@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from tracer.device.absent import NO_DEVICE_TIMING, NoDeviceTiming
-from tracer.device.timing import DeviceTiming
+from .absent import NO_DEVICE_TIMING, NoDeviceTiming
+from .timing import DeviceTiming
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tracer.device.backend import DeviceBackend
-    from tracer.recorder import Recorder
+    from ..recorder import Recorder
+    from .backend import DeviceBackend
 
 
 class CudaWhenUsed(NoDeviceTiming):
@@ -25,7 +25,7 @@ class CudaWhenUsed(NoDeviceTiming):
     __slots__ = ("_cuda_device_of", "_recorder")
 
     def __init__(self, recorder: Recorder) -> None:
-        from tracer.device.cuda import cuda_device_of  # and so needs torch
+        from .cuda import cuda_device_of  # and so needs torch
 
         self._recorder = recorder
         self._cuda_device_of = cuda_device_of
@@ -63,6 +63,6 @@ def start_device_timing(recorder: Recorder, make: Callable[[], DeviceBackend]) -
 
 
 def _cuda() -> DeviceBackend:
-    from tracer.device.cuda import CudaBackend
+    from .cuda import CudaBackend
 
     return CudaBackend()

@@ -6,22 +6,22 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from tracer.blame import is_ours
-from tracer.clock import monotonic_ns
-from tracer.device.clock import DeviceClock
-from tracer.device.mark import Mark
-from tracer.device.pending import StreamQueue
-from tracer.device.pool import NUM_EVENTS, EventPool
-from tracer.lacking import TIMED
-from tracer.spool import DEVICE_CLOCK_FILE, DropReason
+from ..blame import is_ours
+from ..clock import monotonic_ns
+from ..lacking import TIMED
+from ..spool import DEVICE_CLOCK_FILE, DropReason
+from .clock import DeviceClock
+from .mark import Mark
+from .pending import StreamQueue
+from .pool import NUM_EVENTS, EventPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tracer.device.backend import DeviceBackend
-    from tracer.device.clock import Anchor
-    from tracer.device.pending import Pending
-    from tracer.recorder import Recorder
+    from ..recorder import Recorder
+    from .backend import DeviceBackend
+    from .clock import Anchor
+    from .pending import Pending
 
 BUSY_S = 0.02
 """How soon the next turn comes while something is pending."""

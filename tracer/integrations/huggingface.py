@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 
-import tracer
-from tracer.capture.patch import Patches
-from tracer.integrations.settings import data_parallel, harmless, named, traced_save
+from rankscope import tracer
+
+from ..capture.patch import Patches
+from .settings import data_parallel, harmless, named, traced_save
 
 if TYPE_CHECKING:
     import os

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-import tracer
-from tracer.integrations.settings import Placement, data_parallel, harmless
+from rankscope import tracer
+
+from .settings import Placement, data_parallel, harmless
 
 if TYPE_CHECKING:
     import os

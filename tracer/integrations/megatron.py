@@ -9,11 +9,12 @@ import functools
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import tracer
-from tracer.capture.patch import Patches
-from tracer.flops import ModelFlops, megatron_flops
-from tracer.integrations.settings import Placement, harmless, named, traced_save
-from tracer.topology import Coords, Layout
+from rankscope import tracer
+
+from ..capture.patch import Patches
+from ..flops import ModelFlops, megatron_flops
+from ..topology import Coords, Layout
+from .settings import Placement, harmless, named, traced_save
 
 if TYPE_CHECKING:
     import os

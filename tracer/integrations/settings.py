@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict
 
-from tracer.blame import is_ours
-from tracer.current import current_tracer, span
-from tracer.plain import type_name
-from tracer.recorder import Recorder
-from tracer.span import SpanKind
-from tracer.tell import tell
-from tracer.topology import Coords, Layout
+from ..blame import is_ours
+from ..current import current_tracer, span
+from ..plain import type_name
+from ..recorder import Recorder
+from ..span import SpanKind
+from ..tell import tell
+from ..topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-import tracer
-from tracer.integrations.settings import Placement, harmless, named, placed
+from rankscope import tracer
+
+from .settings import Placement, harmless, named, placed
 
 if TYPE_CHECKING:
     import os

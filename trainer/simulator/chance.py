@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trainer.simulator.scenario import Noise
+    from .scenario import Noise
 
 Shape = tuple[int, ...]
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.simulator.chance import Purpose, stream
+from .chance import Purpose, stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trainer.simulator.scenario import Scenario
+    from .scenario import Scenario
 
 NS_PER_S = 1e9
 SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 300.0, 1_800.0

@@ -7,20 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.simulator.chance import Purpose, stream
-from trainer.simulator.effects import Effects
-from trainer.simulator.groups import Axis, Groups, make_groups
-from trainer.simulator.placement import Placement, place
-from trainer.simulator.scenario import Scenario, Sends, TpDetail
-from trainer.simulator.schedule import (
-    Action,
-    Schedule,
-    Slot,
-    exchange_order,
-    run_order,
-    stage_slots,
-)
-from trainer.simulator.zero_bubble import deferring_slots, v_slots
+from .chance import Purpose, stream
+from .effects import Effects
+from .groups import Axis, Groups, make_groups
+from .placement import Placement, place
+from .scenario import Scenario, Sends, TpDetail
+from .schedule import Action, Schedule, Slot, exchange_order, run_order, stage_slots
+from .zero_bubble import deferring_slots, v_slots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

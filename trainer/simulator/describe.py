@@ -6,17 +6,18 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from tracer.span import NONE
-from trainer.simulator.fault import SimulatedCause
-from trainer.simulator.placement import host_name
-from trainer.simulator.tables import EPOCH
+from rankscope.tracer.span import NONE
+
+from .fault import SimulatedCause
+from .placement import host_name
+from .tables import EPOCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainer.simulator.cluster import Cluster
-    from trainer.simulator.ending import Ending
-    from trainer.simulator.scenario import Scenario
+    from .cluster import Cluster
+    from .ending import Ending
+    from .scenario import Scenario
 
 Row = dict[str, Any]
 

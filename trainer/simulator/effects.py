@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.simulator.chance import Purpose, stream
-from trainer.simulator.errors import ScenarioError
-from trainer.simulator.fault import NetworkReason, SimulatedCause, SimulatedFault, Trace
-from trainer.simulator.groups import Axis, expert_blocks
-from trainer.simulator.network import Links, ring_links
-from trainer.simulator.schedule import Schedule
+from .chance import Purpose, stream
+from .errors import ScenarioError
+from .fault import NetworkReason, SimulatedCause, SimulatedFault, Trace
+from .groups import Axis, expert_blocks
+from .network import Links, ring_links
+from .schedule import Schedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trainer.simulator.placement import Placement
-    from trainer.simulator.scenario import Scenario
+    from .placement import Placement
+    from .scenario import Scenario
 
 NETWORK_CAUSES = frozenset({SimulatedCause.SLOW_LINK, SimulatedCause.NETWORK_DEGRADATION})
 SLOWER = frozenset(

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.span import SpanFlag
-from trainer.simulator.chance import Purpose, stream
-from trainer.simulator.fault import CrashKind, SimulatedCause
-from trainer.simulator.tables import Event
+from rankscope.tracer.span import SpanFlag
+
+from .chance import Purpose, stream
+from .fault import CrashKind, SimulatedCause
+from .tables import Event
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trainer.simulator.cluster import Cluster
-    from trainer.simulator.fault import SimulatedFault
-    from trainer.simulator.recorder import SpanColumns
+    from .cluster import Cluster
+    from .fault import SimulatedFault
+    from .recorder import SpanColumns
 
 LEAST_CASCADE_NS, MOST_CASCADE_NS = 1_000_000_000, 10_000_000_000
 """How long the other ranks take to notice that one has died."""

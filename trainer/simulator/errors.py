@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.errors import ConfigError
+from ..errors import ConfigError
 
 
 class ScenarioError(ConfigError):

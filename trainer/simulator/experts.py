@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.simulator.chance import Purpose, stream
+from .chance import Purpose, stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trainer.simulator.scenario import Scenario
+    from .scenario import Scenario
 
 
 def draw_loads(scenario: Scenario, step: int) -> NDArray[np.float64] | None:

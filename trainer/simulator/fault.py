@@ -14,16 +14,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from trainer.errors import FaultSpecError
-from trainer.fault import NO_FAULT
-from trainer.fault_text import (
-    read_amount,
-    read_factor,
-    read_number,
-    read_pairs,
-    read_ranks,
-    read_steps,
-)
+from ..errors import FaultSpecError
+from ..fault import NO_FAULT
+from ..fault_text import read_amount, read_factor, read_number, read_pairs, read_ranks, read_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

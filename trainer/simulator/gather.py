@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.span import SpanFlag, SpanKind
-from trainer.simulator.groups import Axis
-from trainer.simulator.recorder import ON_DEVICE, Label
-from trainer.simulator.state import TRACKS, Bucket
+from rankscope.tracer.span import SpanFlag, SpanKind
+
+from .groups import Axis
+from .recorder import ON_DEVICE, Label
+from .state import TRACKS, Bucket
 
 if TYPE_CHECKING:
-    from trainer.simulator.schedule import Slot
-    from trainer.simulator.state import StepState
+    from .schedule import Slot
+    from .state import StepState
 
 
 class Gathers:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.span import SpanKind, group_id_of
+from rankscope.tracer.span import SpanKind, group_id_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trainer.simulator.placement import Placement
+    from .placement import Placement
 
 
 class Axis(IntEnum):

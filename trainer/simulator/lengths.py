@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.simulator.chance import Purpose, stream
+from .chance import Purpose, stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trainer.simulator.scenario import Scenario
+    from .scenario import Scenario
 
 SQUARED_SHARE = 0.5
 """Share of a typical micro-batch's compute that grows with the sum of squared lengths."""

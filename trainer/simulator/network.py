@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.simulator.groups import GRID_AXES, Axis, expert_blocks
+from .groups import GRID_AXES, Axis, expert_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from trainer.simulator.fault import SimulatedFault
-    from trainer.simulator.placement import Placement
-    from trainer.simulator.scenario import Scenario
+    from .fault import SimulatedFault
+    from .placement import Placement
+    from .scenario import Scenario
 
 NS_PER_S = 1e9
 

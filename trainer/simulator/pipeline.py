@@ -11,27 +11,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.span import SpanFlag, SpanKind
-from trainer.simulator.chance import Purpose, stream
-from trainer.simulator.cluster import NS_PER_MS
-from trainer.simulator.experts import draw_loads
-from trainer.simulator.fault import SimulatedCause, Trace
-from trainer.simulator.groups import KIND_OF_AXIS, Axis
-from trainer.simulator.recorder import NEVER, ON_DEVICE, ON_HOST, Label
-from trainer.simulator.scenario import Sends, TpDetail
-from trainer.simulator.schedule import Schedule, receiver_of, sender_of
-from trainer.simulator.state import MAIN, SHARE_SLACK, TRACKS, Stretch, time_at, wait_label
+from rankscope.tracer.span import SpanFlag, SpanKind
+
+from .chance import Purpose, stream
+from .cluster import NS_PER_MS
+from .experts import draw_loads
+from .fault import SimulatedCause, Trace
+from .groups import KIND_OF_AXIS, Axis
+from .recorder import NEVER, ON_DEVICE, ON_HOST, Label
+from .scenario import Sends, TpDetail
+from .schedule import Schedule, receiver_of, sender_of
+from .state import MAIN, SHARE_SLACK, TRACKS, Stretch, time_at, wait_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from trainer.simulator.cluster import Sync
-    from trainer.simulator.gather import Gathers
-    from trainer.simulator.lengths import Lengths
-    from trainer.simulator.schedule import Exchange, Slot
-    from trainer.simulator.state import Bucket, StepState, Times
+    from .cluster import Sync
+    from .gather import Gathers
+    from .lengths import Lengths
+    from .schedule import Exchange, Slot
+    from .state import Bucket, StepState, Times
 
 PAUSE_JITTER = 0.2
 """Standard deviation of the logarithm of a pause of garbage collection."""

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.simulator.scenario import RankOrder
+from .scenario import RankOrder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trainer.simulator.scenario import Scenario
+    from .scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.simulator.errors import ScenarioError
-from trainer.simulator.fault import SimulatedCause, SimulatedFault, parse_simulated_faults
-from trainer.simulator.placement import place
-from trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
-from trainer.simulator.schedule import Schedule
+from .errors import ScenarioError
+from .fault import SimulatedCause, SimulatedFault, parse_simulated_faults
+from .placement import place
+from .scenario import Noise, RankOrder, Scenario, TpDetail
+from .schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

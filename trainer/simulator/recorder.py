@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
-from trainer.simulator.groups import Axis
+from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
+
+from .groups import Axis
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from trainer.simulator.groups import Groups
-    from trainer.simulator.placement import Placement
+    from .groups import Groups
+    from .placement import Placement
 
 NEVER = 1 << 60
 """A time that is never reached: what depends on a rank that has stopped ends here."""

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.simulator.chance import Purpose, stream
-from trainer.simulator.fault import NetworkReason, SimulatedCause
-from trainer.simulator.placement import host_name
+from .chance import Purpose, stream
+from .fault import NetworkReason, SimulatedCause
+from .placement import host_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trainer.simulator.cluster import Cluster
+    from .cluster import Cluster
 
 CLOCK_HZ = 1.755e9
 POWER_W = 620.0

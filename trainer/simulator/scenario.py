@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from tracer.topology import Layout
-from trainer.simulator.errors import ScenarioError
-from trainer.simulator.fault import SimulatedCause, SimulatedFault
-from trainer.simulator.schedule import Schedule
+from rankscope.tracer.topology import Layout
+
+from .errors import ScenarioError
+from .fault import SimulatedCause, SimulatedFault
+from .schedule import Schedule
 
 MAX_WORLD_SIZE = 1 << 20
 AT_LEAST_ONE = (

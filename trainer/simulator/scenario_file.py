@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from tracer.plain_file import read_plain
-from trainer.simulator.document import parse_document
-from trainer.simulator.errors import ScenarioError
-from trainer.simulator.fault import parse_simulated_faults
-from trainer.simulator.scenario import Network, Noise, RankOrder, Scenario, Sends, TpDetail
-from trainer.simulator.schedule import Schedule
+from rankscope.tracer.plain_file import read_plain
+
+from .document import parse_document
+from .errors import ScenarioError
+from .fault import parse_simulated_faults
+from .scenario import Network, Noise, RankOrder, Scenario, Sends, TpDetail
+from .schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

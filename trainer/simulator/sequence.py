@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.simulator.groups import Axis
+    from .groups import Axis
 
 
 class SequenceNumbers:

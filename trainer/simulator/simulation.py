@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.simulator.clocks import make_clocks
-from trainer.simulator.cluster import Cluster, make_cluster
-from trainer.simulator.describe import clock_rows, manifest_of, rank_rows, run_row, run_state
-from trainer.simulator.ending import Ending, cut_off, ending_of, exit_events
-from trainer.simulator.lengths import Lengths, draw_lengths
-from trainer.simulator.samples import Monitors
-from trainer.simulator.sequence import SequenceNumbers
-from trainer.simulator.state import StepState
-from trainer.simulator.step import run_step
-from trainer.simulator.tables import (
+from .clocks import make_clocks
+from .cluster import Cluster, make_cluster
+from .describe import clock_rows, manifest_of, rank_rows, run_row, run_state
+from .ending import Ending, cut_off, ending_of, exit_events
+from .lengths import Lengths, draw_lengths
+from .samples import Monitors
+from .sequence import SequenceNumbers
+from .state import StepState
+from .step import run_step
+from .tables import (
     Event,
     RowName,
     StepRows,
@@ -29,18 +29,18 @@ from trainer.simulator.tables import (
     span_table,
     step_table,
 )
-from trainer.simulator.truth import truth_of
+from .truth import truth_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from trainer.simulator.describe import Row
-    from trainer.simulator.groups import Group
-    from trainer.simulator.recorder import SpanColumns
-    from trainer.simulator.scenario import Scenario
-    from trainer.simulator.truth import Truth
+    from .describe import Row
+    from .groups import Group
+    from .recorder import SpanColumns
+    from .scenario import Scenario
+    from .truth import Truth
 
 DEFAULT_RUN_ID = "simulated"
 FIRST_LOSS, LAST_LOSS, LOSS_STEPS = 10.5, 2.2, 400.0

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.span import SpanKind
-from trainer.simulator.chance import ItemNoise, Purpose, stream
-from trainer.simulator.groups import Axis
-from trainer.simulator.recorder import Label, Recorder
+from rankscope.tracer.span import SpanKind
+
+from .chance import ItemNoise, Purpose, stream
+from .groups import Axis
+from .recorder import Label, Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from trainer.simulator.cluster import Cluster
-    from trainer.simulator.effects import StepEffects
-    from trainer.simulator.sequence import SequenceNumbers
+    from .cluster import Cluster
+    from .effects import StepEffects
+    from .sequence import SequenceNumbers
 
     Times = NDArray[np.int64]
 

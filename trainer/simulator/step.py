@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.span import SpanKind
-from trainer.simulator.cluster import NS_PER_MS
-from trainer.simulator.gather import Gathers
-from trainer.simulator.pipeline import Pipeline
-from trainer.simulator.recorder import ON_HOST, Label
-from trainer.simulator.schedule import Finished, Posted, Slot
-from trainer.simulator.state import MAIN
-from trainer.simulator.update import Update
+from rankscope.tracer.span import SpanKind
+
+from .cluster import NS_PER_MS
+from .gather import Gathers
+from .pipeline import Pipeline
+from .recorder import ON_HOST, Label
+from .schedule import Finished, Posted, Slot
+from .state import MAIN
+from .update import Update
 
 if TYPE_CHECKING:
-    from trainer.simulator.lengths import Lengths
-    from trainer.simulator.recorder import SpanColumns
-    from trainer.simulator.state import StepState, Times
+    from .lengths import Lengths
+    from .recorder import SpanColumns
+    from .state import StepState, Times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.span import KINDS
-from trainer.simulator.arrow import (
+from rankscope.tracer.span import KINDS
+
+from .arrow import (
     coded_column,
     null_column,
     number_column,
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from trainer.simulator.arrow import Column
-    from trainer.simulator.lengths import Lengths
-    from trainer.simulator.placement import Placement
-    from trainer.simulator.recorder import SpanColumns
-    from trainer.simulator.samples import SampleColumns
+    from .arrow import Column
+    from .lengths import Lengths
+    from .placement import Placement
+    from .recorder import SpanColumns
+    from .samples import SampleColumns
 
 EPOCH = 0
 SEGMENT_BITS = 24

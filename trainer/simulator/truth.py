@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.simulator.fault import SimulatedCause
-from trainer.simulator.placement import tp_crosses_hosts
-from trainer.simulator.scenario import TpDetail
-from trainer.simulator.schedule import Schedule
+from .fault import SimulatedCause
+from .placement import tp_crosses_hosts
+from .scenario import TpDetail
+from .schedule import Schedule
 
 if TYPE_CHECKING:
-    from trainer.simulator.cluster import Cluster
-    from trainer.simulator.fault import SimulatedFault
+    from .cluster import Cluster
+    from .fault import SimulatedFault
 
 LAYOUT = "layout"
 LARGE_BUBBLE_RATIO = 0.5

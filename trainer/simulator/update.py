@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.span import SpanFlag, SpanKind
-from trainer.simulator.cluster import NS_PER_MS
-from trainer.simulator.fault import Trace
-from trainer.simulator.groups import Axis
-from trainer.simulator.recorder import ON_DEVICE, ON_HOST, Label
-from trainer.simulator.state import MAIN, TRACKS, Bucket, time_at
+from rankscope.tracer.span import SpanFlag, SpanKind
+
+from .cluster import NS_PER_MS
+from .fault import Trace
+from .groups import Axis
+from .recorder import ON_DEVICE, ON_HOST, Label
+from .state import MAIN, TRACKS, Bucket, time_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trainer.simulator.schedule import Slot
-    from trainer.simulator.state import StepState, Stretch, Times
+    from .schedule import Slot
+    from .state import StepState, Stretch, Times
 
 GRAD_NORM_BYTES = 4
 

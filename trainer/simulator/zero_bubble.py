@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainer.simulator.scenario import V_CHUNKS
-from trainer.simulator.schedule import Slot, slot_at
+from .scenario import V_CHUNKS
+from .schedule import Slot, slot_at
 
 
 def deferring_slots(stage: int, *, pp: int, vpp: int, num_microbatches: int) -> list[Slot]:

@@ -7,16 +7,16 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from collector.agent.agent import NodeAgent, ranks_in
-from collector.agent.clocks import AgentClocks
-from collector.agent.delivery import Delivery
-from collector.agent.journal import Journal
-from collector.agent.link import Deadlines, Link
-from collector.agent.outbox import Outbox
-from collector.agent.parking import Parking
-from collector.agent.room import SpoolRoom
-from collector.identity import segment_id
-from collector.liveness import boot_id
+from rankscope.collector.agent.agent import NodeAgent, ranks_in
+from rankscope.collector.agent.clocks import AgentClocks
+from rankscope.collector.agent.delivery import Delivery
+from rankscope.collector.agent.journal import Journal
+from rankscope.collector.agent.link import Deadlines, Link
+from rankscope.collector.agent.outbox import Outbox
+from rankscope.collector.agent.parking import Parking
+from rankscope.collector.agent.room import SpoolRoom
+from rankscope.collector.identity import segment_id
+from rankscope.collector.liveness import boot_id
 from tests.collector.agent.fake_collector import TOKEN
 from tests.faults.checker import check, content_hash, key_of
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from collector.agent.journal_file import Storage
-    from collector.clock_watch import ClockEvent
+    from rankscope.collector.agent.journal_file import Storage
+    from rankscope.collector.clock_watch import ClockEvent
     from tests.collector.agent.fake_collector import Stored
     from tests.collector.spool_builder import SpoolBuilder
     from tests.faults.checker import Oracle

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.agent.pace import LONGEST_ASKED_S, Backoff
+from rankscope.collector.agent.pace import LONGEST_ASKED_S, Backoff
 from tests.collector.agent.fake_collector import TOKEN, FakeCollector, Reply
 from tests.collector.agent.rig import Rig, assert_clean, write_spans
 from tests.collector.spool_builder import SpoolBuilder

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.agent.buffer import RowBuffer
+from rankscope.collector.agent.buffer import RowBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from collector.store import Row
+    from rankscope.collector.store import Row
 
 
 def rows(first: int, end: int) -> list[Row]:

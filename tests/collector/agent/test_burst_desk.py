@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.agent.burst_desk import BurstDesk
+from rankscope.collector.agent.burst_desk import BurstDesk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from collector.host.sample import Sample
+    from rankscope.collector.host.sample import Sample
 
 
 def asked(folder: Path, text: str) -> tuple[list[Sample], list[str]]:

@@ -5,20 +5,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.agent.clocks import LEAD_NS, SLEW_NS, AgentClocks, next_stretches
-from collector.agent.errors import HeldError
-from collector.agent.journal import Journal
-from collector.clock_fit import ClockFit
-from collector.clock_probe import ProbeReply
-from collector.clock_sync import ClockEstimate, HostClock
-from collector.clock_watch import ClockEvent, ClockEventKind
-from collector.host_time import HostTime
+from rankscope.collector.agent.clocks import LEAD_NS, SLEW_NS, AgentClocks, next_stretches
+from rankscope.collector.agent.errors import HeldError
+from rankscope.collector.agent.journal import Journal
+from rankscope.collector.clock_fit import ClockFit
+from rankscope.collector.clock_probe import ProbeReply
+from rankscope.collector.clock_sync import ClockEstimate, HostClock
+from rankscope.collector.clock_watch import ClockEvent, ClockEventKind
+from rankscope.collector.host_time import HostTime
+from rankscope.tracer.span import MonotonicNs, UnixNs
+from rankscope.tracer.spool import PROCESS_MAGIC, SpoolIdentity, read_header
 from tests.collector.agent.fake_collector import FakeCollector
 from tests.collector.agent.rig import Rig, write_spans
 from tests.collector.spool_builder import BOOT_ID, ELSEWHERE, OFFSET_NS, SpoolBuilder
 from tests.faults.checker import Oracle
-from tracer.span import MonotonicNs, UnixNs
-from tracer.spool import PROCESS_MAGIC, SpoolIdentity, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

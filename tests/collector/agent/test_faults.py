@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.agent.link import Deadlines
+from rankscope.collector.agent.link import Deadlines
+from rankscope.tracer.spool import DropReason
 from tests.collector.agent.fake_collector import FakeCollector, refusal
 from tests.collector.agent.rig import Rig, any_unanswered, assert_clean, write_spans
 from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.proxy import FaultProxy, Faults
 from tests.ports import fixed_port
-from tracer.spool import DropReason
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,8 +136,8 @@ def test_an_outage_beyond_all_limits_is_accounted_for_to_the_row(
 def test_a_backlog_is_freed_while_it_is_shipped_and_not_only_at_its_end(
     oracle: Oracle, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("collector.agent.agent.BATCH_ROWS", 128)
-    monkeypatch.setattr("collector.tail.FEW_ROWS", 1)
+    monkeypatch.setattr("rankscope.collector.agent.agent.BATCH_ROWS", 128)
+    monkeypatch.setattr("rankscope.collector.tail.FEW_ROWS", 1)
     with FakeCollector() as collector:
         for rank in range(4):
             builder = SpoolBuilder(spool, run_id="run", rank=rank, capacity=32)

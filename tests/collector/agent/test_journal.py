@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from collector.agent.errors import JournalError, JournalVersionError
-from collector.agent.journal import COMPACT_BYTES, Journal
-from collector.agent.journal_file import Disk, JournalFile
-from collector.cut import CutKey
+from rankscope.collector.agent.errors import JournalError, JournalVersionError
+from rankscope.collector.agent.journal import COMPACT_BYTES, Journal
+from rankscope.collector.agent.journal_file import Disk, JournalFile
+from rankscope.collector.cut import CutKey
 from tests.collector.cut_builder import PROCESS, SEGMENT, span_cut
 
 GOLDEN = Path(__file__).parents[1] / "golden"

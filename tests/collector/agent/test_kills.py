@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.agent.journal_file import Disk
+from rankscope.collector.agent.journal_file import Disk
 from tests.collector.agent.fake_collector import FakeCollector
 from tests.collector.agent.rig import Rig, any_unanswered, assert_clean, write_spans
 from tests.collector.spool_builder import SpoolBuilder

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from urllib3.connection import HTTPConnection
 
-from collector.agent.errors import AgentConfigError, HeldError, LinkError
-from collector.agent.link import MAX_ANSWER_BYTES, Deadlines, Link
+from rankscope.collector.agent.errors import AgentConfigError, HeldError, LinkError
+from rankscope.collector.agent.link import MAX_ANSWER_BYTES, Deadlines, Link
 from tests.collector.agent.fake_collector import FakeCollector, Reply
 from tests.ports import fixed_port
 
@@ -261,7 +261,7 @@ def test_a_link_that_is_closed_while_it_connects_sends_nothing(
     [
         ("http://collector.example:8050", "plain text"),
         ("ftp://collector.example", "https://HOST"),
-        ("collector.example", "https://HOST"),
+        ("rankscope.collector.example", "https://HOST"),
         ("https://user:secret@collector.example", "RANKSCOPE_TOKEN_FILE"),
         ("https://collector.example:x", "no number"),
     ],

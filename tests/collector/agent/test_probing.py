@@ -3,11 +3,11 @@ from __future__ import annotations
 import threading
 import time
 
-from collector.agent.probing import ProbeThread
-from collector.clock_probe import ProbeReply
-from collector.clock_sync import HostClock, ProbeConfig
+from rankscope.collector.agent.probing import ProbeThread
+from rankscope.collector.clock_probe import ProbeReply
+from rankscope.collector.clock_sync import HostClock, ProbeConfig
+from rankscope.tracer.span import UnixNs
 from tests.tracer.recording import wait_until
-from tracer.span import UnixNs
 
 
 def test_what_the_first_probes_say_is_known_at_once() -> None:

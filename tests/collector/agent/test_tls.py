@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.agent.certificates import TlsFiles
-from collector.agent.errors import AgentConfigError, LinkError
-from collector.agent.link import Deadlines, Link
+from rankscope.collector.agent.certificates import TlsFiles
+from rankscope.collector.agent.errors import AgentConfigError, LinkError
+from rankscope.collector.agent.link import Deadlines, Link
 from tests.collector.agent.fake_collector import FakeCollector
 from tests.collector.edge.authority import Authority
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from collector.edge.tls import TlsFiles as ServerFiles
+    from rankscope.collector.edge.tls import TlsFiles as ServerFiles
 
 TOKEN = {"RANKSCOPE_TOKEN": "test-token"}
 PATIENT = Deadlines(connect_s=60, stall_s=60, answer_s=60)

@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from collector.edge.limits import EdgeLimits
-from collector.edge.refusals import Refusals
-from collector.edge.server import Door, EdgeServer
+from rankscope.collector.edge.limits import EdgeLimits
+from rankscope.collector.edge.refusals import Refusals
+from rankscope.collector.edge.server import Door, EdgeServer
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator
 
-    from collector.access import AsgiApp, Message, Receive, Scope, Send
-    from collector.edge.refusals import Refusal
-    from collector.edge.renewal import Renewal
+    from rankscope.collector.access import AsgiApp, Message, Receive, Scope, Send
+    from rankscope.collector.edge.refusals import Refusal
+    from rankscope.collector.edge.renewal import Renewal
 
 PATIENCE_S = 60.0
 

@@ -10,21 +10,21 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.core import NotSet
 
-from collector.deletion import Deletions
-from collector.deletion_routes import deletion_router
-from collector.edge.metrics import Metrics
-from collector.query.engine import QueryEngine
-from collector.query.routes import query_router
-from collector.service.router import ARROW_TYPE
-from collector.token_file import TokenBook, write_tokens
-from collector.tokens import Role, make_token
+from rankscope.collector.deletion import Deletions
+from rankscope.collector.deletion_routes import deletion_router
+from rankscope.collector.edge.metrics import Metrics
+from rankscope.collector.query.engine import QueryEngine
+from rankscope.collector.query.routes import query_router
+from rankscope.collector.service.router import ARROW_TYPE
+from rankscope.collector.token_file import TokenBook, write_tokens
+from rankscope.collector.tokens import Role, make_token
 from tests.collector.service.serving import OWN, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 
 NOW_NS = 10**18

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.access import Access
-from collector.edge.refusals import Refusal, Refusals
-from collector.edge.throttle import Throttle
-from collector.server import create_server
+from rankscope.collector.access import Access
+from rankscope.collector.edge.refusals import Refusal, Refusals
+from rankscope.collector.edge.throttle import Throttle
+from rankscope.collector.server import create_server
 from tests.collector.asgi import BASE, Client
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from collector.access import Access
-from collector.edge.metrics import Metrics, Reading, route_of
-from collector.server import create_server
+from rankscope.collector.access import Access
+from rankscope.collector.edge.metrics import Metrics, Reading, route_of
+from rankscope.collector.server import create_server
 from tests.collector.asgi import Client
 
 if TYPE_CHECKING:

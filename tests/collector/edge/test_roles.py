@@ -9,21 +9,21 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from collector.access import OPEN_PATHS, Access, AccessGate
-from collector.deletion_routes import deletion_router
-from collector.edge.metrics import Metrics, metrics_router
-from collector.query.routes import query_router
-from collector.server import create_app
-from collector.service.router import ingest_router
-from collector.service.rows import ROW_TABLES
-from collector.token_file import TokenBook, write_tokens
-from collector.tokens import Role, make_token
+from rankscope.collector.access import OPEN_PATHS, Access, AccessGate
+from rankscope.collector.deletion_routes import deletion_router
+from rankscope.collector.edge.metrics import Metrics, metrics_router
+from rankscope.collector.query.routes import query_router
+from rankscope.collector.server import create_app
+from rankscope.collector.service.router import ingest_router
+from rankscope.collector.service.rows import ROW_TABLES
+from rankscope.collector.token_file import TokenBook, write_tokens
+from rankscope.collector.tokens import Role, make_token
 from tests.collector.asgi import Client
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from collector.access import Receive, Scope, Send
+    from rankscope.collector.access import Receive, Scope, Send
 
 OWN = "correct-horse"
 NOW_NS = 1_700_000_000 * 10**9

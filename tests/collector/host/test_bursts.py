@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from collector.host.bursts import BurstClocks, BurstError, take_burst
-from collector.host.sample import Sample
+from rankscope.collector.host.bursts import BurstClocks, BurstError, take_burst
+from rankscope.collector.host.sample import Sample
 
 MS = 1_000_000
 UNIX_NS = 1_700_000_000_000_000_000
@@ -64,7 +64,7 @@ def test_readings_that_were_overrun_are_counted_and_not_made_up_for() -> None:
 
 
 def test_samples_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collector.host.bursts.MAX_SAMPLES", 7)
+    monkeypatch.setattr("rankscope.collector.host.bursts.MAX_SAMPLES", 7)
     machine = Machine(read_costs_ns=0, num_samples=3)
 
     burst = take_burst(machine, period_ns=MS, duration_ns=4 * MS, clocks=machine.clocks())

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from collector.host.cpu import CpuSource, ProcessSource, parse_stat
-from collector.host.sample import Sample, SourceAbsentError
+from rankscope.collector.host.cpu import CpuSource, ProcessSource, parse_stat
+from rankscope.collector.host.sample import Sample, SourceAbsentError
 
 if TYPE_CHECKING:
     from pathlib import Path

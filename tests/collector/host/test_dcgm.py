@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.host.dcgm import (
+from rankscope.collector.host.dcgm import (
     MAX_BODY_BYTES,
     MAX_LINES,
     DcgmError,
@@ -15,7 +15,7 @@ from collector.host.dcgm import (
     Metric,
     parse_metrics,
 )
-from collector.host.sample import Sample, SourceAbsentError
+from rankscope.collector.host.sample import Sample, SourceAbsentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

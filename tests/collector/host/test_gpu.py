@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from collector.host.gpu import GpuSource, plain_uuid
-from collector.host.sample import Sample, SourceAbsentError
+from rankscope.collector.host.gpu import GpuSource, plain_uuid
+from rankscope.collector.host.sample import Sample, SourceAbsentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

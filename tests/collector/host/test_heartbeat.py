@@ -5,11 +5,11 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from collector.host.heartbeat import Heartbeat, HeartbeatSource, host_address
-from collector.host.sample import Sample
-from collector.host.spool_ranks import newest_step
+from rankscope.collector.host.heartbeat import Heartbeat, HeartbeatSource, host_address
+from rankscope.collector.host.sample import Sample
+from rankscope.collector.host.spool_ranks import newest_step
+from rankscope.tracer.spool import ACCOUNT, ACCOUNT_OFFSET, PROCESS_FILE
 from tests.collector.spool_builder import SpoolBuilder, this_host
-from tracer.spool import ACCOUNT, ACCOUNT_OFFSET, PROCESS_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collector.host.cpu import PROCESS_NAME
-from collector.host.dcgm import NAMES as DCGM_NAMES
-from collector.host.ethtool import PATTERNS
-from collector.host.gpu import LINK_FIELDS, GpuSource
-from collector.host.nic import COUNTERS as NIC_COUNTERS
-from collector.host.rdma import DRIVER_COUNTERS, PORT_COUNTERS, STATE_NAME
-from collector.host.sampler import Sampler
-from collector.host.sources import host_sources
+from rankscope.collector.host.cpu import PROCESS_NAME
+from rankscope.collector.host.dcgm import NAMES as DCGM_NAMES
+from rankscope.collector.host.ethtool import PATTERNS
+from rankscope.collector.host.gpu import LINK_FIELDS, GpuSource
+from rankscope.collector.host.nic import COUNTERS as NIC_COUNTERS
+from rankscope.collector.host.rdma import DRIVER_COUNTERS, PORT_COUNTERS, STATE_NAME
+from rankscope.collector.host.sampler import Sampler
+from rankscope.collector.host.sources import host_sources
 from tests.collector.host.test_gpu import FakeNvml
 
 if TYPE_CHECKING:
-    from collector.host.sample import Sample
+    from rankscope.collector.host.sample import Sample
 
 PAGE = Path(__file__).parents[3] / "docs" / "samples.md"
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from collector.host.ethtool import device_statistics, parse_statistics, pause_and_marks
-from collector.host.nic import NicSource
-from collector.host.sample import SourceAbsentError
+from rankscope.collector.host.ethtool import device_statistics, parse_statistics, pause_and_marks
+from rankscope.collector.host.nic import NicSource
+from rankscope.collector.host.sample import SourceAbsentError
 
 if TYPE_CHECKING:
     from pathlib import Path

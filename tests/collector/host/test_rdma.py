@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.host.rdma import BURST_NAMES, RdmaSource, lifespan_ms
-from collector.host.sample import SourceAbsentError
+from rankscope.collector.host.rdma import BURST_NAMES, RdmaSource, lifespan_ms
+from rankscope.collector.host.sample import SourceAbsentError
 
 if TYPE_CHECKING:
     from pathlib import Path

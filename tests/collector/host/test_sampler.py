@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.host import sampler as sampler_module
-from collector.host.sample import Sample, SourceAbsentError
-from collector.host.sampler import Sampler
+from rankscope.collector.host import sampler as sampler_module
+from rankscope.collector.host.sample import Sample, SourceAbsentError
+from rankscope.collector.host.sampler import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,17 +4,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.host.dcgm import DcgmError
-from collector.host.sampler import Sampler
-from collector.host.sources import host_sources
+from rankscope.collector.host.dcgm import DcgmError
+from rankscope.collector.host.sampler import Sampler
+from rankscope.collector.host.sources import host_sources
 from tests.collector.spool_builder import SpoolBuilder, this_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from collector.host.heartbeat import Heartbeat
-    from collector.host.sample import Sample
+    from rankscope.collector.host.heartbeat import Heartbeat
+    from rankscope.collector.host.sample import Sample
 
 
 def test_two_seconds_of_this_host(tmp_path: Path) -> None:

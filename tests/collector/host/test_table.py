@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from collector.host.sample import Sample
-from collector.host.table import store_sink
-from collector.samples import read_samples
+from rankscope.collector.host.sample import Sample
+from rankscope.collector.host.table import store_sink
+from rankscope.collector.samples import read_samples
 
 if TYPE_CHECKING:
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 
 def test_samples_of_a_host_are_read_with_any_run_on_it(store: Store) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from collector.host.sample import Sample
-from collector.host.totals import MAX_PARTS, GrowingTotals, growth_between
+from rankscope.collector.host.sample import Sample
+from rankscope.collector.host.totals import MAX_PARTS, GrowingTotals, growth_between
 
 
 def test_a_counter_of_32_bits_that_runs_over_goes_on() -> None:

@@ -9,20 +9,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from collector.errors import RunExistsError
-from collector.importers.bytedance import import_bytedance
-from collector.importers.bytedance_file import ROWS_AT_ONCE
-from collector.importers.bytedance_meta import read_meta
-from collector.importers.bytedance_rows import read_trace
-from collector.read import read_spans, run_names
+from rankscope.collector.errors import RunExistsError
+from rankscope.collector.importers.bytedance import import_bytedance
+from rankscope.collector.importers.bytedance_file import ROWS_AT_ONCE
+from rankscope.collector.importers.bytedance_meta import read_meta
+from rankscope.collector.importers.bytedance_rows import read_trace
+from rankscope.collector.read import read_spans, run_names
 from rankscope.source import StoreSource
+from rankscope.tracer.span import KIND_CODES, SpanKind
 from tests.collector.importers.trace_builder import Row, operation, write_meta, write_trace
-from tracer.span import KIND_CODES, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 
 TRACES = Path(

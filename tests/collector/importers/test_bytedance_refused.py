@@ -12,15 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.errors import CollectorError, MetaError, RunExistsError, RunNameError, TraceError
-from collector.importers.bytedance import import_bytedance
-from collector.importers.bytedance_file import ROWS_AT_ONCE
-from collector.importers.bytedance_meta import read_meta
-from collector.importers.bytedance_rows import read_trace
+from rankscope.collector.errors import (
+    CollectorError,
+    MetaError,
+    RunExistsError,
+    RunNameError,
+    TraceError,
+)
+from rankscope.collector.importers.bytedance import import_bytedance
+from rankscope.collector.importers.bytedance_file import ROWS_AT_ONCE
+from rankscope.collector.importers.bytedance_meta import read_meta
+from rankscope.collector.importers.bytedance_rows import read_trace
 from tests.collector.importers.trace_builder import operation, write_meta, write_trace
 
 if TYPE_CHECKING:
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 
 def test_a_bad_time_behind_the_first_batch_is_named_by_its_row(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ PLAIN_LOADERS = {"torch.load": "weights_only", "np.load": "", "numpy.load": "", 
 """Calls that are refused unless they have this argument, set to True."""
 
 ALLOWED = {
-    # `python -m tracer SCRIPT` runs the script that it is named, as `python SCRIPT` does.
+    # `python -m rankscope.tracer SCRIPT` runs the script that it is named, as `python SCRIPT` does.
     "tracer/__main__.py: exec",
     "tracer/__main__.py: runpy",
     # What the ranks of one job tell each other, over the job's own process group.

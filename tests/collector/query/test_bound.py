@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collector.errors import StoreQueryError
-from collector.read import read_run
+from rankscope.collector.errors import StoreQueryError
+from rankscope.collector.read import read_run
 
 if TYPE_CHECKING:
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("analysis", "collector", "dashboard", "rankscope", "trainer")

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.query.errors import QueryError
-from collector.query.handle import Answer, Handle
+from rankscope.collector.query.errors import QueryError
+from rankscope.collector.query.handle import Answer, Handle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 TEXT = b"what the engine found"
 

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.query.errors import QueryError
-from collector.query.handle import Handle
-from collector.query.native import split_type, with_revision
-from collector.store import open_store
+from rankscope.collector.query.errors import QueryError
+from rankscope.collector.query.handle import Handle
+from rankscope.collector.query.native import split_type, with_revision
+from rankscope.collector.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

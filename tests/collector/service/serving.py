@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from collector.access import Access
-from collector.server import create_server
-from collector.service.router import ARROW_TYPE, ingest_router
-from collector.service.service import IngestService, ServiceLimits
-from collector.token_file import TokenBook, write_tokens
-from collector.tokens import Role, make_token
-from collector.wire import encode_cuts
+from rankscope.collector.access import Access
+from rankscope.collector.server import create_server
+from rankscope.collector.service.router import ARROW_TYPE, ingest_router
+from rankscope.collector.service.service import IngestService, ServiceLimits
+from rankscope.collector.token_file import TokenBook, write_tokens
+from rankscope.collector.tokens import Role, make_token
+from rankscope.collector.wire import encode_cuts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from fastapi import APIRouter
 
-    from collector.cut import Cut
-    from collector.edge.metrics import Metrics
-    from collector.store import Store
+    from rankscope.collector.cut import Cut
+    from rankscope.collector.edge.metrics import Metrics
+    from rankscope.collector.store import Store
 
 OWN = "own-token"
 BASE = "http://127.0.0.1:8050"

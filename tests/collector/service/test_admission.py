@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.service.admission import ByteBudget
-from collector.service.trouble import BusyError
+from rankscope.collector.service.admission import ByteBudget
+from rankscope.collector.service.trouble import BusyError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from collector.deletion import Deletions
-from collector.heartbeats import newest_heartbeats
-from collector.host.beats import beat_row
+from rankscope.collector.deletion import Deletions
+from rankscope.collector.heartbeats import newest_heartbeats
+from rankscope.collector.host.beats import beat_row
 from tests.collector.host.test_beats import BEAT
 from tests.collector.service.serving import serving
 
 if TYPE_CHECKING:
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
 
 def test_heartbeats_come_in_over_http_and_twice_is_once(store: Store, run_id: str) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from collector.service.row_commit import GAP_S, NUM_AT_ONCE
-from collector.tokens import Role
+from rankscope.collector.service.row_commit import GAP_S, NUM_AT_ONCE
+from rankscope.collector.tokens import Role
 from tests.collector.service.serving import serving, tokens_for
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from collector.store import Row, Store
+    from rankscope.collector.store import Row, Store
     from tests.collector.service.serving import Collector
 
 NUM_HOSTS = 96

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pytest
 
-from collector.errors import WireError
-from collector.service.decoders import DecoderPool
-from collector.service.handover import new_memory, seal
-from collector.service.service import ServiceLimits
-from collector.wire import WireLimits, encode_cuts
-from collector.wire_sizes import checked_inflated_bytes
+from rankscope.collector.errors import WireError
+from rankscope.collector.service.decoders import DecoderPool
+from rankscope.collector.service.handover import new_memory, seal
+from rankscope.collector.service.service import ServiceLimits
+from rankscope.collector.wire import WireLimits, encode_cuts
+from rankscope.collector.wire_sizes import checked_inflated_bytes
 from tests.collector.cut_builder import span_cut
 from tests.collector.service.serving import OWN, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from collector.store import Store
+    from rankscope.collector.store import Store
 
     Codec = Literal["lz4", "zstd"] | None
     from tests.collector.service.serving import Collector

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collector.errors import StoreError, StoreQueryError, WireError
-from collector.service.row_commit import GAP_S, MAX_ROWS, NUM_AT_ONCE, RowCommit
-from collector.service.trouble import TOO_MANY_PARTS, BusyError, StoreTrouble
+from rankscope.collector.errors import StoreError, StoreQueryError, WireError
+from rankscope.collector.service.row_commit import GAP_S, MAX_ROWS, NUM_AT_ONCE, RowCommit
+from rankscope.collector.service.trouble import TOO_MANY_PARTS, BusyError, StoreTrouble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
 
-    from collector.store import Row
+    from rankscope.collector.store import Row
 
 POISON = 13
 WAIT_S = 30.0

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from collector.name_cap import MAX_NAMES
-from collector.read import may_repeat, read_events, read_run
-from collector.service.router import ARROW_TYPE
-from collector.tokens import Role
-from collector.wire import encode_cuts
+from rankscope.collector.name_cap import MAX_NAMES
+from rankscope.collector.read import may_repeat, read_events, read_run
+from rankscope.collector.service.router import ARROW_TYPE
+from rankscope.collector.tokens import Role
+from rankscope.collector.wire import encode_cuts
 from tests.collector.cut_builder import SEGMENT, span_cut
 from tests.collector.service.serving import OWN, serving, tokens_for
 from tests.collector.stored import shown
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from collector.cut import Cut
-    from collector.store import Store
+    from rankscope.collector.cut import Cut
+    from rankscope.collector.store import Store
     from tests.collector.service.serving import Collector
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from collector.errors import StoreQueryError
-from collector.store import Store
+from rankscope.collector.errors import StoreQueryError
+from rankscope.collector.store import Store
 from tests.collector.cut_builder import span_cut
 from tests.collector.service.serving import serving
 from tests.collector.stored import shown

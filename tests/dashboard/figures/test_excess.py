@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.report import RankStepExcess, StepTimes
-from dashboard.figures.excess import excess_figure, excess_note
+from rankscope.analysis.report import RankStepExcess, StepTimes
+from rankscope.dashboard.figures.excess import excess_figure, excess_note
+from rankscope.tracer.topology import Layout
 from tests.dashboard.builders import report, traces
-from tracer.topology import Layout
 
 
 def test_cells_hold_milliseconds_by_rank_and_step() -> None:

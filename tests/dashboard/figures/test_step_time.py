@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dashboard.figures.step_time import step_time_figure
+from rankscope.dashboard.figures.step_time import step_time_figure
 from tests.dashboard.builders import report, traces
 
 

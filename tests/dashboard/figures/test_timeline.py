@@ -5,21 +5,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.source import GroupInfo
-from analysis.timeline import step_timeline
-from dashboard.address import GroupBy
-from dashboard.figures.timeline import timeline_figure
-from dashboard.figures.timeline_hover import hover_texts
-from dashboard.figures.timeline_raster import raster_figure, raster_note
-from dashboard.figures.timeline_rows import lay_rows, row_order
-from dashboard.theme import KIND_COLORS
+from rankscope.analysis.source import GroupInfo
+from rankscope.analysis.timeline import step_timeline
+from rankscope.dashboard.address import GroupBy
+from rankscope.dashboard.figures.timeline import timeline_figure
+from rankscope.dashboard.figures.timeline_hover import hover_texts
+from rankscope.dashboard.figures.timeline_raster import raster_figure, raster_note
+from rankscope.dashboard.figures.timeline_rows import lay_rows, row_order
+from rankscope.dashboard.theme import KIND_COLORS
+from rankscope.tracer.span import Span, SpanFlag, SpanKind, UnixNs
+from rankscope.tracer.topology import Layout
 from tests.dashboard.builders import FakeProvider, report, span_table, traces
 from tests.dashboard.training_builder import training_provider
-from tracer.span import Span, SpanFlag, SpanKind, UnixNs
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
-    from analysis.timeline import StepTimeline
+    from rankscope.analysis.timeline import StepTimeline
 
 TP = GroupInfo(group_id=7, kind="tp-comm", name="tp", members=(0, 1))
 

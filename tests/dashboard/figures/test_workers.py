@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dashboard.figures.workers import worker_figure
+from rankscope.dashboard.figures.workers import worker_figure
+from rankscope.tracer.topology import Layout
 from tests.dashboard.builders import report, traces
-from tracer.topology import Layout
 
 
 def test_dp_runs_along_x_and_stages_along_y() -> None:

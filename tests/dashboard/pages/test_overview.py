@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
-from dashboard.address import Page, View
-from dashboard.pages.overview import overview_page
-from dashboard.pages.timeline import timeline_page
+from rankscope.dashboard.address import Page, View
+from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.pages.timeline import timeline_page
+from rankscope.tracer.topology import Layout
 from tests.dashboard.builders import FakeProvider, report
 from tests.dashboard.training_builder import training_provider
-from tracer.topology import Layout
 
 if TYPE_CHECKING:
-    from analysis.report import RunReport
+    from rankscope.analysis.report import RunReport
 
 
 def words(part: object) -> str:

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from analysis.heard import Heard, SilentRank
-from dashboard.pages.overview import overview_page
-from dashboard.pages.overview_heard import age_text, heard_card
+from rankscope.analysis.heard import Heard, SilentRank
+from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.pages.overview_heard import age_text, heard_card
 from tests.dashboard.builders import FakeProvider, report
 from tests.dashboard.pages.test_overview import words
 

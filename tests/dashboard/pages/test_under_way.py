@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.report import Mfu
-from analysis.source import RunSummary
-from analysis.under_way import Doing, Failed, Phase, SeenSteps, UnderWay
-from dashboard.address import Page, View
-from dashboard.pages.overview import overview_page
-from dashboard.pages.timeline import timeline_page
+from rankscope.analysis.report import Mfu
+from rankscope.analysis.source import RunSummary
+from rankscope.analysis.under_way import Doing, Failed, Phase, SeenSteps, UnderWay
+from rankscope.dashboard.address import Page, View
+from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.pages.timeline import timeline_page
+from rankscope.tracer.topology import Layout
 from tests.dashboard.builders import FakeProvider, report
 from tests.dashboard.pages.test_overview import words
 from tests.dashboard.training_builder import training_provider
-from tracer.topology import Layout
 
 RUN = RunSummary(
     run_id="demo-42",

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.tracer.capture.group import CommGroup
+from rankscope.tracer.capture.launch import Launch, heads_of
+from rankscope.tracer.device.comm_stream import CommStream
+from rankscope.tracer.span import NONE, SpanFlag, SpanKind
+from rankscope.tracer.spool import DropReason
 from tests.tracer.device.timing import TimedRecorder
 from tests.tracer.device.torch.fake_cuda import CudaError, FakeCuda, FakeStream
 from tests.tracer.reading import Row, dropped, open_names, read_spans
-from tracer.capture.group import CommGroup
-from tracer.capture.launch import Launch, heads_of
-from tracer.device.comm_stream import CommStream
-from tracer.span import NONE, SpanFlag, SpanKind
-from tracer.spool import DropReason
 
 if TYPE_CHECKING:
     from pathlib import Path

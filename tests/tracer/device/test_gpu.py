@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from rankscope.tracer.device.clock import DeviceClock
+from rankscope.tracer.device.cuda import CudaBackend
+from rankscope.tracer.device.pool import EventPool
+from rankscope.tracer.span import SpanFlag
+from rankscope.tracer.spool import DropReason
 from tests.tracer.reading import dropped, process_folders, read_spans
 from tests.tracer.recording import run_script
-from tracer.device.clock import DeviceClock
-from tracer.device.cuda import CudaBackend
-from tracer.device.pool import EventPool
-from tracer.span import SpanFlag
-from tracer.spool import DropReason
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -26,7 +26,8 @@ ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 ROOT = Path(__file__).parents[3]
 
 TRAIN = """
-    import torch, tracer
+    import torch
+    from rankscope import tracer
     from torch import nn
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2048, 2048), nn.GELU(), nn.Linear(2048, 2048)).cuda()
@@ -57,7 +58,7 @@ def test_an_assert_on_the_device_reaches_the_job_unchanged(tmp_path: Path) -> No
     script = """
         import torch, sys
         if len(sys.argv) > 1:
-            import tracer
+            from rankscope import tracer
             tracer.install()
         table = torch.zeros(4, device="cuda")
         (table[torch.tensor([9], device="cuda")] + 1).cpu()
@@ -109,7 +110,8 @@ def test_a_capture_in_another_thread_survives_the_resolver() -> None:
 def test_nothing_is_recorded_into_a_graph(tmp_path: Path) -> None:
     done = run_script(
         """
-        import torch, tracer
+        import torch
+        from rankscope import tracer
         from torch import nn
         model = nn.Linear(64, 64).cuda()
         data = torch.ones(8, 64, device="cuda")

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
+from rankscope.tracer.capture.start import start_captures
+from rankscope.tracer.span import SpanFlag
 from tests.tracer.device.claiming import ClaimingCuda
 from tests.tracer.device.timing import TimedRecorder
 from tests.tracer.reading import Row, dropped, read_spans
-from tracer.capture.start import start_captures
-from tracer.span import SpanFlag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.tracer.capture.compute import Compute
+from rankscope.tracer.device.span import timed_span
+from rankscope.tracer.span import COMM_KINDS, SpanFlag, SpanKind
+from rankscope.tracer.spool import DropReason
 from tests.tracer.device.timing import TimedRecorder
 from tests.tracer.device.torch.fake_cuda import CudaError, FakeCuda, FakeEvent, FakeTensor
 from tests.tracer.reading import dropped, lacking, open_names, read_spans
-from tracer.capture.compute import Compute
-from tracer.device.span import timed_span
-from tracer.span import COMM_KINDS, SpanFlag, SpanKind
-from tracer.spool import DropReason
 
 if TYPE_CHECKING:
     from pathlib import Path

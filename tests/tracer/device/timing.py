@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankscope.tracer.device.timing import DeviceTiming
 from tests.tracer.recording import recorder_in
-from tracer.device.timing import DeviceTiming
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rankscope.tracer.recorder import Recorder
     from tests.tracer.device.torch.fake_cuda import FakeCuda
-    from tracer.recorder import Recorder
 
 TURN_NS = 20_000_000
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import tracer
+from rankscope import tracer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,8 +18,8 @@ from torch import nn
 from torch._C._distributed_c10d import FileStore
 from torch.overrides import TorchFunctionMode
 
-import tracer
-from tracer.integrations import megatron
+from rankscope import tracer
+from rankscope.tracer.integrations import megatron
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

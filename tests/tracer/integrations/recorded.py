@@ -6,9 +6,9 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-import tracer
+from rankscope import tracer
+from rankscope.tracer.spool import MICROBATCH, STEP, RecordType
 from tests.tracer.reading import Row, process_folders, read_rows
-from tracer.spool import MICROBATCH, STEP, RecordType
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -62,7 +62,7 @@ def train(
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_callback_records_steps_and_leaves_the_training_as_it_is(tmp_path: Path) -> None:
-    from tracer.integrations.huggingface import RankscopeCallback
+    from rankscope.tracer.integrations.huggingface import RankscopeCallback
 
     save = transformers.Trainer._save_checkpoint
     plain, _ = train(tmp_path, [], save_strategy="no")
@@ -98,7 +98,7 @@ def test_the_callback_records_steps_and_leaves_the_training_as_it_is(tmp_path: P
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_step_that_is_not_logged_has_no_loss(tmp_path: Path) -> None:
-    from tracer.integrations.huggingface import RankscopeCallback
+    from rankscope.tracer.integrations.huggingface import RankscopeCallback
 
     callback = RankscopeCallback(spool=tmp_path / "spool")
     logged, _ = train(tmp_path, [callback], save_strategy="no", logging_strategy="no")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def test_the_callback_records_steps_and_leaves_the_training_as_it_is(tmp_path: Path) -> None:
     import lightning.pytorch as lightning
 
-    from tracer.integrations.lightning import RankscopeCallback
+    from rankscope.tracer.integrations.lightning import RankscopeCallback
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:

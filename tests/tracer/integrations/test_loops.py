@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-import tracer
+from rankscope import tracer
+from rankscope.tracer.integrations import megatron, torchtitan
+from rankscope.tracer.integrations.settings import placed
+from rankscope.tracer.spool import DropReason
+from rankscope.tracer.topology import Coords, Layout
 from tests.tracer.integrations.megatron_job import ARGUMENTS
 from tests.tracer.integrations.recorded import Recorded
 from tests.tracer.reading import dropped
-from tracer.integrations import megatron, torchtitan
-from tracer.integrations.settings import placed
-from tracer.spool import DropReason
-from tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

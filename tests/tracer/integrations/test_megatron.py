@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.tracer.integrations import megatron
+from rankscope.tracer.spool import RecordType
 from tests.tracer.integrations.megatron_job import ARGUMENTS
 from tests.tracer.integrations.recorded import Recorded
 from tests.tracer.ranks import run_ranks
 from tests.tracer.reading import dropped
-from tracer.integrations import megatron
-from tracer.spool import RecordType
 
 if TYPE_CHECKING:
     from pathlib import Path

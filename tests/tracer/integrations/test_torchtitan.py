@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.tracer.spool import RecordType
 from tests.tracer.integrations.recorded import Recorded
 from tests.tracer.ranks import run_ranks
 from tests.tracer.reading import dropped
-from tracer.spool import RecordType
 
 if TYPE_CHECKING:
     from pathlib import Path

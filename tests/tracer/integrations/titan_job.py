@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import FileStore
 
-import tracer
-from tracer.integrations import torchtitan
+from rankscope import tracer
+from rankscope.tracer.integrations import torchtitan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.simulator.fault import parse_simulated_faults
-from trainer.simulator.scenario import EXACT, Network, Scenario
-from trainer.simulator.simulation import Simulation, simulate
+from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.simulator.scenario import EXACT, Network, Scenario
+from rankscope.trainer.simulator.simulation import Simulation, simulate
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankscope.trainer.simulator.clocks import make_clocks
+from rankscope.trainer.simulator.scenario import Noise, Scenario
+from rankscope.trainer.simulator.simulation import simulate
 from tests.trainer.simulator.recorded import record
-from trainer.simulator.clocks import make_clocks
-from trainer.simulator.scenario import Noise, Scenario
-from trainer.simulator.simulation import simulate
 
 HOUR_NS = 3_600_000_000_000
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankscope.tracer.span import group_id_of
+from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.simulator.scenario import RankOrder, Scenario, Sends, TpDetail
+from rankscope.trainer.simulator.simulation import simulate
 from tests.trainer.simulator.recorded import record
-from tracer.span import group_id_of
-from trainer.simulator.fault import parse_simulated_faults
-from trainer.simulator.scenario import RankOrder, Scenario, Sends, TpDetail
-from trainer.simulator.simulation import simulate
 
 if TYPE_CHECKING:
-    from trainer.simulator.tables import StepTables
+    from rankscope.trainer.simulator.tables import StepTables
 
 FAULTS = (
     "none",

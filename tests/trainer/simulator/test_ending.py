@@ -6,9 +6,9 @@ import json
 
 import numpy as np
 
+from rankscope.tracer.span import SpanFlag
+from rankscope.trainer.simulator.scenario import Scenario
 from tests.trainer.simulator.recorded import MS, exact, record
-from tracer.span import SpanFlag
-from trainer.simulator.scenario import Scenario
 
 SECOND = 1_000_000_000
 SIZES = {"dp": 2, "pp": 2, "num_steps": 5, "num_microbatches": 4}

@@ -3,13 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rankscope.trainer.simulator.errors import ScenarioError
+from rankscope.trainer.simulator.experts import draw_loads
+from rankscope.trainer.simulator.scenario import Network, Noise, Scenario, TpDetail
+from rankscope.trainer.simulator.scenario_file import scenario_settings
+from rankscope.trainer.simulator.schedule import Schedule
+from rankscope.trainer.simulator.simulation import simulate
 from tests.trainer.simulator.recorded import MS, exact, record
-from trainer.simulator.errors import ScenarioError
-from trainer.simulator.experts import draw_loads
-from trainer.simulator.scenario import Network, Noise, Scenario, TpDetail
-from trainer.simulator.scenario_file import scenario_settings
-from trainer.simulator.schedule import Schedule
-from trainer.simulator.simulation import simulate
 
 
 def test_a_rank_whose_experts_get_more_tokens_computes_longer_between_its_all_to_alls() -> None:

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from trainer.errors import FaultSpecError
-from trainer.simulator.fault import (
+from rankscope.trainer.errors import FaultSpecError
+from rankscope.trainer.simulator.fault import (
     CrashKind,
     NetworkReason,
     SimulatedCause,

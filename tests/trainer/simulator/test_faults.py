@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from rankscope.trainer.simulator.errors import ScenarioError
+from rankscope.trainer.simulator.scenario import Network, RankOrder, TpDetail
+from rankscope.trainer.simulator.simulation import simulate
 from tests.trainer.simulator.recorded import MS, Recorded, exact, record
-from trainer.simulator.errors import ScenarioError
-from trainer.simulator.scenario import Network, RankOrder, TpDetail
-from trainer.simulator.simulation import simulate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

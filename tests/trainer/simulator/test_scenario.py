@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from trainer.simulator.errors import ScenarioError
-from trainer.simulator.fault import SimulatedCause, parse_simulated_faults
-from trainer.simulator.groups import Axis, make_groups
-from trainer.simulator.placement import place
-from trainer.simulator.presets import PRESETS, preset_scenario
-from trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
-from trainer.simulator.scenario_file import read_scenario_file
-from trainer.simulator.simulation import simulate
+from rankscope.trainer.simulator.errors import ScenarioError
+from rankscope.trainer.simulator.fault import SimulatedCause, parse_simulated_faults
+from rankscope.trainer.simulator.groups import Axis, make_groups
+from rankscope.trainer.simulator.placement import place
+from rankscope.trainer.simulator.presets import PRESETS, preset_scenario
+from rankscope.trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
+from rankscope.trainer.simulator.scenario_file import read_scenario_file
+from rankscope.trainer.simulator.simulation import simulate
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.simulator.schedule import (
+from rankscope.trainer.simulator.schedule import (
     Exchange,
     Posted,
     Slot,

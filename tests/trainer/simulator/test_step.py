@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rankscope.tracer.span import SpanFlag
+from rankscope.trainer.simulator.scenario import Network, Sends, TpDetail
 from tests.trainer.simulator.recorded import MS, exact, record
-from tracer.span import SpanFlag
-from trainer.simulator.scenario import Network, Sends, TpDetail
 
 
 @pytest.mark.parametrize(

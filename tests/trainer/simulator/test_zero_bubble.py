@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankscope.trainer.simulator.scenario import TpDetail
+from rankscope.trainer.simulator.schedule import Schedule, Slot, receiver_of, run_order, sender_of
+from rankscope.trainer.simulator.zero_bubble import deferring_slots, v_slots
 from tests.trainer.simulator.recorded import MS, exact, record
-from trainer.simulator.scenario import TpDetail
-from trainer.simulator.schedule import Schedule, Slot, receiver_of, run_order, sender_of
-from trainer.simulator.zero_bubble import deferring_slots, v_slots
 
 
 def written(slots: list[Slot]) -> str:

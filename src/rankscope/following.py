@@ -1,0 +1,131 @@
+"""What findings have in common with those of other epochs and runs in the store."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rankscope.analysis.following import Followed, Place, Sighting, follow
+from rankscope.collector.findings import read_findings
+from rankscope.collector.places import MOST_RANKS, read_places, read_told_jobs, read_told_places
+from rankscope.tracer.topology import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rankscope.analysis.report import Finding, RunReport
+    from rankscope.analysis.source import RunInfo
+    from rankscope.collector.findings import StoredFinding
+    from rankscope.collector.places import StoredPlace
+    from rankscope.collector.store import Store
+
+
+class History:
+    """All findings of a store, with the places that they name, read once.
+
+    Args:
+        store: The store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        stored = sorted(read_findings(store), key=lambda finding: finding.opened_ns)
+        self._jobs = {(job.run_id, job.epoch): job for job in read_told_jobs(store)}
+        self._places: dict[tuple[str, int], dict[int, Place]] = {}
+        for told in read_told_places(store):
+            ranks = self._places.setdefault((told.run_id, told.epoch), {})
+            ranks.setdefault(told.rank, _place(told))
+        found = {(one.run_id, one.number): self._sighting(one) for one in stored}
+        self._sightings = {one: sighting for one, sighting in found.items() if sighting is not None}
+
+    def of_stored(self, finding: StoredFinding) -> Followed | None:
+        """Return what is known of a finding of this store; None where nothing is."""
+        now = self._sightings.get((finding.run_id, finding.number))
+        if now is None:
+            return None
+        all_ = self._sightings.values()
+        also = [one for one in all_ if one.incarnation == now.incarnation]
+        return follow(now, all_, also=also, placement=lambda: self._placement(*now.incarnation))
+
+    def of_report(self, report: RunReport, run: RunInfo) -> tuple[Followed | None, ...]:
+        """Return what is known of each finding of an analysis, in its order.
+
+        Args:
+            report: The analysis; its findings are taken to be of its newest epoch.
+            run: Where its ranks stood.
+        """
+        epoch = max(report.epochs, default=-1)
+        places = {
+            info.rank: Place(
+                host=info.host, dp=info.coords.dp, pp=info.coords.pp, tp=info.coords.tp
+            )
+            for known in run.epochs
+            if known.epoch == epoch
+            for info in known.ranks
+        }
+        now = [_reported(finding, report, epoch, places) for finding in report.findings]
+        return tuple(
+            None
+            if one is None
+            else follow(
+                one,
+                self._sightings.values(),
+                also=[other for other in now if other is not None],
+                placement=places.values,
+            )
+            for one in now
+        )
+
+    def _sighting(self, finding: StoredFinding) -> Sighting | None:
+        job = self._jobs.get((finding.run_id, finding.epoch))
+        ranks = self._places.get((finding.run_id, finding.epoch), {})
+        if job is None or not finding.ranks or len(finding.ranks) > MOST_RANKS:
+            return None
+        return Sighting(
+            run_id=finding.run_id,
+            epoch=finding.epoch,
+            cause=finding.cause,
+            places=tuple(ranks[rank] for rank in finding.ranks if rank in ranks),
+            sizes=_sizes(Layout(**job.layout)),
+            num_hosts=job.num_hosts,
+        )
+
+    def _placement(self, run_id: str, epoch: int) -> Iterable[Place]:
+        return map(_place, read_places(self._store, run_id, epoch))
+
+
+def follows_document(followed: Followed | None) -> dict[str, Any] | None:
+    """Return the key ``follows`` of a finding's JSON document; None where nothing is known."""
+    return None if followed is None else asdict(followed)
+
+
+def follows_text(followed: Followed | None) -> str:
+    """Return it as a sentence for a person, "" where nothing is known."""
+    if followed is None:
+        return ""
+    if followed.what is None:
+        return f"host or position: {followed.evidence}"
+    return f"it follows the {followed.what}: {followed.evidence}"
+
+
+def _reported(
+    finding: Finding, report: RunReport, epoch: int, places: dict[int, Place]
+) -> Sighting | None:
+    if not finding.ranks or len(finding.ranks) > MOST_RANKS:
+        return None
+    return Sighting(
+        run_id=report.run,
+        epoch=epoch,
+        cause=finding.cause,
+        places=tuple(places[rank] for rank in finding.ranks if rank in places),
+        sizes=_sizes(report.layout),
+        num_hosts=len({place.host for place in places.values()}),
+    )
+
+
+def _place(stored: StoredPlace) -> Place:
+    return Place(host=stored.host, dp=stored.dp, pp=stored.pp, tp=stored.tp)
+
+
+def _sizes(layout: Layout) -> tuple[int, int, int]:
+    return layout.dp, layout.pp, layout.tp

@@ -1,0 +1,224 @@
+"""One stored run, opened for a notebook or a script."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
+
+from rankscope.analysis.analyze import analyze_run, read_run
+from rankscope.analysis.timeline import step_timeline
+from rankscope.analysis.verdict import verdict_sentence
+from rankscope.collector.location import default_store_url
+from rankscope.collector.served_store import open_for_reading
+
+from .source import StoreSource
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from types import TracebackType
+
+    import networkx as nx
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from rankscope.analysis.critical_path import CriticalPath, Slack
+    from rankscope.analysis.ideal_timeline import IdealTimeline
+    from rankscope.analysis.model import Reading
+    from rankscope.analysis.part_price import PartPrice
+    from rankscope.analysis.parts import Part
+    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.source import RunInfo, SpanTable, StepTable
+    from rankscope.analysis.timeline import StepTimeline
+    from rankscope.analysis.waterfall import Waterfall
+    from rankscope.analysis.whatif import Replayer
+    from rankscope.collector.store import Store
+
+
+def open_run(run_id: str, *, store: str | None = None) -> Run:
+    """Open a stored run for reading; close it, or leave its ``with`` block, to free the store.
+
+    A store that a `rankscope serve` holds is read through that server.
+
+    Args:
+        run_id: Name of the run, as `rankscope runs` lists it.
+        store: URL of the store; None: ``RANKSCOPE_STORE``, else the one in the data folder.
+
+    Raises:
+        UnknownRunError: The store holds no run of that name.
+        StoreError: The store could not be opened.
+    """
+    opened = open_for_reading(store or default_store_url())
+    try:
+        info = StoreSource(opened).run_info(run_id)
+    except BaseException:
+        opened.close()
+        raise
+    return Run(opened, info)
+
+
+class Run:
+    """One run of an open store. Results are computed when first asked for."""
+
+    def __init__(self, store: Store, info: RunInfo) -> None:
+        self._store = store
+        self._source = StoreSource(store)
+        self.info = info
+        """Layout, ranks and groups."""
+
+    @cached_property
+    def report(self) -> RunReport:
+        """The diagnosis of all steps."""
+        return analyze_run(self._source, self.info.run_id)
+
+    @cached_property
+    def verdict(self) -> str:
+        """The diagnosis in one sentence."""
+        return verdict_sentence(self.report)
+
+    def spans(self, first: int | None = None, last: int | None = None) -> SpanTable:
+        """Return the spans of steps ``first`` to ``last``, both included, as numpy columns."""
+        return self._source.spans(self.info.run_id, first=first, last=last)
+
+    def steps(self) -> StepTable:
+        """Return one row per (epoch, step, rank)."""
+        return self._source.steps(self.info.run_id)
+
+    def timeline(self, step: int, *, epoch: int | None = None) -> StepTimeline:
+        """Return one step, each span with its wait and transfer.
+
+        Args:
+            step: Its number.
+            epoch: Of which incarnation; None: the last.
+
+        Raises:
+            EmptyRunError: The step holds no spans.
+        """
+        last = max(known.epoch for known in self.info.epochs)
+        chosen = last if epoch is None else epoch
+        return step_timeline(self._source, self.info.run_id, epoch=chosen, step=step)
+
+    @cached_property
+    def reading(self) -> Reading:
+        """All steps as operations; what the results below number their operations by."""
+        return read_run(self.info, self.spans(), self.steps())
+
+    @cached_property
+    def waterfall(self) -> Waterfall:
+        """Where each rank's time went in each step; see `analysis.waterfall.Part`."""
+        from rankscope.analysis.device_steps import steps_on_device
+        from rankscope.analysis.waterfall import waterfall_of
+
+        spans = self.spans()
+        steps = steps_on_device(spans, self.steps())
+        return waterfall_of(self.info, self.reading, spans, steps)
+
+    def critical_path(self, step: int) -> CriticalPath:
+        """Return the chain of operations that decides a step's end.
+
+        Raises:
+            EmptyRunError: The step takes no part in the replay.
+        """
+        from rankscope.analysis.critical_path import critical_path
+
+        return critical_path(self.reading.model, [step])
+
+    def slack(self, step: int) -> Slack:
+        """Return how much later each operation may end without moving the step's end.
+
+        Raises:
+            EmptyRunError: The step takes no part in the replay.
+        """
+        from rankscope.analysis.critical_path import slack_of
+
+        return slack_of(self.reading.model, [step])
+
+    def ideal_timeline(self, step: int) -> IdealTimeline:
+        """Return a step's operations as they were and as they would be were nothing slow.
+
+        Raises:
+            EmptyRunError: The step takes no part in the replay.
+        """
+        from rankscope.analysis.ideal_timeline import ideal_timeline
+
+        return ideal_timeline(self.reading.model, step)
+
+    def what_if(self, part: Part | NDArray[np.bool_]) -> PartPrice:
+        """Return what a set of operations costs: what if it were healthy.
+
+        Args:
+            part: The set, as conditions (`analysis.parts.Part`) or as a mask over the
+                operations of ``reading``.
+
+        Raises:
+            EmptyPartError: No operation meets the conditions.
+        """
+        from rankscope.analysis.part_price import price_of
+        from rankscope.analysis.parts import Part, mask_of
+
+        if isinstance(part, Part):
+            by_span = part.group is not None or part.name is not None
+            part = mask_of(part, self.info, self.reading, spans=self.spans() if by_span else None)
+        return price_of(self.replayer, part)
+
+    @cached_property
+    def slowdown_by_tp(self) -> dict[int, float | None]:
+        """S of each tp position."""
+        from rankscope.analysis.part_price import slowdown_by_tp
+
+        return slowdown_by_tp(self.info, self.replayer)
+
+    @cached_property
+    def slowdown_by_host(self) -> dict[str, float | None]:
+        """S of each host that has a name."""
+        from rankscope.analysis.part_price import slowdown_by_host
+
+        return slowdown_by_host(self.info, self.replayer)
+
+    @cached_property
+    def slowdown_by_rank(self) -> dict[int, float | None]:
+        """S of each rank."""
+        from rankscope.analysis.part_price import slowdown_by_rank
+
+        return slowdown_by_rank(self.info, self.replayer)
+
+    @cached_property
+    def replayer(self) -> Replayer:
+        """The replay of all steps, for the other questions of `analysis.part_price`."""
+        from rankscope.analysis.whatif import Replayer
+
+        return Replayer(self.reading.model)
+
+    def graph(
+        self, step: int | Collection[int], *, ranks: Collection[int] | None = None
+    ) -> nx.DiGraph[int]:
+        """Return who waits for whom in some steps; see `analysis.graph.dependency_graph`.
+
+        Args:
+            step: Its number, or several.
+            ranks: Only these ranks; None: all.
+
+        Raises:
+            EmptyRunError: A step takes no part in the replay.
+            GraphTooLargeError: It is too large for a graph of Python objects.
+        """
+        from rankscope.analysis.graph import dependency_graph
+
+        return dependency_graph(self.reading.model, step, ranks=ranks)
+
+    def close(self) -> None:
+        """Free the store. Safe to repeat; results that were computed stay."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<run {self.info.run_id!r}: {self.info.world_size} ranks>"

@@ -1,0 +1,121 @@
+"""Turn the store's Arrow tables into the analysis's columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankscope.analysis.arrivals import Arrivals
+from rankscope.analysis.context import MicrobatchTable, SampleTable
+from rankscope.analysis.source import SpanTable, StepTable
+from rankscope.collector.columns import to_codes, to_numpy
+from rankscope.tracer.span import KIND_CODES, SpanKind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+OTHER_CODE = KIND_CODES[SpanKind.OTHER]
+
+
+def span_table(table: pa.Table) -> SpanTable:
+    """Return spans, in the order of the table."""
+    kind, kinds = to_codes(table["kind"])
+    name, names = to_codes(table["name"])
+    track, tracks = to_codes(table["track"])
+    return SpanTable(
+        epoch=to_numpy(table["epoch"]),
+        step=to_numpy(table["step"]),
+        rank=to_numpy(table["rank"]),
+        kind=_kind_codes(kind, kinds),
+        name=name,
+        track=track,
+        start_ns=to_numpy(table["start_ns"]),
+        duration_ns=to_numpy(table["duration_ns"]),
+        launch_ns=to_numpy(table["launch_ns"]),
+        group_id=to_numpy(table["group_id"]),
+        seq=to_numpy(table["seq"]),
+        src_rank=to_numpy(table["src_rank"]),
+        dst_rank=to_numpy(table["dst_rank"]),
+        microbatch=to_numpy(table["microbatch"]),
+        chunk=to_numpy(table["chunk"]),
+        num_bytes=to_numpy(table["num_bytes"]),
+        interval_id=to_numpy(table["interval_id"]),
+        flags=to_numpy(table["flags"]),
+        depth=to_numpy(table["depth"]),
+        names=names,
+        tracks=tracks,
+    )
+
+
+def step_table(table: pa.Table) -> StepTable:
+    """Return step rows, in the order of the table."""
+    return StepTable(
+        epoch=to_numpy(table["epoch"]),
+        step=to_numpy(table["step"]),
+        rank=to_numpy(table["rank"]),
+        start_ns=to_numpy(table["start_ns"]),
+        end_ns=to_numpy(table["end_ns"]),
+        num_tokens=to_numpy(table["num_tokens"]),
+        loss=to_numpy(table["loss"]),
+        left_out=_left_out(table),
+    )
+
+
+def _left_out(table: pa.Table) -> NDArray[np.uint32]:
+    """Return what each step left out: nothing where the rows are of a program that leaves none."""
+    if "left_out" in table.column_names:
+        return to_numpy(table["left_out"])
+    return np.zeros(table.num_rows, dtype=np.uint32)
+
+
+def arrivals_table(table: pa.Table) -> Arrivals:
+    """Return what `collector.portions.read_arrivals` read."""
+    return Arrivals(
+        group_id=to_numpy(table["group_id"]),
+        src_rank=to_numpy(table["source_rank"]),
+        dst_rank=to_numpy(table["target_rank"]),
+        seq=to_numpy(table["seq"]),
+        num_spans=to_numpy(table["num_spans"]),
+        num_ranks=to_numpy(table["num_ranks"]),
+        latest_ns=to_numpy(table["latest_ns"]),
+        last_rank=to_numpy(table["last_rank"]),
+    )
+
+
+def microbatch_table(table: pa.Table) -> MicrobatchTable:
+    """Return micro-batch rows, in the order of the table."""
+    return MicrobatchTable(
+        epoch=to_numpy(table["epoch"]),
+        step=to_numpy(table["step"]),
+        rank=to_numpy(table["rank"]),
+        microbatch=to_numpy(table["microbatch"]),
+        num_tokens=to_numpy(table["num_tokens"]),
+        sum_squared_lengths=to_numpy(table["sum_squared_lengths"]),
+    )
+
+
+def sample_table(table: pa.Table) -> SampleTable:
+    """Return samples, in the order of the table."""
+    host, hosts = to_codes(table["host"])
+    name, names = to_codes(table["name"])
+    return SampleTable(
+        host=host,
+        device=to_numpy(table["device"]),
+        at_ns=to_numpy(table["at_ns"]),
+        name=name,
+        value=to_numpy(table["value"]),
+        hosts=hosts,
+        names=names,
+    )
+
+
+def _kind_codes(codes: NDArray[np.int32], kinds: tuple[str, ...]) -> NDArray[np.int8]:
+    """Renumber kinds from the order of the result to that of `tracer.span.KINDS`.
+
+    A kind that a newer collector stored and this code does not know is ``other``.
+    """
+    known = set(SpanKind)
+    lookup = [KIND_CODES[SpanKind(kind)] if kind in known else OTHER_CODE for kind in kinds]
+    return np.array([*lookup, OTHER_CODE], dtype=np.int8)[codes]

@@ -1,0 +1,71 @@
+"""Read a trace in the ByteDance format straight into the analysis, past the store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankscope.analysis.bytedance_columns import TraceColumns
+from rankscope.analysis.bytedance_whatif import what_if_trace
+from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo
+from rankscope.collector.importers.bytedance import EPOCH, SOURCE_FORMAT
+from rankscope.collector.importers.bytedance_meta import read_meta
+from rankscope.collector.importers.bytedance_rows import read_trace
+from rankscope.tracer.topology import Coords
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankscope.analysis.bytedance_whatif import TraceWhatIf
+    from rankscope.collector.importers.bytedance_rows import TraceRows
+
+
+def what_if_file(path: Path, meta: Path) -> TraceWhatIf:
+    """Return S, S_X, exact S_w, M_W and M_S of a trace file: `what_if_trace` of what it holds.
+
+    Args:
+        path: The parquet file.
+        meta: YAML with the job's sizes.
+
+    Raises:
+        MetaError: ``meta`` is unreadable, incomplete, or contradicts the trace.
+        TraceError: The file is no such trace.
+    """
+    return what_if_trace(*read_trace_file(path, meta))
+
+
+def read_trace_file(path: Path, meta: Path) -> tuple[RunInfo, TraceColumns]:
+    """Read a trace for `analysis.bytedance_whatif.what_if_trace`.
+
+    Args:
+        path: The parquet file.
+        meta: YAML with the job's sizes.
+
+    Raises:
+        MetaError: ``meta`` is unreadable, incomplete, or contradicts the trace.
+        TraceError: The file is no such trace.
+    """
+    sizes = read_meta(meta, trace=path)
+    rows = read_trace(path, meta=sizes)
+    ranks = tuple(RankInfo(rank=rank, coords=Coords(dp=dp, pp=pp)) for rank, dp, pp in rows.workers)
+    run = RunInfo(
+        run_id=path.stem,
+        source_format=SOURCE_FORMAT,
+        layout=sizes.layout,
+        world_size=sizes.layout.world_size,
+        epochs=(EpochInfo(epoch=EPOCH, ranks=ranks),),
+    )
+    return run, _columns(rows)
+
+
+def _columns(rows: TraceRows) -> TraceColumns:
+    held = rows.columns
+    return TraceColumns(
+        step=held["step"],
+        rank=held["rank"],
+        name=rows.optype,
+        start_ns=rows.start_ns,
+        duration_ns=rows.duration_ns,
+        seq=held["seq_id"],
+        chunk=held["mc"],
+        names=rows.optypes,
+    )
