@@ -11,7 +11,7 @@ from .report import Bandwidth
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .evidence import Transfers
+    from .model import Transfers
 
 NS_PER_S = 1e9
 NAME_WORDS = (

@@ -11,7 +11,7 @@ from rankscope.tracer.span import KIND_CODES, SpanKind
 
 from .distinct import number_rows
 from .intervals import Line
-from .occupancy import P2P_KINDS, of_kinds
+from .model import BACKWARD_KINDS, FORWARD_KINDS, P2P_KINDS, of_kinds
 from .operation_times import operation_times
 from .ordering import stable_order
 from .program import compile_program
@@ -23,12 +23,8 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Layout
 
-    from .model import Reading, ReplayModel
+    from .model import Reading, ReplayModel, WaitIntervals
     from .operation_times import OperationTimes
-    from .starved import WaitIntervals
-
-FORWARD_KINDS = frozenset({"forward", "forward-compute"})
-BACKWARD_KINDS = frozenset({"backward", "backward-compute"})
 
 
 class Phase(IntEnum):

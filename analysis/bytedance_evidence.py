@@ -20,7 +20,7 @@ from .bytedance_format import (
     PEER_TO_PEER,
     TYPES,
 )
-from .evidence import GapItems, Link, Place, Transfers
+from .model import GapItems, Link, Place, Transfers
 from .operations import NO_GROUP, latest_by_group
 from .ordering import stable_order
 from .transfers import Members, collect_transfers

@@ -20,11 +20,10 @@ from .bytedance_format import (
     SEPARATE_GRADS,
 )
 from .bytedance_rows import in_start_order
-from .model import ComputeItems, Reading
+from .model import ComputeItems, Reading, WaitIntervals, without_overlap
 from .operations import NO_GROUP, latest_by_group, positions_in_runs
 from .ordering import places_of, sort_rows
 from .source import rows_of_spans
-from .starved import WaitIntervals, without_overlap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,6 @@ import numpy as np
 
 from .keys import KEY_BITS, Digit, mixed_keys
 from .ordering import sort_rows, stable_order
-from .phases import row_medians
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -136,3 +135,13 @@ def median_by_kind(
         medians[rows] = row_medians(values[rows].T)
         enough[rows] = len(rows) >= MATES_ENOUGH
     return medians, enough
+
+
+def row_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the median of each row, NaNs passed over; NaN where a row has nothing else."""
+    num = (~np.isnan(values)).sum(axis=1)
+    ordered = np.sort(values, axis=1)
+    rows = np.arange(len(values))
+    last = np.maximum(num - 1, 0)
+    middle: NDArray[np.float64] = (ordered[rows, last // 2] + ordered[rows, (last + 1) // 2]) / 2
+    return middle

@@ -16,7 +16,8 @@ from .distinct import number_rows
 from .even_lengths import OUTERMOST
 from .ordering import places_of
 from .profile import MIN_PEERS
-from .sequence import LEAST_CORRELATION, LEAST_ITEMS, common_ratio, own_medians
+from .sequence import LEAST_CORRELATION, LEAST_ITEMS
+from .usual_steps import common_ratio, own_medians
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

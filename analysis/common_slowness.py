@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .cells import row_medians
 from .network import LONE_STEPS
 from .noise import calm_deviation, flapping_deviation, num_deviations
-from .phases import DUE_RATIO, Phase, row_medians, standing_out
+from .phases import DUE_RATIO, Phase, standing_out
 from .standing_apart import error_of_level, stands_apart
 from .usual_steps import usual_in_faster_steps
 

@@ -13,7 +13,7 @@ from .noise import num_deviations, robust_deviation
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .evidence import Link
+    from .model import Link
     from .network import SlowLink
     from .source import RankInfo
 

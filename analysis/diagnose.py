@@ -12,8 +12,9 @@ from rankscope.tracer.span import SpanKind
 from .candidate import is_brief, while_shown
 from .column_lengths import even_columns
 from .host_causes import host_candidates
-from .merging import merged_hosts, merged_workers, without_partners, workers_of
+from .merging import merged_hosts, merged_workers, without_partners
 from .network import profile_links
+from .partners import workers_of
 from .pricing import priced
 from .profile import profile_of
 from .report import Finding

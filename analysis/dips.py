@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .candidate import Candidate
-from .cells import faster_steps
-from .evidence import Place
-from .phases import DUE_RATIO, row_medians
+from .cells import faster_steps, row_medians
+from .model import Place
+from .phases import DUE_RATIO
 from .stalls import INPUT_PLACES, WORKING_PLACES
 from .words import count_text, duration_text
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from .distinct import number_rows
 from .ordering import places_of
-from .sequence import common_ratio, own_medians, step_medians
+from .usual_steps import common_ratio, own_medians, step_medians
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .sequence import LEAST_CORRELATION, LEAST_ITEMS, own_medians, squares_of, step_medians
+from .sequence import LEAST_CORRELATION, LEAST_ITEMS, squares_of
+from .usual_steps import own_medians, step_medians
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

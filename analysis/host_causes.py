@@ -9,9 +9,9 @@ import numpy as np
 
 from .candidate import joined_parts
 from .dips import ALL_RANKS_SHARE, common_dips, places_of_dips, without_dips
-from .evidence import Place
 from .late_hosts import data_stalls, host_stalls
 from .merging import merged_hosts
+from .model import Place
 from .pauses import gc_pauses, untold_pauses
 from .skews import launch_skews
 from .stalls import WORKING_PLACES

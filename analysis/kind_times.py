@@ -11,7 +11,7 @@ from rankscope.tracer.span import KIND_CODES, KINDS, SpanKind
 
 from .distinct import distinct
 from .intervals import NOWHERE, Line, covering, union
-from .occupancy import COMPUTE_KINDS
+from .model import COMPUTE_KINDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .candidate import Candidate, joined_parts
-from .cells import EARLIER_QUANTILE, MATES_ENOUGH, median_by_kind, summed
-from .evidence import Place
+from .cells import EARLIER_QUANTILE, MATES_ENOUGH, median_by_kind, row_medians, summed
+from .model import Place
 from .noise import level_deviation
-from .phases import DUE_RATIO, row_medians, standing_out, standing_out_now_and_then
+from .phases import DUE_RATIO, standing_out, standing_out_now_and_then
 from .stalls import HOST_STALL_STEPS, INPUT_PLACES, ONE_RANK_SHARE
 from .words import duration_text, name_ranks, percent_text
 

@@ -16,8 +16,7 @@ from .words import name_ranks
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .evidence import GapItems
-    from .model import ComputeItems
+    from .model import ComputeItems, GapItems
     from .source import RunInfo, SpanTable, StepTable
 
 Items = TypeVar("Items", "ComputeItems", "GapItems")

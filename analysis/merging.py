@@ -12,9 +12,7 @@ from .candidate import is_brief, joined_parts
 from .words import name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Mapping, Sequence
 
     from .candidate import Candidate
     from .source import RankInfo
@@ -23,36 +21,6 @@ WHOLE_HOST_SHARE = 0.8
 """Share of a host's ranks that must show a cause for the host to be the common place."""
 
 LEAST_WHOLE_HOST = 2
-
-INSIDE_COMPUTE = (("tp", "tp-comm"), ("cp", "cp-comm"), ("ep", "ep-comm"))
-"""Axes whose communication lies inside compute, and its span kind: where it is not traced, a
-rank's wait for its partner cannot be cut out."""
-
-
-def workers_of(
-    ranks: Mapping[int, RankInfo], traced_kinds: Iterable[str]
-) -> dict[int, tuple[int, ...]]:
-    """Return, for each rank, what it shares with the partners that look just like it.
-
-    Args:
-        ranks: Where each rank stands.
-        traced_kinds: Span kinds of communication that the trace holds.
-    """
-    kinds = set(traced_kinds)
-    axes = ["dp", "pp", *(axis for axis, kind in INSIDE_COMPUTE if kind in kinds)]
-    return {
-        rank: tuple(getattr(info.coords, axis) for axis in axes) for rank, info in ranks.items()
-    }
-
-
-def worker_numbers(
-    ranks: Mapping[int, RankInfo], traced_kinds: Iterable[str], rows: NDArray[np.int32]
-) -> NDArray[np.int64]:
-    """Return one number for each rank of ``rows``, equal for partners that look alike."""
-    workers = workers_of(ranks, traced_kinds)
-    number: dict[tuple[int, ...], int] = {}
-    found = [number.setdefault(workers[rank], len(number)) for rank in rows.tolist()]
-    return np.array(found, dtype=np.int64)
 
 
 def merged_workers(

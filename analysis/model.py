@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from .intervals import Line
+from .ordering import stable_order
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-    from .evidence import GapItems, Transfers
     from .operations import Operations
-    from .starved import WaitIntervals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,3 +101,163 @@ class Reading:
 
     unjudged: tuple[int, ...] = ()
     """Ranks that recorded no compute in more than half of ``steps``, ascending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitIntervals:
+    """When a rank stood waiting for the last member of a communication to arrive.
+
+    Intervals of one rank do not overlap.
+    """
+
+    rank: NDArray[np.int32]
+    """Who waits ..."""
+
+    operation: NDArray[np.int64]
+    """... in which operation: its own member of the communication."""
+
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    """The last member's arrival."""
+
+
+def without_overlap(waits: WaitIntervals) -> WaitIntervals:
+    """Cut waits of one rank that overlap, so that each instant counts once, for the earlier."""
+    if not len(waits.rank):
+        return waits
+    line = Line.over(waits.rank, waits.start_ns, waits.end_ns)
+    begin = line.place(waits.rank, waits.start_ns)
+    order = stable_order(begin)
+    begin = begin[order]
+    end = begin + (waits.end_ns - waits.start_ns)[order]
+    reach = np.append(begin[0], np.maximum.accumulate(end)[:-1])
+    cut = np.maximum(reach - begin, 0)
+    real = cut < end - begin
+    order, cut = order[real], cut[real]
+    return WaitIntervals(
+        rank=waits.rank[order],
+        operation=waits.operation[order],
+        start_ns=waits.start_ns[order] + cut,
+        end_ns=waits.end_ns[order],
+    )
+
+
+NO_LINK = -1
+
+
+class Place(IntEnum):
+    """Where in a rank's step it did nothing of its own though nobody held it up."""
+
+    INPUT = 0
+    """Before the step's first compute."""
+
+    FORWARD = 1
+    """Before a forward compute that is not the step's first compute, or before the launch of a
+    collective that it follows."""
+
+    BACKWARD = 2
+    LAUNCH = 3
+    """Right before it launched a collective that no forward or backward follows in the step."""
+
+    OTHER = 4
+    """Before the optimizer, or after the step's last compute."""
+
+    GC = 5
+    """In a ``gc`` span."""
+
+    CHECKPOINT = 6
+    """In a ``checkpoint`` span."""
+
+    DATA = 7
+    """In a ``data`` span."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GapItems:
+    """Host gaps: time of a rank outside its compute in which it waited for no other rank."""
+
+    step: NDArray[np.int32]
+    """Step number."""
+
+    rank: NDArray[np.int32]
+    place: NDArray[np.int8]
+    """Codes of `Place`."""
+
+    gap_ns: NDArray[np.int64]
+    operation: NDArray[np.int64]
+    """The operation of the replay that holds the gap, -1 where it holds none."""
+
+    def __len__(self) -> int:
+        return len(self.gap_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What carries alike transfers: an ordered pair of ranks, or a group."""
+
+    members: tuple[int, ...]
+    """Global ranks: (source, destination) of a pair, ascending of a group."""
+
+    kind: str
+    """Span kind of its transfers; ``pp-send`` for a pair of stages."""
+
+    is_pair: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """One row per communication instance with a known transfer."""
+
+    step: NDArray[np.int32]
+    """Step number."""
+
+    link: NDArray[np.int32]
+    """Index into ``links``."""
+
+    alike: NDArray[np.int32]
+    """Instances of equal number (operation, size, number of members) should take equally long."""
+
+    transfer_ns: NDArray[np.int64]
+    """Of the member that entered last, by its own clock: so no clock error is in it."""
+
+    num_bytes: NDArray[np.int64]
+    """-1 where unknown."""
+
+    name: NDArray[np.int32]
+    """Codes into ``names``: the operation."""
+
+    names: tuple[str, ...]
+    links: tuple[Link, ...]
+    link_of_operation: NDArray[np.int32]
+    """Shape (ops,): index into ``links`` of the replay's operations, `NO_LINK` of all others."""
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+COMPUTE_KINDS = frozenset(
+    {"forward", "backward", "optimizer", "forward-compute", "backward-compute"}
+)
+
+
+HOST_KINDS = frozenset({"host", "data", "gc", "checkpoint"})
+
+
+P2P_KINDS = frozenset({"pp-send", "pp-recv", "forward-pp-comm", "backward-pp-comm"})
+
+
+BUFFERED_KIND = "pp-send"
+"""A send without a group went into a buffer: it waited for nobody, and all of it is transfer."""
+
+
+def of_kinds(model: ReplayModel, names: frozenset[str]) -> NDArray[np.bool_]:
+    """Tell which operations are of one of these kinds. Shape (ops,)."""
+    wanted = np.array([name in names for name in model.kinds], dtype=np.bool_)
+    found: NDArray[np.bool_] = wanted[model.kind]
+    return found
+
+
+FORWARD_KINDS = frozenset({"forward", "forward-compute"})
+
+
+BACKWARD_KINDS = frozenset({"backward", "backward-compute"})

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .cells import MATES_ENOUGH, group_medians, median_by_kind
+from .cells import MATES_ENOUGH, group_medians, median_by_kind, row_medians
 from .noise import level_deviation, step_deviation
 from .ordering import places_of
-from .phases import CLEAR_FACTOR, row_medians, standing_out
+from .phases import CLEAR_FACTOR, standing_out
 from .risen_links import usual_where_risen
 from .standing_apart import stands_apart
 from .usual_steps import LEAST_STEPS, usual_in_faster_steps
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Coords
 
-    from .evidence import Transfers
+    from .model import Transfers
     from .phases import Phase
 
 LEAST_ALIKE = 8

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .intervals import NOWHERE, Line, covering
+from .model import BUFFERED_KIND, COMPUTE_KINDS, HOST_KINDS, P2P_KINDS, of_kinds
 from .operations import NO_GROUP, latest_by_group
 from .ordering import places_of, sort_rows, stable_order
 
@@ -20,14 +21,6 @@ if TYPE_CHECKING:
 
     from .model import Reading, ReplayModel
     from .source import RunInfo, SpanTable, StepTable
-
-COMPUTE_KINDS = frozenset(
-    {"forward", "backward", "optimizer", "forward-compute", "backward-compute"}
-)
-HOST_KINDS = frozenset({"host", "data", "gc", "checkpoint"})
-P2P_KINDS = frozenset({"pp-send", "pp-recv", "forward-pp-comm", "backward-pp-comm"})
-BUFFERED_KIND = "pp-send"
-"""A send without a group went into a buffer: it waited for nobody, and all of it is transfer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,13 +134,6 @@ def occupancy_of(reading: Reading, rank_steps: RankSteps) -> Occupancy:
 def is_own(model: ReplayModel) -> NDArray[np.bool_]:
     """Tell which operations are a rank's own compute or host time. Shape (ops,)."""
     return of_kinds(model, COMPUTE_KINDS | HOST_KINDS)
-
-
-def of_kinds(model: ReplayModel, names: frozenset[str]) -> NDArray[np.bool_]:
-    """Tell which operations are of one of these kinds. Shape (ops,)."""
-    wanted = np.array([name in names for name in model.kinds], dtype=np.bool_)
-    found: NDArray[np.bool_] = wanted[model.kind]
-    return found
 
 
 def exposable_transfers(model: ReplayModel) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from .bubble import BACKWARD_KINDS, FORWARD_KINDS
 from .distinct import number_rows
-from .occupancy import of_kinds
+from .model import BACKWARD_KINDS, FORWARD_KINDS, of_kinds
 from .parts import EmptyPartError
+from .report import CulpritComparison
 from .whatif import ratio, recoverable
 
 if TYPE_CHECKING:
@@ -48,25 +48,6 @@ class PartPrice:
 
     recorded_step_ns: NDArray[np.float64]
     """Shape (steps,): the full replay's steps as recorded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CulpritComparison:
-    """How often the paper's shortcut for S_w and the exact value name different workers."""
-
-    num_steps: int
-    num_different: int
-    """Steps in which they do; of several equal workers the lowest (dp, stage) counts."""
-
-    by_shortcut: tuple[int, int]
-    """(dp, stage) of the largest S_w over all steps."""
-
-    by_exact: tuple[int, int]
-
-    @property
-    def different_ratio(self) -> float:
-        """Share of the steps in which they differ."""
-        return self.num_different / self.num_steps
 
 
 def slowdown_of(replayer: Replayer, mask: NDArray[np.bool_]) -> float | None:

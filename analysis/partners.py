@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .distinct import number_rows
-from .occupancy import COMPUTE_KINDS, of_kinds
+from .model import COMPUTE_KINDS, of_kinds
 from .operations import positions_in_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
     from .model import ReplayModel
+    from .source import RankInfo
 
 
 def least_of_partners(
@@ -56,3 +57,34 @@ def least_of_partners(
     np.minimum.at(shortest, piece, duration_ns[rows])
     duration_ns[rows] = shortest[piece]
     return duration_ns
+
+
+INSIDE_COMPUTE = (("tp", "tp-comm"), ("cp", "cp-comm"), ("ep", "ep-comm"))
+"""Axes whose communication lies inside compute, and its span kind: where it is not traced, a
+rank's wait for its partner cannot be cut out."""
+
+
+def workers_of(
+    ranks: Mapping[int, RankInfo], traced_kinds: Iterable[str]
+) -> dict[int, tuple[int, ...]]:
+    """Return, for each rank, what it shares with the partners that look just like it.
+
+    Args:
+        ranks: Where each rank stands.
+        traced_kinds: Span kinds of communication that the trace holds.
+    """
+    kinds = set(traced_kinds)
+    axes = ["dp", "pp", *(axis for axis, kind in INSIDE_COMPUTE if kind in kinds)]
+    return {
+        rank: tuple(getattr(info.coords, axis) for axis in axes) for rank, info in ranks.items()
+    }
+
+
+def worker_numbers(
+    ranks: Mapping[int, RankInfo], traced_kinds: Iterable[str], rows: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    """Return one number for each rank of ``rows``, equal for partners that look alike."""
+    workers = workers_of(ranks, traced_kinds)
+    number: dict[tuple[int, ...], int] = {}
+    found = [number.setdefault(workers[rank], len(number)) for rank in rows.tolist()]
+    return np.array(found, dtype=np.int64)

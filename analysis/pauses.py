@@ -8,7 +8,7 @@ import numpy as np
 
 from .candidate import Candidate
 from .cells import group_medians, summed
-from .evidence import Place
+from .model import Place
 from .phases import DUE_RATIO
 from .stalls import HOST_STALL_STEPS, ONE_RANK_SHARE
 from .words import count_text, duration_text, percent_text

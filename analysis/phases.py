@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .cells import row_medians
 from .noise import ROBUST_SCALE, num_deviations, robust_deviation, step_deviation
 
 if TYPE_CHECKING:
@@ -307,16 +308,6 @@ def best_segments(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArr
         best_first[better], best_last[better] = first[better], step
         best_sum = np.maximum(best_sum, running)
     return best_first, best_last
-
-
-def row_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the median of each row, NaNs passed over; NaN where a row has nothing else."""
-    num = (~np.isnan(values)).sum(axis=1)
-    ordered = np.sort(values, axis=1)
-    rows = np.arange(len(values))
-    last = np.maximum(num - 1, 0)
-    middle: NDArray[np.float64] = (ordered[rows, last // 2] + ordered[rows, (last + 1) // 2]) / 2
-    return middle
 
 
 def _inside(

@@ -12,7 +12,7 @@ import numpy as np
 
 from .candidate import while_shown
 from .distinct import distinct
-from .occupancy import COMPUTE_KINDS, of_kinds
+from .model import COMPUTE_KINDS, of_kinds
 from .partners import least_of_partners
 from .report import Finding
 from .unblamed_ideal import ideal_of_others

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .cells import group_medians
+from .cells import group_medians, row_medians
 from .distinct import distinct, number_rows
 from .ordering import places_of
-from .phases import row_medians
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

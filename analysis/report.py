@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Coords, Layout
 
-    from .part_price import CulpritComparison
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -244,3 +242,17 @@ class RunReport:
     def top_finding(self) -> Finding:
         """The finding that the verdict sentence speaks of; there always is one."""
         return self.findings[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CulpritComparison:
+    """How often the paper's shortcut for S_w and the exact value name different workers."""
+
+    num_steps: int
+    num_different: int
+    """Steps in which they do; of several equal workers the lowest (dp, stage) counts."""
+
+    by_shortcut: tuple[int, int]
+    """(dp, stage) of the largest S_w over all steps."""
+
+    by_exact: tuple[int, int]

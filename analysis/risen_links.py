@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .cells import MATES_ENOUGH
+from .cells import MATES_ENOUGH, row_medians
 from .noise import step_deviation
-from .phases import SHORT_STEPS, row_medians, standing_out
+from .phases import SHORT_STEPS, standing_out
 from .standing_apart import error_of_level, stands_apart
 from .usual_steps import LEAST_STEPS, usual_in_faster_steps
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .cells import row_medians
 from .noise import step_deviation
-from .phases import SHORT_STEPS, Phase, row_medians, standing_out
+from .phases import SHORT_STEPS, Phase, standing_out
 from .profile import MIN_PEERS, Basis
 from .standing_apart import stands_apart
 from .suspects import STAGE_SHARE, Suspect

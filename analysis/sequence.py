@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
-from .cells import group_medians
-from .distinct import number_rows
 from .ordering import sort_rows, stable_order
+from .usual_steps import common_ratio, own_medians, step_medians
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -30,9 +29,6 @@ LEAST_ITEMS = 16
 LEAST_OF_RANK = 8
 """Micro-batches of a rank whose median says what is usual for it; of one alone it says nothing."""
 
-COMMON_SHARE = 0.9
-"""Share of a step's compute that must be longer than usual, or shorter, for the step to be so:
-a first step that warms up. Lengths differ from micro-batch to micro-batch."""
 
 NUM_ROUNDS = 4
 """Of finding what lengths explain and what whole steps are longer by, in turn."""
@@ -99,38 +95,6 @@ def _against_own_median(items: ComputeItems) -> NDArray[np.float64]:
     median = own_medians(items.self_ns, items.rank, items.kind, items.chunk)
     ratio: NDArray[np.float64] = items.self_ns / np.maximum(median, 1.0)
     return ratio
-
-
-def common_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return by how much each step's compute is longer than usual, where nearly all of it is.
-
-    Args:
-        ratio: Shape (items,): compute over what is usual for it.
-        step: Shape (items,).
-
-    Returns:
-        Shape (items,): the median of the step where `COMMON_SHARE` of its items lie above 1, or
-        below, else 1.
-    """
-    number, num = number_rows(step)
-    median, count = group_medians(ratio, number, num)
-    above = np.bincount(number, weights=ratio > 1.0, minlength=num) / count
-    below = np.bincount(number, weights=ratio < 1.0, minlength=num) / count
-    common = np.where(np.maximum(above, below) >= COMMON_SHARE, median, 1.0)
-    found: NDArray[np.float64] = common[number]
-    return found
-
-
-def step_medians(value: NDArray[np.float64], step: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return for each row the median of its step, shape and unit of ``value``."""
-    number, num = number_rows(step)
-    return group_medians(value, number, num)[0][number]
-
-
-def own_medians(value: NDArray[Any], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """Return for each row the median over the rows with its key, shape and unit of ``value``."""
-    group, num_groups = number_rows(*key)
-    return group_medians(value, group, num_groups)[0][group]
 
 
 def _pairs(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .candidate import Candidate, joined_parts
-from .cells import MATES_ENOUGH
-from .evidence import Place
+from .cells import MATES_ENOUGH, row_medians
+from .model import Place
 from .noise import NORMAL_90TH, NORMAL_MEDIAN, num_deviations, step_deviation
-from .phases import row_medians, standing_out
+from .phases import standing_out
 from .stalls import HOST_STALL_STEPS, ONE_RANK_SHARE
 from .words import count_text, duration_text, name_ranks, percent_text
 

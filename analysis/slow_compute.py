@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .bubble import BACKWARD_KINDS, FORWARD_KINDS
 from .candidate import Candidate
 from .distinct import number_rows
 from .equal_lengths import equal_durations, equal_experts, speeds_at_equal_lengths
-from .occupancy import of_kinds
+from .model import BACKWARD_KINDS, FORWARD_KINDS, of_kinds
 from .phases import DUE_RATIO
 from .profile import Basis
 from .risen_stages import risen_stages

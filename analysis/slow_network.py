@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .candidate import Candidate
-from .cells import group_medians
+from .cells import group_medians, row_medians
 from .common_slowness import SEVERAL_LINKS, common_slowness
 from .counters import network_trouble
 from .culprits import culprits_of, merged_by_place
 from .distinct import number_rows
 from .network import slow_links
 from .network_scope import ALL_RANKS_SHARE, have_one_place, is_only_group, told_of_only_group
-from .phases import DUE_RATIO, row_medians
+from .phases import DUE_RATIO
 from .uplinks import merged_by_uplink
 from .words import count_text, duration_text, percent_text
 

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .cells import summed
-from .evidence import Place
+from .cells import row_medians, summed
+from .model import Place
 from .ordering import places_of
-from .phases import row_medians
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from .evidence import GapItems
+    from .model import GapItems
     from .profile import Profile
 
 INPUT_PLACES = (Place.INPUT, Place.DATA)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .model import ReplayModel
+    from .model import ReplayModel, WaitIntervals
 
 NOBODY = -1
 
@@ -33,24 +33,6 @@ MOST_IDLE_HOPS = 1_000
 
 UNEXPLAINED_GAP_NS = 50_000
 """A gap longer than this between an operation and all that it waits for is no launch delay."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitIntervals:
-    """When a rank stood waiting for the last member of a communication to arrive.
-
-    Intervals of one rank do not overlap.
-    """
-
-    rank: NDArray[np.int32]
-    """Who waits ..."""
-
-    operation: NDArray[np.int64]
-    """... in which operation: its own member of the communication."""
-
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
-    """The last member's arrival."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,27 +150,6 @@ def starved_ranks(
         if wait_ratio >= LEAST_RATIO
     ]
     return tuple(sorted(starved, key=lambda entry: (-entry.wait_ratio, entry.rank)))
-
-
-def without_overlap(waits: WaitIntervals) -> WaitIntervals:
-    """Cut waits of one rank that overlap, so that each instant counts once, for the earlier."""
-    if not len(waits.rank):
-        return waits
-    line = Line.over(waits.rank, waits.start_ns, waits.end_ns)
-    begin = line.place(waits.rank, waits.start_ns)
-    order = stable_order(begin)
-    begin = begin[order]
-    end = begin + (waits.end_ns - waits.start_ns)[order]
-    reach = np.append(begin[0], np.maximum.accumulate(end)[:-1])
-    cut = np.maximum(reach - begin, 0)
-    real = cut < end - begin
-    order, cut = order[real], cut[real]
-    return WaitIntervals(
-        rank=waits.rank[order],
-        operation=waits.operation[order],
-        start_ns=waits.start_ns[order] + cut,
-        end_ns=waits.end_ns[order],
-    )
 
 
 def _last_predecessor(model: ReplayModel) -> NDArray[np.int64]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .cells import row_medians
 from .noise import num_deviations, robust_deviation
-from .phases import DUE_RATIO, row_medians, standing_out, standing_out_now_and_then
+from .phases import DUE_RATIO, standing_out, standing_out_now_and_then
 from .profile import Basis, Profile
 
 if TYPE_CHECKING:

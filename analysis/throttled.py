@@ -9,7 +9,7 @@ import numpy as np
 
 from .candidate import in_steps
 from .counters import clock_drop
-from .occupancy import COMPUTE_KINDS, of_kinds
+from .model import COMPUTE_KINDS, of_kinds
 from .partners import least_of_partners
 from .phases import DUE_RATIO
 from .words import name_ranks, percent_text

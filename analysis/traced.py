@@ -12,12 +12,11 @@ from rankscope.tracer.span import COMM_KINDS, NONE, SpanKind, kind_bits, kinds_o
 from .distinct import distinct
 from .intervals import NOWHERE
 from .lost_records import OF_A_RANK, only_recorded
-from .model import Reading
+from .model import Reading, WaitIntervals, without_overlap
 from .ordering import places_of
 from .pieces import cut
 from .portions import portions_by_span
 from .source import rows_of_spans, rows_of_steps
-from .starved import WaitIntervals, without_overlap
 from .traced_evidence import gaps_of, transfers_of
 from .traced_graph import graph_of
 from .traced_items import compute_items

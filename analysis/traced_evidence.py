@@ -10,9 +10,9 @@ import numpy as np
 from rankscope.tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
 
 from .distinct import distinct
-from .evidence import GapItems, Link, Place, Transfers
 from .intervals import NOWHERE
 from .joint_ends import held_by_another
+from .model import GapItems, Link, Place, Transfers
 from .ordering import is_among, sort_rows
 from .pieces import GAP, Pieces, own_compute
 from .traced_ranks import groups_as_traced

@@ -11,10 +11,10 @@ from rankscope.tracer.span import KIND_CODES, KINDS, SpanKind
 from .distinct import distinct, is_one_of, number_rows
 from .experts import expert_pieces
 from .intervals import NOWHERE
-from .merging import worker_numbers
 from .model import ComputeItems
 from .operations import positions_in_runs
 from .ordering import places_of, sort_rows
+from .partners import worker_numbers
 from .pieces import Pieces, own_compute
 from .portions import WHOLE, is_deferred
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .distinct import number_rows
-from .evidence import NO_LINK, Link, Transfers
+from .model import NO_LINK, Link, Transfers
 from .ordering import stable_order
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import numpy as np
 
 from .cells import group_medians
 from .distinct import distinct, number_rows
-from .occupancy import COMPUTE_KINDS, of_kinds
-from .sequence import common_ratio, own_medians
+from .model import COMPUTE_KINDS, of_kinds
+from .usual_steps import common_ratio, own_medians
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

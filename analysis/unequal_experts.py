@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .candidate import Candidate
-from .cells import summed
-from .occupancy import COMPUTE_KINDS, of_kinds
-from .phases import DUE_RATIO, PERSISTENT_RATIO, SHORT_STEPS, row_medians, standing_out
+from .cells import row_medians, summed
+from .model import COMPUTE_KINDS, of_kinds
+from .phases import DUE_RATIO, PERSISTENT_RATIO, SHORT_STEPS, standing_out
 from .profile import MIN_PEERS, median_of_others
 from .words import duration_text, name_ranks, percent_text
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from .cells import group_medians
+from .distinct import number_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,3 +52,40 @@ def _of_faster_class(known: NDArray[np.float64]) -> float:
     low, high = ordered[sizes // 2], ordered[(num + sizes - 1) // 2]
     best = int(np.argmax(sizes * (num - sizes) * (high - low) ** 2))
     return float(low[best])
+
+
+def common_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Return by how much each step's compute is longer than usual, where nearly all of it is.
+
+    Args:
+        ratio: Shape (items,): compute over what is usual for it.
+        step: Shape (items,).
+
+    Returns:
+        Shape (items,): the median of the step where `COMMON_SHARE` of its items lie above 1, or
+        below, else 1.
+    """
+    number, num = number_rows(step)
+    median, count = group_medians(ratio, number, num)
+    above = np.bincount(number, weights=ratio > 1.0, minlength=num) / count
+    below = np.bincount(number, weights=ratio < 1.0, minlength=num) / count
+    common = np.where(np.maximum(above, below) >= COMMON_SHARE, median, 1.0)
+    found: NDArray[np.float64] = common[number]
+    return found
+
+
+def step_medians(value: NDArray[np.float64], step: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Return for each row the median of its step, shape and unit of ``value``."""
+    number, num = number_rows(step)
+    return group_medians(value, number, num)[0][number]
+
+
+def own_medians(value: NDArray[Any], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """Return for each row the median over the rows with its key, shape and unit of ``value``."""
+    group, num_groups = number_rows(*key)
+    return group_medians(value, group, num_groups)[0][group]
+
+
+COMMON_SHARE = 0.9
+"""Share of a step's compute that must be longer than usual, or shorter, for the step to be so:
+a first step that warms up. Lengths differ from micro-batch to micro-batch."""

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .bubble import BACKWARD_KINDS, FORWARD_KINDS, Phase, ideal_wait_ns, phases_of, schedule_of
+from .bubble import Phase, ideal_wait_ns, phases_of, schedule_of
 from .intervals import NOWHERE
-from .occupancy import COMPUTE_KINDS, Occupancy, occupancy_of, of_kinds, rank_steps_of
+from .model import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS, WaitIntervals, of_kinds
+from .occupancy import Occupancy, occupancy_of, rank_steps_of
 from .ordering import places_of, stable_order
 from .report import WaitsOn, WaterfallSummary
-from .starved import WaitIntervals, blame
+from .starved import blame
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

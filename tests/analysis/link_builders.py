@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.analysis.evidence import Link, Transfers
+from rankscope.analysis.model import Link, Transfers
 from rankscope.analysis.network import profile_links
 from rankscope.tracer.topology import Coords
 

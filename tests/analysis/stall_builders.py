@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.analysis.evidence import GapItems, Place
+from rankscope.analysis.model import GapItems, Place
 from rankscope.analysis.profile import Basis, Profile
 from rankscope.analysis.stalls import Stalls, stalls_of
 

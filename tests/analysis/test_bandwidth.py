@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankscope.analysis.bandwidth import bandwidths
-from rankscope.analysis.evidence import Link, Transfers
+from rankscope.analysis.model import Link, Transfers
 
 
 def transfers(name: str, link: Link, num_bytes: int) -> Transfers:

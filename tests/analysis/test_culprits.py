@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from rankscope.analysis.culprits import Culprit, culprits_of, merged_by_place
-from rankscope.analysis.evidence import Link
+from rankscope.analysis.model import Link
 from rankscope.analysis.network import SlowLink
 from rankscope.analysis.phases import Phase
 from rankscope.analysis.source import RankInfo

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.dips import common_dips, places_of_dips, without_dips
-from rankscope.analysis.evidence import Place
+from rankscope.analysis.model import Place
 from tests.analysis.stall_builders import stalls_with
 
 if TYPE_CHECKING:

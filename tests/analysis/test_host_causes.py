@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.evidence import Place
 from rankscope.analysis.host_causes import host_candidates
+from rankscope.analysis.model import Place
 from rankscope.analysis.source import RankInfo
 from rankscope.tracer.topology import Coords
 from tests.analysis.stall_builders import Gap, stalls_with

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.evidence import Place
 from rankscope.analysis.host_causes import host_candidates
 from rankscope.analysis.late_hosts import data_stalls, host_stalls
+from rankscope.analysis.model import Place
 from rankscope.analysis.skews import launch_skews
 from rankscope.analysis.source import RankInfo
 from rankscope.tracer.topology import Coords

@@ -13,7 +13,7 @@ from rankscope.analysis.phases import Phase
 from tests.analysis.link_builders import group, pair, profile
 
 if TYPE_CHECKING:
-    from rankscope.analysis.evidence import Link
+    from rankscope.analysis.model import Link
 
 TWO_HOSTS = {rank: f"host {rank // 4}" for rank in range(8)}
 STEPS = [10.0] * 8

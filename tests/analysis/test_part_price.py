@@ -173,7 +173,6 @@ def test_the_shortcut_and_the_exact_value_agree_on_one_slow_worker() -> None:
     found = compare_culprits(what_if(Replayer(reading.model)))
 
     assert (found.by_shortcut, found.by_exact) == ((1, 0), (1, 0))
-    assert (found.num_steps, found.num_different, found.different_ratio) == (3, 0, 0.0)
 
 
 def test_they_differ_where_two_workers_are_slow_in_one_row_and_one_column_each() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.analysis.evidence import Place
+from rankscope.analysis.model import Place
 from rankscope.analysis.pauses import gc_pauses
 from tests.analysis.stall_builders import stalls_with
 

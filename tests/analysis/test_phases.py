@@ -7,12 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.phases import (
-    best_segments,
-    row_medians,
-    standing_out,
-    standing_out_now_and_then,
-)
+from rankscope.analysis.cells import row_medians
+from rankscope.analysis.phases import best_segments, standing_out, standing_out_now_and_then
 from rankscope.analysis.standing_apart import error_of_level
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.analysis.evidence import Place
+from rankscope.analysis.model import Place
 from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo
 from rankscope.analysis.traced import read_traced
 from rankscope.tracer.span import NONE, SpanKind

@@ -11,7 +11,7 @@ from rankscope.analysis.network import slow_links
 from tests.analysis.link_builders import pair, profile
 
 if TYPE_CHECKING:
-    from rankscope.analysis.evidence import Link
+    from rankscope.analysis.model import Link
     from rankscope.analysis.network import LinkProfile
 
 NUM_STEPS = 10

@@ -8,7 +8,8 @@ import pytest
 from rankscope.analysis.context import MicrobatchTable, no_microbatches
 from rankscope.analysis.even_lengths import even_lengths
 from rankscope.analysis.model import ComputeItems
-from rankscope.analysis.sequence import common_ratio, sequence_effect
+from rankscope.analysis.sequence import sequence_effect
+from rankscope.analysis.usual_steps import common_ratio
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
 KINDS = (KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.evidence import Place
+from rankscope.analysis.model import Place
 from rankscope.analysis.skews import launch_skews
 from tests.analysis.stall_builders import stalls_with
 

@@ -18,7 +18,7 @@ from tests.analysis.link_builders import group, pair, profile
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankscope.analysis.evidence import Link
+    from rankscope.analysis.model import Link
 
 SIZE, NUM_STAGES, NUM_STEPS = 4, 4, 10
 STEP_NS = 100_000_000

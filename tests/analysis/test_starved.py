@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.model import ReplayModel
+from rankscope.analysis.model import ReplayModel, WaitIntervals, without_overlap
 from rankscope.analysis.operations import NO_GROUP, Operations
-from rankscope.analysis.starved import WaitIntervals, blame, starved_ranks, without_overlap
+from rankscope.analysis.starved import blame, starved_ranks
 
 Op = tuple[int, int, int, int]
 """(rank, start, end, group)."""

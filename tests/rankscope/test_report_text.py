@@ -5,8 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.analysis.part_price import CulpritComparison
-from rankscope.analysis.report import BubbleShape, Finding, WaitsOn, WaterfallSummary
+from rankscope.analysis.report import (
+    BubbleShape,
+    CulpritComparison,
+    Finding,
+    WaitsOn,
+    WaterfallSummary,
+)
 from rankscope.report_text import report_text
 from tests.dashboard.builders import report
 
