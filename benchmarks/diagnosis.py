@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.diagnosis_scenarios import Labelled, scenarios
 from benchmarks.diagnosis_summary import summary
 from rankscope.analysis.analyze import analyze_run
-from rankscope.simulated import SimulatedSource
+from rankscope.sources.simulated_source import SimulatedSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -35,7 +35,7 @@ from benchmarks.ingest_spool import write_spool
 from benchmarks.intervals import interval
 from rankscope.collector.store import open_store
 from rankscope.collector.tail import SpoolTail
-from rankscope.simulating import SimulateOptions, simulate_run
+from rankscope.simulation.run import SimulateOptions, simulate_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

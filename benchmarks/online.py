@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.online import FindingTracker
 from rankscope.analysis.source import RunSummary
-from rankscope.reports import Reports
-from rankscope.simulated import SimulatedSource
+from rankscope.server.reports import Reports
+from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario, TpDetail
 

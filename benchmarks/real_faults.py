@@ -30,10 +30,10 @@ from rankscope.analysis.report import Finding
 from rankscope.collector.process_tail import STALL_NS
 from rankscope.collector.store import open_store
 from rankscope.collector.tail import SpoolTail
-from rankscope.planting import OTHER_NAMES, QUIET, names_fault
+from rankscope.demo.planted import OTHER_NAMES, QUIET, names_fault
+from rankscope.demo.training import Training
 from rankscope.tracer.topology import Layout
 from rankscope.trainer.fault import ENDINGS, CrashKind, FaultCause, parse_fault
-from rankscope.training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

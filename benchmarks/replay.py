@@ -34,7 +34,7 @@ import yaml
 from rankscope.analysis.bytedance_columns import TraceColumns
 from rankscope.analysis.bytedance_whatif import what_if_trace
 from rankscope.analysis.source import EpochInfo, RankInfo
-from rankscope.trace_file import read_trace_file
+from rankscope.sources.bytedance_file import read_trace_file
 from rankscope.tracer.topology import Coords
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ FRESH = """
 import json, resource, sys
 from pathlib import Path
 from rankscope.analysis.bytedance_whatif import what_if_trace
-from rankscope.trace_file import read_trace_file
+from rankscope.sources.bytedance_file import read_trace_file
 found = what_if_trace(*read_trace_file(Path(sys.argv[1]), Path(sys.argv[2])))
 print(json.dumps({
     "slowdown": found.result.slowdown(found.result.replayed_ns),

@@ -28,7 +28,7 @@ def alertmanager_alerts(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     carries no end, so it stands for Alertmanager's ``resolve_timeout``.
 
     Args:
-        document: As `rankscope.alerting.alert_document` writes it.
+        document: As `rankscope.server.alerting.alert_document` writes it.
     """
     finding = document["finding"]
     first_step, last_step = document["steps"]

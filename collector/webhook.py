@@ -117,7 +117,7 @@ class Webhook:
         """Send ``document`` as JSON some time soon; never waits.
 
         Args:
-            document: The body, as `rankscope.alerting.alert_document` writes it.
+            document: The body, as `rankscope.server.alerting.alert_document` writes it.
             on_done: Called once with what became of it, from the webhook's thread, or from this
                 one when too many wait already.
         """

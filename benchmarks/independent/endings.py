@@ -16,7 +16,7 @@ from benchmarks.independent.spool_bytes import End, Telling, write_spool
 from rankscope.analysis.analyze import analyze_run
 from rankscope.collector.store import open_store
 from rankscope.collector.tail import SpoolTail
-from rankscope.source import StoreSource
+from rankscope.sources.store_source import StoreSource
 
 if TYPE_CHECKING:
     from benchmarks.independent.job import Job

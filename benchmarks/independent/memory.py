@@ -13,7 +13,7 @@ from rankscope.analysis.context import MicrobatchTable, RunContext, SampleTable,
 from rankscope.analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, SpanTable, StepTable
 from rankscope.collector.host_time import HostTime
 from rankscope.collector.records import RECORD, Origin, decode
-from rankscope.tables import microbatch_table, span_table, step_table
+from rankscope.sources.arrow_tables import microbatch_table, span_table, step_table
 from rankscope.tracer.spool import HEADER_BYTES, SEGMENT_MAGIC, read_header, read_names, sealed_rows
 from rankscope.tracer.topology import Coords, Layout
 

@@ -15,7 +15,7 @@ from benchmarks.independent.spool_bytes import UNIX_NS, Clock, Telling, write_sp
 from rankscope.analysis.analyze import analyze_run
 from rankscope.collector.host_time import HostTime
 from rankscope.collector.tail import SpoolTail
-from rankscope.source import StoreSource
+from rankscope.sources.store_source import StoreSource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

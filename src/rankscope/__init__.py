@@ -27,8 +27,8 @@ def open_run(run_id: str, *, store: str | None = None) -> Run:
 def what_if_file(trace: Path, meta: Path) -> TraceWhatIf:
     """Replay a trace file in the ByteDance format every way that the paper names, past the store.
 
-    See `rankscope.trace_file.what_if_file`.
+    See `rankscope.sources.bytedance_file.what_if_file`.
     """
-    from . import trace_file
+    from .sources import bytedance_file as trace_file
 
     return trace_file.what_if_file(trace, meta)

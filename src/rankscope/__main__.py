@@ -54,7 +54,7 @@ def main() -> int:
 def _run() -> int:
     import typer
 
-    from .commands import app
+    from .commands.app import app
     from .errors import exit_code_of, plain_line
 
     try:

@@ -11,7 +11,7 @@ from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.location import default_store_url
 from rankscope.collector.served_store import open_for_reading
 
-from .source import StoreSource
+from .sources.store_source import StoreSource
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -11,7 +11,7 @@ import pytest
 from rankscope.analysis.bytedance import model_of, read_trace
 from rankscope.analysis.bytedance_whatif import what_if_trace
 from rankscope.analysis.whatif import Replayer, what_if
-from rankscope.trace_file import read_trace_file
+from rankscope.sources.bytedance_file import read_trace_file
 from tests.analysis.bytedance_files import source_of, write_meta, write_trace
 from tests.analysis.bytedance_jobs import MS, Job
 from tests.analysis.bytedance_oracle import Oracle

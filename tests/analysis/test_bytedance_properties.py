@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.trace_file import read_trace_file
+from rankscope.sources.bytedance_file import read_trace_file
 from tests.analysis.bytedance_files import source_of, write_meta, write_trace
 from tests.analysis.bytedance_jobs import MS, Job
 from tests.analysis.test_bytedance_oracle import from_each_steps_start

@@ -11,7 +11,7 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.context import MicrobatchTable
 from rankscope.analysis.even_lengths import even_lengths
 from rankscope.analysis.model import ComputeItems
-from rankscope.simulated import SimulatedSource
+from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario, TpDetail

@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.source import SpanTable, StepTable
-from rankscope.simulated import SimulatedSource
+from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.tracer.span import SpanFlag
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario, TpDetail

@@ -8,7 +8,7 @@ import pytest
 from rankscope.analysis.analyze import read_run
 from rankscope.analysis.context import RankManifest, RunContext
 from rankscope.analysis.layout import layout_findings
-from rankscope.simulated import SimulatedSource
+from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.trainer.simulator.scenario import Scenario
 from tests.analysis.test_matmul import microbatches
 

@@ -11,7 +11,7 @@ import pytest
 from rankscope.analysis.analyze import analyze_run, read_run
 from rankscope.analysis.critical_path import critical_path, slack_of
 from rankscope.analysis.waterfall import waterfall_of
-from rankscope.simulated import SimulatedSource
+from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Noise, Scenario, TpDetail
 from rankscope.trainer.simulator.schedule import Schedule

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from rankscope.collector.identity import segment_id
 from rankscope.collector.removed_rows import num_removed_rows
 from rankscope.collector.tail import SpoolTail
-from rankscope.source import StoreSource
+from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.spool import ACCOUNT, ACCOUNT_OFFSET, PROCESS_FILE
 from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.collector.stored import names_of

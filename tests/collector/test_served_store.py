@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.errors import UnknownRunError
-from rankscope.analyzing import analyze_stored
 from rankscope.collector.errors import StoreError, StoreHeldError, StoreQueryError
 from rankscope.collector.location import SERVER_FILE, write_server_file
 from rankscope.collector.served_store import ServedStore, open_for_reading, server_of
-from rankscope.listing import list_alerts, list_findings, list_runs
+from rankscope.commands.analyze import analyze_stored
+from rankscope.commands.lists import list_alerts, list_findings, list_runs
 from tests.integration.programs import rankscope, serving
 
 if TYPE_CHECKING:

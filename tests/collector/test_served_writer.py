@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.analyzing import analyze_stored
 from rankscope.collector import served_writer
 from rankscope.collector.errors import RunBegunError, RunExistsError, StoreError
 from rankscope.collector.location import ServerFile
 from rankscope.collector.served_store import open_for_reading
 from rankscope.collector.served_writer import ServedWriter
-from rankscope.importing import import_files
-from rankscope.simulating import SimulateOptions, simulate_run
+from rankscope.commands.analyze import analyze_stored
+from rankscope.commands.import_trace import import_files
+from rankscope.simulation.run import SimulateOptions, simulate_run
 from tests.integration.programs import serving
 from tests.traces import TRACES, needs_traces
 

@@ -8,7 +8,7 @@ import pytest
 from rankscope.collector.process_tail import STALL_NS
 from rankscope.collector.store import open_store
 from rankscope.collector.tail import SpoolTail
-from rankscope.source import StoreSource
+from rankscope.sources.store_source import StoreSource
 from tests.collector.spool_builder import OFFSET_NS, SpoolBuilder
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from rankscope.analysis.analyze import analyze_run
 from rankscope.collector.read import read_microbatches, read_run, read_spans, read_steps
 from rankscope.collector.tail import SpoolTail
-from rankscope.source import StoreSource
+from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from tests.collector.spool_builder import OFFSET_NS, SpoolBuilder
 from tests.collector.stored import names_of

@@ -12,7 +12,7 @@ import pytest
 from rankscope.analysis.exits import crashes
 from rankscope.collector.read import read_events, read_spans
 from rankscope.collector.tail import SpoolTail
-from rankscope.source import StoreSource
+from rankscope.sources.store_source import StoreSource
 from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.collector.stored import names_of
 

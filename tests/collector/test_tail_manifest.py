@@ -7,7 +7,7 @@ import pytest
 from rankscope.collector.places import read_places
 from rankscope.collector.read import read_run
 from rankscope.collector.tail import SpoolTail
-from rankscope.source import StoreSource
+from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.topology import Coords, Layout
 from tests.collector.spool_builder import SpoolBuilder
 

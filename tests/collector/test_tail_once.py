@@ -8,7 +8,7 @@ from rankscope.collector.errors import StoreError
 from rankscope.collector.read import may_repeat, read_events, read_run
 from rankscope.collector.store import Store
 from rankscope.collector.tail import SpoolTail
-from rankscope.source import StoreSource
+from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.spool import DropReason
 from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.collector.stored import names_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 from plotly.utils import PlotlyJSONEncoder
 
-from rankscope.commands import app
+from rankscope.commands.app import app
 from rankscope.dashboard.address import Page, View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.timeline import timeline_page

@@ -14,7 +14,7 @@ import pytest
 import typer.main
 
 from rankscope.collector.location import ServerLocation, parse_store_url
-from rankscope.commands import app
+from rankscope.commands.app import app
 from tests.deploy.files import (
     CLUSTER_XML,
     COMPOSE,

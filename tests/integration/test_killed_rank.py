@@ -11,10 +11,10 @@ import pytest
 
 from rankscope.collector.store import open_store
 from rankscope.collector.tail import SpoolTail
-from rankscope.planting import plan_demo
+from rankscope.demo.planted import plan_demo
+from rankscope.demo.training import Training, training_command
 from rankscope.tracer.spool import MANIFEST_FILE, SEGMENT_GLOB, iter_committed
 from rankscope.tracer.topology import Layout
-from rankscope.training import Training, training_command
 
 if TYPE_CHECKING:
     from pathlib import Path

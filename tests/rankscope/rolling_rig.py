@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rankscope.analysis.kind_times import kind_times
 from rankscope.analysis.timeline import step_timeline
 from rankscope.collector.rollups import read_rollups
-from rankscope.rolling import Rolling
-from rankscope.source import StoreSource
+from rankscope.server.rollups import Rolling
+from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KINDS, NONE
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.alerting import Alerting
 from rankscope.analysis.report import Mfu
 from rankscope.collector.alerts import Delivery, read_alerts
 from rankscope.collector.store import open_store
 from rankscope.collector.webhook import Webhook
+from rankscope.server.alerting import Alerting
 from tests.dashboard.builders import report
 from tests.receiver import PATIENCE_S, Receiver
 

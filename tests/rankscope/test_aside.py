@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from rankscope.aside import RETRY_NS, Aside
+from rankscope.server.background_jobs import RETRY_NS, Aside
 from tests.receiver import PATIENCE_S
 
 

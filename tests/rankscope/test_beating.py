@@ -3,10 +3,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rankscope.beating import beat_loop
 from rankscope.collector.agent.buffer import RowBuffer
 from rankscope.collector.deletion import Deletions
 from rankscope.collector.store import open_store
+from rankscope.server.heartbeats import beat_loop
 
 if TYPE_CHECKING:
     from pathlib import Path

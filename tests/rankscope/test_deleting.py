@@ -11,14 +11,14 @@ from rankscope.collector.errors import RunDeletedError
 from rankscope.collector.store import Store, open_store
 from rankscope.collector.tail import SpoolTail
 from rankscope.collector.writer import StoreWriter
+from rankscope.commands.delete_run import delete_run
 from rankscope.dashboard.address import Page, View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.timeline import timeline_page
-from rankscope.deleting import delete_run
-from rankscope.provider import StoreProvider
-from rankscope.reports import Reports
-from rankscope.simulating import SimulateOptions, simulate_run
-from rankscope.source import StoreSource
+from rankscope.server.provider import StoreProvider
+from rankscope.server.reports import Reports
+from rankscope.simulation.run import SimulateOptions, simulate_run
+from rankscope.sources.store_source import StoreSource
 from tests.dashboard.pages.test_overview import words
 from tests.integration.test_serve import Job
 from tests.receiver import PATIENCE_S

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analyzing import analyze_stored
 from rankscope.collector.store import open_store
-from rankscope.listing import list_findings
-from rankscope.simulated_store import store_simulation
-from rankscope.source import StoreSource
+from rankscope.commands.analyze import analyze_stored
+from rankscope.commands.lists import list_findings
+from rankscope.server.finding_tracker import Tracking
+from rankscope.simulation.store import store_simulation
+from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import NONE
-from rankscope.tracking import Tracking
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import simulate

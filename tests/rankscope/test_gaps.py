@@ -9,7 +9,7 @@ from rankscope.collector.gaps import PATIENCE_NS
 from rankscope.collector.read import read_run
 from rankscope.collector.store import open_store
 from rankscope.collector.writer import StoreWriter
-from rankscope.source import StoreSource, run_info_of
+from rankscope.sources.store_source import StoreSource, run_info_of
 from tests.collector.cut_builder import span_cut
 
 if TYPE_CHECKING:

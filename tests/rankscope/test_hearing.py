@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.analysis.heard import Heard, SilentRank
 from rankscope.collector.store import open_store
-from rankscope.hearing import read_heard
+from rankscope.server.liveness import read_heard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

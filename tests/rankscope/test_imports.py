@@ -14,10 +14,10 @@ MODULES = [
     "rankscope.collector.tail",
     "rankscope.collector.importers.bytedance_rows",
     "rankscope.dashboard.app",
-    "rankscope.commands",
-    "rankscope.demo",
-    "rankscope.serving",
-    "rankscope.provider",
+    "rankscope.commands.app",
+    "rankscope.demo.demo",
+    "rankscope.server.serve",
+    "rankscope.server.provider",
     "rankscope.run",
 ]
 
@@ -40,7 +40,7 @@ def test_the_tracer_loads_neither_numpy_nor_pyarrow() -> None:
     assert not {"numpy", "pyarrow"} & loaded_by("tracer")
 
 
-@pytest.mark.parametrize("module", ["rankscope", "rankscope.commands"])
+@pytest.mark.parametrize("module", ["rankscope", "rankscope.commands.app"])
 def test_the_command_starts_without_what_is_heavy(module: str) -> None:
     heavy = {"numpy", "pyarrow", "chdb", "clickhouse_connect", "dash", "plotly", "fastapi", "rich"}
 

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from rankscope.interrupts import terminated_like_interrupted
+from rankscope.server.interrupts import terminated_like_interrupted
 
 
 def test_sigterm_is_an_interrupt_inside_and_what_it_was_outside() -> None:

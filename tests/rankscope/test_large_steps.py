@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope import provider as provider_module
 from rankscope.analysis.errors import EmptyRunError
 from rankscope.analysis.picture import picture_of
 from rankscope.analysis.timeline import step_timeline
-from rankscope.aside import Aside
 from rankscope.collector.pyramid import StepPlace
 from rankscope.collector.store import Store, open_store
 from rankscope.dashboard.address import GroupBy, Page, View
 from rankscope.dashboard.figures.timeline_raster import MAX_ROWS, NUM_BINS
 from rankscope.dashboard.figures.timeline_rows import row_order
 from rankscope.dashboard.pages.timeline import timeline_page
-from rankscope.large_steps import LargeSteps, draw_in_portions
-from rankscope.provider import StoreProvider
-from rankscope.reports import Reports
-from rankscope.simulated_store import store_simulation
-from rankscope.source import StoreSource
+from rankscope.server import provider as provider_module
+from rankscope.server.background_jobs import Aside
+from rankscope.server.large_steps import LargeSteps, draw_in_portions
+from rankscope.server.provider import StoreProvider
+from rankscope.server.reports import Reports
+from rankscope.simulation.store import store_simulation
+from rankscope.sources.store_source import StoreSource
 from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import simulate
 from tests.dashboard.pages.test_overview import words

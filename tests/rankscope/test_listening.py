@@ -9,7 +9,7 @@ from rankscope.collector.errors import TlsError
 from rankscope.collector.token_file import write_tokens
 from rankscope.collector.tokens import Role, make_token
 from rankscope.errors import BadInputError
-from rankscope.listening import ListenOptions, listening
+from rankscope.server.listen import ListenOptions, listening
 from tests.collector.edge.authority import Authority
 from tests.ports import fixed_port
 
@@ -25,8 +25,8 @@ NUM_PORTS = 20
 def first_port(monkeypatch: pytest.MonkeyPatch) -> int:
     """The first of ports that are ours: of the usual ones others take some and let go."""
     first = fixed_port()
-    monkeypatch.setattr("rankscope.listening.DEFAULT_PORT", first)
-    monkeypatch.setattr("rankscope.listening.LAST_PORT", first + NUM_PORTS)
+    monkeypatch.setattr("rankscope.server.listen.DEFAULT_PORT", first)
+    monkeypatch.setattr("rankscope.server.listen.LAST_PORT", first + NUM_PORTS)
     return first
 
 

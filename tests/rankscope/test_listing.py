@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.collector.findings import write_findings
 from rankscope.collector.store import open_store
-from rankscope.listing import list_findings
+from rankscope.commands.lists import list_findings
 from tests.collector.test_findings import CRASH, SLOW
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from rankscope.analysis.source import RunSummary, rows_of_spans, rows_of_steps
 from rankscope.dashboard.address import GroupBy, Page, View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.timeline import timeline_page
-from rankscope.provider import StoreProvider
-from rankscope.reports import Reports
+from rankscope.server.provider import StoreProvider
+from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import Source, gpt_cluster, source_of
 from tests.dashboard.pages.test_overview import words

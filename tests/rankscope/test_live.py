@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.alerting import Alerting
 from rankscope.analysis.context import EventRecord, RunContext
 from rankscope.analysis.errors import EmptyRunError
 from rankscope.analysis.source import RunSummary, rows_of_spans, rows_of_steps
@@ -13,10 +12,11 @@ from rankscope.collector.alerts import read_alerts
 from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.findings import read_findings
 from rankscope.collector.store import open_store
-from rankscope.loops import MAX_PAUSE_NS, MIN_PAUSE_NS, LiveAnalysis
-from rankscope.reports import Reports
+from rankscope.server.alerting import Alerting
+from rankscope.server.finding_tracker import Tracking
+from rankscope.server.loops import MAX_PAUSE_NS, MIN_PAUSE_NS, LiveAnalysis
+from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Coords, Layout
-from rankscope.tracking import Tracking
 from tests.analysis.cluster import MS, Source, dp_group, gpt_cluster
 from tests.analysis.training import Training
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rankscope import terminal
 from rankscope.collector.errors import StoreError
 from rankscope.collector.store import Store
-from rankscope.logs import Log, LogHandler, logged_to
+from rankscope.server.logs import Log, LogHandler, logged_to
 from rankscope.terminal import printable
 from tests.ports import fixed_port
 

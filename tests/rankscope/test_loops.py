@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.collector.host.sampler import Sampler
 from rankscope.errors import FailedError
-from rankscope.loops import Loop, sampler_loop
+from rankscope.server.loops import Loop, sampler_loop
 
 PATIENCE_S = 60.0
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from rankscope.spare_memory import use_one_allocator
+from rankscope.server.spare_memory import use_one_allocator
 
 
 def test_columns_come_from_the_c_library_afterwards() -> None:

@@ -33,13 +33,13 @@ from rankscope.dashboard.figures.timeline_raster import (
 )
 from rankscope.dashboard.figures.timeline_rows import row_order
 from rankscope.dashboard.pages.timeline import timeline_page
-from rankscope.drawing import zooms_of
-from rankscope.pictures import read_picture
-from rankscope.provider import StoreProvider
-from rankscope.reports import Reports
-from rankscope.rolling import Rolling
-from rankscope.simulated_store import store_simulation
-from rankscope.source import StoreSource
+from rankscope.server.kept_pictures import zooms_of
+from rankscope.server.pictures import read_picture
+from rankscope.server.provider import StoreProvider
+from rankscope.server.reports import Reports
+from rankscope.server.rollups import Rolling
+from rankscope.simulation.store import store_simulation
+from rankscope.sources.store_source import StoreSource
 from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import simulate
 from tests.dashboard.builders import traces

@@ -9,8 +9,8 @@ from rankscope.analysis.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.report import RunReport
 from rankscope.analysis.source import RunInfo, RunSummary, StepTable
 from rankscope.analysis.verdict import verdict_sentence
-from rankscope.provider import StoreProvider
-from rankscope.reports import Reports
+from rankscope.server.provider import StoreProvider
+from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import Source, gpt_cluster
 from tests.receiver import PATIENCE_S

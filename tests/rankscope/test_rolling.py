@@ -15,8 +15,8 @@ from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.retention import DAY_NS, Retention
 from rankscope.collector.rollups import OpenStep, in_batches, open_steps
 from rankscope.collector.store import Store, open_store
-from rankscope.rolling import TURN_NS, Rolling
-from rankscope.source import StoreSource
+from rankscope.server.rollups import TURN_NS, Rolling
+from rankscope.sources.store_source import StoreSource
 from tests.collector.cut_builder import span_cut
 from tests.collector.interrupted_store import Interrupted, interrupted_writer
 from tests.rankscope.rolling_rig import (

@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.collector.rollups import SELECT_OPEN, SELECT_OPEN_ONCE
 from rankscope.collector.store import Store, open_store
-from rankscope.rolling import Rolling
+from rankscope.server.rollups import Rolling
 from tests.rankscope.rolling_rig import describe, from_scratch, put, rolled, span_rows
 
 if TYPE_CHECKING:

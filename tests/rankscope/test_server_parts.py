@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.errors import BadInputError
-from rankscope.serving import Part, ServeOptions, parse_part, serve_store
+from rankscope.server.serve import Part, ServeOptions, parse_part, serve_store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,9 +24,9 @@ from rankscope.collector.read import (
 from rankscope.collector.samples import read_samples
 from rankscope.collector.store import Store, open_store
 from rankscope.errors import BadInputError
-from rankscope.simulated_files import write_files
-from rankscope.simulated_store import store_simulation
-from rankscope.simulating import SimulateOptions, scenario_of, truth_line
+from rankscope.simulation.files import write_files
+from rankscope.simulation.run import SimulateOptions, scenario_of, truth_line
+from rankscope.simulation.store import store_simulation
 from rankscope.trainer.simulator.errors import ScenarioError
 from rankscope.trainer.simulator.presets import preset_scenario
 from rankscope.trainer.simulator.simulation import simulate

@@ -8,7 +8,7 @@ import pytest
 from rankscope.analysis.errors import UnknownRunError
 from rankscope.collector.store import Store, open_store
 from rankscope.collector.tail import SpoolTail
-from rankscope.source import StoreSource
+from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
 from rankscope.tracer.topology import Coords, Layout
 from tests.collector.spool_builder import OFFSET_NS, SpoolBuilder

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankscope.collector.store import open_store
-from rankscope.spare_memory import give_back
+from rankscope.server.spare_memory import give_back
 
 MIB = 1 << 20
 NUM_BLOCKS = 20_000

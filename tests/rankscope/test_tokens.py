@@ -11,8 +11,8 @@ import pytest
 from rankscope.collector.errors import TokenRequestError
 from rankscope.collector.token_file import TokenBook
 from rankscope.collector.tokens import Role
+from rankscope.commands.token_actions import NO_TOKENS, create_token, list_tokens, revoke_token
 from rankscope.errors import BadInputError
-from rankscope.tokens import NO_TOKENS, create_token, list_tokens, revoke_token
 
 if TYPE_CHECKING:
     from pathlib import Path

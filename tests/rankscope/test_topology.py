@@ -9,8 +9,7 @@ from rankscope.collector.store import open_store
 from rankscope.collector.tail import SpoolTail
 from rankscope.collector.writer import StoreWriter
 from rankscope.errors import BadInputError
-from rankscope.source import StoreSource
-from rankscope.topology import (
+from rankscope.server.topology import (
     HostPlace,
     Place,
     PlacedSink,
@@ -18,6 +17,7 @@ from rankscope.topology import (
     place_ranks,
     read_topology,
 )
+from rankscope.sources.store_source import StoreSource
 from tests.collector.spool_builder import ELSEWHERE, SpoolBuilder
 
 if TYPE_CHECKING:

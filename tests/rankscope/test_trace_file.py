@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rankscope.collector.errors import MetaError
-from rankscope.trace_file import read_trace_file, what_if_file
+from rankscope.sources.bytedance_file import read_trace_file, what_if_file
 from rankscope.tracer.topology import Coords
 from tests.traces import TRACES
 

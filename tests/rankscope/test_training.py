@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.planting import plan_demo
+from rankscope.demo.planted import plan_demo
+from rankscope.demo.training import StepDone, Training, read_step, training_command
 from rankscope.tracer.topology import Layout
-from rankscope.training import StepDone, Training, read_step, training_command
 
 PATIENCE_S = 60.0
 STEP = "step 12 loss 3.214 time_s 0.61"

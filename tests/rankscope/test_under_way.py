@@ -12,8 +12,8 @@ from rankscope.analysis.errors import UnknownRunError
 from rankscope.analysis.report import RunReport
 from rankscope.analysis.source import RunSummary
 from rankscope.analysis.under_way import Doing, Failed, UnderWay
-from rankscope.provider import StoreProvider
-from rankscope.reports import Reports
+from rankscope.server.provider import StoreProvider
+from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import Source, gpt_cluster
 from tests.receiver import PATIENCE_S

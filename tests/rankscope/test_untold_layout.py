@@ -10,8 +10,8 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.store import open_store
 from rankscope.collector.tail import SpoolTail
-from rankscope.report_text import report_text
-from rankscope.source import StoreSource
+from rankscope.commands.report_text import report_text
+from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.topology import Layout
 from tests.collector.spool_builder import SpoolBuilder

@@ -10,13 +10,13 @@ from rankscope.collector.deletion import Deletions
 from rankscope.collector.retention import DAY_NS, HOUR_NS, Keep, Retention
 from rankscope.collector.store import open_store
 from rankscope.errors import BadInputError
-from rankscope.rolling import Rolling
-from rankscope.simulated_store import store_simulation
-from rankscope.source import StoreSource
+from rankscope.server.rollups import Rolling
+from rankscope.server.upkeep import EXPIRE_EVERY_NS, FIRST_EXPIRE_NS, Upkeep, parse_keep
+from rankscope.simulation.store import store_simulation
+from rankscope.sources.store_source import StoreSource
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import simulate
-from rankscope.upkeep import EXPIRE_EVERY_NS, FIRST_EXPIRE_NS, Upkeep, parse_keep
 from tests.collector.test_retention import NOW_NS, steps_with_spans, store_run
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from rankscope.collector.importers.bytedance_file import ROWS_AT_ONCE
 from rankscope.collector.importers.bytedance_meta import read_meta
 from rankscope.collector.importers.bytedance_rows import read_trace
 from rankscope.collector.read import read_spans, run_names
-from rankscope.source import StoreSource
+from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from tests.collector.importers.trace_builder import Row, operation, write_meta, write_trace
 

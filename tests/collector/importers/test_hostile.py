@@ -28,8 +28,8 @@ PROGRAM = """
 import contextlib, io, json, os, pathlib, resource, sys, time
 from rankscope.__main__ import main
 from rankscope.errors import exit_code_of, plain_line
-from rankscope.topology import read_topology
-from rankscope.trace_file import what_if_file
+from rankscope.server.topology import read_topology
+from rankscope.sources.bytedance_file import what_if_file
 
 READERS = {"what-if": what_if_file, "topology": read_topology}
 

@@ -1,0 +1,98 @@
+"""`rankscope runs --delete RUN`: here, or by the server that holds the store."""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode, urlsplit
+
+from rankscope.analysis.errors import UnknownRunError
+from rankscope.collector.deletion import Deletions
+from rankscope.collector.errors import StoreHeldError
+from rankscope.collector.location import default_store_url, read_server_file
+from rankscope.collector.read import run_names
+from rankscope.collector.store import open_store
+
+from ..errors import FailedError
+
+if TYPE_CHECKING:
+    from rankscope.collector.location import ServerFile
+
+PATIENCE_S = 900
+"""The server waits for the engine for ten minutes at most."""
+
+MAX_ANSWER_BYTES = 65_536
+
+
+def delete_run(run_id: str, *, as_json: bool, store_url: str | None) -> str:
+    """Delete a run for good and return what to print.
+
+    Args:
+        run_id: The run; one that was deleted before is no error.
+        as_json: Whether as one JSON document.
+        store_url: URL of the store; None: the default one.
+
+    Raises:
+        UnknownRunError: The store holds no run of that name.
+        RunNameError: No run can have this name.
+        FailedError: The server that holds the store did not do it.
+        StoreError: The store could not be opened or written.
+    """
+    try:
+        document = _delete_here(run_id, store_url or default_store_url())
+    except StoreHeldError as held:
+        server = read_server_file(held.path)
+        if server is None or server.token is None:
+            raise
+        document = _ask_server(run_id, server)
+    if as_json:
+        return json.dumps(document)
+    num_spans = document["num_rows"].get("spans", 0)
+    num_rows = sum(document["num_rows"].values())
+    return (
+        f"deleted run {run_id!r}: {num_spans:,} spans, {num_rows:,} rows in all;"
+        " its name takes in nothing any more"
+    )
+
+
+def _delete_here(run_id: str, store_url: str) -> dict[str, Any]:
+    with open_store(store_url) as store:
+        deletions = Deletions(store)
+        if not (deletions.is_deleted(run_id) or deletions.holds(run_id)):
+            raise UnknownRunError(run_id, run_names(store))
+        found = deletions.delete(run_id)
+    return {"run": found.run_id, "at_ns": found.at_ns, "num_rows": found.num_rows}
+
+
+def _ask_server(run_id: str, server: ServerFile) -> dict[str, Any]:
+    parts = urlsplit(server.url)
+    connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = connect(parts.hostname or "", parts.port, timeout=PATIENCE_S)
+    headers = {"Authorization": f"Bearer {server.token}", "Accept": "application/json"}
+    try:
+        connection.request("DELETE", f"/v1/runs?{urlencode({'run_id': run_id})}", headers=headers)
+        answer = connection.getresponse()
+        status, body = answer.status, answer.read(MAX_ANSWER_BYTES)
+        document = json.loads(body) if status != 401 else {}  # noqa: PLR2004  # HTTP's own number
+    except (OSError, HTTPException, ValueError) as error:
+        raise FailedError(
+            f"the server {server.url} that holds the store gave no answer ({error}):"
+            " stop it and try again"
+        ) from error
+    finally:
+        connection.close()
+    return _checked(status, document, run_id=run_id, server=server)
+
+
+def _checked(
+    status: int, document: dict[str, Any], *, run_id: str, server: ServerFile
+) -> dict[str, Any]:
+    if status == 200:  # noqa: PLR2004
+        return {key: document[key] for key in ("run", "at_ns", "num_rows")}
+    if status == 404:  # noqa: PLR2004
+        raise UnknownRunError(run_id, ())
+    raise FailedError(
+        f"the server {server.url} that holds the store refused:"
+        f" {document.get('detail', f'status {status}')}"
+    )

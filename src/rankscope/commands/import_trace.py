@@ -1,0 +1,50 @@
+"""`rankscope import`: hand a recorded trace to the importer of its format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankscope.collector.location import default_store_url
+from rankscope.collector.served_store import open_for_reading
+
+from ..errors import BadInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+FORMATS = ("bytedance",)
+"""What `rankscope import --format` takes."""
+
+
+def import_files(
+    files: Sequence[Path],
+    *,
+    file_format: str,
+    run_id: str,
+    meta: Path | None,
+    store_url: str | None,
+) -> str:
+    """Import ``files`` as run ``run_id``; return the line that says what was stored.
+
+    Raises:
+        BadInputError: The format is not supported, or takes one file a run.
+        CollectorError: As `collector.importers.bytedance.import_bytedance`.
+    """
+    if file_format not in FORMATS:
+        raise BadInputError(
+            f"--format {file_format} is not supported: this rankscope imports {', '.join(FORMATS)}"
+        )
+    if len(files) != 1:
+        raise BadInputError(
+            f"--format bytedance has one file a run, got {len(files)}:"
+            " import each under a --run name of its own"
+        )
+    from rankscope.collector.importers.bytedance import import_bytedance
+
+    with open_for_reading(store_url or default_store_url()) as store:
+        result = import_bytedance(store, files[0], run_id=run_id, meta=meta)
+    counts = f"{result.num_spans:,} spans, {result.num_steps} steps, {result.num_ranks} ranks"
+    if result.already_imported:
+        return f"{run_id} is already in the store ({counts}); nothing was written"
+    return f"imported {run_id}: {counts}; next: rankscope analyze {run_id}"

@@ -1,0 +1,1 @@
+"""The demo: train here with a planted fault, then diagnose it."""

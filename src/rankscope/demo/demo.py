@@ -1,0 +1,211 @@
+"""`rankscope demo`: train here with one slow rank, collect, diagnose, show."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankscope.collector.location import default_store_url
+from rankscope.collector.store import open_store
+from rankscope.tracer.topology import Layout
+
+from ..errors import FailedError
+from ..server.interrupts import terminated_like_interrupted
+from ..server.listen import ListenOptions, listening
+from ..server.logs import Log, logged_to
+from ..terminal import Progress, say, terminal_width
+from .planted import DemoPlan, is_found, outcome_line, plan_demo
+from .training import StepDone, Training, require_torch, training_command
+
+if TYPE_CHECKING:
+    from rankscope.analysis.report import RunReport
+    from rankscope.collector.store import Store
+    from rankscope.collector.tail import SpoolTail
+
+    from ..server.listen import Listening
+
+PROGRESS_S = 0.5
+POLL_S = 2.0
+"""Between two looks at the spool: the ranks need the cores more than the store does."""
+
+PROGRESS_EVERY = 5
+MAX_LAST_POLLS = 20
+TRAINING_LOG = "training.log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """Flags of `rankscope demo`."""
+
+    pp: int
+    dp: int
+    tp: int
+    num_steps: int
+    fault: str | None
+    serve: bool
+    as_json: bool
+    port: int | None
+    spool: Path | None
+    store_url: str | None
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Train, diagnose and print; then serve until Ctrl-C if that was asked for.
+
+    Returns:
+        0 if the planted fault was found (or nothing was planted and nothing found), else 1.
+
+    Raises:
+        ConfigError: The fault or the layout cannot be trained; nothing was started.
+        BadInputError: torch is missing, or the port is taken; nothing was started.
+        StoreError: The store could not be opened; nothing was started.
+        FailedError: The training failed.
+    """
+    layout = Layout(pp=options.pp, dp=options.dp, tp=options.tp)
+    plan = plan_demo(layout=layout, num_steps=options.num_steps, fault=options.fault)
+    require_torch()
+    run_id = f"demo-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    with ExitStack() as stack:
+        stack.enter_context(terminated_like_interrupted())
+        where = ListenOptions(port=options.port)
+        doors = stack.enter_context(listening(where)) if options.serve else None
+        store = stack.enter_context(open_store(options.store_url or default_store_url()))
+        collect_training(store, plan, run_id=run_id, spool=options.spool)
+        report = _diagnose(store, run_id)
+        _print_result(report, plan, as_json=options.as_json)
+        if doors is not None:
+            _serve(store, doors)
+    return 0 if is_found(report, plan) else 1
+
+
+def collect_training(store: Store, plan: DemoPlan, *, run_id: str, spool: Path | None) -> None:
+    """Train ``plan`` as run ``run_id`` and store all its spans.
+
+    Args:
+        store: Where to.
+        plan: What to train.
+        run_id: Name of the run.
+        spool: Folder that the ranks write to; None: one of its own, removed afterwards.
+
+    Raises:
+        FailedError: The training failed; its output is kept, and the message says where.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="rankscope-demo-"))
+    say(_opening(plan))
+    try:
+        status, words = _train_and_store(store, plan, run_id=run_id, spool=spool, folder=folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if status != 0:
+        log = folder / TRAINING_LOG
+        raise FailedError(f"the training ended with status {status}: {words} (all of it: {log})")
+    shutil.rmtree(folder)
+
+
+def _train_and_store(
+    store: Store, plan: DemoPlan, *, run_id: str, spool: Path | None, folder: Path
+) -> tuple[int | None, str]:
+    """Train, storing as it goes; return the training's exit status and its last words."""
+    from rankscope.collector.tail import SpoolTail
+
+    target = spool or folder / "spool"
+    target.mkdir(parents=True, exist_ok=True)
+    command = training_command(plan, spool=target)
+    with (
+        closing(SpoolTail(target, store)) as tail,
+        Training(command, run_id=run_id, log=folder / TRAINING_LOG) as training,
+    ):
+        _watch(training, tail, plan)
+        status, words = training.status, training.last_words()
+        _drain(tail)
+    return status, words
+
+
+def _opening(plan: DemoPlan) -> str:
+    layout = plan.layout
+    return (
+        f"training a small GPT on {layout.world_size} local processes"
+        f" (pp {layout.pp} x dp {layout.dp} x tp {layout.tp}), {plan.num_steps} steps, paced:"
+        " compute is padded to set times, so that few cores can play many devices;"
+        f" planted: {plan.spec}"
+    )
+
+
+def _watch(training: Training, tail: SpoolTail, plan: DemoPlan) -> None:
+    """Store spans and show progress until the training ends."""
+    progress = Progress(sys.stderr, every=PROGRESS_EVERY)
+    progress.show(f"starting {plan.layout.world_size} processes")
+    next_poll_s = 0.0
+    while training.status is None:
+        step = training.next_step(PROGRESS_S)
+        if step is not None:
+            progress.show(_progress_text(step, plan.num_steps))
+        if time.monotonic() >= next_poll_s:
+            tail.poll()
+            next_poll_s = time.monotonic() + POLL_S
+    progress.end()
+
+
+def _progress_text(done: StepDone, num_steps: int) -> str:
+    left = num_steps - done.step - 1
+    return (
+        f"step {done.step + 1} of {num_steps}, loss {done.loss:.3f},"
+        f" {done.seconds:.2f} s a step, about {left * done.seconds:.0f} s left"
+    )
+
+
+def _drain(tail: SpoolTail) -> None:
+    """Store what the last look left: the processes have ended, so the spool is at rest."""
+    for _ in range(MAX_LAST_POLLS):
+        progress = tail.poll()
+        for problem in progress.problems:
+            say(problem)
+        if progress.num_cuts == 0 and progress.num_running == 0:
+            return
+
+
+def _diagnose(store: Store, run_id: str) -> RunReport:
+    from rankscope.analysis.analyze import analyze_run
+
+    from ..sources.store_source import StoreSource
+
+    return analyze_run(StoreSource(store), run_id)
+
+
+def _print_result(report: RunReport, plan: DemoPlan, *, as_json: bool) -> None:
+    from rankscope.analysis.document import to_document
+    from rankscope.analysis.verdict import verdict_sentence
+
+    from ..commands.report_text import report_text
+
+    if as_json:
+        document = to_document(report) | {"planted": plan.spec, "found": is_found(report, plan)}
+        text = json.dumps(document, allow_nan=False)
+    else:
+        body = report_text(report, verdict=verdict_sentence(report), width=terminal_width())
+        text = f"{body}\n\n{outcome_line(report, plan)}"
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _serve(store: Store, doors: Listening) -> None:
+    from rankscope.collector.retention import Keep
+
+    from ..server.serve import serve_opened
+    from ..server.upkeep import open_upkeep
+    from ..sources.store_source import StoreSource
+
+    before = StoreSource(store).runs()
+    besides = [open_upkeep(store, Keep())]
+    with logged_to(Log()) as log:
+        serve_opened(store, doors, tail=None, webhook=None, before=before, besides=besides, log=log)

@@ -1,0 +1,154 @@
+"""Runs the demo's training in processes of its own, and tells how far it is."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Self
+
+from ..errors import BadInputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from .planted import DemoPlan
+
+STEP_LINE = re.compile(r"step (?P<step>\d+) loss (?P<loss>\S+) time_s (?P<seconds>\S+)")
+GRACE_S = 15.0
+"""The launcher ends its ranks when it is ended; they stand in sessions of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """What the trainer printed of one step."""
+
+    step: int
+    loss: float
+    seconds: float
+
+
+def require_torch() -> None:
+    """Check that the trainer can run here.
+
+    Raises:
+        BadInputError: torch is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise BadInputError(
+            "torch is not installed, and the demo trains with it:"
+            ' pip install "rankscope[server,trainer]"'
+        )
+
+
+def training_command(plan: DemoPlan, *, spool: Path) -> list[str]:
+    """Return the command line that trains ``plan`` on this host."""
+    layout = plan.layout
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(layout.world_size), "-m", "rankscope.trainer"),
+        *("--paced", "--pace-ms", f"{plan.pace_ms:g}"),
+        *("--pp", str(layout.pp), "--dp", str(layout.dp), "--tp", str(layout.tp)),
+        *("--steps", str(plan.num_steps), "--layers", str(plan.num_layers)),
+        *("--fault", plan.spec, "--trace", str(spool)),
+    ]
+
+
+class Training:
+    """A training under way in a process group of its own; leaving the context ends it.
+
+    Args:
+        command: What to run.
+        run_id: Name of the run, handed over in the environment: torchrun takes ``--run`` for an
+            abbreviation of a flag of its own.
+        log: File that its stderr goes to.
+    """
+
+    def __init__(self, command: list[str], *, run_id: str, log: Path) -> None:
+        self._command = command
+        self._run_id = run_id
+        self._log = log
+        self._lines: SimpleQueue[str] = SimpleQueue()
+
+    def __enter__(self) -> Self:
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "RANKSCOPE_RUN": self._run_id}
+        with self._log.open("wb") as log:
+            # A group of its own: the terminal's Ctrl-C is for us, who then end all of it.
+            self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and arguments
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        self._reader = Thread(target=self._read, name="training output", daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end_group(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_S)
+        self._end_group(signal.SIGKILL)
+        self._process.wait()
+        self._reader.join(GRACE_S)
+
+    @property
+    def status(self) -> int | None:
+        """Exit status; None while it runs."""
+        return self._process.poll()
+
+    def next_step(self, timeout_s: float) -> StepDone | None:
+        """Return the next step that was printed; None if none is within ``timeout_s``."""
+        try:
+            line = self._lines.get(timeout=timeout_s)
+        except Empty:
+            return None
+        return read_step(line)
+
+    def last_words(self) -> str:
+        """Return the line of stderr that most likely says why it failed; "" where there is none."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        spoken = [line.strip() for line in lines if line.strip()]
+        ours = [line for line in spoken if line.startswith("trainer:")]
+        errors = [line for line in spoken if re.search(r"\b\w*(Error|Exception): ", line)]
+        return next(iter([*ours, *errors, *spoken[-1:]]), "")[:300]
+
+    def _read(self) -> None:
+        if self._process.stdout is None:
+            return
+        with self._process.stdout as output:
+            for line in output:
+                self._lines.put(line)
+
+    def _end_group(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return
+
+
+def read_step(line: str) -> StepDone | None:
+    """Return the step that a line of the trainer's output tells of; None for any other line."""
+    found = STEP_LINE.match(line)
+    if found is None:
+        return None
+    return StepDone(
+        step=int(found["step"]), loss=float(found["loss"]), seconds=float(found["seconds"])
+    )

@@ -1,0 +1,1 @@
+"""What `rankscope serve` and `rankscope agent` run."""

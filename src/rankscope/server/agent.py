@@ -1,0 +1,260 @@
+"""`rankscope agent`: ship what the ranks of this host write to a collector elsewhere."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import threading
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from ..errors import BadInputError
+from ..terminal import say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from rankscope.collector.agent.agent import NodeAgent
+    from rankscope.collector.agent.clocks import AgentClocks
+    from rankscope.collector.agent.journal import Journal
+    from rankscope.collector.agent.link import Link
+    from rankscope.collector.agent.probing import ProbeThread
+
+    from .loops import Loop
+
+STATE_FOLDER = ".agent"
+BURST_FILE = "burst.json"
+BURST_LOOK_S = 0.2
+MAX_BURST_ROWS = 200_000
+"""Of a burst that waits to be shipped; its oldest readings make room."""
+
+DRAIN_S = 3.0
+"""How long what is under way may take once the agent is told to stop."""
+
+LET_GO_S = 2.0
+SIGNAL_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """Flags of `rankscope agent`."""
+
+    spool: Path
+    collectors: tuple[str, ...]
+    state: Path | None = None
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    samples: bool = True
+    max_spool_bytes: int | None = None
+
+
+def run_agent(options: AgentOptions) -> None:
+    """Ship until SIGINT or SIGTERM, then end within seconds; the next start goes on there.
+
+    Raises:
+        BadInputError: The state folder can't be used, or another agent does.
+        AgentConfigError: An address or a certificate can't be used.
+        TokenFileError: The token can't be read.
+        JournalError: The journal can't be opened.
+    """
+    from rankscope.collector.agent.certificates import TlsFiles
+    from rankscope.collector.agent.link import Link
+    from rankscope.collector.token_file import read_own_token
+
+    from .spare_memory import spare_memory_loop, use_one_allocator
+
+    use_one_allocator()
+    if read_own_token() is None:
+        say("no token: set RANKSCOPE_TOKEN_FILE, or the collector will refuse everything")
+    tls = TlsFiles(ca=options.ca, certificate=options.certificate, key=options.key)
+    name = f"{socket.gethostname()}/{_version()}"
+    with ExitStack() as stack:
+        stopping = stack.enter_context(_told_to_stop())
+        state = _state_folder(options)
+        stack.enter_context(_held(state))
+        link = Link(options.collectors, agent=name, tls=tls)
+        probe_link = Link(options.collectors, agent=name, tls=tls)
+        stack.callback(link.close)
+        stack.callback(probe_link.close)
+        journal = _open_journal(state, stack)
+        clocks, probes = _tie_clock(probe_link, journal)
+        agent = _assemble(options, state, link=link, journal=journal, clocks=clocks)
+        sample_loops = _sample_loops(options, agent, clocks, stack, link=link)
+        loops = [spare_memory_loop(), *sample_loops]
+        probes.start()
+        stack.callback(probes.stop)
+        for loop in loops:
+            loop.start()
+            stack.callback(loop.stop)
+        say(f"shipping {options.spool} to {options.collectors[0]}")
+        _run_until(stopping, agent, link)
+
+
+def _run_until(stopping: threading.Event, agent: NodeAgent, link: Link) -> None:
+    """Run the agent in a thread, so that a signal reaches us whatever it waits for."""
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            agent.run(stopping)
+        except BaseException as error:  # noqa: BLE001  # raised again below
+            failure.append(error)
+            stopping.set()
+
+    thread = threading.Thread(target=run, name="agent", daemon=True)
+    thread.start()
+    # The kernel may give a signal to another thread. Python's handler runs in this one alone,
+    # and not as long as this one sleeps: it would sleep for ever.
+    while not stopping.wait(SIGNAL_LOOK_S):
+        pass
+    thread.join(DRAIN_S)
+    link.close()
+    thread.join(LET_GO_S)
+    if failure:
+        raise failure[0]
+    say("stopped; what was not confirmed is sent again at the next start")
+
+
+def _assemble(
+    options: AgentOptions, state: Path, *, link: Link, journal: Journal, clocks: AgentClocks
+) -> NodeAgent:
+    from rankscope.collector.agent.agent import NodeAgent, ranks_in
+    from rankscope.collector.agent.delivery import Delivery
+    from rankscope.collector.agent.outbox import Outbox
+    from rankscope.collector.agent.parking import Parking
+    from rankscope.collector.agent.room import SpoolRoom
+
+    parking = Parking(state / "dead")
+    outbox = Outbox(
+        link,
+        journal,
+        delivery=Delivery(),
+        parking=parking,
+        say=say,
+        ranks_of=lambda run_id: ranks_in(options.spool, run_id),
+    )
+    limit = options.max_spool_bytes
+    room = None if limit is None else SpoolRoom(options.spool, limit, journal)
+    return NodeAgent(options.spool, outbox, clocks, say=say, room=room)
+
+
+def _tie_clock(link: Link, journal: Journal) -> tuple[AgentClocks, ProbeThread]:
+    from rankscope.collector.agent.clocks import AgentClocks
+    from rankscope.collector.agent.probing import ProbeThread, exchange_over
+    from rankscope.collector.clock_sync import HostClock
+    from rankscope.collector.clock_watch import ClockEvent, ClockEventKind, ClockWatch
+    from rankscope.collector.liveness import boot_id
+    from rankscope.tracer.clock import monotonic_ns
+
+    probes = ProbeThread(HostClock(exchange_over(link), monotonic_ns=monotonic_ns))
+    clock_watch = ClockWatch()
+
+    def watch() -> list[ClockEvent]:
+        found = clock_watch.look()
+        if any(event.kind is ClockEventKind.SUSPEND for event in found):
+            probes.forget()
+        return [*found, *probes.take_events()]
+
+    clocks = AgentClocks(
+        journal,
+        own=(socket.gethostname(), boot_id()),
+        estimate=probes.latest,
+        monotonic_ns=monotonic_ns,
+        watch=watch,
+    )
+    return clocks, probes
+
+
+def _sample_loops(
+    options: AgentOptions, agent: NodeAgent, clocks: AgentClocks, stack: ExitStack, *, link: Link
+) -> list[Loop]:
+    if not options.samples:
+        return []
+    from rankscope.collector.agent.beats import MAX_BEATS, BeatShipper
+    from rankscope.collector.agent.buffer import RowBuffer
+    from rankscope.collector.agent.burst_desk import BurstDesk
+    from rankscope.collector.host.beats import beat_sink
+    from rankscope.collector.host.sampler import Sampler
+    from rankscope.collector.host.sources import host_sources
+    from rankscope.collector.host.table import buffer_sink
+
+    from .loops import Loop, sampler_loop
+
+    host = socket.gethostname()
+    buffer, burst_buffer, beats = RowBuffer(), RowBuffer(MAX_BURST_ROWS), RowBuffer(MAX_BEATS)
+    sink = buffer_sink(buffer.add, host=host)
+    request = (options.state or options.spool / STATE_FOLDER) / BURST_FILE
+    desk = BurstDesk(request, buffer_sink(burst_buffer.add, host=host), say=say)
+    sources = host_sources(options.spool, on_heartbeats=beat_sink(beats.add))
+    sampler = Sampler(sources, sink, unix_ns=clocks.unix_now, say=say)
+    stack.callback(sampler.close)
+    agent.ship_also("samples", buffer)
+    agent.ship_also("samples", burst_buffer)
+    agent.ship_beats(beats, BeatShipper(link, say=say))
+    return [sampler_loop(sampler), Loop("bursts", desk.look, pause_s=BURST_LOOK_S)]
+
+
+def _open_journal(state: Path, stack: ExitStack) -> Journal:
+    from rankscope.collector.agent.journal import Journal
+
+    journal = Journal(state / "journal")
+    stack.callback(journal.close)
+    if journal.num_damaged:
+        say(f"{state / 'journal'}: {journal.num_damaged} damaged lines were passed over")
+    return journal
+
+
+def _state_folder(options: AgentOptions) -> Path:
+    state = options.state or options.spool / STATE_FOLDER
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(f"--state {state} can't be made ({error.strerror})") from error
+    return state
+
+
+@contextmanager
+def _held(state: Path) -> Iterator[None]:
+    """Keep other agents out of the state folder: two would send the same rows in other cuts.
+
+    Raises:
+        BadInputError: One is there, or the folder can't be written.
+    """
+    try:
+        descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise BadInputError(f"--state {state} can't be written ({error.strerror})") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInputError(f"another agent runs with --state {state}: stop it first") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """Lend what SIGTERM and SIGINT set; main thread only."""
+    stopping = threading.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: stopping.set()) for number in signals]
+    try:
+        yield stopping
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _version() -> str:
+    try:
+        return version("rankscope")
+    except PackageNotFoundError:
+        return "unknown"

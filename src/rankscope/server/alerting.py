@@ -1,0 +1,126 @@
+"""Fires an alert once for each drop of a run's MFU, also across restarts of the server."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rankscope.analysis.alert_rules import MFU_DROP, mfu_drops
+from rankscope.collector.alerts import (
+    Delivery,
+    StoredAlert,
+    read_alerts,
+    record_alert,
+    record_delivery,
+)
+from rankscope.collector.errors import StoreError
+
+from ..terminal import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rankscope.analysis.alert_rules import MfuDrop
+    from rankscope.analysis.report import RunReport
+    from rankscope.collector.store import Store
+    from rankscope.collector.webhook import Webhook
+
+RESEND_NS = 24 * 3_600_000_000_000
+"""For how long an alert that a server could not send before it ended is worth sending."""
+
+
+class Alerting:
+    """Evaluates the alert rules on finished diagnoses.
+
+    Args:
+        store: Where alerts are written before they are sent.
+        webhook: Where they are sent, those first that an earlier server left unsent; None: they
+            are only written.
+        page_url: Returns the address of a run's page.
+    """
+
+    def __init__(
+        self, store: Store, *, webhook: Webhook | None, page_url: Callable[[str], str]
+    ) -> None:
+        self._store = store
+        self._webhook = webhook
+        self._page_url = page_url
+        known = [alert for alert in read_alerts(store) if alert.rule == MFU_DROP]
+        self._fired = {(alert.run_id, alert.first_step) for alert in known}
+        self.num_undelivered = 0
+        """Alerts whose webhook was given up since the start."""
+
+        after_ns = time.time_ns() - RESEND_NS
+        for alert in reversed(known):
+            if alert.delivery is Delivery.PENDING and alert.at_ns > after_ns:
+                self._post(alert)
+
+    def evaluate(self, report: RunReport) -> tuple[StoredAlert, ...]:
+        """Fire what is due in ``report`` and has not fired; return it.
+
+        A drop keeps its first step for good (`analysis.alert_rules.mfu_drops`),
+        so (run, first step) tells whether it is the same one.
+        """
+        if report.mfu is None:
+            return ()
+        drops = mfu_drops(report.mfu, warmup_steps=report.warmup_steps)
+        due = [drop for drop in drops if (report.run, drop.first_step) not in self._fired]
+        return tuple(self._fire(report, drop) for drop in due)
+
+    def _fire(self, report: RunReport, drop: MfuDrop) -> StoredAlert:
+        document = alert_document(report, drop, url=self._page_url(report.run))
+        alert = StoredAlert(
+            run_id=report.run,
+            at_ns=time.time_ns(),
+            rule=MFU_DROP,
+            first_step=drop.first_step,
+            last_step=drop.last_step,
+            text=alert_sentence(report, drop),
+            delivery=Delivery.NONE if self._webhook is None else Delivery.PENDING,
+            post=None if self._webhook is None else document,
+        )
+        record_alert(self._store, alert)
+        self._fired.add((report.run, drop.first_step))
+        self._post(alert)
+        return alert
+
+    def _post(self, alert: StoredAlert) -> None:
+        if self._webhook is not None and alert.post is not None:
+            self._webhook.post(alert.post, on_done=lambda outcome: self._settle(alert, outcome))
+
+    def _settle(self, alert: StoredAlert, outcome: Delivery) -> None:
+        self.num_undelivered += outcome is Delivery.UNDELIVERED
+        try:
+            record_delivery(self._store, alert, outcome)
+        except StoreError as error:  # the next alert must go out whatever the store does
+            say(f"what became of the alert of {alert.run_id} can't be noted: {error}")
+
+
+def alert_sentence(report: RunReport, drop: MfuDrop) -> str:
+    """Return the alert in one sentence."""
+    return (
+        f"MFU of {report.run} fell by {drop.depth_ratio * 100:.0f} %: {drop.mfu * 100:.1f} %"
+        f" from step {drop.first_step} on, {drop.median * 100:.1f} % before;"
+        f" top finding: {report.top_finding.evidence}"
+    )
+
+
+def alert_document(report: RunReport, drop: MfuDrop, *, url: str) -> dict[str, Any]:
+    """Return what the webhook receives."""
+    top = report.top_finding
+    return {
+        "rule": MFU_DROP,
+        "run": report.run,
+        "steps": [drop.first_step, drop.last_step],
+        "finding": {
+            "cause": top.cause,
+            "ranks": list(top.ranks),
+            "steps": None if top.steps is None else list(top.steps),
+            "confidence": top.confidence,
+            "evidence": top.evidence,
+        },
+        "mfu": drop.mfu,
+        "median": drop.median,
+        "text": alert_sentence(report, drop),
+        "url": url,
+    }

@@ -1,0 +1,1 @@
+"""Simulated runs, written to a store or to files."""

@@ -1,0 +1,1 @@
+"""Adapters from a store or a file to the analysis."""

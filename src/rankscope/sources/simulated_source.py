@@ -1,0 +1,112 @@
+"""A simulated run as the analysis reads it, without a store between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from rankscope.analysis.context import RankManifest, RunContext
+from rankscope.analysis.errors import UnknownRunError
+from rankscope.collector.manifests import settings_of
+from rankscope.collector.read import RunRows
+from rankscope.trainer.simulator.simulation import Simulation
+
+from .arrow_tables import microbatch_table, sample_table, span_table, step_table
+from .run_context import event_of, exit_of
+from .store_source import run_info_of
+
+if TYPE_CHECKING:
+    from rankscope.analysis.source import RunInfo, RunSummary, SpanTable, StepTable
+    from rankscope.trainer.simulator.scenario import Scenario
+    from rankscope.trainer.simulator.tables import StepTables
+    from rankscope.trainer.simulator.truth import Truth
+
+MAX_STEP = (1 << 31) - 1
+
+
+class SimulatedSource:
+    """A `SpanSource` of one simulated run, all of it in memory.
+
+    Args:
+        scenario: What to simulate.
+        run_id: Name of the run.
+    """
+
+    def __init__(self, scenario: Scenario, *, run_id: str = "simulated") -> None:
+        simulation = Simulation(scenario, run_id=run_id)
+        self.truth: tuple[Truth, ...] = simulation.truth
+        """What was planted."""
+
+        self._run_id = run_id
+        self._tables: tuple[StepTables, ...] = tuple(simulation.tables())
+        self._rank_rows = list(simulation.rank_rows())
+        self._settings = [
+            settings_of(simulation.manifest(rank)) for rank in range(scenario.world_size)
+        ]
+        groups = [
+            {
+                "epoch": 0,
+                "group_id": group.group_id,
+                "kind": group.kind,
+                "name": group.name,
+                "members": list(group.members),
+            }
+            for group in simulation.groups
+        ]
+        rows = RunRows(
+            epochs=[simulation.run_row(created_ns=scenario.started_ns)],
+            ranks=self._rank_rows,
+            groups=groups,
+            account=[],
+            bad=[],
+            pace=[],
+            clocks=list(simulation.clock_rows()),
+        )
+        self._info = run_info_of(run_id, rows)
+
+    def runs(self) -> tuple[RunSummary, ...]:
+        """Return nothing: there is no list of runs without a store."""
+        return ()
+
+    def run_info(self, run_id: str) -> RunInfo:
+        """Return what is known of the run besides its spans.
+
+        Raises:
+            UnknownRunError: It has another name.
+        """
+        if run_id != self._run_id:
+            raise UnknownRunError(run_id, (self._run_id,))
+        return self._info
+
+    def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
+        """Return the step rows with ``first <= step <= last`` (either end open when None)."""
+        return step_table(self._joined("steps", first, last))
+
+    def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
+        """Return the spans of these steps."""
+        return span_table(self._joined("spans", first, last))
+
+    def context(
+        self, run_id: str, *, first: int | None = None, last: int | None = None
+    ) -> RunContext:
+        """Return what is known around the spans of these steps."""
+        events: list[dict[str, Any]] = self._joined("events", None, None).to_pylist()
+        told = {row["rank"]: row["data"] for row in events if row["kind"] == "exit"}
+        return RunContext(
+            microbatches=microbatch_table(self._joined("microbatches", first, last)),
+            samples=sample_table(self._joined("samples", first, last)),
+            events=tuple(event_of(row) for row in events),
+            manifests=tuple(
+                RankManifest(epoch=0, rank=rank, settings=settings)
+                for rank, settings in enumerate(self._settings)
+            ),
+            exits=tuple(
+                exit_of(row | {"data": told.get(row["rank"], "")}, None) for row in self._rank_rows
+            ),
+        )
+
+    def _joined(self, name: str, first: int | None, last: int | None) -> pa.Table:
+        begin, end = first or 0, MAX_STEP if last is None else last
+        chosen = [getattr(step, name) for step in self._tables if begin <= step.step <= end]
+        return pa.concat_tables(chosen).unify_dictionaries()
