@@ -22,7 +22,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
 # The stamp stands for an installation of exactly these files, so a second run installs nothing.
-$(STAMP): pyproject.toml constraints.txt tracer/_hot.c
+$(STAMP): pyproject.toml constraints.txt tracer/native/_hot.c
 	@command -v $(PYTHON) > /dev/null || { echo "rankscope needs Python 3.11 or newer, and there is no $(PYTHON): install it, or make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "rankscope needs Python 3.11 or newer, this is %d.%d: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" % sys.version_info[:2])'
 	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { echo "this Python has no venv module: install it (on Debian and Ubuntu the package python3-venv) and run again" >&2; exit 2; }
@@ -92,4 +92,4 @@ audit: ## ask a database of known holes about all that is pinned; what it does n
 	@$(AUDIT)/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 clean: ## remove what the targets made
-	@rm -rf $(VENV) $(AUDIT) .venv-torch-* build dist *.egg-info tracer/_hot*.so .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(AUDIT) .venv-torch-* build dist *.egg-info tracer/native/_hot*.so .mypy_cache .ruff_cache .pytest_cache

@@ -39,12 +39,12 @@ from torch import nn
 from benchmarks.intervals import interval
 from benchmarks.step_rank import NUM_EXPERTS, NUM_LAYERS, TOKENS, WIDTH, Model
 from rankscope import tracer
-from rankscope.tracer.noop import NOOP_SPAN
+from rankscope.tracer.record.noop import NOOP_SPAN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankscope.tracer.protocol import SpanContext
+    from rankscope.tracer.record.protocol import SpanContext
 
 NUM_PROCESSES = 2
 WAYS = ("plain", "nothing", "clocks", "spans", "hooks")

@@ -32,17 +32,17 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope import tracer
 from rankscope.tracer.clock import read_anchor
-from rankscope.tracer.current import current_tracer, set_current
-from rankscope.tracer.identity import read_identity
 from rankscope.tracer.install import spool_identity
-from rankscope.tracer.noop import NOOP_SPAN, NOOP_TRACER
-from rankscope.tracer.recorder import Recorder
-from rankscope.tracer.spare import SpoolLimits
+from rankscope.tracer.job.identity import read_identity
+from rankscope.tracer.record.current import current_tracer, set_current
+from rankscope.tracer.record.noop import NOOP_SPAN, NOOP_TRACER
+from rankscope.tracer.record.recorder import Recorder
+from rankscope.tracer.record.segment_pool import SpoolLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankscope.tracer.protocol import Tracer
+    from rankscope.tracer.record.protocol import Tracer
 
 ROUNDS = 60
 CALLS = 2_000

@@ -1,8 +1,9 @@
 """The tracer: lives in the training process, records spans, never hurts the job."""
 
-from . import graphs as _graphs  # noqa: F401 - for what it tells the compiler
 from . import span as _span_module  # noqa: F401 - first, so that `span` below stays the function
-from .current import (
+from .capture import compiled_graphs as _graphs  # noqa: F401 - for what it tells the compiler
+from .install import install
+from .record.current import (
     begin_steps,
     current_tracer,
     event,
@@ -12,10 +13,9 @@ from .current import (
     span,
     step,
 )
-from .decorator import traced
-from .install import install
-from .noop import NOOP_TRACER
-from .protocol import Tracer
+from .record.decorator import traced
+from .record.noop import NOOP_TRACER
+from .record.protocol import Tracer
 from .span import NONE, SpanFlag, SpanKind
 
 __all__ = [

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .install import install
-from .tell import tell
+from .record.notice import tell
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
     """
     match arguments:
         case ["--running", *spool]:
-            from .running import print_running
+            from .job.running import print_running
 
             print_running(Path(spool[0]) if spool else default_spool())
         case ["-m", module, *rest]:

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from .clock import read_anchor
-from .current import current_tracer, set_current, shutdown
-from .exit_record import write_json
-from .noop import NOOP_TRACER
-from .plain import type_name
-from .recorder import Recorder
-from .sampling import Settings
+from .record.current import current_tracer, set_current, shutdown
+from .record.exit_record import write_json
+from .record.noop import NOOP_TRACER
+from .record.notice import tell
+from .record.plain_values import type_name
+from .record.recorder import Recorder
+from .record.sampling import Settings
+from .record.segment_pool import DEFAULT_SEGMENT_BYTES, DEFAULT_SPOOL_BYTES, SpoolLimits
 from .span import UnixNs
-from .spare import DEFAULT_SEGMENT_BYTES, DEFAULT_SPOOL_BYTES, SpoolLimits
 from .spool import (
     HEADER_BYTES,
     MANIFEST_FILE,
@@ -32,16 +33,15 @@ from .spool import (
     DropReason,
     SpoolIdentity,
 )
-from .tell import tell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
     from .clock import Anchor
-    from .identity import Identity
-    from .manifest import JobDescription
-    from .protocol import Tracer
+    from .job.identity import Identity
+    from .job.manifest import JobDescription
+    from .record.protocol import Tracer
     from .topology import Coords, Layout
 
 
@@ -95,7 +95,7 @@ def install(
             ``device_name``, ``dtype``, ``peak_flops_per_s`` of that device at
             that dtype, ``paced`` (how the trainer pads its compute),
             ``config``, ``seeds``. FLOPs, device and dtype that are not told
-            are read from the model where it is of a known kind (`tracer.flops`).
+            are read from the model where it is of a known kind (`tracer.job.flops`).
 
     Returns:
         The tracer; `NOOP_TRACER` where nothing is recorded.
@@ -113,7 +113,7 @@ def install(
         folder = spool or os.environ.get("RANKSCOPE_TRACE")
         if not folder or os.environ.get("RANKSCOPE_DISABLE") == "1":
             return NOOP_TRACER
-        from .manifest import JobDescription, count_parameters
+        from .job.manifest import JobDescription, count_parameters
 
         description = JobDescription(num_parameters=count_parameters(model), **job)
         return _install(Path(folder), run, model, description, count_steps)
@@ -131,7 +131,7 @@ def _install(
     job: JobDescription,
     count_steps: bool | None,  # noqa: FBT001
 ) -> Tracer:
-    from .identity import read_identity
+    from .job.identity import read_identity
 
     identity = read_identity(run, os.environ)
     if identity.made_up and identity.rank == 0:
@@ -154,7 +154,7 @@ def _install(
 
 
 def _started(folder: Path, identity: Identity, job: JobDescription) -> Recorder:
-    from .manifest import build_manifest
+    from .job.manifest import build_manifest
 
     manifest = build_manifest(identity, job, started_ns=UnixNs(time.time_ns()), environ=os.environ)
     write_json(folder / MANIFEST_FILE, manifest)
@@ -175,8 +175,8 @@ def _watch_the_job(
     count_steps: bool | None,  # noqa: FBT001
 ) -> None:
     from .capture.start import start_captures
-    from .late import watch_late_steps
-    from .profile import offer_profiles
+    from .job.profile import offer_profiles
+    from .job.slow_step_stacks import watch_late_steps
 
     start_captures(
         recorder,

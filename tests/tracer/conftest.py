@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.tracer.current import set_current
-from rankscope.tracer.noop import NOOP_TRACER
+from rankscope.tracer.record.current import set_current
+from rankscope.tracer.record.noop import NOOP_TRACER
 from tests.tracer.recording import recorder_in
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _patient_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a shutdown wait for its thread however busy the machine is: a test reads its files."""
-    monkeypatch.setattr("rankscope.tracer.background.GOODBYE_S", 60.0)
+    monkeypatch.setattr("rankscope.tracer.record.background_thread.GOODBYE_S", 60.0)
 
 
 @pytest.fixture

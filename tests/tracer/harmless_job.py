@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader
 from rankscope import tracer
 from rankscope.tracer.capture import compute, data
 from rankscope.tracer.capture.on_device import OnDevice
-from rankscope.tracer.lane import Lane
-from rankscope.tracer.lanes import Lanes
-from rankscope.tracer.recorder import Recorder
+from rankscope.tracer.record.lane import Lane
+from rankscope.tracer.record.lanes import Lanes
+from rankscope.tracer.record.recorder import Recorder
+from rankscope.tracer.record.steering import Steering
 from rankscope.tracer.spool import DropReason
-from rankscope.tracer.steering import Steering
 from tests.tracer.reading import dropped
 
 if TYPE_CHECKING:

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope.tracer.clock import read_anchor
-from rankscope.tracer.identity import read_identity
 from rankscope.tracer.install import spool_identity
-from rankscope.tracer.recorder import Recorder
-from rankscope.tracer.segment import segment_capacity
-from rankscope.tracer.spare import STARTER_BYTES, SpoolLimits
+from rankscope.tracer.job.identity import read_identity
+from rankscope.tracer.record.recorder import Recorder
+from rankscope.tracer.record.segment import segment_capacity
+from rankscope.tracer.record.segment_pool import STARTER_BYTES, SpoolLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankscope.tracer.sampling import Settings
+    from rankscope.tracer.record.sampling import Settings
 
 ROOT = Path(__file__).parents[2]
 

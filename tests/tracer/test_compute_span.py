@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.tracer.capture.compute import Compute
-from rankscope.tracer.hot import IS_COMPILED, compute_span
+from rankscope.tracer.native.choice import IS_COMPILED, compute_span
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import OPEN_CAPACITY
 from tests.tracer.reading import dropped, num_lost, open_names, read_spans
@@ -18,8 +18,8 @@ from tests.tracer.recording import AlarmError, recorder_in
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.tracer.protocol import SpanContext
-    from rankscope.tracer.recorder import Recorder
+    from rankscope.tracer.record.protocol import SpanContext
+    from rankscope.tracer.record.recorder import Recorder
 
 SMALL_BYTES = 4096 + 8 * 128
 """A segment of eight records."""
@@ -130,7 +130,7 @@ def test_what_a_handler_raises_as_it_ends_reaches_the_job_and_leaves_all_in_plac
     span: Any = forward(compute)
     span.__enter__()
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr("rankscope.tracer.lane.Lane.write_in_next", interrupted)
+        meanwhile.setattr("rankscope.tracer.record.lane.Lane.write_in_next", interrupted)
         with pytest.raises(raised):
             span.__exit__(None, None, None)
     lane = recorder.lane()

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope import tracer
-from rankscope.tracer.control import (
+from rankscope.tracer.record.control import (
     CONTROL_FILE,
     ControlError,
     ControlFiles,
     read_control,
     write_control,
 )
-from rankscope.tracer.current import set_current
-from rankscope.tracer.noop import NOOP_TRACER
-from rankscope.tracer.sampling import ALL_KINDS, Settings
+from rankscope.tracer.record.current import set_current
+from rankscope.tracer.record.noop import NOOP_TRACER
+from rankscope.tracer.record.sampling import ALL_KINDS, Settings
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import DropReason, RecordType
 from tests.tracer.reading import dropped, read_rows, read_spans
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from rankscope.tracer.recorder import Recorder
+    from rankscope.tracer.record.recorder import Recorder
 
 HOST_BIT = 1 << 10
 """Kind code of `host` in docs/spool-format.md."""

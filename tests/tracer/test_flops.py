@@ -7,7 +7,7 @@ import torch
 import transformers
 from torch import nn
 
-from rankscope.tracer.flops import compute_dtype, megatron_flops, model_flops, unwrap
+from rankscope.tracer.job.flops import compute_dtype, megatron_flops, model_flops, unwrap
 
 
 class Config:

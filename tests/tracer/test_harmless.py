@@ -14,9 +14,9 @@ import torch
 from torch.utils.data._utils import signal_handling
 
 from rankscope import tracer
-from rankscope.tracer.blame import is_ours
 from rankscope.tracer.capture.compute import Compute
 from rankscope.tracer.capture.garbage import capture_garbage
+from rankscope.tracer.record.error_origin import is_ours
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import DropReason
 from tests.tracer.reading import dropped, read_rows
@@ -63,7 +63,7 @@ def test_a_compute_span_that_cannot_be_shown_leaves_its_lane_at_its_level(
     compute = Compute(recorder)
     recorder.lane().segment.open_slots.clear()  # so that the compiled lines ask Python
     with monkeypatch.context() as broken:
-        broken.setattr("rankscope.tracer.lane.Lane.open_in_first", fails)
+        broken.setattr("rankscope.tracer.record.lane.Lane.open_in_first", fails)
         with compute.span("forward", SpanKind.FORWARD, microbatch=0, chunk=0):
             pass
     depth, place = recorder.lane().depth, recorder.lane().microbatch
@@ -83,7 +83,7 @@ def test_a_handler_that_raises_as_a_compute_span_begins_leaves_its_lane_at_its_l
     compute = Compute(recorder)
     recorder.lane().segment.open_slots.clear()  # so that the compiled lines ask Python
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr("rankscope.tracer.lane.Lane.open_in_first", interrupted)
+        meanwhile.setattr("rankscope.tracer.record.lane.Lane.open_in_first", interrupted)
         with pytest.raises(AlarmError):
             compute.span("forward", SpanKind.FORWARD, microbatch=0, chunk=0).__enter__()
     with compute.span("forward", SpanKind.FORWARD, microbatch=1, chunk=0):
@@ -218,7 +218,7 @@ def test_a_collection_is_not_disturbed_by_a_record_that_cannot_be_made(
     take_off = capture_garbage(recorder, least_pause_ns=0)
     try:
         with monkeypatch.context() as broken:
-            broken.setattr("rankscope.tracer.recorder.Recorder.head", fails)
+            broken.setattr("rankscope.tracer.record.recorder.Recorder.head", fails)
             gc.collect()
             take_off()
     finally:

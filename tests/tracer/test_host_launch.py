@@ -10,9 +10,9 @@ import pytest
 
 from rankscope.tracer.capture.group import CommGroup
 from rankscope.tracer.capture.launch import Launch, heads_of
-from rankscope.tracer.host_launch import ASYNC, BLOCKED_NS, HOST_CLOCK
-from rankscope.tracer.hot import IS_COMPILED
-from rankscope.tracer.sampling import Settings
+from rankscope.tracer.native.choice import IS_COMPILED
+from rankscope.tracer.native.host_launch import ASYNC, BLOCKED_NS, HOST_CLOCK
+from rankscope.tracer.record.sampling import Settings
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.spool import OPEN_CAPACITY, RECORD_BYTES, RecordType
 from tests.tracer.reading import dropped, num_lost, open_names, read_spans
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rankscope.tracer.host_launch import Instance
-    from rankscope.tracer.recorder import Recorder
+    from rankscope.tracer.native.host_launch import Instance
+    from rankscope.tracer.record.recorder import Recorder
 
 GROUP_ID = (1 << 64) - 3
 SMALL_BYTES = 4096 + 8 * RECORD_BYTES

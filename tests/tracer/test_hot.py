@@ -17,8 +17,15 @@ from typing import Any
 import psutil
 import pytest
 
-from rankscope.tracer.hot import IS_COMPILED, DropCount, Finder, ReadySpan, numbers, ready_span
-from rankscope.tracer.lane import head_word
+from rankscope.tracer.native.choice import (
+    IS_COMPILED,
+    DropCount,
+    Finder,
+    ReadySpan,
+    numbers,
+    ready_span,
+)
+from rankscope.tracer.record.lane import head_word
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.tracer.spool import DropReason, RecordType
 from tests.tracer.reading import dropped, num_lost, read_spans

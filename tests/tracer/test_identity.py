@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.tracer.identity import RUN_ID, clean_run_id, read_identity
+from rankscope.tracer.job.identity import RUN_ID, clean_run_id, read_identity
 
 
 @pytest.mark.parametrize("run_id", ["a", "run-7", "2026.01_x", "A" * 63])

@@ -14,7 +14,7 @@ from tests.tracer.recording import run_script
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.tracer.protocol import Tracer
+    from rankscope.tracer.record.protocol import Tracer
 
 
 @pytest.fixture(autouse=True)
@@ -308,7 +308,7 @@ def test_what_fails_half_way_is_taken_back_and_the_next_try_works(
 ) -> None:
     threads = threading.active_count()
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr("rankscope.tracer.profile.offer_profiles", None)
+        meanwhile.setattr("rankscope.tracer.job.profile.offer_profiles", None)
         assert tracer.install(spool=tmp_path, run="run") is tracer.NOOP_TRACER
     assert "not tracing this process: TypeError" in capsys.readouterr().err
     assert tracer.current_tracer() is tracer.NOOP_TRACER
@@ -324,14 +324,14 @@ def test_a_child_forked_while_another_thread_installs_may_install_itself(tmp_pat
         """
         import os, threading
         from rankscope import tracer
-        import rankscope.tracer.late
+        import rankscope.tracer.job.slow_step_stacks
         started, forked = threading.Event(), threading.Event()
 
         def in_the_midst(recorder):
             started.set()
             forked.wait()
 
-        tracer.late.watch_late_steps = in_the_midst
+        tracer.job.slow_step_stacks.watch_late_steps = in_the_midst
         installing = threading.Thread(target=tracer.install)
         installing.start()
         started.wait()

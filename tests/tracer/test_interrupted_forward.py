@@ -12,7 +12,7 @@ from torch import nn
 
 from rankscope.tracer.capture.compute import Compute
 from rankscope.tracer.capture.module import capture_forward
-from rankscope.tracer.sampling import Settings
+from rankscope.tracer.record.sampling import Settings
 from rankscope.tracer.span import NONE, SpanKind
 from tests.tracer.device.claiming import ClaimingCuda
 from tests.tracer.device.timing import TimedRecorder
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rankscope.tracer.recorder import Recorder
+    from rankscope.tracer.record.recorder import Recorder
 
 
 class Model(nn.Linear):

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.tracer.late import LateWatch, late_after_ns, stacks, watch_late_steps
+from rankscope.tracer.job.slow_step_stacks import LateWatch, late_after_ns, stacks, watch_late_steps
 from tests.tracer.recording import recorder_in, run_script, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rankscope.tracer.recorder import Recorder
+    from rankscope.tracer.record.recorder import Recorder
 
 S = 1_000_000_000
 
@@ -119,7 +119,7 @@ def test_a_thread_that_goes_on_while_the_collector_runs_is_told_of_and_crashes_n
     done = run_script(
         """
         import gc, threading
-        from rankscope.tracer.late import stacks
+        from rankscope.tracer.job.slow_step_stacks import stacks
 
         def move(going, gone, over, waits):
             def inner():

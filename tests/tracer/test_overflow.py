@@ -14,7 +14,7 @@ from tests.tracer.recording import NUM_IN_STARTER, recorder_in, run_script, wait
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.tracer.recorder import Recorder
+    from rankscope.tracer.record.recorder import Recorder
 
 SEGMENT_BYTES = 4096 + 512 * 128
 """Of 512 records."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from rankscope.tracer.exit_record import failed
-from rankscope.tracer.plain import MAX_ITEMS, MAX_TEXT, plain, plain_int, plain_text
+from rankscope.tracer.record.exit_record import failed
+from rankscope.tracer.record.plain_values import MAX_ITEMS, MAX_TEXT, plain, plain_int, plain_text
 
 
 class Liar:

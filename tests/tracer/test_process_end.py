@@ -169,7 +169,7 @@ def test_forked_children_are_silent_and_the_parent_loses_nothing(tmp_path: Path)
         """
         import os, pathlib, sys, threading, time
         from tests.tracer.recording import recorder_in
-        from rankscope.tracer.current import current_tracer, set_current, span
+        from rankscope.tracer.record.current import current_tracer, set_current, span
 
         folder = pathlib.Path(os.environ["RANKSCOPE_TRACE"])
         recorder = recorder_in(folder, segment_bytes=1 << 22, spool_bytes=1 << 25)

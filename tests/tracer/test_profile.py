@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from rankscope.tracer.control import write_control
-from rankscope.tracer.profile import ProfileError, Request, offer_profiles, read_request
+from rankscope.tracer.job.profile import ProfileError, Request, offer_profiles, read_request
+from rankscope.tracer.record.control import write_control
 from tests.tracer.recording import recorder_in, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from rankscope.tracer.recorder import Recorder
+    from rankscope.tracer.record.recorder import Recorder
 
 pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.10
 

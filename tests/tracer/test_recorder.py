@@ -18,7 +18,7 @@ from tests.tracer.reading import dropped, open_names, read_rows, read_spans
 from tests.tracer.recording import LONGEST_S, NUM_IN_STARTER, recorder_in, wait_until
 
 if TYPE_CHECKING:
-    from rankscope.tracer.recorder import Recorder
+    from rankscope.tracer.record.recorder import Recorder
 
 
 class Hostile:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.tracer.running import read_running
+from rankscope.tracer.job.running import read_running
 from rankscope.tracer.span import SpanKind, group_id_of
 from tests.tracer.recording import ROOT, recorder_in, wait_until
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope import tracer
-from rankscope.tracer.current import current_tracer, set_current
-from rankscope.tracer.hot import IS_COMPILED, find_with, quick_span
-from rankscope.tracer.noop import NOOP_SPAN, NOOP_TRACER
+from rankscope.tracer.native.choice import IS_COMPILED, find_with, quick_span
+from rankscope.tracer.record.current import current_tracer, set_current
+from rankscope.tracer.record.noop import NOOP_SPAN, NOOP_TRACER
 from rankscope.tracer.spool import DropReason
 from tests.tracer.reading import dropped, only_folder, read_spans
 from tests.tracer.recording import LONGEST_S, recorder_in, run_script
@@ -115,12 +115,12 @@ def test_a_module_that_is_loaded_again_records_nothing_and_then_what_it_is_told_
         old = tracer.span
         with old("once"):
             pass
-        importlib.reload(sys.modules["rankscope.tracer.current"])
-        for span in (old, sys.modules["rankscope.tracer.current"].span):
+        importlib.reload(sys.modules["rankscope.tracer.record.current"])
+        for span in (old, sys.modules["rankscope.tracer.record.current"].span):
             with span("between"), span(name="between"):
                 pass
-        sys.modules["rankscope.tracer.current"].set_current(tracer.install(run="again"))
-        with sys.modules["rankscope.tracer.current"].span("again"):
+        sys.modules["rankscope.tracer.record.current"].set_current(tracer.install(run="again"))
+        with sys.modules["rankscope.tracer.record.current"].span("again"):
             pass
     """
     done = run_script(script, tmp_path)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope import tracer
-from rankscope.tracer.current import set_current
-from rankscope.tracer.noop import NOOP_TRACER
+from rankscope.tracer.record.current import set_current
+from rankscope.tracer.record.noop import NOOP_TRACER
 from rankscope.tracer.spool import DropReason
 from tests.tracer.reading import dropped, num_lost, read_spans
 from tests.tracer.recording import LONGEST_S, AlarmError, recorder_in
@@ -187,7 +187,7 @@ def test_what_a_handler_raises_where_a_span_ends_in_python_reaches_the_job(
             raise ValueError
 
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr("rankscope.tracer.lane.Lane.leave_slowly", interrupted)
+        meanwhile.setattr("rankscope.tracer.record.lane.Lane.leave_slowly", interrupted)
         with pytest.raises(raised):
             fail_within()
 
@@ -333,9 +333,9 @@ def test_an_error_of_the_tracers_own_is_counted_and_reaches_nobody(
     # Compiled as if it were the tracer's own file: that is how an error is told to be ours.
     broken.__code__ = broken.__code__.replace(co_filename=tracer.__file__)
     tracer.begin_steps()
-    monkeypatch.setattr("rankscope.tracer.lane.Lane.write", broken)
-    monkeypatch.setattr("rankscope.tracer.lane.Lane.append", broken)
-    monkeypatch.setattr("rankscope.tracer.lanes.Lanes.span", broken)
+    monkeypatch.setattr("rankscope.tracer.record.lane.Lane.write", broken)
+    monkeypatch.setattr("rankscope.tracer.record.lane.Lane.append", broken)
+    monkeypatch.setattr("rankscope.tracer.record.lanes.Lanes.span", broken)
     tracer.step(tokens=3)
     tracer.microbatch(0)
     with tracer.span("new"), tracer.span("x", kind=tracer.SpanKind.DATA, microbatch=2):

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.tracer.process_file import map_file, map_without_descriptor
-from rankscope.tracer.spare import READY_STARTERS, STARTER_BYTES
+from rankscope.tracer.record.process_file import map_file, map_without_descriptor
+from rankscope.tracer.record.segment_pool import READY_STARTERS, STARTER_BYTES
 from tests.tracer.reading import dropped, read_spans
 from tests.tracer.recording import LONGEST_S, recorder_in, wait_until
 
 if TYPE_CHECKING:
-    from rankscope.tracer.recorder import Recorder
+    from rankscope.tracer.record.recorder import Recorder
 
 NUM_BYTES = 1 << 14
 

@@ -11,8 +11,8 @@ from ..span import SpanKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..recorder import Recorder
-    from .patch import Patches
+    from ..record.patches import Patches
+    from ..record.recorder import Recorder
 
 DISTRIBUTED_MODULE = "torch.distributed.checkpoint.state_dict_saver"
 """Loaded by the job that uses it; loading it takes a second."""

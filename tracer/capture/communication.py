@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ..blame import is_ours
 from ..clock import monotonic_ns
-from ..host_launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance
-from ..lacking import COMMUNICATION
+from ..native.host_launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance
+from ..record.capture_failures import COMMUNICATION
+from ..record.error_origin import is_ours
 from ..span import NONE, SpanFlag
 from ..spool import DropReason
 from .completion import Completions
@@ -25,7 +25,7 @@ from .unwaited import Unwaited
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..recorder import Recorder
+    from ..record.recorder import Recorder
     from ..span import SpanKind
     from ..topology import Layout
 

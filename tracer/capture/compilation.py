@@ -8,16 +8,16 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ..clock import monotonic_ns
-from ..graphs import tell_compiler
 from ..span import SpanKind
+from .compiled_graphs import tell_compiler
 from .guard import Guard
 from .uncompiled import Uncompiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..recorder import Recorder
-    from .patch import Patches
+    from ..record.patches import Patches
+    from ..record.recorder import Recorder
 
 DYNAMO_MODULE = "torch._dynamo.callback"
 

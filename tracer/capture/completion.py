@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ..blame import is_ours
 from ..clock import monotonic_ns
+from ..record.error_origin import is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable

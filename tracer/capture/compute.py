@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..compute_span import Inside
-from ..device.absent import NO_DEVICE_TIMING
 from ..device.span import DeviceSpan
-from ..host_span import UnkeptSpan
-from ..hot import compute_span
-from ..lacking import COMPUTE
-from ..noop import NOOP_SPAN
+from ..native.choice import compute_span
+from ..native.compute_span import Inside
+from ..native.host_span import UnkeptSpan
+from ..record.capture_failures import COMPUTE
+from ..record.no_device_timing import NO_DEVICE_TIMING
+from ..record.noop import NOOP_SPAN
 from ..span import NONE, SpanKind
 from .guard import Guard
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from ..compute_span import ComputeContext
-    from ..lane import Lane
-    from ..recorder import Recorder
+    from ..native.compute_span import ComputeContext
+    from ..record.lane import Lane
+    from ..record.recorder import Recorder
 
 
 UNSEEN_BACKWARD = (

@@ -14,8 +14,8 @@ from .guard import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..recorder import Recorder
-    from .patch import Patches
+    from ..record.patches import Patches
+    from ..record.recorder import Recorder
 
 LOADER_MODULE = "torch.utils.data.dataloader"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..flops import compute_dtype, model_flops
-from ..manifest import add_derived, count_parameters, read_device
+from ..job.flops import compute_dtype, model_flops
+from ..job.manifest import add_derived, count_parameters, read_device
 from .batch import shape_of
 from .guard import Guard
 
 if TYPE_CHECKING:
-    from ..recorder import Recorder
+    from ..record.recorder import Recorder
 
 
 class Derivation:

@@ -13,7 +13,7 @@ from .root import RootFinder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..recorder import Recorder
+    from ..record.recorder import Recorder
     from .compute import Compute
     from .placing import Placing
     from .steps import StepCounter

@@ -19,13 +19,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..clock import monotonic_ns
-from ..lane_state import PLACE
+from ..native.lane_state import PLACE
 from ..span import NONE, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..recorder import Recorder
+    from ..record.recorder import Recorder
 
 LEAST_PAUSE_NS = 1_000_000
 """A shorter pause explains nothing, and there are thousands of them."""
@@ -34,7 +34,7 @@ MAX_NOTES = 2048
 """Notes held between two turns of the background thread, two a collection."""
 
 PLACE_FIELDS = ("step", "microbatch", "chunk", "track_id", "depth")
-"""What is asked of the `tracer.lane.Lane` of the thread that collects."""
+"""What is asked of the `tracer.record.lane.Lane` of the thread that collects."""
 
 NOBODY = SimpleNamespace(step=NONE, microbatch=NONE, chunk=NONE, depth=0)
 

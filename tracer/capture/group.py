@@ -16,7 +16,7 @@ from ..topology import GROUP_KINDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ..recorder import Recorder
+    from ..record.recorder import Recorder
     from ..topology import Layout
 
 MESH_PREFIX = "mesh_"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ParamSpec
 
-from ..blame import is_ours
+from ..record.error_origin import is_ours
 from ..spool import DropReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..recorder import Recorder
+    from ..record.recorder import Recorder
     from ..span import SpanKind
 
 P = ParamSpec("P")

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import CodeType, FrameType
 
+    from ..record.patches import Patches
     from .communication import Communication
     from .launch import Launch
-    from .patch import Patches
 
 KEY = "BackendSelect"
 """Dispatch key of our kernels: the last before the backend's own.

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from ..clock import monotonic_ns
 from ..device.communication import DeviceComm, Writer
-from ..host_launch import HOST_CLOCK, Heads
-from ..hot import HostLaunch
-from ..lane import head_word
-from ..lane_state import PLACE
+from ..native.choice import HostLaunch
+from ..native.host_launch import HOST_CLOCK, Heads
+from ..native.lane_state import PLACE
+from ..record.lane import head_word
 from ..span import KIND_CODES, SpanFlag, SpanKind
 from ..spool import HAS_COMM, RecordType
 
 if TYPE_CHECKING:
     from ..device.comm_stream import Bounds, CommStream
-    from ..recorder import Recorder
+    from ..record.recorder import Recorder
 
 WAIT_CODE = KIND_CODES[SpanKind.WAIT]
 ON_DEVICE = int(SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN)

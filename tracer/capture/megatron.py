@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from ..lacking import COMPUTE
+from ..record.capture_failures import COMPUTE
 from ..span import NONE
 from .guard import Guard
 from .module import traced_backward
@@ -22,8 +22,8 @@ from .module import traced_backward
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..record.patches import Patches
     from .compute import Compute
-    from .patch import Patches
     from .steps import StepCounter
 
 SCHEDULES_MODULE = "megatron.core.pipeline_parallel.schedules"

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..device.absent import NO_DEVICE_TIMING
+from ..record.no_device_timing import NO_DEVICE_TIMING
 from ..span import NONE, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from ..record.patches import Patches
     from .compute import Compute
-    from .patch import Patches
     from .steps import StepCounter
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..device.absent import NO_DEVICE_TIMING
 from ..device.comm_stream import CommStream
+from ..record.no_device_timing import NO_DEVICE_TIMING
 from ..span import SpanFlag
 from ..spool import DropReason
 
 if TYPE_CHECKING:
-    from ..recorder import Recorder
+    from ..record.recorder import Recorder
     from .launch import Launch
 
 

@@ -6,9 +6,9 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ..device.absent import NO_DEVICE_TIMING
 from ..device.span import timed_span
-from ..lacking import OPTIMIZER
+from ..record.capture_failures import OPTIMIZER
+from ..record.no_device_timing import NO_DEVICE_TIMING
 from ..span import SpanKind
 from .guard import Guard
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ..device.span import DeviceSpan
-    from ..host_span import HostSpan
-    from ..recorder import Recorder
+    from ..native.host_span import HostSpan
+    from ..record.recorder import Recorder
 
 
 class _Running(threading.local):

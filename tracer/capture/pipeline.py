@@ -10,8 +10,8 @@ from ..span import NONE, SpanKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..record.patches import Patches
     from .compute import Compute
-    from .patch import Patches
 
 METHODS = {
     "forward_one_chunk": ("forward", SpanKind.FORWARD),

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ..manifest import add_derived
-from ..placement import AXES, Claim, Placement, place
+from ..job.manifest import add_derived
 from .guard import Guard
+from .placement import AXES, Claim, Placement, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ..recorder import Recorder
+    from ..record.recorder import Recorder
     from .communication import Communication
 
 WRAPPED = "ddp"

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from ..record.patches import Patches
     from .communication import Communication
     from .launch import Launch
-    from .patch import Patches
 
     Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 

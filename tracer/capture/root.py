@@ -11,7 +11,7 @@ from .guard import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..recorder import Recorder
+    from ..record.recorder import Recorder
 
 TRIES_BEFORE_A_STEP = 2
 """Each looks at every object of the process: some 0.15 s where there are a million."""

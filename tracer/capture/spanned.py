@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..recorder import Recorder
+    from ..record.recorder import Recorder
     from ..span import SpanKind
 
 

@@ -8,7 +8,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..device.start import watch_for_cuda
-from ..lacking import COMMUNICATION, COMPUTE, OPTIMIZER, TIMED
+from ..record.capture_failures import COMMUNICATION, COMPUTE, OPTIMIZER, TIMED
+from ..record.patches import Patches
 from .checkpoint import DISTRIBUTED_MODULE, SAFETENSORS_MODULE, Saves
 from .compilation import capture_compilations
 from .data import LOADER_MODULE, capture_loaders
@@ -16,14 +17,13 @@ from .forwards import Forwards
 from .garbage import capture_garbage
 from .guard import capture_failed
 from .imported import after_import
-from .patch import Patches
 from .startup import capture_groups, capture_start
 from .steps import StepCounter, capture_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..recorder import Recorder
+    from ..record.recorder import Recorder
     from ..span import SpanKind
     from ..topology import Layout
     from .compute import Compute

@@ -7,13 +7,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..clock import monotonic_ns
-from ..lane_state import PLACE
+from ..native.lane_state import PLACE
 from ..span import NONE, SpanKind
 from .spanned import spanned
 
 if TYPE_CHECKING:
-    from ..recorder import Recorder
-    from .patch import Patches
+    from ..record.patches import Patches
+    from ..record.recorder import Recorder
 
 LEAST_START_NS = 1_000_000_000
 """A shorter start explains nothing."""

@@ -10,7 +10,7 @@ from .guard import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..recorder import Recorder
+    from ..record.recorder import Recorder
 
 
 class StepCounter:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .absent import NCCL
+from ..record.no_device_timing import NCCL
 from .cudart import CudaRuntime
 
 if TYPE_CHECKING:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..clock import monotonic_ns
-from ..lane import head_word
+from ..record.lane import head_word
+from ..record.no_device_timing import NO_DEVICE_TIMING
 from ..span import KIND_CODES, NONE, SpanFlag
 from ..spool import RecordType
-from .absent import NO_DEVICE_TIMING
 from .pending import PendingSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from ..host_span import HostSpan
-    from ..lane_state import OpenEntry
-    from ..recorder import Recorder
+    from ..native.host_span import HostSpan
+    from ..native.lane_state import OpenEntry
+    from ..record.recorder import Recorder
     from ..span import SpanKind
     from .mark import Mark
 

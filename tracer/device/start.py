@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from .absent import NO_DEVICE_TIMING, NoDeviceTiming
+from ..record.no_device_timing import NO_DEVICE_TIMING, NoDeviceTiming
 from .timing import DeviceTiming
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..recorder import Recorder
+    from ..record.recorder import Recorder
     from .backend import DeviceBackend
 
 

@@ -6,9 +6,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ..blame import is_ours
 from ..clock import monotonic_ns
-from ..lacking import TIMED
+from ..record.capture_failures import TIMED
+from ..record.error_origin import is_ours
 from ..spool import DEVICE_CLOCK_FILE, DropReason
 from .clock import DeviceClock
 from .mark import Mark
@@ -18,7 +18,7 @@ from .pool import NUM_EVENTS, EventPool
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..recorder import Recorder
+    from ..record.recorder import Recorder
     from .backend import DeviceBackend
     from .clock import Anchor
     from .pending import Pending

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope import tracer
 
-from ..capture.patch import Patches
-from ..flops import ModelFlops, megatron_flops
+from ..job.flops import ModelFlops, megatron_flops
+from ..record.patches import Patches
 from ..topology import Coords, Layout
 from .settings import Placement, harmless, named, traced_save
 

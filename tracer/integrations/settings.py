@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict
 
-from ..blame import is_ours
-from ..current import current_tracer, span
-from ..plain import type_name
-from ..recorder import Recorder
+from ..record.current import current_tracer, span
+from ..record.error_origin import is_ours
+from ..record.notice import tell
+from ..record.plain_values import type_name
+from ..record.recorder import Recorder
 from ..span import SpanKind
-from ..tell import tell
 from ..topology import Coords, Layout
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from tests.tracer.recording import recorder_in
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.tracer.recorder import Recorder
+    from rankscope.tracer.record.recorder import Recorder
     from tests.tracer.device.torch.fake_cuda import FakeCuda
 
 TURN_NS = 20_000_000

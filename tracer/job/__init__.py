@@ -1,0 +1,1 @@
+"""What a process knows of its job: identity, manifest, profile, stacks."""

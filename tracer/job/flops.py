@@ -1,0 +1,226 @@
+"""Model FLOPs of a token, from the model itself: known architectures only, never guessed."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..record.plain_values import plain_int, plain_text, type_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WRAPPERS = ("_orig_mod", "module")
+"""Where `torch.compile` and `DistributedDataParallel` keep the model that they wrap."""
+
+MAX_WRAPPERS = 8
+
+DENSE_MODEL_TYPES = frozenset(
+    {"gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo", "olmo2", "phi", "qwen2", "qwen3"}
+)
+"""Hugging Face decoders in which every token meets every linear layer once, and every earlier
+token once a layer. A type that is not here (mixtures of experts, encoders, hybrids) is unknown."""
+
+LINEAR_TYPES = frozenset({"Linear", "Conv1D"})
+"""Modules that are one matrix product: torch's, and the transposed one that GPT-2 uses."""
+
+TIMES_6 = 6
+"""FLOPs a weight and token: 2 forward, 4 backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFlops:
+    """What training on one token costs, and how that was counted."""
+
+    flops_per_token: float
+    convention: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """The sizes that the attention's own products depend on."""
+
+    num_layers: int
+    num_heads: int
+    head_size: int
+    """Of queries and keys, and of values: equal in every architecture known here."""
+
+
+def model_flops(model: Any, *, seq_length: int) -> ModelFlops | None:  # noqa: ANN401 - a Module
+    """Return the model FLOPs of training on one token; None for an architecture not known.
+
+    ``6 N_matmul + 12 L heads head_size seq``: N_matmul counts the weights of
+    all linear layers, the head but not the embedding.
+
+    Known are the Hugging Face decoders of `DENSE_MODEL_TYPES` and torchtitan's
+    dense Transformer. None too where only a part of the model is here (a
+    pipeline stage, FSDP1's flat parameters), where weights are frozen or
+    quantised, or attention is windowed below ``seq_length``.
+
+    Args:
+        model: The root module; compiled and DDP wrappers are looked through.
+        seq_length: Tokens that attend to each other.
+
+    Source:
+        torchtitan's ``get_num_flops_per_token`` (attention with ``d_qk + d_v``,
+        the causal mask not halved); arXiv 2204.02311, appendix B.
+    """
+    with contextlib.suppress(Exception):  # whatever a foreign class does: then it is not known
+        whole = unwrap(model)
+        attention = _attention(whole, seq_length)
+        num_weights = None if attention is None else _matmul_weights(whole, attention.num_layers)
+        if attention is not None and num_weights is not None:
+            width = attention.num_heads * attention.head_size
+            own = 2 * TIMES_6 * attention.num_layers * width * seq_length
+            return ModelFlops(
+                flops_per_token=float(TIMES_6 * num_weights + own),
+                convention=describe(seq_length),
+            )
+    return None
+
+
+def describe(seq_length: int) -> str:
+    """Return how `model_flops` counts, in words."""
+    return (
+        "torchtitan: 6 N_matmul + 6 L heads (d_qk + d_v) seq per token, causal mask not halved,"
+        f" recomputation not counted; seq {seq_length}"
+    )
+
+
+def megatron_flops(  # noqa: PLR0913 - the formula has these
+    *,
+    hidden: int,
+    num_layers: int,
+    num_heads: int,
+    num_groups: int,
+    ffn: int,
+    vocabulary: int,
+    seq_length: int,
+    is_gated: bool,
+    head_size: int | None = None,
+) -> ModelFlops:
+    """Return the model FLOPs of a token of a dense model as Megatron-LM counts them.
+
+    ``6 h ffn k L + 6 L [h (Q + 2 K) + Q h] + 6 h V + 6 Q L seq`` with k = 3 for
+    a gated unit, else 2; Q = head size x heads, K = head size x groups. Of the
+    attention's products half are counted, those that a causal mask leaves.
+
+    Args:
+        hidden: h.
+        num_layers: L, all stages together.
+        num_heads: Attention heads of a layer, all TP ranks together.
+        num_groups: Key-value groups, likewise.
+        ffn: Width of the feed-forward layer.
+        vocabulary: V, padded.
+        seq_length: Tokens of a sequence.
+        is_gated: Whether the feed-forward layer is gated (SwiGLU).
+        head_size: Of one head; None: ``hidden / num_heads``.
+
+    Source:
+        Megatron-LM's ``num_floating_point_operations``.
+    """
+    size = head_size or hidden // num_heads
+    queries, keys = size * num_heads, size * num_groups
+    feed_forward = hidden * ffn * (3 if is_gated else 2) * num_layers
+    projections = num_layers * hidden * (2 * queries + 2 * keys)
+    products = queries * num_layers * seq_length
+    total = TIMES_6 * (feed_forward + projections + hidden * vocabulary + products)
+    return ModelFlops(
+        flops_per_token=float(total),
+        convention=f"Megatron-LM, dense: causal mask halved, recomputation not counted;"
+        f" seq {seq_length}",
+    )
+
+
+def unwrap(model: Any) -> Any:  # noqa: ANN401
+    """Return the model inside `torch.compile` and data-parallel wrappers."""
+    for _ in range(MAX_WRAPPERS):
+        inner = [model._modules[name] for name in WRAPPERS if name in model._modules]
+        if len(model._modules) != 1 or not inner:
+            break
+        model = inner[0]
+    return model
+
+
+def compute_dtype(model: Any) -> str:  # noqa: ANN401
+    """Return the number type of the model's matrix products, "" where it is not told.
+
+    Autocast tells it, and FSDP2's mixed precision, and weights of 16 bits.
+    Weights of 32 bits do not: autocast may begin inside the forward, and
+    whether float32 runs as TF32 is a setting. Call it in a forward.
+    """
+    with contextlib.suppress(Exception):
+        torch = sys.modules["torch"]
+        found = {p.dtype for p in model.parameters() if p.dtype.is_floating_point}
+        device_type = next(model.parameters()).device.type
+        if torch.is_autocast_enabled(device_type):
+            found = {torch.get_autocast_dtype(device_type)}
+        elif hasattr(model, "_get_fsdp_state"):
+            mixed = model._get_fsdp_state()._mp_policy.param_dtype
+            found = found if mixed is None else {mixed}
+        if len(found) == 1 and found != {torch.float32}:
+            return str(found.pop()).removeprefix("torch.")
+    return ""
+
+
+def _attention(model: Any, seq_length: int) -> Attention | None:  # noqa: ANN401
+    """Return the sizes of a known architecture's attention."""
+    config = getattr(model, "config", None)
+    if plain_text(getattr(config, "model_type", None)) in DENSE_MODEL_TYPES:
+        return _hugging_face_attention(config, seq_length)
+    if type_name(model) == "Transformer" and type(model).__module__.startswith("torchtitan."):
+        return _torchtitan_attention(model)
+    return None
+
+
+def _hugging_face_attention(config: Any, seq_length: int) -> Attention | None:  # noqa: ANN401
+    window = getattr(config, "sliding_window", None)
+    uses_window = getattr(config, "use_sliding_window", True)
+    if window is not None and uses_window and window < seq_length:
+        return None
+    num_heads = plain_int(config.num_attention_heads)
+    hidden = plain_int(config.hidden_size)
+    num_layers = plain_int(config.num_hidden_layers)
+    if not num_heads or not hidden or not num_layers:
+        return None
+    head_size = plain_int(getattr(config, "head_dim", None)) or hidden // num_heads
+    return Attention(num_layers=num_layers, num_heads=num_heads, head_size=head_size)
+
+
+def _torchtitan_attention(model: Any) -> Attention | None:  # noqa: ANN401
+    arguments: Any = model.model_args
+    num_heads, width = plain_int(arguments.n_heads), plain_int(arguments.dim)
+    num_layers = plain_int(arguments.n_layers)
+    if not num_heads or not width or not num_layers or getattr(arguments, "moe_enabled", False):
+        return None
+    return Attention(num_layers=num_layers, num_heads=num_heads, head_size=width // num_heads)
+
+
+def _matmul_weights(model: Any, num_layers: int) -> int | None:  # noqa: ANN401
+    """Return how many weights multiply a token; None where not all are here and trained."""
+    weights = list(_linear_weights(model))
+    if not weights or _num_blocks(model) != num_layers:
+        return None
+    if not all(weight.requires_grad and weight.dtype.is_floating_point for weight in weights):
+        return None
+    if any(getattr(weight, "_is_flat_param", False) for weight in model.parameters()):
+        return None
+    if any(weight.numel() == 0 for weight in weights):  # parted by ZeRO-3 or FSDP1
+        return None
+    # A DTensor's numel is the whole tensor's, whatever part of it is here.
+    return sum(int(weight.numel()) for weight in weights)
+
+
+def _linear_weights(model: Any) -> Iterator[Any]:  # noqa: ANN401
+    for module in model.modules():
+        if any(base.__name__ in LINEAR_TYPES for base in type(module).__mro__):
+            yield module.weight
+
+
+def _num_blocks(model: Any) -> int:  # noqa: ANN401
+    """Return how many blocks the longest list of equal modules in the model has."""
+    torch = sys.modules["torch"]
+    kinds = torch.nn.ModuleList, torch.nn.ModuleDict
+    return max((len(module) for module in model.modules() if isinstance(module, kinds)), default=0)

@@ -1,0 +1,190 @@
+"""Who this process is: run, epoch, rank, host. The environment is read here and nowhere else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..record.notice import tell
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""What a run id looks like; it names a folder, so nothing else may get through."""
+
+RUN_KEY = "rankscope/run_id"
+STORE_TIMEOUT = timedelta(seconds=30)
+MAX_RANK = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """One process of one run."""
+
+    run_id: str
+    epoch: int
+    rank: int
+    world_size: int
+    local_rank: int
+    host: str
+    pod: str | None
+    pid: int
+    process_uuid: bytes
+    boot_id: bytes
+    made_up: bool
+    """Whether nobody gave the run its name, so that rank 0 should tell it."""
+
+
+def read_identity(run: str | None, environ: Mapping[str, str]) -> Identity:
+    """Find out who this process is.
+
+    Args:
+        run: The run's name as the job gave it; None: the environment's, the
+            launcher's, or one made up and agreed among the ranks.
+        environ: The process environment.
+    """
+    rank, world_size = _place(environ)
+    given = run or environ.get("RANKSCOPE_RUN") or _launcher_run(environ)
+    run_id = clean_run_id(given) if given else _made_up_run(rank, world_size, environ)
+    return Identity(
+        run_id=run_id,
+        epoch=_number(environ.get("RANKSCOPE_EPOCH") or environ.get("TORCHELASTIC_RESTART_COUNT")),
+        rank=rank,
+        world_size=world_size,
+        local_rank=_number(environ.get("LOCAL_RANK")),
+        host=socket.gethostname(),
+        pod=environ.get("HOSTNAME") if "KUBERNETES_SERVICE_HOST" in environ else None,
+        pid=os.getpid(),
+        process_uuid=uuid.uuid4().bytes,
+        boot_id=read_boot_id(),
+        made_up=not given,
+    )
+
+
+def clean_run_id(text: object) -> str:
+    """Return ``text`` where it may name a run, else the nearest name that may, told on stderr."""
+    raw = str(text)  # a number or a uuid names a run as well: one name for all would mix runs
+    if RUN_ID.fullmatch(raw):
+        return raw
+    digest = hashlib.blake2b(raw.encode("utf-8", "replace"), digest_size=4).hexdigest()
+    kept = re.sub(r"[^A-Za-z0-9._-]+", "-", raw[:200]).strip("-._")[:54] or "run"
+    cleaned = f"{kept}-{digest}"
+    tell(
+        f"the run id {raw[:80]!r} cannot name a run"
+        f" (letters, digits, '.', '_', '-', at most 63): using {cleaned!r}"
+    )
+    return cleaned
+
+
+def read_boot_id() -> bytes:
+    """Return this boot's id, 16 bytes; zero where the kernel does not tell."""
+    try:
+        return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
+    except (OSError, ValueError):
+        return bytes(16)
+
+
+def distributed() -> Any | None:  # noqa: ANN401 - torch may be absent, so its type is too
+    """Return ``torch.distributed`` where the job has loaded and initialised it; never load it."""
+    torch = sys.modules.get("torch")
+    dist = getattr(torch, "distributed", None)
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    return dist
+
+
+def _place(environ: Mapping[str, str]) -> tuple[int, int]:
+    dist = distributed()
+    if dist is not None:
+        return dist.get_rank(), dist.get_world_size()
+    rank = _number(environ.get("RANK"))
+    return rank, max(_number(environ.get("WORLD_SIZE"), missing=1), rank + 1)
+
+
+def _number(text: str | None, *, missing: int = 0) -> int:
+    try:
+        return min(max(int(text or missing), 0), MAX_RANK)
+    except ValueError:
+        return missing
+
+
+def _launcher_run(environ: Mapping[str, str]) -> str | None:
+    elastic = environ.get("TORCHELASTIC_RUN_ID")
+    if elastic and elastic != "none":
+        return elastic
+    return environ.get("SLURM_JOB_ID")
+
+
+def _made_up_run(rank: int, world_size: int, environ: Mapping[str, str]) -> str:
+    """Agree on a name: through a store of the job's, else by what siblings of one parent share."""
+    dist = distributed()
+    if dist is not None and world_size > 1:
+        return _agreed_run(dist, rank)
+    if _has_other_hosts(world_size, environ):
+        return _run_agreed_through_agent(environ)
+    if world_size > 1:
+        return _run_named_after(os.getppid())
+    return _run_named_after(os.getpid())
+
+
+def _agreed_run(dist: Any, rank: int) -> str:  # noqa: ANN401
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        store.set(RUN_KEY, _run_named_after(os.getpid()))
+    store.wait([RUN_KEY], STORE_TIMEOUT)
+    return str(store.get(RUN_KEY).decode())
+
+
+def _has_other_hosts(world_size: int, environ: Mapping[str, str]) -> bool:
+    local_size = _number(environ.get("LOCAL_WORLD_SIZE"), missing=world_size)
+    return local_size < world_size and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _run_agreed_through_agent(environ: Mapping[str, str]) -> str:
+    """Agree through the store that torchrun's agents keep, before the job joins it.
+
+    Whoever comes first names the run; a restarted job finds the name again.
+    """
+    mine = _run_named_after(os.getppid())
+    try:
+        from torch._C._distributed_c10d import TCPStore
+
+        host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+        store = TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT)
+        return str(store.compare_set(RUN_KEY, "", mine).decode())
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        tell(
+            "the hosts of this run cannot agree on its name, each has its own:"
+            f" set RANKSCOPE_RUN ({type(problem).__name__})"
+        )
+        return mine
+
+
+def _run_named_after(pid: int) -> str:
+    """Name a run by a process: when it started, and a hash that tells it from others."""
+    started_ns = _process_started_ns(pid)
+    seed = f"{read_boot_id().hex()}:{pid}:{started_ns}"
+    digest = hashlib.blake2b(seed.encode(), digest_size=3).hexdigest()
+    when = time.strftime("%Y%m%d-%H%M%S", time.gmtime(started_ns // 10**9))
+    return f"run-{when}-{digest}"
+
+
+def _process_started_ns(pid: int) -> int:
+    """Return when process ``pid`` started, Unix time in ns, equal whoever asks."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        booted = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    ticks = int(stat.rpartition(")")[2].split()[19])
+    return (int(booted[1]) if booted else 0) * 10**9 + ticks * 10**9 // os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,222 @@
+"""The run manifest: what a rank says of itself before its first span."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..record.exit_record import write_json
+from ..record.plain_values import plain
+from ..spool import MANIFEST_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ..span import UnixNs
+    from ..topology import Coords, Layout
+    from .identity import Identity
+
+MANIFEST_VERSION = 1
+ENVIRONMENT_PREFIXES = ("NCCL_", "CUDA_", "TORCH_", "GLOO_")
+ENVIRONMENT_NAMES = ("OMP_NUM_THREADS",)
+PACKAGES = ("numpy", "triton", "transformers", "flash-attn", "transformer-engine", "deepspeed")
+GIT_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDescription:
+    """What the job told of itself on `tracer.install`; everything may be unknown."""
+
+    layout: Layout | None = None
+    coords: Coords | None = None
+    model_name: str = ""
+    num_parameters: int | None = None
+    flops_per_token: float | None = None
+    flops_convention: str = ""
+    device_name: str = ""
+    dtype: str = ""
+    peak_flops_per_s: float | None = None
+    paced: Mapping[str, object] | None = None
+    config: Mapping[str, object] | None = None
+    seeds: Mapping[str, object] | None = None
+
+
+def build_manifest(
+    identity: Identity, job: JobDescription, *, started_ns: UnixNs, environ: Mapping[str, str]
+) -> dict[str, object]:
+    """Return the manifest as `docs/spool-format.md` describes it.
+
+    Args:
+        identity: Who the process is.
+        job: What the job told.
+        started_ns: When the tracer was installed, Unix time.
+        environ: The process environment; only allow-listed names are kept.
+    """
+    manifest = {
+        "version": MANIFEST_VERSION,
+        **_identity_part(identity),
+        "started_ns": started_ns,
+        "layout": job.layout.to_dict() if job.layout else None,
+        "coords": job.coords.to_dict() if job.coords else None,
+        "device": {
+            "name": job.device_name,
+            "uuid": None,
+            "dtype": job.dtype,
+            "peak_flops_per_s": job.peak_flops_per_s,
+        },
+        "model": {
+            "name": job.model_name,
+            "num_parameters": job.num_parameters,
+            "flops_per_token": job.flops_per_token,
+            "flops_convention": job.flops_convention,
+        },
+        "paced": _plain_mapping(job.paced),
+        "git": read_git(),
+        "config": _plain_mapping(job.config) or {},
+        "environment": allowed_environment(environ),
+        "versions": read_versions(),
+        "seeds": _plain_mapping(job.seeds) or {},
+        "hosts": None,
+        "derived": None,
+    }
+    cleaned = plain(manifest)
+    if not isinstance(cleaned, dict):  # pragma: no cover - plain keeps a dict a dict
+        raise TypeError("a manifest is a mapping")
+    return dict(cleaned)
+
+
+def add_derived(folder: Path, derived: Mapping[str, object]) -> None:
+    """Write what the tracer found out by itself into a manifest that stands already.
+
+    Replaced by rename: a reader sees the old one or the new one. What the job
+    told stays beside it, in parts of its own, and goes before it.
+
+    Args:
+        folder: The process's.
+        derived: ``num_parameters``, ``flops_per_token``, ``flops_convention``,
+            ``device_name``, ``device_uuid``, ``dtype``; what is not known is left out.
+
+    Raises:
+        OSError: It could not be read or written; the old one still stands.
+    """
+    path = folder / MANIFEST_FILE
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["derived"] = {**(manifest.get("derived") or {}), **derived}
+    write_json(path, plain(manifest))
+
+
+def read_device() -> dict[str, object]:
+    """Return name and uuid of the device that this thread computes on, {} where it is none.
+
+    Nothing is initialised: a device that the job has not touched stays unknown.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    found: dict[str, object] = {"device_name": str(properties.name)}
+    uuid = getattr(properties, "uuid", None)
+    return found if uuid is None else {**found, "device_uuid": str(uuid)}
+
+
+def allowed_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that explain a job's speed; all others may hold secrets."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name.startswith(ENVIRONMENT_PREFIXES) or name in ENVIRONMENT_NAMES
+    }
+
+
+def read_git() -> dict[str, object] | None:
+    """Return commit and dirtiness of the working folder; None outside a repository."""
+    commit = _git("rev-parse", "HEAD")
+    if not commit:
+        return None
+    changes = _git("status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def read_versions() -> dict[str, object]:
+    """Return versions of Python, torch, CUDA, NCCL and what else decides speed.
+
+    Reads only what the job has loaded or installed: nothing is imported, and
+    no device is touched.
+    """
+    torch = sys.modules.get("torch")
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__) if torch is not None else _installed("torch"),
+        "cuda": torch.version.cuda if torch is not None else None,
+        "nccl": _nccl_version(torch),
+        "packages": _package_versions(),
+    }
+
+
+def count_parameters(model: Any) -> int | None:  # noqa: ANN401 - torch may be absent
+    """Return how many parameters the module holds, sharded ones counted whole; None if unknown."""
+    if model is None:
+        return None
+    with contextlib.suppress(Exception):
+        return sum(int(parameter.numel()) for parameter in model.parameters())
+    return None
+
+
+def _identity_part(identity: Identity) -> dict[str, object]:
+    return {
+        "run_id": identity.run_id,
+        "epoch": identity.epoch,
+        "rank": identity.rank,
+        "world_size": identity.world_size,
+        "local_rank": identity.local_rank,
+        "host": identity.host,
+        "pod": identity.pod,
+        "pid": identity.pid,
+        "process_uuid": identity.process_uuid.hex(),
+        "boot_id": identity.boot_id.hex(),
+    }
+
+
+def _plain_mapping(mapping: Mapping[str, object] | None) -> object:
+    return None if mapping is None else plain(dict(mapping))
+
+
+def _git(*arguments: str) -> str | None:
+    import subprocess
+
+    try:
+        done = subprocess.run(  # noqa: S603 - fixed words
+            ["git", *arguments],  # noqa: S607 - the job's own git
+            capture_output=True,
+            text=True,
+            timeout=GIT_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _nccl_version(torch: Any) -> str | None:  # noqa: ANN401
+    with contextlib.suppress(Exception):
+        if torch is not None and torch.distributed.is_nccl_available():
+            return ".".join(map(str, torch.cuda.nccl.version()))
+    return None
+
+
+def _package_versions() -> dict[str, str]:
+    found = {name: _installed(name) for name in PACKAGES}
+    return {name: version for name, version in found.items() if version is not None}
+
+
+def _installed(name: str) -> str | None:
+    from importlib import metadata  # it brings the parser of e-mails along
+
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return None

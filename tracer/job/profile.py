@@ -1,0 +1,241 @@
+"""A `torch.profiler` capture of a few steps, asked for through the control file."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..record.error_origin import is_ours
+from ..record.patches import Patches
+from ..record.plain_values import plain, plain_int
+from ..spool import DropReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ..record.recorder import Recorder
+
+CONTROL_KEY = "profile"
+
+DEFAULT_STEPS = 3
+MAX_STEPS = 100
+MAX_PROFILES = 20
+"""In the life of a process: each is tens of megabytes."""
+
+MAX_PROFILE_BYTES = 1 << 30
+
+MAX_RANK = 2**32 - 1
+
+
+class ProfileError(Exception):
+    """A profile that cannot be made; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the control file asks for under `CONTROL_KEY`."""
+
+    num_steps: int = DEFAULT_STEPS
+    first_step: int | None = None
+    """None: the next that begins."""
+
+    ranks: tuple[int, ...] | None = None
+    """Global; None: all."""
+
+    label: str = ""
+    """Anything: it tells a request from an earlier one that asked for the same."""
+
+
+def read_request(document: Mapping[str, object]) -> Request | None:
+    """Return what a control file asks for; None where it asks for no profile.
+
+    Raises:
+        ProfileError: The request cannot be used; the message names its key.
+    """
+    asked = document.get(CONTROL_KEY)
+    if asked is None:
+        return None
+    if type(asked) is not dict:
+        raise ProfileError(f"{CONTROL_KEY} must be an object")
+    first_step, ranks = asked.get("first_step"), asked.get("ranks")
+    return Request(
+        num_steps=_number(asked.get("steps", DEFAULT_STEPS), "steps", 1, MAX_STEPS),
+        first_step=None if first_step is None else _number(first_step, "first_step", 0, MAX_RANK),
+        ranks=None if ranks is None else _ranks(ranks),
+        label=str(plain(asked.get("request", "")))[:200],
+    )
+
+
+class Profiles:
+    """Takes requests on the background thread, profiles on the training thread, between steps.
+
+    Only one profiler can run in a process: a request is refused while another
+    runs, and the job's own, when it begins, ends ours.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._asked: Request | None = None
+        self._seen: Request | None = None
+        self._running: _Running | None = None
+        self._finished: list[_Running] = []
+        self._num_left = MAX_PROFILES
+
+    def take_control(self, document: Mapping[str, object]) -> None:
+        """Take what the control file says. Background thread."""
+        try:
+            request = read_request(document)
+        except ProfileError as problem:
+            self._tell(f"refused: {problem}", {})
+            return
+        if request is None or request == self._seen:
+            return
+        self._seen = request
+        if request.ranks is None or self._recorder.identity.rank in request.ranks:
+            self._tell(f"asked for {request.num_steps} steps", _about(request))
+            self._asked = request
+
+    def step_begins(self) -> bool:
+        """Begin or end a profile where it is time. Training thread; always False: call again."""
+        running, asked = self._running, self._asked
+        if running is not None:
+            if self._recorder.step_number >= running.end_step:
+                self.finish()
+        elif asked is not None and self._recorder.step_number >= (asked.first_step or 0):
+            self._asked = None
+            self._attempt(functools.partial(self._begin, asked))
+        return False
+
+    def finish(self, why: str = "") -> None:
+        """End the profile that runs, if one does, and hand it to the background thread."""
+        running = self._running
+        # The profiler's state belongs to the thread that began it.
+        if running is None or running.thread_id != threading.get_ident():
+            return
+        self._running = None
+        running.why = why
+        running.end_step = min(running.end_step, self._recorder.step_number)
+        self._attempt(functools.partial(self._end, running))
+
+    def write(self) -> None:
+        """Write profiles that have ended. Background thread."""
+        while self._finished:
+            self._attempt(functools.partial(self._write, self._finished.pop(0)))
+
+    def _begin(self, request: Request) -> None:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            raise ProfileError("refused: the job has not loaded torch")
+        if torch._C._autograd._profiler_enabled():
+            raise ProfileError("refused: another profiler is active")
+        if not self._num_left:
+            raise ProfileError(f"refused: {MAX_PROFILES} were made already")
+        from torch import profiler
+
+        self._num_left -= 1
+        first_step = self._recorder.step_number
+        running = _Running(request, first_step, profiler.profile())
+        running.profiler.start()
+        self._running = running
+        running.patches.wrap(torch.autograd.profiler.profile, "_prepare_trace", self._yielding)
+
+    def _yielding(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``original``, which a profiler calls before it begins, with ours ended before."""
+
+        @functools.wraps(original)
+        def prepare(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            self.finish("the job's own profiler began")
+            return original(*args, **kwargs)
+
+        return prepare
+
+    def _end(self, running: _Running) -> None:
+        running.patches.undo()
+        running.profiler.stop()
+        self._finished.append(running)
+
+    def _write(self, running: _Running) -> None:
+        folder = self._recorder.folder
+        name = f"profile-{running.first_step:09d}.json"
+        num_bytes = _export(running.profiler, folder / name)
+        if num_bytes > MAX_PROFILE_BYTES:
+            (folder / name).unlink()
+            raise ProfileError(f"thrown away: it has {num_bytes} bytes")
+        last_step = max(running.end_step - 1, running.first_step)
+        self._tell(
+            f"steps {running.first_step} to {last_step} profiled"
+            + (f"; cut short: {running.why}" if running.why else ""),
+            {
+                **_about(running.request),
+                "path": f"{folder.parent.name}/{folder.name}/{name}",
+                "steps": [running.first_step, last_step],
+                "num_bytes": num_bytes,
+            },
+        )
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except ProfileError as problem:
+            self._tell(str(problem), {})
+        except Exception as problem:
+            # Signal handlers of the job run in the main thread alone.
+            if threading.current_thread() is threading.main_thread() and not is_ours(problem):
+                raise
+            self._recorder.drop(DropReason.INTERNAL_ERROR)
+            self._tell("failed", {"error": repr(problem)[:500]})
+
+    def _tell(self, text: str, data: dict[str, object]) -> None:
+        self._recorder.event("profile", text, data)
+
+
+class _Running:
+    """A profile from its begin to its file."""
+
+    def __init__(self, request: Request, first_step: int, profiler: Any) -> None:  # noqa: ANN401
+        self.request = request
+        self.first_step = first_step
+        self.end_step = first_step + request.num_steps
+        self.profiler = profiler
+        self.thread_id = threading.get_ident()
+        self.patches = Patches()
+        self.why = ""
+
+
+def offer_profiles(recorder: Recorder) -> None:
+    """Take requests for profiles from now on."""
+    profiles = Profiles(recorder)
+    recorder.on_control(profiles.take_control)
+    recorder.at_each_step(profiles.step_begins)
+    recorder.at_each_turn(profiles.write)
+    recorder.on_shutdown(lambda: profiles.finish("the tracer was shut down"))
+
+
+def _export(profiler: Any, path: Path) -> int:  # noqa: ANN401
+    """Write by rename, so that a reader sees all of it or none; return the file's size."""
+    fresh = path.with_name(f".{path.name}.new")
+    profiler.export_chrome_trace(str(fresh))
+    fresh.replace(path)
+    return path.stat().st_size
+
+
+def _about(request: Request) -> dict[str, object]:
+    ranks = None if request.ranks is None else list(request.ranks)
+    return {"ranks": ranks, "request": request.label}
+
+
+def _number(value: object, key: str, least: int, most: int) -> int:
+    number = None if type(value) is bool else plain_int(value, limit=most)
+    if number is None or number < least:
+        raise ProfileError(f"{CONTROL_KEY}.{key} must be a whole number from {least} to {most}")
+    return number
+
+
+def _ranks(value: object) -> tuple[int, ...]:
+    if type(value) is not list:
+        raise ProfileError(f"{CONTROL_KEY}.ranks must be a list of ranks")
+    return tuple(_number(rank, "ranks", 0, MAX_RANK) for rank in value)

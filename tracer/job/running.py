@@ -1,0 +1,136 @@
+"""What each rank of a run is doing now, read from outside: for hangs, and after a kill."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..plain_file import open_plain, read_plain
+from ..span import KINDS, NONE, SpanKind
+from ..spool import (
+    EXIT_FILE,
+    GROUPS_FILE,
+    HEADER_BYTES,
+    OPEN_CAPACITY,
+    OPEN_ENTRY,
+    OPEN_ENTRY_BYTES,
+    OPEN_TABLE_OFFSET,
+    PROCESS_FILE,
+    SEGMENT_GLOB,
+    SEGMENT_MAGIC,
+    SpoolError,
+    read_header,
+    read_names,
+)
+from .identity import read_boot_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NS_PER_S = 1_000_000_000
+MAX_FILE_BYTES = 64 << 20
+"""A longer file is passed over: a process notes names of some MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A top-level span or a communication that has begun and not ended."""
+
+    rank: int
+    pid: int
+    name: str
+    kind: SpanKind
+    step: int
+    group_id: int
+    group_name: str
+    """"" where the span is no communication, or its group is not known."""
+
+    seq: int
+    start_monotonic_ns: int
+    since_ns: int | None
+    """How long it has lasted; None where it ran on another boot of this host or on another host."""
+
+
+def read_running(spool: Path, *, now_monotonic_ns: int | None = None) -> list[Running]:
+    """Return what runs now in every process that has not said goodbye, by rank, longest first.
+
+    A process that was killed has not either: what it was doing last still
+    stands. Nothing is waited for; a process is looked at as it is.
+
+    Args:
+        spool: A spool, a run's folder in it, or one process's.
+        now_monotonic_ns: ``CLOCK_MONOTONIC`` of this host; None: now.
+    """
+    now_ns = time.monotonic_ns() if now_monotonic_ns is None else now_monotonic_ns
+    found = [
+        entry
+        for file in sorted(spool.rglob(PROCESS_FILE))
+        if not (file.parent / EXIT_FILE).exists()
+        for entry in _of_process(file.parent, now_ns)
+    ]
+    return sorted(found, key=lambda entry: (entry.rank, entry.start_monotonic_ns))
+
+
+def print_running(spool: Path) -> None:
+    """Print what runs now, a line each, by rank."""
+    for entry in read_running(spool):
+        since = "?" if entry.since_ns is None else f"{entry.since_ns / NS_PER_S:.1f} s"
+        where = "" if entry.step == NONE else f"  step {entry.step}"
+        group = f"  {entry.group_name or f'{entry.group_id:016x}'}" if entry.group_id else ""
+        seq = f" seq {entry.seq}" if entry.group_id and entry.seq != NONE else ""
+        sys.stdout.write(
+            f"rank {entry.rank}  pid {entry.pid}  {entry.kind} {entry.name!r}"
+            f"{group}{seq}{where}  since {since}\n"
+        )
+
+
+def _of_process(folder: Path, now_ns: int) -> Iterator[Running]:
+    try:
+        names = read_names(read_plain(folder / PROCESS_FILE, max_bytes=MAX_FILE_BYTES))
+    except OSError:
+        return
+    groups = _group_names(folder)
+    boot_id = read_boot_id()
+    for path in sorted(folder.glob(SEGMENT_GLOB)):
+        with contextlib.suppress(OSError, SpoolError), os.fdopen(open_plain(path), "rb") as file:
+            header = file.read(HEADER_BYTES)
+            identity = read_header(header, magic=SEGMENT_MAGIC, path=path)
+            is_here = identity.boot_id == boot_id and any(boot_id)
+            for entry in _entries(header):
+                start_ns, group_id, seq, name_id, step, kind, _, _ = entry
+                yield Running(
+                    rank=identity.rank,
+                    pid=identity.pid,
+                    name=names.get(name_id, ""),
+                    kind=KINDS[kind] if kind < len(KINDS) else SpanKind.OTHER,
+                    step=step,
+                    group_id=group_id,
+                    group_name=groups.get(group_id, ""),
+                    seq=seq,
+                    start_monotonic_ns=start_ns,
+                    since_ns=now_ns - start_ns if is_here else None,
+                )
+
+
+def _entries(header: bytes) -> Iterator[tuple[int, ...]]:
+    for slot in range(OPEN_CAPACITY):
+        entry = OPEN_ENTRY.unpack_from(header, OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES)
+        if entry[0] and entry[0] == entry[-1]:
+            yield entry
+
+
+def _group_names(folder: Path) -> dict[int, str]:
+    """Return the names of the groups that the process has noted."""
+    names = {}
+    with contextlib.suppress(OSError):
+        for text in read_plain(folder / GROUPS_FILE, max_bytes=MAX_FILE_BYTES).splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                line = json.loads(text)
+                names[int(line["group_id"], 16)] = str(line["name"])
+    return names

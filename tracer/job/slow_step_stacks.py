@@ -1,0 +1,176 @@
+"""Where this process stands when a step overruns: the Python stacks of its threads, as an event."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ..clock import monotonic_ns
+from ..native.choice import frames_of_threads
+from ..record.error_origin import OURS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ..native.thread_frames import Line
+    from ..record.recorder import Recorder
+
+NS_PER_S = 1_000_000_000
+
+REMEMBERED_STEPS = 64
+LEAST_STEPS = 8
+"""With fewer steps behind it nobody knows what is usual."""
+
+LEAST_EXCESS_RATIO = 0.1
+ROBUST_DEVIATIONS = 4.0
+DEVIATION_PER_MAD = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+
+MAX_DUMPS_A_STEP = 4
+MAX_DUMPS = 200
+PAUSE_NS = 60 * NS_PER_S
+"""Between the first dumps of two late steps, of which a job may have thousands."""
+
+MAX_THREADS = 32
+MAX_FRAMES = 60
+MAX_OWN_FRAMES = 60
+"""Of the tracer, which are passed over."""
+
+MAX_FRAME_TEXT = 200
+
+
+def late_after_ns(durations_ns: Iterable[int]) -> int | None:
+    """Return how long a step may last before it is late; None while too few are known.
+
+    ``median + max(10 % of it, 4 robust deviations)`` of the last steps, the
+    robust deviation being 1.4826 x the median absolute deviation.
+
+    Args:
+        durations_ns: Of the last steps, ns.
+
+    Source:
+        The thresholds of a finding: an excess of 10 % on one rank (arXiv
+        2505.05713 counts a job as straggling from there) that is clear of the
+        noise. Leys et al. 2013 (J. Exp. Soc. Psychol. 49, 764) for the
+        estimate; their "very conservative" limit is 3 deviations.
+    """
+    known = list(durations_ns)
+    if len(known) < LEAST_STEPS:
+        return None
+    usual_ns = median(known)
+    mad_ns = median(abs(duration_ns - usual_ns) for duration_ns in known)
+    noise_ns = ROBUST_DEVIATIONS * DEVIATION_PER_MAD * mad_ns
+    return round(usual_ns + max(LEAST_EXCESS_RATIO * usual_ns, noise_ns))
+
+
+class LateWatch:
+    """Looks from the background thread, once a second, whether the step that runs is late.
+
+    A late step is dumped when that is seen, and again at 2, 4 and 8 times its
+    limit: a hang shows whether anything moves. Which rank is late is known
+    across ranks only: each one tells of itself.
+    """
+
+    def __init__(self, recorder: Recorder, *, now_ns: Callable[[], int] = monotonic_ns) -> None:
+        self._recorder = recorder
+        self._now_ns = now_ns
+        self._durations_ns: deque[int] = deque(maxlen=REMEMBERED_STEPS)
+        self._start_ns: int | None = None
+        self._dumped_start_ns: int | None = None
+        self._dumped_at_ns: int | None = None
+        self._dumps_of_step = 0
+        self._dumps_left = MAX_DUMPS
+
+    def step_begins(self) -> bool:
+        """Note that a step begins, on the training thread; always False: to be told again."""
+        start_ns, before_ns = self._recorder.step_start_ns, self._start_ns
+        if start_ns is not None and before_ns is not None:
+            self._durations_ns.append(start_ns - before_ns)
+        self._start_ns = start_ns
+        return False
+
+    def look(self) -> None:
+        """Dump the stacks if the step that runs is late and may be told of."""
+        start_ns, step = self._recorder.step_start_ns, self._recorder.step_number
+        durations_ns = list(self._durations_ns)
+        if start_ns is None or not durations_ns or not self._dumps_left:
+            return
+        now_ns = self._now_ns()
+        # Nearly always: no limit is below the shortest step, and the limit is dear to find.
+        if now_ns - start_ns <= min(durations_ns):
+            return
+        limit_ns = late_after_ns(durations_ns)
+        if limit_ns is None:
+            return
+        if not self._may_dump(start_ns, now_ns, limit_ns) or start_ns != self._start_ns:
+            return
+        self._dumps_left -= 1
+        self._dumped_at_ns = now_ns
+        usual_ns = round(median(durations_ns))
+        self._recorder.event(
+            "stack",
+            f"step {step} has lasted {(now_ns - start_ns) / NS_PER_S:.1f} s,"
+            f" usually {usual_ns / NS_PER_S:.1f} s",
+            {
+                "step": step,
+                "elapsed_ns": now_ns - start_ns,
+                "usual_ns": usual_ns,
+                "late_after_ns": limit_ns,
+                "threads": stacks(),
+            },
+        )
+
+    def _may_dump(self, start_ns: int, now_ns: int, limit_ns: int) -> bool:
+        """Return whether this moment of this step is one to tell of; if so, count it."""
+        is_same = start_ns == self._dumped_start_ns
+        dumped = self._dumps_of_step if is_same else 0
+        if dumped >= MAX_DUMPS_A_STEP or now_ns - start_ns <= limit_ns << dumped:
+            return False
+        if not is_same and self._dumped_at_ns is not None and not self._has_paused(now_ns):
+            return False
+        self._dumped_start_ns, self._dumps_of_step = start_ns, dumped + 1
+        return True
+
+    def _has_paused(self, now_ns: int) -> bool:
+        return self._dumped_at_ns is None or now_ns - self._dumped_at_ns >= PAUSE_NS
+
+
+def median(numbers: Iterable[float]) -> float:
+    """Return the middle of ``numbers``, of an even count the mean of the middle two."""
+    # Not from `statistics`, which takes longer to import than all of the tracer.
+    ordered = sorted(numbers)
+    middle = len(ordered) // 2
+    return (ordered[middle] + ordered[~middle]) / 2
+
+
+def stacks() -> list[dict[str, object]]:
+    """Return the Python stack of each thread but the calling one, innermost frame first.
+
+    Bounded in threads, frames and text. Nothing of the job's is run or
+    written: neither its ``repr`` nor its source files are read. The tracer's
+    own frames are left out.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found: list[dict[str, object]] = [
+        {"name": names.get(ident, str(ident)), "frames": _texts(lines)}
+        for ident, lines in frames_of_threads(MAX_FRAMES + MAX_OWN_FRAMES)
+    ]
+    main = threading.main_thread().name
+    found.sort(key=lambda thread: thread["name"] != main)
+    return found[:MAX_THREADS]
+
+
+def watch_late_steps(recorder: Recorder) -> None:
+    """Have the stacks of late steps stored as events, from now on."""
+    watch = LateWatch(recorder)
+    recorder.at_each_step(watch.step_begins)
+    recorder.at_each_turn(watch.look)
+
+
+def _texts(lines: Iterable[Line]) -> list[str]:
+    return [
+        f"{code.co_filename}:{number} {code.co_qualname}"[-MAX_FRAME_TEXT:]
+        for code, number in lines
+        if not code.co_filename.startswith(OURS)
+    ][:MAX_FRAMES]

@@ -1,0 +1,90 @@
+"""The hottest lines of the tracer: compiled ones where this interpreter has them, else Python.
+
+`tracer/native/_hot.c` is built while the package is installed, if there is a C compiler. Without
+one, without the GIL, or with ``RANKSCOPE_PURE_PYTHON=1`` the other modules of this package do the
+same in Python, and a span by hand takes seven times the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from .host_span import Enterable, Span, enterable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..record.lane import Lane
+    from .compute_span import compute_span
+    from .host_launch import HostLaunch
+    from .host_span import Finder, ReadySpan, find_with, nothing, quick_span
+    from .lane_state import DropCount, LaneState, numbers
+    from .thread_frames import frames_of_threads
+else:
+    from .compute_span import compute_span
+    from .host_launch import HostLaunch
+    from .host_span import Finder, ReadySpan, find_with, nothing, quick_span
+    from .lane_state import DropCount, LaneState, numbers
+    from .thread_frames import frames_of_threads
+
+    if os.environ.get("RANKSCOPE_PURE_PYTHON", "0") in {"", "0"}:
+        with contextlib.suppress(ImportError):
+            from . import _hot
+
+            compute_span = _hot.compute_span
+            find_with, nothing, quick_span = _hot.find_with, _hot.nothing, _hot.quick_span
+            frames_of_threads = _hot.frames_of_threads
+            numbers = _hot.Numbers
+            DropCount, Finder, HostLaunch = _hot.DropCount, _hot.Finder, _hot.HostLaunch
+            LaneState, ReadySpan = _hot.LaneState, _hot.ReadySpan
+
+IS_COMPILED = ReadySpan.__module__ == "rankscope.tracer.native._hot"
+"""Whether spans are entered and left by compiled code."""
+
+__all__ = [
+    "IS_COMPILED",
+    "DropCount",
+    "Finder",
+    "HostLaunch",
+    "LaneState",
+    "ReadySpan",
+    "compute_span",
+    "find_with",
+    "frames_of_threads",
+    "nothing",
+    "numbers",
+    "quick_span",
+    "ready_span",
+]
+
+
+def quickened(unrecorded: Enterable) -> Callable[[Span], Span]:
+    """Return what makes `tracer.span` of a function in Python that takes a name and options.
+
+    Args:
+        unrecorded: What it returns where nobody records.
+    """
+
+    def quicken(plain: Span) -> Span:
+        code = plain.__code__
+        name, *options = code.co_varnames[: code.co_argcount]
+        signature = ", ".join([name, *(f"{option}=None" for option in options)])
+        text = f"{plain.__name__}({signature})\n--\n\n{plain.__doc__}"
+        return quick_span(plain, unrecorded, text)
+
+    return quicken
+
+
+def ready_span(lane: Lane, head: int) -> ReadySpan:
+    """Return a span that its lane's thread may enter over and over, once at a time.
+
+    Args:
+        lane: The thread's own.
+        head: `tracer.record.lane.head_word` of its record.
+    """
+    ready = ReadySpan(lane, head)
+    if not IS_COMPILED:
+        ready.span = enterable(ready.enter, ready.leave)
+    return ready

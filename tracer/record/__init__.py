@@ -1,0 +1,1 @@
+"""Recording: from a span to a record in a memory-mapped segment."""

@@ -1,0 +1,174 @@
+"""The tracer of this process, and the functions through which a job speaks to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from ..native.choice import find_with, quickened
+from ..span import NONE, SpanKind
+from .noop import NOOP_SPAN, NOOP_TRACER
+from .recorder import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .protocol import SpanContext, Tracer
+
+HOST = SpanKind.HOST
+
+_tracer: Tracer = NOOP_TRACER
+_make_span: Callable[..., SpanContext] | None = None
+"""Makes any span; None where there is no tracer."""
+
+_find: Callable[[str], SpanContext | None] | None = None
+"""`tracer.record.lanes.Lanes.finder`; None where plain host spans are not recorded."""
+
+
+def current_tracer() -> Tracer:
+    """Return the installed tracer, `NOOP_TRACER` where there is none."""
+    return _tracer
+
+
+def set_current(tracer: Tracer) -> None:
+    """Make ``tracer`` the one that the functions of this module speak to."""
+    global _tracer, _make_span  # noqa: PLW0603 - one tracer a process
+    _make_span = None if tracer is NOOP_TRACER else tracer.span
+    _tracer = tracer
+    if isinstance(tracer, Recorder):
+        tracer.record.steering.on_keeping_changed = _keep_or_not
+    _keep_or_not()
+
+
+@quickened(NOOP_SPAN)
+def span(
+    name: str, kind: SpanKind | None = None, microbatch: int | None = None, chunk: int | None = None
+) -> SpanContext:
+    """Return a span of this thread: it begins when ``with`` is entered and ends when it is left.
+
+    Args:
+        name: What the table calls it; kept to 254 bytes of UTF-8, and 4096 names a process.
+        kind: What the track is doing; None: `SpanKind.HOST`.
+        microbatch: Index in the step; None: that of the enclosing captured span.
+        chunk: Model chunk on this rank; None likewise.
+    """
+    # Arguments that may come by position and are None by default: CPython 3.11 calls
+    # such a function 30 ns faster than one with keyword-only ones.
+    if _make_span is None:
+        return NOOP_SPAN
+    if kind is None and microbatch is None and chunk is None:
+        find = _find  # another thread may turn recording off meanwhile
+        if find is None:
+            return NOOP_SPAN
+        ready = find(name)
+        if ready is not None:
+            return ready
+    try:
+        return _make_span(
+            name,
+            kind=HOST if kind is None else kind,
+            microbatch=NONE if microbatch is None else microbatch,
+            chunk=NONE if chunk is None else chunk,
+        )
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        _swallow(problem)
+        return NOOP_SPAN
+
+
+def begin_steps(first_step: int = 0) -> None:
+    """Say that step ``first_step`` begins now; what came before belongs to no step."""
+    try:
+        _tracer.begin_steps(first_step)
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        _swallow(problem)
+
+
+def step(tokens: int | None = None, loss: object = None) -> None:
+    """Say that the step ends now and the next begins.
+
+    Without `begin_steps` the first call begins step 0 and ends none.
+
+    Args:
+        tokens: Tokens that this rank's data position contributed to the step.
+        loss: A number, or a tensor on the CPU; one on a device is not read,
+            because reading it would synchronise the job.
+    """
+    try:
+        _tracer.step(tokens, loss)
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        _swallow(problem)
+
+
+def microbatch(
+    index: int, tokens: int | None = None, sum_squared_lengths: int | None = None
+) -> None:
+    """Note what micro-batch ``index`` of this step holds.
+
+    Args:
+        index: Position in the step, from 0.
+        tokens: Tokens in it.
+        sum_squared_lengths: Sum of the squared lengths of its sequences, in tokens squared.
+    """
+    try:
+        _tracer.microbatch(index, tokens, sum_squared_lengths)
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        _swallow(problem)
+
+
+def event(kind: str, text: str, **data: object) -> None:
+    """Note something that happened at this moment: a checkpoint, a restart, a skipped batch."""
+    try:
+        _tracer.event(kind, text, data)
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        _swallow(problem)
+
+
+def record_exception(exc: BaseException) -> None:
+    """Note that ``exc`` ends this process.
+
+    Needed only where something catches the exception before the interpreter
+    sees it and then ends the process, as `torch.multiprocessing.spawn` does.
+    """
+    try:
+        _tracer.record_exception(exc)
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        _swallow(problem)
+
+
+def shutdown() -> None:
+    """Say goodbye: seal what is written and record the end. A second call does nothing."""
+    tracer = _tracer
+    try:
+        set_current(NOOP_TRACER)
+        tracer.shutdown()
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        if isinstance(tracer, Recorder):
+            tracer.swallow(problem)
+
+
+def _swallow(problem: Exception) -> None:
+    """Count an error of the tracer's own; hand on one that is the job's."""
+    tracer = _tracer
+    if isinstance(tracer, Recorder):
+        tracer.swallow(problem)
+
+
+def _keep_or_not() -> None:
+    """Follow the tracer when it begins or ceases to keep host spans."""
+    global _find  # noqa: PLW0603 - one tracer a process
+    own = _tracer
+    finder = own.lanes.finder if isinstance(own, Recorder) and own.keeps(HOST) else None
+    _find = None if finder is None else finder.find
+    find_with(finder)
+
+
+def _forget_in_child() -> None:
+    tracer = _tracer
+    set_current(NOOP_TRACER)
+    if isinstance(tracer, Recorder):
+        with contextlib.suppress(Exception):  # out of memory; the count would be the parent's
+            tracer.abandon()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,56 @@
+"""Tell the tracer's own errors from the job's."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import FunctionType, MethodType
+
+OURS = str(Path(__file__).parents[1])
+LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
+INSTALLED = ("site-packages", "dist-packages")
+
+
+def is_ours(exc: BaseException) -> bool:
+    """Return whether ``exc`` was raised by the tracer's own code, or by what that code calls.
+
+    While the tracer's lines run, a signal handler of the job may run too and
+    raise. Such an exception belongs to the job and must reach it. It is told
+    by the handler's frame; where the handler is no plain function, or has been
+    replaced since, by the innermost frame outside the standard library, which
+    both sides call: a handler has one, outside this package.
+    """
+    traceback = exc.__traceback__
+    file_name = OURS
+    handlers = _handlers()
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if id(code) in handlers:
+            return False
+        if not _in_library(code.co_filename):
+            file_name = code.co_filename
+        traceback = traceback.tb_next
+    return file_name.startswith(OURS) or "/torch/" in file_name
+
+
+def _handlers() -> set[int]:
+    """Return the ids of the code that signals run now.
+
+    Torch has a handler of its own, which raises where a worker of a data loader has died.
+    """
+    codes = set()
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if type(handler) is MethodType:
+            handler = handler.__func__
+        if type(handler) is FunctionType:
+            codes.add(id(handler.__code__))
+    return codes
+
+
+def _in_library(file_name: str) -> bool:
+    if file_name.startswith("<frozen "):
+        return True
+    rest = file_name.removeprefix(LIBRARY)
+    return rest != file_name and not any(place in rest for place in INSTALLED)

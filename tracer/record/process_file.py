@@ -1,0 +1,174 @@
+"""`process.rsp`: the identity of this process, what it dropped, and the names of its spans."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import mmap
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..native.choice import IS_COMPILED, DropCount
+from ..spool import (
+    DROPPED_OFFSET,
+    HEADER_BYTES,
+    KEPT_REASONS,
+    NAME_BYTES,
+    NAME_CAPACITY,
+    NAME_LENGTH,
+    NUM_NAMES_OFFSET,
+    OTHER_NAME,
+    PROCESS_FILE,
+    PROCESS_MAGIC,
+    WORD,
+    DropReason,
+    SpoolIdentity,
+    name_slot_offset,
+    pack_header,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAP_FIXED = 0x10
+
+_libc_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_libc_mmap.restype = ctypes.c_void_p
+_libc_mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+
+_unusable: list[mmap.mmap] = []
+"""Memory whose addresses may be another's by now: to let go of it would unmap that."""
+
+MAX_NAME_BYTES = NAME_BYTES - NAME_LENGTH.size
+PROCESS_FILE_BYTES = HEADER_BYTES + NAME_CAPACITY * NAME_BYTES
+
+
+def map_file(path: Path, num_bytes: int) -> mmap.mmap:
+    """Create ``path`` with every block allocated, and map it.
+
+    The blocks are claimed before the mapping exists: a full disk is then an
+    `OSError` here, where later it would be SIGBUS in the job. Nobody may open
+    the file for writing afterwards: cut short underneath the mapping it would
+    be the same SIGBUS. Only root and a change of mode get past that.
+
+    Raises:
+        OSError: The file cannot be made or the disk has no room; nothing is left behind.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+    try:
+        os.posix_fallocate(fd, 0, num_bytes)
+        mapped = map_without_descriptor(fd, num_bytes)
+        with contextlib.suppress(OSError):  # a file system without modes
+            os.fchmod(fd, 0o440)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    else:
+        return mapped
+    finally:
+        os.close(fd)
+
+
+def map_without_descriptor(fd: int, num_bytes: int) -> mmap.mmap:
+    """Map a file over memory that is ours: `mmap.mmap` would hold a duplicate of ``fd``.
+
+    One a segment would count towards the job's limit of descriptors. Python 3.13 has ``trackfd``
+    for this. That a mapping replaces another at once: POSIX.1-2017, ``mmap``, ``MAP_FIXED``.
+
+    Raises:
+        OSError: The file cannot be mapped for writing.
+    """
+    memory = private_memory(num_bytes)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    if _libc_mmap(at, num_bytes, protection, mmap.MAP_SHARED | MAP_FIXED, fd, 0) != at:
+        _unusable.append(memory)
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return memory
+
+
+def private_memory(num_bytes: int) -> mmap.mmap:
+    """Return zeros that no file and no forked child shares; pages not written to cost nothing.
+
+    Raises:
+        OSError: There is no address space left.
+    """
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+class ProcessFile:
+    """The mapped process file. Every method may be called from any thread at any moment."""
+
+    __slots__ = ("_ids", "_lost", "_next_name", "buffer", "drops")
+
+    def __init__(self, folder: Path, identity: SpoolIdentity) -> None:
+        self.buffer = map_file(folder / PROCESS_FILE, PROCESS_FILE_BYTES)
+        self.buffer[:HEADER_BYTES] = pack_header(
+            replace(identity, capacity=NAME_CAPACITY), magic=PROCESS_MAGIC
+        )
+        self.drops = [DropCount(self.buffer, DROPPED_OFFSET + 8 * reason) for reason in DropReason]
+        self._lost = [self.drops[reason] for reason in DropReason if reason not in KEPT_REASONS]
+        self._next_name = itertools.count()
+        self._ids: dict[str, int] = {}
+        self.name_id(OTHER_NAME)
+
+    def drop(self, reason: DropReason) -> None:
+        """Count one more record as lost for ``reason``."""
+        self.drops[reason].add()
+
+    def publish_drops(self) -> None:
+        """Write all counts anew: of two threads in `drop`, the lower number may land last."""
+        if IS_COMPILED:  # not there: it is one call in C
+            return
+        for drops in self.drops:
+            WORD.pack_into(self.buffer, drops.offset, drops.count)
+
+    def num_lost(self) -> int:
+        """Return how many records are gone, for whichever reason."""
+        return sum(drops.count for drops in self._lost)
+
+    def name_id(self, name: str) -> int:
+        """Return the id of ``name``, interned on first sight; 0 (`OTHER_NAME`) once full.
+
+        Args:
+            name: A plain `str` of any length and content, not empty; kept to
+                `MAX_NAME_BYTES` of UTF-8, cut between characters.
+        """
+        cut = name[:MAX_NAME_BYTES]
+        known = self._ids.get(cut)
+        if known is not None:
+            return known
+        if len(self._ids) >= NAME_CAPACITY:
+            return 0
+        text = cut.encode("utf-8", "replace")[:MAX_NAME_BYTES]
+        text = text.decode("utf-8", "ignore").encode()
+        name_id = next(self._next_name)
+        if name_id >= NAME_CAPACITY:
+            return 0
+        self._write_name(name_id, text)
+        return self._ids.setdefault(cut, name_id)
+
+    def detach(self) -> None:
+        """Write to private memory from now on.
+
+        After a fork the file is the parent's alone; after goodbye a mapping would keep its
+        blocks on the disk, however long ago a reader removed it.
+        """
+        self.buffer = private_memory(PROCESS_FILE_BYTES)
+        for drops in self.drops:
+            drops.write_to(self.buffer)
+
+    def _write_name(self, name_id: int, text: bytes) -> None:
+        offset = name_slot_offset(name_id)
+        self.buffer[offset + 2 : offset + 2 + len(text)] = text
+        NAME_LENGTH.pack_into(self.buffer, offset, len(text))
+        WORD.pack_into(self.buffer, NUM_NAMES_OFFSET, min(name_id + 1, NAME_CAPACITY))

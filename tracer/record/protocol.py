@@ -1,0 +1,78 @@
+"""What a job may ask of a tracer, whether it records or not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from ..span import NONE, SpanKind
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class SpanContext(Protocol):
+    """What ``with`` enters: the span begins; and leaves: it ends."""
+
+    def __enter__(self) -> object:
+        """Begin the span."""
+        ...
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the span; an exception passes on untouched."""
+        ...
+
+
+class Tracer(Protocol):
+    """Records spans of this process. No method raises, blocks or does I/O."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is recorded."""
+        ...
+
+    @property
+    def run_id(self) -> str:
+        """The run's name, "" where nothing is recorded."""
+        ...
+
+    def span(
+        self,
+        name: str,
+        *,
+        kind: SpanKind = SpanKind.HOST,
+        microbatch: int = NONE,
+        chunk: int = NONE,
+    ) -> SpanContext:
+        """Return a span to be entered with ``with``."""
+        ...
+
+    def begin_steps(self, first_step: int = 0) -> None:
+        """Say that step ``first_step`` begins now."""
+        ...
+
+    def step(self, tokens: int | None = None, loss: object = None) -> None:
+        """Say that the step ends now and the next begins."""
+        ...
+
+    def microbatch(
+        self, index: int, tokens: int | None = None, sum_squared_lengths: int | None = None
+    ) -> None:
+        """Note what micro-batch ``index`` of this step holds."""
+        ...
+
+    def event(self, kind: str, text: str, data: dict[str, object]) -> None:
+        """Note something that happened at this moment."""
+        ...
+
+    def record_exception(self, exc: BaseException) -> None:
+        """Note that ``exc`` ends this process."""
+        ...
+
+    def shutdown(self) -> None:
+        """Say goodbye: seal what is written and record the end."""
+        ...

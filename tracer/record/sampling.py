@@ -1,0 +1,155 @@
+"""Which spans are recorded: by level, every Nth step, on or off while the job runs."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..span import COMM_KINDS, KIND_CODES, NONE, SpanKind, kind_bits
+from .plain_values import plain_int, plain_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ALL_KINDS = (1 << len(KIND_CODES)) - 1
+"""Every kind's bit: nothing recorded but steps, micro-batches and events."""
+
+INT32_MAX = 2**31 - 1
+REMEMBERED_STEPS = 64
+"""Steps back that a span may reach which ends late (an asynchronous communication)."""
+
+_STEP = struct.Struct("<i")
+
+
+_COMM = COMM_KINDS | {SpanKind.WAIT}
+_BY_HAND = frozenset({SpanKind.HOST, SpanKind.OTHER})
+
+LEVELS: dict[str, int] = {
+    "steps": ALL_KINDS,
+    "comm": ALL_KINDS & ~kind_bits(_COMM),
+    "compute": kind_bits(_BY_HAND),
+    "all": 0,
+}
+"""The bits of the kinds that each level leaves out.
+
+``steps`` keeps no span; ``comm`` communication and waits; ``compute`` all but
+`SpanKind.HOST` and `SpanKind.OTHER`; ``all`` everything.
+"""
+
+
+class SettingError(ValueError):
+    """A setting that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What to record."""
+
+    recording: bool = True
+    """Off: no span at all; steps, micro-batches and events go on."""
+
+    level: str = "all"
+    """One of `LEVELS`."""
+
+    sample_every: int = 1
+    """Spans of steps whose number this divides are recorded; so all ranks choose the same."""
+
+    def __post_init__(self) -> None:
+        if type(self.recording) is not bool:
+            raise SettingError("recording must be true or false")
+        if self.level not in LEVELS:
+            raise SettingError(f"level must be one of {', '.join(LEVELS)}")
+        if not 1 <= self.sample_every <= INT32_MAX:
+            raise SettingError("sample_every must be a whole number, 1 or more")
+
+    def left_out(self, step: int) -> int:
+        """Return the bits (by `KIND_CODES`) of kinds not recorded in ``step``.
+
+        Work outside any step (`NONE`: start-up) counts as a sampled step.
+        """
+        if not self.recording or (step != NONE and step % self.sample_every):
+            return ALL_KINDS
+        return LEVELS[self.level]
+
+
+def changed(settings: Settings, document: Mapping[str, object]) -> Settings:
+    """Return ``settings`` with what ``document`` says; keys of others are passed over.
+
+    Raises:
+        SettingError: A value cannot be used; the message names its key.
+    """
+    level = plain_text(document.get("level", settings.level))
+    sample_every = document.get("sample_every", settings.sample_every)
+    number = None if type(sample_every) is bool else plain_int(sample_every)
+    recording = document.get("recording", settings.recording)
+    if type(recording) is not bool:
+        raise SettingError("recording must be true or false")
+    return replace(settings, recording=recording, level=level or "", sample_every=number or 0)
+
+
+def first_step_of(document: Mapping[str, object]) -> int | None:
+    """Return the step from which ``document`` holds; None: from the next one that begins.
+
+    Raises:
+        SettingError: ``from_step`` is no step number.
+    """
+    value = document.get("from_step")
+    if value is None:
+        return None
+    number = None if type(value) is bool else plain_int(value, limit=INT32_MAX)
+    if number is None or number < 0:
+        raise SettingError("from_step must be a step number, 0 or more")
+    return number
+
+
+class Sampling:
+    """The settings in force, and those of the last steps. Changes at step boundaries only."""
+
+    __slots__ = ("_by_step", "_next", "active", "left_out", "settings")
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.left_out = settings.left_out(NONE)
+        """Bits of the kinds not recorded now."""
+
+        self.active = bool(self.left_out)
+        """Whether anything was left out in the steps remembered."""
+
+        self._by_step: dict[int, int] = {NONE: self.left_out}
+        self._next: tuple[int | None, Settings] | None = None
+
+    def offer(self, settings: Settings, first_step: int | None) -> None:
+        """Let ``settings`` hold from step ``first_step`` on, or from the next that begins."""
+        self._next = (first_step, settings)
+
+    def begin_step(self, step: int) -> bool:
+        """Settle what is left out of ``step``; return whether that differs from before.
+
+        Args:
+            step: The step that begins; `NONE`: no step has begun, and a change
+                that names no step holds at once.
+        """
+        offered = self._next
+        if offered is not None and (offered[0] is None or NONE < offered[0] <= step):
+            self.settings = offered[1]
+            if self._next is offered:  # the background thread may have put a newer one there
+                self._next = None
+        before, self.left_out = self.left_out, self.settings.left_out(step)
+        self._by_step.pop(step, None)
+        self._by_step[step] = self.left_out
+        if len(self._by_step) > REMEMBERED_STEPS:
+            del self._by_step[next(iter(self._by_step))]
+        if self.left_out or self.active:
+            self.active = any(self._by_step.values())
+        return self.left_out != before
+
+    def leaves_out(self, head: int, place: bytes) -> bool:
+        """Return whether a span is not to be recorded, by the step in which it began.
+
+        Args:
+            head: `tracer.record.lane.head_word`.
+            place: `tracer.native.lane_state.PLACE`.
+        """
+        left_out = self._by_step.get(_STEP.unpack_from(place)[0], self.left_out)
+        return bool(left_out >> ((head >> 8) & 0xFF) & 1)

@@ -1,0 +1,194 @@
+"""Where lanes get their segments: allocated, mapped and touched before they are needed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..clock import monotonic_ns
+from ..spool import HEADER_BYTES, RECORD_BYTES, DropReason, SpoolIdentity
+from .segment import MIN_SEGMENT_BYTES, NO_SEGMENT, Segment, segment_capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from .process_file import ProcessFile
+
+DEFAULT_SEGMENT_BYTES = 8 << 20
+DEFAULT_SPOOL_BYTES = 256 << 20
+STARTER_BYTES = 16 << 10
+"""Of a segment for a lane's first records: 96 of them. It is made in a tenth of a millisecond,
+where a whole one takes some twenty; threads may begin at any moment, and several at once."""
+
+READY_STARTERS = 4
+"""So many threads may begin at one and the same moment."""
+
+MIN_BUDGET_IN_STARTERS = 64
+"""Where the spool may hold less than so many, lanes begin in whole segments."""
+
+REFUSED_NS = 2_000_000_000
+"""How long a disk is left alone that has just refused a segment: asking costs a third of a
+millisecond of the processor, which the training may want."""
+
+PAGES_AT_ONCE = 32
+"""About 0.15 ms; after that the training thread, which may have waited, goes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoolLimits:
+    """How much disk one process may take."""
+
+    segment_bytes: int = DEFAULT_SEGMENT_BYTES
+    spool_bytes: int = DEFAULT_SPOOL_BYTES
+    """All segments of the process that still lie on disk."""
+
+    def __post_init__(self) -> None:
+        if self.segment_bytes < MIN_SEGMENT_BYTES:
+            raise ValueError(
+                f"SpoolLimits.segment_bytes must be at least {MIN_SEGMENT_BYTES},"
+                f" got {self.segment_bytes}"
+            )
+        if self.spool_bytes < 0:
+            raise ValueError(
+                f"SpoolLimits.spool_bytes must not be negative, got {self.spool_bytes}"
+            )
+
+
+class SegmentSource:
+    """Hands out segments that are allocated, mapped and touched beforehand."""
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: SpoolIdentity,
+        limits: SpoolLimits,
+        *,
+        process: ProcessFile,
+        on_full: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
+        self._identity = identity
+        self._limits = limits
+        self._numbers = itertools.count()
+        self.spares: deque[Segment] = deque()
+        """Ready segments."""
+
+        self._starters: deque[Segment] = deque()
+        self._has_starters = (
+            limits.segment_bytes > STARTER_BYTES
+            and limits.spool_bytes >= MIN_BUDGET_IN_STARTERS * STARTER_BYTES
+        )
+        self._process = process
+        self._retired: deque[Segment] = deque()
+        self._on_disk: list[tuple[Path, int]] = []
+        self._closed = False
+        self._refused_until_ns = 0
+        self._on_full: Callable[[str], None] | None = on_full
+        self.drops = process.drops[DropReason.NO_SEGMENT]
+        """Counts what is lost where `take` has nothing: not ready yet, or no room."""
+
+    def starter(self) -> Segment:
+        """Return a small segment for a lane that begins, `NO_SEGMENT` where none is ready."""
+        try:
+            return self._starters.popleft()
+        except IndexError:
+            return NO_SEGMENT
+
+    def take(self) -> Segment | None:
+        """Return a ready segment; None where there is none (see `drops`). Does no I/O."""
+        try:
+            return self.spares.popleft()
+        except IndexError:
+            return None
+
+    def retire(self, segment: Segment) -> None:
+        """Take a sealed segment; unmapping it costs more than a training thread should pay."""
+        self._retired.append(segment)
+
+    def let_go(self) -> None:
+        """Unmap what was retired. Never on a training thread."""
+        self._retired.clear()
+
+    def is_short(self) -> bool:
+        """Return whether `replenish` has something to do."""
+        is_short = not self._closed and (not self.spares or self._lacks_starter())
+        return is_short and not self._is_refused()
+
+    def replenish(self) -> None:
+        """Make what is missing, where there is room. File I/O: never on a training thread."""
+        self._prepare_starters()
+        if not self.spares:
+            self.prepare()
+
+    def prepare(self) -> None:
+        """Make one more spare where there is room. File I/O: never on a training thread."""
+        spare = self._made(self._limits.segment_bytes)
+        if spare is None:
+            return
+        for page in range(spare.num_pages):
+            spare.fault_in(page)
+            if page % PAGES_AT_ONCE == 0:
+                time.sleep(0)  # lets go of the GIL: the training thread may want it
+                self._prepare_starters()  # threads may begin meanwhile
+        self.drops = self._process.drops[DropReason.NO_SEGMENT]
+        self.spares.append(spare)
+
+    def _prepare_starters(self) -> None:
+        while self._lacks_starter() and (starter := self._made(STARTER_BYTES)) is not None:
+            for page in range(starter.num_pages):
+                starter.fault_in(page)
+            self._starters.append(starter)
+
+    def _lacks_starter(self) -> bool:
+        return self._has_starters and len(self._starters) < READY_STARTERS
+
+    def _is_refused(self) -> bool:
+        return monotonic_ns() < self._refused_until_ns
+
+    def _made(self, num_bytes: int) -> Segment | None:
+        """Return a new segment of at most ``num_bytes``, None where there is no room."""
+        if self._is_refused():
+            return None
+        self._on_disk = [(path, size) for path, size in self._on_disk if path.exists()]
+        capacity = segment_capacity(num_bytes)
+        num_bytes = HEADER_BYTES + capacity * RECORD_BYTES
+        if sum(size for _, size in self._on_disk) + num_bytes > self._limits.spool_bytes:
+            self._no_room(f"the limit of {self._limits.spool_bytes} bytes is reached")
+            return None
+        number = next(self._numbers)
+        path = self._folder / f"seg-{number:06d}.rsp"
+        identity = replace(self._identity, segment=number, capacity=capacity)
+        try:
+            segment = Segment(path, identity)
+        except (OSError, ValueError, MemoryError) as problem:
+            self._refused_until_ns = monotonic_ns() + REFUSED_NS
+            self._no_room(str(problem) or "out of memory")
+            return None
+        self._on_disk.append((path, num_bytes))
+        return segment
+
+    def _no_room(self, why: str) -> None:
+        """Note that there is no room; the first time it is told too."""
+        self.drops = self._process.drops[DropReason.SPOOL_FULL]
+        on_full, self._on_full = self._on_full, None
+        if on_full is not None:
+            on_full(why)
+
+    def close(self) -> None:
+        """Hand out nothing more and remove the segments that nobody took."""
+        self._closed = True
+        for ready in (self._starters, self.spares):
+            while ready:
+                with contextlib.suppress(OSError, IndexError):
+                    ready.popleft().path.unlink()
+
+    def forget(self) -> None:
+        """Hand out nothing more and leave the files alone: they are a parent's."""
+        self._closed = True
+        self._starters.clear()
+        self.spares.clear()
