@@ -38,9 +38,9 @@ import numpy as np
 import psutil
 
 from benchmarks.intervals import growth
-from rankscope.collector.location import read_server_file
-from rankscope.collector.records import RECORD
-from rankscope.collector.store import open_store
+from rankscope.collector.spool.records import RECORD
+from rankscope.collector.store.location import read_server_file
+from rankscope.collector.store.store import open_store
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from rankscope.tracer.spool import HAS_COMM, HEADER_BYTES, RECORD_BYTES, RecordType
 from tests.collector.spool_builder import SpoolBuilder, this_host

@@ -33,14 +33,14 @@ import pyarrow as pa
 
 from benchmarks.ingest_spool import write_spool
 from benchmarks.intervals import interval
-from rankscope.collector.store import open_store
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import open_store
 from rankscope.simulation.run import SimulateOptions, simulate_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 READ_BACK = """
 SELECT * FROM spans WHERE run_id = {run_id:String}

@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.intervals import interval
-from rankscope.collector.store import open_store
+from rankscope.collector.store.store import open_store
 from tests.collector.service.serving import OWN, serving
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankscope.collector.service.service import IngestService
-    from rankscope.collector.store import Row, Store
+    from rankscope.collector.ingest.service import IngestService
+    from rankscope.collector.store.store import Row, Store
     from tests.collector.service.serving import Collector
 
 ROWS_A_BODY = 60
@@ -110,7 +110,7 @@ def measured(
     collector: Collector, *, num_senders: int, seconds: float, period_s: float
 ) -> dict[str, float]:
     """Return bodies and inserts a second, and how long an answer took."""
-    commit = collector.service.row_commit
+    commit = collector.ingest.row_commit
     before, began_s = commit.num_groups, time.monotonic()
     waits = asyncio.run(
         _post_until(collector, began_s + seconds, num_senders=num_senders, period_s=period_s)
@@ -132,7 +132,7 @@ def compare(*, num_senders: int, seconds: float, num_rounds: int) -> dict[str, A
         open_store(f"chdb://{folder}/store") as store,
         serving(store) as collector,
     ):
-        service = collector.service
+        service = collector.ingest
         grouped, each = service.row_commit, InsertEach(service, store)
         parts: dict[str, list[int]] = {"grouped": [], "each": []}
         for _ in range(num_rounds):

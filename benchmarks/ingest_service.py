@@ -27,20 +27,20 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from benchmarks.intervals import interval
-from rankscope.collector.service.decoders import DecoderPool
-from rankscope.collector.service.handover import new_memory, seal
-from rankscope.collector.service.router import ARROW_TYPE
-from rankscope.collector.service.screening import screened
-from rankscope.collector.store import open_store
-from rankscope.collector.wire import DEFAULT_LIMITS, decode_batch, encode_cuts
+from rankscope.collector.ingest.decoder_pool import DecoderPool
+from rankscope.collector.ingest.router import ARROW_TYPE
+from rankscope.collector.ingest.screening import screened
+from rankscope.collector.ingest.shared_memory import new_memory, seal
+from rankscope.collector.store.store import open_store
+from rankscope.collector.wire.codec import DEFAULT_LIMITS, decode_batch, encode_cuts
 from tests.collector.cut_builder import span_cut
 from tests.collector.service.serving import OWN, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankscope.collector.cut import Cut
-    from rankscope.collector.store import Store
+    from rankscope.collector.spool.cut import Cut
+    from rankscope.collector.store.store import Store
     from tests.collector.service.serving import Collector
 
 CUTS_A_BODY = 16
@@ -120,7 +120,7 @@ def measure_service(num_bodies: int, *, num_senders: int, num_rounds: int) -> di
             rates.append(2 * num_spans / took["service"])
             ratios.append(took["bare"] / took["service"])
             store.command("TRUNCATE TABLE spans")
-        num_groups = collector.service.commit.num_groups
+        num_groups = collector.ingest.commit.num_groups
     return {
         "spans_a_round": 2 * num_spans,
         "spans_per_s": round(statistics.median(rates)),

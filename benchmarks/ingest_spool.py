@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.collector.records import RECORD
+from rankscope.collector.spool.records import RECORD
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from rankscope.tracer.spool import HAS_COMM, HEADER_BYTES, RECORD_BYTES, RecordType
 from tests.collector.spool_builder import SpoolBuilder

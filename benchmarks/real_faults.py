@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.report import Finding
-from rankscope.collector.process_tail import STALL_NS
-from rankscope.collector.store import open_store
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.spool.process_tail import STALL_NS
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import open_store
 from rankscope.demo.planted import OTHER_NAMES, QUIET, names_fault
 from rankscope.demo.training import Training
 from rankscope.tracer.topology import Layout

@@ -22,11 +22,11 @@ from benchmarks.independent.run_one import (
     step_ns,
 )
 from benchmarks.independent.spool_bytes import UNIX_NS, Telling
-from rankscope.collector.store import open_store
+from rankscope.collector.store.store import open_store
 
 if TYPE_CHECKING:
     from rankscope.analysis.report import RunReport
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 CAUSES = ("healthy", *MAKERS)
 

@@ -14,13 +14,13 @@ from benchmarks.independent.faults import Fault
 from benchmarks.independent.run_one import clocks_of, lay_out
 from benchmarks.independent.spool_bytes import End, Telling, write_spool
 from rankscope.analysis.analyze import analyze_run
-from rankscope.collector.store import open_store
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import open_store
 from rankscope.sources.store_source import StoreSource
 
 if TYPE_CHECKING:
     from benchmarks.independent.job import Job
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 OOM = {"type": "torch.OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 2 GiB",
        "traceback": "..."}  # fmt: skip

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from rankscope.analysis.context import MicrobatchTable, RunContext, SampleTable, no_samples
 from rankscope.analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, SpanTable, StepTable
-from rankscope.collector.host_time import HostTime
-from rankscope.collector.records import RECORD, Origin, decode
+from rankscope.collector.clock.map import HostTime
+from rankscope.collector.spool.records import RECORD, Origin, decode
 from rankscope.sources.arrow_tables import microbatch_table, span_table, step_table
 from rankscope.tracer.spool import HEADER_BYTES, SEGMENT_MAGIC, read_header, read_names, sealed_rows
 from rankscope.tracer.topology import Coords, Layout

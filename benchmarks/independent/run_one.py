@@ -13,8 +13,8 @@ from benchmarks.independent.jobs import Running
 from benchmarks.independent.memory import read_spool
 from benchmarks.independent.spool_bytes import UNIX_NS, Clock, Telling, write_spool
 from rankscope.analysis.analyze import analyze_run
-from rankscope.collector.host_time import HostTime
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.clock.map import HostTime
+from rankscope.collector.spool.tail import SpoolTail
 from rankscope.sources.store_source import StoreSource
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from benchmarks.independent.job import Job
     from benchmarks.independent.machine import Rank
     from rankscope.analysis.report import RunReport
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
     from rankscope.tracer.spool import SpoolIdentity
 
 

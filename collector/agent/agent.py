@@ -6,27 +6,27 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..describe import CLOCK_LINE, event_row
 from ..errors import CollectorError
-from ..process import ProcessFiles
-from ..tail import SegmentFate, SpoolTail, run_folders
-from .beats import EVERY_S, NUM_AT_ONCE
+from ..spool.descriptions import CLOCK_LINE, event_row
+from ..spool.process import ProcessFiles
+from ..spool.tail import SegmentFate, SpoolTail, run_folders
 from .errors import HeldError
+from .heartbeats import EVERY_S, NUM_AT_ONCE
 from .outbox import MAX_SAMPLES
-from .pace import Backoff
-from .troubles import Troubles
+from .retry import Backoff
+from .trouble_log import Troubles
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ..store import Row
-    from .beats import BeatShipper
+    from ..store.store import Row
     from .buffer import RowBuffer
-    from .clocks import AgentClocks
+    from .clock import AgentClocks
+    from .heartbeats import BeatShipper
     from .outbox import Outbox
-    from .room import SpoolRoom
+    from .quota import SpoolRoom
 
 TURN_S = 1.0
 """Between two looks at the spool: many small requests cost the collector more than few large."""

@@ -6,15 +6,15 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..cut import CutKey
 from ..errors import CollectorError
+from ..spool.cut import CutKey
 from .errors import HeldError
-from .pace import TOKEN_PAUSE_S
+from .retry import TOKEN_PAUSE_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..cut import Cut
+    from ..spool.cut import Cut
     from .link import Answer
 
 OK, MULTIPLE_CHOICES, BAD_REQUEST = 200, 300, 400

@@ -6,13 +6,13 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..file_marks import file_marks
+from ..file_change import file_marks
 from .errors import AgentConfigError, reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..file_marks import Marks
+    from ..file_change import Marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

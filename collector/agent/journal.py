@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..cut import CutKey
+from ..spool.cut import CutKey
 from .errors import JournalError, JournalVersionError
 from .journal_file import JournalFile
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ..cut import Cut
+    from ..spool.cut import Cut
     from .journal_file import Line, Storage
 
 JOURNAL_VERSION = 1

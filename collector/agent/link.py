@@ -22,7 +22,7 @@ from urllib3.exceptions import HTTPError, InvalidHeader
 from urllib3.util import Retry
 
 from ..errors import TokenFileError
-from ..token_file import OwnToken, read_own_token
+from ..http.token_file import OwnToken, read_own_token
 from .certificates import Certificates, TlsFiles
 from .errors import AgentConfigError, HeldError, LinkError, reason_of
 

@@ -7,9 +7,9 @@ import json
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from ..cut import Resume
-from ..wire import encode_cuts
-from ..wire_schema import SCHEMA_VERSION
+from ..spool.cut import Resume
+from ..wire.codec import encode_cuts
+from ..wire.schema import SCHEMA_VERSION
 from .answers import (
     CONFLICT,
     DELETED,
@@ -26,13 +26,13 @@ from .errors import HeldError, LinkError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ..cut import Cut, CutKey
-    from ..store import Row
+    from ..spool.cut import Cut, CutKey
+    from ..store.store import Row
     from .answers import HeldPage
+    from .dead_letters import Parking
     from .delivery import Delivery
     from .journal import Journal
     from .link import Link
-    from .parking import Parking
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
@@ -60,7 +60,7 @@ REFUSED = "refused"
 
 
 class Outbox:
-    """A `collector.cut.Sink` over HTTP.
+    """A `collector.spool.cut.Sink` over HTTP.
 
     A call that raises `HeldError` has lost nothing: the same cuts may be given again, and
     those that were confirmed meanwhile are not sent twice.

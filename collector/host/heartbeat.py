@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ..describe import RUNNING
+from ..spool.descriptions import RUNNING
 from .sample import Sample
 from .spool_ranks import LocalRank, local_ranks
 

@@ -18,11 +18,11 @@ from rankscope.tracer.spool import (
     record_offset,
 )
 
-from ..describe import LOST, MAX_INT32, RUNNING, exit_state
-from ..liveness import Fate, fate_of
 from ..names import storable_name
-from ..process import ProcessFiles, SpoolProblem
-from ..segment import open_spans
+from ..spool.descriptions import LOST, MAX_INT32, RUNNING, exit_state
+from ..spool.liveness import Fate, fate_of
+from ..spool.process import ProcessFiles, SpoolProblem
+from ..spool.segment import open_spans
 from .gpu import plain_uuid
 
 if TYPE_CHECKING:

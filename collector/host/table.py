@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..names import storable_name
-from ..samples import sample_rows, write_samples
+from ..read.samples import sample_rows, write_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..store import Row, Store
+    from ..store.store import Row, Store
     from .sample import Sample
 
 OF_NO_RUN = ""
-"""Whatever runs on the host reads them: see `collector.samples.read_samples`."""
+"""Whatever runs on the host reads them: see `collector.read.samples.read_samples`."""
 
 
 def store_sink(store: Store, *, host: str) -> Callable[[Sequence[Sample]], None]:

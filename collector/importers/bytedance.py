@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 from rankscope.tracer.plain_file import open_plain
 from rankscope.tracer.span import NONE
 
-from ..cut import Cut, CutKey
-from ..deletion import Deletions
 from ..errors import RunBegunError, RunExistsError, TraceError
 from ..identity import checked_run_name, segment_id
+from ..retention.deletion import Deletions
+from ..spool.cut import Cut, CutKey
 from .bytedance_meta import TraceMeta, read_meta
 from .parquet_pages import MAGIC, NOT_PARQUET
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..served_writer import RunWriter
-    from ..store import Row, Store
+    from ..client.served_writer import RunWriter
+    from ..store.store import Row, Store
     from .bytedance_rows import TraceRows
 
 SOURCE_FORMAT = "bytedance"
@@ -101,7 +101,7 @@ def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None
     if not found["num_runs"] and store.read_only:
         if found["num_others"]:
             raise RunBegunError(run_id)
-        from ..served_writer import run_writer
+        from ..client.served_writer import run_writer
 
         with closing(run_writer(store)) as writer:
             _ship(writer, trace, run_id=run_id, meta=sizes, sha256=sha256)
@@ -154,8 +154,8 @@ def _ship(
     """Store a trace through the server that holds the store; the run itself last."""
     import numpy as np
 
-    from ..columns import numbers
-    from ..records import Decoded
+    from ..arrow_columns import numbers
+    from ..spool.records import Decoded
 
     process = _shipped_process(sha256)
     segment = segment_id(process, 0)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from rankscope.tracer.span import NONE
 
-from ..columns import NUMPY_NAMES, to_codes, to_numpy
+from ..arrow_columns import NUMPY_NAMES, to_codes, to_numpy
 from ..errors import TraceError
 from .parquet_pages import NOT_PARQUET, check_pages
 

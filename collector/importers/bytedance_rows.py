@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from rankscope.tracer.span import NONE
 
-from ..columns import coded_strings, numbers, optional_numbers, repeated_string
+from ..arrow_columns import coded_strings, numbers, optional_numbers, repeated_string
 from ..errors import MetaError, TraceError
 from ..names import storable_name
 from .bytedance_file import TIME_COLUMNS, read_columns

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Self
 from rankscope.analysis.analyze import analyze_run, read_run
 from rankscope.analysis.timeline import step_timeline
 from rankscope.analysis.verdict import verdict_sentence
-from rankscope.collector.location import default_store_url
-from rankscope.collector.served_store import open_for_reading
+from rankscope.collector.client.served_store import open_for_reading
+from rankscope.collector.store.location import default_store_url
 
 from .sources.store_source import StoreSource
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.timeline import StepTimeline
     from rankscope.analysis.waterfall import Waterfall
     from rankscope.analysis.whatif import Replayer
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 
 def open_run(run_id: str, *, store: str | None = None) -> Run:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankscope.collector.clock_probe import Probe, ProbeReply
-from rankscope.collector.clock_sync import HostClock, ProbeConfig
+from rankscope.collector.clock.probe import Probe, ProbeReply
+from rankscope.collector.clock.sync import HostClock, ProbeConfig
 from rankscope.tracer.span import MonotonicNs, UnixNs
 
 if TYPE_CHECKING:

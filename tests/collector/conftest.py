@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.store import open_store
+from rankscope.collector.store.store import open_store
 from tests.deploy.one_node import one_node_cluster
 from tests.deploy.servers import database_of_its_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 _RUN_NUMBERS = itertools.count()
 

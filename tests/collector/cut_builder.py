@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rankscope.collector.columns import (
+from rankscope.collector.arrow_columns import (
     coded_strings,
     numbers,
     optional_numbers,
     repeated_string,
     strings,
 )
-from rankscope.collector.cut import Cut, CutKey
-from rankscope.collector.records import Decoded
-from rankscope.collector.wire_schema import WIRE_TABLES, WireColumn
+from rankscope.collector.spool.cut import Cut, CutKey
+from rankscope.collector.spool.records import Decoded
+from rankscope.collector.wire.schema import WIRE_TABLES, WireColumn
 from rankscope.tracer.span import NONE
 
 PROCESS = "ab" * 16

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankscope.collector.errors import StoreError
-from rankscope.collector.ledger import Ledger
-from rankscope.collector.writer import StoreWriter
+from rankscope.collector.store.ledger import Ledger
+from rankscope.collector.store.writer import StoreWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     import pyarrow as pa
 
-    from rankscope.collector.store import Row, Store
+    from rankscope.collector.store.store import Row, Store
 
 
 class PowerCutError(StoreError):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.cut import Resume
+from rankscope.collector.spool.cut import Resume
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankscope.collector.cut import Cut
-    from rankscope.collector.store import Row
+    from rankscope.collector.spool.cut import Cut
+    from rankscope.collector.store.store import Row
 
 
 class KeptCuts:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.read import read_spans
+from rankscope.collector.read.runs import read_spans
 
 if TYPE_CHECKING:
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 
 def names_of(store: Store, run_id: str) -> list[str]:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.alertmanager import alertmanager_alerts, is_alertmanager
-from rankscope.collector.webhook import Webhook
+from rankscope.collector.notify.alertmanager import alertmanager_alerts, is_alertmanager
+from rankscope.collector.notify.webhook import Webhook
 from tests.receiver import PATIENCE_S, Receiver
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.blocks import read_blocks
-from rankscope.collector.columns import to_codes, to_numpy
+from rankscope.collector.arrow_columns import to_codes, to_numpy
 from rankscope.collector.errors import StoreQueryError
-from rankscope.collector.store import Store, open_store
+from rankscope.collector.store.result_blocks import read_blocks
+from rankscope.collector.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

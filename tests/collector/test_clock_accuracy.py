@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.collector.clock_fit import Bound, fit_clock, lower_hull, upper_hull, widest_line
-from rankscope.collector.clock_pace import PROBES_PER_S
-from rankscope.collector.clock_probe import Probe
-from rankscope.collector.clock_sync import ProbeConfig
+from rankscope.collector.clock.fit import Bound, fit_clock, lower_hull, upper_hull, widest_line
+from rankscope.collector.clock.probe import Probe
+from rankscope.collector.clock.rate_limit import PROBES_PER_S
+from rankscope.collector.clock.sync import ProbeConfig
 from rankscope.tracer.span import MonotonicNs, UnixNs
 from tests.collector.clock_network import (
     MS,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rankscope.collector.clock_probe import ProbeReply
-from rankscope.collector.clock_sync import HostClock
+from rankscope.collector.clock.probe import ProbeReply
+from rankscope.collector.clock.sync import HostClock
 from rankscope.tracer.span import UnixNs
 
 MS, S = 1_000_000, 1_000_000_000

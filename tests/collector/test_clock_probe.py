@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.clock_probe import ProbeReply, ReferenceClock, parse_reply
+from rankscope.collector.clock.probe import ProbeReply, ReferenceClock, parse_reply
 from rankscope.collector.errors import ClockReplyError
 from rankscope.tracer.span import UnixNs
 

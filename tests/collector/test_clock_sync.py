@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from rankscope.collector.clock_probe import ProbeReply
-from rankscope.collector.clock_sync import MAX_ASKED_NS, HostClock, ProbeConfig, newest_agreeing
-from rankscope.collector.clock_watch import ClockEventKind
+from rankscope.collector.clock.probe import ProbeReply
+from rankscope.collector.clock.sync import MAX_ASKED_NS, HostClock, ProbeConfig, newest_agreeing
+from rankscope.collector.clock.watch import ClockEventKind
 from rankscope.collector.errors import ClockReplyError
 from rankscope.tracer.span import MonotonicNs, UnixNs
 from tests.collector.clock_network import (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rankscope.collector.clock_watch import (
+from rankscope.collector.clock.watch import (
     ClockEvent,
     ClockEventKind,
     ClockWatch,

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.multiproc
 
 FILL = """
 import sys
-from rankscope.collector.store import open_store
+from rankscope.collector.store.store import open_store
 with open_store("chdb://" + sys.argv[1]) as store:
     store.insert_rows("clock", [{"host": "first", "at_ns": 1}])
     store.command("SYSTEM STOP MERGES clock")
@@ -27,9 +27,9 @@ with open_store("chdb://" + sys.argv[1]) as store:
 
 READ = """
 import sys
-from rankscope.collector.damage import damage_of
+from rankscope.collector.store.damage import damage_of
 from rankscope.collector.errors import StoreError
-from rankscope.collector.store import open_store
+from rankscope.collector.store.store import open_store
 try:
     with open_store("chdb://" + sys.argv[1]) as store:
         print([row["host"] for row in store.rows("SELECT host FROM clock ORDER BY host")])

@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.deletion import REFRESH_NS, Deletions
 from rankscope.collector.errors import RunDeletedError, RunNameError
-from rankscope.collector.read import list_runs, read_run, run_names
-from rankscope.collector.tail import SpoolTail
-from rankscope.collector.undeleted import UndeletedSink
-from rankscope.collector.writer import StoreWriter
+from rankscope.collector.read.runs import list_runs, read_run, run_names
+from rankscope.collector.retention.deleted_run_filter import UndeletedSink
+from rankscope.collector.retention.deletion import REFRESH_NS, Deletions
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.writer import StoreWriter
 from tests.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rankscope.collector.store import Row, Store
+    from rankscope.collector.store.store import Row, Store
     from tests.collector.conftest import FakeClock
 
 RUN_TABLES = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.deletion import Deletions
-from rankscope.collector.store import open_store
-from rankscope.collector.tail import SpoolTail
-from rankscope.collector.undeleted import UndeletedSink
-from rankscope.collector.writer import StoreWriter
+from rankscope.collector.retention.deleted_run_filter import UndeletedSink
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
 from tests.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 import pytest
 from fastapi import FastAPI
 
-from rankscope.collector.access import GRANT_KEY
-from rankscope.collector.deletion import Deletions
-from rankscope.collector.deletion_routes import deletion_router
-from rankscope.collector.route_roles import rule_of
-from rankscope.collector.tokens import FULL_GRANT, Grant, Role
+from rankscope.collector.http.deletion_routes import deletion_router
+from rankscope.collector.http.gate import GRANT_KEY
+from rankscope.collector.http.route_roles import rule_of
+from rankscope.collector.http.tokens import FULL_GRANT, Grant, Role
+from rankscope.collector.retention.deletion import Deletions
 from tests.collector.asgi import Client
 
 if TYPE_CHECKING:
-    from rankscope.collector.access import AsgiApp, Receive, Scope, Send
-    from rankscope.collector.store import Store
+    from rankscope.collector.http.gate import AsgiApp, Receive, Scope, Send
+    from rankscope.collector.store.store import Store
 
 
 def client_of(store: Store, *, grant: Grant = FULL_GRANT) -> Client:

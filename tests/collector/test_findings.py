@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankscope.collector.findings import StoredFinding, read_findings, write_findings
-from rankscope.collector.store import open_store
+from rankscope.collector.read.findings import StoredFinding, read_findings, write_findings
+from rankscope.collector.store.store import open_store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,10 +3,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from rankscope.collector.heartbeats import newest_heartbeats
+from rankscope.collector.read.heartbeats import newest_heartbeats
 
 if TYPE_CHECKING:
-    from rankscope.collector.store import Row, Store
+    from rankscope.collector.store.store import Row, Store
 
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.collector.host_time import HostTime, Stretch
+from rankscope.collector.clock.map import HostTime, Stretch
 
 
 def test_one_offset_moves_every_moment_by_it() -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.liveness import Fate, fate_of
-from rankscope.collector.process import ProcessFiles
+from rankscope.collector.spool.liveness import Fate, fate_of
+from rankscope.collector.spool.process import ProcessFiles
 from tests.collector.spool_builder import SpoolBuilder, this_host
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.collector.errors import StoreUrlError
-from rankscope.collector.location import (
+from rankscope.collector.store.location import (
     EmbeddedLocation,
     ServerFile,
     ServerLocation,

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.collector.name_cap import MAX_NAMES, OTHER_NAME, NameCap
-from rankscope.collector.writer import StoreWriter
+from rankscope.collector.store.name_cap import MAX_NAMES, OTHER_NAME, NameCap
+from rankscope.collector.store.writer import StoreWriter
 from tests.collector.cut_builder import span_cut
 from tests.collector.writing import counted, put
 
 if TYPE_CHECKING:
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 
 def test_names_beyond_the_cap_become_one_and_are_counted(store: Store, run_id: str) -> None:

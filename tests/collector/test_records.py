@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.collector.records import RECORD
+from rankscope.collector.spool.records import RECORD
 from rankscope.tracer.spool import COMM, CORE, MICROBATCH, RECORD_BYTES, STEP
 
 

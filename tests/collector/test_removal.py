@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.errors import StoreQueryError
-from rankscope.collector.removal import await_removals
+from rankscope.collector.retention.removal import await_removals
 
 if TYPE_CHECKING:
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 ENDLESS = "DELETE FROM clock WHERE sleepEachRow(0.1) = 0 SETTINGS lightweight_deletes_sync = 0"
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.collector.identity import segment_id
-from rankscope.collector.removed_rows import num_removed_rows
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.spool.removed_rows import num_removed_rows
+from rankscope.collector.spool.tail import SpoolTail
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.spool import ACCOUNT, ACCOUNT_OFFSET, PROCESS_FILE
 from tests.collector.spool_builder import SpoolBuilder, this_host
@@ -13,7 +13,7 @@ from tests.collector.stored import names_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
     from tests.collector.conftest import FakeClock
 
 PROCESS = "ab" * 16

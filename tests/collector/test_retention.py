@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.collector.deletion import Deletions
-from rankscope.collector.read import list_runs
-from rankscope.collector.retention import (
+from rankscope.collector.read.runs import list_runs
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.retention.retention import (
     DAY_NS,
     HOUR_NS,
     STEPS_AFTER,
@@ -21,10 +21,10 @@ from rankscope.collector.retention import (
     due_of,
     kept_steps,
 )
-from rankscope.collector.sample_retention import MARGIN_NS
+from rankscope.collector.retention.samples import MARGIN_NS
 
 if TYPE_CHECKING:
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 NOW_NS = 2_000_000_000_000_000_000
 SECOND_NS = 1_000_000_000

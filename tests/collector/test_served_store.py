@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.errors import UnknownRunError
+from rankscope.collector.client.served_store import ServedStore, open_for_reading, server_of
 from rankscope.collector.errors import StoreError, StoreHeldError, StoreQueryError
-from rankscope.collector.location import SERVER_FILE, write_server_file
-from rankscope.collector.served_store import ServedStore, open_for_reading, server_of
+from rankscope.collector.store.location import SERVER_FILE, write_server_file
 from rankscope.commands.analyze import analyze_stored
 from rankscope.commands.lists import list_alerts, list_findings, list_runs
 from tests.integration.programs import rankscope, serving

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector import served_writer
+from rankscope.collector.client import served_writer
+from rankscope.collector.client.served_store import open_for_reading
+from rankscope.collector.client.served_writer import ServedWriter
 from rankscope.collector.errors import RunBegunError, RunExistsError, StoreError
-from rankscope.collector.location import ServerFile
-from rankscope.collector.served_store import open_for_reading
-from rankscope.collector.served_writer import ServedWriter
+from rankscope.collector.store.location import ServerFile
 from rankscope.commands.analyze import analyze_stored
 from rankscope.commands.import_trace import import_files
 from rankscope.simulation.run import SimulateOptions, simulate_run

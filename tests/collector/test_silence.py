@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rankscope.collector.deletion import Deletions
-from rankscope.collector.read import list_runs
-from rankscope.collector.retention import DAY_NS, HOUR_NS, Retention
-from rankscope.collector.silence import SILENCE_NS, SilenceWatch
+from rankscope.collector.read.runs import list_runs
+from rankscope.collector.read.silence import SILENCE_NS, SilenceWatch
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Retention
 from tests.collector.test_retention import NOW_NS, NUM_STEPS, SECOND_NS, steps_with_spans, store_run
 
 if TYPE_CHECKING:
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 LATE_NS = SILENCE_NS + SECOND_NS
 

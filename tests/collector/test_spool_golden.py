@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.read import read_events, read_microbatches, read_spans, read_steps
-from rankscope.collector.segment import open_spans
-from rankscope.collector.tail import SegmentFate, SpoolTail
+from rankscope.collector.read.runs import read_events, read_microbatches, read_spans, read_steps
+from rankscope.collector.spool.segment import open_spans
+from rankscope.collector.spool.tail import SegmentFate, SpoolTail
 from rankscope.tracer.spool import SPOOL_VERSION
 from tests.collector.agent.fake_collector import FakeCollector
 from tests.collector.agent.rig import Rig
@@ -22,7 +22,7 @@ from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.checker import content_hash
 
 if TYPE_CHECKING:
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 GOLDEN = Path(__file__).parent / "golden"
 PROCESS_FOLDER = "e1-r00003-abababababab"

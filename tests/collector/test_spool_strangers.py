@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.host.spool_ranks import newest_step
-from rankscope.collector.process import JsonLines
-from rankscope.collector.segment import SegmentReader, open_spans
+from rankscope.collector.spool.process import JsonLines
+from rankscope.collector.spool.segment import SegmentReader, open_spans
 
 if TYPE_CHECKING:
     from pathlib import Path

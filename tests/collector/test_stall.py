@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.process_tail import STALL_NS
-from rankscope.collector.store import open_store
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.spool.process_tail import STALL_NS
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import open_store
 from rankscope.sources.store_source import StoreSource
 from tests.collector.spool_builder import OFFSET_NS, SpoolBuilder
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 GROUP = 0xFEED
 

@@ -11,7 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rankscope.collector.columns import coded_strings, numbers, optional_numbers, to_codes, to_numpy
+from rankscope.collector.arrow_columns import (
+    coded_strings,
+    numbers,
+    optional_numbers,
+    to_codes,
+    to_numpy,
+)
 from rankscope.collector.errors import (
     StoreClosedError,
     StoreError,
@@ -19,9 +25,9 @@ from rankscope.collector.errors import (
     StoreQueryError,
     StoreVersionError,
 )
-from rankscope.collector.location import write_server_file
-from rankscope.collector.migrate import known_migrations, migrate
-from rankscope.collector.store import ALLOCATOR_VARIABLE, Store, open_store
+from rankscope.collector.store.location import write_server_file
+from rankscope.collector.store.migrate import known_migrations, migrate
+from rankscope.collector.store.store import ALLOCATOR_VARIABLE, Store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,8 +90,8 @@ def test_a_store_of_a_newer_version_is_refused_in_words(folder: Path) -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from rankscope.collector.location import write_server_file
-from rankscope.collector.store import open_store
+from rankscope.collector.store.location import write_server_file
+from rankscope.collector.store.store import open_store
 with open_store("chdb://" + sys.argv[1]) as store:
     if sys.argv[2]:
         write_server_file(store.path, url=sys.argv[2])
@@ -182,7 +188,7 @@ def test_a_closed_store_says_so(folder: Path) -> None:
 FORKER = """
 import os, sys
 from rankscope.collector.errors import StoreClosedError
-from rankscope.collector.store import open_store
+from rankscope.collector.store.store import open_store
 store = open_store("chdb://" + sys.argv[1])
 child = os.fork()
 if not child:
@@ -265,7 +271,7 @@ def test_columns_pass_through_the_store_unchanged(folder: Path) -> None:
 @pytest.mark.multiproc
 def test_opening_a_store_loads_neither_pandas_nor_torch(folder: Path) -> None:
     program = (
-        "import sys; from rankscope.collector.store import open_store;"
+        "import sys; from rankscope.collector.store.store import open_store;"
         f" store = open_store({url_of(folder)!r});"
         " store.arrow('SELECT * FROM spans'); store.close();"
         " print(sorted({'pandas', 'torch'} & set(sys.modules)))"
@@ -327,7 +333,7 @@ def test_a_thread_of_the_engine_keeps_little_of_what_it_frees(
     folder: Path, own: str | None
 ) -> None:
     code = (
-        "import os, sys; from rankscope.collector.store import open_store;"
+        "import os, sys; from rankscope.collector.store.store import open_store;"
         " before = os.environ.get('JE_MALLOC_CONF'); store = open_store(sys.argv[1]);"
         " assert os.environ.get('JE_MALLOC_CONF') == before;"
         " print(store.rows('SELECT * FROM system.jemalloc_stats')[0]['stats'])"

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector import migrate as migration
 from rankscope.collector.errors import StoreVersionError
-from rankscope.collector.migrate import known_migrations
-from rankscope.collector.read import read_run, read_spans
-from rankscope.collector.store import Store, open_store
+from rankscope.collector.read.runs import read_run, read_spans
+from rankscope.collector.store import migrate as migration
+from rankscope.collector.store.migrate import known_migrations
+from rankscope.collector.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from pathlib import Path

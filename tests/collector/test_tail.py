@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.collector.read import read_microbatches, read_run, read_spans, read_steps
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.read.runs import read_microbatches, read_run, read_spans, read_steps
+from rankscope.collector.spool.tail import SpoolTail
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from tests.collector.spool_builder import OFFSET_NS, SpoolBuilder
@@ -16,7 +16,7 @@ from tests.collector.stored import names_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 
 def test_a_span_arrives_with_every_field_on_the_unix_clock(

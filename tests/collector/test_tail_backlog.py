@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.cut import CutKey, Resume
 from rankscope.collector.errors import StoreError
-from rankscope.collector.tail import CHUNKS_A_BATCH, SpoolTail
+from rankscope.collector.spool.cut import CutKey, Resume
+from rankscope.collector.spool.tail import CHUNKS_A_BATCH, SpoolTail
 from tests.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from rankscope.collector.cut import Cut
-    from rankscope.collector.store import Row
+    from rankscope.collector.spool.cut import Cut
+    from rankscope.collector.store.store import Row
 
 BATCH_ROWS = 256
 NUM_RANKS = 3

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.exits import crashes
-from rankscope.collector.read import read_events, read_spans
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.read.runs import read_events, read_spans
+from rankscope.collector.spool.tail import SpoolTail
 from rankscope.sources.store_source import StoreSource
 from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.collector.stored import names_of
@@ -19,7 +19,7 @@ from tests.collector.stored import names_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
     from tests.collector.conftest import FakeClock
 
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.read import read_events, read_spans
-from rankscope.collector.tail import SegmentFate, SpoolTail
+from rankscope.collector.read.runs import read_events, read_spans
+from rankscope.collector.spool.tail import SegmentFate, SpoolTail
 from rankscope.sources.store_source import StoreSource
 from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.collector.stored import names_of
@@ -14,7 +14,7 @@ from tests.collector.stored import names_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
     from tests.collector.conftest import FakeClock
 
 

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.places import read_places
-from rankscope.collector.read import read_run
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.read.places import read_places
+from rankscope.collector.read.runs import read_run
+from rankscope.collector.spool.tail import SpoolTail
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.topology import Coords, Layout
 from tests.collector.spool_builder import SpoolBuilder
@@ -14,7 +14,7 @@ from tests.collector.spool_builder import SpoolBuilder
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 
 def test_the_manifest_becomes_the_run(store: Store, run_id: str, tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.collector.errors import StoreError
-from rankscope.collector.read import may_repeat, read_events, read_run
-from rankscope.collector.store import Store
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.read.runs import may_repeat, read_events, read_run
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import Store
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.spool import DropReason
 from tests.collector.spool_builder import SpoolBuilder, this_host

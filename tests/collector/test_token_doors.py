@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 import pytest
 from starlette.routing import Route
 
-from rankscope.collector.access import GRANT_KEY, UNAUTHORIZED, WRONG_ROLE, Access, AccessGate
-from rankscope.collector.clock_probe import parse_reply
-from rankscope.collector.route_roles import ROUTE_RULES
-from rankscope.collector.server import create_app, create_server
-from rankscope.collector.token_file import TokenBook, write_tokens
-from rankscope.collector.tokens import Grant, Role, revoked
+from rankscope.collector.clock.probe import parse_reply
+from rankscope.collector.http.application import create_app, create_server
+from rankscope.collector.http.gate import GRANT_KEY, UNAUTHORIZED, WRONG_ROLE, Access, AccessGate
+from rankscope.collector.http.route_roles import ROUTE_RULES
+from rankscope.collector.http.token_file import TokenBook, write_tokens
+from rankscope.collector.http.tokens import Grant, Role, revoked
 from tests.collector.asgi import Client, in_a_loop
 from tests.collector.token_builder import DAY_NS, NOW_NS, made
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from rankscope.collector.access import AsgiApp, Message, Scope
-    from rankscope.collector.tokens import TokenRecord
+    from rankscope.collector.http.gate import AsgiApp, Message, Scope
+    from rankscope.collector.http.tokens import TokenRecord
 
 OWN = "correct-horse"
 OPEN = {"/healthz", "/readyz", "/login"}

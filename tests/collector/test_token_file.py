@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.errors import TokenFileError, TokenRequestError
-from rankscope.collector.token_file import (
+from rankscope.collector.http.token_file import (
     OwnToken,
     TokenBook,
     default_tokens_path,
@@ -18,7 +18,7 @@ from rankscope.collector.token_file import (
     write_private,
     write_tokens,
 )
-from rankscope.collector.tokens import Role, revoked
+from rankscope.collector.http.tokens import Role, revoked
 from tests.collector.token_builder import NOW_NS, made
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.collector.errors import TokenRequestError
-from rankscope.collector.tokens import (
+from rankscope.collector.http.tokens import (
     Grant,
     Role,
     TokenSet,

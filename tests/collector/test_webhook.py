@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.alerts import Delivery
-from rankscope.collector.webhook import CAPACITY, Webhook, WebhookUrlError
+from rankscope.collector.notify.webhook import CAPACITY, Webhook, WebhookUrlError
+from rankscope.collector.read.alerts import Delivery
 from tests.collector.edge.authority import Authority
 from tests.receiver import PATIENCE_S, Receiver
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rankscope.collector.webhook_address import Resolve
+    from rankscope.collector.notify.webhook_address import Resolve
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rankscope.collector.columns import numbers, optional_numbers, repeated_string, strings
-from rankscope.collector.cut import Cut, CutKey
+from rankscope.collector.arrow_columns import numbers, optional_numbers, repeated_string, strings
 from rankscope.collector.errors import WireError
-from rankscope.collector.records import Decoded
-from rankscope.collector.tail import SpoolTail
-from rankscope.collector.wire import WireLimits, decode_batch, decode_cuts, encode_cuts
-from rankscope.collector.wire_schema import WIRE_TABLES, cuts_schema
+from rankscope.collector.spool.cut import Cut, CutKey
+from rankscope.collector.spool.records import Decoded
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.wire.codec import WireLimits, decode_batch, decode_cuts, encode_cuts
+from rankscope.collector.wire.schema import WIRE_TABLES, cuts_schema
 from rankscope.tracer.span import SpanKind
 from tests.collector.kept_cuts import KeptCuts
 from tests.collector.spool_builder import SpoolBuilder

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope.collector.cut import CutKey
-from rankscope.collector.service.screening import screened
-from rankscope.collector.wire import decode_batch
-from rankscope.collector.wire_schema import OLDEST_VERSION, SCHEMA_VERSION
+from rankscope.collector.ingest.screening import screened
+from rankscope.collector.spool.cut import CutKey
+from rankscope.collector.wire.codec import decode_batch
+from rankscope.collector.wire.schema import OLDEST_VERSION, SCHEMA_VERSION
 
 GOLDEN = Path(__file__).parent / "golden"
 

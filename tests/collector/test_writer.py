@@ -4,16 +4,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.ledger import Ledger, Range, missing
-from rankscope.collector.read import may_repeat
-from rankscope.collector.writer import StoreWriter
+from rankscope.collector.read.runs import may_repeat
+from rankscope.collector.store.ledger import Ledger, Range, missing
+from rankscope.collector.store.writer import StoreWriter
 from tests.collector.cut_builder import SEGMENT, span_cut
 from tests.collector.stored import shown
 from tests.collector.writing import CONFLICT, DUPLICATE, STORED, counted, in_engine, names, put
 
 if TYPE_CHECKING:
-    from rankscope.collector.cut import CutKey
-    from rankscope.collector.store import Store
+    from rankscope.collector.spool.cut import CutKey
+    from rankscope.collector.store.store import Store
 
 
 def test_a_cut_that_comes_a_thousand_times_is_stored_once(store: Store, run_id: str) -> None:

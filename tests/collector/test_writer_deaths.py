@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankscope.collector.columns import to_numpy
-from rankscope.collector.read import may_repeat, read_spans
-from rankscope.collector.rollups import open_steps
-from rankscope.collector.writer import CutState, StoreWriter
+from rankscope.collector.arrow_columns import to_numpy
+from rankscope.collector.read.rollups import open_steps
+from rankscope.collector.read.runs import may_repeat, read_spans
+from rankscope.collector.store.writer import CutState, StoreWriter
 from tests.collector.cut_builder import span_cut
 from tests.collector.interrupted_store import (
     Interrupted,
@@ -26,8 +26,8 @@ from tests.collector.writing import REPEATED, STORED, counted, in_engine, names,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankscope.collector.cut import Cut
-    from rankscope.collector.store import Store
+    from rankscope.collector.spool.cut import Cut
+    from rankscope.collector.store.store import Store
 
 
 @pytest.mark.parametrize("is_after", [False, True])

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rankscope.collector.writer import StoreWriter
+from rankscope.collector.store.writer import StoreWriter
 from tests.collector.cut_builder import span_cut
 from tests.collector.interrupted_store import (
     Interrupted,
@@ -27,8 +27,8 @@ from tests.collector.stored import shown
 from tests.collector.writing import counted, names, put, rival
 
 if TYPE_CHECKING:
-    from rankscope.collector.cut import Cut
-    from rankscope.collector.store import Store
+    from rankscope.collector.spool.cut import Cut
+    from rankscope.collector.store.store import Store
 
 MOST_AT_ONCE = 3
 LAST_STATEMENT = 9

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from rankscope.collector.columns import to_numpy
-from rankscope.collector.ledger import Ledger
-from rankscope.collector.read import read_spans
-from rankscope.collector.writer import StoreWriter
+from rankscope.collector.arrow_columns import to_numpy
+from rankscope.collector.read.runs import read_spans
+from rankscope.collector.store.ledger import Ledger
+from rankscope.collector.store.writer import StoreWriter
 from tests.collector.cut_builder import span_cut
 from tests.collector.interrupted_store import Interrupted, PowerCutError, power_cut
 from tests.collector.stored import shown
 from tests.collector.writing import DUPLICATE, STORED, counted, names, put
 
 if TYPE_CHECKING:
-    from rankscope.collector.store import Store
-    from rankscope.collector.writer import CutState
+    from rankscope.collector.store.store import Store
+    from rankscope.collector.store.writer import CutState
 
 A_WHILE_S = 0.2
 PATIENCE_S = 60.0

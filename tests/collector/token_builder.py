@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.tokens import Role, make_token
+from rankscope.collector.http.tokens import Role, make_token
 
 if TYPE_CHECKING:
-    from rankscope.collector.tokens import TokenRecord
+    from rankscope.collector.http.tokens import TokenRecord
 
 NOW_NS = 1_700_000_000 * 10**9
 DAY_NS = 86_400 * 10**9

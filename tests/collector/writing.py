@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.cut_batch import CutBatch
-from rankscope.collector.ledger import Ledger
-from rankscope.collector.read import read_run
-from rankscope.collector.writer import CutState, StoreWriter
+from rankscope.collector.read.runs import read_run
+from rankscope.collector.store.ledger import Ledger
+from rankscope.collector.store.writer import CutState, StoreWriter
+from rankscope.collector.wire.batch import CutBatch
 
 if TYPE_CHECKING:
-    from rankscope.collector.cut import Cut
-    from rankscope.collector.store import Row, Store
+    from rankscope.collector.spool.cut import Cut
+    from rankscope.collector.store.store import Row, Store
 
 STORED, REPEATED = CutState.STORED, CutState.REPEATED
 DUPLICATE, CONFLICT = CutState.DUPLICATE, CutState.CONFLICT

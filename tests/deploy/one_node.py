@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector import store
-from rankscope.collector.cluster import CLUSTER_SETTINGS, ClusterStatements, Statement
-from rankscope.collector.migrate import migrate
-from rankscope.collector.store import Store
+from rankscope.collector.store import store
+from rankscope.collector.store.cluster import CLUSTER_SETTINGS, ClusterStatements, Statement
+from rankscope.collector.store.migrate import migrate
+from rankscope.collector.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,12 +9,12 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import clickhouse_connect
 
-from rankscope.collector.location import ServerLocation, parse_store_url
+from rankscope.collector.store.location import ServerLocation, parse_store_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 
 @contextmanager

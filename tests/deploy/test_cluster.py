@@ -12,19 +12,19 @@ import pytest
 
 import rankscope
 from rankscope import collector
-from rankscope.collector.cluster import (
+from rankscope.collector.read.runs import list_runs, read_run, read_spans, read_steps
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.retention.removal import free_hidden, free_where_many_hidden
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.cluster import (
     ClusterStatementError,
     ClusterStatements,
     cluster_settings,
     sharding_key,
 )
-from rankscope.collector.deletion import Deletions
-from rankscope.collector.location import ServerLocation, parse_store_url
-from rankscope.collector.migrate import CREATE_VERSION_TABLE, known_migrations
-from rankscope.collector.read import list_runs, read_run, read_spans, read_steps
-from rankscope.collector.removal import free_hidden, free_where_many_hidden
-from rankscope.collector.tail import SpoolTail
-from rankscope.collector.writer import StoreWriter
+from rankscope.collector.store.location import ServerLocation, parse_store_url
+from rankscope.collector.store.migrate import CREATE_VERSION_TABLE, known_migrations
+from rankscope.collector.store.writer import StoreWriter
 from tests.collector.spool_builder import SpoolBuilder
 from tests.deploy.one_node import one_node_cluster
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 PATIENCE_S = 60.0
 STATEMENTS = ClusterStatements(cluster="c1", database="db")
@@ -206,9 +206,9 @@ def test_whatever_our_own_code_says_to_change_tables_can_be_said_to_a_cluster() 
     found = changing_statements()
 
     assert {
-        "rankscope.collector.deletion",
-        "rankscope.collector.removal",
-        "rankscope.collector.retention",
+        "rankscope.collector.retention.deletion",
+        "rankscope.collector.retention.removal",
+        "rankscope.collector.retention.retention",
     } <= {where.rpartition(".")[0] for where in (key.split()[0] for key in found)}
     for text in found.values():
         bound = dict.fromkeys(re.findall(r"\{(\w+):Identifier\}", text), "spans")

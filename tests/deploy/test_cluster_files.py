@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.cluster import REPLICA_PATH
+from rankscope.collector.store.cluster import REPLICA_PATH
 from tests.deploy.files import CLUSTER_XML, KEEPER_XML, SERVER_XML, xml
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import typer.main
 
-from rankscope.collector.location import ServerLocation, parse_store_url
+from rankscope.collector.store.location import ServerLocation, parse_store_url
 from rankscope.commands.app import app
 from tests.deploy.files import (
     CLUSTER_XML,

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from rankscope.collector.store import open_store
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import open_store
 from tests.collector.spool_builder import SpoolBuilder
 from tests.deploy.files import DEPLOY, SERVER_XML, USERS_XML, services, texts, xml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 GRAFANA = DEPLOY / "grafana"
 DASHBOARD = json.loads((GRAFANA / "dashboards" / "rankscope.json").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from rankscope.collector.edge.tls import TlsFiles, load_tls
+from rankscope.collector.http.tls import TlsFiles, load_tls
 from tests.deploy.files import DEPLOY, PREPARE, prepared_variables
 from tests.lacking import lacks
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.errors import StoreError, StoreQueryError
-from rankscope.collector.migrate import known_migrations
-from rankscope.collector.read import list_runs, may_repeat, read_spans
-from rankscope.collector.store import open_store
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.read.runs import list_runs, may_repeat, read_spans
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.migrate import known_migrations
+from rankscope.collector.store.store import open_store
 from tests.collector.spool_builder import SpoolBuilder
 from tests.deploy.servers import database_of_its_own
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 pytestmark = pytest.mark.multiproc
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.collector.errors import StoreQueryError
-from rankscope.collector.location import parse_store_url
-from rankscope.collector.migrate import RETRY_DELAYS_S, known_migrations, migrate
+from rankscope.collector.store.location import parse_store_url
+from rankscope.collector.store.migrate import RETRY_DELAYS_S, known_migrations, migrate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from rankscope.collector.location import read_server_file
-from rankscope.collector.read import may_repeat
-from rankscope.collector.store import open_store
+from rankscope.collector.read.runs import may_repeat
+from rankscope.collector.store.location import read_server_file
+from rankscope.collector.store.store import open_store
 from tests.collector.agent.rig import write_spans
 from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.checker import Oracle, check, content_hash, key_of

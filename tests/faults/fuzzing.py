@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from rankscope.collector.cut import Resume
 from rankscope.collector.host.heartbeat import HeartbeatSource
+from rankscope.collector.ingest.decoder import answer
+from rankscope.collector.ingest.rows import parsed_rows
+from rankscope.collector.ingest.shared_memory import mapped, new_memory, read_batch, seal
 from rankscope.collector.names import visible
-from rankscope.collector.service.decoder import answer
-from rankscope.collector.service.handover import mapped, new_memory, read_batch, seal
-from rankscope.collector.service.rows import parsed_rows
-from rankscope.collector.tail import SegmentFate, SpoolTail
-from rankscope.collector.wire import WireLimits, encode_cuts
-from rankscope.collector.wire_schema import SCHEMA_VERSION
+from rankscope.collector.spool.cut import Resume
+from rankscope.collector.spool.tail import SegmentFate, SpoolTail
+from rankscope.collector.wire.codec import WireLimits, encode_cuts
+from rankscope.collector.wire.schema import SCHEMA_VERSION
 from rankscope.tracer.spool import DropReason
 from tests.collector.cut_builder import span_cut
 from tests.collector.spool_builder import SpoolBuilder
@@ -40,10 +40,10 @@ from tests.collector.spool_builder import SpoolBuilder
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rankscope.collector.cut import Cut
-    from rankscope.collector.cut_batch import CutBatch
     from rankscope.collector.host.heartbeat import Heartbeat
-    from rankscope.collector.store import Row
+    from rankscope.collector.spool.cut import Cut
+    from rankscope.collector.store.store import Row
+    from rankscope.collector.wire.batch import CutBatch
 
 MIB = 1 << 20
 LIMITS = WireLimits(max_wire_bytes=MIB, max_inflated_bytes=16 * MIB, max_rows=20_000)

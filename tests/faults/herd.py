@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from rankscope.collector.location import read_server_file
+from rankscope.collector.store.location import read_server_file
 from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.faults.cycles import RUN, WholePath
 from tests.faults.many_agents import spool_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rankscope.collector.errors import StoreError
-from rankscope.collector.store import Store, open_store
+from rankscope.collector.store.store import Store, open_store
 from tests.faults.cycles import COUNT_ROWS, PATIENCE_S, RUN, WholePath
 from tests.ports import fixed_port
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import uvicorn
 
-from rankscope.collector.access import Access
-from rankscope.collector.query.engine import QueryEngine
-from rankscope.collector.query.routes import query_router
-from rankscope.collector.server import create_server
-from rankscope.collector.service.router import ingest_router
-from rankscope.collector.service.service import IngestService, ServiceLimits
-from rankscope.collector.store import open_store
-from rankscope.collector.wire import WireLimits
+from rankscope.collector.gateway.engine import QueryEngine
+from rankscope.collector.gateway.routes import query_router
+from rankscope.collector.http.application import create_server
+from rankscope.collector.http.gate import Access
+from rankscope.collector.ingest.router import ingest_router
+from rankscope.collector.ingest.service import IngestService, ServiceLimits
+from rankscope.collector.store.store import open_store
+from rankscope.collector.wire.codec import WireLimits
 from tests.collector.service.serving import OWN, no_pages
 
 MIB = 1 << 20

@@ -8,8 +8,8 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from rankscope.collector.clock_sync import ProbeConfig
-from rankscope.collector.wire import decode_cuts
+from rankscope.collector.clock.sync import ProbeConfig
+from rankscope.collector.wire.codec import decode_cuts
 from tests.collector.agent.fake_collector import TOKEN, FakeCollector
 from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.faults.many_agents import spool_of, start_agent

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.spool.tail import SpoolTail
 from rankscope.tracer.spool import (
     HEADER_BYTES,
     PROCESS_FILE,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.spool.tail import SpoolTail
 from tests.collector.kept_cuts import KeptCuts
 from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.fuzzing import (

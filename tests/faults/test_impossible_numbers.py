@@ -10,17 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankscope.collector.read import read_run, read_spans
-from rankscope.collector.rollups import open_steps
-from rankscope.collector.store import open_store
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.read.rollups import open_steps
+from rankscope.collector.read.runs import read_run, read_spans
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import open_store
 from tests.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 LEAST, MOST = -(2**63), 2**63 - 1
 MONTH_NS = 30 * 86_400 * 10**9

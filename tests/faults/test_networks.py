@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from rankscope.collector.agent.link import DEADLINES, Deadlines
-from rankscope.collector.read import may_repeat
-from rankscope.collector.store import open_store
+from rankscope.collector.read.runs import may_repeat
+from rankscope.collector.store.store import open_store
 from tests.collector.agent.fake_collector import FakeCollector, Stored
 from tests.collector.agent.rig import Rig, write_spans
 from tests.collector.spool_builder import SpoolBuilder

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.store import open_store
-from rankscope.collector.wire import encode_cuts
+from rankscope.collector.store.store import open_store
+from rankscope.collector.wire.codec import encode_cuts
 from tests.collector.cut_builder import span_cut
 from tests.collector.service.serving import OWN
 from tests.faults.small_collector import MIB

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.agent.room import used_bytes
+from rankscope.collector.agent.quota import used_bytes
 from tests.faults.checker import check, content_hash, key_of
 from tests.faults.cycles import NUM_RANKS
 from tests.faults.server_path import ServerPath

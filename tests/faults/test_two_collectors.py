@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.read import read_spans
-from rankscope.collector.store import open_store
-from rankscope.collector.wire import encode_cuts
+from rankscope.collector.read.runs import read_spans
+from rankscope.collector.store.store import open_store
+from rankscope.collector.wire.codec import encode_cuts
 from tests.collector.cut_builder import span_cut
 from tests.faults.cycles import PATIENCE_S, RUN
 from tests.faults.server_path import ServerPath

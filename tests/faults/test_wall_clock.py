@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.wire import decode_cuts
+from rankscope.collector.wire.codec import decode_cuts
 from tests.collector.agent.fake_collector import TOKEN, FakeCollector
 from tests.faults.jumping_clock import JumpingClock
 from tests.integration.programs import COMMAND, PATIENCE_S, environment

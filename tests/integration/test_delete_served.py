@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.read import run_names
-from rankscope.collector.store import open_store
+from rankscope.collector.read.runs import run_names
+from rankscope.collector.store.store import open_store
 from tests.integration.programs import rankscope, serving
 from tests.integration.test_serve import Job
 

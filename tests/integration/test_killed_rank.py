@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.store import open_store
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import open_store
 from rankscope.demo.planted import plan_demo
 from rankscope.demo.training import Training, training_command
 from rankscope.tracer.spool import MANIFEST_FILE, SEGMENT_GLOB, iter_committed

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.kind_times import kind_times
 from rankscope.analysis.timeline import step_timeline
-from rankscope.collector.rollups import read_rollups
+from rankscope.collector.read.rollups import read_rollups
 from rankscope.server.rollups import Rolling
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KINDS, NONE
 
 if TYPE_CHECKING:
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 RANKS = (0, 1)
 GROUP = 7

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.report import Mfu
-from rankscope.collector.alerts import Delivery, read_alerts
-from rankscope.collector.store import open_store
-from rankscope.collector.webhook import Webhook
+from rankscope.collector.notify.webhook import Webhook
+from rankscope.collector.read.alerts import Delivery, read_alerts
+from rankscope.collector.store.store import open_store
 from rankscope.server.alerting import Alerting
 from tests.dashboard.builders import report
 from tests.receiver import PATIENCE_S, Receiver
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.analysis.report import RunReport
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 DROPS_AT_10 = [0.50] * 10 + [0.40] * 5
 DROPS_TWICE = [*DROPS_AT_10, *[0.50] * 4, *[0.30] * 4]

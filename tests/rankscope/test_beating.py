@@ -4,8 +4,8 @@ import time
 from typing import TYPE_CHECKING
 
 from rankscope.collector.agent.buffer import RowBuffer
-from rankscope.collector.deletion import Deletions
-from rankscope.collector.store import open_store
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.store.store import open_store
 from rankscope.server.heartbeats import beat_loop
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rankscope.collector.samples import sample_rows, write_samples
-from rankscope.collector.store import Store, open_store
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.read.samples import sample_rows, write_samples
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import Store, open_store
 from rankscope.sources.store_source import StoreSource
 from tests.collector.spool_builder import OFFSET_NS, SpoolBuilder
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.errors import DeletedRunError, UnknownRunError
-from rankscope.collector.deletion import Deletions
 from rankscope.collector.errors import RunDeletedError
-from rankscope.collector.store import Store, open_store
-from rankscope.collector.tail import SpoolTail
-from rankscope.collector.writer import StoreWriter
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import Store, open_store
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.commands.delete_run import delete_run
 from rankscope.dashboard.address import Page, View
 from rankscope.dashboard.pages.overview import overview_page

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.collector.store import open_store
+from rankscope.collector.store.store import open_store
 from rankscope.commands.analyze import analyze_stored
 from rankscope.commands.lists import list_findings
 from rankscope.server.finding_tracker import Tracking
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 SELECT_RANKS = "SELECT * FROM ranks FINAL WHERE run_id = {run_id:String}"
 RANKS_PER_HOST = 2

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.gaps import PATIENCE_NS
-from rankscope.collector.read import read_run
-from rankscope.collector.store import open_store
-from rankscope.collector.writer import StoreWriter
+from rankscope.collector.read.gaps import PATIENCE_NS
+from rankscope.collector.read.runs import read_run
+from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource, run_info_of
 from tests.collector.cut_builder import span_cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 
 @pytest.fixture(scope="module")

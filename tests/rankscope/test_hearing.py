@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.analysis.heard import Heard, SilentRank
-from rankscope.collector.store import open_store
+from rankscope.collector.store.store import open_store
 from rankscope.server.liveness import read_heard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.collector.store import Row, Store
+    from rankscope.collector.store.store import Row, Store
 
 S = 1_000_000_000
 NOW_NS = 1_900_000_000 * S

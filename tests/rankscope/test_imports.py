@@ -9,9 +9,9 @@ import pytest
 
 MODULES = [
     "rankscope.analysis.analyze",
-    "rankscope.collector.server",
-    "rankscope.collector.store",
-    "rankscope.collector.tail",
+    "rankscope.collector.http.application",
+    "rankscope.collector.store.store",
+    "rankscope.collector.spool.tail",
     "rankscope.collector.importers.bytedance_rows",
     "rankscope.dashboard.app",
     "rankscope.commands.app",

@@ -9,8 +9,8 @@ import pytest
 from rankscope.analysis.errors import EmptyRunError
 from rankscope.analysis.picture import picture_of
 from rankscope.analysis.timeline import step_timeline
-from rankscope.collector.pyramid import StepPlace
-from rankscope.collector.store import Store, open_store
+from rankscope.collector.read.pictures import StepPlace
+from rankscope.collector.store.store import Store, open_store
 from rankscope.dashboard.address import GroupBy, Page, View
 from rankscope.dashboard.figures.timeline_raster import MAX_ROWS, NUM_BINS
 from rankscope.dashboard.figures.timeline_rows import row_order

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.collector.errors import TlsError
-from rankscope.collector.token_file import write_tokens
-from rankscope.collector.tokens import Role, make_token
+from rankscope.collector.http.token_file import write_tokens
+from rankscope.collector.http.tokens import Role, make_token
 from rankscope.errors import BadInputError
 from rankscope.server.listen import ListenOptions, listening
 from tests.collector.edge.authority import Authority

@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankscope.collector.findings import write_findings
-from rankscope.collector.store import open_store
+from rankscope.collector.read.findings import write_findings
+from rankscope.collector.store.store import open_store
 from rankscope.commands.lists import list_findings
 from tests.collector.test_findings import CRASH, SLOW
 

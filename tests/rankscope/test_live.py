@@ -8,10 +8,10 @@ import pytest
 from rankscope.analysis.context import EventRecord, RunContext
 from rankscope.analysis.errors import EmptyRunError
 from rankscope.analysis.source import RunSummary, rows_of_spans, rows_of_steps
-from rankscope.collector.alerts import read_alerts
 from rankscope.collector.errors import StoreQueryError
-from rankscope.collector.findings import read_findings
-from rankscope.collector.store import open_store
+from rankscope.collector.read.alerts import read_alerts
+from rankscope.collector.read.findings import read_findings
+from rankscope.collector.store.store import open_store
 from rankscope.server.alerting import Alerting
 from rankscope.server.finding_tracker import Tracking
 from rankscope.server.loops import MAX_PAUSE_NS, MIN_PAUSE_NS, LiveAnalysis
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankscope.analysis.source import RunInfo, SpanTable, StepTable
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 ONSET = 6
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rankscope import terminal
 from rankscope.collector.errors import StoreError
-from rankscope.collector.store import Store
+from rankscope.collector.store.store import Store
 from rankscope.server.logs import Log, LogHandler, logged_to
 from rankscope.terminal import printable
 from tests.ports import fixed_port

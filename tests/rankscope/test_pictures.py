@@ -10,9 +10,8 @@ import pytest
 from rankscope.analysis.picture import Window, picture_of
 from rankscope.analysis.raster import step_raster
 from rankscope.analysis.timeline import StepTimeline, step_timeline
-from rankscope.collector.deletion import Deletions
 from rankscope.collector.errors import StoreQueryError
-from rankscope.collector.pyramid import (
+from rankscope.collector.read.pictures import (
     TILES_PER_ZOOM,
     Area,
     Level,
@@ -21,8 +20,9 @@ from rankscope.collector.pyramid import (
     read_kept,
     read_pixels,
 )
-from rankscope.collector.retention import DAY_NS, Retention
-from rankscope.collector.store import Store, open_store
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.retention.retention import DAY_NS, Retention
+from rankscope.collector.store.store import Store, open_store
 from rankscope.dashboard.address import GroupBy, Page, View
 from rankscope.dashboard.figures.timeline_raster import (
     MAX_ROWS,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.picture import StepPicture
     from rankscope.analysis.raster import StepRaster
-    from rankscope.collector.pyramid import Pixels
+    from rankscope.collector.read.pictures import Pixels
 
 FEW, MANY, DEEP = "few", "many", "deep"
 SCENARIOS = {

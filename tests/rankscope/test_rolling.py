@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankscope.collector.deletion import Deletions
 from rankscope.collector.errors import StoreQueryError
-from rankscope.collector.retention import DAY_NS, Retention
-from rankscope.collector.rollups import OpenStep, in_batches, open_steps
-from rankscope.collector.store import Store, open_store
+from rankscope.collector.read.rollups import OpenStep, in_batches, open_steps
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.retention.retention import DAY_NS, Retention
+from rankscope.collector.store.store import Store, open_store
 from rankscope.server.rollups import TURN_NS, Rolling
 from rankscope.sources.store_source import StoreSource
 from tests.collector.cut_builder import span_cut

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.rollups import SELECT_OPEN, SELECT_OPEN_ONCE
-from rankscope.collector.store import Store, open_store
+from rankscope.collector.read.rollups import SELECT_OPEN, SELECT_OPEN_ONCE
+from rankscope.collector.store.store import Store, open_store
 from rankscope.server.rollups import Rolling
 from tests.rankscope.rolling_rig import describe, from_scratch, put, rolled, span_rows
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.portions import SELECT_PORTION
-from rankscope.collector.rollups import open_steps
-from rankscope.collector.store import Store, open_store
+from rankscope.collector.read.portions import SELECT_PORTION
+from rankscope.collector.read.rollups import open_steps
+from rankscope.collector.store.store import Store, open_store
 from tests.rankscope.rolling_rig import (
     describe,
     from_scratch,

@@ -7,8 +7,8 @@ import pytest
 
 from rankscope.analysis.parts import Part
 from rankscope.analysis.waterfall import Part as TimePart
-from rankscope.collector.store import open_store
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import open_store
 from rankscope.run import Run, open_run
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from tests.collector.spool_builder import SpoolBuilder

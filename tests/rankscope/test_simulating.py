@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rankscope.__main__ import main
-from rankscope.collector.columns import to_numpy
+from rankscope.collector.arrow_columns import to_numpy
 from rankscope.collector.errors import RunExistsError
-from rankscope.collector.read import (
+from rankscope.collector.read.runs import (
     read_events,
     read_microbatches,
     read_run,
@@ -21,8 +21,8 @@ from rankscope.collector.read import (
     read_steps,
     run_names,
 )
-from rankscope.collector.samples import read_samples
-from rankscope.collector.store import Store, open_store
+from rankscope.collector.read.samples import read_samples
+from rankscope.collector.store.store import Store, open_store
 from rankscope.errors import BadInputError
 from rankscope.simulation.files import write_files
 from rankscope.simulation.run import SimulateOptions, scenario_of, truth_line

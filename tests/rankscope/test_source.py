@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.errors import UnknownRunError
-from rankscope.collector.store import Store, open_store
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import Store, open_store
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
 from rankscope.tracer.topology import Coords, Layout

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope.collector.store import open_store
+from rankscope.collector.store.store import open_store
 from rankscope.server.spare_memory import give_back
 
 MIB = 1 << 20

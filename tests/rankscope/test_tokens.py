@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.errors import TokenRequestError
-from rankscope.collector.token_file import TokenBook
-from rankscope.collector.tokens import Role
+from rankscope.collector.http.token_file import TokenBook
+from rankscope.collector.http.tokens import Role
 from rankscope.commands.token_actions import NO_TOKENS, create_token, list_tokens, revoke_token
 from rankscope.errors import BadInputError
 

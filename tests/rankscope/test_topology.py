@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.store import open_store
-from rankscope.collector.tail import SpoolTail
-from rankscope.collector.writer import StoreWriter
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.errors import BadInputError
 from rankscope.server.topology import (
     HostPlace,

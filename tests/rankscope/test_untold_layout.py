@@ -8,8 +8,8 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.verdict import verdict_sentence
-from rankscope.collector.store import open_store
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import open_store
 from rankscope.commands.report_text import report_text
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import NONE, SpanKind
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 NUM_RANKS, NUM_STEPS, SLOW = 4, 12, 2
 GROUP = 0xABCD

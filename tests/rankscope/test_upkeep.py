@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.collector.deletion import Deletions
-from rankscope.collector.retention import DAY_NS, HOUR_NS, Keep, Retention
-from rankscope.collector.store import open_store
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Keep, Retention
+from rankscope.collector.store.store import open_store
 from rankscope.errors import BadInputError
 from rankscope.server.rollups import Rolling
 from rankscope.server.upkeep import EXPIRE_EVERY_NS, FIRST_EXPIRE_NS, Upkeep, parse_keep

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.manifests import read_manifests
-from rankscope.collector.store import open_store
-from rankscope.collector.tail import SpoolTail
+from rankscope.collector.spool.manifests import read_manifests
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import open_store
 from rankscope.tracer.span import SpanKind
 from rankscope.tracer.topology import Layout
 from rankscope.trainer.config import TrainerConfig
@@ -27,7 +27,7 @@ from rankscope.trainer.planted import PlantedFaults, is_slow
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankscope.collector.store import Row
+    from rankscope.collector.store.store import Row
 
 pytestmark = pytest.mark.multiproc
 

@@ -31,8 +31,8 @@ def _analyze_stored(
     from rankscope.analysis.analyze import analyze_known
     from rankscope.analysis.document import to_document
     from rankscope.analysis.verdict import verdict_sentence
-    from rankscope.collector.location import default_store_url
-    from rankscope.collector.served_store import open_for_reading
+    from rankscope.collector.client.served_store import open_for_reading
+    from rankscope.collector.store.location import default_store_url
 
     from ..sources.finding_history import History, follows_document, follows_text
     from ..sources.store_source import StoreSource

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
 from rankscope.analysis.errors import UnknownRunError
-from rankscope.collector.deletion import Deletions
 from rankscope.collector.errors import StoreHeldError
-from rankscope.collector.location import default_store_url, read_server_file
-from rankscope.collector.read import run_names
-from rankscope.collector.store import open_store
+from rankscope.collector.read.runs import run_names
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.store.location import default_store_url, read_server_file
+from rankscope.collector.store.store import open_store
 
 from ..errors import FailedError
 
 if TYPE_CHECKING:
-    from rankscope.collector.location import ServerFile
+    from rankscope.collector.store.location import ServerFile
 
 PATIENCE_S = 900
 """The server waits for the engine for ten minutes at most."""

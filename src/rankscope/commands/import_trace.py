@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.location import default_store_url
-from rankscope.collector.served_store import open_for_reading
+from rankscope.collector.client.served_store import open_for_reading
+from rankscope.collector.store.location import default_store_url
 
 from ..errors import BadInputError
 

@@ -7,16 +7,16 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from rankscope.collector.location import default_store_url
-from rankscope.collector.served_store import open_for_reading
+from rankscope.collector.client.served_store import open_for_reading
+from rankscope.collector.store.location import default_store_url
 
 from .text_tables import aligned, ranges
 
 if TYPE_CHECKING:
     from rankscope.analysis.following import Followed
     from rankscope.analysis.source import RunSummary
-    from rankscope.collector.alerts import StoredAlert
-    from rankscope.collector.findings import StoredFinding
+    from rankscope.collector.read.alerts import StoredAlert
+    from rankscope.collector.read.findings import StoredFinding
 
 NS_PER_S = 1_000_000_000
 NO_RUNS = "no runs yet: `rankscope demo` makes one, `rankscope import` stores a recorded one"
@@ -50,7 +50,7 @@ def list_runs(*, as_json: bool, store_url: str | None) -> str:
 
 def list_alerts(*, as_json: bool, store_url: str | None) -> str:
     """Return the alerts that have fired, the newest first, ready to print."""
-    from rankscope.collector.alerts import read_alerts
+    from rankscope.collector.read.alerts import read_alerts
 
     with open_for_reading(store_url or default_store_url()) as store:
         found = read_alerts(store)
@@ -75,7 +75,7 @@ def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -
         as_json: Whether as one JSON document.
         store_url: URL of the store; None: the default one.
     """
-    from rankscope.collector.findings import read_findings
+    from rankscope.collector.read.findings import read_findings
 
     from ..sources.finding_history import History, follows_document
 

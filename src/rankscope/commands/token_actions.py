@@ -7,13 +7,13 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from rankscope.collector.token_file import (
+from rankscope.collector.http.token_file import (
     default_tokens_path,
     held_tokens,
     read_tokens,
     write_private,
 )
-from rankscope.collector.tokens import Role, make_token, revoked
+from rankscope.collector.http.tokens import Role, make_token, revoked
 
 from ..errors import BadInputError
 from .text_tables import aligned
@@ -21,7 +21,7 @@ from .text_tables import aligned
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.collector.tokens import TokenRecord
+    from rankscope.collector.http.tokens import TokenRecord
 
 NS_PER_S = 1_000_000_000
 NO_TOKENS = "no tokens yet: `rankscope token create --role ingest --run-prefix NAME` makes one"

@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.collector.location import default_store_url
-from rankscope.collector.store import open_store
+from rankscope.collector.store.location import default_store_url
+from rankscope.collector.store.store import open_store
 from rankscope.tracer.topology import Layout
 
 from ..errors import FailedError
@@ -28,8 +28,8 @@ from .training import StepDone, Training, require_torch, training_command
 
 if TYPE_CHECKING:
     from rankscope.analysis.report import RunReport
-    from rankscope.collector.store import Store
-    from rankscope.collector.tail import SpoolTail
+    from rankscope.collector.spool.tail import SpoolTail
+    from rankscope.collector.store.store import Store
 
     from ..server.listen import Listening
 
@@ -116,7 +116,7 @@ def _train_and_store(
     store: Store, plan: DemoPlan, *, run_id: str, spool: Path | None, folder: Path
 ) -> tuple[int | None, str]:
     """Train, storing as it goes; return the training's exit status and its last words."""
-    from rankscope.collector.tail import SpoolTail
+    from rankscope.collector.spool.tail import SpoolTail
 
     target = spool or folder / "spool"
     target.mkdir(parents=True, exist_ok=True)
@@ -199,7 +199,7 @@ def _print_result(report: RunReport, plan: DemoPlan, *, as_json: bool) -> None:
 
 
 def _serve(store: Store, doors: Listening) -> None:
-    from rankscope.collector.retention import Keep
+    from rankscope.collector.retention.retention import Keep
 
     from ..server.serve import serve_opened
     from ..server.upkeep import open_upkeep

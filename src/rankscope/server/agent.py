@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.collector.agent.agent import NodeAgent
-    from rankscope.collector.agent.clocks import AgentClocks
+    from rankscope.collector.agent.clock import AgentClocks
+    from rankscope.collector.agent.clock_probes import ProbeThread
     from rankscope.collector.agent.journal import Journal
     from rankscope.collector.agent.link import Link
-    from rankscope.collector.agent.probing import ProbeThread
 
     from .loops import Loop
 
@@ -65,7 +65,7 @@ def run_agent(options: AgentOptions) -> None:
     """
     from rankscope.collector.agent.certificates import TlsFiles
     from rankscope.collector.agent.link import Link
-    from rankscope.collector.token_file import read_own_token
+    from rankscope.collector.http.token_file import read_own_token
 
     from .spare_memory import spare_memory_loop, use_one_allocator
 
@@ -125,10 +125,10 @@ def _assemble(
     options: AgentOptions, state: Path, *, link: Link, journal: Journal, clocks: AgentClocks
 ) -> NodeAgent:
     from rankscope.collector.agent.agent import NodeAgent, ranks_in
+    from rankscope.collector.agent.dead_letters import Parking
     from rankscope.collector.agent.delivery import Delivery
     from rankscope.collector.agent.outbox import Outbox
-    from rankscope.collector.agent.parking import Parking
-    from rankscope.collector.agent.room import SpoolRoom
+    from rankscope.collector.agent.quota import SpoolRoom
 
     parking = Parking(state / "dead")
     outbox = Outbox(
@@ -145,11 +145,11 @@ def _assemble(
 
 
 def _tie_clock(link: Link, journal: Journal) -> tuple[AgentClocks, ProbeThread]:
-    from rankscope.collector.agent.clocks import AgentClocks
-    from rankscope.collector.agent.probing import ProbeThread, exchange_over
-    from rankscope.collector.clock_sync import HostClock
-    from rankscope.collector.clock_watch import ClockEvent, ClockEventKind, ClockWatch
-    from rankscope.collector.liveness import boot_id
+    from rankscope.collector.agent.clock import AgentClocks
+    from rankscope.collector.agent.clock_probes import ProbeThread, exchange_over
+    from rankscope.collector.clock.sync import HostClock
+    from rankscope.collector.clock.watch import ClockEvent, ClockEventKind, ClockWatch
+    from rankscope.collector.spool.liveness import boot_id
     from rankscope.tracer.clock import monotonic_ns
 
     probes = ProbeThread(HostClock(exchange_over(link), monotonic_ns=monotonic_ns))
@@ -176,10 +176,10 @@ def _sample_loops(
 ) -> list[Loop]:
     if not options.samples:
         return []
-    from rankscope.collector.agent.beats import MAX_BEATS, BeatShipper
     from rankscope.collector.agent.buffer import RowBuffer
-    from rankscope.collector.agent.burst_desk import BurstDesk
-    from rankscope.collector.host.beats import beat_sink
+    from rankscope.collector.agent.bursts import BurstDesk
+    from rankscope.collector.agent.heartbeats import MAX_BEATS, BeatShipper
+    from rankscope.collector.host.heartbeat_rows import beat_sink
     from rankscope.collector.host.sampler import Sampler
     from rankscope.collector.host.sources import host_sources
     from rankscope.collector.host.table import buffer_sink

@@ -6,14 +6,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.alert_rules import MFU_DROP, mfu_drops
-from rankscope.collector.alerts import (
+from rankscope.collector.errors import StoreError
+from rankscope.collector.read.alerts import (
     Delivery,
     StoredAlert,
     read_alerts,
     record_alert,
     record_delivery,
 )
-from rankscope.collector.errors import StoreError
 
 from ..terminal import say
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.alert_rules import MfuDrop
     from rankscope.analysis.report import RunReport
-    from rankscope.collector.store import Store
-    from rankscope.collector.webhook import Webhook
+    from rankscope.collector.notify.webhook import Webhook
+    from rankscope.collector.store.store import Store
 
 RESEND_NS = 24 * 3_600_000_000_000
 """For how long an alert that a server could not send before it ended is worth sending."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rankscope.analysis.online import Change, FindingTracker, TrackedFinding
 from rankscope.analysis.report import Finding
 from rankscope.analysis.words import count_text, name_ranks
-from rankscope.collector.findings import StoredFinding, read_findings, write_findings
+from rankscope.collector.read.findings import StoredFinding, read_findings, write_findings
 
 from .. import terminal
 from ..sources.finding_history import History, follows_text
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rankscope.analysis.report import RunReport
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
     from .reports import TurnCost
 

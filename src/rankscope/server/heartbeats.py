@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankscope.collector.agent.buffer import RowBuffer
-    from rankscope.collector.deletion import Deletions
-    from rankscope.collector.store import Row, Store
+    from rankscope.collector.retention.deletion import Deletions
+    from rankscope.collector.store.store import Row, Store
 
 PAUSE_S = 1.0
 NUM_AT_ONCE = 10_000

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankscope.collector.access import STRICT_POLICY
-from rankscope.collector.deletion import Deletions
-from rankscope.collector.deletion_routes import deletion_router
-from rankscope.collector.edge.limits import EdgeLimits, fit_connections
-from rankscope.collector.edge.metrics import Metrics
-from rankscope.collector.edge.server import EdgeServer
-from rankscope.collector.server import create_server
+from rankscope.collector.http.application import create_server
+from rankscope.collector.http.deletion_routes import deletion_router
+from rankscope.collector.http.gate import STRICT_POLICY
+from rankscope.collector.http.limits import EdgeLimits, fit_connections
+from rankscope.collector.http.metrics import Metrics
+from rankscope.collector.http.socket_server import EdgeServer
+from rankscope.collector.retention.deletion import Deletions
 
 from .metrics import read_edge, read_ingest, read_loops, read_store
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from fastapi import APIRouter
 
-    from rankscope.collector.access import Access, AsgiApp
-    from rankscope.collector.edge.refusals import Refusals
-    from rankscope.collector.service.service import IngestService
-    from rankscope.collector.store import Store
+    from rankscope.collector.http.gate import Access, AsgiApp
+    from rankscope.collector.http.refusals import Refusals
+    from rankscope.collector.ingest.service import IngestService
+    from rankscope.collector.store.store import Store
 
     from .listen import Listening
     from .loops import Loop
@@ -49,14 +49,14 @@ def open_routers(store: Store, ingest: IngestService | None, stack: ExitStack) -
     """
     routers = [deletion_router(store, Deletions.of(store))]
     if store.path is not None:
-        from rankscope.collector.query.engine import QueryEngine
-        from rankscope.collector.query.routes import query_router
+        from rankscope.collector.gateway.engine import QueryEngine
+        from rankscope.collector.gateway.routes import query_router
 
         engine = QueryEngine(store.path)
         stack.callback(engine.close)
         routers.append(query_router(engine))
     if ingest is not None:
-        from rankscope.collector.service.router import ingest_router
+        from rankscope.collector.ingest.router import ingest_router
 
         routers.append(ingest_router(ingest))
     return routers

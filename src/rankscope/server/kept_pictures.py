@@ -9,7 +9,14 @@ import numpy as np
 
 from rankscope.analysis.areas import step_areas
 from rankscope.analysis.raster import row_by_rank
-from rankscope.collector.pyramid import FINER, TILES_PER_ZOOM, WHOLE_STEP, Level, Pixels, tile_rows
+from rankscope.collector.read.pictures import (
+    FINER,
+    TILES_PER_ZOOM,
+    WHOLE_STEP,
+    Level,
+    Pixels,
+    tile_rows,
+)
 from rankscope.dashboard.address import GroupBy
 from rankscope.dashboard.figures.timeline_raster import MAX_BARS, MAX_ROWS, NUM_BINS
 from rankscope.dashboard.figures.timeline_rows import rank_order
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.areas import StepAreas
     from rankscope.analysis.timeline import StepTimeline
-    from rankscope.collector.pyramid import StepKey
+    from rankscope.collector.read.pictures import StepKey
     from rankscope.tracer.topology import Coords
 
 SPANS_PER_PIXEL = 4

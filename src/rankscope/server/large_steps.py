@@ -12,7 +12,7 @@ from rankscope.analysis.areas import KindCells, step_areas
 from rankscope.analysis.picture import StepPicture
 from rankscope.analysis.raster import StepRaster, row_by_rank
 from rankscope.analysis.timeline import no_spans
-from rankscope.collector.portions import Portion, portions_of, read_outline
+from rankscope.collector.read.portions import Portion, portions_of, read_outline
 from rankscope.dashboard.figures.timeline_raster import MAX_ROWS, NUM_BINS
 from rankscope.dashboard.figures.timeline_rows import rank_order
 
@@ -20,9 +20,9 @@ from .step_parts import read_part
 
 if TYPE_CHECKING:
     from rankscope.analysis.source import RunInfo, SpanSource
-    from rankscope.collector.portions import StepOutline
-    from rankscope.collector.pyramid import StepPlace
-    from rankscope.collector.store import Store
+    from rankscope.collector.read.pictures import StepPlace
+    from rankscope.collector.read.portions import StepOutline
+    from rankscope.collector.store.store import Store
     from rankscope.dashboard.address import GroupBy
 
     from .background_jobs import Aside

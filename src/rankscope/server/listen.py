@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from rankscope.collector.access import LOOPBACK_NAMES
-from rankscope.collector.edge.limits import MOST_FROM_ONE_ADDRESS
-from rankscope.collector.edge.renewal import Renewal
-from rankscope.collector.edge.server import Door
-from rankscope.collector.edge.tls import TlsFiles, load_tls
-from rankscope.collector.token_file import default_tokens_path, read_tokens
-from rankscope.collector.tokens import TokenState
+from rankscope.collector.http.certificate_renewal import Renewal
+from rankscope.collector.http.gate import LOOPBACK_NAMES
+from rankscope.collector.http.limits import MOST_FROM_ONE_ADDRESS
+from rankscope.collector.http.socket_server import Door
+from rankscope.collector.http.tls import TlsFiles, load_tls
+from rankscope.collector.http.token_file import default_tokens_path, read_tokens
+from rankscope.collector.http.tokens import TokenState
 
 from ..errors import BadInputError
 from ..terminal import say
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
     from pathlib import Path
 
-    from rankscope.collector.edge.tls import ServerTls
+    from rankscope.collector.http.tls import ServerTls
 
 DEFAULT_PORT = 8050
 LAST_PORT = 8099

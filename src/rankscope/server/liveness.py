@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.heard import MAX_SHOWN, RECENT_NS, SILENT_NS, Heard, SilentRank
-from rankscope.collector.heartbeats import longest_unheard
+from rankscope.collector.read.heartbeats import longest_unheard
 
 if TYPE_CHECKING:
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 
 def read_heard(store: Store, run_id: str, *, now_ns: int) -> Heard | None:

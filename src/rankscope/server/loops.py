@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.errors import AnalysisError
-from rankscope.collector.describe import RUNNING
+from rankscope.collector.spool.descriptions import RUNNING
 
 from .. import terminal
 from ..errors import exit_code_of, plain_line
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.source import RunSummary, SpanSource
     from rankscope.collector.host.sampler import Sampler
-    from rankscope.collector.tail import SpoolTail
+    from rankscope.collector.spool.tail import SpoolTail
 
     from .alerting import Alerting
     from .finding_tracker import Tracking

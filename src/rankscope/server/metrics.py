@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rankscope.collector.edge.metrics import Reading
 from rankscope.collector.errors import StoreError
+from rankscope.collector.http.metrics import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from rankscope.collector.edge.refusals import Refusals
-    from rankscope.collector.edge.server import EdgeServer
-    from rankscope.collector.service.service import IngestService
-    from rankscope.collector.store import Store
+    from rankscope.collector.http.refusals import Refusals
+    from rankscope.collector.http.socket_server import EdgeServer
+    from rankscope.collector.ingest.service import IngestService
+    from rankscope.collector.store.store import Store
 
     from .listen import Listening
     from .loops import Loop

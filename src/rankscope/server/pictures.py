@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from rankscope.analysis.areas import KindCells, bin_edges
 from rankscope.analysis.picture import StepPicture, Window
 from rankscope.analysis.raster import StepRaster
-from rankscope.collector.pyramid import TILES_PER_ZOOM, Area, Level, StepKey, read_kept, read_pixels
+from rankscope.collector.read.pictures import (
+    TILES_PER_ZOOM,
+    Area,
+    Level,
+    StepKey,
+    read_kept,
+    read_pixels,
+)
 from rankscope.dashboard.figures.timeline_raster import MAX_ROWS, NUM_BINS
 
 from .kept_pictures import zooms_of
@@ -15,8 +22,8 @@ from .kept_pictures import zooms_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankscope.collector.pyramid import KeptStep, Pixels, StepPlace
-    from rankscope.collector.store import Store
+    from rankscope.collector.read.pictures import KeptStep, Pixels, StepPlace
+    from rankscope.collector.store.store import Store
     from rankscope.dashboard.address import GroupBy
     from rankscope.tracer.topology import Coords
 

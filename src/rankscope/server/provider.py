@@ -11,8 +11,8 @@ from rankscope.analysis.errors import UnknownRunError
 from rankscope.analysis.timeline import records_groups, step_timeline
 from rankscope.analysis.under_way import Doing, Failed, Phase, UnderWay
 from rankscope.analysis.verdict import verdict_sentence
-from rankscope.collector.portions import Portion, count_portion
-from rankscope.collector.pyramid import StepPlace, read_kept
+from rankscope.collector.read.pictures import StepPlace, read_kept
+from rankscope.collector.read.portions import Portion, count_portion
 
 from ..errors import exit_code_of, plain_line
 from .background_jobs import Aside
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.source import RunSummary, SpanSource
     from rankscope.analysis.timeline import StepTimeline
     from rankscope.analysis.under_way import SeenSteps
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
     from rankscope.dashboard.address import GroupBy
     from rankscope.tracer.topology import Coords
 

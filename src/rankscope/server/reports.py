@@ -17,7 +17,7 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.mfu import compute_mfu
 from rankscope.analysis.window import RunWindow
-from rankscope.collector.describe import RUNNING
+from rankscope.collector.spool.descriptions import RUNNING
 
 from .watched_source import WatchedSource
 

@@ -12,12 +12,10 @@ import pyarrow as pa
 from rankscope.analysis.kind_times import kind_times
 from rankscope.analysis.source import range_of_spans
 from rankscope.analysis.timeline import records_groups, timeline_of
-from rankscope.collector.columns import coded_strings, numbers, repeated_string
-from rankscope.collector.describe import RUNNING
-from rankscope.collector.portions import Portion, portions_of, read_outline
-from rankscope.collector.pyramid import StepKey, StepPlace, write_pixels
-from rankscope.collector.read import read_spans_once
-from rankscope.collector.rollups import (
+from rankscope.collector.arrow_columns import coded_strings, numbers, repeated_string
+from rankscope.collector.read.pictures import StepKey, StepPlace, write_pixels
+from rankscope.collector.read.portions import Portion, portions_of, read_outline
+from rankscope.collector.read.rollups import (
     FIRST_PLACE,
     ClosedStep,
     in_batches,
@@ -27,6 +25,8 @@ from rankscope.collector.rollups import (
     runs_rolled_up,
     write_rollups,
 )
+from rankscope.collector.read.runs import read_spans_once
+from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.tracer.span import KINDS
 
 from .. import terminal
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.kind_times import KindTimes
     from rankscope.analysis.source import RunInfo, RunSummary
     from rankscope.analysis.timeline import StepTimeline
-    from rankscope.collector.rollups import OpenStep, Place
-    from rankscope.collector.store import Store
+    from rankscope.collector.read.rollups import OpenStep, Place
+    from rankscope.collector.store.store import Store
 
     from .kept_pictures import Plan
 

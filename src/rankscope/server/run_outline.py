@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from rankscope.analysis.mfu import compute_mfu
 from rankscope.analysis.under_way import SeenSteps
-from rankscope.collector.findings import read_findings
-from rankscope.collector.step_times import read_step_times
+from rankscope.collector.read.findings import read_findings
+from rankscope.collector.read.steps import read_step_times
 
 from .finding_tracker import tracked_finding
 
 if TYPE_CHECKING:
     from rankscope.analysis.report import Finding
     from rankscope.analysis.source import SpanSource
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 MAX_STEPS = 2_000
 MAX_MFU_ROWS = 250_000

@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from rankscope.collector.deletion import Deletions
-from rankscope.collector.location import default_store_url, remove_server_file, write_server_file
-from rankscope.collector.retention import Keep
-from rankscope.collector.store import open_store
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.retention.retention import Keep
+from rankscope.collector.store.location import (
+    default_store_url,
+    remove_server_file,
+    write_server_file,
+)
+from rankscope.collector.store.store import open_store
 
 from ..errors import BadInputError
 from ..sources.store_source import StoreSource
@@ -30,11 +34,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.analysis.source import RunSummary
-    from rankscope.collector.service.service import IngestService
-    from rankscope.collector.store import Store
-    from rankscope.collector.tail import SpoolTail
-    from rankscope.collector.token_file import TokenBook
-    from rankscope.collector.webhook import Webhook
+    from rankscope.collector.http.token_file import TokenBook
+    from rankscope.collector.ingest.service import IngestService
+    from rankscope.collector.notify.webhook import Webhook
+    from rankscope.collector.spool.tail import SpoolTail
+    from rankscope.collector.store.store import Store
 
     from .alerting import Alerting
     from .listen import Listening
@@ -155,8 +159,8 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
         ingest: Takes in what agents send; None: nothing is sent here.
         log: Takes what there is to tell; None: stderr, as text.
     """
-    from rankscope.collector.access import Access
-    from rankscope.collector.edge.refusals import Refusals
+    from rankscope.collector.http.gate import Access
+    from rankscope.collector.http.refusals import Refusals
 
     from .finding_tracker import Tracking
     from .http import Guards, open_application, open_metrics, open_routers, run_server
@@ -209,7 +213,7 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
 
 def _leave_what_is_stuck(error: type[BaseException] | None, *_: object) -> None:
     """End the process at once where a reader's statement can't be ended: all rows are on disk."""
-    from rankscope.collector.query.workers import left_behind
+    from rankscope.collector.gateway.workers import left_behind
 
     if error is None and left_behind():
         say("a statement that can't be ended is left")
@@ -221,14 +225,14 @@ def _tell_damage(store: Store) -> None:
     """Say what an embedded store lacks; a server of its own has its own log."""
     if store.path is None:
         return
-    from rankscope.collector.damage import damage_of
+    from rankscope.collector.store.damage import damage_of
 
     for line in damage_of(store):
         say(line)
 
 
 def _open_tokens() -> TokenBook:
-    from rankscope.collector.token_file import TokenBook, default_tokens_path
+    from rankscope.collector.http.token_file import TokenBook, default_tokens_path
 
     book = TokenBook(default_tokens_path())
     if book.problem is not None:
@@ -239,7 +243,7 @@ def _open_tokens() -> TokenBook:
 def _open_webhook(url: str | None, stack: ExitStack) -> Webhook | None:
     if url is None:
         return None
-    from rankscope.collector.webhook import Webhook
+    from rankscope.collector.notify.webhook import Webhook
 
     webhook = Webhook(url, is_inside=os.environ.get("RANKSCOPE_ALERT_WEBHOOK_INSIDE") == "1")
     stack.callback(webhook.close)
@@ -256,9 +260,9 @@ def _open_spool(folder: Path, store: Store, topology: Topology, stack: ExitStack
     Raises:
         BadInputError: Something is there, and none of it can be read.
     """
-    from rankscope.collector.tail import SegmentFate, SpoolTail
-    from rankscope.collector.undeleted import UndeletedSink
-    from rankscope.collector.writer import StoreWriter
+    from rankscope.collector.retention.deleted_run_filter import UndeletedSink
+    from rankscope.collector.spool.tail import SegmentFate, SpoolTail
+    from rankscope.collector.store.writer import StoreWriter
 
     # A rank whose share of the spool is full would drop what comes next.
     sink = PlacedSink(UndeletedSink(StoreWriter(store), Deletions.of(store)), topology)
@@ -277,9 +281,9 @@ def _sampler_loops(options: ServeOptions, store: Store, stack: ExitStack) -> lis
         return []
     import socket
 
-    from rankscope.collector.agent.beats import MAX_BEATS
     from rankscope.collector.agent.buffer import RowBuffer
-    from rankscope.collector.host.beats import beat_sink
+    from rankscope.collector.agent.heartbeats import MAX_BEATS
+    from rankscope.collector.host.heartbeat_rows import beat_sink
     from rankscope.collector.host.sampler import Sampler
     from rankscope.collector.host.sources import host_sources
     from rankscope.collector.host.table import store_sink
@@ -306,7 +310,7 @@ def _alerting(store: Store, *, webhook: Webhook | None, url: str) -> Alerting:
 
 
 def _open_ingest(store: Store, topology: Topology, stack: ExitStack) -> IngestService:
-    from rankscope.collector.service.service import IngestService
+    from rankscope.collector.ingest.service import IngestService
 
     is_deleted = Deletions.of(store).is_deleted
     service = IngestService(store, is_deleted=is_deleted, placed=topology.placed, say=say)

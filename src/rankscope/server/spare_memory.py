@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .loops import Loop
 
 if TYPE_CHECKING:
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 PAUSE_S = 2.0
 """Shorter than the five seconds that the engine keeps pages of its own accord, which it counts

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rankscope.analysis.picture import StepPart
 from rankscope.analysis.raster import step_raster
 from rankscope.analysis.timeline import portion_of
-from rankscope.collector.portions import read_arrivals, read_portion
+from rankscope.collector.read.portions import read_arrivals, read_portion
 from rankscope.dashboard.figures.timeline_raster import MAX_BARS, MAX_ROWS, NUM_BINS
 
 from ..sources.arrow_tables import arrivals_table, span_table
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.picture import StepPicture
     from rankscope.analysis.source import RunInfo
     from rankscope.analysis.timeline import StepTimeline
-    from rankscope.collector.portions import Portion
-    from rankscope.collector.store import Store
+    from rankscope.collector.read.portions import Portion
+    from rankscope.collector.store.store import Store
 
 MAX_DRAWN_SPANS = 200_000
 """Of a window that is drawn while somebody waits: a quarter of a second on an idle core."""

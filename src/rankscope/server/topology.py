@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from rankscope.collector.cut import Cut, Resume, Sink
-    from rankscope.collector.store import Row, Store
+    from rankscope.collector.spool.cut import Cut, Resume, Sink
+    from rankscope.collector.store.store import Row, Store
 
 MAX_FILE_BYTES = 16 << 20
 """A hundred times what 1,536 hosts take."""

@@ -6,8 +6,8 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from rankscope.collector.deletion import Deletions
-from rankscope.collector.retention import DAY_NS, HOUR_NS, Keep, Retention
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Keep, Retention
 
 from .. import terminal
 from ..errors import BadInputError
@@ -17,7 +17,7 @@ from .rollups import Rolling
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 UPKEEP_PAUSE_S = 5.0
 EXPIRE_EVERY_NS = HOUR_NS

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.words import name_ranks
+from rankscope.collector.client.served_store import open_for_reading
 from rankscope.collector.identity import checked_run_name
-from rankscope.collector.location import default_store_url
-from rankscope.collector.served_store import open_for_reading
+from rankscope.collector.store.location import default_store_url
 
 from ..errors import BadInputError
 from ..terminal import Progress

@@ -8,12 +8,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankscope.collector.cut import Cut, CutKey
-from rankscope.collector.deletion import Deletions
+from rankscope.collector.client.served_writer import run_writer
 from rankscope.collector.errors import RunBegunError, RunExistsError
-from rankscope.collector.manifests import manifest_row
-from rankscope.collector.records import Decoded
-from rankscope.collector.served_writer import run_writer
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.spool.cut import Cut, CutKey
+from rankscope.collector.spool.manifests import manifest_row
+from rankscope.collector.spool.records import Decoded
 from rankscope.tracer.span import NONE
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from rankscope.collector.served_writer import RunWriter
-    from rankscope.collector.store import Row, Store
+    from rankscope.collector.client.served_writer import RunWriter
+    from rankscope.collector.store.store import Row, Store
     from rankscope.trainer.simulator.simulation import Simulation
     from rankscope.trainer.simulator.tables import StepTables
 

@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.analysis.arrivals import Arrivals
 from rankscope.analysis.context import MicrobatchTable, SampleTable
 from rankscope.analysis.source import SpanTable, StepTable
-from rankscope.collector.columns import to_codes, to_numpy
+from rankscope.collector.arrow_columns import to_codes, to_numpy
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _left_out(table: pa.Table) -> NDArray[np.uint32]:
 
 
 def arrivals_table(table: pa.Table) -> Arrivals:
-    """Return what `collector.portions.read_arrivals` read."""
+    """Return what `collector.read.portions.read_arrivals` read."""
     return Arrivals(
         group_id=to_numpy(table["group_id"]),
         src_rank=to_numpy(table["source_rank"]),

@@ -6,8 +6,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.following import Followed, Place, Sighting, follow
-from rankscope.collector.findings import read_findings
-from rankscope.collector.places import MOST_RANKS, read_places, read_told_jobs, read_told_places
+from rankscope.collector.read.findings import read_findings
+from rankscope.collector.read.places import (
+    MOST_RANKS,
+    read_places,
+    read_told_jobs,
+    read_told_places,
+)
 from rankscope.tracer.topology import Layout
 
 if TYPE_CHECKING:
@@ -15,9 +20,9 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.report import Finding, RunReport
     from rankscope.analysis.source import RunInfo
-    from rankscope.collector.findings import StoredFinding
-    from rankscope.collector.places import StoredPlace
-    from rankscope.collector.store import Store
+    from rankscope.collector.read.findings import StoredFinding
+    from rankscope.collector.read.places import StoredPlace
+    from rankscope.collector.store.store import Store
 
 
 class History:

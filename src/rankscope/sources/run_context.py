@@ -6,21 +6,21 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.context import EventRecord, RankExit, RankManifest, RunContext, no_samples
-from rankscope.collector.manifests import previous_run, read_manifests
-from rankscope.collector.read import (
+from rankscope.collector.read.runs import (
     read_events,
     read_exits,
     read_last_steps,
     read_microbatches,
     read_step_bounds,
 )
-from rankscope.collector.samples import read_samples
+from rankscope.collector.read.samples import read_samples
+from rankscope.collector.spool.manifests import previous_run, read_manifests
 
 from .arrow_tables import microbatch_table, sample_table
 
 if TYPE_CHECKING:
     from rankscope.analysis.context import MicrobatchTable, SampleTable
-    from rankscope.collector.store import Row, Store
+    from rankscope.collector.store.store import Row, Store
 
 DIED = frozenset({"failed", "lost"})
 MAX_EPOCHS = 16

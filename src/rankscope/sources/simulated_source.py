@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from rankscope.analysis.context import RankManifest, RunContext
 from rankscope.analysis.errors import UnknownRunError
-from rankscope.collector.manifests import settings_of
-from rankscope.collector.read import RunRows
+from rankscope.collector.read.runs import RunRows
+from rankscope.collector.spool.manifests import settings_of
 from rankscope.trainer.simulator.simulation import Simulation
 
 from .arrow_tables import microbatch_table, sample_table, span_table, step_table

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from rankscope.analysis.errors import DeletedRunError, UnknownRunError
 from rankscope.analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, RunSummary
-from rankscope.collector.deletion import was_deleted
-from rankscope.collector.describe import COORD_AXES
-from rankscope.collector.read import list_runs, read_run, read_spans, read_steps, run_names
+from rankscope.collector.read.runs import list_runs, read_run, read_spans, read_steps, run_names
+from rankscope.collector.retention.deletion import was_deleted
+from rankscope.collector.spool.descriptions import COORD_AXES
 from rankscope.tracer.spool import KEPT_REASONS
 from rankscope.tracer.topology import Coords, Layout
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.context import RunContext
     from rankscope.analysis.source import SpanTable, StepTable
-    from rankscope.collector.read import RunRows
-    from rankscope.collector.store import Row, Store
+    from rankscope.collector.read.runs import RunRows
+    from rankscope.collector.store.store import Row, Store
 
 KEPT = frozenset(reason.name.lower().replace("_", "-") for reason in KEPT_REASONS)
 

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 from urllib.parse import parse_qs, urlsplit
 
-from rankscope.collector.clock_probe import ReferenceClock
-from rankscope.collector.wire import decode_cuts
+from rankscope.collector.clock.probe import ReferenceClock
+from rankscope.collector.wire.codec import decode_cuts
 from tests.faults.checker import content_hash, key_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from rankscope.collector.cut import Cut
+    from rankscope.collector.spool.cut import Cut
     from tests.faults.checker import Key
 
 TOKEN = "test-token"

@@ -8,15 +8,15 @@ import time
 from typing import TYPE_CHECKING
 
 from rankscope.collector.agent.agent import NodeAgent, ranks_in
-from rankscope.collector.agent.clocks import AgentClocks
+from rankscope.collector.agent.clock import AgentClocks
+from rankscope.collector.agent.dead_letters import Parking
 from rankscope.collector.agent.delivery import Delivery
 from rankscope.collector.agent.journal import Journal
 from rankscope.collector.agent.link import Deadlines, Link
 from rankscope.collector.agent.outbox import Outbox
-from rankscope.collector.agent.parking import Parking
-from rankscope.collector.agent.room import SpoolRoom
+from rankscope.collector.agent.quota import SpoolRoom
 from rankscope.collector.identity import segment_id
-from rankscope.collector.liveness import boot_id
+from rankscope.collector.spool.liveness import boot_id
 from tests.collector.agent.fake_collector import TOKEN
 from tests.faults.checker import check, content_hash, key_of
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.collector.agent.journal_file import Storage
-    from rankscope.collector.clock_watch import ClockEvent
+    from rankscope.collector.clock.watch import ClockEvent
     from tests.collector.agent.fake_collector import Stored
     from tests.collector.spool_builder import SpoolBuilder
     from tests.faults.checker import Oracle

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.agent.beats import EVERY_S, BeatShipper
 from rankscope.collector.agent.buffer import RowBuffer
+from rankscope.collector.agent.heartbeats import EVERY_S, BeatShipper
 from tests.collector.agent.fake_collector import FakeCollector, Reply
 from tests.collector.agent.rig import Rig
 

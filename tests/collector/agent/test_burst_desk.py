@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.agent.burst_desk import BurstDesk
+from rankscope.collector.agent.bursts import BurstDesk
 
 if TYPE_CHECKING:
     from pathlib import Path

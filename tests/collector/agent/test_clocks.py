@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.agent.clocks import LEAD_NS, SLEW_NS, AgentClocks, next_stretches
+from rankscope.collector.agent.clock import LEAD_NS, SLEW_NS, AgentClocks, next_stretches
 from rankscope.collector.agent.errors import HeldError
 from rankscope.collector.agent.journal import Journal
-from rankscope.collector.clock_fit import ClockFit
-from rankscope.collector.clock_probe import ProbeReply
-from rankscope.collector.clock_sync import ClockEstimate, HostClock
-from rankscope.collector.clock_watch import ClockEvent, ClockEventKind
-from rankscope.collector.host_time import HostTime
+from rankscope.collector.clock.fit import ClockFit
+from rankscope.collector.clock.map import HostTime
+from rankscope.collector.clock.probe import ProbeReply
+from rankscope.collector.clock.sync import ClockEstimate, HostClock
+from rankscope.collector.clock.watch import ClockEvent, ClockEventKind
 from rankscope.tracer.span import MonotonicNs, UnixNs
 from rankscope.tracer.spool import PROCESS_MAGIC, SpoolIdentity, read_header
 from tests.collector.agent.fake_collector import FakeCollector

@@ -137,7 +137,7 @@ def test_a_backlog_is_freed_while_it_is_shipped_and_not_only_at_its_end(
     oracle: Oracle, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rankscope.collector.agent.agent.BATCH_ROWS", 128)
-    monkeypatch.setattr("rankscope.collector.tail.FEW_ROWS", 1)
+    monkeypatch.setattr("rankscope.collector.spool.tail.FEW_ROWS", 1)
     with FakeCollector() as collector:
         for rank in range(4):
             builder = SpoolBuilder(spool, run_id="run", rank=rank, capacity=32)

@@ -11,7 +11,7 @@ import pytest
 from rankscope.collector.agent.errors import JournalError, JournalVersionError
 from rankscope.collector.agent.journal import COMPACT_BYTES, Journal
 from rankscope.collector.agent.journal_file import Disk, JournalFile
-from rankscope.collector.cut import CutKey
+from rankscope.collector.spool.cut import CutKey
 from tests.collector.cut_builder import PROCESS, SEGMENT, span_cut
 
 GOLDEN = Path(__file__).parents[1] / "golden"

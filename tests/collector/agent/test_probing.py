@@ -3,9 +3,9 @@ from __future__ import annotations
 import threading
 import time
 
-from rankscope.collector.agent.probing import ProbeThread
-from rankscope.collector.clock_probe import ProbeReply
-from rankscope.collector.clock_sync import HostClock, ProbeConfig
+from rankscope.collector.agent.clock_probes import ProbeThread
+from rankscope.collector.clock.probe import ProbeReply
+from rankscope.collector.clock.sync import HostClock, ProbeConfig
 from rankscope.tracer.span import UnixNs
 from tests.tracer.recording import wait_until
 

@@ -185,7 +185,7 @@ def test_while_nobody_answers_the_agent_keeps_all_and_says_so_once(
 def test_one_poison_cut_of_a_hundred_is_parked_with_its_bytes_and_the_rest_arrives(
     collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
-    from rankscope.collector.wire import decode_cuts
+    from rankscope.collector.wire.codec import decode_cuts
 
     for rank in range(100):
         builder = SpoolBuilder(spool, run_id="run", rank=rank)
@@ -279,7 +279,7 @@ def test_a_cut_that_is_there_with_another_content_is_parked_and_the_others_go_on
 def test_a_run_that_was_deleted_is_let_go_and_others_go_on(
     collector: FakeCollector, oracle: Oracle, spool: Path
 ) -> None:
-    from rankscope.collector.wire import decode_cuts
+    from rankscope.collector.wire.codec import decode_cuts
 
     for run_id in ("gone", "kept"):
         builder = SpoolBuilder(spool, run_id=run_id)
@@ -306,7 +306,7 @@ def test_a_run_that_was_deleted_is_let_go_and_others_go_on(
 def test_a_run_that_the_token_does_not_cover_keeps_no_other_waiting(
     collector: FakeCollector, oracle: Oracle, spool: Path
 ) -> None:
-    from rankscope.collector.wire import decode_cuts
+    from rankscope.collector.wire.codec import decode_cuts
 
     for run_id in ("a-foreign", "own"):
         builder = SpoolBuilder(spool, run_id=run_id)

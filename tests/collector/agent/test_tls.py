@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rankscope.collector.edge.tls import TlsFiles as ServerFiles
+    from rankscope.collector.http.tls import TlsFiles as ServerFiles
 
 TOKEN = {"RANKSCOPE_TOKEN": "test-token"}
 PATIENT = Deadlines(connect_s=60, stall_s=60, answer_s=60)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import trustme
 
-from rankscope.collector.edge.tls import TlsFiles
+from rankscope.collector.http.tls import TlsFiles
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankscope.collector.edge.limits import EdgeLimits
-from rankscope.collector.edge.refusals import Refusals
-from rankscope.collector.edge.server import Door, EdgeServer
+from rankscope.collector.http.limits import EdgeLimits
+from rankscope.collector.http.refusals import Refusals
+from rankscope.collector.http.socket_server import Door, EdgeServer
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator
 
-    from rankscope.collector.access import AsgiApp, Message, Receive, Scope, Send
-    from rankscope.collector.edge.refusals import Refusal
-    from rankscope.collector.edge.renewal import Renewal
+    from rankscope.collector.http.certificate_renewal import Renewal
+    from rankscope.collector.http.gate import AsgiApp, Message, Receive, Scope, Send
+    from rankscope.collector.http.refusals import Refusal
 
 PATIENCE_S = 60.0
 

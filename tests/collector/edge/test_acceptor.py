@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.collector.edge.acceptor import Acceptor
-from rankscope.collector.edge.limits import EdgeLimits, fit_connections, visitor_of
-from rankscope.collector.edge.refusals import Refusal, Refusals
+from rankscope.collector.http.acceptor import Acceptor
+from rankscope.collector.http.limits import EdgeLimits, fit_connections, visitor_of
+from rankscope.collector.http.refusals import Refusal, Refusals
 from tests.collector.edge.running import (
     PATIENCE_S,
     PATIENT,

@@ -7,14 +7,14 @@ import pytest
 from a2wsgi import WSGIMiddleware
 from starlette.requests import Request
 
-from rankscope.collector.edge.bodies import DEFAULT_MAX_BYTES, CappedBodies
-from rankscope.collector.edge.refusals import Refusal, Refusals
+from rankscope.collector.http.body_limits import DEFAULT_MAX_BYTES, CappedBodies
+from rankscope.collector.http.refusals import Refusal, Refusals
 from tests.collector.edge.running import LARGE, answer_on, echo, read_to_end, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankscope.collector.access import Receive, Scope, Send
+    from rankscope.collector.http.gate import Receive, Scope, Send
     from tests.collector.edge.running import Running
 
 CAPS = {"/wide": 3 * DEFAULT_MAX_BYTES}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.collector.edge.refusals import Refusal
+from rankscope.collector.http.refusals import Refusal
 from tests.collector.edge.running import (
     PATIENCE_S,
     PATIENT,

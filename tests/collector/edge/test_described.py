@@ -10,21 +10,21 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.core import NotSet
 
-from rankscope.collector.deletion import Deletions
-from rankscope.collector.deletion_routes import deletion_router
-from rankscope.collector.edge.metrics import Metrics
-from rankscope.collector.query.engine import QueryEngine
-from rankscope.collector.query.routes import query_router
-from rankscope.collector.service.router import ARROW_TYPE
-from rankscope.collector.token_file import TokenBook, write_tokens
-from rankscope.collector.tokens import Role, make_token
+from rankscope.collector.gateway.engine import QueryEngine
+from rankscope.collector.gateway.routes import query_router
+from rankscope.collector.http.deletion_routes import deletion_router
+from rankscope.collector.http.metrics import Metrics
+from rankscope.collector.http.token_file import TokenBook, write_tokens
+from rankscope.collector.http.tokens import Role, make_token
+from rankscope.collector.ingest.router import ARROW_TYPE
+from rankscope.collector.retention.deletion import Deletions
 from tests.collector.service.serving import OWN, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 
 NOW_NS = 10**18

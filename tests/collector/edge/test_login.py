@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.access import Access
-from rankscope.collector.edge.refusals import Refusal, Refusals
-from rankscope.collector.edge.throttle import Throttle
-from rankscope.collector.server import create_server
+from rankscope.collector.http.application import create_server
+from rankscope.collector.http.gate import Access
+from rankscope.collector.http.refusals import Refusal, Refusals
+from rankscope.collector.http.throttle import Throttle
 from tests.collector.asgi import BASE, Client
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.edge.refusals import MAX_TOLD, Refusal, Refusals
+from rankscope.collector.http.refusals import MAX_TOLD, Refusal, Refusals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

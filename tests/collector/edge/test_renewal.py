@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.edge.renewal import Renewal
-from rankscope.collector.edge.tls import load_tls
+from rankscope.collector.http.certificate_renewal import Renewal
+from rankscope.collector.http.tls import load_tls
 from tests.collector.edge.authority import Authority
 from tests.collector.edge.running import read_to_end, running, wait_until
 from tests.collector.edge.test_tls_served import NAME, REQUEST, ask, refused, trusting
@@ -14,7 +14,7 @@ from tests.collector.edge.test_tls_served import NAME, REQUEST, ask, refused, tr
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.collector.edge.tls import TlsFiles
+    from rankscope.collector.http.tls import TlsFiles
     from tests.collector.edge.running import Running
 
 

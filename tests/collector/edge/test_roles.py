@@ -9,21 +9,21 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from rankscope.collector.access import OPEN_PATHS, Access, AccessGate
-from rankscope.collector.deletion_routes import deletion_router
-from rankscope.collector.edge.metrics import Metrics, metrics_router
-from rankscope.collector.query.routes import query_router
-from rankscope.collector.server import create_app
-from rankscope.collector.service.router import ingest_router
-from rankscope.collector.service.rows import ROW_TABLES
-from rankscope.collector.token_file import TokenBook, write_tokens
-from rankscope.collector.tokens import Role, make_token
+from rankscope.collector.gateway.routes import query_router
+from rankscope.collector.http.application import create_app
+from rankscope.collector.http.deletion_routes import deletion_router
+from rankscope.collector.http.gate import OPEN_PATHS, Access, AccessGate
+from rankscope.collector.http.metrics import Metrics, metrics_router
+from rankscope.collector.http.token_file import TokenBook, write_tokens
+from rankscope.collector.http.tokens import Role, make_token
+from rankscope.collector.ingest.router import ingest_router
+from rankscope.collector.ingest.rows import ROW_TABLES
 from tests.collector.asgi import Client
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.collector.access import Receive, Scope, Send
+    from rankscope.collector.http.gate import Receive, Scope, Send
 
 OWN = "correct-horse"
 NOW_NS = 1_700_000_000 * 10**9

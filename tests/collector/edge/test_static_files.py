@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.access import Access
-from rankscope.collector.edge.static_files import StaticFiles
-from rankscope.collector.server import PAGE_THREADS, create_server
+from rankscope.collector.http.application import PAGE_THREADS, create_server
+from rankscope.collector.http.gate import Access
+from rankscope.collector.http.static_files import StaticFiles
 from tests.collector.asgi import Client
 from tests.collector.edge.running import LARGE, read_to_end, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rankscope.collector.access import Message, Receive, Scope, Send
+    from rankscope.collector.http.gate import Message, Receive, Scope, Send
 
 TOKEN = "correct-horse"
 ETAG = b'"5-1"'

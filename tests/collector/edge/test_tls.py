@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.edge.tls import load_tls
 from rankscope.collector.errors import TlsError
+from rankscope.collector.http.tls import load_tls
 from tests.collector.edge.authority import Authority
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.edge.refusals import Refusal
-from rankscope.collector.edge.tls import load_tls
+from rankscope.collector.http.refusals import Refusal
+from rankscope.collector.http.tls import load_tls
 from tests.collector.edge.authority import Authority
 from tests.collector.edge.running import PATIENT, Running, read_to_end, running, wait_until
 

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.host.beats import beat_sink
 from rankscope.collector.host.heartbeat import Heartbeat
-from rankscope.collector.service.rows import ROW_TABLES
+from rankscope.collector.host.heartbeat_rows import beat_sink
+from rankscope.collector.ingest.rows import ROW_TABLES
 
 if TYPE_CHECKING:
-    from rankscope.collector.store import Row
+    from rankscope.collector.store.store import Row
 
 BEAT = Heartbeat(
     at_ns=9,

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 from rankscope.collector.host.sample import Sample
 from rankscope.collector.host.table import store_sink
-from rankscope.collector.samples import read_samples
+from rankscope.collector.read.samples import read_samples
 
 if TYPE_CHECKING:
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 
 def test_samples_of_a_host_are_read_with_any_run_on_it(store: Store) -> None:

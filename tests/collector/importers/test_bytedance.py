@@ -14,7 +14,7 @@ from rankscope.collector.importers.bytedance import import_bytedance
 from rankscope.collector.importers.bytedance_file import ROWS_AT_ONCE
 from rankscope.collector.importers.bytedance_meta import read_meta
 from rankscope.collector.importers.bytedance_rows import read_trace
-from rankscope.collector.read import read_spans, run_names
+from rankscope.collector.read.runs import read_spans, run_names
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from tests.collector.importers.trace_builder import Row, operation, write_meta, write_trace
@@ -22,7 +22,7 @@ from tests.collector.importers.trace_builder import Row, operation, write_meta, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 
 TRACES = Path(

@@ -26,7 +26,7 @@ from rankscope.collector.importers.bytedance_rows import read_trace
 from tests.collector.importers.trace_builder import operation, write_meta, write_trace
 
 if TYPE_CHECKING:
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 
 def test_a_bad_time_behind_the_first_batch_is_named_by_its_row(tmp_path: Path) -> None:

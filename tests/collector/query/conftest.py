@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.query.engine import QueryEngine, QueryRequest
-from rankscope.collector.store import open_store
+from rankscope.collector.gateway.engine import QueryEngine, QueryRequest
+from rankscope.collector.store.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
     Ask = Callable[..., bytes]
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.query.errors import QueryError
-from rankscope.collector.query.handle import Answer, Handle
+from rankscope.collector.gateway.errors import QueryError
+from rankscope.collector.gateway.read_only_session import Answer, Handle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 TEXT = b"what the engine found"
 

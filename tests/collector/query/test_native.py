@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.query.errors import QueryError
-from rankscope.collector.query.handle import Handle
-from rankscope.collector.query.native import split_type, with_revision
-from rankscope.collector.store import open_store
+from rankscope.collector.gateway.errors import QueryError
+from rankscope.collector.gateway.native_blocks import split_type, with_revision
+from rankscope.collector.gateway.read_only_session import Handle
+from rankscope.collector.store.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

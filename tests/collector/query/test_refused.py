@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankscope.collector.query.errors import QueryError
+from rankscope.collector.gateway.errors import QueryError
 from tests.collector.query.conftest import CANARY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
     from tests.collector.query.conftest import Ask
 
 TABLE_SOURCES = [

@@ -14,11 +14,11 @@ import pytest
 import uvicorn
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from rankscope.collector.access import Access
-from rankscope.collector.query.routes import query_router
-from rankscope.collector.server import create_server
-from rankscope.collector.token_file import TokenBook, write_tokens
-from rankscope.collector.tokens import Role, TokenRecord, make_token
+from rankscope.collector.gateway.routes import query_router
+from rankscope.collector.http.application import create_server
+from rankscope.collector.http.gate import Access
+from rankscope.collector.http.token_file import TokenBook, write_tokens
+from rankscope.collector.http.tokens import Role, TokenRecord, make_token
 from tests.collector.asgi import in_a_loop
 from tests.collector.query.test_native import NOTE
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from clickhouse_connect.driver.client import Client
 
-    from rankscope.collector.access import Message
-    from rankscope.collector.query.engine import QueryEngine
-    from rankscope.collector.store import Store
+    from rankscope.collector.gateway.engine import QueryEngine
+    from rankscope.collector.http.gate import Message
+    from rankscope.collector.store.store import Store
 
 TOKEN = "correct-horse"
 PATIENCE_S = 60.0

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.query.engine import QueryEngine, QueryRequest
-from rankscope.collector.query.errors import QueryError
-from rankscope.collector.query.settings import QueryLimits, settings_of
+from rankscope.collector.gateway.engine import QueryEngine, QueryRequest
+from rankscope.collector.gateway.errors import QueryError
+from rankscope.collector.gateway.settings import QueryLimits, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
     from tests.collector.query.conftest import Ask
 
 LIMITS = QueryLimits(

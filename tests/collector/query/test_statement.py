@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.query.functions import allowed_functions
-from rankscope.collector.query.statement import escaped
-from rankscope.collector.query.tables import may_name, may_read
+from rankscope.collector.gateway.functions import allowed_functions
+from rankscope.collector.gateway.statement import escaped
+from rankscope.collector.gateway.tables import may_name, may_read
 
 if TYPE_CHECKING:
     from tests.collector.query.conftest import Ask

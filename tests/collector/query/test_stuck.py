@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.query.workers import Workers
+from rankscope.collector.gateway.workers import Workers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,11 +20,11 @@ PATIENCE_S = 120.0
 ASK = """
 import asyncio, os, sys
 from dataclasses import replace
-import rankscope.collector.query.engine as engine
-from rankscope.collector.query.errors import QueryError
-from rankscope.collector.query.settings import QueryLimits
-from rankscope.collector.query.workers import left_behind
-from rankscope.collector.store import open_store
+import rankscope.collector.gateway.engine as engine
+from rankscope.collector.gateway.errors import QueryError
+from rankscope.collector.gateway.settings import QueryLimits
+from rankscope.collector.gateway.workers import left_behind
+from rankscope.collector.store.store import open_store
 
 # One block of 65,536 rows of which each costs a good while: it would take some ten minutes.
 STUCK = (

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from rankscope.collector.access import Access
-from rankscope.collector.server import create_server
-from rankscope.collector.service.router import ARROW_TYPE, ingest_router
-from rankscope.collector.service.service import IngestService, ServiceLimits
-from rankscope.collector.token_file import TokenBook, write_tokens
-from rankscope.collector.tokens import Role, make_token
-from rankscope.collector.wire import encode_cuts
+from rankscope.collector.http.application import create_server
+from rankscope.collector.http.gate import Access
+from rankscope.collector.http.token_file import TokenBook, write_tokens
+from rankscope.collector.http.tokens import Role, make_token
+from rankscope.collector.ingest.router import ARROW_TYPE, ingest_router
+from rankscope.collector.ingest.service import IngestService, ServiceLimits
+from rankscope.collector.wire.codec import encode_cuts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from fastapi import APIRouter
 
-    from rankscope.collector.cut import Cut
-    from rankscope.collector.edge.metrics import Metrics
-    from rankscope.collector.store import Store
+    from rankscope.collector.http.metrics import Metrics
+    from rankscope.collector.spool.cut import Cut
+    from rankscope.collector.store.store import Store
 
 OWN = "own-token"
 BASE = "http://127.0.0.1:8050"

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.service.admission import ByteBudget
-from rankscope.collector.service.trouble import BusyError
+from rankscope.collector.ingest.admission import ByteBudget
+from rankscope.collector.ingest.retryable import BusyError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

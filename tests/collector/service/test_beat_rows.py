@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.deletion import Deletions
-from rankscope.collector.heartbeats import newest_heartbeats
-from rankscope.collector.host.beats import beat_row
+from rankscope.collector.host.heartbeat_rows import beat_row
+from rankscope.collector.read.heartbeats import newest_heartbeats
+from rankscope.collector.retention.deletion import Deletions
 from tests.collector.host.test_beats import BEAT
 from tests.collector.service.serving import serving
 
 if TYPE_CHECKING:
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
 
 def test_heartbeats_come_in_over_http_and_twice_is_once(store: Store, run_id: str) -> None:

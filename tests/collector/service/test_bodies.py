@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankscope.collector.errors import WireError
-from rankscope.collector.service.decoders import Decoder, DecoderPool
-from rankscope.collector.service.handover import new_memory, seal
-from rankscope.collector.service.service import ServiceLimits
-from rankscope.collector.service.trouble import BusyError
-from rankscope.collector.wire import DEFAULT_LIMITS, WireLimits, decode_batch, encode_cuts
+from rankscope.collector.ingest.decoder_pool import Decoder, DecoderPool
+from rankscope.collector.ingest.retryable import BusyError
+from rankscope.collector.ingest.service import ServiceLimits
+from rankscope.collector.ingest.shared_memory import new_memory, seal
+from rankscope.collector.wire.codec import DEFAULT_LIMITS, WireLimits, decode_batch, encode_cuts
 from tests.collector.cut_builder import span_cut
 from tests.collector.service.serving import OWN, pieces, serving
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from rankscope.collector.cut_batch import CutBatch
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
+    from rankscope.collector.wire.batch import CutBatch
     from tests.collector.service.serving import Collector
 
 KIB = 1 << 10

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.cut_batch import CutBatch
 from rankscope.collector.errors import StoreError, StoreQueryError, WireError
-from rankscope.collector.service.commit import MIN_GATHER_S, GroupCommit
-from rankscope.collector.service.trouble import BusyError, StoreTrouble, is_data_fault
-from rankscope.collector.writer import CutState
+from rankscope.collector.ingest.commit import MIN_GATHER_S, GroupCommit
+from rankscope.collector.ingest.retryable import BusyError, StoreTrouble, is_data_fault
+from rankscope.collector.store.writer import CutState
+from rankscope.collector.wire.batch import CutBatch
 from tests.collector.cut_builder import span_cut
 
 if TYPE_CHECKING:

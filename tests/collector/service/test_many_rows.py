@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.service.row_commit import GAP_S, NUM_AT_ONCE
-from rankscope.collector.tokens import Role
+from rankscope.collector.http.tokens import Role
+from rankscope.collector.ingest.row_commit import GAP_S, NUM_AT_ONCE
 from tests.collector.service.serving import serving, tokens_for
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from rankscope.collector.store import Row, Store
+    from rankscope.collector.store.store import Row, Store
     from tests.collector.service.serving import Collector
 
 NUM_HOSTS = 96
@@ -87,7 +87,7 @@ def test_many_bodies_make_few_inserts_and_each_row_is_there_once(
         began_s = time.monotonic()
         answers = ask_at_once(collector, asked)
         took_s = time.monotonic() - began_s
-        num_inserts = collector.service.row_commit.num_groups
+        num_inserts = collector.ingest.row_commit.num_groups
 
     assert [answer.json() for answer in answers] == [
         {"schema": 1, "num_rows": ROWS_A_BODY}

@@ -16,18 +16,18 @@ import pyarrow as pa
 import pytest
 
 from rankscope.collector.errors import WireError
-from rankscope.collector.service.decoders import DecoderPool
-from rankscope.collector.service.handover import new_memory, seal
-from rankscope.collector.service.service import ServiceLimits
-from rankscope.collector.wire import WireLimits, encode_cuts
-from rankscope.collector.wire_sizes import checked_inflated_bytes
+from rankscope.collector.ingest.decoder_pool import DecoderPool
+from rankscope.collector.ingest.service import ServiceLimits
+from rankscope.collector.ingest.shared_memory import new_memory, seal
+from rankscope.collector.wire.codec import WireLimits, encode_cuts
+from rankscope.collector.wire.sizes import checked_inflated_bytes
 from tests.collector.cut_builder import span_cut
 from tests.collector.service.serving import OWN, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
 
     Codec = Literal["lz4", "zstd"] | None
     from tests.collector.service.serving import Collector
@@ -113,8 +113,8 @@ def verdicts(bodies: Iterable[bytes]) -> Counter[int]:
 def assert_goes_on(collector: Collector, run_id: str) -> None:
     """The service stores, holds nothing of what it refused, and still has its decoder."""
     assert collector.ship(span_cut(run_id, 0, 3)).json()["cuts"][0]["state"] == "stored"
-    assert collector.service.wire_budget.taken_bytes == 0
-    assert collector.service.inflated_budget.taken_bytes == 0
+    assert collector.ingest.wire_budget.taken_bytes == 0
+    assert collector.ingest.inflated_budget.taken_bytes == 0
 
 
 def stream(*batches: pa.RecordBatch, codec: Codec = None) -> bytes:

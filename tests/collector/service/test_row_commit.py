@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.errors import StoreError, StoreQueryError, WireError
-from rankscope.collector.service.row_commit import GAP_S, MAX_ROWS, NUM_AT_ONCE, RowCommit
-from rankscope.collector.service.trouble import TOO_MANY_PARTS, BusyError, StoreTrouble
+from rankscope.collector.ingest.retryable import TOO_MANY_PARTS, BusyError, StoreTrouble
+from rankscope.collector.ingest.row_commit import GAP_S, MAX_ROWS, NUM_AT_ONCE, RowCommit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
 
-    from rankscope.collector.store import Row
+    from rankscope.collector.store.store import Row
 
 POISON = 13
 WAIT_S = 30.0

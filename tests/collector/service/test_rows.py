@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.read import read_events, read_run
-from rankscope.collector.service.router import JSON_TYPE
-from rankscope.collector.service.rows import ROW_TABLES
+from rankscope.collector.ingest.router import JSON_TYPE
+from rankscope.collector.ingest.rows import ROW_TABLES
+from rankscope.collector.read.runs import read_events, read_run
 from tests.collector.cut_builder import PROCESS, SEGMENT, span_cut
 from tests.collector.service.serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.collector.store import Store
+    from rankscope.collector.store.store import Store
     from tests.collector.service.serving import Collector
 
 

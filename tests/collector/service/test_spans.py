@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rankscope.collector.name_cap import MAX_NAMES
-from rankscope.collector.read import may_repeat, read_events, read_run
-from rankscope.collector.service.router import ARROW_TYPE
-from rankscope.collector.tokens import Role
-from rankscope.collector.wire import encode_cuts
+from rankscope.collector.http.tokens import Role
+from rankscope.collector.ingest.router import ARROW_TYPE
+from rankscope.collector.read.runs import may_repeat, read_events, read_run
+from rankscope.collector.store.name_cap import MAX_NAMES
+from rankscope.collector.wire.codec import encode_cuts
 from tests.collector.cut_builder import SEGMENT, span_cut
 from tests.collector.service.serving import OWN, serving, tokens_for
 from tests.collector.stored import shown
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rankscope.collector.cut import Cut
-    from rankscope.collector.store import Store
+    from rankscope.collector.spool.cut import Cut
+    from rankscope.collector.store.store import Store
     from tests.collector.service.serving import Collector
 
 

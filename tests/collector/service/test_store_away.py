@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.collector.errors import StoreQueryError
-from rankscope.collector.store import Store
+from rankscope.collector.store.store import Store
 from tests.collector.cut_builder import span_cut
 from tests.collector.service.serving import serving
 from tests.collector.stored import shown

@@ -153,7 +153,7 @@ def test_a_fault_leaves_the_noise_as_it_is() -> None:
 
 
 def test_the_columns_are_those_of_the_store() -> None:
-    root = Path(__file__).parents[3] / "collector" / "migrations"
+    root = Path(__file__).parents[3] / "collector" / "store" / "migrations"
     sql = "\n".join(path.read_text() for path in sorted(root.glob("*.sql")))
     tables = next(simulate(Scenario(num_steps=1)).tables())
 

@@ -1,0 +1,151 @@
+"""Read an embedded store that another process holds, through the server which that process is."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit
+
+from ..errors import StoreError, StoreHeldError, StoreVersionError
+from ..store.location import EmbeddedLocation, parse_store_url, read_server_file
+from ..store.migrate import known_migrations
+from ..store.store import Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import pyarrow as pa
+    from clickhouse_connect.driver.client import Client
+
+    from ..store.location import ServerFile
+
+USER = "rankscope"
+"""Any name will do: the token is the password."""
+
+PONG = b"Ok.\n"
+CONNECT_S = 10
+ANSWER_S = 600
+
+
+def open_for_reading(url: str) -> Store:
+    """Open the store at ``url``; where a server holds it, open it through that server.
+
+    Raises:
+        StoreUrlError: The URL is of no known form.
+        StoreHeldError: Another process owns the embedded store, and does not answer for it.
+        StoreVersionError: A newer rankscope wrote it.
+        StoreError: It could not be opened for another reason.
+    """
+    try:
+        return open_store(url)
+    except StoreHeldError as held:
+        server = server_of(url)
+        if server is None:
+            raise
+        return _open_served(url, server, held)
+
+
+def server_of(url: str) -> ServerFile | None:
+    """Return the server that holds an embedded store and whose token this user may read."""
+    location = parse_store_url(url)
+    found = read_server_file(location.path) if isinstance(location, EmbeddedLocation) else None
+    return None if found is None or found.token is None else found
+
+
+def _open_served(url: str, server: ServerFile, held: StoreHeldError) -> Store:
+    from clickhouse_connect.driver.exceptions import ClickHouseError
+
+    if not _answers(server):
+        raise held
+    try:
+        store = ServedStore(url, server)
+    except ClickHouseError as error:
+        raise held from error
+    try:
+        store.check_version()
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _answers(server: ServerFile) -> bool:
+    """Return whether the server is there and takes its token; asked before the driver is, which
+    logs what it fails at.
+    """
+    try:
+        parts = urlsplit(server.url)
+        connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        connection = connect(parts.hostname or "", parts.port, timeout=CONNECT_S)
+        with closing(connection):
+            connection.request("GET", "/ping", headers={"Authorization": f"Bearer {server.token}"})
+            answer = connection.getresponse()
+            return answer.status == HTTPStatus.OK and answer.read(len(PONG)) == PONG
+    except (OSError, HTTPException, ValueError):
+        return False
+
+
+class ServedStore(Store):
+    """An embedded store behind a server of another process. It can only be read.
+
+    Args:
+        url: The store's own URL.
+        server: Who serves it.
+    """
+
+    def __init__(self, url: str, server: ServerFile) -> None:
+        self.server = server
+        """Who serves it."""
+        super().__init__(url, read_only=True)
+
+    def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
+        """Refuse."""
+        self._refuse()
+
+    def insert_arrow(self, table: str, rows: pa.Table) -> None:
+        """Refuse."""
+        self._refuse()
+
+    def insert_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Refuse."""
+        self._refuse()
+
+    def check_version(self) -> None:
+        """Check that the server's tables are those that this code reads.
+
+        Raises:
+            StoreVersionError: The server is newer.
+            StoreError: It is older.
+        """
+        found, known = self.schema_version(), known_migrations()[-1].version
+        if found > known:
+            raise StoreVersionError(self.url, found=found, known=known)
+        if found < known:
+            raise StoreError(
+                f"the server {self.server.url} that holds the store {self.url} is of an older"
+                f" rankscope (tables of version {found}, this one knows {known}): restart it"
+            )
+
+    def _refuse(self) -> NoReturn:
+        raise StoreError(
+            f"the store {self.url} is read through the server {self.server.url},"
+            " which takes no changes this way"
+        )
+
+    def _connect(self) -> Client:
+        import clickhouse_connect
+
+        parts = urlsplit(self.server.url)
+        return clickhouse_connect.get_client(
+            host=parts.hostname or "",
+            port=parts.port or 0,
+            username=USER,
+            password=self.server.token or "",
+            secure=parts.scheme == "https",
+            compress=False,  # one machine: compressing costs more than it saves
+            autogenerate_session_id=False,
+            connect_timeout=CONNECT_S,
+            send_receive_timeout=ANSWER_S,
+        )

@@ -1,0 +1,178 @@
+"""Put a whole run into a store: of this process, or through the server that holds it."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import StoreError
+from ..store.writer import StoreWriter
+from .served_store import ServedStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+    from ..spool.cut import Cut
+    from ..store.location import ServerFile
+    from ..store.store import Row, Store
+
+CUT_ROWS = 1_000_000
+"""Most spans in one insert of this process."""
+
+SHIPPED_CUT_ROWS = 100_000
+"""Most spans in one request; ten megabytes or so."""
+
+SHIPPED_ROWS = 2_000
+"""Most descriptions in one request."""
+
+AGENT = "command"
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+PATIENCE_S = 120.0
+"""How long one request is tried again while the server is busy or its disk is full."""
+
+
+class RunWriter(Protocol):
+    """Where an import or a simulation puts its run. Every method returns when its rows are on
+    disk.
+    """
+
+    cut_rows: int
+    """Most spans in one cut."""
+
+    def ingest(self, cuts: Sequence[Cut]) -> None:
+        """Store the rows of these cuts, each once however often it comes."""
+        ...
+
+    def upsert(self, table: str, rows: Sequence[Row]) -> None:
+        """Store descriptions; a row replaces the one with the same identity."""
+        ...
+
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Store columns of ``samples`` or ``events``."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what was opened to write; not of the store."""
+        ...
+
+
+def run_writer(store: Store) -> RunWriter:
+    """Return what writes into ``store``, which may be a served one."""
+    if isinstance(store, ServedStore):
+        return ServedWriter(store.server)
+    return StoreRunWriter(store)
+
+
+class StoreRunWriter(StoreWriter):
+    """Writes into a store of this process."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._run_store = store
+        self.cut_rows = CUT_ROWS
+
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Store columns."""
+        if rows.num_rows:
+            self._run_store.insert_arrow(table, rows)
+
+    def close(self) -> None:
+        """Do nothing: the store is the caller's."""
+
+
+class ServedWriter:
+    """Ships to the server that holds the store, as an agent does.
+
+    Args:
+        server: Who that is; its token is its own.
+        pause: Waits so many seconds.
+        monotonic_s: Clock for how long a request has been tried.
+    """
+
+    def __init__(
+        self,
+        server: ServerFile,
+        *,
+        pause: Callable[[float], object] = time.sleep,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        from ..agent.link import Link
+
+        self._url = server.url
+        self._pause = pause
+        self._monotonic_s = monotonic_s
+        self._link = Link(
+            [server.url], agent=AGENT, environment={"RANKSCOPE_TOKEN": server.token or ""}
+        )
+        self.cut_rows = SHIPPED_CUT_ROWS
+
+    def ingest(self, cuts: Sequence[Cut]) -> None:
+        """Ship cuts, one request each.
+
+        Raises:
+            StoreError: The server refuses them, or goes on being busy.
+        """
+        from ..agent.answers import SETTLED_STATES, checked_states
+        from ..ingest.router import ARROW_TYPE
+        from ..wire.codec import encode_cuts
+
+        for cut in cuts:
+            document = self._ship("/v1/spans", encode_cuts([cut]), ARROW_TYPE)
+            (state,) = checked_states(document, [cut])
+            if state not in SETTLED_STATES:
+                raise self._refused(f"rows of run {cut.key.run_id!r} are in {state}")
+
+    def upsert(self, table: str, rows: Sequence[Row]) -> None:
+        """Ship descriptions.
+
+        Raises:
+            StoreError: The server refuses them, or goes on being busy.
+        """
+        from ..ingest.router import JSON_TYPE
+
+        for first in range(0, len(rows), SHIPPED_ROWS):
+            part = [_told(row) for row in rows[first : first + SHIPPED_ROWS]]
+            body = json.dumps({"schema": 1, "rows": part}, allow_nan=False).encode()
+            self._ship(f"/v1/rows/{table}", body, JSON_TYPE)
+
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Ship columns as rows."""
+        self.upsert(table, rows.to_pylist())
+
+    def close(self) -> None:
+        """Close the connection. Safe to repeat."""
+        self._link.close()
+
+    def _ship(self, path: str, body: bytes, content_type: str) -> Any:  # noqa: ANN401  # a JSON document
+        from ..agent.answers import GoneError, RefusedError, accepted
+        from ..agent.errors import HeldError, LinkError
+
+        begun_s = self._monotonic_s()
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return accepted(self._link.post(path, body, content_type=content_type))
+            except (RefusedError, GoneError) as error:
+                raise self._refused(str(error)) from error
+            except (HeldError, LinkError) as error:
+                if self._monotonic_s() - begun_s > PATIENCE_S:
+                    raise self._refused(f"not taken within {PATIENCE_S:.0f} s: {error}") from error
+            self._pause(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _refused(self, reason: str) -> StoreError:
+        return StoreError(f"the server {self._url} that holds the store did not store it: {reason}")
+
+
+def _told(row: Row) -> Row:
+    """Return a row without what JSON has no word for: such a column takes its default."""
+    return {
+        name: value
+        for name, value in row.items()
+        if not (isinstance(value, float) and not math.isfinite(value))
+    }

@@ -1,0 +1,1 @@
+"""Align the clocks of hosts with the collector's."""

@@ -1,0 +1,254 @@
+"""Run statements from outside in threads of their own, few at a time, each within its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import uuid
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .errors import TIMEOUT_EXCEEDED, TOO_MANY_QUERIES, QueryError
+from .functions import SELECT_COMBINATORS, SELECT_FUNCTIONS, allowed_functions
+from .read_only_session import Handle
+from .settings import VALUES, QueryLimits, settings_of
+from .statement import checked_statement
+from .workers import Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from .functions import Functions
+    from .read_only_session import Answer
+
+KILL = "KILL QUERY WHERE Settings['log_comment'] = {mark:String} ASYNC"
+KILL_PAUSE_S = 0.02
+KILL_PATIENCE_S = 10.0
+"""After that the engine's own limit has to end a statement whose asker has gone."""
+
+GRACE_S = 10.0
+"""Beyond its time a statement is answered for: the engine looks at the time between two blocks of
+rows only. Until it does, nobody else has its thread."""
+
+CLOSE_PATIENCE_S = 5.0
+PARSER_SETTINGS: dict[str, int | str] = {
+    "max_threads": 1,
+    "max_execution_time": 10,
+    "max_query_size": 1 << 20,
+    "aggregate_function_input_format": VALUES,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryRequest:
+    """One statement, as it came."""
+
+    text: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """Bound parameters by name, in ClickHouse's escaped form."""
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    default_format: str = "TabSeparated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+class QueryResult:
+    """What came of a statement. Its bytes count as held for as long as it lives."""
+
+    answer: Answer
+    output_format: str
+    timezone: str
+
+
+@dataclass(slots=True, kw_only=True)
+class _Watch:
+    """How long a statement may wait, and then run."""
+
+    came_s: float
+    patience_s: float
+    most_s: float
+    begun_s: float | None = None
+
+    def left_s(self, now_s: float) -> float:
+        """Return when to look again; what is not above 0 is over."""
+        if self.begun_s is not None:
+            return self.begun_s + self.most_s - now_s
+        return min(self.came_s + self.patience_s - now_s, self.most_s)
+
+
+class QueryEngine:
+    """Answers statements on a store that this process has open.
+
+    Args:
+        path: The store's folder.
+        limits: What statements may cost.
+    """
+
+    def __init__(self, path: Path, limits: QueryLimits | None = None) -> None:
+        self._path = path
+        self._limits = limits or QueryLimits()
+        self._workers = Workers(self._limits.max_running, name="query")
+        self._lock = threading.RLock()  # a result may die while this thread holds it
+        self._num_present = 0
+        self._held_bytes = 0
+        self._is_closed = False
+        self._parsers: list[Handle] = []
+        self._local = threading.local()
+        self._functions: Functions | None = None
+        self._timezone = "UTC"
+        self._running: set[str] = set()
+
+    async def answer(self, request: QueryRequest) -> QueryResult:
+        """Return the answer to a statement; a caller that goes away ends it.
+
+        Raises:
+            QueryError: It was refused, failed, or there are too many already.
+        """
+        settings = settings_of(request.settings, self._limits)
+        mark = uuid.uuid4().hex
+        watch = _Watch(
+            came_s=time.monotonic(),
+            patience_s=self._limits.max_seconds + GRACE_S,
+            most_s=int(settings["max_execution_time"]) + GRACE_S,
+        )
+        running = self._submit(request, settings, mark, watch)
+        try:
+            return await self._in_time(running, watch)
+        except asyncio.CancelledError:
+            await self._end(running, mark)
+            raise
+
+    async def _in_time(self, running: Future[QueryResult], watch: _Watch) -> QueryResult:
+        """Return the answer, or say that there is none yet: the statement may go on alone."""
+        answered = asyncio.wrap_future(running)
+        answered.add_done_callback(_heard)
+        try:
+            while not answered.done():
+                left_s = watch.left_s(time.monotonic())
+                if left_s > 0:
+                    await asyncio.wait({answered}, timeout=left_s)
+                elif watch.begun_s is not None:
+                    raise QueryError(TIMEOUT_EXCEEDED, "the statement took longer than it may")
+                elif running.cancel():
+                    raise QueryError(TOO_MANY_QUERIES, "others take long: come again")
+                else:
+                    await asyncio.sleep(0)  # it begins at this moment
+            return answered.result()
+        finally:
+            answered.cancel()  # it may outlive the loop
+
+    async def _end(self, running: Future[QueryResult], mark: str) -> None:
+        """End a statement; one that is still being parsed is ended as soon as it has begun."""
+        deadline_s = time.monotonic() + KILL_PATIENCE_S
+        while not (running.cancel() or running.done()) and time.monotonic() < deadline_s:
+            await asyncio.to_thread(self._kill, mark)
+            await asyncio.sleep(KILL_PAUSE_S)
+
+    def close(self) -> None:
+        """End what runs, and every session. Safe to repeat.
+
+        A statement that can't be ended just now is left to its thread, which ends with the process.
+        """
+        with self._lock:
+            self._is_closed = True
+            running = list(self._running)
+        for mark in running:
+            self._kill(mark)
+        if not self._workers.close(patience_s=CLOSE_PATIENCE_S):
+            return
+        for parser in self._parsers:
+            parser.close()
+        self._parsers.clear()
+
+    def _answer(
+        self, request: QueryRequest, settings: Mapping[str, int | str], mark: str, watch: _Watch
+    ) -> QueryResult:
+        watch.begun_s = time.monotonic()
+        parser = self._parser()
+        statement = checked_statement(
+            request.text,
+            parameters=request.parameters,
+            default_format=request.default_format,
+            functions=self._allowed(parser),
+            handle=parser,
+        )
+        handle = Handle(self._path, {**settings, "log_comment": mark})
+        with self._lock:
+            self._running.add(mark)
+        try:
+            answer = handle.answer(statement.sql, statement.output_format, request.parameters)
+        finally:
+            with self._lock:
+                self._running.discard(mark)
+            handle.close()
+        result = QueryResult(
+            answer=answer, output_format=statement.output_format, timezone=self._timezone
+        )
+        num_bytes = len(answer.view)
+        with self._lock:
+            self._held_bytes += num_bytes
+        weakref.finalize(result, self._let_go, num_bytes)
+        return result
+
+    def _submit(
+        self, request: QueryRequest, settings: Mapping[str, int | str], mark: str, watch: _Watch
+    ) -> Future[QueryResult]:
+        most = self._limits.max_running + self._limits.max_waiting
+        with self._lock:
+            if self._is_closed or self._num_present >= most:
+                raise QueryError(TOO_MANY_QUERIES, f"{most} statements run or wait: come again")
+            if self._held_bytes >= self._limits.max_held_bytes:
+                raise QueryError(TOO_MANY_QUERIES, "too much waits to be fetched: come again")
+            self._num_present += 1
+            running = self._workers.submit(lambda: self._answer(request, settings, mark, watch))
+        running.add_done_callback(self._left)
+        return running
+
+    def _left(self, _: Future[QueryResult]) -> None:
+        with self._lock:
+            self._num_present -= 1
+
+    def _let_go(self, num_bytes: int) -> None:
+        with self._lock:
+            self._held_bytes -= num_bytes
+
+    def _parser(self) -> Handle:
+        """Return this thread's session for parsing."""
+        parser: Handle | None = getattr(self._local, "parser", None)
+        if parser is None:
+            parser = Handle(self._path, PARSER_SETTINGS)
+            self._local.parser = parser
+            with self._lock:
+                self._parsers.append(parser)
+        return parser
+
+    def _allowed(self, parser: Handle) -> Functions:
+        if self._functions is None:
+            rows = [
+                json.loads(line)
+                for line in parser.run(SELECT_FUNCTIONS, "JSONEachRow").splitlines()
+            ]
+            names = parser.run(SELECT_COMBINATORS, "TSV").decode().split()
+            self._timezone = parser.run("SELECT timezone()", "TSV").decode().strip()
+            self._functions = allowed_functions(rows, combinators=names)
+        return self._functions
+
+    def _kill(self, mark: str) -> None:
+        """Tell the engine to end a statement; one that has not begun or has ended is left alone."""
+        handle = Handle(self._path, {"max_threads": 1})
+        try:
+            handle.run(KILL, "TSV", {"mark": mark})
+        finally:
+            handle.close()
+
+
+def _heard(answered: asyncio.Future[QueryResult]) -> None:
+    """Take notice of a failure: where nobody waits any more asyncio would log it."""
+    with suppress(asyncio.CancelledError):
+        answered.exception()

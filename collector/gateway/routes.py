@@ -1,0 +1,173 @@
+"""The routes of the reading interface: ``POST /``, ``GET /?query=`` and ``/ping``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Match, Route
+
+from .compression import codec_for, compressed
+from .engine import QueryRequest
+from .errors import BAD_ARGUMENTS, NOT_IMPLEMENTED, UNKNOWN_DATABASE, QueryError
+from .native_blocks import with_revision
+from .settings import MAX_STATEMENT_BYTES
+from .tables import OWN_DATABASE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, MutableMapping
+
+    from starlette.requests import Request
+
+    from .engine import QueryEngine, QueryResult
+
+PIECE_BYTES = 1 << 20
+PARAMETER_PREFIX = "param_"
+OF_THE_REQUEST = frozenset({"query", "database", "default_format", "query_id", "user", "password"})
+"""What the URL says besides settings and bound parameters."""
+
+ASKER_GONE = 499
+"""Nobody reads it; it stands in counts of requests, as nginx has it."""
+
+CONTENT_TYPES = {
+    "JSON": "application/json; charset=UTF-8",
+    "JSONCompact": "application/json; charset=UTF-8",
+    "JSONEachRow": "application/x-ndjson; charset=UTF-8",
+    "CSV": "text/csv; charset=UTF-8",
+    "CSVWithNames": "text/csv; charset=UTF-8",
+    "Native": "application/octet-stream",
+    "RowBinary": "application/octet-stream",
+    "Arrow": "application/vnd.apache.arrow.file",
+    "ArrowStream": "application/vnd.apache.arrow.stream",
+    "Parquet": "application/vnd.apache.parquet",
+    "XML": "application/xml; charset=UTF-8",
+}
+"""Never HTML, whatever the format: the gate adds ``nosniff``, so no browser shows it as a page."""
+
+
+class QueryRoute(Route):
+    """``GET /`` with a query; without one it is the dashboard's first page."""
+
+    def matches(self, scope: MutableMapping[str, Any]) -> tuple[Match, Any]:
+        """Match only a request whose URL holds ``query=``."""
+        if b"query=" not in scope.get("query_string", b""):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+def query_router(engine: QueryEngine) -> APIRouter:
+    """Return the routes that answer statements by ``engine``."""
+
+    async def ask(request: Request) -> Response:
+        try:
+            asked, revision = await _read(request)
+            result = await _until_gone(engine, asked, request)
+            if result is None:
+                return PlainTextResponse("", ASKER_GONE)
+            return await asyncio.to_thread(_response, result, request, revision)
+        except QueryError as error:
+            headers = {"X-ClickHouse-Exception-Code": str(error.code)}
+            return PlainTextResponse(error.body(), error.status, headers)
+
+    async def ping(_request: Request) -> Response:
+        return PlainTextResponse("Ok.\n")
+
+    router = APIRouter()
+    router.routes.append(Route("/", ask, methods=["POST"], include_in_schema=False))
+    router.routes.append(QueryRoute("/", ask, methods=["GET"], include_in_schema=False))
+    router.routes.append(Route("/ping", ping, methods=["GET"], include_in_schema=False))
+    return router
+
+
+async def _until_gone(
+    engine: QueryEngine, asked: QueryRequest, request: Request
+) -> QueryResult | None:
+    """Return the answer; when the asker goes away meanwhile, end the statement and return None."""
+    answering = asyncio.create_task(engine.answer(asked))
+    leaving = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            answering.cancel()
+            await asyncio.wait({answering})
+        return None if answering.cancelled() else answering.result()
+    finally:
+        leaving.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read(request: Request) -> tuple[QueryRequest, int]:
+    """Return the statement and the version of the native format that the client reads."""
+    if request.headers.get("content-type", "").startswith("multipart/"):
+        raise QueryError(NOT_IMPLEMENTED, "forms and external tables are not offered here")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise QueryError(NOT_IMPLEMENTED, "a compressed statement is not offered here")
+    url = dict(request.query_params)
+    if "user" in url or "password" in url:
+        raise QueryError(BAD_ARGUMENTS, "a password in a URL stands in logs: give it in a header")
+    if url.get("compress", "0") != "0" or url.get("decompress", "0") != "0":
+        raise QueryError(NOT_IMPLEMENTED, "compress=1 is not offered: use Accept-Encoding")
+    database = request.headers.get("x-clickhouse-database", url.get("database", OWN_DATABASE))
+    if database not in {"", OWN_DATABASE}:
+        raise QueryError(UNKNOWN_DATABASE, f"database {database[:80]} does not exist here")
+    body = (await _body(request)).decode("utf-8", "replace")
+    asked = QueryRequest(
+        text="\n".join(part for part in (url.get("query", ""), body) if part),
+        parameters={
+            name.removeprefix(PARAMETER_PREFIX): value
+            for name, value in url.items()
+            if name.startswith(PARAMETER_PREFIX)
+        },
+        settings={
+            name: value
+            for name, value in url.items()
+            if name not in OF_THE_REQUEST and not name.startswith(PARAMETER_PREFIX)
+        },
+        default_format=request.headers.get(
+            "x-clickhouse-format", url.get("default_format", "TabSeparated")
+        ),
+    )
+    revision = url.get("client_protocol_version", "0")
+    return asked, int(revision) if revision.isascii() and revision.isdigit() else 0
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_STATEMENT_BYTES:
+            raise QueryError(BAD_ARGUMENTS, f"a statement has at most {MAX_STATEMENT_BYTES} bytes")
+    return body
+
+
+def _response(result: QueryResult, request: Request, revision: int) -> Response:
+    view = result.answer.view
+    if result.output_format == "Native":
+        view = with_revision(view, revision)
+    headers = {
+        "X-ClickHouse-Format": result.output_format,
+        "X-ClickHouse-Timezone": result.timezone,
+        "X-ClickHouse-Server-Display-Name": "rankscope",
+        "X-ClickHouse-Summary": "{}",
+    }
+    if request.query_params.get("enable_http_compression") in {"1", "true"}:
+        codec = codec_for(request.headers.get("accept-encoding", ""))
+        if codec is not None:
+            view = compressed(view, codec)
+            headers["Content-Encoding"] = codec
+    headers["Content-Length"] = str(len(view))
+    media_type = CONTENT_TYPES.get(result.output_format, "text/plain; charset=UTF-8")
+    return StreamingResponse(_pieces(view, result), headers=headers, media_type=media_type)
+
+
+def _pieces(view: memoryview, result: QueryResult) -> Iterator[memoryview]:
+    """Yield the result bit by bit; ``result`` keeps the engine's memory until the last one."""
+    for first in range(0, len(view), PIECE_BYTES):
+        yield view[first : first + PIECE_BYTES]
+    del result

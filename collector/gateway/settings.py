@@ -1,0 +1,158 @@
+"""Limits of the reading interface, and the settings that a request may carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .errors import BAD_ARGUMENTS, QueryError, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryLimits:
+    """What one statement, and all of them together, may cost."""
+
+    max_seconds: int = 120
+    max_rows: int = 50_000_000
+    max_result_bytes: int = GIB
+    max_memory_bytes: int = 5 * GIB // 2
+    """Of one statement, its result included. `max_running` of them leave the engine
+    (`collector.store.store.ENGINE_OPTIONS`) room for ingest."""
+
+    max_running: int = 2
+    max_waiting: int = 32
+    """Beyond these a statement is sent away at once, to come again later."""
+
+    max_held_bytes: int = 2 * GIB
+    """Of results that their askers have not fetched yet; beyond it too."""
+
+    def settings(self) -> dict[str, int | str]:
+        """Return the engine's settings that hold for each statement."""
+        return {
+            **OUTPUT,
+            "max_threads": 2,
+            "max_execution_time": self.max_seconds,
+            "timeout_overflow_mode": "throw",
+            "max_result_rows": self.max_rows,
+            "max_result_bytes": self.max_result_bytes,
+            "result_overflow_mode": "throw",
+            "max_memory_usage": self.max_memory_bytes,
+            "max_query_size": MAX_STATEMENT_BYTES,
+            "max_ast_elements": 20_000,
+            "max_expanded_ast_elements": 100_000,
+            "allow_introspection_functions": 0,
+            "aggregate_function_input_format": VALUES,
+            "max_bytes_before_external_group_by": 0,
+            "max_bytes_before_external_sort": 0,
+            # A cut whose confirmation was lost may be there twice: nobody shall count it twice.
+            "final": 1,
+        }
+
+
+MAX_STATEMENT_BYTES = 1 << 18
+
+VALUES = "value"
+"""What a text that is cast to an aggregate's state stands for. The engine's default, the bytes of
+the state itself, would let a statement hand it memory of its own making."""
+
+OUTPUT: dict[str, int | str] = {
+    "output_format_arrow_low_cardinality_as_dictionary": 1,
+    "output_format_arrow_string_as_string": 1,
+    "output_format_arrow_compression_method": "none",
+    "output_format_json_quote_64bit_integers": 0,
+}
+"""As `collector.store.store.SETTINGS`: the gateway reads what the store reads, to the byte."""
+
+CAPPED = {
+    "max_execution_time": "max_seconds",
+    "max_result_rows": "max_rows",
+    "max_result_bytes": "max_result_bytes",
+    "max_memory_usage": "max_memory_bytes",
+}
+"""Limits that a request may lower, and whose limit is whose."""
+
+NUMBERS = {
+    "limit": 1 << 62,
+    "offset": 1 << 62,
+    "max_rows_to_read": 1 << 62,
+    "max_bytes_to_read": 1 << 62,
+    "max_block_size": 1 << 18,
+    "max_threads": 2,
+    "output_format_json_quote_64bit_integers": 1,
+    "output_format_json_quote_denormals": 1,
+    "output_format_arrow_string_as_string": 1,
+    "output_format_arrow_low_cardinality_as_dictionary": 1,
+    "extremes": 1,
+    "final": 1,
+    "join_use_nulls": 1,
+    "cast_string_to_dynamic_use_inference": 1,
+}
+"""Settings that a request may choose, from 0, or `LEAST`, to this."""
+
+LEAST = {"max_threads": 1}
+"""0 threads would be one for each core."""
+
+WORDS = {
+    "result_overflow_mode": frozenset({"throw", "break"}),
+    "output_format_arrow_compression_method": frozenset({"none", "lz4_frame", "zstd"}),
+    "date_time_input_format": frozenset({"basic", "best_effort", "best_effort_us"}),
+    "date_time_output_format": frozenset({"simple", "iso", "unix_timestamp"}),
+}
+
+IGNORED = frozenset(
+    {
+        "buffer_size", "client_protocol_version", "close_session", "compress", "decompress",
+        "enable_http_compression", "http_headers_progress_interval_ms",
+        "http_zlib_compression_level", "log_comment", "log_queries", "quota_key", "readonly",
+        "send_progress_in_http_headers", "session_check", "session_id", "session_timeout",
+        "stacktrace", "wait_end_of_query",
+    }
+)  # fmt: skip
+"""What belongs to the transport, or changes nothing here: every statement is read-only, is waited
+for to its end, and leaves no session behind."""
+
+
+def settings_of(asked: Mapping[str, str], limits: QueryLimits) -> dict[str, int | str]:
+    """Return the engine's settings for a request.
+
+    Args:
+        asked: Settings by name, as the URL has them.
+        limits: What no request exceeds.
+
+    Raises:
+        QueryError: A setting can't be chosen here, or has a value that it can't have.
+    """
+    chosen = limits.settings()
+    for name, text in asked.items():
+        if name in IGNORED:
+            continue
+        if name in CAPPED:
+            cap: int = getattr(limits, CAPPED[name])
+            chosen[name] = min(_number(name, text) or cap, cap)
+        elif name in NUMBERS:
+            value = _number(name, text)
+            least, most = LEAST.get(name, 0), NUMBERS[name]
+            if not least <= value <= most:
+                raise QueryError(BAD_ARGUMENTS, f"setting {name} is {least} to {most} here")
+            chosen[name] = value
+        elif name in WORDS:
+            if text not in WORDS[name]:
+                raise QueryError(BAD_ARGUMENTS, f"setting {name} can't be {text[:40]!r} here")
+            chosen[name] = text
+        else:
+            raise refused(f"setting {name[:80]} can't be changed")
+    return chosen
+
+
+def _number(name: str, text: str) -> int:
+    value = text.strip().partition(".")[0] if name == "max_execution_time" else text.strip()
+    if text in {"true", "false"}:
+        return int(text == "true")
+    if not (value.isascii() and value.isdigit() and len(value) < 19):  # noqa: PLR2004  # 2^62
+        raise QueryError(BAD_ARGUMENTS, f"setting {name} is a number, not {text[:40]!r}")
+    return int(value)

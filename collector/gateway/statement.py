@@ -1,0 +1,218 @@
+"""Let through a statement that only reads the store's own tables, and refuse every other.
+
+The engine's own parser says what a statement is, so nothing can hide from us what the engine
+would see. First it puts the statement into canonical form: one statement, no comments, no data
+behind it; only that form is ever run. Then it shows the form as two trees, the syntax tree and
+the query tree before anything is resolved, which between them show every table, function,
+format and clause. Both are checked against lists of what is allowed.
+
+Source: ``formatQuery``, ``EXPLAIN AST`` and ``EXPLAIN QUERY TREE run_passes = 0`` of ClickHouse.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .errors import ACCESS_DENIED, BAD_ARGUMENTS, UNKNOWN_FORMAT, QueryError, refused
+from .functions import TABLE_FUNCTIONS
+from .tables import may_name, may_read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from .functions import Functions
+    from .read_only_session import Handle
+
+CANONICAL = "SELECT formatQuery({statement:String}) AS canonical"
+
+FORMAT_CLAUSE = re.compile(r"\nFORMAT (\w+)\Z")
+NAME = r"(?:[A-Za-z_][A-Za-z0-9_]*|`[A-Za-z_][A-Za-z0-9_]*`)"
+SHOW = re.compile(rf"SHOW (?:DATABASES|TABLES(?: FROM {NAME})?)(?: (?:NOT )?I?LIKE '[^'\\]*')?")
+DESCRIBE = re.compile(rf"DESCRIBE TABLE ((?:{NAME}\.)?{NAME})")
+"""The two forms besides SELECT. The syntax tree hides conditions of SHOW, so it must have none."""
+
+SELECTS = ("SELECT", "WITH", "(")
+
+FORMATS = frozenset(
+    {
+        "Arrow", "ArrowStream", "CSV", "CSVWithNames", "CSVWithNamesAndTypes", "JSON",
+        "JSONColumns", "JSONColumnsWithMetadata", "JSONCompact", "JSONCompactColumns",
+        "JSONCompactEachRow", "JSONCompactEachRowWithNames", "JSONCompactEachRowWithNamesAndTypes",
+        "JSONCompactStrings", "JSONEachRow", "JSONLines", "JSONObjectEachRow", "JSONStrings",
+        "JSONStringsEachRow", "Markdown", "NDJSON", "Native", "Null", "Parquet", "Pretty",
+        "PrettyCompact", "PrettyCompactMonoBlock", "PrettyMonoBlock", "PrettyNoEscapes",
+        "PrettySpace", "RowBinary", "RowBinaryWithNames", "RowBinaryWithNamesAndTypes", "TSKV",
+        "TSV", "TSVRaw", "TSVRawWithNames", "TSVWithNames", "TSVWithNamesAndTypes",
+        "TabSeparated", "TabSeparatedRaw", "TabSeparatedRawWithNames", "TabSeparatedWithNames",
+        "TabSeparatedWithNamesAndTypes", "Values", "Vertical", "XML",
+    }
+)  # fmt: skip
+"""Formats of answers. Those that need a schema file or a template are not among them."""
+
+NODES = frozenset(
+    {
+        "ArrayJoin", "Asterisk", "ColumnsExceptTransformer", "ColumnsListMatcher",
+        "ColumnsRegexpMatcher", "ColumnsReplaceTransformer",
+        "ColumnsReplaceTransformer::Replacement", "ColumnsTransformerList", "ExpressionList",
+        "Function", "Identifier", "InterpolateElement", "Literal", "OrderByElement",
+        "QualifiedAsterisk", "QualifiedColumnsListMatcher", "QualifiedColumnsRegexpMatcher",
+        "SampleRatio", "SelectIntersectExceptQuery", "SelectQuery", "SelectWithUnionQuery",
+        "Subquery", "TableExpression", "TableIdentifier", "TableJoin", "TablesInSelectQuery",
+        "TablesInSelectQueryElement", "WindowDefinition", "WindowListElement", "WithElement",
+    }
+)  # fmt: skip
+"""Nodes of the syntax tree of a plain SELECT. ``Set`` (a SETTINGS clause) is none of them."""
+
+FUNCTION_NAME = re.compile(r"function_name: ([^,\s]+)")
+IDENTIFIER_NAME = re.compile(r"identifier: ([^,\s]+)")
+QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|`(?:[^`\\]|\\.)*`", re.DOTALL)
+STATE_PARAMETER = re.compile(r"\{\w+:[^}]*(?<!Simple)AggregateFunction")
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_.]{1,256}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """A statement that may run, in canonical form."""
+
+    sql: str
+    """Without its FORMAT clause."""
+
+    output_format: str
+
+
+def checked_statement(
+    text: str,
+    *,
+    parameters: Mapping[str, str],
+    default_format: str,
+    functions: Functions,
+    handle: Handle,
+) -> Statement:
+    """Return the statement in the form that may run.
+
+    Args:
+        text: What was sent.
+        parameters: Bound parameters, in ClickHouse's escaped form.
+        default_format: Format where the statement names none.
+        functions: Those that it may call.
+        handle: An engine session that can't write, for parsing.
+
+    Raises:
+        QueryError: It is no statement, or does more than read the store's own tables.
+    """
+    if "\0" in text:
+        raise QueryError(BAD_ARGUMENTS, "the statement holds a NUL")
+    canonical = _canonical(text, handle)
+    clause = FORMAT_CLAUSE.search(canonical)
+    sql = canonical if clause is None else canonical[: clause.start()]
+    output_format = default_format if clause is None else clause[1]
+    if output_format not in FORMATS:
+        raise QueryError(UNKNOWN_FORMAT, f"format {output_format} is not offered here")
+    _check_names(canonical, parameters)
+    described = DESCRIBE.fullmatch(sql)
+    if described is not None:
+        _check_table(described[1].replace("`", ""))
+    elif sql.startswith(SELECTS):
+        _check_syntax_tree(handle.lines("EXPLAIN AST ", sql, parameters), functions)
+        tree = handle.lines("EXPLAIN QUERY TREE run_passes = 0 ", sql, parameters)
+        _check_query_tree(tree, functions)
+    elif SHOW.fullmatch(sql) is None:
+        raise refused(f"{sql.split(maxsplit=1)[0] if sql else 'an empty statement'} is refused")
+    return Statement(sql=sql, output_format=output_format)
+
+
+def _canonical(text: str, handle: Handle) -> str:
+    try:
+        answer = handle.run(CANONICAL, "JSONEachRow", {"statement": escaped(text)})
+    except QueryError as error:
+        told = str(error).partition(": In scope SELECT formatQuery")[0].rstrip(" :")
+        raise QueryError(error.code, told) from error
+    document: dict[str, str] = json.loads(answer)
+    return document["canonical"]
+
+
+def _check_names(canonical: str, parameters: Mapping[str, str]) -> None:
+    """Refuse names with what must be escaped: the trees show names as they are, line by line."""
+    for quoted in QUOTED.findall(canonical):
+        if quoted.startswith("`") and "\\" in quoted:
+            raise refused("a name with a control character, a quote or a backslash is refused")
+    if STATE_PARAMETER.search(canonical):
+        # No setting keeps the engine from taking such a value for the bytes of a state.
+        raise refused("a bound aggregate state is refused")
+    if ":Identifier}" in canonical:
+        for value in parameters.values():
+            if not PLAIN_NAME.fullmatch(value):
+                raise refused(
+                    "a bound value that is no plain word, beside a bound name, is refused"
+                )
+
+
+def escaped(text: str) -> str:
+    r"""Return a string as the value of a bound parameter: tabs, newlines and ``\`` escaped."""
+    return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+
+
+def _check_syntax_tree(lines: list[str], functions: Functions) -> None:
+    """Check every line by itself: a name with a line break in it can add lines, and hide none."""
+    if not lines:
+        raise refused("a statement that can't be read as a tree is refused")
+    for depth, node, name in _nodes(lines):
+        if node not in NODES:
+            raise refused(f"{node} is refused")
+        if node == "Literal" and depth == 1:
+            raise refused("INTO OUTFILE is refused")
+        if node == "TableIdentifier":
+            _check_table(name)
+        elif node == "Identifier":
+            _check_identifier(name)
+        elif (
+            node == "Function"
+            and not functions.allows(name)
+            and name.lower() not in TABLE_FUNCTIONS
+        ):
+            raise _unknown_function(name)
+
+
+def _nodes(lines: list[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield (depth, kind, first word behind it) of each line."""
+    for line in lines:
+        words = line.lstrip(" ").split(" ", 2)
+        yield len(line) - len(line.lstrip(" ")), words[0], words[1] if len(words) > 1 else ""
+
+
+def _check_query_tree(lines: list[str], functions: Functions) -> None:
+    """Check the names on the lines that can hold one; what an alias pretends is checked too."""
+    if not lines:
+        raise refused("a statement that can't be read as a tree is refused")
+    for line in lines:
+        kind = line.strip().partition(" ")[0]
+        if kind == "TABLE_FUNCTION":
+            _check_functions(line, lambda name: name.lower() in TABLE_FUNCTIONS)
+        elif kind == "FUNCTION":
+            _check_functions(line, functions.allows)
+        elif kind == "IDENTIFIER":
+            for name in IDENTIFIER_NAME.findall(line):
+                _check_identifier(name)
+
+
+def _check_functions(line: str, is_allowed: Callable[[str], bool]) -> None:
+    for name in FUNCTION_NAME.findall(line):
+        if not is_allowed(name):
+            raise _unknown_function(name)
+
+
+def _check_table(name: str) -> None:
+    if not may_read(name):
+        raise QueryError(ACCESS_DENIED, f"table {name} can't be read here")
+
+
+def _check_identifier(name: str) -> None:
+    if not may_name(name):
+        raise QueryError(ACCESS_DENIED, f"{name} can't be read here")
+
+
+def _unknown_function(name: str) -> QueryError:
+    return QueryError(ACCESS_DENIED, f"function {name} can't be called here")

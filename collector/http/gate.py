@@ -1,0 +1,351 @@
+"""The gate before everything that the server answers: closed unless a request proves itself.
+
+Pure ASGI, so that mounted applications and unknown paths stand behind it too.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode, urlsplit
+
+from .refusals import Refusal, Refusals
+from .requests import (
+    clean_url,
+    cookie_in,
+    headers_of,
+    host_name,
+    is_foreign,
+    is_navigation,
+    is_secure,
+    query_tokens,
+    shown_token,
+    visitor_in,
+)
+from .route_roles import is_allowed
+from .sessions import Sessions
+from .throttle import Throttle
+from .tokens import FULL_GRANT
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+
+    from .token_file import TokenBook
+    from .tokens import Grant
+
+    Scope = MutableMapping[str, Any]
+    Message = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+    AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOGIN_PATH = "/login"
+OPEN_PATHS = frozenset({"/healthz", "/readyz", LOGIN_PATH, "/_favicon.ico"})
+"""What answers without proof, besides `OPEN_PREFIXES`."""
+
+OPEN_PREFIXES = ("/assets/", "/_dash-component-suites/")
+"""Static files: our own assets and the component bundles of Dash. They hold no run's data."""
+
+STRICT_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none';"
+    " frame-ancestors 'none'"
+)
+"""What a page without scripts needs."""
+
+SECURITY_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    # "no-referrer" would make browsers send "Origin: null" with the login form.
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+SAFE_METHODS = frozenset({"GET", "HEAD"})
+TOKEN_BYTES = 32
+BEARER_TRIES = 100
+"""Failures of one visitor a minute: agents behind one address may share it."""
+
+GRANT_KEY = "rankscope.grant"
+"""Where the gate leaves, in the ASGI scope, what a request may do: a `Grant`."""
+
+UNAUTHORIZED = b"401: open the address with the token that `rankscope serve` printed\n"
+WRONG_ROLE = b"403: this token is not for that\n"
+FOREIGN_ORIGIN = b"403: this request came from another site's page\n"
+FOREIGN_HOST = b"400: ask for this server by a name of its own (its operator: --server-name)\n"
+THROTTLED = b"429: too many wrong tokens: wait, and mend the token\n"
+
+ANSWERS = {
+    Refusal.FOREIGN_HOST: (400, FOREIGN_HOST),
+    Refusal.NO_TOKEN: (401, UNAUTHORIZED),
+    Refusal.WRONG_ROLE: (403, WRONG_ROLE),
+    Refusal.FOREIGN_ORIGIN: (403, FOREIGN_ORIGIN),
+    Refusal.THROTTLED: (429, THROTTLED),
+}
+"""By why somebody is turned away here, the status and the body, which are always the same."""
+
+
+@dataclass(kw_only=True)
+class Access:
+    """Who may come in: one token, made anew at each start, and the sessions opened with it."""
+
+    port: int
+    """Names the cookie: browsers keep cookies by host alone, and two servers share a host."""
+
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES), repr=False)
+    tokens: TokenBook | None = field(default=None, repr=False)
+    """Those that `rankscope token` made; None: only the server's own token counts."""
+
+    sessions: Sessions = field(default_factory=Sessions, repr=False)
+    """Those of browsers; all are of the server's own token."""
+
+    logins: Throttle = field(default_factory=Throttle, repr=False)
+    """Of the login form and of ``?token=``."""
+
+    bearers: Throttle = field(
+        default_factory=lambda: Throttle(tries=BEARER_TRIES, tries_of_strangers=10 * BEARER_TRIES),
+        repr=False,
+    )
+    """Of tokens in a header; a right one is always let in."""
+
+    @property
+    def cookie_name(self) -> str:
+        """Name of the session cookie of this server."""
+        return f"rankscope_session_{self.port}"
+
+    def is_token(self, text: str) -> bool:
+        """Tell whether ``text`` is the token, in time that does not depend on where it differs."""
+        return hmac.compare_digest(text.encode(), self.token.encode())
+
+    def grant(self, text: str) -> Grant | None:
+        """Return what a bearer of ``text`` may do; None where it is no live token."""
+        if self.is_token(text):
+            return FULL_GRANT
+        return None if self.tokens is None else self.tokens.grant(text)
+
+    def log_in(self, text: str, *, visitor: str) -> int | None:
+        """Take a try to log in; return None where it is the token, else how long to wait.
+
+        Args:
+            text: What was given.
+            visitor: Who tries, as `visitor_of` says.
+
+        Returns:
+            0: wrong; above 0: whole seconds to wait, and nothing was compared.
+        """
+        wait_s = self.logins.wait_s(visitor)
+        if wait_s:
+            return wait_s
+        if self.is_token(text):
+            self.logins.succeeded(visitor)
+            return None
+        self.logins.failed(visitor)
+        return 0
+
+    def set_cookie_header(self, *, is_secure: bool, instead_of: str = "") -> str:
+        """Open a session and return the ``Set-Cookie`` value that hands it to the browser.
+
+        Args:
+            is_secure: Whether the browser came by TLS; it then never sends the cookie without.
+            instead_of: The session that the browser shows now; it ends.
+        """
+        self.sessions.end(instead_of)
+        flags = "; Secure" if is_secure else ""
+        return (
+            f"{self.cookie_name}={self.sessions.open()}; Path=/; HttpOnly; SameSite=Strict{flags}"
+        )
+
+    def clear_cookie_header(self) -> str:
+        """Return the ``Set-Cookie`` value that makes a browser forget its session."""
+        return f"{self.cookie_name}=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict"
+
+    def session_in(self, headers: Mapping[str, str]) -> str:
+        """Return what the cookie of this server says; "" where there is none."""
+        return cookie_in(headers, self.cookie_name)
+
+
+class Proof(Enum):
+    """By what a request comes in."""
+
+    NONE = "none"
+    OPEN = "open path"
+    BEARER = "a token in a header"
+    SESSION = "session cookie"
+
+
+class AccessGate:
+    """Lets a request through to ``app`` only with a session, a bearer token or an open path.
+
+    Args:
+        app: The whole application, mounts included.
+        access: The token and the sessions.
+        policy: ``Content-Security-Policy`` of everything but the login page, which has
+            `STRICT_POLICY`.
+        names: Host names by which the server may be asked. Any port is let pass, because
+            an ssh tunnel changes it; the name alone is what a rebound DNS entry can't forge.
+        refusals: Counts and tells who was turned away.
+    """
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        access: Access,
+        *,
+        policy: str = STRICT_POLICY,
+        names: frozenset[str] = LOOPBACK_NAMES,
+        refusals: Refusals | None = None,
+    ) -> None:
+        self._app = app
+        self._access = access
+        self._names = names
+        self._policy = policy
+        self._refusals = refusals or Refusals()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer or pass on one connection."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._answer_http(scope, receive, self._with_headers(scope, send))
+        else:
+            # No page of ours opens a web socket; closing before the accept answers 403.
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _answer_http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = headers_of(scope)
+        readable = scope["method"] in SAFE_METHODS
+        proof = self._proof(scope, headers)
+        if host_name(headers.get("host", "")) not in self._names:
+            await self._turn_away(scope, send, Refusal.FOREIGN_HOST)
+        elif readable and proof is not Proof.OPEN and query_tokens(scope):
+            await self._trade_token(scope, send, proof)
+        elif proof is Proof.NONE:
+            await self._refuse(scope, send, headers)
+        elif proof is not Proof.OPEN and not is_allowed(
+            scope[GRANT_KEY], scope["method"], scope["path"]
+        ):
+            await self._turn_away(scope, send, Refusal.WRONG_ROLE)
+        elif not readable and is_foreign(scope, headers, must_tell=proof is Proof.SESSION):
+            await self._turn_away(scope, send, Refusal.FOREIGN_ORIGIN)
+        else:
+            await self._app(scope, receive, send)
+
+    def _proof(self, scope: Scope, headers: dict[str, str]) -> Proof:
+        """Return by what a request comes in, and leave what it may do in the scope."""
+        token = shown_token(headers)
+        grant = self._access.grant(token) if token else None
+        proof = Proof.BEARER if grant is not None else Proof.NONE
+        if grant is None and self._access.sessions.is_open(self._access.session_in(headers)):
+            grant, proof = FULL_GRANT, Proof.SESSION
+        if grant is not None:
+            scope[GRANT_KEY] = grant
+        return Proof.OPEN if _is_open(scope) else proof
+
+    async def _trade_token(self, scope: Scope, send: Send, proof: Proof) -> None:
+        """Trade ``?token=`` for a session and a URL without it, to be safe in any history."""
+        headers = headers_of(scope)
+        wait_s = self._access.log_in(query_tokens(scope)[-1], visitor=visitor_in(scope))
+        if wait_s is None:
+            cookie = self._access.set_cookie_header(
+                is_secure=is_secure(scope), instead_of=self._access.session_in(headers)
+            )
+            await _redirect(send, clean_url(scope), cookie)
+        elif proof is not Proof.NONE:
+            await _redirect(send, clean_url(scope))
+        elif wait_s:
+            await self._turn_away(scope, send, Refusal.THROTTLED, wait_s=wait_s)
+        else:
+            await self._refuse(scope, send, headers)
+
+    async def _refuse(self, scope: Scope, send: Send, headers: dict[str, str]) -> None:
+        """Send a browser that opens a page to the login, and everything else away."""
+        if scope["method"] in SAFE_METHODS and is_navigation(headers):
+            await _redirect(send, f"{LOGIN_PATH}?{urlencode({'next': clean_url(scope)})}")
+            return
+        visitor = visitor_in(scope)
+        wait_s = self._access.bearers.wait_s(visitor) if shown_token(headers) else 0
+        if wait_s:
+            await self._turn_away(scope, send, Refusal.THROTTLED, wait_s=wait_s)
+            return
+        if shown_token(headers):
+            self._access.bearers.failed(visitor)
+        await self._turn_away(scope, send, Refusal.NO_TOKEN)
+
+    async def _turn_away(
+        self, scope: Scope, send: Send, refusal: Refusal, *, wait_s: int = 0
+    ) -> None:
+        status, body = ANSWERS[refusal]
+        grant = scope.get(GRANT_KEY)
+        self._refusals.note(
+            refusal,
+            visitor=visitor_in(scope),
+            method=scope["method"],
+            path=scope["path"],  # never the query, which may hold a token
+            status=status,
+            token_id=None if grant is None else grant.token_id,
+        )
+        more = [(b"www-authenticate", b"Bearer")] if refusal is Refusal.NO_TOKEN else []
+        if wait_s:
+            more.append((b"retry-after", str(wait_s).encode()))
+        await _reply(send, status, body, more)
+
+    def _with_headers(self, scope: Scope, send: Send) -> Send:
+        """Add the security headers to whatever answers; only static files may be cached."""
+        policy = STRICT_POLICY if scope["path"] == LOGIN_PATH else self._policy
+        extra = [(b"content-security-policy", policy.encode()), *SECURITY_HEADERS]
+        is_static = scope["path"].startswith(OPEN_PREFIXES)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                names = {name for name, _ in extra}
+                kept = [pair for pair in message.get("headers", []) if pair[0].lower() not in names]
+                if not is_static:
+                    kept = [pair for pair in kept if pair[0].lower() != b"cache-control"]
+                    kept.append((b"cache-control", b"no-store"))
+                message = {**message, "headers": [*kept, *extra]}
+            await send(message)
+
+        return send_with_headers
+
+
+def safe_next(url: str) -> str:
+    """Return ``url`` where it is a path of this server, else ``/``.
+
+    A page of another host must not be reachable through our login, so a scheme,
+    a host, a backslash and a control character are all refused.
+    """
+    parts = urlsplit(url)
+    is_local = url.startswith("/") and not url.startswith("//") and not parts.scheme
+    is_plain = url.isprintable() and "\\" not in url and " " not in url
+    return url if is_local and is_plain and not parts.netloc else "/"
+
+
+def _is_open(scope: Scope) -> bool:
+    path = scope["path"]
+    if path in OPEN_PATHS:
+        return True
+    is_plain = ".." not in path and "//" not in path and "\\" not in path
+    return is_plain and scope["method"] in SAFE_METHODS and path.startswith(OPEN_PREFIXES)
+
+
+async def _redirect(send: Send, url: str, set_cookie: str | None = None) -> None:
+    headers = [(b"location", url.encode("latin-1"))]
+    if set_cookie is not None:
+        headers.append((b"set-cookie", set_cookie.encode()))
+    await _reply(send, 303, b"", headers)
+
+
+async def _reply(
+    send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    start = [
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-length", str(len(body)).encode()),
+        *headers,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": body})

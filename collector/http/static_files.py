@@ -1,0 +1,144 @@
+"""Static files from memory: whoever takes one slowly holds none of the pages' threads."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .requests import headers_of
+
+if TYPE_CHECKING:
+    from .gate import AsgiApp, Message, Receive, Scope, Send
+
+OK = 200
+NOT_MODIFIED = 304
+PIECE_BYTES = 2**16
+"""As much as a connection takes before it makes its sender wait: more would lie there twice."""
+
+MOST_BYTES = 64 * 2**20
+"""Three times what Dash, its components and plotly have."""
+
+MOST_PATHS = 1024
+"""Dash answers any version in a file's name, so the paths have no bound of their own."""
+
+KEPT_HEADERS = frozenset({b"cache-control", b"content-type", b"etag", b"last-modified"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    """An answer of the application."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class StaticFiles:
+    """Answers for files of ``app`` and passes everything else on to it.
+
+    A file is asked of ``app`` once and whole, and what does not change while the server runs is
+    then sent from memory, however slowly it is taken.
+
+    Args:
+        app: What has the files; it is asked without the visitor's headers and body.
+        prefixes: How the files' paths begin.
+        max_bytes: Of contents; each counts once, by whatever paths it is known. What is more
+            is asked for anew each time.
+        max_paths: Likewise of paths.
+    """
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        *,
+        prefixes: tuple[str, ...],
+        max_bytes: int = MOST_BYTES,
+        max_paths: int = MOST_PATHS,
+    ) -> None:
+        self._app = app
+        self._prefixes = prefixes
+        self._max_bytes = max_bytes
+        self._max_paths = max_paths
+        self._files: dict[str, _File] = {}
+        self._bodies: dict[bytes, bytes] = {}
+        self._num_bytes = 0
+        self._asking = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer or pass on one request."""
+        if (
+            scope["type"] != "http"
+            or scope["method"] not in {"GET", "HEAD"}
+            or not scope["path"].startswith(self._prefixes)
+        ):
+            await self._app(scope, receive, send)
+            return
+        file = self._files.get(scope["path"])
+        if file is None:
+            file = await self._ask(scope)
+        if file.status == OK and _is_held(scope, file):
+            file = _File(status=NOT_MODIFIED, headers=file.headers, body=b"")
+        await _answer(file, send, with_body=scope["method"] == "GET")
+
+    async def _ask(self, scope: Scope) -> _File:
+        """Return a file as the application has it, one at a time, and keep it where it fits."""
+        path = scope["path"]
+        async with self._asking:
+            if path in self._files:  # somebody else asked for it meanwhile
+                return self._files[path]
+            file = await _asked(self._app, scope)
+            if file.status != OK:
+                return file
+            digest = hashlib.sha256(file.body).digest()
+            if digest not in self._bodies:
+                if self._num_bytes + len(file.body) > self._max_bytes:
+                    return file
+                self._bodies[digest] = file.body
+                self._num_bytes += len(file.body)
+            file = _File(status=OK, headers=file.headers, body=self._bodies[digest])
+            if len(self._files) < self._max_paths:
+                self._files[path] = file
+            return file
+
+
+async def _asked(app: AsgiApp, scope: Scope) -> _File:
+    """Return the whole answer to a plain request for a path."""
+    status, headers, pieces = OK, [], []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            headers = [pair for pair in message["headers"] if pair[0].lower() in KEPT_HEADERS]
+        else:
+            pieces.append(message.get("body", b""))
+
+    host = [pair for pair in scope["headers"] if pair[0].lower() == b"host"]
+    plain = {**scope, "method": "GET", "headers": host, "query_string": b""}
+    await app(plain, receive, send)
+    return _File(status=status, headers=headers, body=b"".join(pieces))
+
+
+def _is_held(scope: Scope, file: _File) -> bool:
+    """Tell whether the visitor has the file already, by its ``ETag``."""
+    etag = dict(file.headers).get(b"etag", b"").decode("latin-1")
+    held = headers_of(scope).get("if-none-match", "")
+    return bool(etag) and etag in [one.strip().removeprefix("W/") for one in held.split(",")]
+
+
+async def _answer(file: _File, send: Send, *, with_body: bool) -> None:
+    length = [(b"content-length", str(len(file.body)).encode())]
+    more = [] if file.status == NOT_MODIFIED else length
+    await send(
+        {"type": "http.response.start", "status": file.status, "headers": [*file.headers, *more]}
+    )
+    body = memoryview(file.body if with_body else b"")
+    for first in range(0, len(body), PIECE_BYTES):
+        piece = bytes(body[first : first + PIECE_BYTES])
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,1 @@
+"""Receivers of alerts: webhooks and Alertmanager."""

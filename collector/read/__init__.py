@@ -1,0 +1,1 @@
+"""Queries: runs, steps, findings, alerts, rollups and samples of the store."""

@@ -1,0 +1,101 @@
+"""Keep the findings of a run from their onset to their end, also across restarts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..store.store import Row, Store
+
+SELECT_FINDINGS = """
+SELECT * FROM findings FINAL WHERE run_id = {run_id:String} ORDER BY position, analysed_ns
+"""
+
+SELECT_ALL_FINDINGS = """
+SELECT * FROM findings FINAL ORDER BY analysed_ns DESC, run_id, position DESC
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFinding:
+    """One finding of one run."""
+
+    run_id: str
+    number: int
+    """Of the run's findings, from 0 in the order in which they opened."""
+
+    epoch: int
+    cause: str
+    ranks: tuple[int, ...]
+    onset_step: int | None
+    """First step that ever showed it; None where no step does."""
+
+    last_step: int | None
+    checked_step: int
+    """Last step of that analysis."""
+
+    slowdown: float | None
+    recoverable_ratio: float | None
+    confidence: float
+    evidence: str
+    opened_ns: int
+    """Unix time, as all times here."""
+
+    updated_ns: int
+    closed_ns: int | None
+    """None: it stands, or stood to the run's end."""
+
+
+def write_findings(store: Store, findings: Iterable[StoredFinding]) -> None:
+    """Store findings; a row replaces what was stored of the same finding."""
+    store.insert_rows("findings", [_row(finding) for finding in findings])
+
+
+def read_findings(store: Store, run_id: str | None = None) -> tuple[StoredFinding, ...]:
+    """Return a run's findings in the order in which they opened; of all runs, the newest first."""
+    if run_id is None:
+        return tuple(_finding(row) for row in store.rows(SELECT_ALL_FINDINGS))
+    return tuple(_finding(row) for row in store.rows(SELECT_FINDINGS, {"run_id": run_id}))
+
+
+def _row(finding: StoredFinding) -> Row:
+    return {
+        "run_id": finding.run_id,
+        "analysed_ns": finding.opened_ns,
+        "position": finding.number,
+        "epoch": finding.epoch,
+        "cause": finding.cause,
+        "ranks": list(finding.ranks),
+        "first_step": finding.onset_step,
+        "last_step": finding.last_step,
+        "checked_step": finding.checked_step,
+        "slowdown": finding.slowdown,
+        "recoverable_ratio": finding.recoverable_ratio,
+        "confidence": finding.confidence,
+        "evidence": finding.evidence,
+        "updated_ns": finding.updated_ns,
+        "closed_ns": finding.closed_ns,
+    }
+
+
+def _finding(row: Row) -> StoredFinding:
+    return StoredFinding(
+        run_id=row["run_id"],
+        number=row["position"],
+        epoch=row["epoch"],
+        cause=row["cause"],
+        ranks=tuple(row["ranks"]),
+        onset_step=row["first_step"],
+        last_step=row["last_step"],
+        checked_step=row["checked_step"],
+        slowdown=row["slowdown"],
+        recoverable_ratio=row["recoverable_ratio"],
+        confidence=row["confidence"],
+        evidence=row["evidence"],
+        opened_ns=row["analysed_ns"],
+        updated_ns=row["updated_ns"],
+        closed_ns=row["closed_ns"],
+    )

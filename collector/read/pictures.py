@@ -1,0 +1,298 @@
+"""Keep steps as pixels: for steps with more spans than can be drawn one by one.
+
+The pyramid's top is the whole step in one tile, a line of pixels for each block of
+neighbouring ranks. Below it the step is cut into 4, 16, ... tiles of equal length, and
+into lines of fewer ranks, as long as several spans fall on each pixel. Each ordering of
+the ranks has its own pyramid, equal ones share it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from ..arrow_columns import numbers, repeated_string, to_numpy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from ..store.store import Store
+
+TILES_PER_ZOOM = 4
+WHOLE_STEP, FINER = 0, 1
+FILL_UNIT = 8
+"""A pixel that is covered once has this fill; half of it is told apart exactly."""
+
+MAX_FILL = 255
+MAX_LINES = 128
+"""Of a row of table ``pictures``, so that a few lines are found without reading all."""
+
+PLANES = ("compute_kind", "compute_fill", "comm_kind", "comm_fill")
+
+SELECT_CLOSED = """
+SELECT begin_ns, end_ns, num_spans, num_ranks, num_described, orderings, line_ranks,
+    revision
+FROM closed_steps FINAL
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
+"""
+
+SELECT_TILES = """
+SELECT tile, first_line, num_lines, ranks, compute_kind, compute_fill, comm_kind, comm_fill
+FROM pictures
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
+    AND ordering = {ordering:String} AND line_ranks = {line_ranks:UInt32} AND zoom = {zoom:UInt8}
+    AND tile >= {first_tile:UInt32} AND tile < {end_tile:UInt32}
+    AND first_line < {end_line:UInt32} AND first_line + num_lines > {first_line:UInt32}
+    AND revision = {revision:UInt64}
+ORDER BY tile, first_line
+LIMIT 1 BY tile, first_line
+"""
+"""Not FINAL: of a step that is being drawn anew the old rows are still there, beside the new."""
+
+ALL_LINES = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pixels:
+    """Lines of pixels in one ordering; the planes have shape (lines, bins)."""
+
+    rank_blocks: tuple[tuple[int, ...], ...]
+    """The ranks of each line, from the top."""
+
+    compute_kind: NDArray[np.int8]
+    """Code of the kind with the largest share; -1 where nothing was."""
+
+    compute_ratio: NDArray[np.float32]
+    """Share of the pixel that was covered."""
+
+    comm_kind: NDArray[np.int8]
+    comm_ratio: NDArray[np.float32]
+    first_line: int = 0
+    """Place of the uppermost line among all of its level."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """Which pixels of a step."""
+
+    ordering: str
+    line_ranks: int
+    zoom: int
+    depth: int = WHOLE_STEP
+    """`FINER` levels are kept no longer than the step's spans."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Area:
+    """Which tiles and lines of a level."""
+
+    first_tile: int = 0
+    end_tile: int = 1
+    first_line: int = 0
+    end_line: int = ALL_LINES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptStep:
+    """What is told beside a step's pixels."""
+
+    begin_ns: int
+    end_ns: int
+    num_spans: int
+    num_ranks: int
+    num_described: int
+    """Groups and ranks that were known of the epoch."""
+
+    orderings: dict[str, str]
+    """By ordering, under which one its pixels are kept."""
+
+    line_ranks: int
+    """Ranks of a line of the whole step's picture; 0: none is kept."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlace:
+    """One step of one incarnation of a run."""
+
+    run_id: str
+    epoch: int
+    step: int
+
+    def bound(self) -> dict[str, Any]:
+        """Return a statement's parameters."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepKey:
+    """One revision of one step."""
+
+    place: StepPlace
+    revision: int
+
+
+def tile_rows(key: StepKey, level: Level, pixels: Pixels) -> pa.Table:
+    """Return rows of table ``pictures``: all tiles of some lines.
+
+    Args:
+        key: The step that was drawn.
+        level: What of it.
+        pixels: All bins of these lines.
+    """
+    planes = _planes(pixels)
+    num_tiles = TILES_PER_ZOOM**level.zoom
+    num_lines = len(pixels.rank_blocks)
+    num_bins = planes[0].shape[1] // num_tiles
+    places = [(tile, at) for at in range(0, num_lines, MAX_LINES) for tile in range(num_tiles)]
+    cut: dict[str, list[bytes]] = {name: [] for name in PLANES}
+    for tile, at in places:
+        bins = slice(tile * num_bins, (tile + 1) * num_bins)
+        for name, plane in zip(PLANES, planes, strict=True):
+            cut[name].append(plane[at : at + MAX_LINES, bins].tobytes())
+    num = len(places)
+    ends = [min(at + MAX_LINES, num_lines) for _, at in places]
+    ranks = [pixels.rank_blocks[at:end] for (_, at), end in zip(places, ends, strict=True)]
+    columns: dict[str, Any] = {
+        "run_id": repeated_string(key.place.run_id, num),
+        "epoch": numbers(np.full(num, key.place.epoch), np.int32),
+        "step": numbers(np.full(num, key.place.step), np.int32),
+        "ordering": repeated_string(level.ordering, num),
+        "line_ranks": numbers(np.full(num, level.line_ranks), np.uint32),
+        "zoom": numbers(np.full(num, level.zoom), np.uint8),
+        "depth": numbers(np.full(num, level.depth), np.uint8),
+        "tile": numbers(np.array([tile for tile, _ in places]), np.uint32),
+        "first_line": numbers(np.array([pixels.first_line + at for _, at in places]), np.uint32),
+        "num_lines": numbers(np.array(ends) - np.array([at for _, at in places]), np.uint32),
+        "ranks": _lists([[rank for block in blocks for rank in block] for blocks in ranks]),
+        **{name: _texts(values) for name, values in cut.items()},
+        "revision": numbers(np.full(num, key.revision), np.uint64),
+    }
+    return pa.Table.from_arrays(list(columns.values()), names=list(columns))
+
+
+def write_pixels(store: Store, rows: Iterable[pa.Table]) -> None:
+    """Store pixels; they show when their step is noted as closed at their revision."""
+    tables = list(rows)
+    if tables:
+        store.insert_arrow("pictures", pa.concat_tables(tables).unify_dictionaries())
+
+
+def read_kept(store: Store, place: StepPlace) -> KeptStep | None:
+    """Return what is kept of a step; None where it is not closed yet."""
+    found = store.rows(SELECT_CLOSED, place.bound())
+    return KeptStep(**found[0]) if found else None
+
+
+def read_pixels(store: Store, key: StepKey, level: Level, area: Area) -> Pixels | None:
+    """Return the pixels of the tiles and of the lines that touch an area.
+
+    Lines come in packs of up to `MAX_LINES`, so there may be more on both sides. None where
+    a tile is missing: it was never kept, or is no longer.
+    """
+    found = store.arrow(
+        SELECT_TILES,
+        {
+            **key.place.bound(), "revision": key.revision,
+            "ordering": level.ordering, "line_ranks": level.line_ranks, "zoom": level.zoom,
+            "first_tile": area.first_tile, "end_tile": area.end_tile,
+            "first_line": area.first_line, "end_line": area.end_line,
+        },
+    )  # fmt: skip
+    tiles, num_lines = to_numpy(found["tile"]), to_numpy(found["num_lines"])
+    num_tiles = area.end_tile - area.first_tile
+    if not found.num_rows or len(tiles) % num_tiles:
+        return None
+    packs = len(tiles) // num_tiles
+    wanted = np.repeat(np.arange(area.first_tile, area.end_tile), packs)
+    sizes = num_lines.reshape(num_tiles, packs)
+    if not np.array_equal(tiles, wanted) or (sizes != sizes[0]).any():
+        return None
+    planes = [_plane(found, name, sizes, np.int8 if "kind" in name else np.uint8)
+              for name in PLANES]  # fmt: skip
+    return Pixels(
+        rank_blocks=_blocks(found, packs, sizes[0].tolist(), level.line_ranks),
+        compute_kind=planes[0],
+        compute_ratio=planes[1].astype(np.float32) / np.float32(FILL_UNIT),
+        comm_kind=planes[2],
+        comm_ratio=planes[3].astype(np.float32) / np.float32(FILL_UNIT),
+        first_line=int(to_numpy(found["first_line"])[0]),
+    )
+
+
+def _planes(pixels: Pixels) -> tuple[NDArray[Any], ...]:
+    return (
+        pixels.compute_kind.astype(np.int8),
+        _fill(pixels.compute_ratio),
+        pixels.comm_kind.astype(np.int8),
+        _fill(pixels.comm_ratio),
+    )
+
+
+def _fill(ratio: NDArray[np.float32]) -> NDArray[np.uint8]:
+    units = np.floor(ratio.astype(np.float64) * FILL_UNIT)
+    return np.clip(units, 0, MAX_FILL).astype(np.uint8)
+
+
+def _plane(
+    found: pa.Table, name: str, sizes: NDArray[np.uint32], dtype: type[np.generic]
+) -> NDArray[Any]:
+    """Put the tiles of one plane side by side, shape (lines, bins)."""
+    held = _held(found[name])
+    packs: list[list[NDArray[Any]]] = []
+    for tile, row in enumerate(sizes.tolist()):
+        own = held[tile * len(row) : (tile + 1) * len(row)]
+        packs.append(
+            [
+                np.frombuffer(data, dtype).reshape(num, -1)
+                for data, num in zip(own, row, strict=True)
+            ]
+        )
+    return np.concatenate([np.concatenate(parts) for parts in packs], axis=1)
+
+
+def _blocks(
+    found: pa.Table, packs: int, sizes: Sequence[int], line_ranks: int
+) -> tuple[tuple[int, ...], ...]:
+    blocks: list[tuple[int, ...]] = []
+    for ranks, num in zip(found["ranks"].slice(0, packs), sizes, strict=True):
+        flat = to_numpy(cast("Any", ranks).values).tolist()
+        blocks += [tuple(flat[at * line_ranks : (at + 1) * line_ranks]) for at in range(num)]
+    return tuple(blocks)
+
+
+def _held(column: pa.ChunkedArray[Any]) -> list[memoryview]:
+    """Return the bytes of each row; Arrow calls them text, and they are none."""
+    rows: list[memoryview] = []
+    for chunk in column.chunks:
+        _, offsets, data = chunk.buffers()
+        size = "int64" if pa.types.is_large_string(chunk.type) else "int32"
+        ends = np.frombuffer(cast("Any", offsets), size, count=len(chunk) + 1 + chunk.offset)
+        view = memoryview(cast("Any", data))
+        rows += [
+            view[begin:end]
+            for begin, end in zip(ends[chunk.offset :][:-1], ends[chunk.offset :][1:], strict=True)
+        ]
+    return rows
+
+
+def _texts(values: Sequence[bytes]) -> pa.Array[Any]:
+    offsets = np.zeros(len(values) + 1, dtype=np.int32)
+    np.cumsum([len(value) for value in values], out=offsets[1:])
+    data = [None, pa.py_buffer(offsets.data), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(pa.binary(), len(values), data)
+
+
+def _lists(rows: Sequence[Sequence[int]]) -> pa.Array[Any]:
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    values = numbers(np.array([value for row in rows for value in row]), np.int32)
+    return pa.Array.from_buffers(
+        pa.list_(values.type), len(rows), [None, pa.py_buffer(offsets.data)], children=[values]
+    )

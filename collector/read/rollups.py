@@ -1,0 +1,213 @@
+"""What is kept of a step once it is closed: its sums by rank and kind, and what they saw.
+
+A step is rolled up whole, from rows that are there once. `ClosedStep.revision` counts the
+rows that a computation saw; rows only come, so whatever the order in which computations
+end, also those of several servers, the fullest one stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from ..spool.descriptions import RUNNING
+from .runs import each_once
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from ..store.store import Row, Store
+
+LAG_STEPS = 2
+"""While a run goes on, its newest steps stay open: their spans are still on the way."""
+
+RUN_WHOLE = -1
+"""Step and epoch of the row that tells how much of a run was looked at when all was done."""
+
+Place = tuple[int, int]
+"""Epoch and step."""
+
+FIRST_PLACE: Place = (RUN_WHOLE, 0)
+
+SELECT_OPEN = """
+SELECT epoch, step, present.num_spans AS num_spans, described.num_described AS num_described
+FROM (
+    SELECT epoch, step, count() AS num_spans FROM spans
+    WHERE run_id = {run_id:String} AND step >= 0
+        AND (epoch > {epoch:Int32} OR (epoch = {epoch:Int32} AND step >= {first:Int32}))
+    GROUP BY epoch, step
+) AS present
+LEFT JOIN (
+    SELECT epoch, count() AS num_described FROM (
+        SELECT epoch FROM groups FINAL WHERE run_id = {run_id:String}
+        UNION ALL SELECT epoch FROM ranks FINAL WHERE run_id = {run_id:String}
+    ) GROUP BY epoch
+) AS described USING (epoch)
+LEFT JOIN (
+    SELECT epoch, step, num_spans, num_described FROM closed_steps FINAL
+    WHERE run_id = {run_id:String}
+        AND (epoch > {epoch:Int32} OR (epoch = {epoch:Int32} AND step >= {first:Int32}))
+) AS rolled USING (epoch, step)
+WHERE rolled.num_spans != present.num_spans OR rolled.num_described != described.num_described
+ORDER BY epoch, step
+"""
+"""The engine compares: a run of days has steps by the ten thousand, of which few are open."""
+
+SELECT_OPEN_ONCE = SELECT_OPEN.replace("FROM spans", "FROM spans FINAL")
+
+SELECT_NEWEST = """
+SELECT epoch, step FROM spans WHERE run_id = {run_id:String} AND step >= 0
+ORDER BY run_id DESC, epoch DESC, step DESC LIMIT 1
+"""
+
+SELECT_EXPIRED = """
+SELECT epoch, last_step, kept_first, kept_last FROM expired FINAL WHERE run_id = {run_id:String}
+"""
+
+SELECT_WHOLE = """
+SELECT run_id, num_spans FROM closed_steps FINAL WHERE step = {whole:Int32}
+"""
+
+SELECT_ROLLUPS = """
+SELECT epoch, step, rank, kind, num_spans, num_unsplit, busy_ns, wait_ns, transfer_ns, exposed_ns
+FROM rollups FINAL
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+ORDER BY epoch, step, rank, kind
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStep:
+    """A step that is to be rolled up, or to be rolled up again."""
+
+    epoch: int
+    step: int
+    num_spans: int
+    """That the store held when it was asked."""
+
+    num_described: int
+    """Groups and ranks of the epoch then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedStep:
+    """What a step was rolled up from."""
+
+    run_id: str
+    epoch: int
+    step: int
+    begin_ns: int
+    end_ns: int
+    num_spans: int
+    num_ranks: int
+    num_described: int
+    at_ns: int
+    orderings: dict[str, str] = field(default_factory=dict)
+    """By ordering, under which one its picture is kept."""
+
+    line_ranks: int = 0
+    """Ranks of a line of the whole step's picture; 0: none is kept."""
+
+    @property
+    def revision(self) -> int:
+        """Grows with whatever the computation saw more of."""
+        return self.num_spans + self.num_described
+
+
+def open_steps(
+    store: Store, run_id: str, *, state: str, since: Place = FIRST_PLACE
+) -> tuple[OpenStep, ...]:
+    """Return the steps whose rollups lack something, by (epoch, step).
+
+    Steps whose spans are kept no longer are left as they were rolled up.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        state: Its state: while it is running, the newest steps are left alone.
+        since: The first place that is looked at; by default the run's first.
+    """
+    bound = {"run_id": run_id, "epoch": since[0], "first": since[1]}
+    found = each_once(
+        store, run_id, lambda sql: store.rows(sql, bound), plain=SELECT_OPEN, once=SELECT_OPEN_ONCE
+    )
+    if not found:
+        return ()
+    last = newest_closing(store, run_id) if state == RUNNING else None
+    expired = {row["epoch"]: row for row in store.rows(SELECT_EXPIRED, {"run_id": run_id})}
+    return tuple(
+        OpenStep(**row)
+        for row in found
+        if (last is None or (row["epoch"], row["step"]) <= last)
+        and not _has_expired(expired.get(row["epoch"]), row["step"])
+    )
+
+
+def newest_closing(store: Store, run_id: str) -> Place:
+    """Return the newest place of a run that is closed while the run goes on."""
+    rows = store.rows(SELECT_NEWEST, {"run_id": run_id})
+    return (rows[0]["epoch"], rows[0]["step"] - LAG_STEPS) if rows else FIRST_PLACE
+
+
+def in_batches(steps: Sequence[OpenStep], *, max_spans: int) -> Iterator[tuple[OpenStep, ...]]:
+    """Yield neighbouring steps of one epoch, as many as have ``max_spans`` spans together."""
+    batch: list[OpenStep] = []
+    num_spans = 0
+    for step in steps:
+        apart = batch and (step.epoch != batch[-1].epoch or step.step != batch[-1].step + 1)
+        if apart or (batch and num_spans + step.num_spans > max_spans):
+            yield tuple(batch)
+            batch, num_spans = [], 0
+        batch.append(step)
+        num_spans += step.num_spans
+    if batch:
+        yield tuple(batch)
+
+
+def write_rollups(store: Store, rows: pa.Table, closed: Iterable[ClosedStep]) -> None:
+    """Store rollups, and after them what they were computed from."""
+    if rows.num_rows:
+        store.insert_arrow("rollups", rows)
+    store.insert_rows("closed_steps", [_closed_row(step) for step in closed])
+
+
+def read_rollups(
+    store: Store, run_id: str, *, first: int = 0, last: int = (1 << 31) - 1
+) -> pa.Table:
+    """Return the sums of closed steps, by (epoch, step, rank, kind)."""
+    return store.arrow(SELECT_ROLLUPS, {"run_id": run_id, "first": first, "last": last})
+
+
+def runs_rolled_up(store: Store) -> dict[str, int]:
+    """Return by run how many spans the ledger told of when nothing of it was left open."""
+    rows = store.rows(SELECT_WHOLE, {"whole": RUN_WHOLE})
+    return {row["run_id"]: row["num_spans"] for row in rows}
+
+
+def note_run_rolled_up(store: Store, run_id: str, *, num_spans: int, at_ns: int) -> None:
+    """Note that nothing of a run that has ended is left open.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        num_spans: That the ledger told of before the last look.
+        at_ns: Unix time.
+    """
+    whole = ClosedStep(
+        run_id=run_id, epoch=RUN_WHOLE, step=RUN_WHOLE, begin_ns=0, end_ns=0,
+        num_spans=num_spans, num_ranks=0, num_described=0, at_ns=at_ns,
+    )  # fmt: skip
+    store.insert_rows("closed_steps", [_closed_row(whole)])
+
+
+def _closed_row(step: ClosedStep) -> Row:
+    return {**asdict(step), "revision": step.revision}
+
+
+def _has_expired(row: Row | None, step: int) -> bool:
+    if row is None or step > row["last_step"]:
+        return False
+    kept = zip(row["kept_first"], row["kept_last"], strict=True)
+    return not any(first <= step <= last for first, last in kept)

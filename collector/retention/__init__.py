@@ -1,0 +1,1 @@
+"""Removal of rows: expiry and deletion of runs."""

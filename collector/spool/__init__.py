@@ -1,0 +1,1 @@
+"""Read what traced processes write to the spool of a host."""

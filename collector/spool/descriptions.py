@@ -1,0 +1,247 @@
+"""Rows of tables ``runs``, ``ranks``, ``groups`` and ``events`` from what a process says of itself.
+
+A manifest comes from another program, perhaps of another version: a field that
+is missing or of another type is stored as unknown, never as a guess.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rankscope.tracer.span import NONE
+
+from ..names import storable_name
+from .manifests import settings_hash, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ..store.store import Row
+    from .process import ProcessFiles
+
+LAYOUT_AXES = ("dp", "tp", "pp", "cp", "ep", "dsp", "vpp")
+COORD_AXES = ("dp", "tp", "pp", "cp", "ep")
+
+EXIT_LINE = -1
+LOST_LINE = -2
+STALLED_LINE = -3
+CLOCK_LINE = -4
+"""Line numbers of the events that stand in no ``events.jsonl``."""
+
+MAX_INT32 = (1 << 31) - 1
+MAX_INT64 = (1 << 63) - 1
+MAX_FLOAT = sys.float_info.max
+"""An integer of JSON may be larger, and can't be made one."""
+
+GROUP_ID = re.compile(r"[0-9a-fA-F]{1,16}")
+MAX_TEXT = 4_000
+MAX_DATA_BYTES = 256 << 10
+
+RUNNING, ENDED, FAILED, LOST = "running", "ended", "failed", "lost"
+
+
+def run_row(
+    files: ProcessFiles, *, states: Iterable[str], created_ns: int, ended_ns: int | None
+) -> Row:
+    """Return the row of one epoch of a run.
+
+    Args:
+        files: The process of the lowest rank seen, whose manifest speaks for the run.
+        states: State of each process of the epoch.
+        created_ns: When the store first heard of the run, Unix ns.
+        ended_ns: When its last process ended, Unix ns; None while one runs.
+    """
+    manifest = files.manifest
+    model = _object(manifest.get("model"))
+    # What the job told goes before what the tracer found, both numbers and words.
+    counted = model if _float(model.get("flops_per_token")) is not None else files.derived
+    paced = manifest.get("paced")
+    return {
+        "run_id": files.run_id,
+        "epoch": files.identity.epoch,
+        "created_ns": created_ns,
+        "started_ns": _int(manifest.get("started_ns")),
+        "ended_ns": ended_ns,
+        "state": run_state(states),
+        "source_format": "rankscope",
+        "world_size": files.identity.world_size,
+        "layout": _axes(_placed(files).get("layout"), LAYOUT_AXES, lowest=1),
+        "model": json.dumps(model),
+        "flops_per_token": _float(counted.get("flops_per_token")),
+        "flops_convention": _text(counted.get("flops_convention")),
+        "paced": json.dumps(paced) if isinstance(paced, dict) else "",
+        "manifest": json.dumps(manifest),
+    }
+
+
+def rank_row(
+    files: ProcessFiles, *, state: str, exit_ns: int | None, dropped: Mapping[str, int]
+) -> Row:
+    """Return the row of one process of a rank."""
+    manifest, identity = files.manifest, files.identity
+    device = _object(manifest.get("device"))
+    return {
+        "run_id": files.run_id,
+        "epoch": identity.epoch,
+        "rank": identity.rank,
+        "process": files.process,
+        "host": storable_name(identity.host),
+        "boot_id": identity.boot_id.hex(),
+        "local_rank": _int(manifest.get("local_rank"), missing=NONE, limit=MAX_INT32),
+        "pod": _text(manifest.get("pod")),
+        "device_uuid": _text(device.get("uuid") or files.derived.get("device_uuid")),
+        "device_name": _text(device.get("name") or files.derived.get("device_name")),
+        "dtype": _text(device.get("dtype") or files.derived.get("dtype")),
+        "peak_flops_per_s": _float(device.get("peak_flops_per_s")),
+        **_coords(_placed(files), identity.world_size),
+        "pid": identity.pid,
+        "manifest_hash": settings_hash(settings_of(manifest)),
+        "started_ns": _int(manifest.get("started_ns")),
+        "exit_state": state,
+        "exit_ns": exit_ns,
+        "dropped": dict(dropped),
+    }
+
+
+def group_rows(files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]]) -> list[Row]:
+    """Return the rows of new lines of ``groups.jsonl``; a line without a group is passed over."""
+    rows = []
+    for _, line in lines:
+        group_id, members = line.get("group_id"), _ranks(line.get("members"))
+        if members is None or not isinstance(group_id, str) or not GROUP_ID.fullmatch(group_id):
+            continue
+        rows.append(
+            {
+                "run_id": files.run_id,
+                "epoch": files.identity.epoch,
+                "group_id": int(group_id, 16),
+                "kind": _text(line.get("kind")),
+                "name": _text(line.get("name")),
+                "members": sorted(members),
+            }
+        )
+    return rows
+
+
+def _ranks(value: object) -> list[int] | None:
+    """Return a list of global ranks; None where it is something else."""
+    if not isinstance(value, list):
+        return None
+    ranks = [_int(member, missing=NONE, limit=MAX_INT32) for member in value]
+    found = [rank for rank in ranks if rank is not None and rank >= 0]
+    return found if len(found) == len(value) else None
+
+
+def event_rows(files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]]) -> list[Row]:
+    """Return the rows of new lines of ``events.jsonl``."""
+    return [
+        event_row(
+            files,
+            line=number,
+            at_ns=_int(line.get("at_ns"), missing=0),
+            kind=_text(line.get("kind")) or "other",
+            text=line.get("text"),
+            data=line.get("data"),
+        )
+        for number, line in lines
+    ]
+
+
+def event_row(
+    files: ProcessFiles, *, line: int, at_ns: int | None, kind: str, text: object, data: object
+) -> Row:
+    """Return the row of one event."""
+    document = json.dumps(data if isinstance(data, dict) else {})
+    return {
+        "run_id": files.run_id,
+        "epoch": files.identity.epoch,
+        "rank": files.identity.rank,
+        "at_ns": at_ns or 0,
+        "kind": kind,
+        "text": _clean(text if isinstance(text, str) else ""),
+        "data": document if len(document) <= MAX_DATA_BYTES else "{}",
+        "process": files.process,
+        "line": line,
+    }
+
+
+def exit_event(files: ProcessFiles, record: Mapping[str, Any]) -> Row:
+    """Return the event of a process that said how it ended."""
+    exception = _object(record.get("exception"))
+    text = f"{_clean(exception.get('type'))}: {_clean(exception.get('message'))}"
+    return event_row(
+        files,
+        line=EXIT_LINE,
+        at_ns=_int(record.get("at_ns"), missing=0),
+        kind="exit",
+        text=text if exception else exit_state(record),
+        data={"state": exit_state(record), "exception": exception or None},
+    )
+
+
+def exit_state(record: Mapping[str, Any]) -> str:
+    """Return the state that an exit record tells; an unknown one counts as a failure."""
+    return ENDED if record.get("state") == ENDED else FAILED
+
+
+def run_state(states: Iterable[str]) -> str:
+    """Return the state of an epoch: running while one process runs, else the worst end."""
+    found = set(states)
+    for state in (RUNNING, FAILED, LOST):
+        if state in found:
+            return state
+    return ENDED
+
+
+def _placed(files: ProcessFiles) -> Mapping[str, Any]:
+    """Return what holds layout and position: what the job told, else what the tracer found."""
+    manifest = files.manifest
+    is_told = isinstance(manifest.get("layout"), dict) or isinstance(manifest.get("coords"), dict)
+    return manifest if is_told else files.derived
+
+
+def _coords(placed: Mapping[str, Any], world_size: int) -> dict[str, int]:
+    """Return the rank's position on each axis; `NONE` where nobody told it."""
+    told = _axes(placed.get("coords"), COORD_AXES, lowest=0)
+    sizes = _axes(placed.get("layout"), LAYOUT_AXES, lowest=1)
+    if world_size > 1 and not sizes and not told:
+        return dict.fromkeys(COORD_AXES, NONE)
+    return {axis: told.get(axis, 0 if sizes.get(axis, 1) == 1 else NONE) for axis in COORD_AXES}
+
+
+def _axes(value: object, names: tuple[str, ...], *, lowest: int) -> dict[str, int]:
+    sizes = {name: _int(_object(value).get(name), limit=MAX_INT32) for name in names}
+    return {name: size for name, size in sizes.items() if size is not None and size >= lowest}
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return storable_name(value) if isinstance(value, str) else ""
+
+
+def _clean(value: object) -> str:
+    """Keep line breaks (a traceback has them), make every other control visible."""
+    text = value if isinstance(value, str) else ""
+    lines = text[:MAX_TEXT].split("\n")
+    return "\n".join(
+        "".join(storable_name(line[at : at + 60]) for at in range(0, len(line), 60))
+        for line in lines
+    )
+
+
+def _int(value: object, *, missing: int | None = None, limit: int = MAX_INT64) -> int | None:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > limit:
+        return missing
+    return value
+
+
+def _float(value: object) -> float | None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_FLOAT:
+        return float(value)
+    return None

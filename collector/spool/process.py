@@ -1,0 +1,228 @@
+"""One traced process's folder in the spool: who it is, what it says besides its spans."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from rankscope.tracer.plain_file import open_unlinked
+from rankscope.tracer.spool import (
+    DROPPED,
+    DROPPED_OFFSET,
+    EVENTS_FILE,
+    EXIT_FILE,
+    GROUPS_FILE,
+    HEADER_BYTES,
+    MANIFEST_FILE,
+    NAME_BYTES,
+    NAME_LENGTH,
+    OTHER_NAME,
+    PROCESS_FILE,
+    PROCESS_MAGIC,
+    DropReason,
+    SpoolError,
+    name_slot_offset,
+    read_account,
+    read_header,
+)
+
+from ..errors import CollectorError, RunNameError
+from ..identity import checked_run_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rankscope.tracer.spool import SpoolIdentity
+
+MAX_JSON_BYTES = 16 << 20
+MAX_LINE_BYTES = 1 << 20
+MAX_NESTING = 100
+"""Of a document; the tracer's own are a tenth of that."""
+
+MAX_INT32 = (1 << 31) - 1
+
+
+class SpoolProblem(CollectorError):  # noqa: N818  # not raised to callers: told in TailProgress
+    """A folder of the spool that can't be read; it is left as it is."""
+
+
+class ProcessFiles:
+    """The files of one process besides its segments."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the header and the manifest.
+
+        Raises:
+            FileNotFoundError: The process has not written them yet.
+            SpoolProblem: They can't be read, are of another version, or say what no table holds.
+        """
+        self.folder = folder
+        try:
+            header = _read_at(folder / PROCESS_FILE, offset=0, num_bytes=HEADER_BYTES)
+            if not any(header):
+                raise FileNotFoundError(folder / PROCESS_FILE)
+            self.identity: SpoolIdentity = read_header(
+                header, magic=PROCESS_MAGIC, path=folder / PROCESS_FILE
+            )
+        except SpoolError as error:
+            raise SpoolProblem(str(error)) from error
+        _check_range(folder, self.identity)
+        self.manifest: dict[str, Any] = _read_json(folder / MANIFEST_FILE)
+        self.derived: dict[str, Any] = {}
+        """What the tracer found out by itself, which it adds to the manifest later."""
+
+        self._manifest_stamp_ns = 0
+        self.process = self.identity.process_uuid.hex()
+        self.run_id = self.identity.run_id
+        self.groups = JsonLines(folder / GROUPS_FILE)
+        self.events = JsonLines(folder / EVENTS_FILE)
+        self._texts: dict[int, str] = {0: OTHER_NAME}
+
+    def look_for_derived(self) -> None:
+        """Read the manifest's part ``derived`` if the manifest was replaced; the rest stays."""
+        try:
+            stamp_ns = (self.folder / MANIFEST_FILE).stat().st_mtime_ns
+            if stamp_ns == self._manifest_stamp_ns:
+                return
+            found = _read_json(self.folder / MANIFEST_FILE).get("derived")
+        except (OSError, SpoolProblem):
+            return
+        self._manifest_stamp_ns = stamp_ns
+        self.derived = found if isinstance(found, dict) else {}
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each interned name; `OTHER_NAME` where its slot is empty."""
+        return [self._text(name_id) for name_id in ids]
+
+    def dropped(self) -> dict[str, int]:
+        """Return how many records the process has dropped so far, by reason."""
+        path = self.folder / PROCESS_FILE
+        data = _read_at(path, offset=DROPPED_OFFSET, num_bytes=DROPPED.size)
+        if len(data) < DROPPED.size:
+            raise OSError(errno.EIO, f"{PROCESS_FILE} is shorter than its header")
+        counts = DROPPED.unpack(data)
+        names = {reason: reason.name.lower().replace("_", "-") for reason in DropReason}
+        return {name: counts[reason] for reason, name in names.items() if counts[reason]}
+
+    def num_stored(self) -> int:
+        """Return how many rows the process claimed in all segments, by its last account."""
+        path = self.folder / PROCESS_FILE
+        data = _read_at(path, offset=0, num_bytes=HEADER_BYTES)
+        return read_account(data.ljust(HEADER_BYTES, b"\0")).num_stored
+
+    def exit_record(self) -> dict[str, Any] | None:
+        """Return how the process said that it ended; None while it has not."""
+        try:
+            return _read_json(self.folder / EXIT_FILE)
+        except FileNotFoundError:
+            return None
+
+    def _text(self, name_id: int) -> str:
+        known = self._texts.get(name_id)
+        if known is not None:
+            return known
+        slot = _read_at(
+            self.folder / PROCESS_FILE, offset=name_slot_offset(name_id), num_bytes=NAME_BYTES
+        )
+        if len(slot) < NAME_BYTES:
+            return OTHER_NAME
+        (length,) = NAME_LENGTH.unpack_from(slot)
+        if not length:
+            return OTHER_NAME
+        text = slot[2 : 2 + min(length, NAME_BYTES - 2)].decode("utf-8", "replace")
+        self._texts[name_id] = text
+        return text
+
+
+class JsonLines:
+    """A cursor over a file that grows by whole lines of JSON. It need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._num_lines = 0
+
+    def read(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return (line number, object) of each complete new line; broken ones are passed over."""
+        try:
+            data = _read_at(self._path, offset=self._offset, num_bytes=MAX_JSON_BYTES)
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        if not whole and len(data) == MAX_JSON_BYTES:
+            whole = data  # no line is this long: pass over it
+        self._offset += len(whole)
+        found = []
+        for line in whole.splitlines():
+            document = _object(line)
+            if document is not None:
+                found.append((self._num_lines, document))
+            self._num_lines += 1
+        return found
+
+
+def _check_range(folder: Path, identity: SpoolIdentity) -> None:
+    """Refuse numbers that no column of the store can hold, and a name that can't be a run's."""
+    try:
+        checked_run_name(identity.run_id)
+    except RunNameError as error:
+        raise SpoolProblem(f"{folder} is left as it is: {error}") from error
+    for name in ("rank", "world_size", "epoch"):
+        value = getattr(identity, name)
+        if value > MAX_INT32:
+            raise SpoolProblem(f"{folder} says {name} {value}: it is left as it is")
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    if len(line) > MAX_LINE_BYTES:
+        return None
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) and _is_flat_enough(document) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    data = _read_at(path, offset=0, num_bytes=MAX_JSON_BYTES)
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise SpoolProblem(f"{path} is not JSON: the process folder is left as it is") from error
+    if not isinstance(document, dict):
+        raise SpoolProblem(f"{path} holds no JSON object: the process folder is left as it is")
+    if not _is_flat_enough(document):
+        raise SpoolProblem(
+            f"{path} is nested deeper than {MAX_NESTING}: the process folder is left as it is"
+        )
+    return document
+
+
+def _is_flat_enough(document: dict[str, Any]) -> bool:
+    """Return whether it is nested `MAX_NESTING` deep at most.
+
+    What is deeper may have been read just before the interpreter's limit, and be beyond it where
+    it is written again.
+    """
+    level: list[Any] = [document]
+    for _ in range(MAX_NESTING):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return True
+    return False
+
+
+def _read_at(path: Path, *, offset: int, num_bytes: int) -> bytes:
+    descriptor = open_unlinked(path)
+    try:
+        return os.pread(descriptor, num_bytes, offset)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,284 @@
+"""Decode a run of spool records into the store's columns, without a Python loop over rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from rankscope.tracer.span import KINDS, NONE
+from rankscope.tracer.spool import HAS_COMM, NAME_CAPACITY, RECORD_BYTES, RecordType
+
+from ..arrow_columns import coded_strings, numbers, optional_numbers, repeated_string, strings
+from ..names import storable_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ..clock.map import HostTime
+
+    Records = NDArray[np.void]
+
+_FIELDS: dict[str, tuple[str, int]] = {
+    "type": ("u1", 0),
+    "kind": ("u1", 1),
+    "flags": ("<u2", 2),
+    "name": ("<u4", 4),
+    "step": ("<i4", 8),
+    "microbatch": ("<i4", 12),
+    "chunk": ("<i4", 16),
+    "track": ("<u4", 20),
+    "start_ns": ("<i8", 24),
+    "end_ns": ("<i8", 32),
+    "depth": ("<u2", 40),
+    "commit": ("<u8", 48),
+    "launch_ns": ("<i8", 56),
+    # second half of a span with HAS_COMM
+    "group_id": ("<u8", 64),
+    "seq": ("<i8", 72),
+    "src_rank": ("<i4", 80),
+    "dst_rank": ("<i4", 84),
+    "num_bytes": ("<i8", 88),
+    "interval_id": ("<i8", 96),
+    # second half of a step
+    "num_tokens": ("<i8", 64),
+    "loss": ("<f8", 72),
+    "peak_memory_bytes": ("<i8", 80),
+    "left_out": ("<u4", 88),
+    # second half of a micro-batch, beside num_tokens
+    "sum_squared_lengths": ("<i8", 72),
+}
+
+RECORD = np.dtype(
+    {
+        "names": list(_FIELDS),
+        "formats": [form for form, _ in _FIELDS.values()],
+        "offsets": [offset for _, offset in _FIELDS.values()],
+        "itemsize": RECORD_BYTES,
+    }
+)
+"""One record of `tracer.spool` as numpy sees it; the second halves overlap."""
+
+MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
+"""Thirty days: a longer span is a broken clock, not work."""
+
+MAX_START_NS = 1 << 62
+
+MAX_PARENT_DEPTH = 1_024
+"""Deeper than this no parent is looked for: each level is a pass over the rows."""
+
+MAX_DEPTH = 32_767
+"""What the column holds; deeper is told as this."""
+
+BAD_REASONS = (
+    "unknown record type",
+    "unknown kind",
+    "begins before the clock",
+    "begins beyond the clock's range",
+    "ends before it begins",
+    "lasts more than 30 days",
+)
+
+
+class Names(Protocol):
+    """The interned names of one process."""
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each id."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Which rows these are, and how their clock maps to Unix time."""
+
+    run_id: str
+    epoch: int
+    rank: int
+    segment: int
+    """`collector.identity.segment_id`."""
+
+    clock: HostTime
+    """Maps the host's monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """The rows of one cut, as the tables hold them."""
+
+    spans: pa.Table
+    steps: pa.Table
+    microbatches: pa.Table
+    bad_rows: pa.Table
+
+
+def decode(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: Origin) -> Decoded:
+    """Decode committed records.
+
+    A record that can't be a measurement (an unknown type or kind, a time out of
+    range) is set aside with the reason; the others are kept.
+
+    Args:
+        records: Shape (rows,), dtype `RECORD`.
+        rows: Row number of each record in its segment.
+        names: The process's names.
+        origin: What the rows share.
+    """
+    reason = _bad_reason(records)
+    good = reason < 0
+    is_span = good & (records["type"] == RecordType.SPAN)
+    is_step = good & (records["type"] == RecordType.STEP)
+    is_microbatch = good & (records["type"] == RecordType.MICROBATCH)
+    spans, span_rows = (records, rows) if is_span.all() else (records[is_span], rows[is_span])
+    return Decoded(
+        spans=_spans(spans, span_rows, names=names, origin=origin),
+        steps=_steps(records[is_step], rows[is_step], origin=origin),
+        microbatches=_microbatches(records[is_microbatch], rows[is_microbatch], origin=origin),
+        bad_rows=_bad_rows(records[~good], rows[~good], reason=reason[~good], origin=origin),
+    )
+
+
+def _bad_reason(records: Records) -> NDArray[np.int8]:
+    """Return the index of each record's first fault in `BAD_REASONS`, -1 where it has none."""
+    start_ns, end_ns = records["start_ns"], records["end_ns"]
+    is_known = (records["type"] >= RecordType.SPAN) & (records["type"] <= RecordType.MICROBATCH)
+    faults = (
+        ~is_known,
+        (records["type"] == RecordType.SPAN) & (records["kind"] >= len(KINDS)),
+        start_ns < 0,
+        start_ns > MAX_START_NS,
+        end_ns < start_ns,
+        end_ns - start_ns > MAX_DURATION_NS,
+    )
+    reason = np.full(len(records), -1, dtype=np.int8)
+    for place in reversed(range(len(faults))):
+        reason[faults[place]] = place
+    return reason
+
+
+def _spans(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: Origin) -> pa.Table:
+    flags = records["flags"]
+    has_comm = (flags & HAS_COMM) != 0
+
+    def comm(field: str, missing: int) -> Any:  # noqa: ANN401  # an Arrow column
+        return numbers(np.where(has_comm, records[field], records[field].dtype.type(missing)))
+
+    launch_ns = np.where(records["launch_ns"] == 0, records["start_ns"], records["launch_ns"])
+    parent, has_parent = parent_rows(records, rows)
+    named = {
+        **_identity(len(records), origin),
+        "step": numbers(records["step"]),
+        "start_ns": numbers(origin.clock.unix_ns(records["start_ns"])),
+        "kind": coded_strings(records["kind"], [str(kind) for kind in KINDS]),
+        "name": _named(records["name"], names),
+        "track": _named(records["track"], names),
+        "group_id": comm("group_id", 0),
+        "seq": comm("seq", NONE),
+        "src_rank": comm("src_rank", NONE),
+        "dst_rank": comm("dst_rank", NONE),
+        "microbatch": numbers(records["microbatch"]),
+        "chunk": numbers(records["chunk"]),
+        "duration_ns": numbers(records["end_ns"] - records["start_ns"]),
+        "launch_ns": numbers(np.where(launch_ns < 0, NONE, origin.clock.unix_ns(launch_ns))),
+        "num_bytes": comm("num_bytes", NONE),
+        "interval_id": comm("interval_id", 0),
+        "parent_row": optional_numbers(parent, has_parent),
+        "flags": numbers(flags & ~np.uint16(HAS_COMM)),
+        "depth": numbers(np.minimum(records["depth"], MAX_DEPTH), np.int16),
+        "row": numbers(rows),
+    }
+    return pa.Table.from_arrays(list(named.values()), names=list(named))
+
+
+def _steps(records: Records, rows: NDArray[np.uint32], *, origin: Origin) -> pa.Table:
+    start_ns = origin.clock.unix_ns(records["start_ns"])
+    named = {
+        **_identity(len(records), origin),
+        "step": numbers(records["step"]),
+        "start_ns": numbers(start_ns),
+        # No map of clocks touches how long a step took.
+        "end_ns": numbers(start_ns + (records["end_ns"] - records["start_ns"])),
+        "num_tokens": numbers(records["num_tokens"]),
+        "loss": numbers(records["loss"]),
+        "peak_memory_bytes": numbers(records["peak_memory_bytes"]),
+        "left_out": numbers(records["left_out"]),
+        "row": numbers(rows),
+    }
+    return pa.Table.from_arrays(list(named.values()), names=list(named))
+
+
+def _microbatches(records: Records, rows: NDArray[np.uint32], *, origin: Origin) -> pa.Table:
+    named = {
+        **_identity(len(records), origin),
+        "step": numbers(records["step"]),
+        "microbatch": numbers(records["microbatch"]),
+        "num_tokens": numbers(records["num_tokens"]),
+        "sum_squared_lengths": numbers(records["sum_squared_lengths"]),
+        "row": numbers(rows),
+    }
+    return pa.Table.from_arrays(list(named.values()), names=list(named))
+
+
+def _bad_rows(
+    records: Records, rows: NDArray[np.uint32], *, reason: NDArray[np.int8], origin: Origin
+) -> pa.Table:
+    named = {
+        **_identity(len(records), origin),
+        "row": numbers(rows),
+        "reason": coded_strings(reason, BAD_REASONS),
+        "record": strings([record.tobytes().hex() for record in records]),
+    }
+    return pa.Table.from_arrays(list(named.values()), names=list(named))
+
+
+def _identity(num_rows: int, origin: Origin) -> dict[str, Any]:
+    return {
+        "run_id": repeated_string(origin.run_id, num_rows),
+        "epoch": numbers(np.full(num_rows, origin.epoch, dtype=np.int32)),
+        "rank": numbers(np.full(num_rows, origin.rank, dtype=np.int32)),
+        "segment": numbers(np.full(num_rows, origin.segment, dtype=np.uint64)),
+    }
+
+
+def _named(ids: NDArray[np.uint32], names: Names) -> Any:  # noqa: ANN401  # an Arrow column
+    """Return the column of names; an id that no table can hold is `OTHER_NAME`, id 0."""
+    held = np.where(ids < NAME_CAPACITY, ids, 0)
+    used = np.bincount(held) > 0
+    codes = (np.cumsum(used) - 1).astype(np.int32)
+    texts = names.texts(np.flatnonzero(used).tolist())
+    return coded_strings(codes[held], [storable_name(text) for text in texts])
+
+
+def parent_rows(
+    records: Records, rows: NDArray[np.uint32]
+) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    """Return each span's parent row and whether it is known.
+
+    A lane writes a span when it ends, so a parent follows its children: it is
+    the next row one level further out, if that one contains the child in time.
+    A parent in a later cut stays unknown.
+
+    Args:
+        records: Spans of one segment in row order.
+        rows: Their row numbers.
+    """
+    start_ns, depth = records["start_ns"], records["depth"]
+    end_ns = records["end_ns"]
+    parent = np.zeros(len(records), dtype=np.uint32)
+    has_parent = np.zeros(len(records), dtype=bool)
+    for level in np.flatnonzero(np.bincount(depth, minlength=1)[: MAX_PARENT_DEPTH + 1])[1:]:
+        outer = np.flatnonzero(depth == level - 1)
+        if not len(outer):
+            continue
+        child = np.flatnonzero(depth == level)
+        place = np.searchsorted(outer, child)
+        child, place = child[place < len(outer)], place[place < len(outer)]
+        candidate = outer[place]
+        inside = (start_ns[candidate] <= start_ns[child]) & (end_ns[candidate] >= end_ns[child])
+        parent[child[inside]] = rows[candidate[inside]]
+        has_parent[child[inside]] = True
+    return parent, has_parent

@@ -1,0 +1,1 @@
+"""The ClickHouse store: connection, schema, and writing each row once."""

@@ -1,0 +1,221 @@
+"""Where a store is: its URL, the default one, and who holds an embedded one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from rankscope.tracer.plain_file import read_plain
+
+from ..errors import StoreUrlError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STORE_VARIABLE = "RANKSCOPE_STORE"
+SERVER_FILE = "server.json"
+MAX_SERVER_FILE_BYTES = 1 << 16
+ENGINE_FILE = "status"
+"""Where embedded ClickHouse writes its pid, and what it locks."""
+
+SERVER_PARAMETERS = frozenset({"secure", "cluster", "quorum"})
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+"""What a cluster and its database may be called: both stand in statements as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedLocation:
+    """A folder that one process at a time opens with embedded ClickHouse."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLocation:
+    """A ClickHouse server, or any server of a cluster, reached over HTTP."""
+
+    host: str
+    port: int
+    user: str
+    password: str
+    database: str
+    secure: bool
+    cluster: str | None = None
+    """Name of the cluster that holds the tables; None: they are on this server alone."""
+
+    quorum: int = 1
+    """Replicas of a shard that must hold a row before it counts as stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFile:
+    """What the process that holds an embedded store says of itself."""
+
+    pid: int
+    url: str
+    token: str | None
+
+
+def default_store_url(environment: Mapping[str, str] = os.environ) -> str:
+    """Return ``RANKSCOPE_STORE``, else the embedded store in the user's data folder."""
+    chosen = environment.get(STORE_VARIABLE)
+    if chosen:
+        return chosen
+    data_home = environment.get("XDG_DATA_HOME")
+    base = Path(data_home) if data_home else Path.home() / ".local" / "share"
+    return f"chdb://{base.absolute() / 'rankscope' / 'store'}"
+
+
+def parse_store_url(url: str) -> EmbeddedLocation | ServerLocation:
+    """Return the location that a store URL names.
+
+    Raises:
+        StoreUrlError: Another scheme, a relative path, no host, a port that is no number, an
+            unknown parameter, or a cluster that can't be called so.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "chdb":
+        if parts.netloc or not parts.path.startswith("/"):
+            raise StoreUrlError(url, "the path of an embedded store must be absolute")
+        return EmbeddedLocation(path=Path(unquote(parts.path)))
+    if parts.scheme == "clickhouse":
+        return _server_location(url)
+    raise StoreUrlError(url, f"unknown scheme {parts.scheme!r}")
+
+
+def _server_location(url: str) -> ServerLocation:
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        raise StoreUrlError(_without_password(url), "the port is no number") from None
+    if not parts.hostname:
+        raise StoreUrlError(_without_password(url), "no host")
+    asked = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    unknown = sorted(asked.keys() - SERVER_PARAMETERS)
+    if unknown:  # a misspelt cluster would make tables on one server without a word
+        raise StoreUrlError(_without_password(url), f"unknown parameter {unknown[0]!r}")
+    secure = asked.get("secure", "0") in {"1", "true"}
+    location = ServerLocation(
+        host=parts.hostname,
+        port=port or (8443 if secure else 8123),
+        user=unquote(parts.username or "default"),
+        password=unquote(parts.password or ""),
+        database=unquote(parts.path.strip("/")) or "default",
+        secure=secure,
+        cluster=asked.get("cluster"),
+        quorum=_quorum(url, asked.get("quorum", "1")),
+    )
+    _check_cluster(url, location)
+    return location
+
+
+def _quorum(url: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise StoreUrlError(_without_password(url), f"quorum {text!r} is no number from 1 on")
+    return int(text)
+
+
+def _check_cluster(url: str, location: ServerLocation) -> None:
+    if location.cluster is None:
+        if location.quorum > 1:
+            raise StoreUrlError(_without_password(url), "a quorum needs a cluster")
+        return
+    for what, name in (("cluster", location.cluster), ("database", location.database)):
+        if not IDENTIFIER.fullmatch(name):
+            raise StoreUrlError(
+                _without_password(url),
+                f"{what} {name!r} is not made of letters, digits and '_'",
+            )
+
+
+def printable_url(url: str) -> str:
+    """Return the URL without its password, for messages."""
+    return _without_password(url)
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    account, _, host = parts.netloc.rpartition("@")
+    user = account.partition(":")[0]
+    return parts._replace(netloc=f"{user}@{host}").geturl()
+
+
+def write_server_file(store_path: Path, *, url: str, token: str | None = None) -> Path:
+    """Write who serves the embedded store at ``store_path``, readable by its owner alone.
+
+    The file appears whole: a reader never sees half of it.
+    """
+    target = store_path / SERVER_FILE
+    scratch = target.with_suffix(f".{os.getpid()}.tmp")
+    document = json.dumps({"pid": os.getpid(), "url": url, "token": token})
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(document)
+    scratch.replace(target)
+    return target
+
+
+def read_server_file(store_path: Path) -> ServerFile | None:
+    """Return who serves the store; None where nobody says so or that process is gone."""
+    try:
+        document = json.loads(read_plain(store_path / SERVER_FILE, max_bytes=MAX_SERVER_FILE_BYTES))
+        found = ServerFile(
+            pid=int(document["pid"]), url=str(document["url"]), token=document.get("token")
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if _is_alive(found.pid) else None
+
+
+def remove_server_file(store_path: Path) -> None:
+    """Take the notice away again; a file that is not there is no error."""
+    (store_path / SERVER_FILE).unlink(missing_ok=True)
+
+
+def is_held_elsewhere(store_path: Path) -> bool:
+    """Return whether another process has the embedded engine open on this folder.
+
+    Asked before connecting, because the engine prints its own lines to stderr
+    when it finds the lock taken.
+    """
+    try:
+        descriptor = os.open(store_path / ENGINE_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return engine_holder(store_path) != os.getpid()
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def engine_holder(store_path: Path) -> int | None:
+    """Return the process that the engine's own lock file names; None where it names none."""
+    try:
+        first = (store_path / ENGINE_FILE).read_text(encoding="utf-8").splitlines()[0]
+        return int(first.removeprefix("PID: "))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

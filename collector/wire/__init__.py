@@ -1,0 +1,1 @@
+"""Cuts on the network: schema and encoding."""

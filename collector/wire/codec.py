@@ -1,0 +1,393 @@
+"""Cuts on the wire: one Arrow IPC stream, compressed, one row a cut.
+
+`encode_cuts` and `decode_cuts` are each other's inverse. `decode_batch` is what the service
+uses: the rows of all cuts stay together, so that a request of a thousand small cuts costs a
+few calls and not thousands.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from rankscope.tracer.span import NONE
+
+from ..arrow_columns import (
+    coded_strings,
+    numbers,
+    optional_numbers,
+    repeated_string,
+    strings,
+    to_numpy,
+)
+from ..errors import WireError
+from ..spool.cut import CutKey
+from .batch import CutBatch
+from .schema import (
+    KEY_COLUMNS,
+    OLDEST_VERSION,
+    ROW_RANK,
+    SCHEMA_KEY,
+    SCHEMA_VERSION,
+    WIRE_TABLES,
+    WireColumn,
+    cuts_schema,
+    struct_type,
+    wire_columns,
+)
+from .sizes import checked_inflated_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ..spool.cut import Cut
+
+    Column = pa.Array[Any]
+
+MIB = 1 << 20
+VERSION_FORM = re.compile(r"[0-9]{1,9}")
+ZSTD_LEVEL = 1
+"""The quickest: a body is read once, seconds later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireLimits:
+    """How much one body may hold."""
+
+    max_wire_bytes: int = 32 * MIB
+    max_inflated_bytes: int = 256 * MIB
+    max_rows: int = 2_000_000
+    max_cuts: int = 800
+    """So that an answer, 72 bytes a cut, fits the 64 KiB that an agent reads."""
+
+    max_text_bytes: int = MIB
+    """Of one text; a name is cut to 256 bytes anyway."""
+
+
+DEFAULT_LIMITS = WireLimits()
+
+
+def encode_cuts(cuts: Sequence[Cut]) -> bytes:
+    """Return the body that carries these cuts, in this order."""
+    keys: dict[str, Column] = {
+        "run_id": strings([cut.key.run_id for cut in cuts]),
+        "epoch": numbers(np.array([cut.key.epoch for cut in cuts], dtype=np.int32)),
+        "rank": numbers(np.array([cut.key.rank for cut in cuts], dtype=np.int32)),
+        "process": strings([cut.key.process for cut in cuts]),
+        "segment": numbers(np.array([cut.key.segment for cut in cuts], dtype=np.uint64)),
+        "first_row": numbers(np.array([cut.key.first_row for cut in cuts], dtype=np.uint32)),
+        "end_row": numbers(np.array([cut.key.end_row for cut in cuts], dtype=np.uint32)),
+        "sha256": strings([cut.sha256 for cut in cuts]),
+        "num_torn": numbers(np.array([cut.num_torn for cut in cuts], dtype=np.uint32)),
+    }
+    has_ranks = any(cut.key.rank == NONE for cut in cuts)
+    nested = [
+        _nested(table, [getattr(cut.rows, table) for cut in cuts], has_ranks=has_ranks)
+        for table in WIRE_TABLES
+    ]
+    schema = cuts_schema(has_ranks=has_ranks)
+    batch = pa.RecordBatch.from_arrays([*keys.values(), *nested], schema=schema)
+    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=ZSTD_LEVEL))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def decode_cuts(
+    body: bytes | memoryview | pa.Buffer, *, limits: WireLimits = DEFAULT_LIMITS
+) -> list[Cut]:
+    """Return the cuts of a body, in the order in which they were put in.
+
+    Args:
+        body: What `encode_cuts` returned, or what a stranger claims that it did.
+        limits: How much it may hold.
+
+    Raises:
+        WireError: The body can't be taken; its ``status`` says how to answer.
+    """
+    batch = decode_batch(body, limits=limits)
+    return [batch.cut(place) for place in range(len(batch.keys))]
+
+
+def decode_batch(
+    body: bytes | memoryview | pa.Buffer, *, limits: WireLimits = DEFAULT_LIMITS
+) -> CutBatch:
+    """Return the cuts of a body, their rows together. Arguments and errors as `decode_cuts`."""
+    held = body if isinstance(body, pa.Buffer) else pa.py_buffer(body)
+    checked_inflated_bytes(
+        held, max_bytes=limits.max_inflated_bytes, max_wire_bytes=limits.max_wire_bytes
+    )
+    try:
+        reader = pa.ipc.open_stream(held)
+        checked_version(reader.schema)
+        unknown = _unknown_columns(reader.schema)
+        whole = _read_all(reader, limits)
+        return _decoded(whole, unknown=unknown, limits=limits)
+    except MemoryError as error:
+        raise WireError(413, "the body needs more memory than there is for it") from error
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        raise WireError(422, f"the body is no sound Arrow stream: {_first_line(error)}") from error
+
+
+def checked_version(schema: pa.Schema) -> int:
+    """Return the version that a stream states.
+
+    Raises:
+        WireError: 422 where it states none, or one that this code does not read.
+    """
+    text = (schema.metadata or {}).get(SCHEMA_KEY, b"").decode("ascii", "replace")
+    if not VERSION_FORM.fullmatch(text):
+        raise WireError(422, f"the stream states no {SCHEMA_KEY.decode()} that is a number")
+    if not OLDEST_VERSION <= int(text) <= SCHEMA_VERSION:
+        raise WireError(
+            422,
+            f"the stream has schema version {int(text)}, this collector reads"
+            f" {OLDEST_VERSION} to {SCHEMA_VERSION}: upgrade whichever is older",
+            supported=(OLDEST_VERSION, SCHEMA_VERSION),
+        )
+    return int(text)
+
+
+def _nested(table: str, parts: Sequence[pa.Table], *, has_ranks: bool) -> Column:
+    """Return one list a cut, whose items are the rows of the cut."""
+    columns = wire_columns(table, has_ranks=has_ranks)
+    names = [column.name for column in columns]
+    offsets = np.zeros(len(parts) + 1, dtype=np.int32)
+    np.cumsum([part.num_rows for part in parts], out=offsets[1:])
+    kept = [_filled(part, columns).select(names) for part in parts if part.num_rows]
+    if kept:
+        whole = pa.concat_tables(kept).unify_dictionaries()
+        arrays = [_one_chunk(whole[name]) for name in names]
+    else:
+        arrays = [_no_rows(column) for column in columns]
+    item_type = struct_type(table, has_ranks=has_ranks)
+    items: Any = pa.StructArray.from_arrays(arrays, fields=list(item_type))
+    list_type: Any = pa.list_(pa.field("item", item_type, nullable=False))
+    starts: Any = numbers(offsets)
+    return cast("Column", pa.ListArray.from_arrays(starts, items, type=list_type))
+
+
+def _filled(rows: pa.Table, columns: Sequence[WireColumn]) -> pa.Table:
+    """Return the rows with what their maker does not know told as unknown."""
+    for column in columns:
+        if column.name not in rows.column_names and (
+            column.default is not None or column.may_be_null
+        ):
+            rows = rows.append_column(column.name, _standing_in(column, rows.num_rows))
+    return rows
+
+
+def _no_rows(column: WireColumn) -> Column:
+    if pa.types.is_dictionary(column.arrow_type):
+        return repeated_string("", 0)
+    if pa.types.is_string(column.arrow_type):
+        return strings([])
+    return numbers(np.empty(0, dtype=column.arrow_type.to_pandas_dtype()))
+
+
+def _one_chunk(column: pa.ChunkedArray[Any]) -> Column:
+    joined: Any = column.combine_chunks()
+    return cast("Column", joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined)
+
+
+def _unknown_columns(schema: pa.Schema) -> tuple[str, ...]:
+    known = {column.name for column in KEY_COLUMNS} | WIRE_TABLES.keys()
+    found = [name for name in schema.names if name not in known]
+    for table, columns in WIRE_TABLES.items():
+        place = schema.get_field_index(table)
+        if place < 0:
+            continue
+        item = _item_type(schema.field(place), table)
+        names = {ROW_RANK.name, *(column.name for column in columns)}
+        fields = [item.field(index).name for index in range(item.num_fields)]
+        found += [f"{table}.{name}" for name in fields if name not in names]
+    return tuple(found)
+
+
+def _item_type(field: pa.Field[Any], table: str) -> pa.StructType:
+    arrow_type: Any = field.type
+    if not (pa.types.is_list(arrow_type) and pa.types.is_struct(arrow_type.value_type)):
+        raise WireError(422, f"column {table} is {arrow_type}, expected a list of structs")
+    found: pa.StructType = arrow_type.value_type
+    return found
+
+
+def _read_all(reader: pa.RecordBatchStreamReader, limits: WireLimits) -> pa.Table:
+    batches: list[pa.RecordBatch] = []
+    num_cuts = 0
+    for batch in reader:
+        num_cuts += batch.num_rows
+        if num_cuts > limits.max_cuts:
+            raise WireError(413, f"the body holds more than {limits.max_cuts} cuts: send fewer")
+        # Offsets and indices of a stranger are followed below: here they are known to be sound.
+        batch.validate(full=True)
+        batches.append(batch)
+    return pa.Table.from_batches(batches, schema=reader.schema)
+
+
+def _decoded(whole: pa.Table, *, unknown: tuple[str, ...], limits: WireLimits) -> CutBatch:
+    keys = {column.name: _key_column(whole, column) for column in KEY_COLUMNS}
+    columns = ("run_id", "epoch", "rank", "process", "segment", "first_row", "end_row")
+    cut_keys = tuple(
+        CutKey(**dict(zip(columns, row, strict=True)))
+        for row in zip(*(keys[name] for name in columns), strict=True)
+    )
+    tables: dict[str, pa.Table] = {}
+    offsets: dict[str, NDArray[np.int64]] = {}
+    num_rows = 0
+    for table in WIRE_TABLES:
+        items, ends = _items(whole, table)
+        num_rows += int(ends[-1])
+        if num_rows > limits.max_rows:
+            raise WireError(413, f"the body holds more than {limits.max_rows} rows: send fewer")
+        offsets[table] = ends
+        tables[table] = _table(items, table, keys=keys, ends=ends)
+    return CutBatch(
+        keys=cut_keys,
+        sha256=tuple(keys["sha256"]),
+        num_torn=tuple(keys["num_torn"]),
+        tables=tables,
+        offsets=offsets,
+        unknown_columns=unknown,
+    )
+
+
+def _key_column(whole: pa.Table, column: WireColumn) -> list[Any]:
+    place = whole.schema.get_field_index(column.name)
+    if place < 0:
+        if column.default is None:
+            raise WireError(422, f"the stream has no column {column.name}")
+        return [column.default] * whole.num_rows
+    values: list[Any] = _converted(whole.column(place), column, where=column.name).to_pylist()
+    return values
+
+
+def _items(whole: pa.Table, table: str) -> tuple[dict[str, pa.ChunkedArray[Any]], NDArray[Any]]:
+    """Return the columns of a nested table, and where the rows of each cut begin."""
+    place = whole.schema.get_field_index(table)
+    if place < 0:  # nothing of that table: an older or sparing sender
+        return {}, np.zeros(whole.num_rows + 1, dtype=np.int64)
+    item = _item_type(whole.schema.field(place), table)
+    lengths: list[NDArray[Any]] = []
+    parts: list[Any] = []
+    for chunk in cast("list[Any]", whole.column(place).chunks):
+        if chunk.null_count or chunk.values.null_count:
+            raise WireError(422, f"column {table} has nulls")
+        lengths.append(np.diff(to_numpy(chunk.offsets)))
+        parts.append(chunk.flatten())
+    ends = np.zeros(whole.num_rows + 1, dtype=np.int64)
+    np.cumsum(np.concatenate(lengths) if lengths else [], out=ends[1:])
+    names = [item.field(index).name for index in range(item.num_fields)]
+    if len(set(names)) < len(names):
+        raise WireError(422, f"column {table} names a column twice")
+    columns = {
+        name: pa.chunked_array(
+            [part.flatten()[index] for part in parts], type=item.field(index).type
+        )
+        for index, name in enumerate(names)
+    }
+    return columns, ends
+
+
+def _table(
+    items: dict[str, pa.ChunkedArray[Any]],
+    table: str,
+    *,
+    keys: dict[str, list[Any]],
+    ends: NDArray[np.int64],
+) -> pa.Table:
+    counts = np.diff(ends)
+    num_rows = int(ends[-1])
+    named: dict[str, Any] = {
+        "run_id": _repeated_texts(keys["run_id"], counts),
+        "epoch": numbers(np.repeat(np.array(keys["epoch"], dtype=np.int32), counts)),
+        "rank": numbers(_ranks(items, table, of_cuts=keys["rank"], counts=counts)),
+        "segment": numbers(np.repeat(np.array(keys["segment"], dtype=np.uint64), counts)),
+    }
+    for column in WIRE_TABLES[table]:
+        found = items.get(column.name)
+        if found is None and num_rows and column.default is None and not column.may_be_null:
+            raise WireError(422, f"the stream has no column {table}.{column.name}")
+        named[column.name] = (
+            _standing_in(column, num_rows)
+            if found is None
+            else _converted(found, column, where=f"{table}.{column.name}")
+        )
+    return pa.Table.from_arrays(list(named.values()), names=list(named))
+
+
+def _ranks(
+    items: dict[str, pa.ChunkedArray[Any]],
+    table: str,
+    *,
+    of_cuts: list[int],
+    counts: NDArray[np.int64],
+) -> NDArray[np.int32]:
+    """Return the rank of each row: the cut's, or the row's own where the cut is of several."""
+    ranks = np.repeat(np.array(of_cuts, dtype=np.int32), counts)
+    if ROW_RANK.name not in items:
+        return ranks
+    told = to_numpy(_converted(items[ROW_RANK.name], ROW_RANK, where=f"{table}.rank"))
+    return np.where(ranks == NONE, told, ranks).astype(np.int32)
+
+
+def _repeated_texts(texts: list[str], counts: NDArray[np.int64]) -> Column:
+    return coded_strings(np.repeat(np.arange(len(texts), dtype=np.int32), counts), texts)
+
+
+def _standing_in(column: WireColumn, num_rows: int) -> Column:
+    """Return what a column reads that the sender does not know."""
+    dtype = _dtype(column)
+    if dtype is None:
+        return _no_rows(column)
+    if column.default is None:
+        return optional_numbers(np.zeros(num_rows, dtype=dtype), np.zeros(num_rows, dtype=bool))
+    return numbers(np.full(num_rows, column.default, dtype=dtype))
+
+
+def _dtype(column: WireColumn) -> np.dtype[Any] | None:
+    """Return how numpy holds a column; None for text."""
+    arrow_type = column.arrow_type
+    if pa.types.is_dictionary(arrow_type) or pa.types.is_string(arrow_type):
+        return None
+    name: Any = arrow_type.to_pandas_dtype()
+    dtype: np.dtype[Any] = np.dtype(name)
+    return dtype
+
+
+def _converted(found: pa.ChunkedArray[Any], column: WireColumn, *, where: str) -> Any:  # noqa: ANN401  # Arrow
+    """Return a column in the store's own type, if its values fit."""
+    if found.null_count and not column.may_be_null:
+        raise WireError(422, f"column {where} has nulls")
+    found_type, wanted = found.type, column.arrow_type
+    if found_type == wanted:
+        return found
+    if _is_text(found_type) and _is_text(wanted):
+        return _as_text(found, coded=pa.types.is_dictionary(wanted))
+    if pa.types.is_integer(found_type) and pa.types.is_integer(wanted):
+        return found.cast(wanted, safe=True)
+    if pa.types.is_floating(found_type) and pa.types.is_floating(wanted):
+        return found.cast(wanted, safe=True)
+    raise WireError(422, f"column {where} is {found_type}, expected {wanted}")
+
+
+def _is_text(arrow_type: pa.DataType) -> bool:
+    if pa.types.is_dictionary(arrow_type):
+        return _is_text(cast("Any", arrow_type).value_type)
+    return pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type)
+
+
+def _as_text(found: pa.ChunkedArray[Any], *, coded: bool) -> Any:  # noqa: ANN401  # Arrow
+    plain = found.cast(pa.string())
+    return plain.dictionary_encode() if coded else plain
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,136 @@
+"""The columns of a shipped cut: what each table has on the wire, and what stands for a missing one.
+
+One Arrow row is one cut. Its tables are lists of structs, so the cut's identity is written
+once and not once a row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+
+from rankscope.tracer.span import NONE
+
+SCHEMA_VERSION = 1
+"""The layout that this code writes."""
+
+OLDEST_VERSION = 1
+"""The oldest layout that this code reads."""
+
+SCHEMA_KEY = b"rankscope.schema"
+"""Where the stream's schema metadata holds the version, as decimal text."""
+
+CODED_TEXT = cast("pa.DataType", pa.dictionary(pa.int32(), pa.string()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireColumn:
+    """One column of a nested table."""
+
+    name: str
+    arrow_type: pa.DataType
+    default: int | float | None = None
+    """What an older sender that has no such column means; None: every sender has it."""
+
+    may_be_null: bool = False
+
+
+def _column(
+    name: str, arrow_type: pa.DataType, default: float | None = None, *, may_be_null: bool = False
+) -> WireColumn:
+    return WireColumn(name=name, arrow_type=arrow_type, default=default, may_be_null=may_be_null)
+
+
+WIRE_TABLES: dict[str, tuple[WireColumn, ...]] = {
+    "spans": (
+        _column("step", pa.int32()),
+        _column("start_ns", pa.int64()),
+        _column("kind", CODED_TEXT),
+        _column("name", CODED_TEXT),
+        _column("track", CODED_TEXT),
+        _column("group_id", pa.uint64(), 0),
+        _column("seq", pa.int64(), NONE),
+        _column("src_rank", pa.int32(), NONE),
+        _column("dst_rank", pa.int32(), NONE),
+        _column("microbatch", pa.int32(), NONE),
+        _column("chunk", pa.int32(), NONE),
+        _column("duration_ns", pa.int64()),
+        _column("launch_ns", pa.int64(), NONE),
+        _column("num_bytes", pa.int64(), NONE),
+        _column("interval_id", pa.int64(), 0),
+        _column("parent_row", pa.uint32(), may_be_null=True),
+        _column("flags", pa.uint16(), 0),
+        _column("depth", pa.int16(), 0),
+        _column("row", pa.uint32()),
+    ),
+    "steps": (
+        _column("step", pa.int32()),
+        _column("start_ns", pa.int64()),
+        _column("end_ns", pa.int64()),
+        _column("num_tokens", pa.int64(), NONE),
+        _column("loss", pa.float64(), math.nan),
+        _column("peak_memory_bytes", pa.int64(), NONE),
+        _column("left_out", pa.uint32(), 0),
+        _column("row", pa.uint32()),
+    ),
+    "microbatches": (
+        _column("step", pa.int32()),
+        _column("microbatch", pa.int32()),
+        _column("num_tokens", pa.int64(), NONE),
+        _column("sum_squared_lengths", pa.int64(), NONE),
+        _column("row", pa.uint32()),
+    ),
+    "bad_rows": (
+        _column("row", pa.uint32()),
+        _column("reason", CODED_TEXT),
+        _column("record", pa.string()),
+    ),
+}
+"""By table, in the order of `spool.records.Decoded`, without run, epoch, rank and segment."""
+
+KEY_COLUMNS: tuple[WireColumn, ...] = (
+    _column("run_id", pa.string()),
+    _column("epoch", pa.int32()),
+    _column("rank", pa.int32()),
+    _column("process", pa.string()),
+    _column("segment", pa.uint64()),
+    _column("first_row", pa.uint32()),
+    _column("end_row", pa.uint32()),
+    _column("sha256", pa.string()),
+    _column("num_torn", pa.uint32(), 0),
+)
+"""What identifies a cut, once for all its rows."""
+
+
+ROW_RANK = _column("rank", pa.int32())
+"""Stands first in the nested tables of cuts that hold rows of several ranks (their own rank is
+-1, as in simulated runs); a cut of one rank has it in its key alone."""
+
+
+def wire_columns(table: str, *, has_ranks: bool = False) -> tuple[WireColumn, ...]:
+    """Return the columns of a nested table, with the rank of each row or without."""
+    return (ROW_RANK, *WIRE_TABLES[table]) if has_ranks else WIRE_TABLES[table]
+
+
+def cuts_schema(*, has_ranks: bool = False) -> pa.Schema:
+    """Return the schema of a stream of cuts as this code writes it."""
+    fields: list[pa.Field[Any]] = [
+        pa.field(column.name, column.arrow_type, nullable=False) for column in KEY_COLUMNS
+    ]
+    for table in WIRE_TABLES:
+        item = pa.field("item", struct_type(table, has_ranks=has_ranks), nullable=False)
+        fields.append(pa.field(table, pa.list_(item), nullable=False))
+    return pa.schema(fields, metadata={SCHEMA_KEY: str(SCHEMA_VERSION).encode()})
+
+
+def struct_type(table: str, *, has_ranks: bool = False) -> pa.StructType:
+    """Return the type of one row of a nested table."""
+    return pa.struct(
+        [
+            pa.field(column.name, column.arrow_type, nullable=column.may_be_null)
+            for column in wire_columns(table, has_ranks=has_ranks)
+        ]
+    )
