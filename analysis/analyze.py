@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from .bandwidth import bandwidths
-from .bytedance_reading import read_bytedance
-from .circles import circles
-from .configuration import misconfigurations
-from .device_steps import steps_on_device
+from .arrays.grouping import distinct
+from .breakdown.bandwidth import bandwidths
+from .breakdown.mfu import compute_mfu
+from .breakdown.starved import starved_ranks, trail_of
+from .breakdown.waterfall import summary_of, waterfall_of
+from .causes.crash import crashes
+from .causes.hang import hangs
+from .causes.layout import layout_findings
+from .causes.lengths_known import even_lengths
+from .causes.misconfiguration import misconfigurations
 from .diagnose import Case, diagnose, insufficient
-from .distinct import distinct
-from .errors import CycleError, EmptyRunError
-from .even_lengths import even_lengths
-from .exits import crashes
-from .hangs import hangs
-from .layout import layout_findings
-from .mfu import compute_mfu
-from .part_price import compare_culprits
-from .profile import profile_of
+from .price.operation_sets import compare_culprits
 from .quality import left_out_sentence, quality_of
-from .report import RankStepExcess, RunReport, StepTimes
-from .source import rows_of_spans, rows_of_steps
-from .starved import starved_ranks, trail_of
-from .traced import read_traced
-from .waterfall import summary_of, waterfall_of
-from .whatif import Replayer, ratio, what_if
-from .words import percent_text
+from .readers.bytedance.diagnosis_inputs import read_bytedance
+from .readers.tracer.device_steps import steps_on_device
+from .readers.tracer.reader import read_traced
+from .replay.cycles import circles
+from .replay.what_if import Replayer, ratio, what_if
+from .report.report import RankStepExcess, RunReport, StepTimes
+from .report.text import percent_text
+from .statistics.peer_comparison import profile_of
+from .trace.errors import CycleError, EmptyRunError
+from .trace.tables import rows_of_spans, rows_of_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Coords
 
-    from .context import RunContext
-    from .model import ComputeItems, Reading
-    from .profile import Profile
-    from .report import Finding
-    from .source import RunInfo, SpanSource, SpanTable, StepTable
-    from .waterfall import Waterfall
-    from .whatif import WhatIf
+    from .breakdown.waterfall import Waterfall
+    from .replay.model import ComputeItems, Reading
+    from .replay.what_if import WhatIf
+    from .report.report import Finding
+    from .statistics.peer_comparison import Profile
+    from .trace.context import RunContext
+    from .trace.tables import RunInfo, SpanSource, SpanTable, StepTable
 
 K = TypeVar("K")
 NS_PER_S = 1e9

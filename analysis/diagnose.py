@@ -9,23 +9,23 @@ import numpy as np
 
 from rankscope.tracer.span import SpanKind
 
-from .candidate import is_brief, while_shown
-from .column_lengths import even_columns
-from .host_causes import host_candidates
-from .merging import merged_hosts, merged_workers, without_partners
-from .network import profile_links
-from .partners import workers_of
-from .pricing import priced
-from .profile import profile_of
-from .report import Finding
-from .sequence import sequence_effect
-from .slow_compute import compute_candidates, sequence_candidate
-from .slow_network import slow_network
-from .stalls import stalls_of
-from .suspects import unexplained
-from .throttled import Devices, told_by_samples
-from .unequal_experts import experts_candidate, without_their_stages
-from .words import count_text, name_ranks
+from .causes.candidate import is_brief, while_shown
+from .causes.clock_throttle import Devices, told_by_samples
+from .causes.expert_imbalance import experts_candidate, without_their_stages
+from .causes.host_causes import host_candidates
+from .causes.host_gaps import stalls_of
+from .causes.lengths_inferred import even_columns
+from .causes.link_profile import profile_links
+from .causes.merge import merged_hosts, merged_workers, without_partners
+from .causes.sequence_imbalance import sequence_effect
+from .causes.slow_compute import compute_candidates, sequence_candidate
+from .causes.slow_network import slow_network
+from .causes.slow_ranks import unexplained
+from .price.findings import priced
+from .readers.tp_partners import workers_of
+from .report.report import Finding
+from .report.text import count_text, name_ranks
+from .statistics.peer_comparison import profile_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Coords
 
-    from .candidate import Candidate
-    from .context import RunContext
-    from .model import ComputeItems, Reading
-    from .profile import Profile
-    from .source import RankInfo
-    from .whatif import Replayer
+    from .causes.candidate import Candidate
+    from .replay.model import ComputeItems, Reading
+    from .replay.what_if import Replayer
+    from .statistics.peer_comparison import Profile
+    from .trace.context import RunContext
+    from .trace.tables import RankInfo
 
 
 OF_COMPUTE = frozenset({"slow-compute", "clock-throttle"})

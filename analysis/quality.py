@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .distinct import number_rows
-from .report import Quality
-from .traced_ranks import num_expected
+from .arrays.grouping import number_rows
+from .report.report import Quality
+from .trace.expected_ranks import num_expected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .model import Reading
-    from .source import RunInfo, StepTable
+    from .replay.model import Reading
+    from .trace.tables import RunInfo, StepTable
 
 MOST_STEPS_NAMED = 5
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import EmptyRunError, UnknownRunError
-from .joining import (
+from .breakdown.mfu import compute_mfu
+from .report.report import Mfu
+from .trace.concat import (
     join_microbatches,
     join_samples,
     join_spans,
@@ -16,15 +17,14 @@ from .joining import (
     rows_of_microbatches,
     rows_of_samples,
 )
-from .mfu import compute_mfu
-from .report import Mfu
-from .source import rows_of_spans, rows_of_steps
+from .trace.errors import EmptyRunError, UnknownRunError
+from .trace.tables import rows_of_spans, rows_of_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .context import RunContext
-    from .source import RunInfo, RunSummary, SpanSource, SpanTable, StepTable
+    from .trace.context import RunContext
+    from .trace.tables import RunInfo, RunSummary, SpanSource, SpanTable, StepTable
 
 MAX_STEPS = 256
 """Steps of a window: enough for what comes every hundred steps, and a replay of a second or so

@@ -30,8 +30,8 @@ from rankscope.sources.simulated_source import SimulatedSource
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.analysis.report import RunReport
-    from rankscope.analysis.source import StepTable
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.trace.tables import StepTable
 
 RUN = "simulated"
 PRICED = frozenset(

@@ -18,16 +18,16 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.online import FindingTracker
-from rankscope.analysis.source import RunSummary
+from rankscope.analysis.report.tracked_findings import FindingTracker
+from rankscope.analysis.trace.tables import RunSummary
 from rankscope.server.reports import Reports
 from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario, TpDetail
 
 if TYPE_CHECKING:
-    from rankscope.analysis.context import RunContext
-    from rankscope.analysis.source import RunInfo, SpanTable, StepTable
+    from rankscope.analysis.trace.context import RunContext
+    from rankscope.analysis.trace.tables import RunInfo, SpanTable, StepTable
 
 RUN = "simulated"
 ONSET = 8

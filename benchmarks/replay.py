@@ -31,22 +31,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from rankscope.analysis.bytedance_columns import TraceColumns
-from rankscope.analysis.bytedance_whatif import what_if_trace
-from rankscope.analysis.source import EpochInfo, RankInfo
+from rankscope.analysis.readers.bytedance.columns import TraceColumns
+from rankscope.analysis.readers.bytedance.what_if import what_if_trace
+from rankscope.analysis.trace.tables import EpochInfo, RankInfo
 from rankscope.sources.bytedance_file import read_trace_file
 from rankscope.tracer.topology import Coords
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankscope.analysis.source import RunInfo
+    from rankscope.analysis.trace.tables import RunInfo
 
 ROUNDS = 5
 FRESH = """
 import json, resource, sys
 from pathlib import Path
-from rankscope.analysis.bytedance_whatif import what_if_trace
+from rankscope.analysis.readers.bytedance.what_if import what_if_trace
 from rankscope.sources.bytedance_file import read_trace_file
 found = what_if_trace(*read_trace_file(Path(sys.argv[1]), Path(sys.argv[2])))
 print(json.dumps({

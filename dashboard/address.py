@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
-from rankscope.analysis.picture import Window
+from rankscope.analysis.drawing.picture import Window
 
 _MAX_DIGITS = 15
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from rankscope.analysis.heard import Heard
-    from rankscope.analysis.picture import StepPart, StepPicture, Window
-    from rankscope.analysis.report import RunReport
-    from rankscope.analysis.source import RunSummary
-    from rankscope.analysis.timeline import StepTimeline
-    from rankscope.analysis.under_way import Failed, UnderWay
+    from rankscope.analysis.drawing.picture import StepPart, StepPicture, Window
+    from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.report.liveness import Heard
+    from rankscope.analysis.report.progress import Failed, UnderWay
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.trace.tables import RunSummary
 
     from .address import GroupBy
 
 
 class ReportProvider(Protocol):
-    """Finished results of one store; a stranger's run raises `analysis.errors.UnknownRunError`.
+    """Finished results of one store; an unknown run raises `trace.errors.UnknownRunError`.
 
     The pages call it from any thread, and ask for the same result again and
     again while a run trains: an implementation caches by `revision`.
@@ -38,7 +38,7 @@ class ReportProvider(Protocol):
         ...
 
     def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline | None:
-        """Return one step; `analysis.errors.EmptyRunError` where it holds no spans.
+        """Return one step; `analysis.trace.errors.EmptyRunError` where it holds no spans.
 
         None: it is being drawn, and there when it is asked for again.
         """

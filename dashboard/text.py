@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.words import neighbours
+from rankscope.analysis.report.text import neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,7 +25,7 @@ from benchmarks.independent.spool_bytes import UNIX_NS, Telling
 from rankscope.collector.store.store import open_store
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.report.report import RunReport
     from rankscope.collector.store.store import Store
 
 CAUSES = ("healthy", *MAKERS)

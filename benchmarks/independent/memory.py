@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pyarrow as pa
 
-from rankscope.analysis.context import MicrobatchTable, RunContext, SampleTable, no_samples
-from rankscope.analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, SpanTable, StepTable
+from rankscope.analysis.trace.context import MicrobatchTable, RunContext, SampleTable, no_samples
+from rankscope.analysis.trace.tables import (
+    EpochInfo,
+    GroupInfo,
+    RankInfo,
+    RunInfo,
+    SpanTable,
+    StepTable,
+)
 from rankscope.collector.clock.map import HostTime
 from rankscope.collector.spool.records import RECORD, Origin, decode
 from rankscope.sources.arrow_tables import microbatch_table, span_table, step_table

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from benchmarks.independent.cases import Case
     from benchmarks.independent.jobs import Running
     from benchmarks.independent.machine import Rank
-    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.report.report import RunReport
 
 Told = list[tuple[str, tuple[int, ...], tuple[int, int] | None, float | None, float | None]]
 

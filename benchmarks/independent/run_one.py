@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from benchmarks.independent.faults import Fault
     from benchmarks.independent.job import Job
     from benchmarks.independent.machine import Rank
-    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.report.report import RunReport
     from rankscope.collector.store.store import Store
     from rankscope.tracer.spool import SpoolIdentity
 

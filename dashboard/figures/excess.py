@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
-from rankscope.analysis.raster import worst_in_blocks
+from rankscope.analysis.drawing.raster import worst_in_blocks
 
 from ..theme import DIVERGING, NS_PER_S, axis_unit, dressed
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report import RankStepExcess, RunReport
+    from rankscope.analysis.report.report import RankStepExcess, RunReport
 
 MAX_ROWS = 768
 MAX_COLUMNS = 1500

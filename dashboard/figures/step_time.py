@@ -14,8 +14,8 @@ from ..theme import IDEAL, MFU, SLOW, STEP_TIME, dressed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rankscope.analysis.report import RunReport
-    from rankscope.analysis.under_way import SeenSteps
+    from rankscope.analysis.report.progress import SeenSteps
+    from rankscope.analysis.report.report import RunReport
 
 _MOST_MARKED = 150
 

@@ -16,8 +16,8 @@ from .timeline_rows import Rows, group_lines, group_names, lay_rows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rankscope.analysis.picture import Window
-    from rankscope.analysis.timeline import StepTimeline
+    from rankscope.analysis.drawing.picture import Window
+    from rankscope.analysis.drawing.timeline import StepTimeline
 
     from ..address import GroupBy
 

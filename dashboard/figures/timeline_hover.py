@@ -14,7 +14,7 @@ from ..theme import NS_PER_MS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rankscope.analysis.timeline import StepTimeline
+    from rankscope.analysis.drawing.timeline import StepTimeline
 
 
 def hover_texts(timeline: StepTimeline) -> NDArray[np.object_]:

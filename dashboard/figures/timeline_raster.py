@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from rankscope.analysis.picture import picture_of
+from rankscope.analysis.drawing.picture import picture_of
 from rankscope.tracer.span import KIND_CODES, KINDS
 
 from ..text import ranks_text
@@ -18,10 +18,10 @@ from .timeline_rows import MOST_NAMES, group_lines, group_names, group_starts, r
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rankscope.analysis.areas import KindCells
-    from rankscope.analysis.picture import StepPicture
-    from rankscope.analysis.raster import StepRaster
-    from rankscope.analysis.timeline import StepTimeline
+    from rankscope.analysis.drawing.picture import StepPicture
+    from rankscope.analysis.drawing.pixel_areas import KindCells
+    from rankscope.analysis.drawing.raster import StepRaster
+    from rankscope.analysis.drawing.timeline import StepTimeline
 
     from ..address import GroupBy
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankscope.analysis.timeline import StepTimeline
+    from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.tracer.topology import Coords
 
 _ROW_FILL = 0.86

@@ -11,7 +11,7 @@ from ..text import slowdown_text
 from ..theme import DIVERGING, dressed
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.report.report import RunReport
 
 _LEAST_RANGE = 0.1
 _MOST_LABELLED = 64

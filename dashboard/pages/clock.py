@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
-    from rankscope.analysis.source import RunSummary
+    from rankscope.analysis.trace.tables import RunSummary
 
 SOON_MS = 1_500
 """From an answer to the next look at what is being made."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dash import html
 
-from rankscope.analysis.errors import DeletedRunError, UnknownRunError
+from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
 
 from ..text import visible
 from .parts import card

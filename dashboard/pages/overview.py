@@ -9,9 +9,9 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from rankscope.analysis.errors import UnknownRunError
-from rankscope.analysis.report import RunReport
-from rankscope.analysis.under_way import UnderWay
+from rankscope.analysis.report.progress import UnderWay
+from rankscope.analysis.report.report import RunReport
+from rankscope.analysis.trace.errors import UnknownRunError
 
 from ..address import Page, View, write_address
 from ..figures.blank import blank_figure
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
-    from rankscope.analysis.heard import Heard
-    from rankscope.analysis.source import RunSummary
-    from rankscope.analysis.under_way import Failed
+    from rankscope.analysis.report.liveness import Heard
+    from rankscope.analysis.report.progress import Failed
+    from rankscope.analysis.trace.tables import RunSummary
 
     from ..provider import ReportProvider
 

@@ -26,8 +26,8 @@ from .under_way import known_figures
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report import Finding, RunReport, Starved
-    from rankscope.analysis.under_way import Failed, UnderWay
+    from rankscope.analysis.report.progress import Failed, UnderWay
+    from rankscope.analysis.report.report import Finding, RunReport, Starved
 
 _CALM = {"healthy": "calm", "insufficient-evidence": "unsure"}
 _CAUSE = re.compile(r"(\([a-z]+(?:-[a-z]+)+\)\.?)")

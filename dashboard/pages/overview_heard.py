@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import html
 
-from rankscope.analysis.heard import RECENT_NS, SILENT_NS
+from rankscope.analysis.report.liveness import RECENT_NS, SILENT_NS
 
 from ..text import UNKNOWN, count_text, visible
 from .parts import card, labelled
@@ -15,7 +15,7 @@ from .parts import card, labelled
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.heard import Heard, SilentRank
+    from rankscope.analysis.report.liveness import Heard, SilentRank
 
 NS_PER_S = 1_000_000_000
 MINUTE_S, HOUR_S = 60, 3600

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
-    from rankscope.analysis.source import RunSummary
+    from rankscope.analysis.trace.tables import RunSummary
 
     from ..provider import ReportProvider
 

@@ -9,10 +9,10 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from rankscope.analysis.errors import EmptyRunError, UnknownRunError
-from rankscope.analysis.picture import StepPart, Window
-from rankscope.analysis.report import RunReport
-from rankscope.analysis.under_way import UnderWay
+from rankscope.analysis.drawing.picture import StepPart, Window
+from rankscope.analysis.report.progress import UnderWay
+from rankscope.analysis.report.report import RunReport
+from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 
 from ..address import Page, View, read_address, write_address
 from ..figures.timeline import timeline_figure
@@ -35,9 +35,9 @@ from .under_way import drawing, reading_steps
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.picture import StepPicture
-    from rankscope.analysis.timeline import StepTimeline
-    from rankscope.analysis.under_way import Failed
+    from rankscope.analysis.drawing.picture import StepPicture
+    from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.report.progress import Failed
 
     from ..provider import ReportProvider
     from .parts import Figure

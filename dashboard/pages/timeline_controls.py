@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report import RunReport
-    from rankscope.analysis.under_way import SeenSteps
+    from rankscope.analysis.report.progress import SeenSteps
+    from rankscope.analysis.report.report import RunReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

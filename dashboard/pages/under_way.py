@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from dash import html
 
-from rankscope.analysis.under_way import Doing, UnderWay
-from rankscope.analysis.words import name_ranks
+from rankscope.analysis.report.progress import Doing, UnderWay
+from rankscope.analysis.report.text import name_ranks
 
 from ..text import count_text, ratio_text, seconds_text, visible
 from .parts import card
@@ -15,9 +15,9 @@ from .parts import card
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report import Finding
-    from rankscope.analysis.source import RunSummary
-    from rankscope.analysis.under_way import Failed, SeenSteps
+    from rankscope.analysis.report.progress import Failed, SeenSteps
+    from rankscope.analysis.report.report import Finding
+    from rankscope.analysis.trace.tables import RunSummary
 
 LATER = "after the analysis"
 NEVER = "needs the analysis"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.analysis.bytedance_whatif import TraceWhatIf
+    from rankscope.analysis.readers.bytedance.what_if import TraceWhatIf
 
     from .run import Run
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.analysis.errors import AnalysisError, CycleError
+from rankscope.analysis.trace.errors import AnalysisError, CycleError
 from rankscope.collector.errors import CollectorError, StoreClosedError, StoreQueryError
 from rankscope.tracer.spool import SpoolError
 from rankscope.trainer.errors import ConfigError

@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from rankscope.analysis.analyze import analyze_run, read_run
-from rankscope.analysis.timeline import step_timeline
-from rankscope.analysis.verdict import verdict_sentence
+from rankscope.analysis.drawing.timeline import step_timeline
+from rankscope.analysis.report.verdict import verdict_sentence
 from rankscope.collector.client.served_store import open_for_reading
 from rankscope.collector.store.location import default_store_url
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from rankscope.analysis.critical_path import CriticalPath, Slack
-    from rankscope.analysis.ideal_timeline import IdealTimeline
-    from rankscope.analysis.model import Reading
-    from rankscope.analysis.part_price import PartPrice
-    from rankscope.analysis.parts import Part
-    from rankscope.analysis.report import RunReport
-    from rankscope.analysis.source import RunInfo, SpanTable, StepTable
-    from rankscope.analysis.timeline import StepTimeline
-    from rankscope.analysis.waterfall import Waterfall
-    from rankscope.analysis.whatif import Replayer
+    from rankscope.analysis.breakdown.waterfall import Waterfall
+    from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.price.operation_sets import PartPrice
+    from rankscope.analysis.price.selection import Part
+    from rankscope.analysis.replay.critical_path import CriticalPath, Slack
+    from rankscope.analysis.replay.ideal_timeline import IdealTimeline
+    from rankscope.analysis.replay.model import Reading
+    from rankscope.analysis.replay.what_if import Replayer
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.trace.tables import RunInfo, SpanTable, StepTable
     from rankscope.collector.store.store import Store
 
 
@@ -104,9 +104,9 @@ class Run:
 
     @cached_property
     def waterfall(self) -> Waterfall:
-        """Where each rank's time went in each step; see `analysis.waterfall.Part`."""
-        from rankscope.analysis.device_steps import steps_on_device
-        from rankscope.analysis.waterfall import waterfall_of
+        """Where each rank's time went in each step; see `analysis.breakdown.waterfall.Part`."""
+        from rankscope.analysis.breakdown.waterfall import waterfall_of
+        from rankscope.analysis.readers.tracer.device_steps import steps_on_device
 
         spans = self.spans()
         steps = steps_on_device(spans, self.steps())
@@ -118,7 +118,7 @@ class Run:
         Raises:
             EmptyRunError: The step takes no part in the replay.
         """
-        from rankscope.analysis.critical_path import critical_path
+        from rankscope.analysis.replay.critical_path import critical_path
 
         return critical_path(self.reading.model, [step])
 
@@ -128,7 +128,7 @@ class Run:
         Raises:
             EmptyRunError: The step takes no part in the replay.
         """
-        from rankscope.analysis.critical_path import slack_of
+        from rankscope.analysis.replay.critical_path import slack_of
 
         return slack_of(self.reading.model, [step])
 
@@ -138,7 +138,7 @@ class Run:
         Raises:
             EmptyRunError: The step takes no part in the replay.
         """
-        from rankscope.analysis.ideal_timeline import ideal_timeline
+        from rankscope.analysis.replay.ideal_timeline import ideal_timeline
 
         return ideal_timeline(self.reading.model, step)
 
@@ -146,14 +146,14 @@ class Run:
         """Return what a set of operations costs: what if it were healthy.
 
         Args:
-            part: The set, as conditions (`analysis.parts.Part`) or as a mask over the
+            part: The set, as conditions (`analysis.price.selection.Part`) or as a mask over the
                 operations of ``reading``.
 
         Raises:
             EmptyPartError: No operation meets the conditions.
         """
-        from rankscope.analysis.part_price import price_of
-        from rankscope.analysis.parts import Part, mask_of
+        from rankscope.analysis.price.operation_sets import price_of
+        from rankscope.analysis.price.selection import Part, mask_of
 
         if isinstance(part, Part):
             by_span = part.group is not None or part.name is not None
@@ -163,35 +163,35 @@ class Run:
     @cached_property
     def slowdown_by_tp(self) -> dict[int, float | None]:
         """S of each tp position."""
-        from rankscope.analysis.part_price import slowdown_by_tp
+        from rankscope.analysis.price.operation_sets import slowdown_by_tp
 
         return slowdown_by_tp(self.info, self.replayer)
 
     @cached_property
     def slowdown_by_host(self) -> dict[str, float | None]:
         """S of each host that has a name."""
-        from rankscope.analysis.part_price import slowdown_by_host
+        from rankscope.analysis.price.operation_sets import slowdown_by_host
 
         return slowdown_by_host(self.info, self.replayer)
 
     @cached_property
     def slowdown_by_rank(self) -> dict[int, float | None]:
         """S of each rank."""
-        from rankscope.analysis.part_price import slowdown_by_rank
+        from rankscope.analysis.price.operation_sets import slowdown_by_rank
 
         return slowdown_by_rank(self.info, self.replayer)
 
     @cached_property
     def replayer(self) -> Replayer:
-        """The replay of all steps, for the other questions of `analysis.part_price`."""
-        from rankscope.analysis.whatif import Replayer
+        """The replay of all steps, for the other questions of `analysis.price.operation_sets`."""
+        from rankscope.analysis.replay.what_if import Replayer
 
         return Replayer(self.reading.model)
 
     def graph(
         self, step: int | Collection[int], *, ranks: Collection[int] | None = None
     ) -> nx.DiGraph[int]:
-        """Return who waits for whom in some steps; see `analysis.graph.dependency_graph`.
+        """Return who waits for whom in some steps; see `replay.networkx_graph.dependency_graph`.
 
         Args:
             step: Its number, or several.
@@ -201,7 +201,7 @@ class Run:
             EmptyRunError: A step takes no part in the replay.
             GraphTooLargeError: It is too large for a graph of Python objects.
         """
-        from rankscope.analysis.graph import dependency_graph
+        from rankscope.analysis.replay.networkx_graph import dependency_graph
 
         return dependency_graph(self.reading.model, step, ranks=ranks)
 

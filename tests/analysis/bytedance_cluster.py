@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
+from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
 from rankscope.tracer.span import NONE
 from rankscope.tracer.topology import Coords, Layout
 from tests.analysis.cluster import MS, Source

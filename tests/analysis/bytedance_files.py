@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from rankscope.analysis.source import SpanTable, StepTable
+from rankscope.analysis.trace.tables import SpanTable, StepTable
 from rankscope.tracer.span import NONE
 from tests.analysis.cluster import Source
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from rankscope.analysis.bytedance_columns import TraceColumns
-    from rankscope.analysis.source import RunInfo
+    from rankscope.analysis.readers.bytedance.columns import TraceColumns
+    from rankscope.analysis.trace.tables import RunInfo
     from tests.analysis.bytedance_jobs import Job, Row
 
 NARROW = {

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from rankscope.analysis.context import RunContext
-from rankscope.analysis.source import (
+from rankscope.analysis.trace.context import RunContext
+from rankscope.analysis.trace.tables import (
     EpochInfo,
     GroupInfo,
     RankInfo,

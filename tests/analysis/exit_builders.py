@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.context import EventRecord, RankExit, RunContext
-from rankscope.analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo
+from rankscope.analysis.trace.context import EventRecord, RankExit, RunContext
+from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RankInfo, RunInfo
 from rankscope.tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:

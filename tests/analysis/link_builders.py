@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.analysis.model import Link, Transfers
-from rankscope.analysis.network import profile_links
+from rankscope.analysis.causes.link_profile import profile_links
+from rankscope.analysis.replay.model import Link, Transfers
 from rankscope.tracer.topology import Coords
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rankscope.analysis.network import LinkProfile
+    from rankscope.analysis.causes.link_profile import LinkProfile
 
 MS = 1_000_000
 

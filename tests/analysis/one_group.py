@@ -12,7 +12,7 @@ from tests.analysis.cluster import WORLD, Begin, Cluster, Collective, Compute, E
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankscope.analysis.report import Finding
+    from rankscope.analysis.report.report import Finding
     from tests.analysis.cluster import Action
 
 FOUR = Layout(dp=4)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.analysis.model import GapItems, Place
-from rankscope.analysis.profile import Basis, Profile
-from rankscope.analysis.stalls import Stalls, stalls_of
+from rankscope.analysis.causes.host_gaps import Stalls, stalls_of
+from rankscope.analysis.replay.model import GapItems, Place
+from rankscope.analysis.statistics.peer_comparison import Basis, Profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

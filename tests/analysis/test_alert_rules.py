@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.alert_rules import MfuDrop, MfuDropRule, mfu_drops
-from rankscope.analysis.report import Mfu
+from rankscope.analysis.report.alert_rules import MfuDrop, MfuDropRule, mfu_drops
+from rankscope.analysis.report.report import Mfu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.document import to_document
-from rankscope.analysis.errors import EmptyRunError
-from rankscope.analysis.source import rows_of_spans, rows_of_steps
-from rankscope.analysis.traced import read_traced
-from rankscope.analysis.verdict import verdict_sentence
-from rankscope.analysis.whatif import Replayer
+from rankscope.analysis.readers.tracer.reader import read_traced
+from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.report.json import to_document
+from rankscope.analysis.report.verdict import verdict_sentence
+from rankscope.analysis.trace.errors import EmptyRunError
+from rankscope.analysis.trace.tables import rows_of_spans, rows_of_steps
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.tracer.topology import Layout
 from tests.analysis.bytedance_cluster import ByteDanceCluster
@@ -23,7 +23,7 @@ from tests.analysis.exit_builders import context_of, failed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.report.report import RunReport
 
 LAYOUT = Layout(pp=2, dp=2, tp=2)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.errors import AnalysisError
-from rankscope.analysis.source import SpanTable, rows_of_steps
+from rankscope.analysis.trace.errors import AnalysisError
+from rankscope.analysis.trace.tables import SpanTable, rows_of_steps
 from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, gpt_cluster, source_of
 

@@ -7,15 +7,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.areas import bin_edges, step_areas
-from rankscope.analysis.source import rows_of_spans
-from rankscope.analysis.timeline import StepTimeline, timeline_of
+from rankscope.analysis.drawing.pixel_areas import bin_edges, step_areas
+from rankscope.analysis.drawing.timeline import StepTimeline, timeline_of
+from rankscope.analysis.trace.tables import rows_of_spans
 from rankscope.tracer.span import SpanKind
 from tests.analysis.test_raster import FORWARD, WAIT, drawn, piece
 from tests.dashboard.builders import FakeProvider, report
 
 if TYPE_CHECKING:
-    from rankscope.analysis.areas import StepAreas
+    from rankscope.analysis.drawing.pixel_areas import StepAreas
 
 PIECES = st.lists(
     st.tuples(

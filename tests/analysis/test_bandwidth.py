@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.bandwidth import bandwidths
-from rankscope.analysis.model import Link, Transfers
+from rankscope.analysis.breakdown.bandwidth import bandwidths
+from rankscope.analysis.replay.model import Link, Transfers
 
 
 def transfers(name: str, link: Link, num_bytes: int) -> Transfers:

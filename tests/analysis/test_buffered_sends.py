@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.analysis.source import GroupInfo
-from rankscope.analysis.waits import split_waits
+from rankscope.analysis.readers.waits import split_waits
+from rankscope.analysis.trace.tables import GroupInfo
 from tests.analysis.test_waits import p2p
 from tests.dashboard.builders import span_table
 

@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.bytedance import model_of, read_trace
-from rankscope.analysis.bytedance_format import CODE
-from rankscope.analysis.bytedance_reading import read_bytedance
-from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
-from rankscope.analysis.whatif import Replayer, WhatIf, what_if
+from rankscope.analysis.readers.bytedance.diagnosis_inputs import read_bytedance
+from rankscope.analysis.readers.bytedance.format import CODE
+from rankscope.analysis.readers.bytedance.reader import model_of, read_trace
+from rankscope.analysis.replay.what_if import Replayer, WhatIf, what_if
+from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
 from rankscope.tracer.span import NONE
 from rankscope.tracer.topology import Coords, Layout
 from tests.analysis.bytedance_cluster import LATENCY, ByteDanceCluster
@@ -20,7 +20,7 @@ from tests.analysis.cluster import MS, Source
 from tests.traces import TRACES
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.report.report import RunReport
 
 
 def steady(dp: int, stage: int, step: int, mb: int, forward: bool) -> float:  # noqa: FBT001

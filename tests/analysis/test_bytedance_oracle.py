@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rankscope.analysis.bytedance import model_of, read_trace
-from rankscope.analysis.bytedance_whatif import what_if_trace
-from rankscope.analysis.whatif import Replayer, what_if
+from rankscope.analysis.readers.bytedance.reader import model_of, read_trace
+from rankscope.analysis.readers.bytedance.what_if import what_if_trace
+from rankscope.analysis.replay.what_if import Replayer, what_if
 from rankscope.sources.bytedance_file import read_trace_file
 from tests.analysis.bytedance_files import source_of, write_meta, write_trace
 from tests.analysis.bytedance_jobs import MS, Job
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankscope.analysis.bytedance_columns import TraceColumns
-    from rankscope.analysis.source import RunInfo
-    from rankscope.analysis.whatif import WhatIf
+    from rankscope.analysis.readers.bytedance.columns import TraceColumns
+    from rankscope.analysis.replay.what_if import WhatIf
+    from rankscope.analysis.trace.tables import RunInfo
     from tests.analysis.bytedance_jobs import Row
     from tests.analysis.bytedance_oracle import Results
 

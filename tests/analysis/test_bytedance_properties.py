@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.report.report import RunReport
     from tests.analysis.bytedance_jobs import Row
 
 STEPS = (3, 5, 8, 9, 14, 40)

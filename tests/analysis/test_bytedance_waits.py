@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from rankscope.analysis.bytedance_waits import split_bytedance_waits
-from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo
+from rankscope.analysis.readers.bytedance.waits import split_bytedance_waits
+from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo
 from rankscope.tracer.span import Span, SpanKind, UnixNs
 from rankscope.tracer.topology import Coords, Layout
 from tests.dashboard.builders import span_table

@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.bytedance import model_of, read_trace
-from rankscope.analysis.bytedance_columns import TraceColumns
-from rankscope.analysis.bytedance_reading import read_bytedance
-from rankscope.analysis.bytedance_whatif import what_if_trace
-from rankscope.analysis.errors import EmptyRunError
-from rankscope.analysis.parallel import ROWS_AT_ONCE
-from rankscope.analysis.source import rows_of_spans
-from rankscope.analysis.whatif import Replayer, what_if
+from rankscope.analysis.arrays.threads import ROWS_AT_ONCE
+from rankscope.analysis.readers.bytedance.columns import TraceColumns
+from rankscope.analysis.readers.bytedance.diagnosis_inputs import read_bytedance
+from rankscope.analysis.readers.bytedance.reader import model_of, read_trace
+from rankscope.analysis.readers.bytedance.what_if import what_if_trace
+from rankscope.analysis.replay.what_if import Replayer, what_if
+from rankscope.analysis.trace.errors import EmptyRunError
+from rankscope.analysis.trace.tables import rows_of_spans
 from rankscope.tracer.topology import Coords
 from tests.analysis.bytedance_cluster import LATENCY, ByteDanceCluster
 from tests.analysis.cluster import MS
 from tests.analysis.test_bytedance import published
 
 if TYPE_CHECKING:
-    from rankscope.analysis.source import RunInfo, SpanTable
-    from rankscope.analysis.whatif import WhatIf
+    from rankscope.analysis.replay.what_if import WhatIf
+    from rankscope.analysis.trace.tables import RunInfo, SpanTable
     from tests.analysis.cluster import Source
 
 

@@ -13,7 +13,7 @@ from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report import Finding
+    from rankscope.analysis.report.report import Finding
 
 BASE = Scenario(dp=4, pp=4, tp=2, num_steps=14, num_microbatches=8, seed=11)
 STAGE_1 = (8, 9, 10, 11, 12, 13, 14, 15)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rankscope.analysis.cells import group_medians, median_by_kind
+from rankscope.analysis.arrays.group_stats import group_medians, median_by_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.errors import AnalysisError
-from rankscope.analysis.schedule import UNORDERED, levels_of
+from rankscope.analysis.replay.schedule import UNORDERED, levels_of
+from rankscope.analysis.trace.errors import AnalysisError
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, WORLD, Cluster, Source

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.configuration import belongs_to_one_process, misconfigurations
-from rankscope.analysis.context import RankManifest, RunContext
+from rankscope.analysis.causes.misconfiguration import belongs_to_one_process, misconfigurations
+from rankscope.analysis.trace.context import RankManifest, RunContext
 from tests.analysis.exit_builders import run_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankscope.analysis.report import Finding
+    from rankscope.analysis.report.report import Finding
 
 USUAL = {
     "environment.NCCL_ALGO": "Ring",

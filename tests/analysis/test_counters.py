@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.context import SampleTable, no_samples
-from rankscope.analysis.counters import clock_drop, network_trouble
+from rankscope.analysis.causes.counters import clock_drop, network_trouble
+from rankscope.analysis.trace.context import SampleTable, no_samples
 
 S = 1_000_000_000
 PHASE = (3 * S, 6 * S)

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.bytedance_reading import read_bytedance
-from rankscope.analysis.critical_path import critical_path, slack_of
-from rankscope.analysis.errors import EmptyRunError
-from rankscope.analysis.traced import read_traced
-from rankscope.analysis.whatif import Replayer
+from rankscope.analysis.readers.bytedance.diagnosis_inputs import read_bytedance
+from rankscope.analysis.readers.tracer.reader import read_traced
+from rankscope.analysis.replay.critical_path import critical_path, slack_of
+from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.tracer.topology import Layout
 from tests.analysis.bytedance_cluster import ByteDanceCluster
 from tests.analysis.cluster import MS, gpt_cluster, source_of
 from tests.analysis.test_starved import CHAIN
 
 if TYPE_CHECKING:
-    from rankscope.analysis.model import ReplayModel
+    from rankscope.analysis.replay.model import ReplayModel
 
 # Rank 2 computes 100, meets rank 1 (there at 10) for 10 more; then rank 1
 # computes 20 and meets rank 0, there at 20, for another 10: 140 in all.

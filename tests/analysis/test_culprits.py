@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from rankscope.analysis.culprits import Culprit, culprits_of, merged_by_place
-from rankscope.analysis.model import Link
-from rankscope.analysis.network import SlowLink
-from rankscope.analysis.phases import Phase
-from rankscope.analysis.source import RankInfo
+from rankscope.analysis.causes.link_culprits import Culprit, culprits_of, merged_by_place
+from rankscope.analysis.causes.link_profile import SlowLink
+from rankscope.analysis.replay.model import Link
+from rankscope.analysis.statistics.phases import Phase
+from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
 
 RING = (0, 1, 2, 3)

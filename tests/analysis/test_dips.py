@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.dips import common_dips, places_of_dips, without_dips
-from rankscope.analysis.model import Place
+from rankscope.analysis.causes.checkpoint import common_dips, places_of_dips, without_dips
+from rankscope.analysis.replay.model import Place
 from tests.analysis.stall_builders import stalls_with
 
 if TYPE_CHECKING:
-    from rankscope.analysis.stalls import Stalls
+    from rankscope.analysis.causes.host_gaps import Stalls
 
 NUM_RANKS, NUM_STEPS = 4, 12
 

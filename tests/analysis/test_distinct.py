@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.distinct import distinct, number_rows
+from rankscope.analysis.arrays.grouping import distinct, number_rows
 
 NUMBERS = st.lists(st.integers(-(2**62), 2**62) | st.integers(-3, 3), max_size=40)
 ROWS = st.lists(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.context import MicrobatchTable
-from rankscope.analysis.even_lengths import even_lengths
-from rankscope.analysis.model import ComputeItems
+from rankscope.analysis.causes.lengths_known import even_lengths
+from rankscope.analysis.replay.model import ComputeItems
+from rankscope.analysis.trace.context import MicrobatchTable
 from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.trainer.simulator.fault import parse_simulated_faults

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.context import RankExit, RunContext
-from rankscope.analysis.exit_words import ExitClass, exit_class
-from rankscope.analysis.exits import crashes
+from rankscope.analysis.causes.crash import crashes
+from rankscope.analysis.causes.exit_messages import ExitClass, exit_class
+from rankscope.analysis.trace.context import RankExit, RunContext
 from tests.analysis.exit_builders import (
     context_of,
     cut_off,

@@ -14,7 +14,7 @@ from tests.analysis.cluster import MS, Action, Begin, Cluster, Collective, Compu
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.analysis.model import Reading
+    from rankscope.analysis.replay.model import Reading
 
 EXPERTS = 7
 MEMBERS = (0, 1, 2, 3)

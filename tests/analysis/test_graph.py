@@ -3,9 +3,9 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 
-from rankscope.analysis.errors import EmptyRunError
-from rankscope.analysis.graph import dependency_graph
-from rankscope.analysis.traced import read_traced
+from rankscope.analysis.readers.tracer.reader import read_traced
+from rankscope.analysis.replay.networkx_graph import dependency_graph
+from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, gpt_cluster, source_of
 

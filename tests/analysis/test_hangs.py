@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.context import RankExit, RunContext
-from rankscope.analysis.hangs import hangs
-from rankscope.analysis.source import EpochInfo, GroupInfo, SpanTable, StepTable
+from rankscope.analysis.causes.hang import hangs
+from rankscope.analysis.trace.context import RankExit, RunContext
+from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, SpanTable, StepTable
 from rankscope.tracer.span import KIND_CODES, NONE, Span, SpanFlag, SpanKind, UnixNs
 from rankscope.tracer.topology import Coords
 from tests.analysis.exit_builders import (
@@ -26,8 +26,8 @@ from tests.dashboard.builders import span_table
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rankscope.analysis.context import EventRecord
-    from rankscope.analysis.source import RunInfo
+    from rankscope.analysis.trace.context import EventRecord
+    from rankscope.analysis.trace.tables import RunInfo
 
 DP, TP_LOW, TP_HIGH = 7, 8, 9
 DP_BIT = 1 << KIND_CODES[SpanKind.DP_COMM]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.host_causes import host_candidates
-from rankscope.analysis.model import Place
-from rankscope.analysis.source import RankInfo
+from rankscope.analysis.causes.host_causes import host_candidates
+from rankscope.analysis.replay.model import Place
+from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
 from tests.analysis.stall_builders import Gap, stalls_with
 
 if TYPE_CHECKING:
-    from rankscope.analysis.stalls import Stalls
+    from rankscope.analysis.causes.host_gaps import Stalls
 
 NUM_RANKS, NUM_STEPS = 8, 12
 

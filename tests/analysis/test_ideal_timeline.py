@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.bytedance_reading import read_bytedance
-from rankscope.analysis.ideal_timeline import ideal_timeline
-from rankscope.analysis.traced import read_traced
-from rankscope.analysis.whatif import Replayer
+from rankscope.analysis.readers.bytedance.diagnosis_inputs import read_bytedance
+from rankscope.analysis.readers.tracer.reader import read_traced
+from rankscope.analysis.replay.ideal_timeline import ideal_timeline
+from rankscope.analysis.replay.what_if import Replayer
 from rankscope.tracer.topology import Layout
 from tests.analysis.bytedance_cluster import ByteDanceCluster
 from tests.analysis.cluster import MS, gpt_cluster, source_of

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.intervals import NOWHERE, Line, covering, outermost, union
+from rankscope.analysis.arrays.intervals import NOWHERE, Line, covering, outermost, union
 
 
 def ints(*values: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.source import SpanTable, StepTable
+from rankscope.analysis.trace.tables import SpanTable, StepTable
 from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.tracer.span import SpanFlag
 from rankscope.trainer.simulator.fault import parse_simulated_faults
@@ -20,8 +20,8 @@ from tests.analysis.cluster import Source
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankscope.analysis.report import RunReport
-    from rankscope.analysis.source import RunInfo
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.trace.tables import RunInfo
 
 T = TypeVar("T", SpanTable, StepTable)
 RUN = "simulated"

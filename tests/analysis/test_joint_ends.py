@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.analysis.joint_ends import held_by_another
-from rankscope.analysis.source import GroupInfo
-from rankscope.analysis.waits import split_waits
+from rankscope.analysis.readers.tracer.coalesced import held_by_another
+from rankscope.analysis.readers.waits import split_waits
+from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.tracer.span import Span, SpanKind, UnixNs
 from tests.dashboard.builders import span_table
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rankscope.analysis.keys import Digit, keys_with_rows, mixed_keys
+from rankscope.analysis.arrays.radix_keys import Digit, keys_with_rows, mixed_keys
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.kind_times import KindTimes, kind_times
-from rankscope.analysis.timeline import step_timeline
+from rankscope.analysis.breakdown.kind_times import KindTimes, kind_times
+from rankscope.analysis.drawing.timeline import step_timeline
 from rankscope.tracer.span import KINDS, Span, SpanKind, UnixNs
 from tests.analysis.test_timeline import TP, provider, span
 from tests.dashboard.builders import FakeProvider, report, span_table

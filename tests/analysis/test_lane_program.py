@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.errors import CycleError
-from rankscope.analysis.lane_block import Block, Part
-from rankscope.analysis.lane_program import Shape, compile_lanes
+from rankscope.analysis.replay.batched_block import Block, Part
+from rankscope.analysis.replay.batched_program import Shape, compile_lanes
+from rankscope.analysis.trace.errors import CycleError
 
 if TYPE_CHECKING:
-    from rankscope.analysis.lane_program import LaneProgram, Meeting
+    from rankscope.analysis.replay.batched_program import LaneProgram, Meeting
 
 Pairs = list[tuple[int, int]]
 Table = list[list[float]]

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.host_causes import host_candidates
-from rankscope.analysis.late_hosts import data_stalls, host_stalls
-from rankscope.analysis.model import Place
-from rankscope.analysis.skews import launch_skews
-from rankscope.analysis.source import RankInfo
+from rankscope.analysis.causes.host_causes import host_candidates
+from rankscope.analysis.causes.host_stall import data_stalls, host_stalls
+from rankscope.analysis.causes.launch_skew import launch_skews
+from rankscope.analysis.replay.model import Place
+from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
 from tests.analysis.stall_builders import stalls_with
 
 if TYPE_CHECKING:
-    from rankscope.analysis.stalls import Stalls
+    from rankscope.analysis.causes.host_gaps import Stalls
 
 NUM_RANKS, NUM_STEPS = 8, 12
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.analyze import read_run
-from rankscope.analysis.context import RankManifest, RunContext
-from rankscope.analysis.layout import layout_findings
+from rankscope.analysis.causes.layout import layout_findings
+from rankscope.analysis.trace.context import RankManifest, RunContext
 from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.trainer.simulator.scenario import Scenario
 from tests.analysis.test_matmul import microbatches
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report import Finding
+    from rankscope.analysis.report.report import Finding
 
 RUN = "simulated"
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.lost_records import losses_of
-from rankscope.analysis.source import rows_of_spans
+from rankscope.analysis.readers.tracer.incomplete_steps import losses_of
+from rankscope.analysis.trace.tables import rows_of_spans
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from tests.analysis.cluster import MS, Source, source_of
 from tests.analysis.one_group import ALL_REDUCE, trained, work

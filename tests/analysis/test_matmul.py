@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.analysis.context import MicrobatchTable, RankManifest
-from rankscope.analysis.matmul import Device, Layer, device_of, layer_of, reachable_ratio
-from rankscope.analysis.source import RankInfo
+from rankscope.analysis.causes.matmul import Device, Layer, device_of, layer_of, reachable_ratio
+from rankscope.analysis.trace.context import MicrobatchTable, RankManifest
+from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
 
 A100 = Device(name="NVIDIA A100-SXM4-80GB", flops_per_s=312e12, bytes_per_s=2039e9, element_bytes=2)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankscope.analysis.candidate import Candidate
-from rankscope.analysis.merging import merged_hosts, without_partners
-from rankscope.analysis.source import RankInfo
+from rankscope.analysis.causes.candidate import Candidate
+from rankscope.analysis.causes.merge import merged_hosts, without_partners
+from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.devices import peak_flops_per_s
-from rankscope.analysis.mfu import compute_mfu, gpt_flops_per_step
-from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo, StepTable
+from rankscope.analysis.breakdown.mfu import compute_mfu, gpt_flops_per_step
+from rankscope.analysis.trace.devices import peak_flops_per_s
+from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
 from rankscope.tracer.topology import Coords, Layout
 
 S = 1_000_000_000

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.network import slow_links
+from rankscope.analysis.causes.link_profile import slow_links
 from tests.analysis.link_builders import group, profile
 
 if TYPE_CHECKING:

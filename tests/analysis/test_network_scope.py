@@ -4,16 +4,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.analysis.candidate import Candidate
-from rankscope.analysis.counters import Trouble
-from rankscope.analysis.culprits import Culprit
-from rankscope.analysis.network import SlowLink
-from rankscope.analysis.network_scope import have_one_place, is_only_group, told_of_only_group
-from rankscope.analysis.phases import Phase
+from rankscope.analysis.causes.candidate import Candidate
+from rankscope.analysis.causes.counters import Trouble
+from rankscope.analysis.causes.link_culprits import Culprit
+from rankscope.analysis.causes.link_or_network import (
+    have_one_place,
+    is_only_group,
+    told_of_only_group,
+)
+from rankscope.analysis.causes.link_profile import SlowLink
+from rankscope.analysis.statistics.phases import Phase
 from tests.analysis.link_builders import group, pair, profile
 
 if TYPE_CHECKING:
-    from rankscope.analysis.model import Link
+    from rankscope.analysis.replay.model import Link
 
 TWO_HOSTS = {rank: f"host {rank // 4}" for rank in range(8)}
 STEPS = [10.0] * 8

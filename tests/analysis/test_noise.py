@@ -3,7 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.noise import level_deviation, num_estimated_deviations, robust_deviation
+from rankscope.analysis.statistics.noise import (
+    level_deviation,
+    num_estimated_deviations,
+    robust_deviation,
+)
 
 
 def test_one_far_outlier_does_not_widen_the_noise() -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.online import Change, FindingTracker
-from rankscope.analysis.report import Finding
+from rankscope.analysis.report.report import Finding
+from rankscope.analysis.report.tracked_findings import Change, FindingTracker
 from rankscope.analysis.window import RunWindow
 from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, Source, gpt_cluster
@@ -16,8 +16,8 @@ from tests.analysis.training import Training
 from tests.dashboard.builders import report as built_report
 
 if TYPE_CHECKING:
-    from rankscope.analysis.online import TrackedFinding
-    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.report.tracked_findings import TrackedFinding
 
 ONSET, RECOVERY, NUM_STEPS = 8, 14, 20
 

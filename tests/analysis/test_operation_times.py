@@ -3,13 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.bytedance_reading import read_bytedance
-from rankscope.analysis.operation_times import operation_times
-from rankscope.analysis.operations import NO_GROUP
-from rankscope.analysis.program import compile_program
-from rankscope.analysis.step_graph import graph_of_steps, replayed_times
-from rankscope.analysis.traced import read_traced
-from rankscope.analysis.whatif import Replayer
+from rankscope.analysis.readers.bytedance.diagnosis_inputs import read_bytedance
+from rankscope.analysis.readers.tracer.reader import read_traced
+from rankscope.analysis.replay.operation_times import operation_times
+from rankscope.analysis.replay.operations import NO_GROUP
+from rankscope.analysis.replay.program import compile_program
+from rankscope.analysis.replay.step_graph import graph_of_steps, replayed_times
+from rankscope.analysis.replay.what_if import Replayer
 from rankscope.tracer.topology import Layout
 from tests.analysis.bytedance_cluster import ByteDanceCluster
 from tests.analysis.cluster import MS, gpt_cluster, source_of

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis import ordering
-from rankscope.analysis.ordering import places_in_buckets, places_of, sort_rows, stable_order
+from rankscope.analysis.arrays import sorting as ordering
+from rankscope.analysis.arrays.sorting import places_in_buckets, places_of, sort_rows, stable_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run, read_run
-from rankscope.analysis.critical_path import critical_path, slack_of
-from rankscope.analysis.waterfall import waterfall_of
+from rankscope.analysis.breakdown.waterfall import waterfall_of
+from rankscope.analysis.replay.critical_path import critical_path, slack_of
 from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Noise, Scenario, TpDetail
 from rankscope.trainer.simulator.schedule import Schedule
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report import Finding, RunReport
+    from rankscope.analysis.report.report import Finding, RunReport
 
 RUN = "simulated"
 NUM_STEPS, ONSET = 8, 3

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import read_run
-from rankscope.analysis.part_price import (
+from rankscope.analysis.price.operation_sets import (
     compare_culprits,
     planned_pauses,
     price_of,
@@ -18,9 +18,9 @@ from rankscope.analysis.part_price import (
     slowdown_by_tp,
     slowdown_of,
 )
-from rankscope.analysis.parts import EmptyPartError
-from rankscope.analysis.source import GroupInfo
-from rankscope.analysis.whatif import Replayer, what_if
+from rankscope.analysis.price.selection import EmptyPartError
+from rankscope.analysis.replay.what_if import Replayer, what_if
+from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.tracer.span import SpanKind
 from rankscope.tracer.topology import Layout
 from tests.analysis.bytedance_cluster import ByteDanceCluster
@@ -28,8 +28,8 @@ from tests.analysis.cluster import MS, Cluster, gpt_cluster, source_of
 from tests.analysis.test_traced import PAIR, spans_of, steps_of
 
 if TYPE_CHECKING:
-    from rankscope.analysis.model import ReplayModel
-    from rankscope.analysis.source import RunInfo
+    from rankscope.analysis.replay.model import ReplayModel
+    from rankscope.analysis.trace.tables import RunInfo
 
 
 def replayed(cluster: Cluster) -> tuple[RunInfo, Replayer]:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import read_run
-from rankscope.analysis.parts import EmptyPartError, MissingSpansError, Part, mask_of
+from rankscope.analysis.price.selection import EmptyPartError, MissingSpansError, Part, mask_of
 from rankscope.tracer.topology import Coords, Layout
 from tests.analysis.bytedance_cluster import ByteDanceCluster
 from tests.analysis.cluster import MS, dp_group, gpt_cluster, source_of
 
 if TYPE_CHECKING:
-    from rankscope.analysis.model import Reading
+    from rankscope.analysis.replay.model import Reading
     from tests.analysis.cluster import Source
 
 LAYOUT = Layout(dp=2, tp=2, pp=2)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.analysis.model import Place
-from rankscope.analysis.pauses import gc_pauses
+from rankscope.analysis.causes.gc_pause import gc_pauses
+from rankscope.analysis.replay.model import Place
 from tests.analysis.stall_builders import stalls_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankscope.analysis.stalls import Stalls
+    from rankscope.analysis.causes.host_gaps import Stalls
 
 NUM_RANKS, NUM_STEPS = 4, 8
 

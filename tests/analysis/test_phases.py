@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.cells import row_medians
-from rankscope.analysis.phases import best_segments, standing_out, standing_out_now_and_then
-from rankscope.analysis.standing_apart import error_of_level
+from rankscope.analysis.arrays.group_stats import row_medians
+from rankscope.analysis.statistics.phases import (
+    best_segments,
+    standing_out,
+    standing_out_now_and_then,
+)
+from rankscope.analysis.statistics.significance import error_of_level
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.analysis.model import Place
-from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo
-from rankscope.analysis.traced import read_traced
+from rankscope.analysis.readers.tracer.reader import read_traced
+from rankscope.analysis.replay.model import Place
+from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.topology import Coords, Layout
 from tests.analysis.test_traced_join import DP, MS, tables

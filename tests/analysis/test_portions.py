@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import read_run
-from rankscope.analysis.bubble import schedule_of
-from rankscope.analysis.portions import WHOLE, is_deferred, portions_of
+from rankscope.analysis.breakdown.bubble import schedule_of
+from rankscope.analysis.readers.tracer.split_backward import WHOLE, is_deferred, portions_of
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, Action, Begin, Cluster, Compute, End
@@ -17,7 +17,7 @@ from tests.analysis.cluster import MS, Action, Begin, Cluster, Compute, End
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.analysis.model import Reading
+    from rankscope.analysis.replay.model import Reading
 
 FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 

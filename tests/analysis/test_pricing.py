@@ -13,7 +13,7 @@ from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario, TpDetail
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report import Finding
+    from rankscope.analysis.report.report import Finding
 
 CLUSTER = Scenario(dp=4, pp=4, tp=2, num_steps=8, num_microbatches=8, ranks_per_host=4, seed=3)
 

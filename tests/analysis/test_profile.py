@@ -5,8 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.model import ComputeItems
-from rankscope.analysis.profile import Basis, Profile, median_of_others, profile_of
+from rankscope.analysis.replay.model import ComputeItems
+from rankscope.analysis.statistics.peer_comparison import (
+    Basis,
+    Profile,
+    median_of_others,
+    profile_of,
+)
 from rankscope.tracer.topology import Coords
 
 

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.bytedance import model_of, read_trace
-from rankscope.analysis.bytedance_format import CODE
-from rankscope.analysis.operations import NO_GROUP, latest_by_group, positions_in_runs
-from rankscope.analysis.program import compile_program
+from rankscope.analysis.readers.bytedance.format import CODE
+from rankscope.analysis.readers.bytedance.reader import model_of, read_trace
+from rankscope.analysis.replay.operations import NO_GROUP, latest_by_group, positions_in_runs
+from rankscope.analysis.replay.program import compile_program
 from tests.analysis.bytedance_cluster import ByteDanceCluster
 from tests.analysis.cluster import MS
 
 if TYPE_CHECKING:
-    from rankscope.analysis.model import ReplayModel
+    from rankscope.analysis.replay.model import ReplayModel
 
 
 def noisy_model(*, dp: int, pp: int, uneven: bool = False) -> ReplayModel:

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.raster import step_raster, worst_in_blocks
-from rankscope.analysis.report import RankStepExcess
-from rankscope.analysis.source import GroupInfo
-from rankscope.analysis.timeline import StepTimeline, step_timeline
+from rankscope.analysis.drawing.raster import step_raster, worst_in_blocks
+from rankscope.analysis.drawing.timeline import StepTimeline, step_timeline
+from rankscope.analysis.report.report import RankStepExcess
+from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.tracer.span import KIND_CODES, Span, SpanKind, UnixNs
 from tests.dashboard.builders import FakeProvider, report, span_table
 

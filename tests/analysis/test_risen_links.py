@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.network import slow_links
+from rankscope.analysis.causes.link_profile import slow_links
 from tests.analysis.link_builders import pair, profile
 
 if TYPE_CHECKING:
-    from rankscope.analysis.model import Link
-    from rankscope.analysis.network import LinkProfile
+    from rankscope.analysis.causes.link_profile import LinkProfile
+    from rankscope.analysis.replay.model import Link
 
 NUM_STEPS = 10
 JITTER = (0.0, 0.01, -0.01, 0.005, -0.005, 0.01, 0.0, -0.01, 0.005, 0.0)

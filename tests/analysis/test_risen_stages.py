@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.profile import Basis, Profile
-from rankscope.analysis.risen_stages import risen_stages
+from rankscope.analysis.causes.slow_stages import risen_stages
+from rankscope.analysis.statistics.peer_comparison import Basis, Profile
 
 MS = 1e6
 NUM_STEPS = 10

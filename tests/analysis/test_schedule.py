@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.errors import CycleError
-from rankscope.analysis.schedule import NUM_SLOTS, order_by_level, replay
+from rankscope.analysis.replay.schedule import NUM_SLOTS, order_by_level, replay
+from rankscope.analysis.trace.errors import CycleError
 
 if TYPE_CHECKING:
     from random import Random

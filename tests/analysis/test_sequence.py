@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.context import MicrobatchTable, no_microbatches
-from rankscope.analysis.even_lengths import even_lengths
-from rankscope.analysis.model import ComputeItems
-from rankscope.analysis.sequence import sequence_effect
-from rankscope.analysis.usual_steps import common_ratio
+from rankscope.analysis.causes.lengths_known import even_lengths
+from rankscope.analysis.causes.sequence_imbalance import sequence_effect
+from rankscope.analysis.replay.model import ComputeItems
+from rankscope.analysis.statistics.baseline import common_ratio
+from rankscope.analysis.trace.context import MicrobatchTable, no_microbatches
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
 KINDS = (KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])

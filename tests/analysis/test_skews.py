@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.model import Place
-from rankscope.analysis.skews import launch_skews
+from rankscope.analysis.causes.launch_skew import launch_skews
+from rankscope.analysis.replay.model import Place
 from tests.analysis.stall_builders import stalls_with
 
 if TYPE_CHECKING:
-    from rankscope.analysis.candidate import Candidate
-    from rankscope.analysis.stalls import Stalls
+    from rankscope.analysis.causes.candidate import Candidate
+    from rankscope.analysis.causes.host_gaps import Stalls
 
 NUM_RANKS, NUM_STEPS = 15, 14
 GROUPS = tuple((rank, rank + 1, rank + 2) for rank in range(0, NUM_RANKS, 3))

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.candidate import Candidate
-from rankscope.analysis.context import SampleTable
-from rankscope.analysis.slow_network import slow_network
-from rankscope.analysis.source import RankInfo
+from rankscope.analysis.causes.candidate import Candidate
+from rankscope.analysis.causes.slow_network import slow_network
+from rankscope.analysis.trace.context import SampleTable
+from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
 from tests.analysis.link_builders import group, pair, profile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankscope.analysis.model import Link
+    from rankscope.analysis.replay.model import Link
 
 SIZE, NUM_STAGES, NUM_STEPS = 4, 4, 10
 STEP_NS = 100_000_000

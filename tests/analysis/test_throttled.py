@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.context import RunContext, SampleTable
+from rankscope.analysis.trace.context import RunContext, SampleTable
 from rankscope.tracer.span import SpanKind
 from rankscope.tracer.topology import Layout
 from tests.analysis.cluster import MS, Source, source_of
@@ -18,7 +18,7 @@ from tests.analysis.one_group import ALL_REDUCE, trained, work
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankscope.analysis.report import Finding
+    from rankscope.analysis.report.report import Finding
     from tests.analysis.cluster import Action, Cluster
 
 NUM_STEPS = 8

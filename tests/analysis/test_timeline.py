@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.analysis.errors import EmptyRunError, UnknownRunError
-from rankscope.analysis.source import GroupInfo
-from rankscope.analysis.timeline import step_timeline
+from rankscope.analysis.drawing.timeline import step_timeline
+from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
+from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.tracer.span import Span, SpanKind, UnixNs
 from rankscope.tracer.topology import Coords
 from tests.dashboard.builders import FakeProvider, report, span_table

@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.operations import NO_GROUP
-from rankscope.analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, SpanTable, StepTable
-from rankscope.analysis.traced import read_traced
-from rankscope.analysis.whatif import Replayer
+from rankscope.analysis.readers.tracer.reader import read_traced
+from rankscope.analysis.replay.operations import NO_GROUP
+from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.trace.tables import (
+    EpochInfo,
+    GroupInfo,
+    RankInfo,
+    RunInfo,
+    SpanTable,
+    StepTable,
+)
 from rankscope.tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
 from rankscope.tracer.topology import Coords, Layout
 from tests.analysis.cluster import Source

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, SpanTable, StepTable
-from rankscope.analysis.traced import read_traced
-from rankscope.analysis.traced_join import Joined, join_waits
-from rankscope.analysis.waits import split_waits
+from rankscope.analysis.readers.tracer.match_waits import Joined, join_waits
+from rankscope.analysis.readers.tracer.reader import read_traced
+from rankscope.analysis.readers.waits import split_waits
+from rankscope.analysis.trace.tables import (
+    EpochInfo,
+    GroupInfo,
+    RankInfo,
+    RunInfo,
+    SpanTable,
+    StepTable,
+)
 from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 from rankscope.tracer.topology import Coords, Layout
 

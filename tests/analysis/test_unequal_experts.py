@@ -14,7 +14,7 @@ from tests.analysis.cluster import MS, Action, Begin, Cluster, Collective, Compu
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.analysis.report import Finding
+    from rankscope.analysis.report.report import Finding
 
 EXPERTS = 7
 NUM_RANKS, NUM_STEPS, NUM_MICROBATCHES = 8, 8, 2

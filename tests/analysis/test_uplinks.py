@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from rankscope.analysis.culprits import Culprit
-from rankscope.analysis.network import SlowLink
-from rankscope.analysis.phases import Phase
-from rankscope.analysis.source import RankInfo
-from rankscope.analysis.uplinks import merged_by_uplink
+from rankscope.analysis.causes.link_culprits import Culprit
+from rankscope.analysis.causes.link_profile import SlowLink
+from rankscope.analysis.causes.uplinks import merged_by_uplink
+from rankscope.analysis.statistics.phases import Phase
+from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
 from tests.analysis.link_builders import group, pair, profile
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.usual_steps import usual_in_faster_steps
+from rankscope.analysis.statistics.baseline import usual_in_faster_steps
 
 
 def usual(*steps: float) -> float:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.analysis.report import Finding, RunReport, Starved, StepTimes, WaitsOn
-from rankscope.analysis.verdict import verdict_sentence
+from rankscope.analysis.report.report import Finding, RunReport, Starved, StepTimes, WaitsOn
+from rankscope.analysis.report.verdict import verdict_sentence
 from rankscope.tracer.topology import Layout
 from tests.dashboard.builders import report
 

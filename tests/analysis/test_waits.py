@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.source import GroupInfo, SpanTable
-from rankscope.analysis.waits import split_waits
+from rankscope.analysis.readers.waits import split_waits
+from rankscope.analysis.trace.tables import GroupInfo, SpanTable
 from rankscope.tracer.span import NONE, Span, SpanFlag, SpanKind, UnixNs
 from tests.dashboard.builders import span_table
 

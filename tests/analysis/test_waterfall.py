@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.analysis.analyze import read_run
-from rankscope.analysis.source import GroupInfo
-from rankscope.analysis.waterfall import (
+from rankscope.analysis.breakdown.waterfall import (
     PARTS,
     Part,
     Waterfall,
@@ -18,6 +17,7 @@ from rankscope.analysis.waterfall import (
     waiting_on,
     waterfall_of,
 )
+from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.tracer.span import SpanFlag, SpanKind
 from rankscope.tracer.topology import Coords, Layout
 from tests.analysis.bytedance_cluster import LATENCY, ByteDanceCluster

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.context import MicrobatchTable, RankExit, RunContext, SampleTable
-from rankscope.analysis.errors import EmptyRunError, UnknownRunError
-from rankscope.analysis.joining import join_samples, join_spans
-from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo, StepTable
+from rankscope.analysis.trace.concat import join_samples, join_spans
+from rankscope.analysis.trace.context import MicrobatchTable, RankExit, RunContext, SampleTable
+from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
+from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
 from rankscope.analysis.window import SETTLING_STEPS, RunWindow, last_whole_step
 from rankscope.tracer.topology import Coords, Layout
 from tests.analysis.cluster import MS, Source, gpt_cluster
 from tests.analysis.training import Training
 
 if TYPE_CHECKING:
-    from rankscope.analysis.source import SpanTable
+    from rankscope.analysis.trace.tables import SpanTable
 
 NUM_STEPS = 10
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.analysis.words import count_text, name_ranks, percent_text
+from rankscope.analysis.report.text import count_text, name_ranks, percent_text
 
 
 @pytest.mark.parametrize(

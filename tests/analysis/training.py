@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rankscope.analysis.context import RunContext
-    from rankscope.analysis.source import RunInfo, SpanTable, StepTable
+    from rankscope.analysis.trace.context import RunContext
+    from rankscope.analysis.trace.tables import RunInfo, SpanTable, StepTable
     from tests.analysis.cluster import Source
 
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from playwright.sync_api import expect
 
-from rankscope.analysis.under_way import Doing, Phase, UnderWay
+from rankscope.analysis.report.progress import Doing, Phase, UnderWay
 from rankscope.dashboard.pages import clock
 from tests.browser.conftest import served
 from tests.dashboard.builders import FakeProvider, report

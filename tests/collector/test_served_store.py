@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.errors import UnknownRunError
+from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.client.served_store import ServedStore, open_for_reading, server_of
 from rankscope.collector.errors import StoreError, StoreHeldError, StoreQueryError
 from rankscope.collector.store.location import SERVER_FILE, write_server_file

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.exits import crashes
+from rankscope.analysis.causes.crash import crashes
 from rankscope.collector.read.runs import read_events, read_spans
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.sources.store_source import StoreSource

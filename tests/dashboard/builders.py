@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.analysis.context import RunContext
-from rankscope.analysis.errors import UnknownRunError
-from rankscope.analysis.report import (
+from rankscope.analysis.drawing.timeline import StepTimeline, step_timeline
+from rankscope.analysis.report.report import (
     Finding,
     Mfu,
     Quality,
@@ -19,7 +18,9 @@ from rankscope.analysis.report import (
     StepTimes,
     WaitsOn,
 )
-from rankscope.analysis.source import (
+from rankscope.analysis.trace.context import RunContext
+from rankscope.analysis.trace.errors import UnknownRunError
+from rankscope.analysis.trace.tables import (
     EpochInfo,
     GroupInfo,
     RankInfo,
@@ -28,7 +29,6 @@ from rankscope.analysis.source import (
     SpanTable,
     StepTable,
 )
-from rankscope.analysis.timeline import StepTimeline, step_timeline
 from rankscope.tracer.span import KIND_CODES, NONE, Span
 from rankscope.tracer.topology import Coords, Layout
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from rankscope.analysis.heard import Heard
-    from rankscope.analysis.picture import StepPart, StepPicture, Window
-    from rankscope.analysis.under_way import Failed, UnderWay
+    from rankscope.analysis.drawing.picture import StepPart, StepPicture, Window
+    from rankscope.analysis.report.liveness import Heard
+    from rankscope.analysis.report.progress import Failed, UnderWay
     from rankscope.dashboard.address import GroupBy
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.source import GroupInfo
+from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.tracer.span import NONE, Span, SpanKind, UnixNs, group_id_of
 from tests.dashboard.builders import FakeProvider, grid_coords, report, span_table
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.report.report import RunReport
     from rankscope.tracer.topology import Coords, Layout
 
 

@@ -6,8 +6,8 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.kind_times import kind_times
-from rankscope.analysis.timeline import step_timeline
+from rankscope.analysis.breakdown.kind_times import kind_times
+from rankscope.analysis.drawing.timeline import step_timeline
 from rankscope.collector.read.rollups import read_rollups
 from rankscope.server.rollups import Rolling
 from rankscope.sources.store_source import StoreSource

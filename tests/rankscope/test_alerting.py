@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.report import Mfu
+from rankscope.analysis.report.report import Mfu
 from rankscope.collector.notify.webhook import Webhook
 from rankscope.collector.read.alerts import Delivery, read_alerts
 from rankscope.collector.store.store import open_store
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.report.report import RunReport
     from rankscope.collector.store.store import Store
 
 DROPS_AT_10 = [0.50] * 10 + [0.40] * 5

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rankscope.analysis.context import RunContext
+    from rankscope.analysis.trace.context import RunContext
 
 ENDED_AT = OFFSET_NS + 9_000
 

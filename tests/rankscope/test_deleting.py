@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.errors import DeletedRunError, UnknownRunError
+from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
 from rankscope.collector.errors import RunDeletedError
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.spool.tail import SpoolTail

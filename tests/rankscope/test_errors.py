@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.analysis.errors import CycleError, UnknownRunError
+from rankscope.analysis.trace.errors import CycleError, UnknownRunError
 from rankscope.collector.errors import StoreHeldError, StoreQueryError
 from rankscope.errors import BadInputError, FailedError, exit_code_of, plain_line
 from rankscope.tracer.spool import SpoolVersionError

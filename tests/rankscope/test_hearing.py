@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.analysis.heard import Heard, SilentRank
+from rankscope.analysis.report.liveness import Heard, SilentRank
 from rankscope.collector.store.store import open_store
 from rankscope.server.liveness import read_heard
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.errors import EmptyRunError
-from rankscope.analysis.picture import picture_of
-from rankscope.analysis.timeline import step_timeline
+from rankscope.analysis.drawing.picture import picture_of
+from rankscope.analysis.drawing.timeline import step_timeline
+from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.read.pictures import StepPlace
 from rankscope.collector.store.store import Store, open_store
 from rankscope.dashboard.address import GroupBy, Page, View

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
-from rankscope.analysis.errors import UnknownRunError
-from rankscope.analysis.source import RunSummary, rows_of_spans, rows_of_steps
+from rankscope.analysis.trace.errors import UnknownRunError
+from rankscope.analysis.trace.tables import RunSummary, rows_of_spans, rows_of_steps
 from rankscope.dashboard.address import GroupBy, Page, View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.timeline import timeline_page
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
-    from rankscope.analysis.source import RunInfo
+    from rankscope.analysis.trace.tables import RunInfo
 
 MS = 1_000_000
 RUN = "tiny"

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.context import EventRecord, RunContext
-from rankscope.analysis.errors import EmptyRunError
-from rankscope.analysis.source import RunSummary, rows_of_spans, rows_of_steps
+from rankscope.analysis.trace.context import EventRecord, RunContext
+from rankscope.analysis.trace.errors import EmptyRunError
+from rankscope.analysis.trace.tables import RunSummary, rows_of_spans, rows_of_steps
 from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.read.alerts import read_alerts
 from rankscope.collector.read.findings import read_findings
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from rankscope.analysis.source import RunInfo, SpanTable, StepTable
+    from rankscope.analysis.trace.tables import RunInfo, SpanTable, StepTable
     from rankscope.collector.store.store import Store
 
 ONSET = 6

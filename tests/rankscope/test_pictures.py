@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rankscope.analysis.picture import Window, picture_of
-from rankscope.analysis.raster import step_raster
-from rankscope.analysis.timeline import StepTimeline, step_timeline
+from rankscope.analysis.drawing.picture import Window, picture_of
+from rankscope.analysis.drawing.raster import step_raster
+from rankscope.analysis.drawing.timeline import StepTimeline, step_timeline
 from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.read.pictures import (
     TILES_PER_ZOOM,
@@ -49,8 +49,8 @@ from tests.receiver import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.analysis.picture import StepPicture
-    from rankscope.analysis.raster import StepRaster
+    from rankscope.analysis.drawing.picture import StepPicture
+    from rankscope.analysis.drawing.raster import StepRaster
     from rankscope.collector.read.pictures import Pixels
 
 FEW, MANY, DEEP = "few", "many", "deep"

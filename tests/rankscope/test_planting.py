@@ -11,7 +11,7 @@ from rankscope.trainer.errors import ConfigError
 from tests.dashboard.builders import report
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.report.report import RunReport
 
 LAYOUT = Layout(pp=2, dp=2, tp=2)
 

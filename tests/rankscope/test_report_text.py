@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.analysis.report import (
+from rankscope.analysis.report.report import (
     BubbleShape,
     CulpritComparison,
     Finding,

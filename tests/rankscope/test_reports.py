@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.errors import EmptyRunError, UnknownRunError
-from rankscope.analysis.report import RunReport
-from rankscope.analysis.source import RunInfo, RunSummary, StepTable
-from rankscope.analysis.verdict import verdict_sentence
+from rankscope.analysis.report.report import RunReport
+from rankscope.analysis.report.verdict import verdict_sentence
+from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
+from rankscope.analysis.trace.tables import RunInfo, RunSummary, StepTable
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Layout
@@ -16,8 +16,8 @@ from tests.analysis.cluster import Source, gpt_cluster
 from tests.receiver import PATIENCE_S
 
 if TYPE_CHECKING:
-    from rankscope.analysis.context import RunContext
-    from rankscope.analysis.source import SpanTable
+    from rankscope.analysis.trace.context import RunContext
+    from rankscope.analysis.trace.tables import SpanTable
 
 MS = 1_000_000
 NUM_STEPS = 8

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.parts import Part
-from rankscope.analysis.waterfall import Part as TimePart
+from rankscope.analysis.breakdown.waterfall import Part as TimePart
+from rankscope.analysis.price.selection import Part
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.run import Run, open_run

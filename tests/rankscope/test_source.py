@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.errors import UnknownRunError
+from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import Store, open_store
 from rankscope.sources.store_source import StoreSource
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rankscope.analysis.source import SpanSource, SpanTable
+    from rankscope.analysis.trace.tables import SpanSource, SpanTable
 
 INT32, INT64 = np.int32, np.int64
 EXPECTED_TYPES = {

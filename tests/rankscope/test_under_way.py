@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.errors import UnknownRunError
-from rankscope.analysis.report import RunReport
-from rankscope.analysis.source import RunSummary
-from rankscope.analysis.under_way import Doing, Failed, UnderWay
+from rankscope.analysis.report.progress import Doing, Failed, UnderWay
+from rankscope.analysis.report.report import RunReport
+from rankscope.analysis.trace.errors import UnknownRunError
+from rankscope.analysis.trace.tables import RunSummary
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Layout
@@ -19,8 +19,8 @@ from tests.analysis.cluster import Source, gpt_cluster
 from tests.receiver import PATIENCE_S
 
 if TYPE_CHECKING:
-    from rankscope.analysis.context import RunContext
-    from rankscope.analysis.source import RunInfo, SpanTable, StepTable
+    from rankscope.analysis.trace.context import RunContext
+    from rankscope.analysis.trace.tables import RunInfo, SpanTable, StepTable
 
 MS = 1_000_000
 

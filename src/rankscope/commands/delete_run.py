@@ -7,7 +7,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
-from rankscope.analysis.errors import UnknownRunError
+from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.errors import StoreHeldError
 from rankscope.collector.read.runs import run_names
 from rankscope.collector.retention.deletion import Deletions

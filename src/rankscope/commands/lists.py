@@ -13,8 +13,8 @@ from rankscope.collector.store.location import default_store_url
 from .text_tables import aligned, ranges
 
 if TYPE_CHECKING:
-    from rankscope.analysis.following import Followed
-    from rankscope.analysis.source import RunSummary
+    from rankscope.analysis.report.recurrence import Followed
+    from rankscope.analysis.trace.tables import RunSummary
     from rankscope.collector.read.alerts import StoredAlert
     from rankscope.collector.read.findings import StoredFinding
 

@@ -10,7 +10,13 @@ from .text_tables import aligned, ranges
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rankscope.analysis.report import Bandwidth, Finding, RunReport, Starved, WaterfallSummary
+    from rankscope.analysis.report.report import (
+        Bandwidth,
+        Finding,
+        RunReport,
+        Starved,
+        WaterfallSummary,
+    )
 
 UNKNOWN = "n/a"
 INDENT = "  "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.words import LEAST_RANGE, neighbours
+from rankscope.analysis.report.text import LEAST_RANGE, neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

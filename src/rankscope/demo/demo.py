@@ -27,7 +27,7 @@ from .planted import DemoPlan, is_found, outcome_line, plan_demo
 from .training import StepDone, Training, require_torch, training_command
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.report.report import RunReport
     from rankscope.collector.spool.tail import SpoolTail
     from rankscope.collector.store.store import Store
 
@@ -183,8 +183,8 @@ def _diagnose(store: Store, run_id: str) -> RunReport:
 
 
 def _print_result(report: RunReport, plan: DemoPlan, *, as_json: bool) -> None:
-    from rankscope.analysis.document import to_document
-    from rankscope.analysis.verdict import verdict_sentence
+    from rankscope.analysis.report.json import to_document
+    from rankscope.analysis.report.verdict import verdict_sentence
 
     from ..commands.report_text import report_text
 

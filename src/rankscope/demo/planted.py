@@ -12,7 +12,7 @@ from rankscope.trainer.fault import ENDINGS, OF_ALL_RANKS, Fault, FaultCause, pa
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rankscope.analysis.report import Finding, RunReport
+    from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.tracer.topology import Layout
 
 DEFAULT_RANK = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.alert_rules import MFU_DROP, mfu_drops
+from rankscope.analysis.report.alert_rules import MFU_DROP, mfu_drops
 from rankscope.collector.errors import StoreError
 from rankscope.collector.read.alerts import (
     Delivery,
@@ -20,8 +20,8 @@ from ..terminal import say
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankscope.analysis.alert_rules import MfuDrop
-    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.report.alert_rules import MfuDrop
+    from rankscope.analysis.report.report import RunReport
     from rankscope.collector.notify.webhook import Webhook
     from rankscope.collector.store.store import Store
 
@@ -58,7 +58,7 @@ class Alerting:
     def evaluate(self, report: RunReport) -> tuple[StoredAlert, ...]:
         """Fire what is due in ``report`` and has not fired; return it.
 
-        A drop keeps its first step for good (`analysis.alert_rules.mfu_drops`),
+        A drop keeps its first step for good (`analysis.report.alert_rules.mfu_drops`),
         so (run, first step) tells whether it is the same one.
         """
         if report.mfu is None:

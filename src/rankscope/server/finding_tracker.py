@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.online import Change, FindingTracker, TrackedFinding
-from rankscope.analysis.report import Finding
-from rankscope.analysis.words import count_text, name_ranks
+from rankscope.analysis.report.report import Finding
+from rankscope.analysis.report.text import count_text, name_ranks
+from rankscope.analysis.report.tracked_findings import Change, FindingTracker, TrackedFinding
 from rankscope.collector.read.findings import StoredFinding, read_findings, write_findings
 
 from .. import terminal
@@ -16,7 +16,7 @@ from ..sources.finding_history import History, follows_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.report.report import RunReport
     from rankscope.collector.store.store import Store
 
     from .reports import TurnCost

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.analysis.areas import step_areas
-from rankscope.analysis.raster import row_by_rank
+from rankscope.analysis.drawing.pixel_areas import step_areas
+from rankscope.analysis.drawing.raster import row_by_rank
 from rankscope.collector.read.pictures import (
     FINER,
     TILES_PER_ZOOM,
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from rankscope.analysis.areas import StepAreas
-    from rankscope.analysis.timeline import StepTimeline
+    from rankscope.analysis.drawing.pixel_areas import StepAreas
+    from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.collector.read.pictures import StepKey
     from rankscope.tracer.topology import Coords
 

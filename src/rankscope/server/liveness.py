@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.heard import MAX_SHOWN, RECENT_NS, SILENT_NS, Heard, SilentRank
+from rankscope.analysis.report.liveness import MAX_SHOWN, RECENT_NS, SILENT_NS, Heard, SilentRank
 from rankscope.collector.read.heartbeats import longest_unheard
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.errors import AnalysisError
+from rankscope.analysis.trace.errors import AnalysisError
 from rankscope.collector.spool.descriptions import RUNNING
 
 from .. import terminal
@@ -19,7 +19,7 @@ from ..errors import exit_code_of, plain_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rankscope.analysis.source import RunSummary, SpanSource
+    from rankscope.analysis.trace.tables import RunSummary, SpanSource
     from rankscope.collector.host.sampler import Sampler
     from rankscope.collector.spool.tail import SpoolTail
 

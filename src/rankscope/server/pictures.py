@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.areas import KindCells, bin_edges
-from rankscope.analysis.picture import StepPicture, Window
-from rankscope.analysis.raster import StepRaster
+from rankscope.analysis.drawing.picture import StepPicture, Window
+from rankscope.analysis.drawing.pixel_areas import KindCells, bin_edges
+from rankscope.analysis.drawing.raster import StepRaster
 from rankscope.collector.read.pictures import (
     TILES_PER_ZOOM,
     Area,

@@ -7,10 +7,10 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.errors import UnknownRunError
-from rankscope.analysis.timeline import records_groups, step_timeline
-from rankscope.analysis.under_way import Doing, Failed, Phase, UnderWay
-from rankscope.analysis.verdict import verdict_sentence
+from rankscope.analysis.drawing.timeline import records_groups, step_timeline
+from rankscope.analysis.report.progress import Doing, Failed, Phase, UnderWay
+from rankscope.analysis.report.verdict import verdict_sentence
+from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.read.pictures import StepPlace, read_kept
 from rankscope.collector.read.portions import Portion, count_portion
 
@@ -23,12 +23,12 @@ from .run_outline import read_seen, read_told
 from .step_parts import MAX_DRAWN_SPANS, drawn_anew, needs_spans, part_of, read_part
 
 if TYPE_CHECKING:
-    from rankscope.analysis.heard import Heard
-    from rankscope.analysis.picture import StepPart, StepPicture, Window
-    from rankscope.analysis.report import RunReport
-    from rankscope.analysis.source import RunSummary, SpanSource
-    from rankscope.analysis.timeline import StepTimeline
-    from rankscope.analysis.under_way import SeenSteps
+    from rankscope.analysis.drawing.picture import StepPart, StepPicture, Window
+    from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.report.liveness import Heard
+    from rankscope.analysis.report.progress import SeenSteps
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.trace.tables import RunSummary, SpanSource
     from rankscope.collector.store.store import Store
     from rankscope.dashboard.address import GroupBy
     from rankscope.tracer.topology import Coords

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.errors import EmptyRunError, UnknownRunError
-from rankscope.analysis.mfu import compute_mfu
+from rankscope.analysis.breakdown.mfu import compute_mfu
+from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.window import RunWindow
 from rankscope.collector.spool.descriptions import RUNNING
 
@@ -24,9 +24,9 @@ from .watched_source import WatchedSource
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from rankscope.analysis.report import RunReport
-    from rankscope.analysis.source import RunSummary, SpanSource, StepTable
-    from rankscope.analysis.under_way import Phase
+    from rankscope.analysis.report.progress import Phase
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.trace.tables import RunSummary, SpanSource, StepTable
 
 MAX_SPANS = 4_000_000
 """Bounds the time and the memory of one analysis; a window of the last steps beyond."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from rankscope.analysis.kind_times import kind_times
-from rankscope.analysis.source import range_of_spans
-from rankscope.analysis.timeline import records_groups, timeline_of
+from rankscope.analysis.breakdown.kind_times import kind_times
+from rankscope.analysis.drawing.timeline import records_groups, timeline_of
+from rankscope.analysis.trace.tables import range_of_spans
 from rankscope.collector.arrow_columns import coded_strings, numbers, repeated_string
 from rankscope.collector.read.pictures import StepKey, StepPlace, write_pixels
 from rankscope.collector.read.portions import Portion, portions_of, read_outline
@@ -38,9 +38,9 @@ from .step_parts import read_part
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankscope.analysis.kind_times import KindTimes
-    from rankscope.analysis.source import RunInfo, RunSummary
-    from rankscope.analysis.timeline import StepTimeline
+    from rankscope.analysis.breakdown.kind_times import KindTimes
+    from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.trace.tables import RunInfo, RunSummary
     from rankscope.collector.read.rollups import OpenStep, Place
     from rankscope.collector.store.store import Store
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.mfu import compute_mfu
-from rankscope.analysis.under_way import SeenSteps
+from rankscope.analysis.breakdown.mfu import compute_mfu
+from rankscope.analysis.report.progress import SeenSteps
 from rankscope.collector.read.findings import read_findings
 from rankscope.collector.read.steps import read_step_times
 
 from .finding_tracker import tracked_finding
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report import Finding
-    from rankscope.analysis.source import SpanSource
+    from rankscope.analysis.report.report import Finding
+    from rankscope.analysis.trace.tables import SpanSource
     from rankscope.collector.store.store import Store
 
 MAX_STEPS = 2_000

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from rankscope.analysis.source import RunSummary
+    from rankscope.analysis.trace.tables import RunSummary
     from rankscope.collector.http.token_file import TokenBook
     from rankscope.collector.ingest.service import IngestService
     from rankscope.collector.notify.webhook import Webhook

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.picture import StepPart
-from rankscope.analysis.raster import step_raster
-from rankscope.analysis.timeline import portion_of
+from rankscope.analysis.drawing.picture import StepPart
+from rankscope.analysis.drawing.raster import step_raster
+from rankscope.analysis.drawing.timeline import portion_of
 from rankscope.collector.read.portions import read_arrivals, read_portion
 from rankscope.dashboard.figures.timeline_raster import MAX_BARS, MAX_ROWS, NUM_BINS
 
 from ..sources.arrow_tables import arrivals_table, span_table
 
 if TYPE_CHECKING:
-    from rankscope.analysis.picture import StepPicture
-    from rankscope.analysis.source import RunInfo
-    from rankscope.analysis.timeline import StepTimeline
+    from rankscope.analysis.drawing.picture import StepPicture
+    from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.trace.tables import RunInfo
     from rankscope.collector.read.portions import Portion
     from rankscope.collector.store.store import Store
 

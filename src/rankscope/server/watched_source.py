@@ -6,17 +6,23 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.under_way import Doing, Phase
+from rankscope.analysis.report.progress import Doing, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.analysis.context import RunContext
-    from rankscope.analysis.source import RunInfo, RunSummary, SpanSource, SpanTable, StepTable
+    from rankscope.analysis.trace.context import RunContext
+    from rankscope.analysis.trace.tables import (
+        RunInfo,
+        RunSummary,
+        SpanSource,
+        SpanTable,
+        StepTable,
+    )
 
 
 class WatchedSource:
-    """`analysis.source.SpanSource` over another one, with what is done with it.
+    """`analysis.trace.tables.SpanSource` over another one, with what is done with it.
 
     Args:
         source: The runs.

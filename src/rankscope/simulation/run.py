@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.words import name_ranks
+from rankscope.analysis.report.text import name_ranks
 from rankscope.collector.client.served_store import open_for_reading
 from rankscope.collector.identity import checked_run_name
 from rankscope.collector.store.location import default_store_url

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.analysis.arrivals import Arrivals
-from rankscope.analysis.context import MicrobatchTable, SampleTable
-from rankscope.analysis.source import SpanTable, StepTable
+from rankscope.analysis.readers.waits_by_arrival import Arrivals
+from rankscope.analysis.trace.context import MicrobatchTable, SampleTable
+from rankscope.analysis.trace.tables import SpanTable, StepTable
 from rankscope.collector.arrow_columns import to_codes, to_numpy
 from rankscope.tracer.span import KIND_CODES, SpanKind
 

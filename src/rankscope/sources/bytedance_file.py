@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.bytedance_columns import TraceColumns
-from rankscope.analysis.bytedance_whatif import what_if_trace
-from rankscope.analysis.source import EpochInfo, RankInfo, RunInfo
+from rankscope.analysis.readers.bytedance.columns import TraceColumns
+from rankscope.analysis.readers.bytedance.what_if import what_if_trace
+from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo
 from rankscope.collector.importers.bytedance import EPOCH, SOURCE_FORMAT
 from rankscope.collector.importers.bytedance_meta import read_meta
 from rankscope.collector.importers.bytedance_rows import read_trace
@@ -15,7 +15,7 @@ from rankscope.tracer.topology import Coords
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.analysis.bytedance_whatif import TraceWhatIf
+    from rankscope.analysis.readers.bytedance.what_if import TraceWhatIf
     from rankscope.collector.importers.bytedance_rows import TraceRows
 
 
@@ -34,7 +34,7 @@ def what_if_file(path: Path, meta: Path) -> TraceWhatIf:
 
 
 def read_trace_file(path: Path, meta: Path) -> tuple[RunInfo, TraceColumns]:
-    """Read a trace for `analysis.bytedance_whatif.what_if_trace`.
+    """Read a trace for `analysis.readers.bytedance.what_if.what_if_trace`.
 
     Args:
         path: The parquet file.

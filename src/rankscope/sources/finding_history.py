@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.following import Followed, Place, Sighting, follow
+from rankscope.analysis.report.recurrence import Followed, Place, Sighting, follow
 from rankscope.collector.read.findings import read_findings
 from rankscope.collector.read.places import (
     MOST_RANKS,
@@ -18,8 +18,8 @@ from rankscope.tracer.topology import Layout
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rankscope.analysis.report import Finding, RunReport
-    from rankscope.analysis.source import RunInfo
+    from rankscope.analysis.report.report import Finding, RunReport
+    from rankscope.analysis.trace.tables import RunInfo
     from rankscope.collector.read.findings import StoredFinding
     from rankscope.collector.read.places import StoredPlace
     from rankscope.collector.store.store import Store

@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.context import EventRecord, RankExit, RankManifest, RunContext, no_samples
+from rankscope.analysis.trace.context import (
+    EventRecord,
+    RankExit,
+    RankManifest,
+    RunContext,
+    no_samples,
+)
 from rankscope.collector.read.runs import (
     read_events,
     read_exits,
@@ -19,7 +25,7 @@ from rankscope.collector.spool.manifests import previous_run, read_manifests
 from .arrow_tables import microbatch_table, sample_table
 
 if TYPE_CHECKING:
-    from rankscope.analysis.context import MicrobatchTable, SampleTable
+    from rankscope.analysis.trace.context import MicrobatchTable, SampleTable
     from rankscope.collector.store.store import Row, Store
 
 DIED = frozenset({"failed", "lost"})

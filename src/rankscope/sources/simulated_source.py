@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rankscope.analysis.context import RankManifest, RunContext
-from rankscope.analysis.errors import UnknownRunError
+from rankscope.analysis.trace.context import RankManifest, RunContext
+from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.read.runs import RunRows
 from rankscope.collector.spool.manifests import settings_of
 from rankscope.trainer.simulator.simulation import Simulation
@@ -17,7 +17,7 @@ from .run_context import event_of, exit_of
 from .store_source import run_info_of
 
 if TYPE_CHECKING:
-    from rankscope.analysis.source import RunInfo, RunSummary, SpanTable, StepTable
+    from rankscope.analysis.trace.tables import RunInfo, RunSummary, SpanTable, StepTable
     from rankscope.trainer.simulator.scenario import Scenario
     from rankscope.trainer.simulator.tables import StepTables
     from rankscope.trainer.simulator.truth import Truth

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.errors import DeletedRunError, UnknownRunError
-from rankscope.analysis.source import EpochInfo, GroupInfo, RankInfo, RunInfo, RunSummary
+from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
+from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RankInfo, RunInfo, RunSummary
 from rankscope.collector.read.runs import list_runs, read_run, read_spans, read_steps, run_names
 from rankscope.collector.retention.deletion import was_deleted
 from rankscope.collector.spool.descriptions import COORD_AXES
@@ -19,8 +19,8 @@ from .run_context import read_context
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankscope.analysis.context import RunContext
-    from rankscope.analysis.source import SpanTable, StepTable
+    from rankscope.analysis.trace.context import RunContext
+    from rankscope.analysis.trace.tables import SpanTable, StepTable
     from rankscope.collector.read.runs import RunRows
     from rankscope.collector.store.store import Row, Store
 
@@ -28,7 +28,7 @@ KEPT = frozenset(reason.name.lower().replace("_", "-") for reason in KEPT_REASON
 
 
 class StoreSource:
-    """The runs of one store, as `analysis.source.SpanSource` wants them."""
+    """The runs of one store, as `analysis.trace.tables.SpanSource` wants them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.analysis.report import RankStepExcess, StepTimes
+from rankscope.analysis.report.report import RankStepExcess, StepTimes
 from rankscope.dashboard.figures.excess import excess_figure, excess_note
 from rankscope.tracer.topology import Layout
 from tests.dashboard.builders import report, traces

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.source import GroupInfo
-from rankscope.analysis.timeline import step_timeline
+from rankscope.analysis.drawing.timeline import step_timeline
+from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.dashboard.address import GroupBy
 from rankscope.dashboard.figures.timeline import timeline_figure
 from rankscope.dashboard.figures.timeline_hover import hover_texts
@@ -19,7 +19,7 @@ from tests.dashboard.builders import FakeProvider, report, span_table, traces
 from tests.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
-    from rankscope.analysis.timeline import StepTimeline
+    from rankscope.analysis.drawing.timeline import StepTimeline
 
 TP = GroupInfo(group_id=7, kind="tp-comm", name="tp", members=(0, 1))
 

@@ -15,7 +15,7 @@ from tests.dashboard.builders import FakeProvider, report
 from tests.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report import RunReport
+    from rankscope.analysis.report.report import RunReport
 
 
 def words(part: object) -> str:

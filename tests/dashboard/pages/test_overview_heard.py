@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rankscope.analysis.heard import Heard, SilentRank
+from rankscope.analysis.report.liveness import Heard, SilentRank
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.overview_heard import age_text, heard_card
 from tests.dashboard.builders import FakeProvider, report

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.analysis.report import Mfu
-from rankscope.analysis.source import RunSummary
-from rankscope.analysis.under_way import Doing, Failed, Phase, SeenSteps, UnderWay
+from rankscope.analysis.report.progress import Doing, Failed, Phase, SeenSteps, UnderWay
+from rankscope.analysis.report.report import Mfu
+from rankscope.analysis.trace.tables import RunSummary
 from rankscope.dashboard.address import Page, View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.timeline import timeline_page

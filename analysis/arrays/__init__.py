@@ -1,0 +1,1 @@
+"""Sorting, grouping and intervals over long columns."""

@@ -1,0 +1,1 @@
+"""Where the time of a step goes: waterfall, waiting, bubble, MFU, bandwidth."""

@@ -1,0 +1,126 @@
+"""How long each rank spent on each kind of span in one step, and how much of it was in the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankscope.tracer.span import KIND_CODES, KINDS, SpanKind
+
+from ..arrays.grouping import distinct
+from ..arrays.intervals import NOWHERE, Line, covering, union
+from ..replay.model import COMPUTE_KINDS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..drawing.timeline import StepTimeline
+
+_COMPUTE_CODES = np.array(
+    sorted(KIND_CODES[kind] for kind in KINDS if kind.value in COMPUTE_KINDS), dtype=np.int8
+)
+_WAIT = KIND_CODES[SpanKind.WAIT]
+
+Intervals = tuple["NDArray[np.int64]", "NDArray[np.int64]"]
+"""Starts and ends on a `Line`, sorted and apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindTimes:
+    """One entry for each rank and kind that the step has spans of, ordered so."""
+
+    rank: NDArray[np.int32]
+    kind: NDArray[np.int8]
+    """Codes into `tracer.span.KINDS`."""
+
+    num_spans: NDArray[np.int64]
+    num_unsplit: NDArray[np.int64]
+    """Communication spans whose wait is unknown: ``wait_ns`` and ``transfer_ns`` lack them."""
+
+    busy_ns: NDArray[np.int64]
+    """Time in which the rank had at least one span of the kind."""
+
+    wait_ns: NDArray[np.int64]
+    """Sum over the kind's communication spans of the wait for the last member."""
+
+    transfer_ns: NDArray[np.int64]
+    """Sum of what followed it; negative where clocks disagree, never clamped."""
+
+    exposed_ns: NDArray[np.int64]
+    """Of a communication kind, the busy time that no compute of the rank covers; else 0."""
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+def kind_times(timeline: StepTimeline) -> KindTimes:
+    """Sum up one step by rank and kind.
+
+    Compute covers a communication where it runs at the same time: not where its thread
+    stands still (a ``wait``), and not by the span that the communication itself is nested in.
+
+    Args:
+        timeline: The step.
+    """
+    spans = timeline.spans
+    key = spans.rank.astype(np.int64) * len(KINDS) + spans.kind
+    keys = distinct(key)
+    cell = np.searchsorted(keys, key)
+    comm = timeline.communication
+    split = comm & (timeline.wait_ns >= 0)
+    line = Line.over(spans.rank, spans.start_ns, spans.start_ns + spans.duration_ns)
+    start = line.place(spans.rank, spans.start_ns)
+    end = start + spans.duration_ns
+    blocked = (comm & (spans.depth > 0)) | (spans.kind == _WAIT)
+    compute = np.isin(spans.kind, _COMPUTE_CODES) & ~comm
+    covering_compute = _minus(
+        union(start[compute], end[compute]), union(start[blocked], end[blocked])
+    )
+    num = len(keys)
+    busy, exposed = np.zeros(num, np.int64), np.zeros(num, np.int64)
+    for code in np.flatnonzero(np.bincount(spans.kind, minlength=len(KINDS))).tolist():
+        own = spans.kind == code
+        whole = union(start[own], end[own])
+        _add_by_rank(busy, keys, line, code, whole)
+        if (own & comm).any():
+            moving = union(start[own & comm], end[own & comm])
+            _add_by_rank(exposed, keys, line, code, _minus(moving, covering_compute))
+    return KindTimes(
+        rank=(keys // len(KINDS)).astype(np.int32),
+        kind=(keys % len(KINDS)).astype(np.int8),
+        num_spans=np.bincount(cell, minlength=num),
+        num_unsplit=np.bincount(cell[comm & ~split], minlength=num),
+        busy_ns=busy,
+        wait_ns=_sums(cell[split], timeline.wait_ns[split], num),
+        transfer_ns=_sums(cell[split], timeline.transfer_ns[split], num),
+        exposed_ns=exposed,
+    )
+
+
+def _minus(whole: Intervals, part: Intervals) -> Intervals:
+    """Return what of ``whole`` lies outside ``part``."""
+    if not len(part[0]) or not len(whole[0]):
+        return whole
+    # Sorted in place of np.unique, whose hashing takes ten times as long here.
+    borders = np.sort(np.concatenate((*whole, *part)))
+    borders = borders[np.diff(borders, prepend=borders[0] - 1) > 0]
+    first, last = borders[:-1], borders[1:]
+    left = (covering(*whole, first) != NOWHERE) & (covering(*part, first) == NOWHERE)
+    return first[left], last[left]
+
+
+def _add_by_rank(
+    sums: NDArray[np.int64], keys: NDArray[np.int64], line: Line, code: int, found: Intervals
+) -> None:
+    """Add the lengths of intervals to their ranks' cells of one kind."""
+    rank = line.ranks[found[0] // line.stride_ns].astype(np.int64)
+    np.add.at(sums, np.searchsorted(keys, rank * len(KINDS) + code), found[1] - found[0])
+
+
+def _sums(cell: NDArray[np.intp], value: NDArray[np.int64], num: int) -> NDArray[np.int64]:
+    """Return exact sums by cell: a bincount with weights would round above 2^53."""
+    found = np.zeros(num, dtype=np.int64)
+    np.add.at(found, cell, value)
+    return found

@@ -1,0 +1,152 @@
+"""Model FLOPs utilisation: the share of the devices' peak that went into the model's arithmetic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..report.report import Mfu
+from ..trace.devices import peak_flops_per_s
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
+
+NS_PER_S = 1e9
+TERA = 1e12
+
+
+def compute_mfu(run: RunInfo, steps: StepTable) -> Mfu | None:
+    """Return the MFU of each step, unsmoothed; None where it cannot be known.
+
+    With P the sum of all ranks' peaks::
+
+        MFU[step] = flops_per_token * tokens[step] / (P * (last end - first start)[step])
+
+    A step is left out unless every traced rank has ended it and every data
+    position (dp, cp) told its tokens; of a step that was repeated in a later
+    epoch, that epoch's counts. Nothing unknown takes a default: a run without
+    ``flops_per_token``, of unknown layout, with a device of unknown peak, or
+    whose data positions cannot all be seen has no MFU.
+
+    Args:
+        run: Layout, ranks and FLOPs per token.
+        steps: One row per (epoch, step, rank), any number of epochs.
+
+    Source:
+        arXiv 2204.02311, appendix B: recomputation is not counted.
+    """
+    if run.flops_per_token is None or run.layout.dsp > 1 or not run.has_layout:
+        return None
+    by_step: dict[int, float] = {}
+    words = ""
+    for epoch in sorted(run.epochs, key=lambda known: known.epoch):
+        peak = _job_peak(run, epoch)
+        if peak is None:
+            continue
+        found = _epoch_mfu(run, epoch, steps, flops_per_token=run.flops_per_token, peak=peak)
+        if found:
+            by_step.update(found)
+            words = _convention(run, epoch)
+    if not by_step:
+        return None
+    ordered = dict(sorted(by_step.items()))
+    return Mfu(convention=words, mean=float(np.mean(list(ordered.values()))), by_step=ordered)
+
+
+def gpt_flops_per_step(
+    *, hidden: int, num_layers: int, seq: int, vocabulary: int, num_sequences: int
+) -> float:
+    """Return the model FLOPs of one step of a GPT, recomputation not counted.
+
+    ``72 B s l h^2 (1 + s / (6 h) + V / (12 l h))``, where a causal mask is not halved.
+
+    Source:
+        arXiv 2104.04473 (its formula with recomputation, less the second forward).
+    """
+    attention = seq / (6 * hidden)
+    head = vocabulary / (12 * num_layers * hidden)
+    return 72 * num_sequences * seq * num_layers * hidden**2 * (1 + attention + head)
+
+
+def _epoch_mfu(
+    run: RunInfo, epoch: EpochInfo, steps: StepTable, *, flops_per_token: float, peak: float
+) -> dict[int, float]:
+    rows = (steps.epoch == epoch.epoch) & (steps.end_ns > steps.start_ns)
+    step, rank = steps.step[rows], steps.rank[rows]
+    if not len(step):
+        return {}
+    numbers, first_row = np.unique(step, return_index=True)
+    # The table is ordered by step, so each step's rows stand together.
+    begin_ns = np.minimum.reduceat(steps.start_ns[rows], first_row)
+    end_ns = np.maximum.reduceat(steps.end_ns[rows], first_row)
+    num_ranks = np.diff(np.append(first_row, len(step)))
+    tokens = _tokens_by_step(run, epoch, step=step, rank=rank, num_tokens=steps.num_tokens[rows])
+    is_known = (num_ranks == len(epoch.ranks)) & (tokens >= 0)
+    mfu = flops_per_token * tokens / (peak * (end_ns - begin_ns) / NS_PER_S)
+    pairs = zip(numbers[is_known].tolist(), mfu[is_known].tolist(), strict=True)
+    return dict(pairs)
+
+
+def _tokens_by_step(
+    run: RunInfo,
+    epoch: EpochInfo,
+    *,
+    step: NDArray[np.int32],
+    rank: NDArray[np.int32],
+    num_tokens: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return the tokens of each distinct step, ascending; -1 where a data position is silent.
+
+    Ranks of one (dp, cp) position train on the same tokens, so each position counts once. A rank
+    that stands outside the layout (an earlier epoch's was larger, or the job told nonsense) makes
+    the tokens of its steps unknown.
+    """
+    num_positions = run.layout.dp * run.layout.cp
+    position_of = {
+        known.rank: known.coords.dp * run.layout.cp + known.coords.cp for known in epoch.ranks
+    }
+    position = np.array([position_of.get(number, -1) for number in rank.tolist()], dtype=np.int64)
+    numbers, row = np.unique(step, return_inverse=True)
+    tokens = np.full((len(numbers), num_positions), -1, dtype=np.int64)
+    is_placed = (position >= 0) & (position < num_positions)
+    np.maximum.at(tokens, (row[is_placed], position[is_placed]), num_tokens[is_placed])
+    tokens[row[position >= num_positions]] = -1
+    return np.where((tokens >= 0).all(axis=1), tokens.sum(axis=1), -1)
+
+
+def _job_peak(run: RunInfo, epoch: EpochInfo) -> float | None:
+    """Return the summed peak of all ranks, FLOP/s.
+
+    Ranks that were not traced count as their peers where those are all alike.
+    """
+    peaks = [_rank_peak(rank) for rank in epoch.ranks]
+    known = [peak for peak in peaks if peak is not None and peak > 0]
+    if not peaks or len(known) < len(peaks):
+        return None
+    if len(known) == run.world_size:
+        return float(sum(known))
+    return known[0] * run.world_size if len(set(known)) == 1 else None
+
+
+def _rank_peak(rank: RankInfo) -> float | None:
+    if rank.peak_flops_per_s is not None:
+        return rank.peak_flops_per_s
+    return peak_flops_per_s(rank.device_name, rank.dtype)
+
+
+def _convention(run: RunInfo, epoch: EpochInfo) -> str:
+    counted = run.flops_convention or "FLOPs per token as the job declared them"
+    sources = sorted({_peak_source(run, rank) for rank in epoch.ranks})
+    return f"{counted}; peak {', '.join(sources)}"
+
+
+def _peak_source(run: RunInfo, rank: RankInfo) -> str:
+    peak = _rank_peak(rank)
+    rate = "unknown" if peak is None else f"{peak / TERA:.4g} TFLOP/s a rank"
+    if rank.peak_flops_per_s is None:
+        return f"{rate}, dense {rank.dtype.removeprefix('torch.')} of {rank.device_name}"
+    device = "paced CPU" if run.paced else rank.device_name or "device not named"
+    return f"{rate}, declared by the job ({device})"

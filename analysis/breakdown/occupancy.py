@@ -1,0 +1,233 @@
+"""What filled each instant of each rank's step: its own work, a wait, a transfer, or nothing known.
+
+The instants are cut at every border, and each stretch has one owner: an
+operation of the rank's own first, then a wait, then a transfer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..arrays.intervals import NOWHERE, Line, covering
+from ..arrays.sorting import places_of, sort_rows, stable_order
+from ..replay.model import BUFFERED_KIND, COMPUTE_KINDS, HOST_KINDS, P2P_KINDS, of_kinds
+from ..replay.operations import NO_GROUP, latest_by_group
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..replay.model import Reading, ReplayModel
+    from ..trace.tables import RunInfo, SpanTable, StepTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSteps:
+    """The step's time on each rank, ordered by (rank, start)."""
+
+    rank: NDArray[np.int32]
+    step_index: NDArray[np.int64]
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """Stretches of time that fill each rank's steps without a gap or an overlap."""
+
+    rank_step: NDArray[np.int64]
+    """Shape (stretches,): index into the `RankSteps`."""
+
+    end_ns: NDArray[np.int64]
+    length_ns: NDArray[np.int64]
+    own: NDArray[np.int64]
+    """The rank's own operation (compute or host) that fills it, else `NOWHERE`."""
+
+    wait: NDArray[np.int64]
+    """Index of the wait that fills it, else `NOWHERE`; never beside ``own``."""
+
+    transfer: NDArray[np.int64]
+    """The communication whose transfer fills it, else `NOWHERE`; beside neither."""
+
+    follows: NDArray[np.int64]
+    """The next operation of the rank's own line in that step, else `NOWHERE`."""
+
+
+def rank_steps_of(run: RunInfo, reading: Reading, spans: SpanTable, steps: StepTable) -> RankSteps:
+    """Return when each rank began and ended each step.
+
+    A traced rank marks its steps itself. The ByteDance format marks none: there
+    a step lasts, on every rank, from the job's first operation to its last.
+
+    Args:
+        run: Its format.
+        reading: The steps that take part.
+        spans: Spans of these steps, of any epochs.
+        steps: The steps' rows, of any epochs; a step's last epoch counts.
+    """
+    numbers = np.array(reading.steps, dtype=np.int64)
+    if run.source_format == "bytedance":
+        return _whole_steps(numbers, reading, spans)
+    taken = np.flatnonzero(np.isin(steps.step, numbers))
+    taken = taken[sort_rows(steps.rank[taken], steps.step[taken], steps.epoch[taken])]
+    rank, step = steps.rank[taken], steps.step[taken]
+    is_last = np.ones(len(taken), dtype=np.bool_)
+    is_last[:-1] = (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])
+    return _in_order(
+        rank[is_last],
+        places_of(step[is_last], numbers),
+        steps.start_ns[taken[is_last]],
+        steps.end_ns[taken[is_last]],
+    )
+
+
+def occupancy_of(reading: Reading, rank_steps: RankSteps) -> Occupancy:
+    """Tell what filled each instant of each rank's steps.
+
+    Args:
+        reading: A run.
+        rank_steps: When each rank began and ended each step.
+    """
+    model, waits = reading.model, reading.waits
+    operations = model.operations
+    line = Line.over(
+        np.concatenate((rank_steps.rank, model.rank, waits.rank)),
+        np.concatenate((rank_steps.start_ns, operations.start_ns, waits.start_ns)),
+        np.concatenate((rank_steps.end_ns, operations.end_ns, waits.end_ns)),
+    )
+    own = np.flatnonzero(is_own(model))
+    own_at = _placed(line, model.rank[own], operations.start_ns[own], operations.end_ns[own])
+    wait_at = _placed(line, waits.rank, waits.start_ns, waits.end_ns)
+    transfer, began = exposable_transfers(model)
+    transfer_at = _placed(line, model.rank[transfer], began, operations.end_ns[transfer])
+    whole = _placed(line, rank_steps.rank, rank_steps.start_ns, rank_steps.end_ns)
+    # Sorted in place of np.unique, whose hashing takes several times as long here.
+    borders = np.sort(
+        np.concatenate([part for at in (own_at, wait_at, transfer_at, whole) for part in at[:2]])
+    )
+    borders = borders[np.diff(borders, prepend=-1) > 0]
+    first, last = borders[:-1], borders[1:]
+    rank_step = _owner(whole, np.arange(len(rank_steps)), first)
+    inside = rank_step != NOWHERE
+    first, last, rank_step = first[inside], last[inside], rank_step[inside]
+    by_own = _owner(own_at, own, first)
+    by_wait = np.where(
+        by_own == NOWHERE, _owner(wait_at, np.arange(len(waits.rank)), first), NOWHERE
+    )
+    free = (by_own == NOWHERE) & (by_wait == NOWHERE)
+    return Occupancy(
+        rank_step=rank_step,
+        end_ns=line.time_at(last),
+        length_ns=last - first,
+        own=by_own,
+        wait=by_wait,
+        transfer=np.where(free, _owner(transfer_at, transfer, first), NOWHERE),
+        follows=_next_on_line(model, line, last, rank_steps.step_index[rank_step]),
+    )
+
+
+def is_own(model: ReplayModel) -> NDArray[np.bool_]:
+    """Tell which operations are a rank's own compute or host time. Shape (ops,)."""
+    return of_kinds(model, COMPUTE_KINDS | HOST_KINDS)
+
+
+def exposable_transfers(model: ReplayModel) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return collectives, and the p2p that something else of their rank waits for.
+
+    A send that nothing on its own rank waits for holds nobody up there.
+
+    Returns:
+        Their operations, and when each one's transfer began, in ns.
+    """
+    operations = model.operations
+    own, p2p = is_own(model), of_kinds(model, P2P_KINDS)
+    src, dst = operations.src, operations.dst
+    in_group = operations.group != NO_GROUP
+    known = in_group | of_kinds(model, frozenset({BUFFERED_KIND}))
+    held = known[src] & ~own[src] & (model.rank[src] == model.rank[dst]) & ~p2p[dst]
+    exposable = in_group & ~own & ~p2p
+    exposable[src[held]] = True
+    rows = np.flatnonzero(exposable)
+    return rows, latest_by_group(operations.group, operations.start_ns)[rows]
+
+
+def _whole_steps(numbers: NDArray[np.int64], reading: Reading, spans: SpanTable) -> RankSteps:
+    taken = np.isin(spans.step, numbers)
+    index = places_of(spans.step[taken], numbers)
+    first = np.full(len(numbers), np.iinfo(np.int64).max)
+    last = np.full(len(numbers), np.iinfo(np.int64).min)
+    np.minimum.at(first, index, spans.start_ns[taken])
+    np.maximum.at(last, index, (spans.start_ns + spans.duration_ns)[taken])
+    ranks = np.unique(reading.model.rank)
+    of_step = np.tile(np.arange(len(numbers)), len(ranks))
+    return _in_order(np.repeat(ranks, len(numbers)), of_step, first[of_step], last[of_step])
+
+
+def _in_order(
+    rank: NDArray[np.int32],
+    step_index: NDArray[np.int64],
+    start_ns: NDArray[np.int64],
+    end_ns: NDArray[np.int64],
+) -> RankSteps:
+    order = sort_rows(rank, start_ns)
+    return RankSteps(
+        rank=rank[order],
+        step_index=step_index[order],
+        start_ns=start_ns[order],
+        end_ns=end_ns[order],
+    )
+
+
+def _placed(
+    line: Line,
+    rank: NDArray[np.int32],
+    start_ns: NDArray[np.int64],
+    end_ns: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return (start, end, index) on the line, sorted; of two that overlap the earlier keeps it."""
+    start = line.place(rank, start_ns)
+    end = start + (end_ns - start_ns)
+    order = stable_order(start)
+    start, end = start[order], end[order]
+    if len(order):
+        reach = np.maximum.accumulate(end)
+        start = np.maximum(start, np.append(start[0], reach[:-1]))
+    real = start < end
+    return start[real], end[real], order[real]
+
+
+def _owner(
+    placed: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    number: NDArray[np.int64],
+    point: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return the number of the interval that holds each point, else `NOWHERE`."""
+    start, end, index = placed
+    held = covering(start, end, point)
+    found: NDArray[np.int64] = np.where(
+        held == NOWHERE, NOWHERE, np.append(number[index], NOWHERE)[held]
+    )
+    return found
+
+
+def _next_on_line(
+    model: ReplayModel, line: Line, at: NDArray[np.int64], step_index: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return what, but p2p, begins next on the rank in its step at or after a place."""
+    operations = model.operations
+    rows = np.flatnonzero(~of_kinds(model, P2P_KINDS))
+    start = line.place(model.rank[rows], operations.start_ns[rows])
+    order = stable_order(start)
+    rows, start = rows[order], start[order]
+    index = np.searchsorted(start, at, side="left")
+    known = index < len(rows)
+    found = np.append(rows, NOWHERE)[index]
+    same_rank = known.copy()
+    same_rank[known] = start[index[known]] // line.stride_ns == (at[known] - 1) // line.stride_ns
+    same_rank[known] &= operations.step[found[known]] == step_index[known]
+    return np.where(same_rank, found, NOWHERE)

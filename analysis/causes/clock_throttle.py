@@ -1,0 +1,170 @@
+"""How much of a rank's slowness its device's clock explains, and whose the rest may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..readers.tp_partners import least_of_partners
+from ..replay.model import COMPUTE_KINDS, of_kinds
+from ..report.text import name_ranks, percent_text
+from ..statistics.phases import DUE_RATIO
+from .candidate import in_steps
+from .counters import clock_drop
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from ..replay.model import ReplayModel
+    from ..statistics.peer_comparison import Profile
+    from ..trace.context import SampleTable
+    from ..trace.tables import RankInfo
+    from .candidate import Candidate
+    from .counters import Drop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """What samples tell of the ranks' devices."""
+
+    ranks: Mapping[int, RankInfo]
+    samples: SampleTable
+    step_ns: Mapping[int, tuple[int, int]]
+    """(begin, end) of each step, Unix time."""
+
+    def drop_of(self, rank: int, steps: tuple[int, int]) -> Drop | None:
+        """Return how far the clock of a rank's device fell from one step to another, if it did."""
+        info = self.ranks[rank]
+        phase = (self.step_ns[steps[0]][0], self.step_ns[steps[1]][1])
+        return clock_drop(self.samples, info.host, info.local_rank, phase)
+
+
+def most_explained(drop: Drop) -> float:
+    """Return by how much longer compute takes at most for a drop; no limit where none is known."""
+    return np.inf if drop.explained_ratio is None else drop.explained_ratio
+
+
+def as_one_worker(partners: tuple[int, ...], evidence: str) -> str:
+    """Return a rank's evidence as that of all partners that look just like it."""
+    if len(partners) == 1:
+        return evidence
+    named = name_ranks(partners)
+    return f"{named}, one worker, whose inner communication is not traced: {evidence}"
+
+
+def told_by_samples(
+    found: Sequence[Candidate],
+    profile: Profile,
+    model: ReplayModel,
+    *,
+    workers: Mapping[int, tuple[int, ...]],
+    devices: Devices,
+) -> tuple[Candidate, ...]:
+    """Say what clocks explain of the candidates that samples tell of.
+
+    Compute takes at most as much longer as its clock is lower. Where partners
+    look alike and the clock of one of them leaves a rest that would be due by
+    itself, the throttle is told with its share, and the slow compute of all
+    partners beside it: which of them has the rest, nothing tells.
+
+    Args:
+        found: Slow ranks, partners told once.
+        profile: Compute of each rank against its peers.
+        model: The operations.
+        workers: What each rank shares with the partners that look just like it.
+        devices: The samples.
+    """
+    told: list[Candidate] = []
+    for each in found:
+        if each.sample is None:
+            told.append(each)
+            continue
+        mine = workers[each.ranks[0]]
+        partners = tuple(sorted(rank for rank, worker in workers.items() if worker == mine))
+        rest = (1.0 + each.excess_ratio) / (1.0 + most_explained(each.sample)) - 1.0
+        if rest < max(DUE_RATIO, each.threshold):
+            told.append(replace(each, evidence=f"{each.evidence}; {_reads(each.sample)}"))
+        elif len(partners) == 1:
+            explains = f"which explains {percent_text(most_explained(each.sample))} of it at most"
+            evidence = f"{each.evidence}; {_reads(each.sample)}, {explains}"
+            told.append(replace(each, evidence=evidence))
+        else:
+            slow, throttle = _parted(each, each.sample, partners)
+            told.append(slow)
+            # A share that would not be told by itself is none.
+            if throttle.excess_ratio >= each.threshold:
+                usual_ns = _usual_at(each, throttle.excess_ratio, model, workers)
+                steps = _while_low(throttle, profile, devices)
+                told.append(replace(throttle, usual_ns=usual_ns, steps=steps))
+    return tuple(told)
+
+
+def _reads(drop: Drop) -> str:
+    return f"{drop.name} reads {drop.inside:.4g} meanwhile against {drop.usual:.4g}"
+
+
+def _parted(found: Candidate, drop: Drop, partners: tuple[int, ...]) -> tuple[Candidate, Candidate]:
+    """Return the slow compute of all partners, and the throttle with what it explains."""
+    share = most_explained(drop)
+    whose, others = name_ranks(found.ranks), "nothing tells which of them has the rest"
+    slow = replace(
+        found,
+        cause="slow-compute",
+        ranks=partners,
+        sample=None,
+        evidence=as_one_worker(
+            partners,
+            f"{found.evidence}; {_reads(drop)} on {whose}, which explains {percent_text(share)} of"
+            f" it at most, and {others}",
+        ),
+    )
+    throttle = replace(
+        found,
+        excess_ratio=share,
+        evidence=(
+            f"{whose}: {_reads(drop)}, which makes compute {percent_text(share)} longer; its"
+            f" worker's is {percent_text(found.excess_ratio)} longer, and {others}"
+        ),
+    )
+    return slow, throttle
+
+
+def _usual_at(
+    found: Candidate,
+    share_ratio: float,
+    model: ReplayModel,
+    workers: Mapping[int, tuple[int, ...]],
+) -> NDArray[np.float64]:
+    """Return what a worker's operations take without a throttle that is a share of their excess.
+
+    Shape (ops,), ns: what is usual is 1, recorded is ``1 + excess``, and the
+    throttle's own is ``share``. NaN for all but compute, and outside the candidate's steps.
+    """
+    took = least_of_partners(model, workers)
+    usual = took * (1.0 - share_ratio / (1.0 + found.excess_ratio))
+    computes = model.on_device & of_kinds(model, COMPUTE_KINDS)
+    return np.where(in_steps(model, found.steps) & computes, usual, np.nan)
+
+
+def _while_low(throttle: Candidate, profile: Profile, devices: Devices) -> tuple[int, int]:
+    """Return the steps around a throttle's in which clock and compute still show it.
+
+    Where a partner was slower for a while, the throttle itself may have lasted longer.
+    """
+    excess = profile.excess_ratio[np.isin(profile.ranks, throttle.ranks)]
+    steps = profile.steps.tolist()
+    shows = [
+        bool((excess[:, column] > throttle.excess_ratio / 2).any())
+        and any(devices.drop_of(rank, (step, step)) is not None for rank in throttle.ranks)
+        for column, step in enumerate(steps)
+    ]
+    first, last = steps.index(throttle.steps[0]), steps.index(throttle.steps[1])
+    while first > 0 and shows[first - 1]:
+        first -= 1
+    while last + 1 < len(steps) and shows[last + 1]:
+        last += 1
+    return steps[first], steps[last]

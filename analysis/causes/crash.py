@@ -1,0 +1,171 @@
+"""Crashes: which rank failed first and of what, not the many that failed because it did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..report.report import Finding
+from ..report.text import duration_text, name_ranks
+from .exit_messages import CASCADE, DIED, ExitClass, exit_class, last_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ..trace.context import EventRecord, RankExit, RunContext
+    from ..trace.tables import EpochInfo, RunInfo
+
+TOLD_CONFIDENCE = 0.95
+"""The first failure told its own cause, and every other one came later or only followed."""
+
+LOST_CONFIDENCE = 0.7
+"""Its process went without a word: when is known, why is not."""
+
+UNORDERED_FACTOR = 0.8
+"""Several ranks failed by themselves, and no clock says which was first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """One process that failed or was lost."""
+
+    ended: RankExit
+    reason: ExitClass
+    host: str
+
+    @property
+    def follows(self) -> bool:
+        """Whether it only says that the job's communication broke."""
+        return self.reason in CASCADE
+
+
+def crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
+    """Name the first failure of each epoch, once for each (ranks, reason).
+
+    A rank that ended with a lost connection, a timeout or a signal followed
+    another one, whenever it did. Of the rest the earliest is named; those on
+    other hosts too that failed within ``run.clock_error_ns`` of it, for nobody can
+    order them (on other hosts of an unknown clock error: all). Where all others
+    timed out while one was lost, that one was silent first: a hang, not a crash.
+
+    Confidence, not calibrated: 0.95 where the failure told its cause, 0.7 where the
+    process was lost, times 0.8 where several ranks could not be ordered.
+    """
+    found: list[tuple[int, tuple[Death, ...], tuple[Death, ...]]] = []
+    for epoch in run.epochs:
+        deaths = deaths_of(epoch, context)
+        own = tuple(death for death in deaths if not death.follows)
+        if own and not is_silence(deaths):
+            found.append((epoch.epoch, _first(own, run.clock_error_ns), deaths))
+    merged: dict[tuple[tuple[int, ...], ExitClass], list[int]] = {}
+    for place, (_, first, _) in enumerate(found):
+        merged.setdefault((_ranks(first), first[0].reason), []).append(place)
+    return tuple(
+        _finding([found[place][0] for place in places], *found[places[-1]][1:])
+        for places in merged.values()
+    )
+
+
+def deaths_of(epoch: EpochInfo, context: RunContext) -> tuple[Death, ...]:
+    """Return the processes of one epoch that failed or were lost, as they came."""
+    hosts = {info.rank: info.host for info in epoch.ranks}
+    events: dict[int, list[EventRecord]] = {}
+    for event in context.events:
+        if event.epoch == epoch.epoch:
+            events.setdefault(event.rank, []).append(event)
+    return tuple(
+        Death(
+            ended=ended,
+            reason=exit_class(ended, events.get(ended.rank, ())),
+            host=hosts.get(ended.rank, ""),
+        )
+        for ended in context.exits
+        if ended.epoch == epoch.epoch and ended.state in DIED
+    )
+
+
+def is_silence(deaths: Iterable[Death]) -> bool:
+    """Return whether the only ranks that did not follow were lost, while others timed out.
+
+    A process that dies breaks its connections at once; only one that stands
+    still lets the others run into their timeout.
+    """
+    own = [death for death in deaths if not death.follows]
+    timeouts = any(death.reason is ExitClass.TIMEOUT for death in deaths)
+    broken = any(death.reason is ExitClass.CONNECTION for death in deaths)
+    return timeouts and not broken and all(death.reason is ExitClass.LOST for death in own)
+
+
+def _first(own: Sequence[Death], clock_error_ns: int | None) -> tuple[Death, ...]:
+    """Return the earliest failure, and those that nobody can order against it."""
+    timed = [death for death in own if death.ended.at_ns is not None]
+    if not timed:
+        return tuple(own)
+    first = min(timed, key=_at_ns)
+    return tuple(
+        death
+        for death in own
+        if death is first
+        or death.ended.at_ns is None
+        or (
+            death.host != first.host
+            and (clock_error_ns is None or _at_ns(death) - _at_ns(first) <= clock_error_ns)
+        )
+    )
+
+
+def _at_ns(death: Death) -> int:
+    return death.ended.at_ns or 0
+
+
+def _ranks(deaths: Iterable[Death]) -> tuple[int, ...]:
+    return tuple(sorted({death.ended.rank for death in deaths}))
+
+
+def _finding(epochs: list[int], first: tuple[Death, ...], deaths: tuple[Death, ...]) -> Finding:
+    steps = [death.ended.step for death in first if death.ended.step is not None]
+    lost = all(death.reason is ExitClass.LOST for death in first)
+    ranks = _ranks(first)
+    return Finding(
+        cause="crash",
+        ranks=ranks,
+        steps=(min(steps), max(steps)) if steps else None,
+        slowdown=None,
+        recoverable_ratio=None,
+        confidence=(LOST_CONFIDENCE if lost else TOLD_CONFIDENCE)
+        * (UNORDERED_FACTOR if len(ranks) > 1 else 1.0),
+        evidence=_evidence(epochs, first, deaths),
+    )
+
+
+def _evidence(epochs: list[int], first: tuple[Death, ...], deaths: tuple[Death, ...]) -> str:
+    """Say who failed, where, of what, and who followed when."""
+    death = first[0]
+    host = f" (host {death.host})" if death.host else ""
+    step = "" if death.ended.step is None else f" in step {death.ended.step}"
+    words = last_words(death.ended)
+    text = f"rank {death.ended.rank}{host} failed first{step}: {death.reason.value}"
+    text += f" ({words})" if words else ""
+    if len(first) > 1:
+        text += f"; {name_ranks(_ranks(first[1:]))} cannot be ordered against it by their clocks"
+    named = {other.ended.rank for other in first}
+    rest = [other for other in deaths if other.ended.rank not in named]
+    text += _followers([other for other in rest if other.follows], death, "followed")
+    text += _followers(
+        [other for other in rest if not other.follows], death, "failed by themselves"
+    )
+    if len(epochs) > 1:
+        text += f"; the same in {len(epochs)} epochs ({', '.join(map(str, epochs))})"
+    return text
+
+
+def _followers(rest: Sequence[Death], first: Death, verb: str) -> str:
+    if not rest:
+        return ""
+    ranks = _ranks(rest)
+    text = f"; {len(ranks):,} other{'s' * (len(ranks) > 1)} {verb}"
+    later = [_at_ns(other) for other in rest if other.ended.at_ns is not None]
+    if later and first.ended.at_ns is not None:
+        text += f", the first {duration_text(max(min(later) - _at_ns(first), 0))} later"
+    reasons = sorted({other.reason.value for other in rest})
+    return f"{text} ({', '.join(reasons)})"

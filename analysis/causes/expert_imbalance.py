@@ -1,0 +1,169 @@
+"""Experts that get more tokens than others: long inside, while the rest of the rank is as usual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..arrays.group_stats import row_medians, summed
+from ..replay.model import COMPUTE_KINDS, of_kinds
+from ..report.text import duration_text, name_ranks, percent_text
+from ..statistics.peer_comparison import MIN_PEERS, median_of_others
+from ..statistics.phases import DUE_RATIO, PERSISTENT_RATIO, SHORT_STEPS, standing_out
+from .candidate import Candidate
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from numpy.typing import NDArray
+
+    from ..replay.model import ReplayModel
+    from ..replay.what_if import Replayer
+    from ..statistics.peer_comparison import Profile
+    from ..statistics.phases import Phase
+
+
+def experts_candidate(
+    experts: NDArray[np.bool_] | None,
+    profile: Profile,
+    replayer: Replayer,
+    blamed: Collection[int],
+) -> Candidate | None:
+    """Find ranks whose experts compute longer than those of their stage, for 3 steps or more.
+
+    A device that is slow is slow outside its experts as well, and so is a rank
+    with longer sequences; what is left is the number of tokens that the router
+    sends. Routing that varies from step to step is in nobody's favour and no
+    finding.
+
+    Args:
+        experts: Shape (ops,): which operations are the experts' compute; None: none is known.
+        profile: What the ranks compute outside their experts.
+        replayer: Prices it: the experts of these ranks take what those of the others do.
+        blamed: Ranks whose compute is slow as a whole.
+
+    Returns:
+        None where no rank stands out, or mending all of them wins less than `DUE_RATIO`.
+    """
+    if experts is None or not experts.any():
+        return None
+    total, expected = _by_rank(experts, profile, replayer)
+    excess = total / expected - 1.0
+    excess[np.isin(profile.ranks, list(blamed))] = np.nan
+    phases = [
+        phase
+        for phase in standing_out(excess, shortest=SHORT_STEPS)
+        if phase.excess_ratio >= DUE_RATIO
+    ]
+    if not phases:
+        return None
+    part, usual_ns = _part(experts, phases, profile, replayer, expected / total)
+    recorded_ns = replayer.model.operations.duration_ns
+    without = float(replayer.full_with(np.where(part, usual_ns, recorded_ns)).mean())
+    lost = float(replayer.full_recorded().mean()) / without - 1.0
+    if lost < DUE_RATIO:
+        return None
+    worst = max(phases, key=lambda phase: phase.excess_ratio)
+    columns = slice(worst.first, worst.last + 1)
+    ranks = tuple(sorted(int(profile.ranks[phase.row]) for phase in phases))
+    first = int(profile.steps[min(phase.first for phase in phases)])
+    last = int(profile.steps[max(phase.last for phase in phases)])
+    times = [
+        duration_text(float(np.nanmedian(each[worst.row, columns]))) for each in (total, expected)
+    ]
+    return Candidate(
+        cause="sequence-imbalance",
+        ranks=ranks,
+        steps=(first, last),
+        part=part,
+        usual_ns=usual_ns,
+        excess_ratio=worst.excess_ratio,
+        threshold=max(worst.threshold, DUE_RATIO),
+        evidence=(
+            f"{name_ranks(ranks)}: experts get more tokens than others; those of rank"
+            f" {int(profile.ranks[worst.row])} compute {times[0]} a step against {times[1]} in its"
+            f" stage (+{percent_text(worst.excess_ratio)}), in steps {first} to {last}, while"
+            " compute outside them is as usual; with equal shares a step would be"
+            f" {percent_text(1 - 1 / (1 + lost))} shorter"
+        ),
+    )
+
+
+def without_their_stages(
+    candidates: Sequence[Candidate], experts: Candidate, model: ReplayModel
+) -> tuple[Candidate, ...]:
+    """Leave out long stages that are as long as the others but for some ranks' experts.
+
+    Compute outside the experts stands for a rank's whole compute at the mean share of its
+    stage. Tokens that one rank has more others have less, so that mean holds; unless
+    they come from nowhere in the stage.
+
+    Args:
+        candidates: All that was found.
+        experts: What `experts_candidate` found.
+        model: The operations.
+    """
+    if experts.part is None or experts.usual_ns is None:
+        return tuple(candidates)
+    duration_ns = model.operations.duration_ns
+    surplus_ns = np.where(experts.part, duration_ns - experts.usual_ns, 0.0)
+    compute = of_kinds(model, COMPUTE_KINDS) & model.on_device
+
+    def is_left(each: Candidate) -> bool:
+        if each.cause != "stage-imbalance":
+            return True
+        mine = compute & np.isin(model.rank, each.ranks)
+        share = float(surplus_ns[mine].sum() / duration_ns[mine].sum())
+        return (1.0 + each.excess_ratio) * (1.0 - share) - 1.0 >= PERSISTENT_RATIO
+
+    return tuple(each for each in candidates if is_left(each))
+
+
+def _by_rank(
+    experts: NDArray[np.bool_], profile: Profile, replayer: Replayer
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the experts' compute by rank and step, and that of the others of its stage.
+
+    Both of shape (ranks, steps), ns; NaN where fewer than `MIN_PEERS` others have experts. What a
+    rank's compute outside is longer by is taken out first: its whole device is slow, or its
+    sequences are long.
+    """
+    operations = replayer.model.operations
+    rows = np.flatnonzero(experts)
+    row = np.searchsorted(profile.ranks, replayer.model.rank[rows])
+    column = np.searchsorted(profile.steps, np.array(operations.steps)[operations.step[rows]])
+    total = summed(profile.total_ns.shape, row, column, operations.duration_ns[rows])
+    total = np.where(total > 0, total, np.nan)
+    expected = np.full_like(total, np.nan)
+    has_experts = ~np.isnan(total).all(axis=1)
+    for stage in np.unique(profile.stage).tolist():
+        mine = np.flatnonzero((profile.stage == stage) & has_experts)
+        if len(mine) > MIN_PEERS:
+            outside = profile.total_ns[mine]
+            relative = outside / row_medians(outside.T)[None]
+            expected[mine] = median_of_others(total[mine] / relative) * relative
+    return total, expected
+
+
+def _part(
+    experts: NDArray[np.bool_],
+    phases: list[Phase],
+    profile: Profile,
+    replayer: Replayer,
+    share: NDArray[np.float64],
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Return the phases' operations, and what they would take with an equal share."""
+    operations = replayer.model.operations
+    chosen = np.zeros(profile.total_ns.shape, dtype=np.bool_)
+    for phase in phases:
+        chosen[phase.row, phase.first : phase.last + 1] = True
+    part = np.zeros(len(experts), dtype=np.bool_)
+    usual_ns = np.full(len(experts), np.nan)
+    rows = np.flatnonzero(experts)
+    row = np.searchsorted(profile.ranks, replayer.model.rank[rows])
+    column = np.searchsorted(profile.steps, np.array(operations.steps)[operations.step[rows]])
+    kept = chosen[row, column]
+    part[rows[kept]] = True
+    usual_ns[rows[kept]] = operations.duration_ns[rows[kept]] * share[row[kept], column[kept]]
+    return part, usual_ns

@@ -1,0 +1,138 @@
+"""Host gaps as matrices over ranks and steps: what host causes are looked for in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..arrays.group_stats import row_medians, summed
+from ..arrays.sorting import places_of
+from ..replay.model import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ..replay.model import GapItems
+    from ..statistics.peer_comparison import Profile
+
+INPUT_PLACES = (Place.INPUT, Place.DATA)
+WORKING_PLACES = (Place.FORWARD, Place.BACKWARD, Place.LAUNCH, Place.OTHER)
+
+HOST_STALL_STEPS = 3
+"""Steps in the same place that a host stall takes. Source: design.md section 5."""
+
+ONE_RANK_SHARE = 0.7
+"""Share of the lateness of a group that one rank must cause to be held to blame alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalls:
+    """Host gaps as matrices over the ranks and steps of a profile."""
+
+    profile: Profile
+    gaps: GapItems
+    row: NDArray[np.int64]
+    """Shape (gaps,): row of the profile, -1 for a rank or a step without compute."""
+
+    column: NDArray[np.int64]
+    compute_ns: NDArray[np.float64]
+    """Shape (ranks,): usual own compute in a step, what gaps are measured against."""
+
+    duration_ns: NDArray[np.float64]
+    """Shape (ops,): the replay's operations, as recorded."""
+
+    def total(self, *places: Place, but: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+        """Return the gaps in these places, shape (ranks, steps), in ns.
+
+        Args:
+            places: Where in the step.
+            but: Shape (gaps,): gaps left out.
+        """
+        chosen = self.among(*places)
+        if but is not None:
+            chosen &= ~but
+        shape = self.profile.total_ns.shape
+        return summed(shape, self.row[chosen], self.column[chosen], self.gaps.gap_ns[chosen])
+
+    def among(self, *places: Place) -> NDArray[np.bool_]:
+        """Tell which gaps lie in these places."""
+        return np.isin(self.gaps.place, places) & (self.row >= 0)
+
+    def part(self, chosen: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+        """Return the operations that hold these gaps, shape (ops,); None where none does."""
+        operation = self.gaps.operation[chosen]
+        operation = operation[operation >= 0]
+        if not len(operation):
+            return None
+        part = np.zeros(len(self.duration_ns), dtype=np.bool_)
+        part[operation] = True
+        return part
+
+    def usual(
+        self, chosen: NDArray[np.bool_], expected: NDArray[np.float64] | None
+    ) -> NDArray[np.float64]:
+        """Return what operations would take if chosen gaps were as expected, in ns.
+
+        Args:
+            chosen: Shape (gaps,).
+            expected: Shape (ranks, steps): what the chosen gaps of a rank should sum to in a
+                step; None: nothing.
+
+        Returns:
+            Shape (ops,): as recorded but for operations that are a chosen gap.
+        """
+        usual = self.duration_ns.copy()
+        chosen = chosen & (self.gaps.operation >= 0) & (self.row >= 0)
+        # The gap before a step is held by an operation, but is not that operation's own time.
+        chosen &= self.duration_ns[self.gaps.operation] == self.gaps.gap_ns
+        operation, gap = self.gaps.operation[chosen], self.gaps.gap_ns[chosen].astype(np.float64)
+        if expected is None:
+            usual[operation] = 0.0
+            return usual
+        row, column = self.row[chosen], self.column[chosen]
+        whole = summed(expected.shape, row, column, gap)[row, column]
+        usual[operation] = expected[row, column] * np.divide(
+            gap, whole, out=np.zeros_like(gap), where=whole > 0
+        )
+        return usual
+
+    def usual_at(
+        self,
+        chosen: NDArray[np.bool_],
+        expected: Sequence[tuple[tuple[Place, ...], NDArray[np.float64]]],
+    ) -> NDArray[np.float64]:
+        """Return what operations would take if chosen gaps were as expected at their places, in ns.
+
+        Args:
+            chosen: Shape (gaps,).
+            expected: By places, shape (ranks, steps): as of `usual`.
+
+        Returns:
+            Shape (ops,): as recorded but for operations that are a chosen gap at these places.
+        """
+        usual = self.duration_ns.copy()
+        for places, level in expected:
+            mine = chosen & self.among(*places)
+            found = self.usual(mine, level)
+            operation = self.gaps.operation[mine & (self.gaps.operation >= 0)]
+            usual[operation] = found[operation]
+        return usual
+
+
+def stalls_of(profile: Profile, gaps: GapItems, duration_ns: NDArray[np.float64]) -> Stalls:
+    """Lay a run's host gaps out over the ranks and steps of its profile."""
+    at = np.minimum(places_of(gaps.rank, profile.ranks), len(profile.ranks) - 1)
+    column = np.minimum(places_of(gaps.step, profile.steps), len(profile.steps) - 1)
+    known = (profile.ranks[at] == gaps.rank) & (profile.steps[column] == gaps.step)
+    return Stalls(
+        profile=profile,
+        gaps=gaps,
+        row=np.where(known, at, -1),
+        column=column,
+        compute_ns=row_medians(profile.total_ns),
+        duration_ns=duration_ns,
+    )

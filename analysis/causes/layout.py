@@ -1,0 +1,154 @@
+"""What the parallel layout itself costs: where tensor parallelism lies, how the batch is cut."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankscope.tracer.span import KIND_CODES, SpanKind
+
+from ..arrays.grouping import number_rows
+from ..breakdown.bubble import bubble_ratio
+from ..report.report import Finding
+from ..report.text import count_text, percent_text
+from ..statistics.phases import DUE_RATIO
+from .matmul import device_of, layer_of, reachable_ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..replay.model import ComputeItems, Reading
+    from ..trace.context import RunContext
+    from ..trace.tables import RankInfo, RunInfo
+
+CERTAIN = 1.0
+"""A layout is known, not inferred."""
+
+
+def layout_findings(
+    run: RunInfo, reading: Reading, ranks: Mapping[int, RankInfo], context: RunContext
+) -> tuple[Finding, ...]:
+    """Name what costs time in the layout, however healthy the ranks.
+
+    Args:
+        run: Its layout.
+        reading: Its steps.
+        ranks: Where each rank runs.
+        context: What the job told of the model and its micro-batches.
+    """
+    steps = (reading.steps[0], reading.steps[-1])
+    found = (
+        _tensor_parallel_across_hosts(run, ranks, steps),
+        _too_few_microbatches(run, reading.items, steps),
+        _too_small_products(run, ranks, context, steps),
+    )
+    return tuple(finding for finding in found if finding is not None)
+
+
+def _finding(steps: tuple[int, int], ranks: tuple[int, ...], evidence: str) -> Finding:
+    return Finding(
+        cause="layout",
+        ranks=ranks,
+        steps=steps,
+        slowdown=None,
+        recoverable_ratio=None,
+        confidence=CERTAIN,
+        evidence=evidence,
+    )
+
+
+def _tensor_parallel_across_hosts(
+    run: RunInfo, ranks: Mapping[int, RankInfo], steps: tuple[int, int]
+) -> Finding | None:
+    """Tell tensor-parallel groups that lie on several hosts though a host could hold them.
+
+    What it would win is not told: no such group was traced inside one host.
+    """
+    if run.layout.tp == 1 or not all(info.host for info in ranks.values()):
+        return None
+    hosts: dict[tuple[int, int, int], set[str]] = defaultdict(set)
+    members: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    on_host: dict[str, int] = defaultdict(int)
+    for rank, info in ranks.items():
+        key = (info.coords.dp, info.coords.pp, info.coords.cp)
+        hosts[key].add(info.host)
+        members[key].append(rank)
+        on_host[info.host] += 1
+    across = [key for key, names in hosts.items() if len(names) > 1]
+    if not across or max(on_host.values()) < run.layout.tp:
+        return None
+    listed = tuple(sorted(rank for key in across for rank in members[key]))
+    return _finding(
+        steps,
+        listed,
+        f"{len(across):,} of {count_text(len(hosts), 'tensor-parallel group')} of"
+        f" {run.layout.tp} ranks lie on several hosts, though one host has"
+        f" {max(on_host.values())} ranks: each all-reduce inside a layer crosses the network",
+    )
+
+
+def _too_few_microbatches(
+    run: RunInfo, items: ComputeItems, steps: tuple[int, int]
+) -> Finding | None:
+    """Tell a pipeline that its micro-batches can't even fill once.
+
+    The bubble over the ideal time is ``(p - 1) / (v m)``, and where the weights' gradients
+    W come later ``F + B - W`` of each ``F + B + W`` of it; twice the micro-batches of equal
+    size halve it.
+
+    Source: Narayanan et al., arXiv 2104.04473, section 2.2; Qi et al., arXiv 2401.10241, table 2.
+    """
+    stages, chunks = run.layout.pp, run.layout.vpp
+    forward = items.kind == KIND_CODES[SpanKind.FORWARD]
+    if stages == 1 or not forward.any():
+        return None
+    cell, _ = number_rows(items.step[forward], items.rank[forward], items.chunk[forward])
+    num = int(np.median(np.bincount(cell)))
+    if num * chunks >= stages:
+        return None
+    bubble = bubble_ratio(stages, chunks, num, deferred_ratio=items.deferred_ratio)
+    gain = 1.0 - (1.0 + bubble / 2) / (1.0 + bubble)
+    return _finding(
+        steps,
+        (),
+        f"{count_text(num, 'micro-batch')} for {stages} stages: the pipeline stands empty for"
+        f" {percent_text(bubble)} of the ideal time; twice as many of the same size would take"
+        f" {percent_text(gain)} less time each",
+    )
+
+
+def _too_small_products(
+    run: RunInfo, ranks: Mapping[int, RankInfo], context: RunContext, steps: tuple[int, int]
+) -> Finding | None:
+    """Tell matrix products that memory, not arithmetic, bounds, and which cut of them costs more.
+
+    Compared are twice the micro-batch (half as many of them) and half the
+    tensor parallelism; told is the one that wins more, from `DUE_RATIO` on.
+    """
+    device = device_of(ranks.values())
+    layer = layer_of(context.manifests, context.microbatches, tp=run.layout.tp)
+    if device is None or layer is None:
+        return None
+    reached = reachable_ratio(layer, device)
+    larger = reachable_ratio(replace(layer, num_tokens=2 * layer.num_tokens), device)
+    wider = reached
+    if layer.tp > 1:
+        wider = reachable_ratio(replace(layer, tp=layer.tp // 2), device)
+    best = max(larger, wider)
+    gain = 1.0 - reached / best
+    if gain < DUE_RATIO:
+        return None
+    smaller = "micro-batches of twice the size, half as many,"
+    if wider > larger:
+        smaller = f"tensor parallelism of {layer.tp // 2} in place of {layer.tp}"
+    rows, depth, columns = layer.products[-1]
+    return _finding(
+        steps,
+        (),
+        f"matrix products of {rows} x {depth} x {columns} move more than they compute: memory lets"
+        f" them reach {percent_text(reached)} of the peak of {device.name} at best; with {smaller}"
+        f" they could reach {percent_text(best)}, {percent_text(gain)} less time in them",
+    )

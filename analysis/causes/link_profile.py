@@ -1,0 +1,243 @@
+"""Links that carry their transfers slower than alike ones do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..arrays.group_stats import MATES_ENOUGH, group_medians, median_by_kind, row_medians
+from ..arrays.sorting import places_of
+from ..statistics.baseline import LEAST_STEPS, usual_in_faster_steps
+from ..statistics.noise import level_deviation, step_deviation
+from ..statistics.phases import CLEAR_FACTOR, standing_out
+from ..statistics.significance import stands_apart
+from .stage_links import usual_where_risen
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from rankscope.tracer.topology import Coords
+
+    from ..replay.model import Transfers
+    from ..statistics.phases import Phase
+
+LEAST_ALIKE = 8
+"""Alike instances that a verdict on a link needs. Source: design.md section 5."""
+
+LONE_STEPS = 3
+"""Steps of a slow phase where a step has fewer than `LEAST_ALIKE` instances of a link."""
+
+BORDERS = 2
+"""Changes of level that a link's slow phase makes: it begins and ends."""
+
+BRIEF = 10
+"""A phase of fewer than `LONE_STEPS` steps must lose this many times more to be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkProfile:
+    """Transfer times by link and step, against those of alike links."""
+
+    transfers: Transfers
+    steps: NDArray[np.int32]
+    """Ascending, the columns."""
+
+    total_ns: NDArray[np.float64]
+    """Shape (links, steps): median instance of each kind times their number; NaN without any."""
+
+    expected_ns: NDArray[np.float64]
+    """Shape (links, steps): the same of alike links in that step; NaN where nothing is alike."""
+
+    num: NDArray[np.float64]
+    """Shape (links, steps): instances."""
+
+    few: NDArray[np.bool_]
+    """Shape (links,): links with so few alike ones that only large differences count."""
+
+    own: NDArray[np.bool_]
+    """Shape (links,): those of them that only their own faster steps can be held against."""
+
+    risen: NDArray[np.bool_]
+    """Shape (links,): links that became slow together with all others between their stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowLink:
+    """A link with a slow phase."""
+
+    link: int
+    """Index into the transfers' links."""
+
+    phase: Phase
+    expected_ns: float
+    """Expected time of one transfer in the phase, median."""
+
+    transfer_ns: float
+
+
+def profile_links(
+    transfers: Transfers, steps: tuple[int, ...], coords: Mapping[int, Coords]
+) -> LinkProfile:
+    """Compare each link with alike ones, step by step.
+
+    Alike are links that carry operations of one kind and size among equally
+    many ranks. Of these, the ones between the same stages come first: other
+    stages may share their network with more traffic. Where those all became
+    slower together, `analysis.causes.stage_links` tells what is usual.
+
+    Args:
+        transfers: One row an instance.
+        steps: Step numbers, ascending.
+        coords: Position of each rank.
+    """
+    numbers = np.array(steps, dtype=np.int32)
+    shape = (len(transfers.links), len(numbers))
+    total, expected, num = (np.zeros(shape) for _ in range(3))
+    few, own, risen = (np.zeros(shape[0], dtype=np.bool_) for _ in range(3))
+    place = np.array(
+        [_stages_of(link.members, coords) for link in transfers.links], dtype=np.int64
+    ).reshape(-1, 2)
+    column = places_of(transfers.step, numbers)
+    for kind in range(int(transfers.alike.max(initial=-1)) + 1):
+        rows = np.flatnonzero(transfers.alike == kind)
+        links, row = np.unique(transfers.link[rows], return_inverse=True)
+        cell, cells = row * shape[1] + column[rows], (len(links), shape[1])
+        medians, counts = group_medians(transfers.transfer_ns[rows], cell, len(links) * shape[1])
+        value, count = medians.reshape(cells), counts.reshape(cells)
+        against, is_few = _expected(value, place[links])
+        usual = usual_where_risen(value, place[links])
+        against = np.where(np.isnan(usual), against, usual)
+        total[links] += np.where(count > 0, np.nan_to_num(value) * count, 0.0)
+        expected[links] += np.where(count > 0, against * count, 0.0)
+        num[links] += count
+        few[links] |= is_few
+        own[links] |= is_few & (len(links) < MATES_ENOUGH)
+        risen[links] |= ~np.isnan(usual).all(axis=1)
+    absent = num == 0
+    for matrix in (total, expected):
+        matrix[absent] = np.nan
+    return LinkProfile(
+        transfers=transfers,
+        steps=numbers,
+        total_ns=total,
+        expected_ns=expected,
+        num=num,
+        few=few,
+        own=own,
+        risen=risen,
+    )
+
+
+def _stages_of(members: tuple[int, ...], coords: Mapping[int, Coords]) -> tuple[int, int]:
+    return coords[members[0]].pp, coords[members[-1]].pp
+
+
+def _expected(
+    value: NDArray[np.float64], place: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return what each link of one kind is held against, and which have few mates.
+
+    With few links between the same two stages a link must be slower than its
+    mates there and than those elsewhere.
+    """
+    _, position = np.unique(place, axis=0, return_inverse=True)
+    mates, enough = median_by_kind(value, position.reshape(-1))
+    if enough.all() or len(value) < MATES_ENOUGH:
+        # Too few links of a kind: their own other steps are all there is.
+        few = ~enough
+        mates[few] = usual_in_faster_steps(value[few])
+        return mates, few
+    everywhere = np.broadcast_to(row_medians(value.T), value.shape)
+    slower_mate = np.full_like(value, -np.inf)
+    for number in np.unique(position[~enough]).tolist():
+        rows = np.flatnonzero(position.reshape(-1) == number)
+        for row in rows.tolist():
+            others = rows[rows != row]
+            if len(others):
+                slower_mate[row] = np.nanmin(np.nan_to_num(value[others], nan=np.inf), axis=0)
+    slower_mate[~np.isfinite(slower_mate)] = -np.inf
+    return np.where(enough[:, None], mates, np.maximum(everywhere, slower_mate)), ~enough
+
+
+def slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
+    """Find the links that stand out from alike ones.
+
+    Args:
+        profile: Transfers by link and step.
+        least_ns: Time a step that a link must lose to matter at all.
+    """
+    excess = profile.total_ns / profile.expected_ns - 1.0
+    found = []
+    links = profile.transfers.links
+    kinds = np.array([f"{link.kind} {link.is_pair}" for link in links])
+    for kind in np.unique(kinds).tolist():
+        rows = np.flatnonzero(kinds == kind)
+        # The parts of one reduction follow each other on one ring: not so many instances.
+        often = links[rows[0]].is_pair
+        often &= float(np.nanmedian(profile.num[rows])) >= LEAST_ALIKE
+        calm, risen = rows[~profile.risen[rows]], rows[profile.risen[rows]]
+        # Links that rose together are as many as one likes: their change is no noise.
+        noise = step_deviation(excess[calm]) if len(calm) else None
+        # Links without alike ones may all become slow, and well again, in the same steps.
+        alone = len(calm) > 0 and profile.own[calm].all()
+        own = level_deviation(excess[calm], num_levels=BORDERS) if alone else None
+        for mine, deviation in ((calm, own), (risen, noise)):
+            if not len(mine):
+                continue
+            phases = standing_out(
+                excess[mine],
+                few=profile.few[mine],
+                shortest=1 if often else LONE_STEPS,
+                deviation=deviation,
+            )
+            found += [(int(mine[phase.row]), phase) for phase in phases]
+    return tuple(
+        slow
+        for slow in (_slow_link(profile, link, phase) for link, phase in found)
+        if _num_instances(profile, slow) >= LEAST_ALIKE
+        and _differs_from_other_steps(profile, slow)
+        and (slow.phase.num_steps >= LONE_STEPS or slow.phase.margin >= CLEAR_FACTOR)
+        and _lost(profile, slow) >= least_ns * (1 if slow.phase.num_steps >= LONE_STEPS else BRIEF)
+    )
+
+
+def _differs_from_other_steps(profile: LinkProfile, slow: SlowLink) -> bool:
+    """Tell whether a link with few alike ones is slower than in its other steps.
+
+    Where it is slow in nearly all steps, only alike links can tell.
+    """
+    phase = slow.phase
+    if not profile.few[slow.link]:
+        return True
+    if len(profile.steps) - phase.num_steps < LEAST_STEPS:
+        return not profile.own[slow.link]
+    return stands_apart(profile.total_ns[slow.link], phase, num_rows=int(profile.few.sum()))
+
+
+def _slow_link(profile: LinkProfile, link: int, phase: Phase) -> SlowLink:
+    columns = slice(phase.first, phase.last + 1)
+    num = profile.num[link, columns]
+    return SlowLink(
+        link=link,
+        phase=phase,
+        expected_ns=float(np.nanmedian(profile.expected_ns[link, columns] / num)),
+        transfer_ns=float(np.nanmedian(profile.total_ns[link, columns] / num)),
+    )
+
+
+def _num_instances(profile: LinkProfile, slow: SlowLink) -> float:
+    """Count the instances that the slow ones are held against."""
+    columns = slice(slow.phase.first, slow.phase.last + 1)
+    if profile.few[slow.link]:
+        return float(profile.num[slow.link].sum())
+    return float(profile.num[:, columns].sum() - profile.num[slow.link, columns].sum())
+
+
+def _lost(profile: LinkProfile, slow: SlowLink) -> float:
+    columns = slice(slow.phase.first, slow.phase.last + 1)
+    lost = profile.total_ns[slow.link, columns] - profile.expected_ns[slow.link, columns]
+    return float(np.nanmedian(lost))

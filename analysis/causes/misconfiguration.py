@@ -1,0 +1,269 @@
+"""Settings that disagree between the ranks of a run, or with the run before."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..report.report import Finding
+from ..report.text import count_text, name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ..trace.context import RankManifest, RunContext
+    from ..trace.tables import RunInfo
+
+MAJORITY_RATIO = 0.5
+"""More than this share of the ranks must agree for the others to be the ones that differ."""
+
+NO_MAJORITY_CONFIDENCE = 0.5
+PREVIOUS_CONFIDENCE = 0.3
+"""A setting that changed since the previous run may well have been meant to."""
+
+MIN_RANKS = 3
+"""Of two ranks that disagree neither is a minority; and only from three on does a setting
+that has another value on each look like one that belongs to the rank."""
+
+MOST_SETTINGS_NAMED = 3
+MOST_CHARACTERS = 40
+
+MATTERING = ("environment.NCCL_", "environment.CUDA_", "environment.TORCH_", "versions.")
+"""Of what differs from the previous run: what can change speed without anybody's noticing."""
+
+OF_ONE_PROCESS = frozenset(
+    {
+        "boot_id", "cuda_visible_devices", "device", "device_id", "group_rank", "host",
+        "hostname", "hosts", "local_rank", "master_port", "nccl_comm_id", "node_rank", "pid",
+        "pod", "port", "process_uuid", "rank", "seed", "started_ns", "time", "timestamp", "uuid",
+    }
+)  # fmt: skip
+"""Last word of a setting's name, lower case, that says that it belongs to one process."""
+
+OF_ONE_PROCESS_PARTS = ("seeds.", "coords.", "hosts.", "device.uuid")
+OF_ONE_PROCESS_ENDINGS = ("_file", "_dir", "_path", "_port")
+POSITIONED = ("config.", "model.", "layout.")
+"""What the job itself may set by the place in its layout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One setting that is not the same everywhere."""
+
+    name: str
+    usual: str | None
+    """What most have; None: most do not set it."""
+
+    other: str | None
+    """What these ranks have; the most frequent where they disagree among themselves."""
+
+    num_values: int
+
+
+def misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
+    """Name the ranks whose settings differ from the others', one finding for each set of ranks.
+
+    Within an epoch a setting counts as unset where a rank does not tell it. Where
+    more than half of the ranks agree, the others are named; where no value has
+    such a majority, all ranks are. What belongs to one process by nature (host,
+    pid, ranks, seeds, paths, `OF_ONE_PROCESS`), what is another on every rank,
+    and what goes with the local rank or, of the job's own configuration, with a
+    position in the layout is not told. Against the previous run only the
+    environment and the versions are held.
+
+    Confidence, not calibrated: the share of ranks that agree; 0.5 without a
+    majority; 0.3 for a change since the previous run.
+    """
+    found: dict[tuple[int, ...], dict[str, Difference]] = defaultdict(dict)
+    shares: dict[tuple[int, ...], float] = {}
+    for epoch in run.epochs:
+        told = {one.rank: one.settings for one in context.manifests if one.epoch == epoch.epoch}
+        for ranks, difference, share in _disagreements(told, partial(_positions, run, epoch.epoch)):
+            found[ranks].setdefault(difference.name, difference)
+            shares[ranks] = min(share, shares.get(ranks, 1.0))
+    findings = [
+        _finding(ranks, tuple(differences.values()), share=shares[ranks], num=run.world_size)
+        for ranks, differences in found.items()
+    ]
+    findings += _since_previous(context)
+    return tuple(sorted(findings, key=lambda finding: (-finding.confidence, finding.ranks)))
+
+
+def belongs_to_one_process(name: str) -> bool:
+    """Return whether a setting of this name differs from rank to rank by nature."""
+    last = name.rpartition(".")[2].lower()
+    return (
+        last in OF_ONE_PROCESS
+        or last.endswith(OF_ONE_PROCESS_ENDINGS)
+        or name.startswith(OF_ONE_PROCESS_PARTS)
+    )
+
+
+Positions = dict[int, dict[str, int]]
+"""Of each rank: its local rank and its places in the layout, by name."""
+
+
+def _positions(run: RunInfo, epoch: int) -> Positions:
+    return {
+        info.rank: {"local_rank": info.local_rank, **info.coords.to_dict()}
+        for known in run.epochs
+        if known.epoch == epoch
+        for info in known.ranks
+    }
+
+
+def _disagreements(
+    told: Mapping[int, Mapping[str, str]], positions_of: Callable[[], Positions]
+) -> Iterable[tuple[tuple[int, ...], Difference, float]]:
+    """Yield (ranks that differ, the setting, share of ranks that agree)."""
+    groups = _alike(told)
+    if len(groups) == 1:
+        return
+    positions = positions_of()
+    names = sorted({name for settings, _ in groups for name in settings})
+    for name in names:
+        if belongs_to_one_process(name):
+            continue
+        by_value: dict[str | None, list[int]] = defaultdict(list)
+        for settings, ranks in groups:
+            by_value[settings.get(name)] += ranks
+        if len(by_value) > 1 and not _goes_with_place(name, by_value, positions):
+            yield _judge(name, by_value)
+
+
+def _alike(
+    told: Mapping[int, Mapping[str, str]],
+) -> list[tuple[Mapping[str, str], list[int]]]:
+    """Return each distinct manifest with its ranks; often ranks share one object, too."""
+    by_object: dict[int, tuple[Mapping[str, str], list[int]]] = {}
+    for rank, settings in told.items():
+        by_object.setdefault(id(settings), (settings, []))[1].append(rank)
+    by_content: dict[frozenset[tuple[str, str]], tuple[Mapping[str, str], list[int]]] = {}
+    for settings, ranks in by_object.values():
+        by_content.setdefault(frozenset(settings.items()), (settings, []))[1].extend(ranks)
+    return list(by_content.values()) or [({}, [])]
+
+
+def _goes_with_place(
+    name: str, by_value: Mapping[str | None, Sequence[int]], positions: Positions
+) -> bool:
+    """Return whether each rank, or each of several positions, has a value of its own.
+
+    A position counts when it is held by ranks in every value's group alone, each
+    position has its own value, and there are fewer positions than ranks.
+    """
+    ranks = [rank for group in by_value.values() for rank in group]
+    if len(by_value) == len(ranks) >= MIN_RANKS:
+        return True
+    known = [positions[rank] for rank in ranks if rank in positions]
+    if len(known) < len(ranks):
+        return False
+    axes = ("local_rank", "dp", "tp", "pp", "cp", "ep") if name.startswith(POSITIONED) else ()
+    for axis in axes or ("local_rank",):
+        values_at: dict[int, set[str | None]] = defaultdict(set)
+        for value, group in by_value.items():
+            for rank in group:
+                values_at[positions[rank][axis]].add(value)
+        num = len(values_at)
+        if all(len(values) == 1 for values in values_at.values()) and num < len(ranks):
+            return num == len(by_value)
+    return False
+
+
+def _judge(
+    name: str, by_value: Mapping[str | None, Sequence[int]]
+) -> tuple[tuple[int, ...], Difference, float]:
+    sizes = Counter({value: len(ranks) for value, ranks in by_value.items()})
+    (usual, num_usual), (other, _) = sizes.most_common(2)
+    total = sizes.total()
+    has_majority = num_usual > MAJORITY_RATIO * total
+    ranks = [
+        rank
+        for value, group in by_value.items()
+        if not (has_majority and value == usual)
+        for rank in group
+    ]
+    difference = Difference(name=name, usual=usual, other=other, num_values=len(by_value))
+    return tuple(sorted(ranks)), difference, num_usual / total
+
+
+def _finding(
+    ranks: tuple[int, ...], differences: tuple[Difference, ...], *, share: float, num: int
+) -> Finding:
+    has_majority = share > MAJORITY_RATIO
+    who = f"{name_ranks(ranks)} of {num:,}" if has_majority else f"the {len(ranks):,} ranks"
+    verb = "is" if len(ranks) == 1 else "are"
+    text = f"{who} {verb} configured unlike the others: " if has_majority else f"{who} disagree: "
+    text += _list(differences, "here", "on most others" if has_majority else "on some others")
+    if not has_majority:
+        text += "; no value has a majority, so all are named"
+    return _misconfiguration(
+        ranks, confidence=share if has_majority else NO_MAJORITY_CONFIDENCE, evidence=text
+    )
+
+
+def _since_previous(context: RunContext) -> list[Finding]:
+    """Return what changed since the previous run, by what most ranks of each have."""
+    if not context.manifests or not context.previous_manifests:
+        return []
+    newest = max(one.epoch for one in context.manifests)
+    last = max(one.epoch for one in context.previous_manifests)
+    now = _usual([one for one in context.manifests if one.epoch == newest])
+    before = _usual([one for one in context.previous_manifests if one.epoch == last])
+    changed = tuple(
+        Difference(name=name, usual=before.get(name), other=now.get(name), num_values=2)
+        for name in sorted(now.keys() | before.keys())
+        if name.startswith(MATTERING)
+        and not belongs_to_one_process(name)
+        and now.get(name) != before.get(name)
+    )
+    if not changed:
+        return []
+    ranks = tuple(sorted(one.rank for one in context.manifests if one.epoch == newest))
+    evidence = (
+        f"{count_text(len(changed), 'setting')} changed since the previous run of this model and"
+        f" world size, on most of {count_text(len(ranks), 'rank')}: "
+    )
+    evidence += _list(changed, "now", "before")
+    return [_misconfiguration(ranks, confidence=PREVIOUS_CONFIDENCE, evidence=evidence)]
+
+
+def _usual(manifests: Sequence[RankManifest]) -> dict[str, str]:
+    """Return each setting that more than half of the ranks tell alike."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for settings, ranks in _alike({one.rank: one.settings for one in manifests}):
+        for item in settings.items():
+            counts[item] += len(ranks)
+    least = MAJORITY_RATIO * len(manifests)
+    return {name: value for (name, value), num in counts.items() if num > least}
+
+
+def _list(differences: tuple[Difference, ...], here: str, there: str) -> str:
+    parts = [
+        f"{one.name} is {_shown(one.other)} {here} and {_shown(one.usual)} {there}"
+        for one in differences[:MOST_SETTINGS_NAMED]
+    ]
+    more = len(differences) - MOST_SETTINGS_NAMED
+    if more > 0:
+        parts.append(f"{count_text(more, 'more setting')}")
+    return ", ".join(parts)
+
+
+def _shown(value: str | None) -> str:
+    if value is None:
+        return "unset"
+    return f'"{value if len(value) <= MOST_CHARACTERS else value[: MOST_CHARACTERS - 3] + "..."}"'
+
+
+def _misconfiguration(ranks: tuple[int, ...], *, confidence: float, evidence: str) -> Finding:
+    return Finding(
+        cause="misconfiguration",
+        ranks=ranks,
+        steps=None,
+        slowdown=None,
+        recoverable_ratio=None,
+        confidence=confidence,
+        evidence=evidence,
+    )

@@ -1,0 +1,1 @@
+"""Plain arrays for drawing a step on a screen of any size."""

@@ -1,0 +1,1 @@
+"""What fixing a finding would save, by replaying the run without it."""

@@ -1,0 +1,1 @@
+"""Readers: from a recorded trace to operations, waits and transfers."""

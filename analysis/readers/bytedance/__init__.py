@@ -1,0 +1,1 @@
+"""Reader of the trace format that ByteDance published."""

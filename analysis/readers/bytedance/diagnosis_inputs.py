@@ -1,0 +1,135 @@
+"""What the diagnosis takes from a ByteDance trace besides its replay: compute, and who waited."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankscope.tracer.span import KIND_CODES, SpanKind
+
+from ...arrays.sorting import places_of, sort_rows
+from ...replay.model import ComputeItems, Reading, WaitIntervals, without_overlap
+from ...replay.operations import NO_GROUP, latest_by_group, positions_in_runs
+from ...trace.tables import rows_of_spans
+from .evidence import gaps_of, transfers_of
+from .format import (
+    BACKWARD_COMPUTE,
+    CODE,
+    EMBEDDING_GRADS,
+    FORWARD_COMPUTE,
+    GRAD_CLIP,
+    GRADS_REDUCE_SCATTER,
+    SEPARATE_GRADS,
+)
+from .reader import model_of, read_trace
+from .rows import in_start_order
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ...trace.tables import RunInfo, SpanTable
+    from .reader import Trace
+
+SERIAL_COMMUNICATION = (GRADS_REDUCE_SCATTER, SEPARATE_GRADS, EMBEDDING_GRADS, GRAD_CLIP)
+"""Communication at the step's end, during which a worker does nothing else."""
+
+
+def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
+    """Read a ByteDance trace for replay and diagnosis.
+
+    Args:
+        run: Layout, and the (dp, stage) of each rank.
+        spans: Its operations.
+    """
+    trace = read_trace(run, spans)
+    left_out, warnings = trace.contradictions(), list(trace.warnings)
+    unknown = np.setdiff1d(spans.step, trace.rows.steps).tolist()
+    left_out |= dict.fromkeys(unknown, "it holds no operation of a known type")
+    if left_out:
+        spans = rows_of_spans(spans, ~np.isin(spans.step, list(left_out)))
+        trace = read_trace(run, spans)
+    rows = trace.rows
+    if trace.num_clock_errors:
+        warnings.append(
+            f"{trace.num_clock_errors} transfers were negative by 10 ms or more (clock error)"
+            " and count as 0"
+        )
+    return Reading(
+        model=model_of(trace),
+        items=_items(trace),
+        waits=_waits(trace),
+        gaps=gaps_of(trace),
+        transfers=transfers_of(trace),
+        steps=rows.steps,
+        actual_ns=_recorded_times(rows.steps, spans),
+        left_out=left_out,
+        warnings=tuple(warnings),
+    )
+
+
+def _recorded_times(steps: tuple[int, ...], spans: SpanTable) -> NDArray[np.int64]:
+    """Return last end - first start of each step, over all its operations."""
+    index = places_of(spans.step, np.array(steps))
+    first = np.full(len(steps), np.iinfo(np.int64).max)
+    last = np.full(len(steps), np.iinfo(np.int64).min)
+    np.minimum.at(first, index, spans.start_ns)
+    np.maximum.at(last, index, spans.start_ns + spans.duration_ns)
+    times: NDArray[np.int64] = last - first
+    return times
+
+
+def _items(trace: Trace) -> ComputeItems:
+    rows = trace.rows
+    compute = in_start_order(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
+    forward = rows.type[compute] == CODE[FORWARD_COMPUTE]
+    kind = np.where(forward, KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
+    order = sort_rows(
+        rows.step[compute], trace.rank[compute], kind, rows.chunk[compute], rows.start[compute]
+    )
+    compute, kind = compute[order], kind[order].astype(np.int8)
+    key = np.stack((rows.step[compute], trace.rank[compute], kind, rows.chunk[compute]))
+    changes = np.append(True, (np.diff(key, axis=1) != 0).any(axis=0))
+    return ComputeItems(
+        step=np.array(rows.steps, dtype=np.int32)[rows.step[compute]],
+        rank=trace.rank[compute],
+        kind=kind,
+        chunk=rows.chunk[compute],
+        microbatch=positions_in_runs(np.cumsum(changes)).astype(np.int32),
+        self_ns=(rows.end - rows.start)[compute],
+    )
+
+
+def _waits(trace: Trace) -> WaitIntervals:
+    """Return when a worker stood still for a communication whose last member had not arrived.
+
+    Before a compute that begins is from the end of the compute before it; at
+    the step's end, from the start of the communication itself.
+    """
+    rows, operations = trace.rows, trace.operations
+    arrival = latest_by_group(operations.group, rows.start)
+    consumed = _consumed_by_compute(trace)
+    serial = np.flatnonzero(np.isin(rows.type, [CODE[name] for name in SERIAL_COMMUNICATION]))
+    comm = np.concatenate((consumed[0], serial))
+    begin = np.concatenate((np.maximum(consumed[1], rows.start[consumed[0]]), rows.start[serial]))
+    real = arrival[comm] > begin
+    return without_overlap(
+        WaitIntervals(
+            rank=trace.rank[comm[real]],
+            operation=comm[real],
+            start_ns=begin[real],
+            end_ns=arrival[comm[real]],
+        )
+    )
+
+
+def _consumed_by_compute(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return communications that a compute waits for, and when that worker's last one ended."""
+    rows, operations = trace.rows, trace.operations
+    computes = in_start_order(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
+    before = np.full(len(rows.row), np.iinfo(np.int64).min)
+    follows = rows.worker[computes[1:]] == rows.worker[computes[:-1]]
+    before[computes[1:][follows]] = rows.end[computes[:-1][follows]]
+    is_compute = np.isin(rows.type, [CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]])
+    edges = is_compute[operations.dst] & (operations.group[operations.src] != NO_GROUP)
+    return operations.src[edges], before[operations.dst[edges]]

@@ -1,0 +1,179 @@
+"""Dependencies and groups of a ByteDance trace, inferred from order and time.
+
+Source: arXiv 2505.05713, sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...arrays.sorting import sort_rows
+from ...replay.edges import Edges
+from ...replay.operations import NO_GROUP, positions_in_runs
+from .format import (
+    BACKWARD_COMPUTE,
+    BACKWARD_RECV,
+    BACKWARD_SEND,
+    CODE,
+    EMBEDDING_GRADS,
+    FORWARD_COMPUTE,
+    FORWARD_RECV,
+    FORWARD_SEND,
+    GC,
+    GRAD_CLIP,
+    GRADS_REDUCE_SCATTER,
+    LAYERNORM_GRADS,
+    OPTIMIZER,
+    PARAMS_ALL_GATHER,
+    SEPARATE_GRADS,
+    TYPES,
+)
+from .pipeline import DIRECTIONS, link_pipeline
+from .rows import Rows, in_start_order
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from rankscope.tracer.topology import Layout
+
+WARM_UP_COMPUTES = 2
+"""The first backward transfers wait for the compute that many before the first backward one."""
+
+
+def infer(
+    rows: Rows, layout: Layout, *, overlapped: bool
+) -> tuple[Edges, NDArray[np.int64], NDArray[np.int64]]:
+    """Infer what each operation waits for.
+
+    Args:
+        rows: The trace, or some replicas of it.
+        layout: Number of stages and of model chunks on each.
+        overlapped: Whether the trace has overlapped DP communication.
+
+    Returns:
+        Dependencies; the communication instance of each operation, shape
+        (ops,), or `NO_GROUP`; and the sends and receives without a partner whose worker
+        has operations in the step.
+    """
+    edges, group = Edges(), np.full(len(rows.row), NO_GROUP, dtype=np.int64)
+    unpaired = [
+        link_pipeline(rows, edges, group, direction, layout.pp, layout.vpp)
+        for direction in DIRECTIONS
+    ]
+    _streams(rows, edges)
+    _first_backward_transfers(rows, edges)
+    _parameters(rows, edges)
+    _step_end(rows, edges, overlapped=overlapped)
+    _collectives(rows, group, layout.pp)
+    return edges, group, np.concatenate(unpaired)
+
+
+def _streams(rows: Rows, edges: Edges) -> None:
+    """Chain the operations of each of a worker's six streams in order of start."""
+    streams = (
+        (FORWARD_COMPUTE, BACKWARD_COMPUTE),
+        (FORWARD_SEND,),
+        (FORWARD_RECV,),
+        (BACKWARD_SEND,),
+        (BACKWARD_RECV,),
+        (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER),
+    )
+    for names in streams:
+        members = in_start_order(rows, names)
+        edges.chain(members, rows.worker[members])
+
+
+def _first_backward_transfers(rows: Rows, edges: Edges) -> None:
+    """Hold a worker's first backward transfers back until its warm-up is nearly done.
+
+    They wait for the compute two before the first backward-compute.
+    """
+    computes = in_start_order(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
+    worker = rows.worker[computes]
+    backward = np.flatnonzero(rows.type[computes] == CODE[BACKWARD_COMPUTE])
+    _, at = np.unique(worker[backward], return_index=True)
+    first_backward = backward[at]
+    enough = positions_in_runs(worker)[first_backward] >= WARM_UP_COMPUTES
+    before = computes[first_backward[enough] - WARM_UP_COMPUTES]
+    for name in (BACKWARD_SEND, BACKWARD_RECV):
+        has_one = rows.count[rows.worker[before], CODE[name]] > 0
+        edges.add(before[has_one], rows.first[rows.worker[before[has_one]], CODE[name]])
+
+
+def _parameters(rows: Rows, edges: Edges) -> None:
+    """Let each chunk's first forward-compute wait for its last params-all-gather."""
+    last_gather = _one_by_chunk(rows, PARAMS_ALL_GATHER, last=True)
+    first_forward = _one_by_chunk(rows, FORWARD_COMPUTE, last=False)
+    edges.add(*_matching(last_gather, first_forward))
+
+
+def _one_by_chunk(
+    rows: Rows, name: str, *, last: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first or last row of a type for each (worker, chunk), with that key."""
+    members = rows.of(name)
+    key = rows.worker[members] * (int(rows.chunk.max(initial=0)) + 2) + rows.chunk[members] + 1
+    if last:
+        members, key = members[::-1], key[::-1]
+    keys, at = np.unique(key, return_index=True)
+    return members[at], keys
+
+
+def _matching(
+    src: tuple[NDArray[np.int64], NDArray[np.int64]],
+    dst: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    _, of_src, of_dst = np.intersect1d(src[1], dst[1], assume_unique=True, return_indices=True)
+    return src[0][of_src], dst[0][of_dst]
+
+
+def _step_end(rows: Rows, edges: Edges, *, overlapped: bool) -> None:
+    """Chain what follows a worker's last compute, with or without overlapped DP communication."""
+    chain = [GC, LAYERNORM_GRADS, EMBEDDING_GRADS]
+    chain += [SEPARATE_GRADS] if overlapped else [GRADS_REDUCE_SCATTER]
+    chain += [GRAD_CLIP, OPTIMIZER]
+    place = np.full(len(TYPES), -1)
+    place[[CODE[name] for name in chain]] = np.arange(1, len(chain) + 1)
+    place[[CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]]] = 0
+
+    computes = in_start_order(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
+    is_last = np.append(rows.worker[computes][1:] != rows.worker[computes][:-1], True)
+    is_last = is_last[: len(computes)]  # of no compute none is the last
+    members = np.concatenate((computes[is_last], np.flatnonzero(place[rows.type] > 0)))
+    members = members[sort_rows(rows.worker[members], place[rows.type[members]], members)]
+    edges.chain(members, rows.worker[members])
+    if overlapped:
+        last_backward, key = _one_by_chunk(rows, BACKWARD_COMPUTE, last=True)
+        scatters = rows.of(GRADS_REDUCE_SCATTER)
+        base = int(rows.chunk.max(initial=0)) + 2
+        wanted = rows.worker[scatters] * base + rows.chunk[scatters] + 1
+        at = np.searchsorted(key, wanted)
+        known = (at < len(key)) & (key[np.minimum(at, len(key) - 1)] == wanted)
+        edges.add(last_backward[at[known]], scatters[known])
+        layernorm = rows.of(LAYERNORM_GRADS)
+        num = rows.count[rows.worker[layernorm], CODE[GRADS_REDUCE_SCATTER]]
+        layernorm, num = layernorm[num > 0], num[num > 0]
+        last = rows.first[rows.worker[layernorm], CODE[GRADS_REDUCE_SCATTER]] + num - 1
+        edges.add(last, layernorm)
+
+
+def _collectives(rows: Rows, group: NDArray[np.int64], num_stages: int) -> None:
+    """Number the collectives' groups: over dp, over first and last stage, over the whole job."""
+    # TP is collapsed, so layernorm-grads-all-reduce has no group that was traced.
+    step_stage = rows.step.astype(np.int64) * num_stages + rows.stage
+    by_dp = rows.worker_dp[rows.worker]
+    scopes = (
+        (PARAMS_ALL_GATHER, step_stage),
+        (GRADS_REDUCE_SCATTER, step_stage),
+        (SEPARATE_GRADS, step_stage),
+        (EMBEDDING_GRADS, by_dp),
+        (GRAD_CLIP, rows.step.astype(np.int64)),
+    )
+    for name, scope in scopes:
+        members = rows.of(name)
+        if len(members):
+            key = scope[members] * (int(rows.nth[members].max()) + 1) + rows.nth[members]
+            _, instance = np.unique(key, return_inverse=True)
+            group[members] = int(group.max(initial=-1)) + 1 + instance

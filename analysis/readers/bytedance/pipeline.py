@@ -1,0 +1,194 @@
+"""Pipeline transfers of a ByteDance trace: which compute each belongs to, and who pairs with whom.
+
+Source: arXiv 2505.05713, sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...arrays.sorting import stable_order
+from ...replay.operations import positions_in_runs
+from .format import (
+    BACKWARD_COMPUTE,
+    BACKWARD_RECV,
+    BACKWARD_SEND,
+    CODE,
+    FORWARD_COMPUTE,
+    FORWARD_RECV,
+    FORWARD_SEND,
+    NO_OP_SLACK_NS,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ...replay.edges import Edges
+    from .rows import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """One way through the pipeline."""
+
+    compute: str
+    send: str
+    recv: str
+    towards: int
+    """Stage difference from sender to receiver."""
+
+
+DIRECTIONS = (
+    Direction(FORWARD_COMPUTE, FORWARD_SEND, FORWARD_RECV, 1),
+    Direction(BACKWARD_COMPUTE, BACKWARD_SEND, BACKWARD_RECV, -1),
+)
+
+
+def is_real_recv(
+    start_ns: NDArray[np.int64], last_compute_start_ns: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Tell receives from no-ops, which start after their direction's last compute has started."""
+    return start_ns <= last_compute_start_ns + NO_OP_SLACK_NS
+
+
+def is_real_send(
+    end_ns: NDArray[np.int64], first_compute_end_ns: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Tell sends from no-ops, which end before their direction's first compute has ended."""
+    return end_ns >= first_compute_end_ns - NO_OP_SLACK_NS
+
+
+def link_pipeline(
+    rows: Rows,
+    edges: Edges,
+    group: NDArray[np.int64],
+    direction: Direction,
+    num_stages: int,
+    num_chunks: int,
+) -> NDArray[np.int64]:
+    """Link one direction's receives, computes and sends, and pair sends with receives.
+
+    The i-th receive belongs to the i-th compute, which waits for it; the
+    receive itself waits for the compute before. A *no-op* was recorded but
+    never sent: it belongs to no compute and pairs with nobody.
+
+    Args:
+        rows: The trace.
+        edges: Takes the dependencies.
+        group: Shape (ops,): takes the pairs' numbers.
+        direction: Forward or backward.
+        num_stages: Pipeline stages.
+        num_chunks: Model chunks on each stage.
+
+    Returns:
+        The sends and receives without a partner, though the worker that it would be of has
+        operations in the step.
+    """
+    compute = CODE[direction.compute]
+    forwards = direction.towards > 0
+    recvs, sends = rows.of(direction.recv), rows.of(direction.send)
+    num_computes = rows.count[:, compute]
+    first = rows.first[:, compute]
+    busy = num_computes > 0
+    last_start = np.full(len(first), np.iinfo(np.int64).min)
+    first_end = np.full(len(first), np.iinfo(np.int64).max)
+    last_start[busy] = rows.start[first[busy] + num_computes[busy] - 1]
+    first_end[busy] = rows.end[first[busy]]
+
+    recvs = recvs[is_real_recv(rows.start[recvs], last_start[rows.worker[recvs]])]
+    sends = sends[is_real_send(rows.end[sends], first_end[rows.worker[sends]])]
+    recv_chunk, send_chunk = (0, num_chunks - 1) if forwards else (num_chunks - 1, 0)
+    edge_stage = (0, num_stages - 1) if forwards else (num_stages - 1, 0)
+
+    recv_compute = _compute_of(rows, recvs, compute, edge_stage[0], recv_chunk, late=True)
+    send_compute = _compute_of(rows, sends, compute, edge_stage[1], send_chunk, late=False)
+    recvs, recv_compute = recvs[recv_compute >= 0], recv_compute[recv_compute >= 0]
+    sends, send_compute = sends[send_compute >= 0], send_compute[send_compute >= 0]
+    has_peer = ~(
+        (rows.stage[recv_compute] == edge_stage[0]) & (rows.chunk[recv_compute] == recv_chunk)
+    )
+    recvs, recv_compute = recvs[has_peer], recv_compute[has_peer]
+    has_peer = ~(
+        (rows.stage[send_compute] == edge_stage[1]) & (rows.chunk[send_compute] == send_chunk)
+    )
+    sends, send_compute = sends[has_peer], send_compute[has_peer]
+
+    edges.add(recvs, recv_compute)
+    later = rows.nth[recv_compute] > 0
+    edges.add(recv_compute[later] - 1, recvs[later])
+    edges.add(send_compute, sends)
+    return _pair(rows, group, sends, recvs, direction, num_stages)
+
+
+def _compute_of(
+    rows: Rows,
+    transfers: NDArray[np.int64],
+    compute: int,
+    edge_stage: int,
+    edge_chunk: int,
+    *,
+    late: bool,
+) -> NDArray[np.int64]:
+    """Return the compute operation that each p2p operation belongs to, -1 where there is none.
+
+    The i-th belongs to the i-th compute. Where a worker recorded none for the
+    computes without a peer, they are passed over; where it recorded one receive
+    fewer than computes (``late``), the first compute has none.
+    """
+    worker = rows.worker[transfers]
+    nth = positions_in_runs(worker)
+    num_workers = len(rows.first)
+    num = np.bincount(worker, minlength=num_workers)
+    num_computes = rows.count[:, compute]
+    computes = np.flatnonzero(rows.type == compute)
+    lonely = (rows.stage[computes] == edge_stage) & (rows.chunk[computes] == edge_chunk)
+    num_peered = num_computes - np.bincount(rows.worker[computes[lonely]], minlength=num_workers)
+    only_peered = (num == num_peered) & (num < num_computes)
+    shift = ((num == num_computes - 1) & late & ~only_peered).astype(np.int64)
+
+    index = nth + shift[worker]
+    found = np.where(index < num_computes[worker], rows.first[worker, compute] + index, -1)
+    peered = computes[~lonely]
+    first_peered = np.searchsorted(rows.worker[peered], np.arange(num_workers))
+    special = only_peered[worker]
+    found[special] = peered[first_peered[worker[special]] + nth[special]]
+    return found
+
+
+def _pair(
+    rows: Rows,
+    group: NDArray[np.int64],
+    sends: NDArray[np.int64],
+    recvs: NDArray[np.int64],
+    direction: Direction,
+    num_stages: int,
+) -> NDArray[np.int64]:
+    """Make groups of the n-th send of a stage and the n-th receive of the next.
+
+    Returns:
+        The rows that are left over, if the worker that they would meet is there.
+    """
+    target = (rows.stage[sends] + direction.towards) % num_stages
+    send_key = rows.worker_dp[rows.worker[sends]] * num_stages + target
+    recv_key = rows.worker_dp[rows.worker[recvs]] * num_stages + rows.stage[recvs]
+    order = stable_order(send_key)
+    sends, send_key = sends[order], send_key[order]
+    longest = max(int(np.bincount(rows.worker[sends]).max(initial=0)), 1) + 1
+    longest = max(longest, int(np.bincount(rows.worker[recvs]).max(initial=0)) + 1)
+    send_name = send_key * longest + positions_in_runs(send_key)
+    recv_name = recv_key * longest + positions_in_runs(recv_key)
+    _, of_send, of_recv = np.intersect1d(
+        send_name, recv_name, assume_unique=True, return_indices=True
+    )
+    base = int(group.max(initial=-1)) + 1
+    group[sends[of_send]] = base + np.arange(len(of_send))
+    group[recvs[of_recv]] = base + np.arange(len(of_recv))
+    there = (rows.worker_dp * num_stages + rows.worker_stage)[rows.count.any(axis=1)]
+    source_key = recv_key + (rows.stage[recvs] - direction.towards) % num_stages - rows.stage[recvs]
+    alone = np.append(np.delete(sends, of_send), np.delete(recvs, of_recv))
+    partner = np.append(np.delete(send_key, of_send), np.delete(source_key, of_recv))
+    left: NDArray[np.int64] = alone[np.isin(partner, there)]
+    return left

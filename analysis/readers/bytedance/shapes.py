@@ -1,0 +1,243 @@
+"""The replicas of a ByteDance trace by their structure, each structure's graph inferred once.
+
+A *sheet* holds all replicas of one shape: a row an operation, a column
+(*lane*) one (step, replica). What decides the structure is few: how many
+operations of each type a worker has, their chunks, the order in which its
+computes began, and which transfers are no-ops.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...arrays.sorting import sort_rows
+from ...arrays.threads import in_pieces
+from ...replay.batched_program import Shape
+from .blocks import NUM_TYPES
+from .format import (
+    BACKWARD_COMPUTE,
+    CODE,
+    FORWARD_COMPUTE,
+    GRAD_CLIP,
+    GRADS_REDUCE_SCATTER,
+    OPTIMIZER,
+    PARAMS_ALL_GATHER,
+    SEPARATE_GRADS,
+)
+from .graph import infer
+from .pipeline import DIRECTIONS, is_real_recv, is_real_send
+from .rows import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from rankscope.tracer.topology import Layout
+
+    from ...replay.batched_program import Meeting
+    from .blocks import Blocks
+    from .columns import Whole
+
+MEETINGS = (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_GRADS, GRAD_CLIP)
+"""Collectives over the data-parallel replicas, the last over all stages too."""
+
+STREAMS = ((FORWARD_COMPUTE, BACKWARD_COMPUTE), (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER))
+"""Types that share a stream of a worker; of the others the order is that of their numbers."""
+
+LANES_AT_ONCE = 256
+"""Replicas whose columns are turned together: both sides stay in a core's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """All replicas of one shape."""
+
+    shape: Shape
+    type: NDArray[np.int64]
+    """Shape (ops,)."""
+
+    stage: NDArray[np.int64]
+    """Shape (ops,)."""
+
+    start_ns: NDArray[np.int64]
+    """Shape (ops, lanes)."""
+
+    end_ns: NDArray[np.int64]
+    """Shape (ops, lanes)."""
+
+    step: NDArray[np.int64]
+    """Shape (lanes,): index of the step, ascending."""
+
+    replica: NDArray[np.int64]
+    """Shape (lanes,): index of the dp position."""
+
+    num_unpaired: int
+    """Sends and receives of one lane without a partner, though its worker has operations."""
+
+
+def sheets_of(blocks: Blocks, layout: Layout, keep: NDArray[np.bool_]) -> list[Sheet]:
+    """Sort replicas by shape.
+
+    Args:
+        blocks: The trace.
+        layout: Number of stages and of model chunks on each.
+        keep: Shape (steps,): steps that take part.
+    """
+    num_replicas = len(blocks.replicas)
+    count = blocks.count.reshape(-1, blocks.count.shape[2])
+    taken = np.flatnonzero(np.repeat(keep, num_replicas) & count.any(axis=1))
+    overlapped = bool(blocks.count[keep][..., CODE[SEPARATE_GRADS] :: NUM_TYPES].any())
+    sheets = []
+    for equal_count in _alike([count[taken].T]):
+        instances = taken[equal_count]
+        counts = count[instances[0]]
+        start, end, chunk = _columns(blocks, instances)
+        for lanes in _alike(list(_features(counts, start, end, chunk))):
+            at = int(lanes[0])
+            rows = _rows(counts, start[:, at], end[:, at], chunk[:, at])
+            edges, group, unpaired = infer(rows, layout, overlapped=overlapped)
+            whole = len(lanes) == len(instances)
+            sheets.append(
+                Sheet(
+                    shape=_shape(rows, *edges.arrays(), group),
+                    type=rows.type.astype(np.int64),
+                    stage=rows.stage.astype(np.int64),
+                    start_ns=start if whole else start[:, lanes],
+                    end_ns=end if whole else end[:, lanes],
+                    step=instances[lanes] // num_replicas,
+                    replica=instances[lanes] % num_replicas,
+                    num_unpaired=len(unpaired),
+                )
+            )
+    return sheets
+
+
+def _alike(tables: list[Whole]) -> list[NDArray[np.int64]]:
+    """Return the columns in classes of equal content; the tables stand below each other."""
+    same = np.ones(tables[0].shape[1], dtype=np.bool_)
+    for table in tables:
+        same &= (table == table[:, :1]).all(axis=0)
+    classes: dict[bytes, list[int]] = defaultdict(list)
+    strange = np.flatnonzero(~same)
+    contents = np.concatenate([table[:, strange] for table in tables]).T.copy()
+    for column, content in zip(strange.tolist(), contents, strict=True):
+        classes[content.tobytes()].append(column)
+    return [np.flatnonzero(same), *(np.array(columns) for columns in classes.values())]
+
+
+def _columns(
+    blocks: Blocks, instances: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Whole]:
+    """Return start, end and chunk of some replicas' operations, each of shape (ops, lanes)."""
+    columns, first = blocks.columns, blocks.first.ravel()[instances]
+    num_ops = int(blocks.count.reshape(-1, blocks.count.shape[2])[instances[0]].sum())
+    start = np.empty((num_ops, len(instances)), dtype=np.int64)
+    end = np.empty_like(start)
+    chunk = np.empty(start.shape, dtype=columns.chunk.dtype)
+
+    def fill(lanes: slice) -> None:
+        rows = blocks.order[first[lanes, None] + np.arange(num_ops)]
+        starts = columns.start_ns[rows]
+        start[:, lanes] = starts.T
+        starts += columns.duration_ns[rows]
+        end[:, lanes] = starts.T
+        chunk[:, lanes] = columns.chunk[rows].T
+
+    in_pieces(fill, len(instances), rows_at_once=LANES_AT_ONCE)
+    return start, end, chunk
+
+
+def _features(
+    counts: NDArray[np.int64],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    chunk: Whole,
+) -> Iterator[Whole]:
+    """Yield what tells shapes of equal counts apart, each of shape (features, lanes)."""
+    last = np.cumsum(counts)
+    first = last - counts
+    for stage in range(0, len(counts), NUM_TYPES):
+        rows = {name: slice(first[stage + k], last[stage + k]) for name, k in CODE.items()}
+        for names in STREAMS:
+            members = np.concatenate([np.arange(rows[n].start, rows[n].stop) for n in names])
+            yield _start_order(start[members], end[members])
+            yield chunk[members]
+        for direction in DIRECTIONS:
+            compute = rows[direction.compute]
+            if compute.start == compute.stop:
+                continue
+            recvs, sends = start[rows[direction.recv]], end[rows[direction.send]]
+            yield is_real_recv(recvs, start[compute.stop - 1]).astype(np.int8)
+            yield is_real_send(sends, end[compute.start]).astype(np.int8)
+
+
+def _start_order(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return each lane's order of (start, end, row), shape (members, lanes).
+
+    Where the first lane's order leaves no doubt, it is taken instead of sorted anew.
+    """
+    order = sort_rows(start[:, 0], end[:, 0])
+    ordered = start[order]
+    clear = (ordered[1:] > ordered[:-1]).all(axis=0)
+    orders = np.broadcast_to(order[:, None], start.shape)
+    if clear.all():
+        return orders
+    orders = orders.copy()
+    orders[:, ~clear] = np.lexsort((end[:, ~clear], start[:, ~clear]), axis=0)
+    return orders
+
+
+def _rows(
+    counts: NDArray[np.int64],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    chunk: Whole,
+) -> Rows:
+    """Return one replica in one step as a trace of its own."""
+    num_stages = len(counts) // NUM_TYPES
+    block = np.repeat(np.arange(len(counts)), counts)
+    stage = block // NUM_TYPES
+    first = np.cumsum(counts) - counts
+    zeros = np.zeros(len(block), dtype=np.int32)
+    return Rows(
+        steps=(0,),
+        row=np.arange(len(block)),
+        step=zeros,
+        dp=zeros,
+        stage=stage.astype(np.int32),
+        type=(block % NUM_TYPES).astype(np.int8),
+        start=start,
+        end=end,
+        chunk=chunk.astype(np.int32),
+        worker=stage,
+        worker_dp=np.zeros(num_stages, dtype=np.int64),
+        worker_stage=np.arange(num_stages, dtype=np.int32),
+        nth=np.arange(len(block)) - first[block],
+        first=first.reshape(num_stages, NUM_TYPES),
+        count=counts.reshape(num_stages, NUM_TYPES),
+    )
+
+
+def _shape(
+    rows: Rows, src: NDArray[np.int64], dst: NDArray[np.int64], group: NDArray[np.int64]
+) -> Shape:
+    numbers, gate = np.unique(group, return_inverse=True)
+    gate -= int(numbers[0] < 0)
+    meeting: dict[int, Meeting] = {}
+    for name in MEETINGS:
+        for row in rows.of(name).tolist():
+            stage = -1 if name == GRAD_CLIP else int(rows.stage[row])
+            meeting[int(gate[row])] = (CODE[name], stage, int(rows.nth[row]))
+    return Shape(
+        label=rows.stage.astype(np.int64) * NUM_TYPES + rows.type,
+        src=src,
+        dst=dst,
+        gate=gate,
+        meeting=meeting,
+        closing=tuple(rows.of(OPTIMIZER).tolist()),
+    )

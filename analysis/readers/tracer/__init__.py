@@ -1,0 +1,1 @@
+"""Reader of the spans that rankscope's own tracer records."""

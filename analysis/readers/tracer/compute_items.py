@@ -1,0 +1,189 @@
+"""Compute of each (rank, step) by micro-batch: its own time, waits and late partners cut out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankscope.tracer.span import KIND_CODES, KINDS, SpanKind
+
+from ...arrays.grouping import distinct, is_one_of, number_rows
+from ...arrays.intervals import NOWHERE
+from ...arrays.sorting import places_of, sort_rows
+from ...replay.model import ComputeItems
+from ...replay.operations import positions_in_runs
+from ..tp_partners import worker_numbers
+from .moe_compute import expert_pieces
+from .segments import Pieces, own_compute
+from .split_backward import WHOLE, is_deferred
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from ...trace.tables import RankInfo, RunInfo, SpanTable
+    from .match_waits import Joined
+
+
+def compute_items(
+    joined: Joined,
+    pieces: Pieces,
+    numbers: NDArray[np.int32],
+    run: RunInfo,
+    *,
+    portion: NDArray[np.int64],
+) -> tuple[ComputeItems, NDArray[np.bool_]]:
+    """Sum each forward's and backward's own pieces, those of a split one together.
+
+    Partners whose inner communication is not traced cannot work alone: the time
+    until the last of them began the same micro-batch is no compute. The experts'
+    parts take as long as they have tokens: what lies outside stands for them.
+
+    Args:
+        joined: The run.
+        pieces: What its ranks did between their waits.
+        numbers: Its steps' numbers, ascending.
+        run: Positions of the ranks.
+        portion: Shape (spans,): which portion of its micro-batch a compute span is.
+
+    Returns:
+        The items, and which pieces are the experts', shape (pieces,).
+    """
+    spans, windows = joined.spans, joined.windows
+    kinds = (KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
+    whole = np.flatnonzero(own_compute(pieces, len(pieces.start)))
+    whole = whole[is_one_of(spans.kind[pieces.compute[whole]], kinds)]
+    experts = expert_pieces(joined, pieces, portion)
+    own = whole[~experts[whole]]
+    index, num = number_rows(pieces.compute[own])
+    first = np.zeros(num, dtype=np.int64)
+    first[index] = np.arange(len(index))
+    span = pieces.compute[own[first]]
+    length = (pieces.end - pieces.start)[own].astype(np.float64)
+    self_ns = np.bincount(index, weights=length, minlength=len(span)).astype(np.float64)
+    window = pieces.window[own[first]]
+    step = windows.step_index[window]
+    rank, kind, chunk = spans.rank[span], spans.kind[span], spans.chunk[span]
+    part = portion[span]
+    order = sort_rows(step, rank, kind, chunk, part, spans.start_ns[span])
+    kind_of_rank, _ = number_rows(step[order], rank[order], kind[order], chunk[order], part[order])
+    microbatch = positions_in_runs(kind_of_rank).astype(np.int32)
+    ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
+    if experts.any():
+        self_ns = self_ns * _over_outside(joined, pieces, ranks, whole, experts)[own[first]]
+    own_ns = np.rint(self_ns[order]).astype(np.int64)
+    kinds_traced = {KINDS[code].value for code in distinct(spans.kind[joined.comm]).tolist()}
+    worker = worker_numbers(ranks, kinds_traced, joined.line.ranks)
+    late_ns = _partners_late(
+        (step[order], worker[places_of(rank[order], joined.line.ranks)], kind[order],
+         chunk[order], part[order], microbatch),
+        spans.start_ns[span][order],
+    )  # fmt: skip
+    items = _joined_portions(
+        ComputeItems(
+            step=numbers[step[order]],
+            rank=rank[order],
+            kind=kind[order],
+            chunk=chunk[order],
+            microbatch=microbatch,
+            self_ns=np.where(late_ns < own_ns, own_ns - late_ns, own_ns),
+        ),
+        spans,
+        span[order],
+        part[order],
+        deferred_ratio=_deferred_ratio(pieces, whole, portion),
+    )
+    return items, experts
+
+
+def _over_outside(
+    joined: Joined,
+    pieces: Pieces,
+    ranks: Mapping[int, RankInfo],
+    whole: NDArray[np.int64],
+    experts: NDArray[np.bool_],
+) -> NDArray[np.float64]:
+    """Return all compute over that outside the experts, by kind, chunk and stage.
+
+    Args:
+        joined: The run.
+        pieces: Its pieces.
+        ranks: Their stages.
+        whole: Pieces of forward and backward compute.
+        experts: Shape (pieces,): those of the experts.
+
+    Returns:
+        Shape (pieces,), 1 where it is no such compute.
+    """
+    spans, line = joined.spans, joined.line
+    stage_of = np.array([ranks[rank].coords.pp for rank in line.ranks.tolist()])
+    span = pieces.compute[whole]
+    stage = stage_of[places_of(spans.rank[span], line.ranks)]
+    work, num = number_rows(spans.kind[span], spans.chunk[span], stage)
+    length = (pieces.end - pieces.start)[whole]
+    total = np.bincount(work, weights=length, minlength=num)
+    outside = np.bincount(work, weights=np.where(experts[whole], 0, length), minlength=num)
+    ratio = np.ones(len(experts))
+    ratio[whole] = np.divide(total, outside, out=np.ones(num), where=outside > 0)[work]
+    return ratio
+
+
+def _deferred_ratio(pieces: Pieces, whole: NDArray[np.int64], portion: NDArray[np.int64]) -> float:
+    """Return the share of forward and backward compute that lies in later portions."""
+    length = (pieces.end - pieces.start)[whole].astype(np.float64)
+    total = float(length.sum())
+    deferred = is_deferred(portion[pieces.compute[whole]])
+    return float(length[deferred].sum()) / total if total else 0.0
+
+
+def _joined_portions(
+    items: ComputeItems,
+    spans: SpanTable,
+    span: NDArray[np.int64],
+    portion: NDArray[np.int64],
+    *,
+    deferred_ratio: float,
+) -> ComputeItems:
+    """Make one item of the portions of each micro-batch.
+
+    Args:
+        items: One a span.
+        spans: The table.
+        span: Shape (items,): the row of each.
+        portion: Shape (items,).
+        deferred_ratio: Share of the compute in later portions.
+    """
+    if not deferred_ratio:
+        return items
+    later = is_deferred(portion)
+    alone = np.where(portion == WHOLE, np.arange(len(items)), NOWHERE)
+    work, num = number_rows(
+        items.step, items.rank, items.kind, items.chunk, spans.microbatch[span], alone
+    )
+    self_ns = np.bincount(work, weights=items.self_ns, minlength=num).astype(np.int64)
+    # Items are in order of (step, rank, kind, chunk, portion): whole ones and first halves mix.
+    order = sort_rows(items.step, items.rank, items.kind, items.chunk, spans.start_ns[span])
+    first = order[~later[order]]
+    step, rank = items.step[first], items.rank[first]
+    kind, chunk = items.kind[first], items.chunk[first]
+    of_rank, _ = number_rows(step, rank, kind, chunk)
+    return ComputeItems(
+        step=step,
+        rank=rank,
+        kind=kind,
+        chunk=chunk,
+        microbatch=positions_in_runs(of_rank).astype(np.int32),
+        self_ns=self_ns[work[first]],
+        deferred_ratio=deferred_ratio,
+    )
+
+
+def _partners_late(key: tuple[NDArray[Any], ...], start_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how long after each item the last partner began the same one. Shape (items,)."""
+    same, num = number_rows(*key)
+    latest = np.full(num, np.iinfo(np.int64).min)
+    np.maximum.at(latest, same, start_ns)
+    late: NDArray[np.int64] = latest[same] - start_ns
+    return late

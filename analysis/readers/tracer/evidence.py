@@ -1,0 +1,187 @@
+"""Host gaps and transfers of a traced run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankscope.tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
+
+from ...arrays.grouping import distinct
+from ...arrays.intervals import NOWHERE
+from ...arrays.sorting import is_among, sort_rows
+from ...replay.model import GapItems, Link, Place, Transfers
+from ...trace.expected_ranks import groups_as_traced
+from ..transfers import Members, collect_transfers
+from ..waits import is_p2p
+from .coalesced import held_by_another
+from .segments import GAP, Pieces, own_compute
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ...trace.tables import RunInfo, StepTable
+    from .match_waits import Joined
+
+_PLACE_OF_HOST_KIND = {
+    KIND_CODES[SpanKind.GC]: Place.GC,
+    KIND_CODES[SpanKind.DATA]: Place.DATA,
+    KIND_CODES[SpanKind.CHECKPOINT]: Place.CHECKPOINT,
+}
+_PLACE_BEFORE_KIND = {
+    KIND_CODES[SpanKind.FORWARD]: Place.FORWARD,
+    KIND_CODES[SpanKind.BACKWARD]: Place.BACKWARD,
+}
+
+
+def gaps_of(
+    joined: Joined,
+    pieces: Pieces,
+    steps: StepTable,
+    *,
+    numbers: NDArray[np.int32],
+    piece_number: NDArray[np.int64],
+) -> GapItems:
+    """Return the host gaps of a traced run, each with where in the step it lies.
+
+    A gap before a receive counts as before the compute that the receive feeds.
+    Time between two steps of a rank counts as `Place.INPUT` of the later one.
+
+    Args:
+        joined: The run.
+        pieces: What its ranks did between their waits.
+        steps: The steps that take part.
+        numbers: Their numbers, ascending.
+        piece_number: Shape (pieces,): the operation that each piece became.
+    """
+    rows = np.flatnonzero(~own_compute(pieces, len(pieces.start)) & (pieces.end > pieces.start))
+    window = pieces.window[rows]
+    place = _places(joined, pieces)[rows]
+    between = _between_steps(joined, pieces, steps)
+    first = np.flatnonzero(between)
+    index = joined.windows.step_index
+    return GapItems(
+        step=numbers[np.concatenate((index[window], index[pieces.window[first]]))],
+        rank=joined.windows.rank[np.concatenate((window, pieces.window[first]))],
+        place=np.concatenate((place, np.full(len(first), Place.INPUT))).astype(np.int8),
+        gap_ns=np.concatenate(((pieces.end - pieces.start)[rows], between[first])),
+        operation=piece_number[np.concatenate((rows, first))],
+    )
+
+
+def _places(joined: Joined, pieces: Pieces) -> NDArray[np.int8]:
+    num = len(pieces.start)
+    own = own_compute(pieces, num)
+    index = np.arange(num)
+    follows = np.minimum.accumulate(np.where(own, index, num)[::-1])[::-1]
+    known = follows < num
+    known[known] = pieces.window[follows[known]] == pieces.window[known]
+    place = np.full(num, Place.OTHER, dtype=np.int8)
+    kind = joined.spans.kind[pieces.compute[follows[known]]]
+    for code, before in _PLACE_BEFORE_KIND.items():
+        place[np.flatnonzero(known)[kind == code]] = before
+
+    launched = distinct(joined.launch[~is_p2p(joined.spans)[joined.comm]])
+    # What is launched before a forward or backward (a gather of its weights) feeds it.
+    place[is_among(pieces.end, launched) & (place == Place.OTHER)] = Place.LAUNCH
+
+    earlier = np.maximum.accumulate(np.where(own, index, NOWHERE))
+    is_first = earlier < 0
+    is_first[~is_first] = pieces.window[earlier[~is_first]] != pieces.window[~is_first]
+    place[is_first & known] = Place.INPUT
+    for code, of_kind in _PLACE_OF_HOST_KIND.items():
+        place[pieces.host_kind == code] = of_kind
+    # A gap inside a compute span is what a host span of another kind took from it.
+    inside = (pieces.compute != GAP) & (pieces.host_kind == GAP)
+    place[inside] = Place.OTHER
+    return place
+
+
+def _between_steps(joined: Joined, pieces: Pieces, steps: StepTable) -> NDArray[np.int64]:
+    """Return, at each window's first piece, how long after the rank's step before it began."""
+    order = sort_rows(steps.epoch, steps.rank, steps.step)
+    epoch, rank, step = steps.epoch[order], steps.rank[order], steps.step[order]
+    follows = np.zeros(len(order), dtype=np.bool_)
+    follows[1:] = (epoch[1:] == epoch[:-1]) & (rank[1:] == rank[:-1]) & (step[1:] == step[:-1] + 1)
+    pause = np.diff(steps.start_ns[order], prepend=0)
+    pause[1:] -= (steps.end_ns - steps.start_ns)[order][:-1]
+    pause = np.where(follows, np.maximum(pause, 0), 0)
+    start = joined.line.place(steps.rank[order], steps.start_ns[order])
+    of_window = np.zeros(len(joined.windows.start), dtype=np.int64)
+    of_window[np.searchsorted(joined.windows.start, start)] = pause
+    first = np.diff(pieces.window, prepend=NOWHERE) != 0
+    return np.where(first, of_window[pieces.window], 0)
+
+
+def transfers_of(
+    joined: Joined, numbers: NDArray[np.int32], run: RunInfo, *, number: NDArray[np.int64]
+) -> Transfers:
+    """Return the transfers of a traced run.
+
+    Links inside one host are held against such. Instances with a buffered
+    send, rooted ones that a member left early, those that another of the same
+    call held, and those whose end is only a bound tell nothing and are left out.
+
+    Args:
+        joined: The run.
+        numbers: Its steps' numbers.
+        run: Its groups, and the hosts of its ranks.
+        number: The operation that each piece, then each communication of ``joined``, became.
+    """
+    spans, comm = joined.spans, joined.comm
+    groups = {group.group_id: group for group in groups_as_traced(run)}
+    hosts: defaultdict[int, str] = defaultdict(str)
+    hosts.update({info.rank: info.host for epoch in run.epochs for info in epoch.ranks})
+    unclear = (spans.flags[comm] & SpanFlag.END_BOUND) != 0
+    unclear |= joined.waits_for_nobody | held_by_another(spans, joined.split, comm)
+    pair = is_p2p(spans)[comm]
+    # A ring of context parallel ranks sends inside compute: its pairs are its axis's.
+    pair_kind = spans.kind[comm].astype(np.int64)
+    pair_kind[pair_kind == KIND_CODES[SpanKind.PP_RECV]] = KIND_CODES[SpanKind.PP_SEND]
+    source, target = spans.src_rank[comm], spans.dst_rank[comm]
+    ids, group = np.unique(spans.group_id[comm], return_inverse=True)
+
+    def link(row: int) -> Link:
+        if pair[row]:
+            return Link(
+                members=(int(source[row]), int(target[row])),
+                kind=KINDS[int(pair_kind[row])].value,
+                is_pair=True,
+            )
+        return Link(
+            members=groups[int(ids[group[row]])].members,
+            kind=KINDS[int(spans.kind[comm[row]])].value,
+            is_pair=False,
+        )
+
+    return collect_transfers(
+        Members(
+            instance=joined.split.instance[comm],
+            step=numbers[joined.windows.step_index[joined.comm_window]],
+            duration_ns=spans.duration_ns[comm],
+            num_bytes=spans.num_bytes[comm],
+            name=spans.name[comm],
+            names=spans.names,
+            unclear=unclear,
+            carrier=np.stack(
+                (np.where(pair, source, -1), np.where(pair, target, -1), group * ~pair)
+            ),
+            alike=np.stack(
+                (
+                    np.where(pair, NOWHERE - 1 - pair_kind, spans.kind[comm]),
+                    np.where(pair, target > source, spans.name[comm]),
+                    spans.num_bytes[comm],
+                )
+            ),
+            operation=number[len(number) - len(comm) :],
+        ),
+        link_of=link,
+        num_operations=len(number),
+        spread_of=lambda found: (len(found.members), _crosses_hosts(found.members, hosts)),
+    )
+
+
+def _crosses_hosts(members: tuple[int, ...], hosts: defaultdict[int, str]) -> bool:
+    return len(set(map(hosts.__getitem__, members))) > 1

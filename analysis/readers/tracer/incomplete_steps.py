@@ -1,0 +1,204 @@
+"""Ranks that lack spans of a step: some were dropped, or the rank says that it recorded none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from rankscope.tracer.span import KIND_CODES, SpanKind, kind_bits, kinds_of
+
+from ...arrays.grouping import is_one_of
+from ...arrays.sorting import places_of
+from ...report.text import name_ranks
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ...replay.model import ComputeItems, GapItems
+    from ...trace.tables import RunInfo, SpanTable, StepTable
+
+Items = TypeVar("Items", "ComputeItems", "GapItems")
+
+COUNTED = [
+    KIND_CODES[kind]
+    for kind in (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER, SpanKind.WAIT)
+]
+"""What a step has the same number of in a job whose steps are alike. A lost forward looks like a
+host that stood still, a lost wait like compute."""
+
+OF_A_RANK = kind_bits((SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER))
+"""Bits of the kinds that a rank may not have recorded while the others can be replayed: whoever
+waits for it still says so."""
+
+LEAST_STEPS = 3
+"""Fewer steps tell no usual number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """Which ranks lack records of which steps."""
+
+    ranks: NDArray[np.int32]
+    """Ascending."""
+
+    steps: NDArray[np.int32]
+    """Numbers, ascending."""
+
+    lacks: NDArray[np.bool_]
+    """Shape (ranks, steps)."""
+
+    def beside(self, told: Losses) -> Losses:
+        """Return these without those of ``told``, of the same ranks and steps."""
+        return replace(self, lacks=self.lacks & ~told.lacks)
+
+    def warnings(self) -> list[str]:
+        """Return what a reader should know of it; nothing where nothing is lacking."""
+        row, column = np.nonzero(self.lacks)
+        if not len(row):
+            return []
+        first, step = self.ranks[row[0]], self.steps[column[0]]
+        told = f"{len(row)} times a rank lacks compute or waits of a step, first {first} in {step}"
+        return [f"records were dropped: {told}; what it did in that step is not judged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unrecorded:
+    """Which ranks say that they recorded no compute of a step."""
+
+    losses: Losses
+    kinds: int
+    """Bits of the kinds, of all these ranks and steps together."""
+
+    @property
+    def mostly(self) -> tuple[int, ...]:
+        """The ranks that say so of more than half of the steps, ascending."""
+        lacks = self.losses.lacks
+        is_mostly = 2 * lacks.sum(axis=1) > lacks.shape[1]
+        return tuple(self.losses.ranks[is_mostly].tolist())
+
+    def warnings(self) -> list[str]:
+        """Return what a reader should know of it; nothing where nothing is lacking."""
+        row, column = np.nonzero(self.losses.lacks)
+        if not len(row):
+            return []
+        ranks = tuple(np.unique(self.losses.ranks[row]).tolist())
+        steps = self.losses.steps[column]
+        kinds = " and ".join(kinds_of(self.kinds))
+        told = (
+            f"{name_ranks(ranks)} recorded no {kinds} in steps {steps.min()} to {steps.max()}, by"
+            " request or because the capture failed (see the run's events): what was done then is"
+            " not judged"
+        )
+        return [told]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What is left to judge."""
+
+    items: ComputeItems
+    gaps: GapItems
+    warnings: tuple[str, ...]
+    without: tuple[int, ...]
+    """Ranks that say that they recorded no compute in more than half of the steps, ascending."""
+
+
+def only_recorded(
+    items: ComputeItems,
+    gaps: GapItems,
+    *,
+    run: RunInfo,
+    spans: SpanTable,
+    steps: StepTable,
+    numbers: NDArray[np.int32],
+) -> Judged:
+    """Leave out what ranks did in steps of which they lack records.
+
+    Args:
+        items: Their compute.
+        gaps: What lies between.
+        run: Says whether records were dropped.
+        spans: All spans of the steps.
+        steps: All steps' rows, also of those that take no part.
+        numbers: Numbers of those that do, ascending.
+    """
+    warnings: list[str] = []
+    unrecorded = unrecorded_of(steps, numbers)
+    if unrecorded.kinds:
+        warnings += unrecorded.warnings()
+        items = without_losses(items, unrecorded.losses)
+        gaps = without_losses(gaps, unrecorded.losses)
+    if run.num_dropped or run.num_torn:
+        losses = losses_of(spans, steps, numbers).beside(unrecorded.losses)
+        warnings += losses.warnings()
+        items, gaps = without_losses(items, losses), without_losses(gaps, losses)
+    return Judged(items=items, gaps=gaps, warnings=tuple(warnings), without=unrecorded.mostly)
+
+
+def unrecorded_of(steps: StepTable, numbers: NDArray[np.int32]) -> Unrecorded:
+    """Return which ranks say that they recorded no compute of a step.
+
+    Args:
+        steps: All steps' rows.
+        numbers: Numbers of the steps that take part, ascending.
+    """
+    ranks = np.unique(steps.rank)
+    rows = np.flatnonzero(np.isin(steps.step, numbers) & ((steps.left_out & OF_A_RANK) != 0))
+    lacks = np.zeros((len(ranks), len(numbers)), dtype=np.bool_)
+    lacks[places_of(steps.rank[rows], ranks), places_of(steps.step[rows], numbers)] = True
+    kinds = int(np.bitwise_or.reduce(steps.left_out[rows])) & OF_A_RANK if len(rows) else 0
+    return Unrecorded(losses=Losses(ranks=ranks, steps=numbers, lacks=lacks), kinds=kinds)
+
+
+def losses_of(spans: SpanTable, steps: StepTable, numbers: NDArray[np.int32]) -> Losses:
+    """Find the ranks that lack forwards, backwards, optimizers or waits of a step.
+
+    What a rank has is held against the number that it has in more than half of
+    the steps that were recorded whole; without one, nothing is known of it. Where most
+    ranks have fewer, the step itself was a shorter one.
+
+    Args:
+        spans: The spans, of a run that dropped records.
+        steps: All steps' rows, also of those that take no part.
+        numbers: Numbers of those that do, ascending.
+    """
+    ranks, recorded = np.unique(steps.rank), np.unique(steps.step[steps.left_out == 0])
+    counted = np.union1d(recorded, numbers)
+    lacks = np.zeros((len(ranks), len(counted)), dtype=np.bool_)
+    rows = np.flatnonzero(is_one_of(spans.kind, COUNTED))
+    rows = rows[np.isin(spans.step[rows], counted) & np.isin(spans.rank[rows], ranks)]
+    row, column = places_of(spans.rank[rows], ranks), places_of(spans.step[rows], counted)
+    for kind in COUNTED if len(counted) >= LEAST_STEPS else ():
+        mine = spans.kind[rows] == kind
+        num = np.zeros(lacks.shape, dtype=np.int64)
+        np.add.at(num, (row[mine], column[mine]), 1)
+        fewer = _fewer_than_usual(num)
+        lacks |= fewer & (fewer.mean(axis=0) <= 1 / 2)
+    return Losses(ranks=ranks, steps=numbers, lacks=lacks[:, places_of(numbers, counted)])
+
+
+def without_losses(items: Items, losses: Losses) -> Items:
+    """Return the rows of ranks that lack nothing of the row's step.
+
+    Args:
+        items: Of the ranks and steps of ``losses``.
+        losses: Who lacks what.
+    """
+    row, column = places_of(items.rank, losses.ranks), places_of(items.step, losses.steps)
+    keep = ~losses.lacks[row, column]
+    columns = {field.name: getattr(items, field.name) for field in fields(items)}
+    kept: dict[str, Any] = {
+        name: each[keep] for name, each in columns.items() if isinstance(each, np.ndarray)
+    }
+    return replace(items, **kept)
+
+
+def _fewer_than_usual(num: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell the cells of (ranks, steps) below the number that most cells of their row have."""
+    # A number that more than half of a row have is its median.
+    usual = np.median(num, axis=1)[:, None]
+    has_usual = (num == usual).mean(axis=1, keepdims=True) > 1 / 2
+    fewer: NDArray[np.bool_] = (num < usual) & has_usual
+    return fewer

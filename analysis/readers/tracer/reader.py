@@ -1,0 +1,230 @@
+"""Read a run of our own tracer: groups, sequences and waits are read, not inferred."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankscope.tracer.span import COMM_KINDS, NONE, SpanKind, kind_bits, kinds_of
+
+from ...arrays.grouping import distinct
+from ...arrays.intervals import NOWHERE
+from ...arrays.sorting import places_of
+from ...replay.model import Reading, WaitIntervals, without_overlap
+from ...report.text import duration_text, name_ranks
+from ...trace.expected_ranks import groups_as_traced, num_expected
+from ...trace.tables import rows_of_spans, rows_of_steps
+from ..waits import is_communication, is_one_sided, split_waits
+from .compute_items import compute_items
+from .evidence import gaps_of, transfers_of
+from .graph import graph_of
+from .incomplete_steps import OF_A_RANK, only_recorded
+from .match_waits import Joined, join_waits
+from .segments import cut
+from .split_backward import portions_by_span
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ...trace.tables import RunInfo, SpanTable, StepTable
+    from ..waits import WaitSplit
+
+
+UNMEASURED_CLOCK_ERROR_NS = 10_000_000
+"""Error allowed for between clocks that nobody measured. Source: arXiv 2505.05713 takes transfers
+of -10 ms and less for clock error."""
+
+OTHER = SpanKind.OTHER
+NEEDED_KINDS = COMM_KINDS | {
+    SpanKind.FORWARD,
+    SpanKind.BACKWARD,
+    SpanKind.OPTIMIZER,
+    SpanKind.WAIT,
+}
+"""What a replay is built of, beside collectives of `OTHER` groups; without it a step is not empty
+but unknown."""
+
+
+def read_traced(
+    run: RunInfo, spans: SpanTable, steps: StepTable, *, clock_error_ns: int | None
+) -> Reading:
+    """Build the operations of a traced run.
+
+    Args:
+        run: Layout, ranks and groups.
+        spans: Spans of the steps asked for, of any epochs; where a step occurs
+            in several, the latest counts.
+        steps: The steps' rows.
+        clock_error_ns: Largest error between the ranks' clocks; None where nobody measured it:
+            then `UNMEASURED_CLOCK_ERROR_NS` is allowed for, and the run's warnings say so.
+
+    Returns:
+        The run; steps with a missing rank, a rank that nobody described, a missing member of a
+        communication or a transfer negative beyond the clock error are left out and named.
+    """
+    steps, spans, repeated = _latest_epochs(steps, spans)
+    steps, spans, unplaced = _placed(run, steps, spans)
+    tolerance = UNMEASURED_CLOCK_ERROR_NS if clock_error_ns is None else clock_error_ns
+    split = split_waits(spans, groups_as_traced(run), clock_error_ns=tolerance)
+    left_out = unplaced | _unusable(run, spans, steps, split)
+    numbers = np.array(sorted(set(distinct(steps.step).tolist()) - set(left_out)), dtype=np.int32)
+    all_steps, steps = steps, rows_of_steps(steps, np.isin(steps.step, numbers))
+    joined, warnings = join_waits(spans, steps, numbers, split)
+    pieces = cut(
+        spans,
+        joined.line,
+        joined.windows,
+        joined.blocked(),
+        joined.launch,
+    )
+    if clock_error_ns is None and (split.transfer_ns < -1).any():
+        worst = float(-split.transfer_ns.min())
+        warnings.append(
+            f"nobody measured the hosts' clocks against each other: some ranks leave"
+            f" communications {duration_text(worst)} before the last one enters, so who waits for"
+            " whom is known no better than that"
+        )
+    if num_expected(run) < run.world_size:
+        warnings.append("one tensor-parallel rank of each worker was traced; it stands for all")
+    if repeated:
+        warnings.append(f"{repeated} steps ran again in a later epoch; their last run counts")
+    portion = portions_by_span(spans, pieces.compute)
+    with ThreadPoolExecutor(2) as aside:
+        found = aside.submit(compute_items, joined, pieces, numbers, run, portion=portion)
+        named = tuple(numbers.tolist())
+        model, number = graph_of(run, joined, pieces, numbers=named, portion=portion)
+        piece_number, comm_number = number[: len(pieces.start)], number[len(pieces.start) :]
+        transfers = aside.submit(transfers_of, joined, numbers, run, number=number)
+        gaps = gaps_of(joined, pieces, steps, numbers=numbers, piece_number=piece_number)
+        waits = _wait_intervals(joined, comm_number)
+    index = places_of(steps.step, numbers)
+    first = np.full(len(numbers), np.iinfo(np.int64).max)
+    last = np.full(len(numbers), np.iinfo(np.int64).min)
+    np.minimum.at(first, index, steps.start_ns)
+    np.maximum.at(last, index, steps.end_ns)
+    items, of_experts = found.result()
+    judged = only_recorded(items, gaps, run=run, spans=spans, steps=all_steps, numbers=numbers)
+    experts = None
+    if of_experts.any():
+        experts = np.zeros(len(number), dtype=np.bool_)
+        experts[piece_number[of_experts]] = True
+    return Reading(
+        model=model,
+        items=judged.items,
+        steps=named,
+        actual_ns=last - first,
+        left_out=left_out,
+        waits=waits,
+        gaps=judged.gaps,
+        transfers=transfers.result(),
+        warnings=(*warnings, *judged.warnings),
+        experts=experts,
+        unjudged=judged.without,
+    )
+
+
+def _latest_epochs(steps: StepTable, spans: SpanTable) -> tuple[StepTable, SpanTable, int]:
+    """Keep each step's last epoch only; count the steps that had more than one."""
+    if not len(steps) or (steps.epoch == steps.epoch[0]).all():
+        return steps, spans, 0
+    pairs = np.unique(np.stack((steps.step, steps.epoch), axis=1), axis=0)
+    is_last = np.append(pairs[1:, 0] != pairs[:-1, 0], True) if len(pairs) else np.ones(0, bool)
+    if is_last.all():
+        return steps, spans, 0
+    numbers, epochs = pairs[is_last].T
+    keep = np.isin(steps.step, numbers) & (steps.epoch == epochs[places_of(steps.step, numbers)])
+    at = np.minimum(places_of(spans.step, numbers), len(numbers) - 1)
+    keep_spans = (numbers[at] == spans.step) & (spans.epoch == epochs[at])
+    return (
+        rows_of_steps(steps, keep),
+        rows_of_spans(spans, keep_spans),
+        len(np.unique(pairs[~is_last, 0])),
+    )
+
+
+def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit) -> dict[int, str]:
+    """Name the steps that cannot be replayed: nothing is patched over."""
+    reasons: dict[int, str] = {}
+    expected = num_expected(run)
+    comm = is_communication(spans) & (spans.group_id != 0) & (spans.seq != NONE)
+    for step in distinct(spans.step[comm & (split.instance == NOWHERE)]).tolist():
+        reasons[step] = "a communication lacks the record of a member"
+    for step in distinct(spans.step[split.negative & ~is_one_sided(spans, split)]).tolist():
+        reasons[step] = "a rank left a communication before the last one entered it"
+    for step in set(distinct(steps.step).tolist()) - set(distinct(spans.step).tolist()):
+        reasons[step] = "no span of it is stored"
+    for step, missing in _not_recorded(run, steps).items():
+        reasons[step] = f"spans of it were not recorded: {missing}"
+    numbers, counts = np.unique(steps.step, return_counts=True)
+    for step, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+        if count != expected:
+            reasons[step] = f"{expected - count} of {expected} ranks have no record of it"
+    return reasons
+
+
+def _placed(
+    run: RunInfo, steps: StepTable, spans: SpanTable
+) -> tuple[StepTable, SpanTable, dict[int, str]]:
+    """Leave out the steps that hold rows of ranks of which no description came, and name them."""
+    told = [rank.rank for epoch in run.epochs for rank in epoch.ranks]
+    found: dict[int, set[int]] = {}
+    for table in (spans, steps):
+        strange = np.setdiff1d(distinct(table.rank), told)
+        if not len(strange):
+            continue
+        rows = np.flatnonzero(np.isin(table.rank, strange))
+        pairs = distinct(table.step[rows].astype(np.int64) << 32 | table.rank[rows])
+        for pair in pairs.tolist():
+            found.setdefault(pair >> 32, set()).add(pair & 0xFFFF_FFFF)
+    if found:
+        steps = rows_of_steps(steps, ~np.isin(steps.step, list(found)))
+        spans = rows_of_spans(spans, ~np.isin(spans.step, list(found)))
+    reasons = {
+        step: f"nobody described {name_ranks(tuple(sorted(ranks)))}"
+        for step, ranks in found.items()
+    }
+    return steps, spans, reasons
+
+
+def _not_recorded(run: RunInfo, steps: StepTable) -> dict[int, str]:
+    """Name, by step, the kinds that the replay needs and ranks say that they did not record.
+
+    A step in which few ranks lack compute alone is replayed; these ranks are not judged in it.
+    """
+    has_other = any(group.kind == OTHER for epoch in run.epochs for group in epoch.groups)
+    needed = NEEDED_KINDS | {OTHER} if has_other else NEEDED_KINDS
+    bits = kind_bits(needed)
+    found: dict[int, int] = {}
+    mask = steps.left_out & np.uint32(bits)
+    alone = np.flatnonzero((mask != 0) & ((mask & ~np.uint32(OF_A_RANK)) == 0))
+    numbers, counts = np.unique(steps.step[alone], return_counts=True)
+    few = numbers[2 * counts < num_expected(run)]
+    mask[alone[np.isin(steps.step[alone], few)]] = 0
+    lacking = np.flatnonzero(mask)
+    for step, kinds in zip(steps.step[lacking].tolist(), mask[lacking].tolist(), strict=True):
+        found[step] = found.get(step, 0) | kinds
+    return {step: ", ".join(kinds_of(kinds)) for step, kinds in found.items()}
+
+
+def _wait_intervals(joined: Joined, number: NDArray[np.int64]) -> WaitIntervals:
+    """Return the part of each blocked interval that lies before the last member's arrival."""
+    spans, split = joined.spans, joined.split
+    known = joined.wait_comm != NOWHERE
+    member = joined.wait_comm[known]
+    comm = joined.comm[member]
+    begin, until = (positions[known] for positions in joined.blocked())
+    start = joined.line.time_at(begin)
+    arrival = spans.start_ns[comm] + split.wait_ns[comm]
+    end = np.minimum(arrival, start + (until - begin))
+    real = (end > start) & ~joined.one_sided[member]
+    # Threads of one rank may wait at the same time.
+    return without_overlap(
+        WaitIntervals(
+            rank=spans.rank[comm][real],
+            operation=number[member[real]],
+            start_ns=start[real],
+            end_ns=end[real],
+        )
+    )

@@ -1,0 +1,1 @@
+"""The dependency graph between ranks, and its replay."""

@@ -1,0 +1,1 @@
+"""The finished diagnosis: its data, its text and its JSON."""

@@ -1,0 +1,1 @@
+"""Noise, baselines, phases and significance."""

@@ -1,0 +1,1 @@
+"""What a source of spans must provide: tables, context, devices."""
