@@ -33,7 +33,7 @@ from rankscope.collector.store.store import open_store
 from rankscope.demo.planted import OTHER_NAMES, QUIET, names_fault
 from rankscope.demo.training import Training
 from rankscope.tracer.topology import Layout
-from rankscope.trainer.fault import ENDINGS, CrashKind, FaultCause, parse_fault
+from rankscope.trainer.faults.spec import ENDINGS, CrashKind, FaultCause, parse_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ NUM_STEPS_SHORT = 8
 """Where only the end or the manifests count."""
 
 BULKY = ("--seq", "256", "--microbatch-size", "4")
-"""Activations of 256 KiB: what a link's speed can be seen on (`trainer.links`). They take more CPU
+"""Activations of 256 KiB: what a link's speed can be seen on (`trainer.faults.links`). They take more CPU
 to compute, and so a slower pace."""
 
 POLL_S = 2.0

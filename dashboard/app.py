@@ -9,8 +9,8 @@ from dash import Dash, Input, Output, State
 from dash.exceptions import DependencyException
 
 from .address import Page, read_address
+from .callback_checks import guard
 from .compression import compress_large
-from .forged import guard
 from .pages import overview, shell, timeline
 from .pages.empty import unknown_page
 

@@ -13,7 +13,7 @@ from rankscope.tracer.topology import Layout
 
 from .config import ModelConfig, TrainerConfig, default_pace_ms
 from .errors import ConfigError
-from .fault import parse_faults
+from .faults.spec import parse_faults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,9 +67,9 @@ def _run(
     from rankscope import tracer
 
     from .build import build_rank
+    from .faults.planted import set_environment
     from .loop import train, warm_up
     from .parallel import build_mesh, join_job
-    from .planted import set_environment
     from .tracing import report_pace, start_tracing
 
     set_environment(config.faults, rank=rank)

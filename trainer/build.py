@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from .data import iter_batches
-from .fault import OF_COMPUTE
+from .faults.planted import PlantedFaults
+from .faults.spec import OF_COMPUTE
 from .loop import RankState
 from .model import Stage, initialize
 from .pace import MonotonicPaceClock, PacedSegments, StretchedSegments
 from .parallel import parameter_groups, shard_stage
-from .planted import PlantedFaults
 from .schedule import build_schedule
 from .segments import time_optimizer, time_segments
 

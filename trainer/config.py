@@ -12,7 +12,7 @@ from .errors import ConfigError
 from .pace import BACKWARD_PACES, FORWARD_PACES, OPTIMIZER_PACES, SEGMENTS_PER_LAYER
 
 if TYPE_CHECKING:
-    from .fault import Fault
+    from .faults.spec import Fault
 
 HEALTHY_STEP_MS = 1500.0
 """Length of a healthy step that the default pace aims at.

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from .config import TrainerConfig
     from .data import Batch
+    from .faults.planted import PlantedFaults
     from .gradients import StepTotals
     from .model import Stage
     from .pace import SegmentTimer
-    from .planted import PlantedFaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

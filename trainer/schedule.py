@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from .config import TrainerConfig
+    from .faults.planted import PlantedFaults
     from .model import Stage
-    from .planted import PlantedFaults
 
 
 class FaultyStage(PipelineStage):

@@ -9,7 +9,7 @@ from dash import html
 from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
 
 from ..text import visible
-from .parts import card
+from .frame import card
 
 OVER = frozenset({"ended", "failed"})
 LOST = "lost"

@@ -20,6 +20,7 @@ from ..figures.step_time import seen_figure, step_time_figure
 from ..figures.workers import worker_figure
 from .clock import LIVE_MS, RESCUE, SOON_MS, clock, next_tick, pace_of
 from .empty import missing_run, no_runs, no_steps
+from .frame import announced, card, graph, graph_style, register_graph
 from .overview_cards import (
     early_figures,
     findings_table,
@@ -29,9 +30,8 @@ from .overview_cards import (
     starved_list,
     verdict_card,
 )
-from .overview_heard import heard_card
-from .parts import announced, card, graph, graph_style, register_graph
-from .under_way import LATER, NEVER, no_verdict, no_verdict_yet
+from .overview_liveness import heard_card
+from .progress import LATER, NEVER, no_verdict, no_verdict_yet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,8 +20,8 @@ from ..text import (
     time_text,
     visible,
 )
-from .parts import labelled
-from .under_way import known_figures
+from .frame import labelled
+from .progress import known_figures
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component

@@ -11,7 +11,7 @@ from dash.exceptions import PreventUpdate
 from ..address import Page, View, read_address, write_address
 from ..text import count_text, visible
 from .clock import LIVE_MS, QUIET_MS, RESCUE, clock, next_tick, rescue
-from .parts import labelled
+from .frame import labelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,10 +27,10 @@ from ..text import count_text, seconds_text, time_text, visible
 from ..theme import NS_PER_MS
 from .clock import LIVE_MS, RESCUE, SOON_MS, clock, next_tick, pace_of
 from .empty import missing_run, no_data, no_runs, no_steps
-from .parts import announced, card, graph, graph_style, register_graph
+from .frame import announced, card, graph, graph_style, register_graph
+from .progress import drawing, reading_steps
 from .timeline_controls import Steps, steps_of_report, steps_of_seen, timeline_controls
 from .timeline_zoom import WHOLE, zoomed, zooms_of
-from .under_way import drawing, reading_steps
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.progress import Failed
 
     from ..provider import ReportProvider
-    from .parts import Figure
+    from .frame import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

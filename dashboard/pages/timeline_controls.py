@@ -9,7 +9,7 @@ import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 
 from ..address import GroupBy, View, write_address
-from .parts import labelled
+from .frame import labelled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from rankscope.tracer.topology import Layout
 from rankscope.trainer.__main__ import main
 from rankscope.trainer.config import ModelConfig, TrainerConfig, default_pace_ms, layers_of_stage
 from rankscope.trainer.errors import ConfigError
-from rankscope.trainer.fault import parse_faults
+from rankscope.trainer.faults.spec import parse_faults
 
 CUBE = Layout(pp=2, dp=2, tp=2)
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from rankscope.trainer.ending import die
 from rankscope.trainer.errors import PlantedCrashError
-from rankscope.trainer.fault import CrashKind
+from rankscope.trainer.faults.ending import die
+from rankscope.trainer.faults.spec import CrashKind
 
 
 def test_an_exception_names_rank_and_step() -> None:
@@ -26,7 +26,7 @@ def test_memory_runs_out_for_real() -> None:
 )
 def test_a_process_goes_without_a_word(kind: CrashKind, status: int) -> None:
     program = (
-        "from rankscope.trainer.ending import die; from rankscope.trainer.fault import CrashKind;"
+        "from rankscope.trainer.faults.ending import die; from rankscope.trainer.faults.spec import CrashKind;"
         f" die(CrashKind({str(kind)!r}), rank=0, step=0)"
     )
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankscope.tracer.topology import Layout
 from rankscope.trainer.errors import FaultSpecError
-from rankscope.trainer.fault import Fault, FaultCause, parse_fault, parse_faults, slowdown_of
+from rankscope.trainer.faults.spec import Fault, FaultCause, parse_fault, parse_faults, slowdown_of
 from rankscope.trainer.simulator.fault import parse_simulated_fault
 
 CUBE = Layout(pp=2, dp=2, tp=2)
@@ -258,9 +258,7 @@ def test_any_text_is_a_fault_or_refused_with_its_own_words(text: str) -> None:
 
 
 def test_faults_and_configuration_are_read_without_torch() -> None:
-    program = (
-        "import sys, trainer.fault, trainer.config, trainer.flops; print('torch' in sys.modules)"
-    )
+    program = "import sys, trainer.faults.spec, trainer.config, trainer.flops; print('torch' in sys.modules)"
 
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from rankscope.trainer.garbage import GarbageHeap
+from rankscope.trainer.faults.garbage import GarbageHeap
 
 PAUSE_NS = 20_000_000
 

@@ -19,10 +19,10 @@ from rankscope.tracer.span import SpanKind
 from rankscope.tracer.topology import Layout
 from rankscope.trainer.config import TrainerConfig
 from rankscope.trainer.errors import PlantedCrashError
-from rankscope.trainer.fault import parse_faults
+from rankscope.trainer.faults.planted import PlantedFaults, is_slow
+from rankscope.trainer.faults.spec import parse_faults
 from rankscope.trainer.model import Stage
 from rankscope.trainer.pace import MonotonicPaceClock, StretchedSegments
-from rankscope.trainer.planted import PlantedFaults, is_slow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

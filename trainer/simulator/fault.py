@@ -15,8 +15,15 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ..errors import FaultSpecError
-from ..fault import NO_FAULT
-from ..fault_text import read_amount, read_factor, read_number, read_pairs, read_ranks, read_steps
+from ..faults.spec import NO_FAULT
+from ..faults.spec_text import (
+    read_amount,
+    read_factor,
+    read_number,
+    read_pairs,
+    read_ranks,
+    read_steps,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.trainer.config import ModelConfig, TrainerConfig, default_pace_ms
 from rankscope.trainer.errors import FaultSpecError
-from rankscope.trainer.fault import ENDINGS, OF_ALL_RANKS, Fault, FaultCause, parse_fault
+from rankscope.trainer.faults.spec import ENDINGS, OF_ALL_RANKS, Fault, FaultCause, parse_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from .errors import FaultSpecError
+from ..errors import FaultSpecError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from .errors import LinkError
+from ..errors import LinkError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

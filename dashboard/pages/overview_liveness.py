@@ -10,7 +10,7 @@ from dash import html
 from rankscope.analysis.report.liveness import RECENT_NS, SILENT_NS
 
 from ..text import UNKNOWN, count_text, visible
-from .parts import card, labelled
+from .frame import card, labelled
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component

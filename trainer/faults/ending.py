@@ -7,8 +7,8 @@ import signal
 import sys
 from typing import NoReturn
 
-from .errors import PlantedCrashError
-from .fault import CrashKind
+from ..errors import PlantedCrashError
+from .spec import CrashKind
 
 EXIT_STATUS = 1
 

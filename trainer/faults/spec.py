@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from .errors import FaultSpecError
-from .fault_text import (
+from ..errors import FaultSpecError
+from ..ranks import coords_of, ranks_of_stage
+from .spec_text import (
     read_amount,
     read_choice,
     read_factor,
@@ -25,7 +26,6 @@ from .fault_text import (
     read_ranks,
     read_steps,
 )
-from .ranks import coords_of, ranks_of_stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

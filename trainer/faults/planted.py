@@ -16,24 +16,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from .checkpoint import save_checkpoint
+from ..checkpoint import save_checkpoint
+from ..lengths import compute_factor, draw_documents
+from ..model import pack
+from ..ranks import coords_of
 from .ending import die, stand_still
-from .fault import ENDINGS, FaultCause, slowdown_of
 from .garbage import GarbageHeap
-from .lengths import compute_factor, draw_documents
 from .links import Links
-from .model import pack
-from .ranks import coords_of
+from .spec import ENDINGS, FaultCause, slowdown_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     import torch
 
-    from .config import TrainerConfig
-    from .fault import Fault
-    from .model import Stage
-    from .pace import SegmentTimer
+    from ..config import TrainerConfig
+    from ..model import Stage
+    from ..pace import SegmentTimer
+    from .spec import Fault
 
 NS_PER_S = 1e9
 SKEW_PERIOD_STEPS = 8.0

@@ -10,7 +10,7 @@ from rankscope.analysis.report.progress import Doing, UnderWay
 from rankscope.analysis.report.text import name_ranks
 
 from ..text import count_text, ratio_text, seconds_text, visible
-from .parts import card
+from .frame import card
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component

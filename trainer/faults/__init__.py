@@ -1,0 +1,1 @@
+"""Faults of the real trainer: their specification, and what they do to a rank."""
