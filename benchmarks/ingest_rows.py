@@ -110,7 +110,7 @@ def measured(
     collector: Collector, *, num_senders: int, seconds: float, period_s: float
 ) -> dict[str, float]:
     """Return bodies and inserts a second, and how long an answer took."""
-    commit = collector.ingest.row_commit
+    commit = collector.service.row_commit
     before, began_s = commit.num_groups, time.monotonic()
     waits = asyncio.run(
         _post_until(collector, began_s + seconds, num_senders=num_senders, period_s=period_s)
@@ -132,7 +132,7 @@ def compare(*, num_senders: int, seconds: float, num_rounds: int) -> dict[str, A
         open_store(f"chdb://{folder}/store") as store,
         serving(store) as collector,
     ):
-        service = collector.ingest
+        service = collector.service
         grouped, each = service.row_commit, InsertEach(service, store)
         parts: dict[str, list[int]] = {"grouped": [], "each": []}
         for _ in range(num_rounds):

@@ -120,7 +120,7 @@ def measure_service(num_bodies: int, *, num_senders: int, num_rounds: int) -> di
             rates.append(2 * num_spans / took["service"])
             ratios.append(took["bare"] / took["service"])
             store.command("TRUNCATE TABLE spans")
-        num_groups = collector.ingest.commit.num_groups
+        num_groups = collector.service.commit.num_groups
     return {
         "spans_a_round": 2 * num_spans,
         "spans_per_s": round(statistics.median(rates)),

@@ -47,7 +47,7 @@ NUM_STEPS_SHORT = 8
 """Where only the end or the manifests count."""
 
 BULKY = ("--seq", "256", "--microbatch-size", "4")
-"""Activations of 256 KiB: what a link's speed can be seen on (`trainer.faults.links`). They take more CPU
+"""Activations of 256 KiB: what a link's speed can be seen on (`faults.links`). They take more CPU
 to compute, and so a slower pace."""
 
 POLL_S = 2.0

@@ -26,7 +26,8 @@ def test_memory_runs_out_for_real() -> None:
 )
 def test_a_process_goes_without_a_word(kind: CrashKind, status: int) -> None:
     program = (
-        "from rankscope.trainer.faults.ending import die; from rankscope.trainer.faults.spec import CrashKind;"
+        "from rankscope.trainer.faults.ending import die;"
+        " from rankscope.trainer.faults.spec import CrashKind;"
         f" die(CrashKind({str(kind)!r}), rank=0, step=0)"
     )
 

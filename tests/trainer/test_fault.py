@@ -258,7 +258,10 @@ def test_any_text_is_a_fault_or_refused_with_its_own_words(text: str) -> None:
 
 
 def test_faults_and_configuration_are_read_without_torch() -> None:
-    program = "import sys, trainer.faults.spec, trainer.config, trainer.flops; print('torch' in sys.modules)"
+    program = (
+        "import sys; from rankscope.trainer import config, flops;"
+        " from rankscope.trainer.faults import spec; print('torch' in sys.modules)"
+    )
 
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -37,7 +37,7 @@ def set_current(tracer: Tracer) -> None:
     _make_span = None if tracer is NOOP_TRACER else tracer.span
     _tracer = tracer
     if isinstance(tracer, Recorder):
-        tracer.record.steering.on_keeping_changed = _keep_or_not
+        tracer.steering.on_keeping_changed = _keep_or_not
     _keep_or_not()
 
 

@@ -184,7 +184,7 @@ def test_a_token_that_is_replaced_while_a_request_is_under_way_is_taken_up(
             collector.misbehave = lambda _path, _body: None
             return Reply(status=401)
 
-        collector.http.tokens.add("expired")
+        collector.tokens.add("expired")
         collector.misbehave = refuse
         write_spans(SpoolBuilder(spool, run_id="run"), oracle, 5)
         rig = Rig(spool, collector.url, environment={"RANKSCOPE_TOKEN_FILE": str(file)})

@@ -87,7 +87,7 @@ def test_many_bodies_make_few_inserts_and_each_row_is_there_once(
         began_s = time.monotonic()
         answers = ask_at_once(collector, asked)
         took_s = time.monotonic() - began_s
-        num_inserts = collector.ingest.row_commit.num_groups
+        num_inserts = collector.service.row_commit.num_groups
 
     assert [answer.json() for answer in answers] == [
         {"schema": 1, "num_rows": ROWS_A_BODY}

@@ -113,8 +113,8 @@ def verdicts(bodies: Iterable[bytes]) -> Counter[int]:
 def assert_goes_on(collector: Collector, run_id: str) -> None:
     """The service stores, holds nothing of what it refused, and still has its decoder."""
     assert collector.ship(span_cut(run_id, 0, 3)).json()["cuts"][0]["state"] == "stored"
-    assert collector.ingest.wire_budget.taken_bytes == 0
-    assert collector.ingest.inflated_budget.taken_bytes == 0
+    assert collector.service.wire_budget.taken_bytes == 0
+    assert collector.service.inflated_budget.taken_bytes == 0
 
 
 def stream(*batches: pa.RecordBatch, codec: Codec = None) -> bytes:
