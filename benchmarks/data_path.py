@@ -43,8 +43,8 @@ from rankscope.collector.store.location import read_server_file
 from rankscope.collector.store.store import open_store
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from rankscope.tracer.spool import HAS_COMM, HEADER_BYTES, RECORD_BYTES, RecordType
-from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.faults.cycles import RUN, WholePath
+from tests.support.collector.spool_builder import SpoolBuilder, this_host
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -110,7 +110,7 @@ class FakeRig:
     dist_backend = "gloo"
 
     def __init__(self, connections: int) -> None:
-        from tests.tracer.device.claiming import ClaimingCuda
+        from tests.support.tracer.claiming import ClaimingCuda
 
         self._cuda = ClaimingCuda(drift=12e-6, connections=connections)
         self.backend: DeviceBackend = self._cuda

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.intervals import interval
 from rankscope.collector.store.store import open_store
-from tests.collector.service.serving import OWN, serving
+from tests.support.collector.serving import OWN, serving
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankscope.collector.ingest.service import IngestService
     from rankscope.collector.store.store import Row, Store
-    from tests.collector.service.serving import Collector
+    from tests.support.collector.serving import Collector
 
 ROWS_A_BODY = 60
 PATH = "/v1/rows/samples"

@@ -33,15 +33,15 @@ from rankscope.collector.ingest.screening import screened
 from rankscope.collector.ingest.shared_memory import new_memory, seal
 from rankscope.collector.store.store import open_store
 from rankscope.collector.wire.codec import DEFAULT_LIMITS, decode_batch, encode_cuts
-from tests.collector.cut_builder import span_cut
-from tests.collector.service.serving import OWN, serving
+from tests.support.collector.cut_builder import span_cut
+from tests.support.collector.serving import OWN, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankscope.collector.spool.cut import Cut
     from rankscope.collector.store.store import Store
-    from tests.collector.service.serving import Collector
+    from tests.support.collector.serving import Collector
 
 CUTS_A_BODY = 16
 ROWS_A_CUT = 4_096

@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.collector.spool.records import RECORD
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from rankscope.tracer.spool import HAS_COMM, HEADER_BYTES, RECORD_BYTES, RecordType
-from tests.collector.spool_builder import SpoolBuilder
+from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from pathlib import Path

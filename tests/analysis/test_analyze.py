@@ -16,9 +16,9 @@ from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.analysis.trace.tables import rows_of_spans, rows_of_steps
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.tracer.topology import Layout
-from tests.analysis.bytedance_cluster import ByteDanceCluster
-from tests.analysis.cluster import MS, Source, gpt_cluster, source_of
-from tests.analysis.exit_builders import context_of, failed
+from tests.support.analysis.bytedance_cluster import ByteDanceCluster
+from tests.support.analysis.cluster import MS, Source, gpt_cluster, source_of
+from tests.support.analysis.exit_builders import context_of, failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.tracer.span import SpanFlag
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario, TpDetail
-from tests.analysis.cluster import Source
+from tests.support.analysis.cluster import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
 from rankscope.analysis.window import SETTLING_STEPS, RunWindow, last_whole_step
 from rankscope.tracer.topology import Coords, Layout
-from tests.analysis.cluster import MS, Source, gpt_cluster
-from tests.analysis.training import Training
+from tests.support.analysis.cluster import MS, Source, gpt_cluster
+from tests.support.analysis.training import Training
 
 if TYPE_CHECKING:
     from rankscope.analysis.trace.tables import SpanTable

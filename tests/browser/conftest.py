@@ -11,7 +11,7 @@ from playwright.sync_api import sync_playwright
 from werkzeug.serving import make_server
 
 from rankscope.dashboard.app import content_security_policy, create_app
-from tests.lacking import lacks
+from tests.support.missing_tools import lacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from tests.browser.conftest import served
 from tests.browser.test_pages import hover, opened
-from tests.dashboard.builders import FakeProvider, report
-from tests.dashboard.training_builder import training_provider
+from tests.support.dashboard.builders import FakeProvider, report
+from tests.support.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

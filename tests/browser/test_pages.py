@@ -11,8 +11,8 @@ from playwright.sync_api import expect
 from rankscope.analysis.report.progress import Doing, Phase, UnderWay
 from rankscope.dashboard.pages import clock
 from tests.browser.conftest import served
-from tests.dashboard.builders import FakeProvider, report
-from tests.dashboard.training_builder import training_provider
+from tests.support.dashboard.builders import FakeProvider, report
+from tests.support.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

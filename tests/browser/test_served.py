@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.programs import rankscope, serving
-from tests.traces import TRACES, needs_traces
+from tests.support.traces import TRACES, needs_traces
 
 if TYPE_CHECKING:
     from pathlib import Path

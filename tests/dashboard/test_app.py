@@ -4,8 +4,8 @@ import re
 from typing import TYPE_CHECKING
 
 from rankscope.dashboard.app import content_security_policy, create_app
-from tests.dashboard.builders import FakeProvider
-from tests.dashboard.training_builder import training_provider
+from tests.support.dashboard.builders import FakeProvider
+from tests.support.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
     import pytest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-from pathlib import Path
 
 import typer
 from plotly.utils import PlotlyJSONEncoder
@@ -14,9 +13,9 @@ from rankscope.dashboard.address import Page, View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.dashboard.theme import graph_config
-from tests.dashboard.training_builder import training_provider
+from tests.support.dashboard.training_builder import training_provider
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 SWITCHES = frozenset({"DataTable", "AgGrid", "Download", "DownloadData"})
 """Parts of a page that hand out tables."""
 

@@ -25,8 +25,8 @@ from rankscope.collector.store.cluster import (
 from rankscope.collector.store.location import ServerLocation, parse_store_url
 from rankscope.collector.store.migrate import CREATE_VERSION_TABLE, known_migrations
 from rankscope.collector.store.writer import StoreWriter
-from tests.collector.spool_builder import SpoolBuilder
 from tests.deploy.one_node import one_node_cluster
+from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

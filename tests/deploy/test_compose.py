@@ -21,7 +21,6 @@ from tests.deploy.files import (
     DEPLOY,
     KEEPER_XML,
     PREPARE,
-    ROOT,
     SERVER_XML,
     USERS_XML,
     VARIABLE,
@@ -33,6 +32,7 @@ from tests.deploy.files import (
     texts,
     xml,
 )
+from tests.support.paths import ROOT
 
 PROFILES = ("single", "cluster")
 SCHEMA = json.loads((Path(__file__).parent / "compose-spec.json").read_text(encoding="utf-8"))

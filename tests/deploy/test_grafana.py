@@ -11,8 +11,8 @@ import yaml
 
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
-from tests.collector.spool_builder import SpoolBuilder
 from tests.deploy.files import DEPLOY, SERVER_XML, USERS_XML, services, texts, xml
+from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,14 +6,13 @@ import platform
 import re
 import tomllib
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from deploy.pin_image import closure, pins
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 EXTRAS = ("server", "trainer", "notebook", "dev")
 """What `make` installs; ``audit`` gets an environment of its own."""
 

@@ -13,7 +13,7 @@ import yaml
 
 from rankscope.collector.http.tls import TlsFiles, load_tls
 from tests.deploy.files import DEPLOY, PREPARE, prepared_variables
-from tests.lacking import lacks
+from tests.support.missing_tools import lacks
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ from rankscope.collector.read.runs import list_runs, may_repeat, read_spans
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.migrate import known_migrations
 from rankscope.collector.store.store import open_store
-from tests.collector.spool_builder import SpoolBuilder
 from tests.deploy.servers import database_of_its_own
+from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

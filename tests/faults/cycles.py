@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Self
 from rankscope.collector.read.runs import may_repeat
 from rankscope.collector.store.location import read_server_file
 from rankscope.collector.store.store import open_store
-from tests.collector.agent.rig import write_spans
-from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.checker import Oracle, check, content_hash, key_of
 from tests.integration.programs import COMMAND, environment
-from tests.ports import fixed_port
+from tests.support.collector.agent_rig import write_spans
+from tests.support.collector.spool_builder import SpoolBuilder
+from tests.support.ports import fixed_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

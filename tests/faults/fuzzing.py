@@ -34,8 +34,8 @@ from rankscope.collector.spool.tail import SegmentFate, SpoolTail
 from rankscope.collector.wire.codec import WireLimits, encode_cuts
 from rankscope.collector.wire.schema import SCHEMA_VERSION
 from rankscope.tracer.spool import DropReason
-from tests.collector.cut_builder import span_cut
-from tests.collector.spool_builder import SpoolBuilder
+from tests.support.collector.cut_builder import span_cut
+from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

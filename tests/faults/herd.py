@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 from rankscope.collector.store.location import read_server_file
-from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.faults.cycles import RUN, WholePath
 from tests.faults.many_agents import spool_of
+from tests.support.collector.spool_builder import SpoolBuilder, this_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable

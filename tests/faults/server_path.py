@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.collector.errors import StoreError
 from rankscope.collector.store.store import Store, open_store
 from tests.faults.cycles import COUNT_ROWS, PATIENCE_S, RUN, WholePath
-from tests.ports import fixed_port
+from tests.support.ports import fixed_port
 
 if TYPE_CHECKING:
     from types import TracebackType

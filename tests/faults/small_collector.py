@@ -19,7 +19,7 @@ from rankscope.collector.ingest.router import ingest_router
 from rankscope.collector.ingest.service import IngestService, ServiceLimits
 from rankscope.collector.store.store import open_store
 from rankscope.collector.wire.codec import WireLimits
-from tests.collector.service.serving import OWN, no_pages
+from tests.support.collector.serving import OWN, no_pages
 
 MIB = 1 << 20
 INFLATED_BYTES = 24 * MIB

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.collector.clock.sync import ProbeConfig
 from rankscope.collector.wire.codec import decode_cuts
-from tests.collector.agent.fake_collector import TOKEN, FakeCollector
-from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.faults.many_agents import spool_of, start_agent
+from tests.support.collector.fake_collector import TOKEN, FakeCollector
+from tests.support.collector.spool_builder import SpoolBuilder, this_host
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
 
-    from tests.collector.agent.fake_collector import Reply
+    from tests.support.collector.fake_collector import Reply
 
 NS_PER_S, MS = 10**9, 10**6
 AHEAD_S = (5, -5)

@@ -15,8 +15,8 @@ from rankscope.tracer.spool import (
     SEALED_OFFSET,
     name_slot_offset,
 )
-from tests.collector.kept_cuts import KeptCuts
-from tests.collector.spool_builder import SpoolBuilder
+from tests.support.collector.kept_cuts import KeptCuts
+from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from pathlib import Path

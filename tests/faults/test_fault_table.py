@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+from tests.support.paths import TESTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 TABLE = TESTS.parent / "docs" / "faults.md"
 NUM_ROWS = {"B": 21, "C": 9, "D": 8, "E": 22}
 NUM_CELLS = 5

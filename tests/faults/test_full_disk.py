@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.checker import check, content_hash, key_of
 from tests.faults.cycles import COUNT_ROWS, NUM_RANKS, SELECT_ROWS, WholePath
-from tests.mounts import needs_mounts
+from tests.support.mounts import needs_mounts
 
 if TYPE_CHECKING:
     from tests.faults.checker import Key

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.spool.tail import SpoolTail
-from tests.collector.kept_cuts import KeptCuts
-from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.fuzzing import (
     ProcessFolder,
     body_seeds,
@@ -20,6 +18,8 @@ from tests.faults.fuzzing import (
     mutated_file,
     try_body,
 )
+from tests.support.collector.kept_cuts import KeptCuts
+from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from rankscope.collector.read.rollups import open_steps
 from rankscope.collector.read.runs import read_run, read_spans
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
-from tests.collector.spool_builder import SpoolBuilder
+from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

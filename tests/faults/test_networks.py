@@ -15,12 +15,12 @@ import pytest
 from rankscope.collector.agent.link import DEADLINES, Deadlines
 from rankscope.collector.read.runs import may_repeat
 from rankscope.collector.store.store import open_store
-from tests.collector.agent.fake_collector import FakeCollector, Stored
-from tests.collector.agent.rig import Rig, write_spans
-from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.checker import Oracle, check, content_hash, key_of
 from tests.faults.proxy import FaultProxy, Faults
 from tests.integration.programs import PATIENCE_S, serving
+from tests.support.collector.agent_rig import Rig, write_spans
+from tests.support.collector.fake_collector import FakeCollector, Stored
+from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from pathlib import Path

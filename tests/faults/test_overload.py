@@ -16,9 +16,9 @@ import pytest
 
 from rankscope.collector.store.store import open_store
 from rankscope.collector.wire.codec import encode_cuts
-from tests.collector.cut_builder import span_cut
-from tests.collector.service.serving import OWN
 from tests.faults.small_collector import MIB
+from tests.support.collector.cut_builder import span_cut
+from tests.support.collector.serving import OWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

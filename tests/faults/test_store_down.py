@@ -13,7 +13,7 @@ from rankscope.collector.agent.quota import used_bytes
 from tests.faults.checker import check, content_hash, key_of
 from tests.faults.cycles import NUM_RANKS
 from tests.faults.server_path import ServerPath
-from tests.tracer.reading import num_lost, process_folders, read_spans
+from tests.support.tracer.reading import num_lost, process_folders, read_spans
 
 if TYPE_CHECKING:
     from pathlib import Path

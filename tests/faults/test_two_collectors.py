@@ -13,11 +13,11 @@ import pytest
 from rankscope.collector.read.runs import read_spans
 from rankscope.collector.store.store import open_store
 from rankscope.collector.wire.codec import encode_cuts
-from tests.collector.cut_builder import span_cut
 from tests.faults.cycles import PATIENCE_S, RUN
 from tests.faults.server_path import ServerPath
 from tests.integration.programs import COMMAND
-from tests.ports import fixed_port
+from tests.support.collector.cut_builder import span_cut
+from tests.support.ports import fixed_port
 
 if TYPE_CHECKING:
     from pathlib import Path

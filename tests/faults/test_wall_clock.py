@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.collector.wire.codec import decode_cuts
-from tests.collector.agent.fake_collector import TOKEN, FakeCollector
 from tests.faults.jumping_clock import JumpingClock
 from tests.integration.programs import COMMAND, PATIENCE_S, environment
+from tests.support.collector.fake_collector import TOKEN, FakeCollector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.collector.agent.fake_collector import Reply
+    from tests.support.collector.fake_collector import Reply
 
 pytestmark = [
     pytest.mark.multiproc,

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.collector.agent.fake_collector import TOKEN, FakeCollector
-from tests.collector.agent.rig import write_spans
-from tests.collector.spool_builder import SpoolBuilder, this_host
 from tests.faults.checker import Oracle, check
 from tests.faults.proxy import FaultProxy, Faults
 from tests.integration.programs import COMMAND, PATIENCE_S, environment, rankscope
+from tests.support.collector.agent_rig import write_spans
+from tests.support.collector.fake_collector import TOKEN, FakeCollector
+from tests.support.collector.spool_builder import SpoolBuilder, this_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

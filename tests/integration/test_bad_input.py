@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rankscope.__main__ import main
-from tests.collector.spool_builder import SpoolBuilder
 from tests.integration.programs import rankscope, serving
-from tests.ports import fixed_port
+from tests.support.collector.spool_builder import SpoolBuilder
+from tests.support.ports import fixed_port
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rankscope.collector.http.token_file import write_tokens
 from rankscope.collector.http.tokens import Role, make_token
-from tests.collector.edge.authority import Authority
 from tests.integration.programs import COMMAND, PATIENCE_S, environment, rankscope, serving
+from tests.support.collector.authority import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.traces import TRACES, needs_traces
+from tests.support.paths import ROOT
+from tests.support.traces import TRACES, needs_traces
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "find_the_slow_rank.ipynb"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOTEBOOK = ROOT / "notebooks" / "find_the_slow_rank.ipynb"
 
 
 def read_notebook() -> nbformat.NotebookNode:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integration.programs import rankscope
-from tests.traces import TRACES, needs_traces
+from tests.support.traces import TRACES, needs_traces
 
 if TYPE_CHECKING:
     from pathlib import Path

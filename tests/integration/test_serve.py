@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from rankscope.tracer.span import NONE, SpanKind
-from tests.collector.spool_builder import SpoolBuilder
 from tests.integration.programs import PATIENCE_S, rankscope, serving
-from tests.receiver import Receiver
+from tests.support.collector.spool_builder import SpoolBuilder
+from tests.support.receiver import Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

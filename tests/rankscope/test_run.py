@@ -11,7 +11,7 @@ from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.run import Run, open_run
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
-from tests.collector.spool_builder import SpoolBuilder
+from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.tracer.record.current import set_current
 from rankscope.tracer.record.noop import NOOP_TRACER
-from tests.tracer.recording import recorder_in
+from tests.support.tracer.recording import recorder_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

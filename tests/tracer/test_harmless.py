@@ -19,8 +19,9 @@ from rankscope.tracer.capture.garbage import capture_garbage
 from rankscope.tracer.record.error_origin import is_ours
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import DropReason
-from tests.tracer.reading import dropped, read_rows
-from tests.tracer.recording import ROOT, AlarmError, recorder_in
+from tests.support.paths import ROOT
+from tests.support.tracer.reading import dropped, read_rows
+from tests.support.tracer.recording import AlarmError, recorder_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +39,7 @@ fails.__code__ = fails.__code__.replace(co_filename=tracer.__file__)
 
 def test_a_job_computes_the_same_whichever_part_of_ours_is_broken(tmp_path: Path) -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.tracer.harmless_job", str(tmp_path)],
+        [sys.executable, "-m", "tests.tracer.jobs.harmless_job", str(tmp_path)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

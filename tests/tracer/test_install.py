@@ -8,8 +8,8 @@ import pytest
 
 from rankscope import tracer
 from rankscope.tracer.topology import Coords, Layout
-from tests.tracer.reading import only_folder, read_spans
-from tests.tracer.recording import run_script
+from tests.support.tracer.reading import only_folder, read_spans
+from tests.support.tracer.recording import run_script
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.tracer.spool import STEP, RecordType
-from tests.ports import fixed_port
-from tests.tracer.reading import process_folders, read_rows, read_spans
-from tests.tracer.recording import ROOT
+from tests.support.paths import ROOT
+from tests.support.ports import fixed_port
+from tests.support.tracer.reading import process_folders, read_rows, read_spans
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,7 +139,7 @@ def test_torchrun_traces_a_script_that_knows_of_nothing(tmp_path: Path) -> None:
         while True:
             spool = tmp_path / f"spool-{number}"
             done = subprocess.run(
-                [*TORCHRUN, *options, str(ROOT / "tests/tracer/plain_job.py"), "3"],
+                [*TORCHRUN, *options, str(ROOT / "tests/tracer/jobs/plain_job.py"), "3"],
                 cwd=tmp_path,
                 env={
                     **os.environ,

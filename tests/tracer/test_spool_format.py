@@ -16,8 +16,8 @@ from rankscope.tracer.spool import (
     read_header,
     sealed_rows,
 )
-from tests.tracer.reading import read_rows
-from tests.tracer.recording import recorder_in
+from tests.support.tracer.reading import read_rows
+from tests.support.tracer.recording import recorder_in
 
 if TYPE_CHECKING:
     from pathlib import Path

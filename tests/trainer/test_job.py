@@ -24,13 +24,13 @@ from rankscope.tracer.spool import (
     RecordType,
     iter_committed,
 )
+from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 pytestmark = pytest.mark.multiproc
 
-ROOT = Path(__file__).resolve().parents[2]
 STEP_LINE = re.compile(r"step (\d+) loss (\d+\.\d+) time_s (\d+\.\d+)")
 NUM_STEPS = 6
 MANY_STEPS = 40

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.agent.retry import LONGEST_ASKED_S, Backoff
-from tests.collector.agent.fake_collector import TOKEN, FakeCollector, Reply
-from tests.collector.agent.rig import Rig, assert_clean, write_spans
-from tests.collector.spool_builder import SpoolBuilder
+from tests.support.collector.agent_rig import Rig, assert_clean, write_spans
+from tests.support.collector.fake_collector import TOKEN, FakeCollector, Reply
+from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,11 +9,11 @@ import pytest
 
 from rankscope.collector.agent.link import Deadlines
 from rankscope.tracer.spool import DropReason
-from tests.collector.agent.fake_collector import FakeCollector, refusal
-from tests.collector.agent.rig import Rig, any_unanswered, assert_clean, write_spans
-from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.proxy import FaultProxy, Faults
-from tests.ports import fixed_port
+from tests.support.collector.agent_rig import Rig, any_unanswered, assert_clean, write_spans
+from tests.support.collector.fake_collector import FakeCollector, refusal
+from tests.support.collector.spool_builder import SpoolBuilder
+from tests.support.ports import fixed_port
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import zlib
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,9 +12,11 @@ from rankscope.collector.agent.errors import JournalError, JournalVersionError
 from rankscope.collector.agent.journal import COMPACT_BYTES, Journal
 from rankscope.collector.agent.journal_file import Disk, JournalFile
 from rankscope.collector.spool.cut import CutKey
-from tests.collector.cut_builder import PROCESS, SEGMENT, span_cut
+from tests.support.collector.cut_builder import PROCESS, SEGMENT, span_cut
+from tests.support.paths import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class SmallDisk(Disk):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.agent.journal_file import Disk
-from tests.collector.agent.fake_collector import FakeCollector
-from tests.collector.agent.rig import Rig, any_unanswered, assert_clean, write_spans
-from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.checker import Oracle, check
 from tests.faults.proxy import FaultProxy, Faults
+from tests.support.collector.agent_rig import Rig, any_unanswered, assert_clean, write_spans
+from tests.support.collector.fake_collector import FakeCollector
+from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from pathlib import Path

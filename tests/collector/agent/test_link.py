@@ -14,8 +14,8 @@ from urllib3.connection import HTTPConnection
 
 from rankscope.collector.agent.errors import AgentConfigError, HeldError, LinkError
 from rankscope.collector.agent.link import MAX_ANSWER_BYTES, Deadlines, Link
-from tests.collector.agent.fake_collector import FakeCollector, Reply
-from tests.ports import fixed_port
+from tests.support.collector.fake_collector import FakeCollector, Reply
+from tests.support.ports import fixed_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.identity import segment_id
-from tests.collector.agent.fake_collector import FakeCollector, Reply, refusal
-from tests.collector.agent.rig import Rig, write_spans
-from tests.collector.spool_builder import SpoolBuilder
 from tests.faults.checker import Oracle, check
-from tests.ports import fixed_port
+from tests.support.collector.agent_rig import Rig, write_spans
+from tests.support.collector.fake_collector import FakeCollector, Reply, refusal
+from tests.support.collector.spool_builder import SpoolBuilder
+from tests.support.ports import fixed_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

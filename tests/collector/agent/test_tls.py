@@ -13,8 +13,8 @@ import pytest
 from rankscope.collector.agent.certificates import TlsFiles
 from rankscope.collector.agent.errors import AgentConfigError, LinkError
 from rankscope.collector.agent.link import Deadlines, Link
-from tests.collector.agent.fake_collector import FakeCollector
-from tests.collector.edge.authority import Authority
+from tests.support.collector.authority import Authority
+from tests.support.collector.fake_collector import FakeCollector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from rankscope.collector.host.heartbeat import Heartbeat, HeartbeatSource, host_
 from rankscope.collector.host.sample import Sample
 from rankscope.collector.host.spool_ranks import newest_step
 from rankscope.tracer.spool import ACCOUNT, ACCOUNT_OFFSET, PROCESS_FILE
-from tests.collector.spool_builder import SpoolBuilder, this_host
+from tests.support.collector.spool_builder import SpoolBuilder, this_host
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope.collector.host.cpu import PROCESS_NAME
@@ -14,11 +13,14 @@ from rankscope.collector.host.rdma import DRIVER_COUNTERS, PORT_COUNTERS, STATE_
 from rankscope.collector.host.sampler import Sampler
 from rankscope.collector.host.sources import host_sources
 from tests.collector.host.test_gpu import FakeNvml
+from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rankscope.collector.host.sample import Sample
 
-PAGE = Path(__file__).parents[3] / "docs" / "samples.md"
+PAGE = ROOT / "docs" / "samples.md"
 
 
 def test_every_name_is_in_the_table(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from rankscope.collector.host.dcgm import DcgmError
 from rankscope.collector.host.sampler import Sampler
 from rankscope.collector.host.sources import host_sources
-from tests.collector.spool_builder import SpoolBuilder, this_host
+from tests.support.collector.spool_builder import SpoolBuilder, this_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

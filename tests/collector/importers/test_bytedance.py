@@ -17,7 +17,8 @@ from rankscope.collector.importers.bytedance_rows import read_trace
 from rankscope.collector.read.runs import read_spans, run_names
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, SpanKind
-from tests.collector.importers.trace_builder import Row, operation, write_meta, write_trace
+from tests.support.collector.trace_builder import Row, operation, write_meta, write_trace
+from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
 
 TRACES = Path(
-    os.environ.get("RANKSCOPE_TRACE_DIR")
-    or Path(__file__).parents[4] / "shared" / "data" / "bytedance"
+    os.environ.get("RANKSCOPE_TRACE_DIR") or ROOT.parent / "shared" / "data" / "bytedance"
 )
 needs_traces = pytest.mark.skipif(
     not (TRACES / "trace-AR.parquet").exists(),

@@ -23,7 +23,7 @@ from rankscope.collector.importers.bytedance import import_bytedance
 from rankscope.collector.importers.bytedance_file import ROWS_AT_ONCE
 from rankscope.collector.importers.bytedance_meta import read_meta
 from rankscope.collector.importers.bytedance_rows import read_trace
-from tests.collector.importers.trace_builder import operation, write_meta, write_trace
+from tests.support.collector.trace_builder import operation, write_meta, write_trace
 
 if TYPE_CHECKING:
     from rankscope.collector.store.store import Store

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.collector.importers.hostile_files import archives, arrow_file, parquets, pickles
+from tests.support.collector.hostile_files import archives, arrow_file, parquets, pickles
 
 if TYPE_CHECKING:
     from pathlib import Path

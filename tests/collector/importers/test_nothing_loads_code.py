@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.paths import ROOT
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
 PACKAGES = ("analysis", "collector", "dashboard", "rankscope", "tracer", "trainer", "benchmarks")
 
 LOADERS = frozenset(

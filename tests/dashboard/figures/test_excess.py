@@ -8,7 +8,7 @@ import pytest
 from rankscope.analysis.report.report import RankStepExcess, StepTimes
 from rankscope.dashboard.figures.excess import excess_figure, excess_note
 from rankscope.tracer.topology import Layout
-from tests.dashboard.builders import report, traces
+from tests.support.dashboard.builders import report, traces
 
 
 def test_cells_hold_milliseconds_by_rank_and_step() -> None:

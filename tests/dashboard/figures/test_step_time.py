@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankscope.dashboard.figures.step_time import step_time_figure
-from tests.dashboard.builders import report, traces
+from tests.support.dashboard.builders import report, traces
 
 
 def test_lines_break_where_step_numbers_are_not_adjacent() -> None:

@@ -15,8 +15,8 @@ from rankscope.dashboard.figures.timeline_rows import lay_rows, row_order
 from rankscope.dashboard.theme import KIND_COLORS
 from rankscope.tracer.span import Span, SpanFlag, SpanKind, UnixNs
 from rankscope.tracer.topology import Layout
-from tests.dashboard.builders import FakeProvider, report, span_table, traces
-from tests.dashboard.training_builder import training_provider
+from tests.support.dashboard.builders import FakeProvider, report, span_table, traces
+from tests.support.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
     from rankscope.analysis.drawing.timeline import StepTimeline

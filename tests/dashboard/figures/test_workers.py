@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.dashboard.figures.workers import worker_figure
 from rankscope.tracer.topology import Layout
-from tests.dashboard.builders import report, traces
+from tests.support.dashboard.builders import report, traces
 
 
 def test_dp_runs_along_x_and_stages_along_y() -> None:

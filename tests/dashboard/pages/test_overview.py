@@ -11,8 +11,8 @@ from rankscope.dashboard.address import Page, View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.tracer.topology import Layout
-from tests.dashboard.builders import FakeProvider, report
-from tests.dashboard.training_builder import training_provider
+from tests.support.dashboard.builders import FakeProvider, report
+from tests.support.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import RunReport

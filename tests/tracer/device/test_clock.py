@@ -12,7 +12,7 @@ from rankscope.tracer.device.clock import NUM_ANCHORS, DeviceClock
 from rankscope.tracer.device.drift import MAX_DRIFT_RATIO, Point, fit_drift, rounding_ns
 from rankscope.tracer.device.pool import EventPool
 from rankscope.tracer.device.probe import Bracket, Probe
-from tests.tracer.device.torch.fake_cuda import FakeCuda, FakeEvent
+from tests.support.tracer.torch.fake_cuda import FakeCuda, FakeEvent
 
 MS = 1_000_000
 S = 1_000_000_000

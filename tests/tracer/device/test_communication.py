@@ -11,9 +11,9 @@ from rankscope.tracer.capture.launch import Launch, heads_of
 from rankscope.tracer.device.comm_stream import CommStream
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.spool import DropReason
-from tests.tracer.device.timing import TimedRecorder
-from tests.tracer.device.torch.fake_cuda import CudaError, FakeCuda, FakeStream
-from tests.tracer.reading import Row, dropped, open_names, read_spans
+from tests.support.tracer.reading import Row, dropped, open_names, read_spans
+from tests.support.tracer.timing import TimedRecorder
+from tests.support.tracer.torch.fake_cuda import CudaError, FakeCuda, FakeStream
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,13 +17,16 @@ from rankscope.tracer.device.cuda import CudaBackend
 from rankscope.tracer.device.pool import EventPool
 from rankscope.tracer.span import SpanFlag
 from rankscope.tracer.spool import DropReason
-from tests.tracer.reading import dropped, process_folders, read_spans
-from tests.tracer.recording import run_script
+from tests.support.paths import ROOT
+from tests.support.tracer.reading import dropped, process_folders, read_spans
+from tests.support.tracer.recording import run_script
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
-ROOT = Path(__file__).parents[3]
 
 TRAIN = """
     import torch

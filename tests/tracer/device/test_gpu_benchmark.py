@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +12,9 @@ import torch
 
 from benchmarks.gpu_parts import interval
 from benchmarks.gpu_tracer import NO_GPU, RUNS, run_child
+from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.slow]
-
-ROOT = Path(__file__).parents[3]
 
 
 def part(name: str, connections: str | None = None) -> Any:  # noqa: ANN401 - JSON

@@ -11,15 +11,15 @@ from torch.distributed import _functional_collectives as functional
 
 from rankscope.tracer.capture.start import start_captures
 from rankscope.tracer.span import SpanFlag
-from tests.tracer.device.claiming import ClaimingCuda
-from tests.tracer.device.timing import TimedRecorder
-from tests.tracer.reading import Row, dropped, read_spans
+from tests.support.tracer.claiming import ClaimingCuda
+from tests.support.tracer.reading import Row, dropped, read_spans
+from tests.support.tracer.timing import TimedRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.tracer.device.torch.fake_cuda import FakeCuda
+    from tests.support.tracer.torch.fake_cuda import FakeCuda
 
 ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 MS = 1_000_000

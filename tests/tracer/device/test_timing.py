@@ -12,9 +12,9 @@ from rankscope.tracer.capture.compute import Compute
 from rankscope.tracer.device.span import timed_span
 from rankscope.tracer.span import COMM_KINDS, SpanFlag, SpanKind
 from rankscope.tracer.spool import DropReason
-from tests.tracer.device.timing import TimedRecorder
-from tests.tracer.device.torch.fake_cuda import CudaError, FakeCuda, FakeEvent, FakeTensor
-from tests.tracer.reading import dropped, lacking, open_names, read_spans
+from tests.support.tracer.reading import dropped, lacking, open_names, read_spans
+from tests.support.tracer.timing import TimedRecorder
+from tests.support.tracer.torch.fake_cuda import CudaError, FakeCuda, FakeEvent, FakeTensor
 
 if TYPE_CHECKING:
     from pathlib import Path

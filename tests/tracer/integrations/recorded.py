@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope import tracer
 from rankscope.tracer.spool import MICROBATCH, STEP, RecordType
-from tests.tracer.reading import Row, process_folders, read_rows
+from tests.support.tracer.reading import Row, process_folders, read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,9 +19,9 @@ from rankscope.tracer.integrations import megatron, torchtitan
 from rankscope.tracer.integrations.settings import placed
 from rankscope.tracer.spool import DropReason
 from rankscope.tracer.topology import Coords, Layout
+from tests.support.tracer.reading import dropped
 from tests.tracer.integrations.megatron_job import ARGUMENTS
 from tests.tracer.integrations.recorded import Recorded
-from tests.tracer.reading import dropped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

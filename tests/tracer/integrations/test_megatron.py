@@ -10,10 +10,10 @@ import pytest
 
 from rankscope.tracer.integrations import megatron
 from rankscope.tracer.spool import RecordType
+from tests.support.tracer.ranks import run_ranks
+from tests.support.tracer.reading import dropped
 from tests.tracer.integrations.megatron_job import ARGUMENTS
 from tests.tracer.integrations.recorded import Recorded
-from tests.tracer.ranks import run_ranks
-from tests.tracer.reading import dropped
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.tracer.spool import RecordType
+from tests.support.tracer.ranks import run_ranks
+from tests.support.tracer.reading import dropped
 from tests.tracer.integrations.recorded import Recorded
-from tests.tracer.ranks import run_ranks
-from tests.tracer.reading import dropped
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rankscope.trainer.simulator.clocks import make_clocks
 from rankscope.trainer.simulator.scenario import Noise, Scenario
 from rankscope.trainer.simulator.simulation import simulate
-from tests.trainer.simulator.recorded import record
+from tests.support.trainer.recorded import record
 
 HOUR_NS = 3_600_000_000_000
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +15,8 @@ from rankscope.tracer.span import group_id_of
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import RankOrder, Scenario, Sends, TpDetail
 from rankscope.trainer.simulator.simulation import simulate
-from tests.trainer.simulator.recorded import record
+from tests.support.paths import ROOT
+from tests.support.trainer.recorded import record
 
 if TYPE_CHECKING:
     from rankscope.trainer.simulator.tables import StepTables
@@ -153,7 +153,7 @@ def test_a_fault_leaves_the_noise_as_it_is() -> None:
 
 
 def test_the_columns_are_those_of_the_store() -> None:
-    root = Path(__file__).parents[3] / "collector" / "store" / "migrations"
+    root = ROOT / "collector" / "store" / "migrations"
     sql = "\n".join(path.read_text() for path in sorted(root.glob("*.sql")))
     tables = next(simulate(Scenario(num_steps=1)).tables())
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.tracer.span import SpanFlag
 from rankscope.trainer.simulator.scenario import Scenario
-from tests.trainer.simulator.recorded import MS, exact, record
+from tests.support.trainer.recorded import MS, exact, record
 
 SECOND = 1_000_000_000
 SIZES = {"dp": 2, "pp": 2, "num_steps": 5, "num_microbatches": 4}

@@ -9,7 +9,7 @@ from rankscope.trainer.simulator.scenario import Network, Noise, Scenario, TpDet
 from rankscope.trainer.simulator.scenario_file import scenario_settings
 from rankscope.trainer.simulator.schedule import Schedule
 from rankscope.trainer.simulator.simulation import simulate
-from tests.trainer.simulator.recorded import MS, exact, record
+from tests.support.trainer.recorded import MS, exact, record
 
 
 def test_a_rank_whose_experts_get_more_tokens_computes_longer_between_its_all_to_alls() -> None:

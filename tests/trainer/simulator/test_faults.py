@@ -10,7 +10,7 @@ import pytest
 from rankscope.trainer.simulator.errors import ScenarioError
 from rankscope.trainer.simulator.scenario import Network, RankOrder, TpDetail
 from rankscope.trainer.simulator.simulation import simulate
-from tests.trainer.simulator.recorded import MS, Recorded, exact, record
+from tests.support.trainer.recorded import MS, Recorded, exact, record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

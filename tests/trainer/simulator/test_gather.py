@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from rankscope.trainer.simulator.scenario import Network
-from tests.trainer.simulator.recorded import MS, exact, record
+from tests.support.trainer.recorded import MS, exact, record
 
 
 def test_a_forward_waits_for_each_piece_of_its_parameters_where_it_needs_it() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.tracer.span import SpanFlag
 from rankscope.trainer.simulator.scenario import Network, Sends, TpDetail
-from tests.trainer.simulator.recorded import MS, exact, record
+from tests.support.trainer.recorded import MS, exact, record
 
 
 @pytest.mark.parametrize(

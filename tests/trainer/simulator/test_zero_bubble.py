@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rankscope.trainer.simulator.scenario import TpDetail
 from rankscope.trainer.simulator.schedule import Schedule, Slot, receiver_of, run_order, sender_of
 from rankscope.trainer.simulator.zero_bubble import deferring_slots, v_slots
-from tests.trainer.simulator.recorded import MS, exact, record
+from tests.support.trainer.recorded import MS, exact, record
 
 
 def written(slots: list[Slot]) -> str:

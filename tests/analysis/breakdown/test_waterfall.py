@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankscope.analysis.analyze import read_run
+from rankscope.analysis.breakdown.waterfall import (
+    PARTS,
+    Part,
+    Waterfall,
+    summary_of,
+    waiting_on,
+    waterfall_of,
+)
+from rankscope.analysis.trace.tables import GroupInfo
+from rankscope.tracer.span import SpanFlag, SpanKind
+from rankscope.tracer.topology import Coords, Layout
+from tests.analysis.readers.tracer.test_reader import PAIR, Row, spans_of, steps_of
+from tests.support.analysis.bytedance_cluster import LATENCY, ByteDanceCluster
+from tests.support.analysis.cluster import MS, gpt_cluster, source_of
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from tests.support.analysis.cluster import Source
+
+BUBBLES = (Part.BUBBLE_WARM_UP, Part.BUBBLE_STEADY, Part.BUBBLE_COOL_DOWN)
+
+
+def split(source: Source) -> Waterfall:
+    info, spans, steps = source.info, source.span_table, source.step_table
+    return waterfall_of(info, read_run(info, spans, steps), spans, steps)
+
+
+def shares(waterfall: Waterfall, row: int) -> dict[Part, float]:
+    """Parts of one rank's first step in ms, those that are not empty."""
+    times = {part: waterfall.of(part)[row, 0] / MS for part in PARTS}
+    return {part: time for part, time in times.items() if time}
+
+
+def slow_pair() -> Source:
+    """Blocks of 10 ms on rank 0 and 30 on rank 1."""
+    cluster = gpt_cluster(
+        Layout(dp=2),
+        num_steps=1,
+        num_microbatches=1,
+        forward_ns=lambda rank, *_: (10, 30)[rank] * MS,
+    )
+    return source_of(cluster)
+
+
+def test_a_slow_ranks_excess_is_slow_compute_there_and_waiting_elsewhere() -> None:
+    # 2 forward and 2 backward blocks of twice that, ideal 120 ms in all; a gradient and a world
+    # collective of half a millisecond each; 1 ms of optimizer.
+    waterfall = split(slow_pair())
+
+    assert shares(waterfall, 0) == {
+        Part.USEFUL_COMPUTE: 61,
+        Part.EXPOSED_TRANSFER: 1,
+        Part.WAITING: 120,
+    }
+    assert shares(waterfall, 1) == {
+        Part.USEFUL_COMPUTE: 121,
+        Part.SLOW_COMPUTE: 60,
+        Part.EXPOSED_TRANSFER: 1,
+    }
+    assert waterfall.total_ns.tolist() == [[182 * MS], [182 * MS]]
+    assert waterfall.schedule is None
+
+
+def test_waiting_names_the_rank_that_it_was_for() -> None:
+    source = slow_pair()
+    reading = read_run(source.info, source.span_table, source.step_table)
+
+    found = waiting_on(reading.model, split(source))
+
+    assert (found.rank.tolist(), found.on_rank.tolist()) == ([0], [1])
+    assert found.waiting_ns.tolist() == [120 * MS]
+
+
+def test_in_an_even_pipeline_every_wait_is_bubble_as_long_as_the_formula_says() -> None:
+    # 4 micro-batches of 20 ms forward and 40 backward: (p - 1) (20 + 40) on every rank.
+    waterfall = split(
+        source_of(gpt_cluster(Layout(pp=2), num_steps=1, forward_ns=lambda *_: 10 * MS))
+    )
+
+    bubbles = [{part: shares(waterfall, row).get(part, 0) for part in BUBBLES} for row in (0, 1)]
+    # Rank 0 waits from its last forward to its first backward, rank 1 at both ends.
+    assert list(bubbles[0].values()) == [60, 0, 0]
+    assert list(bubbles[1].values()) == [20, 0, 40]
+    assert not waterfall.of(Part.WAITING).any()
+    assert waterfall.schedule is not None
+    assert waterfall.schedule.formula_ratio == 1 / 4
+    assert waterfall.schedule.measured_ratio == 1 / 4
+
+
+def test_the_bubble_of_1f1b_is_the_formulas_but_for_the_transfers() -> None:
+    # Backward takes twice as long; a transfer takes a fortieth of both.
+    source = (
+        ByteDanceCluster(2, 3, 6, lambda *args: (20 if args[-1] else 40) * MS).run([4]).source()
+    )
+
+    waterfall = split(source)
+
+    assert waterfall.schedule is not None
+    assert waterfall.schedule.formula_ratio == 2 / 6
+    assert waterfall.schedule.measured_ratio == pytest.approx(2 / 6, rel=0.03)
+    # Each rank but for gc, which takes 1 us, and a reduction whose group nobody traced.
+    assert (waterfall.of(Part.UNKNOWN) == LATENCY).all()
+    assert (waterfall.of(Part.GC) == 1000).all()
+
+
+def test_what_a_slow_stage_adds_to_a_wait_is_no_bubble() -> None:
+    def blocks(slow_ms: int) -> Waterfall:
+        cluster = ByteDanceCluster(
+            1, 2, 4, lambda dp, stage, step, mb, forward: (10 + stage * slow_ms) * MS
+        )
+        return split(cluster.run([0]).source())
+
+    even, slow = blocks(0), blocks(6)
+
+    # Its 8 computes take 6 ms more each, of which 3 are above the mean over both stages.
+    assert slow.of(Part.SLOW_COMPUTE).tolist() == [[0], [8 * 3 * MS]]
+    assert slow.of(Part.WAITING)[0, 0] > 8 * 2 * MS
+    assert even.of(Part.WAITING).max() <= LATENCY
+    assert (
+        sum(slow.of(part)[1, 0] for part in BUBBLES)
+        <= sum(even.of(part)[1, 0] for part in BUBBLES) + 3 * MS
+    )
+
+
+def one_rank(*rows: Row, end: int) -> Source:
+    source = slow_pair()
+    info = replace(
+        source.info,
+        layout=Layout(),
+        world_size=1,
+        epochs=(replace(source.info.epochs[0], ranks=source.info.epochs[0].ranks[:1], groups=()),),
+    )
+    assert info.epochs[0].ranks[0].coords == Coords()
+    return replace(
+        source,
+        info=info,
+        span_table=spans_of(list(rows)),
+        step_table=steps_of((0, 0, 0, 0, end)),
+    )
+
+
+def test_host_time_is_told_apart_by_its_span_and_its_place() -> None:
+    waterfall = split(
+        one_rank(
+            (0, SpanKind.DATA, 5, 9, False, 0),
+            (0, SpanKind.FORWARD, 20, 50, False, 0),
+            (0, SpanKind.GC, 30, 37, False, 0),
+            (0, SpanKind.BACKWARD, 54, 80, False, 0),
+            (0, SpanKind.CHECKPOINT, 80, 91, False, 0),
+            end=100,
+        )
+    )
+
+    # 20 before the first forward; 4 between forward and backward and 9 at the end.
+    found = {part: int(time * MS) for part, time in shares(waterfall, 0).items()}
+    assert found == {
+        Part.USEFUL_COMPUTE: 23 + 26,
+        Part.INPUT: 20,
+        Part.GC: 7,
+        Part.HOST_GAP: 4 + 9,
+        Part.CHECKPOINT: 11,
+    }
+
+
+def test_a_wait_for_what_was_not_recorded_is_unknown() -> None:
+    waterfall = split(
+        one_rank(
+            (0, SpanKind.FORWARD, 0, 50, False, 0),
+            (0, SpanKind.WAIT, 50, 80, False, 0),
+            end=80,
+        )
+    )
+
+    assert {part: int(time * MS) for part, time in shares(waterfall, 0).items()} == {
+        Part.USEFUL_COMPUTE: 50,
+        Part.UNKNOWN: 30,
+    }
+
+
+@st.composite
+def traced_sources(draw: st.DrawFn) -> Source:
+    layout = draw(
+        st.sampled_from([Layout(dp=3), Layout(pp=2, tp=2), Layout(pp=3, dp=2), Layout(dp=2, tp=2)])
+    )
+    times = draw(st.lists(st.integers(1, 40 * MS), min_size=7, max_size=7))
+    cluster = gpt_cluster(
+        layout,
+        num_steps=2,
+        num_microbatches=3,
+        forward_ns=lambda rank, step, mb: times[(rank * 5 + step * 3 + mb) % 7],
+    )
+    return source_of(cluster)
+
+
+@st.composite
+def bytedance_sources(draw: st.DrawFn) -> Source:
+    dp, pp = draw(st.sampled_from([(1, 2), (2, 3), (3, 1), (2, 2)]))
+    times = draw(st.lists(st.integers(1, 40 * MS), min_size=7, max_size=7))
+    cluster = ByteDanceCluster(
+        dp, pp, 4, lambda d, s, step, mb, forward: times[(d * 5 + s * 2 + step * 3 + mb) % 7]
+    )
+    source = cluster.run([0, 1, 5]).source()
+    # Hosts that launch late: some operations begin after all that they waited for.
+    spans = source.span_table
+    by = np.minimum(spans.duration_ns // 2, draw(st.integers(0, 3)) * (MS // 10))
+    by *= np.arange(len(spans)) % 5 == 0
+    late = replace(spans, start_ns=spans.start_ns + by, duration_ns=spans.duration_ns - by)
+    return replace(source, span_table=late)
+
+
+@given(st.one_of(traced_sources(), bytedance_sources()))
+@settings(max_examples=40, deadline=None)
+def test_the_parts_sum_to_the_step_on_every_rank(source: Source) -> None:
+    waterfall = split(source)
+
+    assert waterfall.time_ns.dtype == np.int64
+    assert (waterfall.time_ns.sum(axis=2) == waterfall.total_ns).all()
+    assert waterfall.time_ns.min() >= 0
+    assert waterfall.total_ns.min() > 0
+    ratios = [ratio for ratio in waterfall.mean_ratio().values() if ratio is not None]
+    assert sum(ratios) == pytest.approx(1.0)
+
+
+@given(st.one_of(traced_sources(), bytedance_sources()))
+@settings(max_examples=25, deadline=None)
+def test_all_waiting_is_for_somebody(source: Source) -> None:
+    reading = read_run(source.info, source.span_table, source.step_table)
+    waterfall = split(source)
+
+    found = waiting_on(reading.model, waterfall)
+
+    by_rank = np.bincount(found.rank, weights=found.waiting_ns, minlength=waterfall.ranks.max() + 1)
+    expected = waterfall.of(Part.WAITING).sum(axis=1)
+    assert by_rank[waterfall.ranks].tolist() == pytest.approx(expected.tolist())
+
+
+@given(traced_sources(), st.integers(-MS, 10**15))
+@settings(max_examples=15, deadline=None)
+def test_shifting_all_clocks_changes_nothing(source: Source, shift: int) -> None:
+    spans, steps = source.span_table, source.step_table
+    later = replace(
+        source,
+        span_table=replace(spans, start_ns=spans.start_ns + shift),
+        step_table=replace(steps, start_ns=steps.start_ns + shift, end_ns=steps.end_ns + shift),
+    )
+
+    assert (split(later).time_ns == split(source).time_ns).all()
+
+
+@given(traced_sources(), st.randoms(use_true_random=False))
+@settings(max_examples=15, deadline=None)
+def test_in_which_order_the_spans_come_changes_nothing(source: Source, random: Random) -> None:
+    num = len(source.span_table)
+    order = np.random.default_rng(random.randrange(2**32)).permutation(num)
+    spans = source.span_table
+    mixed = replace(
+        spans,
+        **{
+            name: getattr(spans, name)[order]
+            for name in spans.__dataclass_fields__
+            if name not in ("names", "tracks")
+        },
+    )
+
+    assert (split(replace(source, span_table=mixed)).time_ns == split(source).time_ns).all()
+
+
+def test_a_summary_says_who_was_waited_for_as_a_share_of_all_ranks_time() -> None:
+    source = slow_pair()
+    reading = read_run(source.info, source.span_table, source.step_table)
+
+    found = summary_of(reading.model, split(source))
+
+    # Both ranks' 182 ms.
+    assert found.mean_ratio["waiting"] == 120 / 364
+    assert [(entry.rank, entry.ratio) for entry in found.waiting_on] == [(1, 120 / 364)]
+    assert found.by_rank_ns.sum(axis=1).tolist() == [182 * MS, 182 * MS]
+    assert found.by_step_ns.sum() == 364 * MS
+    assert (found.ranks, found.steps, found.bubble) == ((0, 1), (0,), None)
+
+
+def test_only_what_compute_does_not_cover_of_a_transfer_is_exposed() -> None:
+    # Rank 0 launches at 50 and computes on until 80; rank 1 enters at 85; both leave at 90.
+    source = slow_pair()
+    epoch = source.info.epochs[0]
+    group = GroupInfo(group_id=PAIR, kind="dp-comm", name="dp", members=(0, 1))
+    waterfall = split(
+        replace(
+            source,
+            info=replace(source.info, epochs=(replace(epoch, groups=(group,)),)),
+            span_table=spans_of(
+                [
+                    (0, SpanKind.BACKWARD, 0, 80, False, 0),
+                    (0, SpanKind.DP_COMM, 50, 90, True, SpanFlag.ASYNC),
+                    (0, SpanKind.WAIT, 80, 90, True, 0),
+                    (1, SpanKind.BACKWARD, 0, 85, False, 0),
+                    (1, SpanKind.DP_COMM, 85, 90, True, 0),
+                ]
+            ),
+            step_table=steps_of((0, 0, 0, 0, 90), (0, 0, 1, 0, 91)),
+        )
+    )
+
+    found = [
+        {part: round(time * MS) for part, time in shares(waterfall, k).items()} for k in (0, 1)
+    ]
+    assert found[0] == {Part.USEFUL_COMPUTE: 80, Part.WAITING: 5, Part.EXPOSED_TRANSFER: 5}
+    # The ideal is 82.5, in whole ns 82; what its last ns went to is a host gap.
+    assert found[1] == {
+        Part.USEFUL_COMPUTE: 82,
+        Part.SLOW_COMPUTE: 3,
+        Part.EXPOSED_TRANSFER: 5,
+        Part.HOST_GAP: 1,
+    }

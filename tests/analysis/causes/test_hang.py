@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.causes.hang import hangs
+from rankscope.analysis.trace.context import RankExit, RunContext
+from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, SpanTable, StepTable
+from rankscope.tracer.span import KIND_CODES, NONE, Span, SpanFlag, SpanKind, UnixNs
+from rankscope.tracer.topology import Coords
+from tests.support.analysis.exit_builders import (
+    SECOND,
+    context_of,
+    cut_off,
+    event,
+    failed,
+    lost,
+    run_of,
+    timed_out,
+)
+from tests.support.dashboard.builders import span_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rankscope.analysis.trace.context import EventRecord
+    from rankscope.analysis.trace.tables import RunInfo
+
+DP, TP_LOW, TP_HIGH = 7, 8, 9
+DP_BIT = 1 << KIND_CODES[SpanKind.DP_COMM]
+GROUPS = (
+    GroupInfo(group_id=DP, kind="dp-comm", name="dp", members=tuple(range(8))),
+    GroupInfo(group_id=TP_LOW, kind="tp-comm", name="tp 0", members=(0, 1)),
+    GroupInfo(group_id=TP_HIGH, kind="tp-comm", name="tp 2", members=(4, 5)),
+)
+
+
+def job(*, num_dropped: int = 0) -> RunInfo:
+    return replace(run_of(groups=GROUPS), num_dropped=num_dropped)
+
+
+def comm(
+    rank: int,
+    group: int = DP,
+    *,
+    seq: int = 41,
+    flags: SpanFlag = SpanFlag.OPEN,
+    kind: SpanKind = SpanKind.DP_COMM,
+    src: int = NONE,
+    dst: int = NONE,
+) -> Span:
+    return Span(
+        rank=rank,
+        step=17,
+        kind=kind,
+        name="all_reduce",
+        start_ns=UnixNs(SECOND),
+        duration_ns=SECOND,
+        group_id=group,
+        seq=seq,
+        src_rank=src,
+        dst_rank=dst,
+        flags=flags,
+    )
+
+
+def finished(*rows: tuple[int, int]) -> StepTable:
+    """Rows of (step, rank), all of epoch 0."""
+    step, rank = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
+    none = np.zeros(len(rows), dtype=np.int64)
+    return StepTable(
+        epoch=np.zeros(len(rows), dtype=np.int32),
+        step=step,
+        rank=rank,
+        start_ns=none,
+        end_ns=none + 1,
+        num_tokens=none,
+        loss=none.astype(float),
+        left_out=np.zeros(len(none), np.uint32),
+    )
+
+
+UP_TO_16 = finished(*((16, rank) for rank in range(8)))
+
+
+def table(spans: Iterable[Span]) -> SpanTable:
+    return span_table(list(spans))
+
+
+def test_the_rank_that_never_entered_is_the_silent_one() -> None:
+    spans = table(comm(rank) for rank in range(8) if rank != 5)
+
+    (finding,) = hangs(job(), spans, UP_TO_16, RunContext())
+
+    assert (finding.cause, finding.ranks, finding.steps) == ("hang", (5,), (17, 17))
+    assert finding.confidence == pytest.approx(0.95)
+    assert finding.evidence == (
+        "rank 5 never entered all_reduce 41 (dp-comm) of group dp with 8 ranks, in which ranks"
+        " 0 to 4, 6 and 7 stand; the last step that it finished is 16"
+    )
+
+
+def test_a_rank_that_waits_elsewhere_for_the_silent_one_is_not_accused() -> None:
+    # Rank 4 stands in its tensor-parallel group for rank 5; all others stand in dp for both.
+    spans = table([comm(4, TP_HIGH, seq=3), *(comm(rank) for rank in (0, 1, 2, 3, 6, 7))])
+
+    (finding,) = hangs(job(), spans, UP_TO_16, RunContext())
+
+    assert finding.ranks == (5,)
+    assert finding.confidence == pytest.approx(0.95 * 6 / 7)
+    assert finding.evidence.endswith("; 1 more communications lack a member")
+
+
+def test_of_silent_tensor_parallel_mates_the_one_that_is_behind_is_named() -> None:
+    whole = job()
+    mates = tuple(
+        replace(info, coords=Coords(dp=info.rank // 2, tp=info.rank % 2))
+        for info in whole.epochs[0].ranks
+    )
+    run = replace(whole, epochs=(replace(whole.epochs[0], ranks=mates),))
+    forward = replace(comm(4, 0, seq=NONE, kind=SpanKind.FORWARD), name="forward")
+    others = [comm(rank) for rank in (0, 1, 2, 3, 6, 7)]
+
+    (one_is_behind,) = hangs(run, table([*others, forward]), UP_TO_16, RunContext())
+    both_stand = [forward, replace(forward, rank=5)]
+    (nobody_is,) = hangs(run, table([*others, *both_stand]), UP_TO_16, RunContext())
+
+    assert one_is_behind.ranks == (5,)
+    assert nobody_is.ranks == (4, 5)
+
+
+def test_a_member_that_has_left_the_collective_is_there() -> None:
+    spans = table([comm(0, TP_LOW), comm(1, TP_LOW, flags=SpanFlag.NOTHING)])
+
+    assert hangs(job(), spans, UP_TO_16, RunContext()) == ()
+
+
+def test_a_receive_whose_sender_is_silent_names_the_sender() -> None:
+    spans = table([comm(6, seq=3, kind=SpanKind.PP_RECV, src=2, dst=6)])
+
+    (finding,) = hangs(job(), spans, UP_TO_16, RunContext())
+
+    assert finding.ranks == (2,)
+    assert "(pp-recv) from rank 2 to rank 6, in which rank 6 stands" in finding.evidence
+    sent = comm(2, seq=3, kind=SpanKind.PP_SEND, src=2, dst=6, flags=SpanFlag.NOTHING)
+    both = table([comm(6, seq=3, kind=SpanKind.PP_RECV, src=2, dst=6), sent])
+    assert hangs(job(), both, UP_TO_16, RunContext()) == ()
+
+
+def test_collectives_in_different_orders_are_told_as_a_circle() -> None:
+    spans = table([comm(0, TP_LOW, seq=5), comm(1, TP_LOW, seq=6)])
+
+    (finding,) = hangs(job(), spans, UP_TO_16, RunContext())
+
+    assert finding.ranks == (0, 1)
+    assert finding.confidence == pytest.approx(0.5)
+    assert finding.evidence.startswith("no rank is silent: rank 0 stands in all_reduce 5")
+
+
+def stalled(rank: int, *, step: int = 17, kind: str = "stalled") -> EventRecord:
+    entry = {"name": "all_reduce", "kind": "dp-comm", "step": step, "seq": 41}
+    return event(rank, kind, open=[{**entry, "group_id": f"{DP:016x}"}], step=step)
+
+
+def test_open_spans_are_read_from_events_too_unless_the_rank_went_on() -> None:
+    nothing = table([])
+    told = RunContext(events=tuple(stalled(rank) for rank in range(8) if rank != 5))
+
+    (finding,) = hangs(job(), nothing, UP_TO_16, told)
+    assert finding.ranks == (5,)
+
+    gone_on = finished(*((17, rank) for rank in range(8)))
+    assert hangs(job(), nothing, gone_on, told) == ()
+
+
+def test_a_rank_that_ended_early_is_missing_and_ranks_that_ended_do_not_stand() -> None:
+    spans = table(comm(rank) for rank in range(8) if rank != 5)
+    gone = [RankExit(epoch=0, rank=rank, state="ended", at_ns=9) for rank in range(8)]
+
+    (finding,) = hangs(job(), spans, UP_TO_16, context_of(gone[5]))
+
+    assert finding.ranks == (5,)
+    assert finding.evidence.endswith("; it had ended well by then")
+    assert hangs(job(), spans, UP_TO_16, context_of(*gone)) == ()
+
+
+def inside(rank: int, kind: str) -> EventRecord:
+    """A rank that stands still inside something that is no communication."""
+    entry = {"name": kind, "kind": kind, "step": 17, "seq": -1, "group_id": "0" * 16}
+    return event(rank, "stalled", open=[entry], step=17)
+
+
+def test_what_the_silent_rank_is_inside_is_told_and_a_checkpoint_is_no_hang() -> None:
+    spans = table(comm(rank) for rank in range(8) if rank != 5)
+    computing = RunContext(events=(inside(5, "forward"),))
+    saving = RunContext(events=(inside(5, "checkpoint"),))
+
+    (finding,) = hangs(job(), spans, UP_TO_16, computing)
+
+    assert finding.ranks == (5,)
+    assert finding.evidence.endswith("; it was inside forward")
+    assert hangs(job(), spans, UP_TO_16, saving) == ()
+
+
+def test_a_malformed_event_is_passed_over() -> None:
+    broken = event(0, "stalled", open=[{"group_id": "no number"}, {"seq": 1}, 4])
+
+    assert hangs(job(), table([]), UP_TO_16, RunContext(events=(broken,))) == ()
+
+
+def test_ranks_that_stand_because_another_one_crashed_are_no_hang() -> None:
+    spans = table(comm(rank, flags=SpanFlag.ERROR) for rank in range(8) if rank != 5)
+    crashed = context_of(failed(5, 10.0, "ValueError", "bad"), cut_off(0))
+
+    assert hangs(job(), spans, UP_TO_16, crashed) == ()
+
+
+def test_a_silent_rank_that_was_killed_in_the_end_is_named_with_less_confidence() -> None:
+    spans = table(comm(rank, flags=SpanFlag.ERROR) for rank in range(8) if rank != 5)
+    context = context_of(lost(5), *(timed_out(rank) for rank in range(8) if rank != 5))
+
+    (finding,) = hangs(job(), spans, UP_TO_16, context)
+
+    assert finding.ranks == (5,)
+    assert finding.confidence == pytest.approx(0.95 * 0.8)
+    (with_drops,) = hangs(job(num_dropped=3), spans, UP_TO_16, context)
+    assert with_drops.confidence == pytest.approx(0.95 * 0.8 * 0.8)
+
+
+def test_a_missing_rank_that_was_never_traced_leaves_the_question_open() -> None:
+    whole = job()
+    traced = EpochInfo(epoch=0, ranks=whole.epochs[0].ranks[:7], groups=GROUPS)
+    spans = table(comm(rank) for rank in range(7))
+
+    (finding,) = hangs(replace(whole, epochs=(traced,)), spans, UP_TO_16, RunContext())
+
+    assert finding.cause == "insufficient-evidence"
+    assert "the communication of rank 7 was not recorded" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("unrecorded", "ranks"),
+    [
+        ((), (3,)),
+        ((3,), ()),
+        # By request all leave it out, and still tell where they stand.
+        (tuple(range(8)), (3,)),
+    ],
+)
+def test_a_rank_whose_capture_of_communication_failed_is_not_said_to_be_missing(
+    unrecorded: tuple[int, ...], ranks: tuple[int, ...]
+) -> None:
+    steps = finished(*((step, rank) for step in (15, 16) for rank in range(8)))
+    masks = np.where(np.isin(steps.rank, unrecorded) & (steps.step == 16), DP_BIT, 0)
+    told = replace(steps, left_out=masks.astype(np.uint32))
+    inside = span_table([comm(rank) for rank in range(8) if rank != 3])
+
+    (finding,) = hangs(job(), inside, told, RunContext())
+
+    assert finding.ranks == ranks
+    assert finding.cause == ("hang" if ranks else "insufficient-evidence")
+
+
+def test_a_run_in_which_nobody_stands_has_no_hang() -> None:
+    done = table(comm(rank, flags=SpanFlag.NOTHING) for rank in range(8))
+
+    assert hangs(job(), done, UP_TO_16, context_of(timed_out(0))) == ()

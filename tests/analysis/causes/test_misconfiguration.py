@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.analysis.causes.misconfiguration import belongs_to_one_process, misconfigurations
+from rankscope.analysis.trace.context import RankManifest, RunContext
+from tests.support.analysis.exit_builders import run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankscope.analysis.report.report import Finding
+
+USUAL = {
+    "environment.NCCL_ALGO": "Ring",
+    "versions.nccl": "2.27.5",
+    "config.lr": "0.0003",
+    "layout.dp": "8",
+}
+
+
+def manifests(
+    changed: Mapping[int, Mapping[str, str | None]], *, num_ranks: int = 8, epoch: int = 0
+) -> tuple[RankManifest, ...]:
+    """Ranks of the usual settings, some with others; None takes a setting away."""
+    found = []
+    for rank in range(num_ranks):
+        merged = {**USUAL, **changed.get(rank, {})}
+        settings = {name: value for name, value in merged.items() if value is not None}
+        found.append(RankManifest(epoch=epoch, rank=rank, settings=settings))
+    return tuple(found)
+
+
+def findings(
+    changed: Mapping[int, Mapping[str, str | None]], *, num_ranks: int = 8
+) -> tuple[Finding, ...]:
+    told = manifests(changed, num_ranks=num_ranks)
+    return misconfigurations(run_of(num_ranks), RunContext(manifests=told))
+
+
+def test_ranks_that_agree_are_not_told() -> None:
+    assert findings({}) == ()
+    assert misconfigurations(run_of(), RunContext()) == ()
+
+
+def test_the_minority_is_named_with_both_values() -> None:
+    (finding,) = findings({5: {"environment.NCCL_ALGO": "Tree"}})
+
+    assert (finding.cause, finding.ranks, finding.steps) == ("misconfiguration", (5,), None)
+    assert finding.confidence == pytest.approx(7 / 8)
+    assert finding.evidence == (
+        'rank 5 of 8 is configured unlike the others: environment.NCCL_ALGO is "Tree" here'
+        ' and "Ring" on most others'
+    )
+
+
+def test_a_setting_that_is_missing_or_one_too_many_is_a_difference() -> None:
+    (without,) = findings({5: {"versions.nccl": None}})
+    (one_more,) = findings({5: {"environment.NCCL_IB_DISABLE": "1"}})
+
+    assert 'versions.nccl is unset here and "2.27.5" on most others' in without.evidence
+    assert 'NCCL_IB_DISABLE is "1" here and unset on most others' in one_more.evidence
+
+
+def test_each_set_of_ranks_has_one_finding_and_its_list_is_bounded() -> None:
+    many: dict[str, str | None] = {f"environment.NCCL_{name}": "x" * 90 for name in "ABCDE"}
+    one, two = findings({2: many, 5: {"config.lr": "1"}, 6: {"config.lr": "1"}})
+
+    assert (one.ranks, two.ranks) == ((2,), (5, 6))
+    assert one.evidence.count("NCCL_") == 3
+    assert one.evidence.endswith(", 2 more settings")
+    assert len(one.evidence) < 500
+
+
+def test_without_a_majority_all_are_named_and_it_is_said() -> None:
+    (finding,) = findings({rank: {"versions.nccl": "2.26.2"} for rank in (0, 1, 5, 6)})
+
+    assert finding.ranks == tuple(range(8))
+    assert finding.confidence == pytest.approx(0.5)
+    assert finding.evidence.endswith("; no value has a majority, so all are named")
+
+
+def test_of_two_ranks_that_disagree_both_are_named() -> None:
+    (finding,) = findings({1: {"versions.nccl": "2.26.2"}}, num_ranks=2)
+
+    assert finding.ranks == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "environment.CUDA_VISIBLE_DEVICES",
+        "config.local_rank",
+        "config.data.seed",
+        "seeds.model",
+        "host",
+        "device.uuid",
+        "environment.NCCL_DEBUG_FILE",
+        "environment.TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    ],
+)
+def test_what_belongs_to_one_process_is_not_told(name: str) -> None:
+    assert belongs_to_one_process(name)
+    assert findings({rank: {name: str(rank // 3)} for rank in range(8)}) == ()
+
+
+def test_what_is_another_on_every_rank_or_goes_with_the_local_rank_is_not_told() -> None:
+    of_the_rank = {rank: {"environment.NCCL_HOSTID": str(rank)} for rank in range(8)}
+    of_the_nic = {rank: {"environment.NCCL_IB_HCA": f"mlx5_{rank % 4}"} for rank in range(8)}
+
+    assert findings(of_the_rank) == ()
+    assert findings(of_the_nic) == ()
+    wrong_nic = {**of_the_nic, 5: {"environment.NCCL_IB_HCA": "mlx5_3"}}
+    assert findings(wrong_nic) != ()
+
+
+def test_a_whole_host_that_differs_is_told() -> None:
+    (finding,) = findings(
+        {rank: {"versions.nccl": "2.26.2"} for rank in (8, 9, 10, 11)}, num_ranks=12
+    )
+
+    assert finding.ranks == (8, 9, 10, 11)
+
+
+def test_what_changed_since_the_previous_run_is_told_with_low_confidence() -> None:
+    before = manifests({rank: {"environment.NCCL_ALGO": "Tree"} for rank in range(8)})
+    context = RunContext(manifests=manifests({}), previous_manifests=before)
+
+    (finding,) = misconfigurations(run_of(), context)
+
+    assert finding.confidence == pytest.approx(0.3)
+    assert finding.ranks == tuple(range(8))
+    assert finding.evidence == (
+        "1 setting changed since the previous run of this model and world size, on most of"
+        ' 8 ranks: environment.NCCL_ALGO is "Ring" now and "Tree" before'
+    )
+
+
+def test_layout_and_configuration_may_change_from_run_to_run() -> None:
+    meant: dict[str, str | None] = {"config.lr": "1", "layout.dp": "4", "config.steps": "9"}
+    before = manifests(dict.fromkeys(range(8), meant))
+    context = RunContext(manifests=manifests({}), previous_manifests=before)
+
+    assert misconfigurations(run_of(), context) == ()
+
+
+@given(relabelled=st.permutations(range(8)), bad=st.integers(0, 7))
+def test_relabelling_ranks_changes_nothing_but_the_labels(relabelled: list[int], bad: int) -> None:
+    told = manifests({bad: {"versions.nccl": "2.26.2"}})
+    moved = tuple(
+        RankManifest(epoch=0, rank=relabelled[one.rank], settings=one.settings) for one in told
+    )
+
+    (finding,) = misconfigurations(run_of(), RunContext(manifests=moved))
+
+    assert finding.ranks == (relabelled[bad],)

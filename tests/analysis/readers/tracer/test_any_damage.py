@@ -1,0 +1,119 @@
+"""A sound job whose rows are lost, doubled or say other numbers: it is analysed, or refused."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.trace.errors import AnalysisError
+from rankscope.analysis.trace.tables import SpanTable, rows_of_steps
+from rankscope.tracer.topology import Layout
+from tests.support.analysis.cluster import MS, gpt_cluster, source_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tests.support.analysis.cluster import Source
+
+NUM_STEPS = 8
+NUM_JOBS = 40
+"""Of each case: some two seconds."""
+
+VALUES: dict[str, tuple[int, ...]] = {
+    "step": (0, 1, 7, 8, 2**31 - 1),
+    "rank": (0, 7, 8),
+    "kind": tuple(range(15)),
+    "start_ns": (0, 1),
+    "duration_ns": (0, 1, 10**9, 10**15),
+    "launch_ns": (-1, 0, 1),
+    "group_id": (0, 1, 2**64 - 1),
+    "seq": (-1, 0, 1, 2**62),
+    "src_rank": (-1, 0, 7, 2**31 - 1),
+    "dst_rank": (-1, 0, 7, 2**31 - 1),
+    "microbatch": (-1, 0, 3, 2**31 - 1),
+    "chunk": (-1, 0, 1, 2**31 - 1),
+    "num_bytes": (-1, 0, 2**62),
+    "interval_id": (0, 1, 2**62),
+    "flags": (0, 1, 8, 64, 0xFFFF),
+    "depth": (0, 1, 32_767),
+}
+"""What a column may say: what it holds anyway, and its bounds."""
+
+Columns = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def sound() -> Source:
+    def forward_ns(rank: int, step: int, _: int) -> int:
+        return (15 if rank == 5 and step >= 3 else 10) * MS
+
+    layout = Layout(dp=2, tp=2, pp=2)
+    return source_of(gpt_cluster(layout, num_steps=NUM_STEPS, forward_ns=forward_ns))
+
+
+def forged(columns: Columns, dice: random.Random, chance: np.random.Generator) -> Columns:
+    """Return the columns with one kind of damage."""
+    num = len(columns["rank"])
+    name = dice.choice(sorted(VALUES))
+    kind = dice.choice(("some", "of a rank", "mixed", "lost", "doubled", "another clock"))
+    changed = columns | {name: columns[name].copy()}
+    if kind == "mixed":
+        changed[name] = chance.permutation(columns[name])
+    elif kind in ("some", "of a rank"):
+        rows: NDArray[Any] = (
+            chance.integers(0, num, dice.choice((1, 3, num // 2 + 1)))
+            if kind == "some"
+            else columns["rank"] == dice.randrange(8)
+        )
+        changed[name][rows] = np.array(dice.choice(VALUES[name])).astype(columns[name].dtype)
+    elif kind == "another clock":
+        late = columns["rank"] == dice.randrange(8)
+        ahead_ns = dice.choice((MS, -MS, 3600 * 10**9))
+        changed["start_ns"] = columns["start_ns"] + np.where(late, ahead_ns, 0)
+    else:
+        share = dice.choice((0.001, 0.3, 0.9))
+        keep = chance.random(num) > share
+        twice = np.concatenate((np.arange(num), np.flatnonzero(~keep)))
+        rows = np.flatnonzero(keep) if kind == "lost" else np.sort(twice)
+        changed = {each: column[rows] for each, column in columns.items()}
+    return changed
+
+
+def damaged(source: Source, seed: int) -> Source:
+    """Return the job with one to three kinds of damage, rows in the order of the store."""
+    dice, chance = random.Random(seed), np.random.default_rng(seed)
+    spans, steps = source.span_table, source.step_table
+    columns: Columns = {
+        field.name: getattr(spans, field.name)
+        for field in fields(SpanTable)
+        if field.name not in ("names", "tracks")
+    }
+    for _ in range(dice.choice((1, 1, 2, 3))):
+        if len(columns["rank"]):
+            columns = forged(columns, dice, chance)
+    order = np.lexsort(tuple(columns[name] for name in ("start_ns", "rank", "step", "epoch")))
+    spans = replace(spans, **{name: column[order] for name, column in columns.items()})
+    if dice.random() < 0.3:
+        steps = rows_of_steps(steps, chance.random(len(steps)) > dice.choice((0.05, 0.5)))
+    return replace(source, span_table=spans, step_table=steps)
+
+
+@pytest.mark.parametrize("first_seed", range(0, 5 * NUM_JOBS, NUM_JOBS))
+def test_whatever_became_of_the_rows_the_analysis_answers_or_refuses(
+    sound: Source, first_seed: int
+) -> None:
+    num_answers = 0
+    for seed in range(first_seed, first_seed + NUM_JOBS):
+        try:
+            report = analyze_run(damaged(sound, seed), "run")
+        except AnalysisError:
+            continue
+        assert report.findings, seed
+        num_answers += 1
+
+    assert num_answers > NUM_JOBS / 2

@@ -1,0 +1,179 @@
+"""Ranks that lack spans of a step, told by what they have in other steps or by themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.readers.tracer.incomplete_steps import losses_of
+from rankscope.analysis.trace.tables import rows_of_spans
+from rankscope.tracer.span import KIND_CODES, SpanKind
+from tests.support.analysis.cluster import MS, Source, source_of
+from tests.support.analysis.one_group import ALL_REDUCE, trained, work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.analysis.cluster import Action
+
+NUM_STEPS = 8
+FORWARD = KIND_CODES[SpanKind.FORWARD]
+
+
+def job() -> Source:
+    """Train four ranks for 8 steps of three micro-batches; step 6 has two."""
+
+    def script(_: int, step: int) -> Iterator[Action]:
+        for microbatch in range(2 if step == 6 else 3):
+            for kind in (SpanKind.FORWARD, SpanKind.BACKWARD):
+                yield from work(kind, 100 * MS, microbatch=microbatch)
+        yield ALL_REDUCE
+
+    return source_of(trained(script, num_steps=NUM_STEPS))
+
+
+def without_a_forward(source: Source, *places: tuple[int, int], num_dropped: int) -> Source:
+    """Leave out the second forward of each (rank, step)."""
+    spans = source.span_table
+    keep = np.ones(len(spans), dtype=np.bool_)
+    for rank, step in places:
+        mine = (spans.rank == rank) & (spans.step == step) & (spans.kind == FORWARD)
+        keep[np.flatnonzero(mine)[1]] = False
+    info = replace(source.info, num_dropped=num_dropped)
+    return replace(source, info=info, span_table=rows_of_spans(spans, keep))
+
+
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [
+        ((), ()),
+        (((1, 2),), ((1, 2),)),
+        (((1, 2), (3, 5)), ((1, 2), (3, 5))),
+        # Two are usual on rank 1 then, in six of its eight steps.
+        (tuple((1, step) for step in (0, 2, 3, 5, 7)), ()),
+    ],
+)
+def test_a_rank_that_lacks_a_forward_of_a_step_is_told(
+    lost: tuple[tuple[int, int], ...], told: tuple[tuple[int, int], ...]
+) -> None:
+    # Step 6 has fewer on most ranks: nothing of it was lost.
+    source = without_a_forward(job(), *lost, num_dropped=2)
+
+    found = losses_of(source.span_table, source.step_table, np.arange(NUM_STEPS, dtype=np.int32))
+
+    assert tuple(map(tuple, np.argwhere(found.lacks).tolist())) == told
+    assert len(found.warnings()) == bool(told)
+
+
+def test_steps_that_take_no_part_tell_what_is_usual() -> None:
+    source = without_a_forward(job(), (1, 2), num_dropped=1)
+
+    found = losses_of(source.span_table, source.step_table, np.array([2, 3], dtype=np.int32))
+
+    assert np.argwhere(found.lacks).tolist() == [[1, 0]]
+
+
+def test_dropped_compute_is_no_pause() -> None:
+    # GIVEN forwards of 100 ms that three ranks dropped in turn
+    lost = ((0, 1), (1, 3), (2, 5))
+    report = analyze_run(without_a_forward(job(), *lost, num_dropped=3), "run")
+
+    # THEN nobody is said to have stood still, and all steps are still replayed
+    assert [finding.cause for finding in report.findings] == ["healthy"]
+    assert report.quality.coverage_ratio == 1.0
+    (warning,) = report.quality.warnings
+    assert "3 times a rank lacks compute or waits of a step, first 0 in 1;" in warning
+
+
+def test_the_same_holes_without_a_dropped_record_are_pauses() -> None:
+    report = analyze_run(without_a_forward(job(), (0, 1), (1, 3), (2, 5), num_dropped=0), "run")
+
+    assert [finding.cause for finding in report.findings] == ["gc-pause"]
+
+
+def slow_on(rank: int | None) -> Source:
+    """Train four ranks for 8 steps; one computes half as long again."""
+
+    def script(at: int, _: int) -> Iterator[Action]:
+        for microbatch in range(3):
+            for kind in (SpanKind.FORWARD, SpanKind.BACKWARD):
+                length_ns = 150 * MS if at == rank else 100 * MS
+                yield from work(kind, length_ns, microbatch=microbatch)
+        yield ALL_REDUCE
+
+    return source_of(trained(script, num_steps=NUM_STEPS))
+
+
+def unrecorded(
+    source: Source, ranks: tuple[int, ...], kinds: tuple[SpanKind, ...], *, first_step: int
+) -> Source:
+    """Return what is stored where ranks recorded none of these kinds from a step on."""
+    codes = [KIND_CODES[kind] for kind in kinds]
+    spans, steps = source.span_table, source.step_table
+    gone = np.isin(spans.rank, ranks) & (spans.step >= first_step) & np.isin(spans.kind, codes)
+    told = np.isin(steps.rank, ranks) & (steps.step >= first_step)
+    left_out = np.where(told, sum(1 << code for code in codes), 0).astype(np.uint32)
+    return replace(
+        source,
+        info=replace(source.info, num_dropped=1),
+        span_table=rows_of_spans(spans, ~gone),
+        step_table=replace(steps, left_out=left_out),
+    )
+
+
+COMPUTE = (SpanKind.FORWARD, SpanKind.BACKWARD)
+
+
+@pytest.mark.parametrize("kinds", [COMPUTE, (SpanKind.BACKWARD,), (SpanKind.FORWARD,)])
+def test_a_rank_whose_capture_failed_is_not_said_to_stand_still(
+    kinds: tuple[SpanKind, ...],
+) -> None:
+    report = analyze_run(unrecorded(slow_on(None), (2,), kinds, first_step=5), "run")
+
+    assert [finding.cause for finding in report.findings] == ["healthy"]
+    assert report.quality.coverage_ratio == 1.0
+    (warning,) = report.quality.warnings
+    names = " and ".join(kinds)
+    assert warning.startswith(f"rank 2 recorded no {names} in steps 5 to 7, by request or because")
+
+
+def test_another_rank_that_is_slow_is_still_named() -> None:
+    report = analyze_run(unrecorded(slow_on(1), (2,), COMPUTE, first_step=5), "run")
+
+    assert [(finding.cause, finding.ranks) for finding in report.findings] == [
+        ("slow-compute", (1,))
+    ]
+
+
+@pytest.mark.parametrize("slow", [None, 2])
+def test_nobody_is_called_healthy_of_whom_nothing_is_known(slow: int | None) -> None:
+    first_step = 3 if slow is None else 0
+    source = unrecorded(slow_on(slow), (2,), COMPUTE, first_step=first_step)
+
+    report = analyze_run(source, "run")
+
+    (finding,) = report.findings
+    assert finding.cause == "insufficient-evidence"
+    assert finding.evidence.startswith("rank 2 recorded no compute in most of these steps")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kinds", "names"),
+    [
+        ((1, 2), COMPUTE, "forward, backward"),
+        ((2,), (SpanKind.WAIT,), "wait"),
+        ((0, 1, 2, 3), (SpanKind.DP_COMM, SpanKind.WAIT), "dp-comm, wait"),
+    ],
+)
+def test_steps_of_which_half_the_ranks_or_any_wait_lack_are_left_out(
+    ranks: tuple[int, ...], kinds: tuple[SpanKind, ...], names: str
+) -> None:
+    report = analyze_run(unrecorded(slow_on(None), ranks, kinds, first_step=5), "run")
+
+    assert report.steps == tuple(range(5))
+    (warning,) = report.quality.warnings
+    assert warning == f"steps 5, 6, 7 left out: spans of it were not recorded: {names}"

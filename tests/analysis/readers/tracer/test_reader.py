@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.readers.tracer.reader import read_traced
+from rankscope.analysis.replay.operations import NO_GROUP
+from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.trace.tables import (
+    EpochInfo,
+    GroupInfo,
+    RankInfo,
+    RunInfo,
+    SpanTable,
+    StepTable,
+)
+from rankscope.tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
+from rankscope.tracer.topology import Coords, Layout
+from tests.support.analysis.cluster import Source
+
+PAIR = 9
+
+Row = tuple[int, SpanKind, int, int, bool, int]
+"""(rank, kind, start, end, whether it is the pair's communication, flags)."""
+
+
+def spans_of(rows: list[Row], *, epoch: int = 0, step: int = 0) -> SpanTable:
+    rank, kind, start, end, pair, flags = (np.array(c) for c in zip(*rows, strict=True))
+    num = len(rows)
+    pair = pair.astype(bool)
+    none = np.full(num, NONE)
+    p2p = np.isin(kind, [SpanKind.PP_SEND, SpanKind.PP_RECV])
+    codes = np.array([KIND_CODES[SpanKind(k)] for k in kind], np.int8)
+    return SpanTable(
+        epoch=np.full(num, epoch, np.int32),
+        step=np.full(num, step, np.int32),
+        rank=rank.astype(np.int32),
+        kind=codes,
+        name=codes.astype(np.int32),
+        track=np.zeros(num, np.int32),
+        start_ns=start.astype(np.int64),
+        duration_ns=(end - start).astype(np.int64),
+        launch_ns=none.astype(np.int64),
+        group_id=np.where(pair, PAIR, 0).astype(np.uint64),
+        seq=np.where(pair, 0, NONE).astype(np.int64),
+        src_rank=np.where(p2p, 0, NONE).astype(np.int32),
+        dst_rank=np.where(p2p, 1, NONE).astype(np.int32),
+        microbatch=np.zeros(num, np.int32),
+        chunk=np.zeros(num, np.int32),
+        num_bytes=none.astype(np.int64),
+        interval_id=np.zeros(num, np.int64),
+        flags=flags.astype(np.uint16),
+        depth=np.zeros(num, np.int16),
+        names=tuple(kind.value for kind in KINDS),
+        tracks=("main",),
+    )
+
+
+def steps_of(*rows: tuple[int, int, int, int, int]) -> StepTable:
+    """Rows of (epoch, step, rank, start, end)."""
+    epoch, step, rank, start, end = np.array(rows, np.int64).T
+    return StepTable(
+        epoch=epoch.astype(np.int32),
+        step=step.astype(np.int32),
+        rank=rank.astype(np.int32),
+        start_ns=start,
+        end_ns=end,
+        num_tokens=np.full(len(rows), NONE, np.int64),
+        loss=np.full(len(rows), np.nan),
+        left_out=np.zeros(len(rows), np.uint32),
+    )
+
+
+TWO_STAGES = RunInfo(
+    run_id="two",
+    source_format="rankscope",
+    layout=Layout(pp=2),
+    world_size=2,
+    clock_error_ns=0,
+    epochs=(
+        EpochInfo(
+            epoch=0,
+            ranks=tuple(RankInfo(rank=r, coords=Coords(pp=r)) for r in range(2)),
+            groups=(GroupInfo(group_id=PAIR, kind="other", name="pp", members=(0, 1)),),
+        ),
+    ),
+)
+
+
+def test_a_send_that_ended_before_its_receive_began_waits_for_nobody() -> None:
+    rows: list[Row] = [
+        (0, SpanKind.FORWARD, 0, 10, False, 0),
+        (0, SpanKind.PP_SEND, 10, 12, True, SpanFlag.ASYNC),
+        (1, SpanKind.PP_RECV, 20, 25, True, 0),
+        (1, SpanKind.FORWARD, 25, 45, False, 0),
+    ]
+    reading = read_traced(
+        TWO_STAGES, spans_of(rows), steps_of((0, 0, 0, 0, 45), (0, 0, 1, 0, 45)), clock_error_ns=0
+    )
+
+    operations = reading.model.operations
+    kinds = [reading.model.kinds[kind] for kind in reading.model.kind]
+    send, receive = kinds.index("pp-send"), kinds.index("pp-recv")
+    assert operations.group[send] == NO_GROUP
+    assert operations.duration_ns[[send, receive]].tolist() == [2, 5]
+    assert (send, receive) in zip(operations.src, operations.dst, strict=True)
+    assert Replayer(reading.model).full_recorded().tolist() == [45]
+    assert len(reading.waits.rank) == 0
+
+
+def test_a_receive_waits_for_a_later_send() -> None:
+    rows: list[Row] = [
+        (0, SpanKind.FORWARD, 0, 30, False, 0),
+        (0, SpanKind.PP_SEND, 30, 34, True, 0),
+        (1, SpanKind.PP_RECV, 5, 33, True, 0),
+        (1, SpanKind.FORWARD, 33, 50, False, 0),
+    ]
+    reading = read_traced(
+        TWO_STAGES, spans_of(rows), steps_of((0, 0, 0, 0, 34), (0, 0, 1, 0, 50)), clock_error_ns=0
+    )
+
+    waits = reading.waits
+    assert (waits.rank.tolist(), waits.start_ns.tolist(), waits.end_ns.tolist()) == ([1], [5], [30])
+    assert Replayer(reading.model).full_recorded().tolist() == [50]
+
+
+def test_a_rank_that_left_before_the_other_entered_leaves_its_step_out() -> None:
+    rows: list[Row] = [
+        (0, SpanKind.PP_SEND, 30, 34, True, 0),
+        (1, SpanKind.PP_RECV, 5, 20, True, 0),
+    ]
+    steps = steps_of((0, 0, 0, 0, 34), (0, 0, 1, 0, 50))
+
+    reading = read_traced(TWO_STAGES, spans_of(rows), steps, clock_error_ns=9)
+    trusted = read_traced(TWO_STAGES, spans_of(rows), steps, clock_error_ns=10)
+
+    assert reading.left_out == {0: "a rank left a communication before the last one entered it"}
+    assert trusted.left_out == {}
+
+
+def test_a_rank_of_which_no_description_came_leaves_its_steps_out() -> None:
+    rows: list[Row] = [
+        (0, SpanKind.FORWARD, 0, 30, False, 0),
+        (1, SpanKind.FORWARD, 0, 22, False, 0),
+    ]
+    steps = steps_of((0, 0, 0, 0, 30), (0, 0, 1, 0, 22))
+    (epoch,) = TWO_STAGES.epochs
+    one = replace(TWO_STAGES, epochs=(replace(epoch, ranks=epoch.ranks[:1]),))
+    none = replace(TWO_STAGES, epochs=(replace(epoch, ranks=()),))
+
+    reading = read_traced(one, spans_of(rows), steps, clock_error_ns=0)
+    neither = read_traced(none, spans_of(rows), steps, clock_error_ns=0)
+
+    assert reading.left_out == {0: "nobody described rank 1"}
+    assert neither.left_out == {0: "nobody described ranks 0 and 1"}
+
+
+@pytest.mark.parametrize("kind", [SpanKind.GC, SpanKind.DATA, SpanKind.CHECKPOINT])
+def test_time_that_the_host_took_inside_forward_is_not_the_ranks_compute(kind: SpanKind) -> None:
+    rows: list[Row] = [
+        (0, SpanKind.FORWARD, 0, 30, False, 0),
+        (0, kind, 10, 18, False, 0),
+        (1, SpanKind.FORWARD, 0, 22, False, 0),
+    ]
+    reading = read_traced(
+        TWO_STAGES, spans_of(rows), steps_of((0, 0, 0, 0, 30), (0, 0, 1, 0, 22)), clock_error_ns=0
+    )
+
+    assert reading.items.self_ns.tolist() == [22, 22]
+
+
+def test_a_step_that_ends_before_it_begins_holds_nothing_and_is_left_out() -> None:
+    # On the device step 1 came first, and step 0, of which no wait was recorded, after it.
+    device = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+    early, late = ((100 * k, 100 * k + 90) for k in (0, 10))
+    first, second = (
+        spans_of([(rank, SpanKind.FORWARD, *at, False, device) for rank in (0, 1)], step=step)
+        for step, at in ((0, late), (1, early))
+    )
+    columns = set(first.__dataclass_fields__) - {"names", "tracks"}
+    spans = SpanTable(
+        **{name: np.concatenate((getattr(first, name), getattr(second, name))) for name in columns},
+        names=first.names,
+        tracks=first.tracks,
+    )
+    steps = steps_of((0, 0, 0, 0, 50), (0, 0, 1, 0, 50), (0, 1, 0, 50, 99), (0, 1, 1, 50, 99))
+    left_out = np.array([1 << KIND_CODES[SpanKind.WAIT], 0, 0, 0], np.uint32)
+
+    report = analyze_run(Source(TWO_STAGES, spans, replace(steps, left_out=left_out)), "two")
+
+    (finding,) = report.findings
+    assert finding.cause == "insufficient-evidence"
+    assert "its spans lie in other steps" in finding.evidence
+
+
+def test_a_step_of_which_one_rank_left_out_what_the_replay_needs_is_unknown_not_empty() -> None:
+    rows: list[Row] = [
+        (0, SpanKind.FORWARD, 0, 30, False, 0),
+        (1, SpanKind.FORWARD, 0, 30, False, 0),
+    ]
+    backward, host, other = (
+        np.uint32(1 << KIND_CODES[kind])
+        for kind in (SpanKind.BACKWARD, SpanKind.HOST, SpanKind.OTHER)
+    )
+    steps = steps_of((0, 0, 0, 0, 34), (0, 0, 1, 0, 50))
+
+    def left_out(run: RunInfo, *masks: np.uint32) -> dict[int, str]:
+        told = replace(steps, left_out=np.array(masks, np.uint32))
+        return read_traced(run, spans_of(rows), told, clock_error_ns=0).left_out
+
+    alone = replace(TWO_STAGES, epochs=(replace(TWO_STAGES.epochs[0], groups=()),))
+    why = "spans of it were not recorded: "
+    assert left_out(alone, np.uint32(0), backward | host) == {0: f"{why}backward"}
+    assert left_out(alone, host, host | other) == {}
+    # With a group of kind "other", collectives are missing where that kind is.
+    assert left_out(TWO_STAGES, np.uint32(0), other) == {0: f"{why}other"}
+
+
+def test_a_step_that_ran_again_after_a_restart_counts_once_the_last_time() -> None:
+    first = spans_of([(r, SpanKind.FORWARD, 0, 10, False, 0) for r in range(2)])
+    again = spans_of([(r, SpanKind.FORWARD, 100, 130, False, 0) for r in range(2)], epoch=1)
+    columns = set(first.__dataclass_fields__) - {"names", "tracks"}
+    both = SpanTable(
+        **{name: np.concatenate((getattr(first, name), getattr(again, name))) for name in columns},
+        names=first.names,
+        tracks=first.tracks,
+    )
+    steps = steps_of((0, 0, 0, 0, 10), (0, 0, 1, 0, 10), (1, 0, 0, 100, 130), (1, 0, 1, 100, 130))
+
+    reading = read_traced(TWO_STAGES, both, steps, clock_error_ns=0)
+
+    assert reading.items.self_ns.tolist() == [30, 30]
+    assert reading.warnings == ("1 steps ran again in a later epoch; their last run counts",)
+
+
+def test_a_member_may_leave_a_broadcast_before_another_enters() -> None:
+    # Rank 0, the root, has sent and gone on before rank 1 comes.
+    rows: list[Row] = [
+        (0, SpanKind.DP_COMM, 10, 12, True, 0),
+        (1, SpanKind.DP_COMM, 20, 25, True, 0),
+        (1, SpanKind.FORWARD, 25, 45, False, 0),
+    ]
+    spans = spans_of(rows)
+    broadcast = replace(spans, names=("broadcast",) * len(spans.names))
+    steps = steps_of((0, 0, 0, 0, 30), (0, 0, 1, 0, 45))
+
+    reading = read_traced(TWO_STAGES, broadcast, steps, clock_error_ns=0)
+    all_reduce = read_traced(TWO_STAGES, spans, steps, clock_error_ns=0)
+
+    assert reading.left_out == {}
+    assert Replayer(reading.model).full_recorded().tolist() == [45]
+    assert all_reduce.left_out == {0: "a rank left a communication before the last one entered it"}

@@ -1,0 +1,131 @@
+"""A backward split into the input's gradients and, later, the weights'."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.analyze import read_run
+from rankscope.analysis.breakdown.bubble import schedule_of
+from rankscope.analysis.readers.tracer.split_backward import WHOLE, is_deferred, portions_of
+from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
+from rankscope.tracer.topology import Layout
+from tests.support.analysis.cluster import MS, Action, Begin, Cluster, Compute, End
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankscope.analysis.replay.model import Reading
+
+FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
+
+
+def read(cluster: Cluster) -> Reading:
+    return read_run(cluster.run_info(), cluster.span_table(), cluster.step_table())
+
+
+def spans(kind: SpanKind, microbatch: int, *lengths_ms: int) -> Iterator[Action]:
+    for length in lengths_ms:
+        yield Begin(kind, microbatch)
+        yield Compute(length * MS)
+        yield End()
+
+
+def split(rank: int, _: int) -> Iterator[Action]:
+    """Two micro-batches: input 10 ms (12 on rank 1), weights 4 ms, in zero-bubble order."""
+    inputs = 10 + 2 * rank
+    for microbatch in range(2):
+        yield from spans(SpanKind.FORWARD, microbatch, 6)
+    yield from spans(SpanKind.BACKWARD, 0, inputs)
+    yield from spans(SpanKind.BACKWARD, 1, inputs)
+    yield from spans(SpanKind.BACKWARD, 0, 4)
+    yield from spans(SpanKind.BACKWARD, 1, 4)
+
+
+def test_each_half_of_a_split_backward_has_an_ideal_of_its_own() -> None:
+    cluster = Cluster(Layout(dp=2), {})
+    cluster.run(1, split)
+
+    model = read(cluster).model
+
+    backward = (model.kind == BACKWARD) & (model.rank == 0)
+    assert model.operations.duration_ns[backward].tolist() == [10 * MS, 10 * MS, 4 * MS, 4 * MS]
+    # The mean of 10 and 12 ms, and 4 ms: not one mean of all four.
+    assert model.ideal_ns[backward].tolist() == [11 * MS, 11 * MS, 4 * MS, 4 * MS]
+
+
+def test_the_halves_of_a_micro_batch_are_one_item() -> None:
+    cluster = Cluster(Layout(dp=2), {})
+    cluster.run(1, split)
+
+    items = read(cluster).items
+
+    rows = list(
+        zip(*(column.tolist() for column in (items.rank, items.kind, items.microbatch)),
+            (items.self_ns // MS).tolist(), strict=True)
+    )  # fmt: skip
+    assert rows == [
+        (0, FORWARD, 0, 6), (0, FORWARD, 1, 6), (0, BACKWARD, 0, 14), (0, BACKWARD, 1, 14),
+        (1, FORWARD, 0, 6), (1, FORWARD, 1, 6), (1, BACKWARD, 0, 16), (1, BACKWARD, 1, 16),
+    ]  # fmt: skip
+    assert items.deferred_ratio == 16 / (40 + 44)
+
+
+def test_a_backward_that_stays_whole_is_an_item_beside_split_ones() -> None:
+    def script(_: int, __: int) -> Iterator[Action]:
+        yield from spans(SpanKind.BACKWARD, 0, 10)
+        yield from spans(SpanKind.BACKWARD, 1, 15)
+        yield from spans(SpanKind.BACKWARD, 0, 4)
+
+    cluster = Cluster(Layout(), {})
+    cluster.run(1, script)
+
+    reading = read(cluster)
+
+    assert (reading.items.self_ns // MS).tolist() == [14, 15]
+    assert reading.items.microbatch.tolist() == [0, 1]
+    model = reading.model
+    assert model.ideal_ns[model.kind == BACKWARD].tolist() == [10 * MS, 15 * MS, 4 * MS]
+
+
+def test_what_is_no_pair_of_halves_stays_whole() -> None:
+    def script(_: int, __: int) -> Iterator[Action]:
+        yield from spans(SpanKind.FORWARD, 0, 1)
+        yield from spans(SpanKind.BACKWARD, 0, 1, 1, 1, 1, 1)
+        yield from spans(SpanKind.BACKWARD, NONE, 1, 1)
+
+    cluster = Cluster(Layout(), {})
+    cluster.run(1, script)
+    table = cluster.span_table()
+
+    # Five spans under one number are five micro-batches; two under none are two.
+    assert portions_of(table, np.arange(len(table))).tolist() == [WHOLE] * 8
+    assert is_deferred(np.array([0, 1, 2, 3, 4, 5])).tolist() == [
+        False, False, True, False, True, True,
+    ]  # fmt: skip
+
+
+def test_numbers_that_forwards_share_too_split_nothing() -> None:
+    def script(_: int, __: int) -> Iterator[Action]:
+        for _ in range(2):
+            yield from spans(SpanKind.FORWARD, 0, 5)
+            yield from spans(SpanKind.BACKWARD, 0, 10)
+
+    cluster = Cluster(Layout(), {})
+    cluster.run(1, script)
+
+    assert read(cluster).items.microbatch.tolist() == [0, 1, 0, 1]
+
+
+def test_the_bubble_s_formula_counts_the_weights_gradients_as_filling_it_twice() -> None:
+    cluster = Cluster(Layout(pp=2), {})
+    cluster.run(1, split)
+    reading = read(cluster)
+
+    shape = schedule_of(reading, Layout(pp=2), bubble_ns=0, compute_ns=1)
+
+    # (p - 1) / m = 1/2 of F + B + W; of that F + B - W = (84 - 2 * 16) / 84 remains.
+    assert shape is not None
+    assert shape.formula_ratio == pytest.approx(0.5 * (84 - 32) / 84)

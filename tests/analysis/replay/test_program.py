@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.readers.bytedance.format import CODE
+from rankscope.analysis.readers.bytedance.reader import model_of, read_trace
+from rankscope.analysis.replay.operations import NO_GROUP, latest_by_group, positions_in_runs
+from rankscope.analysis.replay.program import compile_program
+from tests.support.analysis.bytedance_cluster import ByteDanceCluster
+from tests.support.analysis.cluster import MS
+
+if TYPE_CHECKING:
+    from rankscope.analysis.replay.model import ReplayModel
+
+
+def noisy_model(*, dp: int, pp: int, uneven: bool = False) -> ReplayModel:
+    rng = np.random.default_rng(7)
+
+    def compute_ns(dp: int, stage: int, step: int, mb: int, forward: bool) -> float:  # noqa: FBT001
+        return MS * (10 if forward else 20) * float(rng.uniform(0.8, 1.2))
+
+    cluster = ByteDanceCluster(dp, pp, 4, compute_ns).run([3, 5, 6])
+    if uneven:  # one replica of one step lacks an operation, so its structure is its own
+        cluster.rows.remove(next(r for r in cluster.rows if r[:4] == (1, 0, 5, "gc")))
+    source = cluster.source()
+    return model_of(read_trace(source.info, source.span_table))
+
+
+def test_rows_of_each_run_are_numbered_from_zero() -> None:
+    assert positions_in_runs(np.array([4, 4, 7, 7, 7, 4])).tolist() == [0, 1, 0, 1, 2, 0]
+
+
+def test_the_latest_of_a_group_is_told_to_all_its_members() -> None:
+    group = np.array([1, NO_GROUP, 1, 0], dtype=np.int64)
+
+    assert latest_by_group(group, np.array([5, 9, 8, 2])).tolist() == [8, 9, 8, 2]
+
+
+def test_steps_and_replicas_of_equal_structure_share_one_schedule() -> None:
+    model = noisy_model(dp=3, pp=2)
+
+    (found,) = compile_program(model.operations, host_gaps=False).classes
+
+    assert found.operation.shape[1:] == (3, 3)
+
+
+def test_a_step_of_its_own_structure_is_replayed_apart_and_alike() -> None:
+    even, uneven = noisy_model(dp=2, pp=2), noisy_model(dp=2, pp=2, uneven=True)
+
+    program = compile_program(uneven.operations, host_gaps=False)
+    times = program.step_times(uneven.operations.duration_ns)
+
+    assert sorted(len(found.step_index) for found in program.classes) == [1, 2]
+    expected = compile_program(even.operations, host_gaps=False).step_times(
+        even.operations.duration_ns
+    )
+    # The missing gc took 1 us, in a step that may not even wait for it.
+    assert times == pytest.approx(expected, abs=1000)
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_step_without_an_operation_takes_no_time(uneven: bool) -> None:  # noqa: FBT001
+    model = noisy_model(dp=2, pp=2, uneven=uneven)
+    steps = (*model.operations.steps, model.operations.steps[-1] + 1)
+    program = compile_program(replace(model.operations, steps=steps), host_gaps=False)
+    duration_ns = model.operations.duration_ns
+
+    isolated = program.isolated_step_times(duration_ns, model.ideal_ns, model.dp)
+
+    assert isolated.shape == (2, 4)
+    assert isolated[:, -1].tolist() == [0.0, 0.0]
+    assert (isolated[:, :-1] > 0).all()
+    assert program.step_times(duration_ns)[-1] == 0.0
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_an_isolated_replica_costs_two_replays_and_is_exact(uneven: bool) -> None:  # noqa: FBT001
+    model = noisy_model(dp=4, pp=3, uneven=uneven)
+    operations = model.operations
+    program = compile_program(operations, host_gaps=False)
+
+    found = program.isolated_step_times(operations.duration_ns, model.ideal_ns, model.dp)
+
+    for dp in range(4):
+        put_back = np.where(model.dp == dp, operations.duration_ns, model.ideal_ns)
+        assert found[dp] == pytest.approx(program.step_times(put_back), rel=1e-12)
+
+
+def test_of_a_run_without_replicas_the_only_one_is_put_back_whole() -> None:
+    model = noisy_model(dp=1, pp=2)
+    operations = model.operations
+    program = compile_program(operations, host_gaps=False)
+
+    found = program.isolated_step_times(operations.duration_ns, model.ideal_ns, model.dp)
+
+    # One of the three steps is faster than ideal, which an ideal replica beside it would hide.
+    assert (found[0] < program.step_times(model.ideal_ns)).any()
+    assert found[0].tolist() == program.step_times(operations.duration_ns).tolist()
+
+
+def test_a_member_that_waits_for_nothing_is_there_when_the_step_begins() -> None:
+    # The first receive of stage 1 meets a send whose sender's clock is half a minute behind.
+    model = noisy_model(dp=1, pp=2)
+    operations = model.operations
+    forward = (operations.label // 2 == CODE["forward-compute"]) & (model.stage == 0)
+    first = np.flatnonzero(forward)[::4]
+    durations = operations.duration_ns.copy()
+    durations[first] -= 30_000 * MS
+
+    times = compile_program(operations, host_gaps=False).step_times(durations)
+
+    usual = compile_program(operations, host_gaps=False).step_times(operations.duration_ns)
+    assert (times > 0).all()
+    assert (usual - times < 40 * MS).all()

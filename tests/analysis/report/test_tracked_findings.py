@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.report.report import Finding
+from rankscope.analysis.report.tracked_findings import Change, FindingTracker
+from rankscope.analysis.window import RunWindow
+from rankscope.tracer.topology import Layout
+from tests.analysis.test_analyze import jitter
+from tests.support.analysis.cluster import MS, Source, gpt_cluster
+from tests.support.analysis.training import Training
+from tests.support.dashboard.builders import report as built_report
+
+if TYPE_CHECKING:
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.report.tracked_findings import TrackedFinding
+
+ONSET, RECOVERY, NUM_STEPS = 8, 14, 20
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the tracker told after a step."""
+
+    step: int
+    changes: tuple[tuple[Change, TrackedFinding], ...]
+
+
+def train(slow_factor: float, *, window_steps: int = 256) -> tuple[list[Seen], FindingTracker]:
+    """Analyse a job online, step by step; rank 5 is slow from `ONSET` to before `RECOVERY`."""
+    noise = jitter()
+
+    def forward_ns(rank: int, step: int, microbatch: int) -> int:
+        factor = slow_factor if rank == 5 and ONSET <= step < RECOVERY else 1.0
+        return int(10 * MS * factor * noise(rank, step, microbatch))
+
+    cluster = gpt_cluster(Layout(pp=2, dp=2, tp=2), num_steps=NUM_STEPS, forward_ns=forward_ns)
+    whole = Source(cluster.run_info(), cluster.span_table(), cluster.step_table())
+    source = Training(whole)
+    window = RunWindow(source, "tiny", max_spans=4_000_000, max_steps=window_steps)
+    tracker = FindingTracker("tiny")
+    seen = []
+    for step in range(NUM_STEPS):
+        source.newest = step
+        assert window.advance() == 1
+        report = analyze_run(window, "tiny")
+        seen.append(Seen(step, tracker.update(report, at_ns=1_000 + step)))
+    return seen, tracker
+
+
+def slow_rank_5(seen: list[Seen], change: Change) -> list[int]:
+    """Steps at which this was told of slow-compute on rank 5."""
+    return [
+        one.step
+        for one in seen
+        for found, tracked in one.changes
+        if found is change and is_rank_5(tracked)
+    ]
+
+
+def is_rank_5(tracked: TrackedFinding) -> bool:
+    return (tracked.finding.cause, tracked.finding.ranks) == ("slow-compute", (5,))
+
+
+@pytest.mark.parametrize("slow_factor", [1.2, 1.8, 3.0])
+def test_a_verdict_stands_within_three_steps_of_the_onset_and_is_told_once(
+    slow_factor: float,
+) -> None:
+    seen, tracker = train(slow_factor)
+
+    (opened,) = slow_rank_5(seen, Change.OPENED)
+    assert ONSET <= opened <= ONSET + 3
+    (finding,) = filter(is_rank_5, tracker.findings)
+    assert finding.onset_step == ONSET
+    assert finding.last_step == RECOVERY - 1
+    assert finding.opened_ns == 1_000 + opened
+
+
+def test_it_closes_once_the_last_steps_no_longer_show_it() -> None:
+    seen, tracker = train(1.8)
+
+    assert slow_rank_5(seen, Change.CLOSED) == [RECOVERY + 2]
+    assert not any(map(is_rank_5, tracker.standing))
+
+
+def test_a_window_shorter_than_the_run_keeps_the_onset() -> None:
+    _, tracker = train(1.8, window_steps=8)
+
+    assert next(filter(is_rank_5, tracker.findings)).onset_step == ONSET
+
+
+def with_findings(*findings: Finding, num_steps: int) -> RunReport:
+    made = built_report(num_steps=num_steps)
+    object.__setattr__(made, "findings", findings)  # the builder's own are not what this tests
+    return made
+
+
+def slow(first: int, last: int, *, rank: int = 5) -> Finding:
+    return Finding(
+        cause="slow-compute",
+        ranks=(rank,),
+        steps=(first, last),
+        slowdown=1.5,
+        recoverable_ratio=0.9,
+        confidence=0.9,
+        evidence="",
+    )
+
+
+def changes_of(tracker: FindingTracker, report: RunReport, at_ns: int) -> list[tuple[str, int]]:
+    return [(change.value, one.number) for change, one in tracker.update(report, at_ns=at_ns)]
+
+
+def test_a_finding_that_flickers_is_one_finding() -> None:
+    tracker = FindingTracker("r")
+
+    assert changes_of(tracker, with_findings(slow(3, 9), num_steps=10), 1) == [("opened", 0)]
+    assert changes_of(tracker, with_findings(num_steps=12), 2) == []
+    assert changes_of(tracker, with_findings(slow(3, 12), num_steps=13), 3) == [("updated", 0)]
+    assert changes_of(tracker, with_findings(num_steps=17), 4) == [("closed", 0)]
+    assert changes_of(tracker, with_findings(slow(4, 17), num_steps=18), 5) == [("opened", 0)]
+    assert tracker.findings[0].onset_step == 3
+
+
+def test_an_unchanged_analysis_changes_nothing() -> None:
+    tracker = FindingTracker("r")
+    made = with_findings(slow(3, 9), num_steps=10)
+
+    tracker.update(made, at_ns=1)
+
+    assert tracker.update(made, at_ns=2) == ()
+
+
+def test_what_had_ended_before_anybody_looked_is_told_once_as_closed() -> None:
+    tracker = FindingTracker("r")
+    made = with_findings(slow(3, 9), slow(15, 19), num_steps=20)
+
+    assert changes_of(tracker, made, 1) == [("opened", 0), ("opened", 1)]
+    assert [one.closed_ns for one in tracker.findings] == [1, None]
+    assert changes_of(tracker, with_findings(slow(3, 9), slow(15, 20), num_steps=21), 2) == [
+        ("updated", 1)
+    ]
+
+
+def test_of_a_run_that_ended_what_stood_stays_open() -> None:
+    tracker = FindingTracker("r")
+    tracker.update(with_findings(slow(3, 9), slow(4, 9, rank=2), num_steps=10), at_ns=1)
+
+    tracker.update(with_findings(slow(3, 10), num_steps=11), at_ns=2, is_over=True)
+
+    assert [(one.finding.ranks, one.closed_ns) for one in tracker.findings] == [
+        ((5,), None),
+        ((2,), 2),
+    ]
+
+
+def test_a_tracker_goes_on_where_another_one_stopped() -> None:
+    before = FindingTracker("r")
+    before.update(with_findings(slow(3, 9), num_steps=10), at_ns=1)
+    after = FindingTracker("r", before.findings)
+
+    assert changes_of(after, with_findings(slow(5, 12), num_steps=13), 2) == [("updated", 0)]
+    assert after.findings[0].onset_step == 3

@@ -1,0 +1,141 @@
+"""A run that is put into a store through the server that holds it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankscope.collector.client import served_writer
+from rankscope.collector.client.served_store import open_for_reading
+from rankscope.collector.client.served_writer import ServedWriter
+from rankscope.collector.errors import RunBegunError, RunExistsError, StoreError
+from rankscope.collector.store.location import ServerFile
+from rankscope.commands.analyze import analyze_stored
+from rankscope.commands.import_trace import import_files
+from rankscope.simulation.run import SimulateOptions, simulate_run
+from tests.integration.programs import serving
+from tests.support.traces import TRACES, needs_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.multiproc
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of an empty store that a server holds."""
+    path = tmp_path_factory.mktemp("served") / "store"
+    with serving(store=path):
+        yield f"chdb://{path}"
+
+
+def simulate(url: str, *, run_id: str, seed: int = 1) -> str:
+    options = SimulateOptions(
+        scenario="slow-compute",
+        run_id=run_id,
+        num_ranks=8,
+        num_steps=8,
+        seed=seed,
+        store_url=url,
+    )
+    return simulate_run(options)
+
+
+def analysis(url: str, run_id: str) -> dict[str, Any]:
+    told = analyze_stored(run_id, first=None, last=None, as_json=True, store_url=url)
+    document: dict[str, Any] = json.loads(told)
+    for finding in document["findings"]:
+        del finding["follows"]  # says what a server noted of the run, if one did
+    return document
+
+
+def num_rows(url: str, run_id: str) -> dict[str, int]:
+    with open_for_reading(url) as store:
+        (found,) = store.rows(
+            "SELECT (SELECT count() FROM spans WHERE run_id = {run:String}) AS spans,"
+            " (SELECT count() FROM steps WHERE run_id = {run:String}) AS steps,"
+            " (SELECT count() FROM bad_rows WHERE run_id = {run:String}) AS bad_rows",
+            {"run": run_id},
+        )
+    return found
+
+
+def test_a_simulation_is_the_same_as_in_a_store_of_ones_own(
+    served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_writer, "SHIPPED_CUT_ROWS", 300)  # a step has 640 spans
+    own = f"chdb://{tmp_path / 'own'}"
+
+    assert simulate(served, run_id="sim") == simulate(own, run_id="sim")
+
+    assert analysis(served, "sim") == analysis(own, "sim")
+    assert analysis(served, "sim")["findings"][0]["cause"] == "slow-compute"
+    assert num_rows(served, "sim") == num_rows(own, "sim")
+    with pytest.raises(RunExistsError):
+        simulate(served, run_id="sim")
+
+
+def test_a_simulation_that_was_cut_short_is_sent_again_and_shows_once(
+    served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ship = ServedWriter._ship
+    num_sent = 0
+
+    def ship_five(self: ServedWriter, path: str, body: bytes, content_type: str) -> object:
+        nonlocal num_sent
+        num_sent += 1
+        if num_sent > 5:
+            raise KeyboardInterrupt
+        return ship(self, path, body, content_type)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ServedWriter, "_ship", ship_five)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(served, run_id="again")
+
+    with pytest.raises(RunBegunError, match="choose another --run name"):
+        simulate(served, run_id="again", seed=2)
+    simulate(served, run_id="again")
+
+    own = f"chdb://{tmp_path / 'own'}"
+    simulate(own, run_id="again")
+    assert num_rows(served, "again") == num_rows(own, "again")
+    assert analysis(served, "again") == analysis(own, "again")
+
+
+@needs_traces
+def test_an_import_is_the_same_as_in_a_store_of_ones_own(served: str, tmp_path: Path) -> None:
+    own = f"chdb://{tmp_path / 'own'}"
+
+    def bring(url: str, *, run_id: str = "AR", name: str = "AR") -> str:
+        return import_files(
+            [TRACES / f"trace-{name}.parquet"],
+            file_format="bytedance",
+            run_id=run_id,
+            meta=TRACES / f"meta-{name}.yaml",
+            store_url=url,
+        )
+
+    assert bring(served) == bring(own)
+    assert analysis(served, "AR") == analysis(own, "AR")
+    assert num_rows(served, "AR") == num_rows(own, "AR")
+    assert bring(served).endswith("nothing was written")
+    with pytest.raises(RunExistsError):
+        bring(served, name="ST")
+
+
+def test_a_server_that_is_gone_is_named_in_one_line() -> None:
+    now_s = [0.0]
+    nobody = ServerFile(pid=1, url="http://127.0.0.1:9", token="t")
+    writer = ServedWriter(
+        nobody, pause=lambda s: now_s.__setitem__(0, now_s[0] + s), monotonic_s=lambda: now_s[0]
+    )
+
+    with pytest.raises(StoreError, match=r"http://127\.0\.0\.1:9 .* not taken within 120 s"):
+        writer.upsert("runs", [{"run_id": "x", "epoch": 0, "revision": 1}])
+    assert now_s[0] > 120
+    writer.close()

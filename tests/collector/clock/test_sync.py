@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from rankscope.collector.clock.probe import ProbeReply
+from rankscope.collector.clock.sync import MAX_ASKED_NS, HostClock, ProbeConfig, newest_agreeing
+from rankscope.collector.clock.watch import ClockEventKind
+from rankscope.collector.errors import ClockReplyError
+from rankscope.tracer.span import MonotonicNs, UnixNs
+from tests.support.collector.clock_network import (
+    MS,
+    START_NS,
+    UNIX_NS,
+    US,
+    FakeNetwork,
+    S,
+    host_clock,
+    probe_at,
+    steady,
+)
+
+
+def test_a_constant_difference_between_both_ways_is_not_seen_but_covered() -> None:
+    # GIVEN 2 ms there and 100 us back, always: no exchange of messages can tell
+    network = FakeNetwork(delays=lambda: (2 * MS, 100 * US))
+    clock = host_clock(network)
+    network.run(clock, for_ns=60 * S)
+
+    found = clock.estimate()
+
+    # THEN the offset is off by half the difference, 950 us, and the bound says at least that
+    assert found is not None
+    now_ns = MonotonicNs(network.now_ns)
+    error_ns = abs(found.unix_ns(now_ns) - now_ns - UNIX_NS)
+    assert 900 * US <= error_ns <= 1_000 * US
+    assert error_ns <= found.error_ns(now_ns)
+
+
+def test_the_bound_grows_with_age() -> None:
+    network = FakeNetwork(delays=steady)
+    clock = host_clock(network)
+    network.run(clock, for_ns=600 * S)
+    found = clock.estimate()
+    assert found is not None
+
+    fresh_ns = found.error_ns(found.fit.at_ns)
+    old_ns = found.error_ns(MonotonicNs(found.fit.at_ns + 3_600 * S))
+
+    assert fresh_ns < 200 * US
+    # At least what 1 ppm of wander adds in an hour.
+    assert old_ns - fresh_ns >= 3_600 * US
+
+
+def test_two_moments_lie_as_far_apart_in_unix_time_as_the_reference_counts() -> None:
+    # GIVEN clocks 50 ppm apart
+    network = FakeNetwork(delays=steady, drift_ppb=50_000)
+    clock = host_clock(network)
+    network.run(clock, for_ns=60 * S)
+    found = clock.estimate()
+    assert found is not None
+    start_ns, end_ns = network.now_ns, network.now_ns + 10 * S
+
+    between_ns = found.unix_ns(MonotonicNs(end_ns)) - found.unix_ns(MonotonicNs(start_ns))
+
+    # THEN they lie apart as the reference counts: 10 s and 500 us, to 1 ppm
+    assert abs(between_ns - (10 * S + 500 * US)) <= 10 * US
+
+
+def test_the_row_of_a_batch_holds_offset_drift_and_aged_error() -> None:
+    network = FakeNetwork(delays=steady)
+    clock = host_clock(network)
+    clock.probe()
+    found = clock.estimate()
+    assert found is not None
+    at_ns = MonotonicNs(found.fit.at_ns + 10 * S)
+
+    row = found.row("node-3", "ab" * 16, at_ns=at_ns)
+
+    assert row == {
+        "host": "node-3",
+        "boot_id": "ab" * 16,
+        "at_ns": at_ns + UNIX_NS,
+        "offset_ns": UNIX_NS,
+        "drift_ppb": 0,
+        "clock_error_ns": found.error_ns(at_ns),
+    }
+
+
+def test_a_step_of_the_reference_is_told_and_older_probes_are_left_out() -> None:
+    # GIVEN a minute of probes
+    network = FakeNetwork(delays=steady)
+    clock = host_clock(network)
+    network.run(clock, for_ns=60 * S)
+    assert clock.estimate() is not None
+    # WHEN the reference jumps by 3 s (its host slept) and one probe follows
+    network.offset_ns += 3 * S
+    assert clock.probe()
+
+    # THEN the estimate is the new offset at once, and an event names the step
+    found = clock.estimate()
+    assert found is not None
+    assert (found.num_probes, found.fit.offset_ns) == (1, UNIX_NS + 3 * S)
+    (event,) = clock.take_events()
+    assert event.kind is ClockEventKind.OFFSET_STEP
+    assert event.shift_ns == 3 * S
+    assert clock.take_events() == ()
+
+
+def test_another_collectors_clock_begins_a_new_window() -> None:
+    network = FakeNetwork(delays=steady)
+    clock = host_clock(network)
+    network.run(clock, for_ns=10 * S)
+    network.reference_id = "second"
+    network.offset_ns += 40 * US
+    assert clock.probe()
+
+    found = clock.estimate()
+
+    assert found is not None
+    assert (found.reference_id, found.num_probes) == ("second", 1)
+    assert [event.kind for event in clock.take_events()] == [ClockEventKind.REFERENCE_CHANGE]
+
+
+def test_probes_that_fail_are_counted_and_change_nothing() -> None:
+    network = FakeNetwork(delays=steady)
+    clock = host_clock(network)
+    assert clock.estimate() is None
+    clock.probe()
+    before = clock.estimate()
+
+    network.broken = True
+    assert not clock.probe()
+
+    assert clock.num_failed == 1
+    assert clock.estimate() == before
+
+
+def test_a_reply_that_took_longer_to_make_than_to_get_is_refused() -> None:
+    def exchange() -> ProbeReply:
+        network.now_ns += MS
+        return ProbeReply(
+            reference_id="r", received_ns=UnixNs(UNIX_NS), replied_ns=UnixNs(UNIX_NS + S)
+        )
+
+    network = FakeNetwork(delays=steady)
+    clock = HostClock(exchange, monotonic_ns=network.clock)
+
+    assert not clock.probe()
+    assert (clock.num_failed, clock.estimate()) == (1, None)
+
+
+def test_an_answer_that_is_no_reply_is_counted() -> None:
+    def exchange() -> ProbeReply:
+        raise ClockReplyError("it is no object")
+
+    clock = HostClock(exchange, monotonic_ns=lambda: START_NS)
+
+    assert not clock.probe()
+    assert clock.num_failed == 1
+
+
+def test_after_a_suspend_nothing_is_known_until_the_next_probe() -> None:
+    network = FakeNetwork(delays=steady)
+    clock = host_clock(network)
+    network.run(clock, for_ns=10 * S)
+    # The host slept for 90 s: its monotonic clock stood still.
+    network.offset_ns += 90 * S
+    clock.forget()
+
+    assert clock.estimate() is None
+    assert clock.poll()
+    found = clock.estimate()
+    assert found is not None
+    assert found.fit.offset_ns == UNIX_NS + 90 * S
+    assert clock.take_events() == ()
+
+
+def test_probes_come_often_at_first_and_once_a_second_later() -> None:
+    network = FakeNetwork(delays=lambda: (0, 0), turn_ns=0)
+    clock = host_clock(network)
+    sent: list[int] = []
+    while network.now_ns < START_NS + 600 * S:
+        if clock.poll():
+            sent.append(network.now_ns)
+        network.now_ns += 10 * MS
+
+    pauses = [after - before for before, after in pairwise(sent)]
+    assert pauses[0] == 50 * MS
+    assert pauses[-1] == S
+    # 256 at 20 a second, 256 ln(256 / 12.8) on the way to one a second, then 344.
+    assert 1_300 <= len(sent) <= 1_400
+
+
+def test_a_collector_that_asks_for_a_pause_is_left_alone_for_so_long() -> None:
+    # GIVEN a collector that asks for 300 ms
+    network = FakeNetwork(delays=lambda: (0, 0), turn_ns=0, pause_ns=300 * MS)
+    clock = host_clock(network)
+    sent: list[int] = []
+    while network.now_ns < START_NS + 30 * S:
+        if clock.poll():
+            sent.append(network.now_ns)
+        network.now_ns += 10 * MS
+
+    # THEN no probe comes earlier, also where the host was suspended
+    assert {after - before for before, after in pairwise(sent)} == {300 * MS}
+    assert clock.probe()
+    clock.forget()
+    assert not clock.poll()
+    network.now_ns += 300 * MS
+    assert clock.poll()
+
+
+def test_no_collector_is_left_alone_for_longer_than_a_minute() -> None:
+    network = FakeNetwork(delays=steady, pause_ns=10**17)
+    clock = host_clock(network)
+    assert clock.poll()
+
+    network.now_ns += MAX_ASKED_NS - MS
+    assert not clock.poll()
+    network.now_ns += MS
+    assert clock.poll()
+
+
+def test_a_collector_that_does_not_answer_is_asked_less_and_less_often() -> None:
+    network = FakeNetwork(delays=steady, broken=True)
+    clock = HostClock(network.exchange, monotonic_ns=network.clock, uniform=lambda _, most: most)
+    tried: list[int] = []
+    for _ in range(600):
+        before = clock.num_failed
+        clock.poll()
+        if clock.num_failed > before:
+            tried.append(network.now_ns - START_NS)
+        network.now_ns += 10 * MS
+
+    # THEN each pause is twice the last, up to a second
+    assert tried == [
+        0,
+        100 * MS,
+        300 * MS,
+        700 * MS,
+        1_500 * MS,
+        2_500 * MS,
+        3_500 * MS,
+        4_500 * MS,
+        5_500 * MS,
+    ]
+
+    # AND an answer ends it
+    network.broken = False
+    network.now_ns += S
+    assert clock.poll()
+    network.now_ns += 50 * MS
+    assert clock.poll()
+
+
+def test_the_window_keeps_no_more_and_no_older_than_it_says() -> None:
+    network = FakeNetwork(delays=steady)
+    clock = host_clock(network, ProbeConfig(max_probes=8, window_ns=5 * S, first_pause_ns=S))
+    network.run(clock, for_ns=60 * S)
+
+    found = clock.estimate()
+
+    assert found is not None
+    assert found.num_probes in {5, 6}
+
+
+def test_the_newest_probes_that_agree_are_found() -> None:
+    old = [probe_at(START_NS + i * S, offset_ns=0, there_ns=US, back_ns=US) for i in range(7)]
+    new = [probe_at(START_NS + i * S, offset_ns=9 * S, there_ns=US, back_ns=US) for i in (7, 8, 9)]
+
+    kept, fit = newest_agreeing([*old, *new])
+
+    assert kept == new
+    assert fit.offset_ns == 9 * S
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["first_probes", "first_pause_ns", "change_pause_ns", "pause_ns", "window_ns", "max_probes"],
+)
+def test_a_config_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        ProbeConfig(**{name: 0})

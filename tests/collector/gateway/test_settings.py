@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.collector.gateway.engine import QueryEngine, QueryRequest
+from rankscope.collector.gateway.errors import QueryError
+from rankscope.collector.gateway.settings import QueryLimits, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankscope.collector.store.store import Store
+    from tests.collector.gateway.conftest import Ask
+
+LIMITS = QueryLimits(
+    max_seconds=60,
+    max_rows=1_000,
+    max_result_bytes=100_000,
+    max_memory_bytes=200_000_000,
+    max_running=1,
+    max_waiting=1,
+    max_held_bytes=1_000,
+)
+SLOW = "SELECT max(sipHash64(number)) FROM numbers(1000000000000)"
+
+
+@pytest.fixture(scope="module")
+def small(store: Store) -> Iterator[QueryEngine]:
+    assert store.path is not None
+    opened = QueryEngine(store.path, LIMITS)
+    yield opened
+    opened.close()
+
+
+def ask(engine: QueryEngine, text: str, **settings: str) -> bytes:
+    request = QueryRequest(text=text, settings=settings)
+    return bytes(asyncio.run(engine.answer(request)).answer.view)
+
+
+def once_let_go(engine: QueryEngine, text: str) -> bytes:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return ask(engine, text)
+        except QueryError:
+            if time.monotonic() > deadline:
+                raise
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("SELECT number FROM numbers(1001)", 396),
+        ("SELECT toString(number), repeat(toString(number), 100) FROM numbers(1000)", 396),
+        ("SELECT repeat('x', 1000000) FROM numbers(1000)", 396),
+        ("SELECT length(groupArray(number)) FROM numbers(100000000)", 241),
+        ("SELECT range(number * 100000) FROM numbers(90)", 241),
+        ("SELECT " + "(" * 1_100 + "1" + ")" * 1_100, 306),
+        ("SELECT " + "1+" * 9_000 + "1", 168),
+    ],
+)
+def test_a_statement_that_costs_too_much_is_ended(small: QueryEngine, text: str, code: int) -> None:
+    with pytest.raises(QueryError) as caught:
+        ask(small, text)
+
+    assert caught.value.code in {code, 167}
+    assert ask(small, "SELECT 1") == b"1\n"
+
+
+def test_a_statement_that_takes_too_long_is_ended(store: Store) -> None:
+    assert store.path is not None
+    hasty = QueryEngine(store.path, replace(LIMITS, max_seconds=2))
+
+    with pytest.raises(QueryError) as caught:
+        ask(hasty, SLOW)
+    hasty.close()
+    assert caught.value.code == 159
+
+
+def test_a_request_may_lower_a_limit_and_not_raise_it(small: QueryEngine) -> None:
+    found = settings_of({"max_result_rows": "10", "max_execution_time": "600"}, LIMITS)
+    assert (found["max_result_rows"], found["max_execution_time"]) == (10, 60)
+    assert settings_of({"max_memory_usage": "0"}, LIMITS)["max_memory_usage"] == 200_000_000
+
+    with pytest.raises(QueryError) as caught:
+        ask(small, "SELECT number FROM numbers(20)", max_result_rows="10")
+    assert caught.value.code == 396
+    assert ask(small, "SELECT number FROM numbers(20)", limit="2") == b"0\n1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_threads", "64"),
+        ("max_threads", "0"),
+        ("max_execution_time", "-1"),
+        ("max_result_rows", "1 OR 1"),
+        ("max_result_rows", "9" * 30),
+        ("date_time_input_format", "x', readonly = '0"),
+        ("allow_introspection_functions", "1"),
+        ("format_schema", "/etc/passwd"),
+        ("format_template_row", "/etc/passwd"),
+        ("custom; DROP", "1"),
+        ("max_bytes_before_external_sort", "1"),
+    ],
+)
+def test_a_setting_that_is_not_offered_is_refused(name: str, value: str) -> None:
+    with pytest.raises(QueryError):
+        settings_of({name: value}, LIMITS)
+
+
+def test_what_belongs_to_the_transport_changes_nothing() -> None:
+    sent = {"session_id": "x", "readonly": "0", "wait_end_of_query": "1", "log_comment": "y"}
+
+    assert settings_of(sent, LIMITS) == LIMITS.settings()
+
+
+def test_too_many_statements_are_sent_away_and_one_whose_asker_left_is_ended(store: Store) -> None:
+    assert store.path is not None
+    patient = QueryEngine(store.path, replace(LIMITS, max_seconds=120))
+
+    async def crowd() -> list[int]:
+        first = asyncio.create_task(patient.answer(QueryRequest(text=SLOW)))
+        second = asyncio.create_task(patient.answer(QueryRequest(text="SELECT 1")))
+        await asyncio.sleep(0)
+        with pytest.raises(QueryError) as caught:
+            await patient.answer(QueryRequest(text="SELECT 1"))
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        found = await second
+        return [caught.value.status, len(found.answer.view)]
+
+    begun = time.monotonic()
+    assert asyncio.run(crowd()) == [503, 2]
+    # Had the first run to its limit, the second would have waited for it.
+    assert time.monotonic() - begun < 120
+    patient.close()
+
+
+def test_a_result_that_nobody_fetches_keeps_others_out_until_it_is_let_go(
+    small: QueryEngine,
+) -> None:
+    text = "SELECT repeat('x', 10) FROM numbers(100)"
+    held = asyncio.run(small.answer(QueryRequest(text=text)))
+
+    with pytest.raises(QueryError, match="waits to be fetched"):
+        ask(small, "SELECT 1")
+    assert len(held.answer.view) == 1_100
+    del held
+    # The thread that answered may still hold the result for a moment.
+    assert once_let_go(small, "SELECT 1") == b"1\n"
+
+
+def test_rows_that_lie_there_twice_are_read_once(store: Store, ask: Ask) -> None:
+    # GIVEN a sample that was shipped twice
+    row = {
+        "run_id": "", "host": "twice", "device": -1, "at_ns": 1, "name": "cpu-busy-ratio",
+        "value": 0.5,
+    }  # fmt: skip
+    for _ in range(2):
+        store.insert_rows("samples", [row])
+
+    # WHEN it is counted from outside
+    counted = ask("SELECT count() FROM samples WHERE host = 'twice'")
+
+    # THEN it is one
+    assert counted.strip() == b"1"

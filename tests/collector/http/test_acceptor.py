@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from rankscope.collector.http.acceptor import Acceptor
+from rankscope.collector.http.limits import EdgeLimits, fit_connections, visitor_of
+from rankscope.collector.http.refusals import Refusal, Refusals
+from tests.support.collector.running_edge import (
+    PATIENCE_S,
+    PATIENT,
+    Visitors,
+    answer_on,
+    read_to_end,
+    running,
+    wait_until,
+)
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+def test_one_address_holds_so_many_connections_and_no_more() -> None:
+    with running(limits=replace(PATIENT, max_connections_per_address=3)) as server:
+        held = [server.connect(source="127.0.0.2") for _ in range(3)]
+        wait_until(lambda: server.server.num_connections == 3)
+
+        # The fourth is closed unheard, another address is answered.
+        with server.connect(source="127.0.0.2") as fourth:
+            assert read_to_end(fourth) == b""
+        assert server.get(source="127.0.0.3").endswith(b"0")
+        assert server.refusals.counts == {Refusal.TOO_MANY_FROM_ADDRESS: 1}
+
+        # AND when one goes its place is free; the others were never harmed.
+        held.pop().close()
+        wait_until(lambda: server.server.num_connections == 2)
+        assert server.get(source="127.0.0.2").endswith(b"0")
+        for visitor in held:
+            visitor.sendall(REQUEST)
+            assert answer_on(visitor) == b"0"
+            visitor.close()
+
+
+def test_all_together_hold_so_many_and_the_oldest_are_kept() -> None:
+    with running(limits=replace(PATIENT, max_connections=4)) as server:
+        held = [server.connect(source=f"127.0.0.{2 + number}") for number in range(4)]
+        wait_until(lambda: server.server.num_connections == 4)
+
+        for number in range(50):
+            with server.connect(source=f"127.0.1.{1 + number}") as late:
+                assert read_to_end(late) == b""
+        assert server.refusals.counts == {Refusal.TOO_MANY_CONNECTIONS: 50}
+        for visitor in held:
+            visitor.sendall(REQUEST)
+            assert answer_on(visitor) == b"0"
+            visitor.close()
+        wait_until(lambda: server.server.num_connections == 0)
+        assert server.get().endswith(b"0")
+
+
+class Accepted(asyncio.Protocol):
+    """A connection that tells how its socket is set."""
+
+    def __init__(self) -> None:
+        self.is_delayed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        option = transport.get_extra_info("socket").getsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY
+        )
+        self.is_delayed.set_result(not option)
+
+
+async def is_answer_delayed() -> bool:
+    """Return whether the second piece of an answer waits until the first one is confirmed."""
+    accepted = Accepted()
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        acceptor = Acceptor(
+            bound,
+            make_protocol=lambda *_: accepted,
+            tls=None,
+            limits=PATIENT,
+            refusals=Refusals(),
+        )
+        accepting = asyncio.get_running_loop().create_task(acceptor.run())
+        _, visitor = await asyncio.open_connection(*bound.getsockname())
+        found = await accepted.is_delayed
+        visitor.close()
+        accepting.cancel()
+    return found
+
+
+def test_no_piece_of_an_answer_waits_for_the_visitor() -> None:
+    assert asyncio.run(is_answer_delayed()) is False
+
+
+FEW_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+from tests.support.collector.running_edge import LARGE, running
+with running(limits=LARGE) as server:
+    print(server.port, flush=True)
+    sys.stdin.readline()
+    print(*server.refusals.counts, flush=True)
+"""
+
+
+@pytest.mark.multiproc
+def test_a_server_without_files_left_goes_on_when_there_are_some() -> None:
+    # GIVEN a process that may open 60 files, and caps that let far more connections in
+    with subprocess.Popen(
+        [sys.executable, "-c", FEW_FILES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        visitor = Visitors(port)
+        # WHEN 200 connect at once
+        held = [visitor.connect() for _ in range(200)]
+        held[0].sendall(REQUEST)
+        assert answer_on(held[0]) == b"0"
+        # THEN once they are gone the next is answered
+        for connection in held:
+            connection.close()
+        assert visitor.get().endswith(b"0")
+        told, err = process.communicate("\n", timeout=PATIENCE_S)
+    assert told.split() == [Refusal.NO_FILES_LEFT]
+    assert process.returncode == 0
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("address", "visitor"),
+    [
+        ("10.0.0.7", "10.0.0.7"),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_a_visitor_is_an_address_or_the_network_that_one_visitor_has(
+    address: str, visitor: str
+) -> None:
+    assert visitor_of(address) == visitor
+
+
+def test_connections_leave_files_to_the_store() -> None:
+    import resource
+
+    wanted = 64
+
+    assert fit_connections(wanted) == 64
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 128
+
+
+@pytest.mark.parametrize("name", ["header_s", "max_connections", "min_body_bytes_per_s"])
+def test_a_limit_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"EdgeLimits.{name} must be above 0"):
+        EdgeLimits(**{name: 0})

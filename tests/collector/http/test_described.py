@@ -1,0 +1,137 @@
+"""The interface as it describes itself, asked by schemathesis with each sort of token."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.core import NotSet
+
+from rankscope.collector.gateway.engine import QueryEngine
+from rankscope.collector.gateway.routes import query_router
+from rankscope.collector.http.deletion_routes import deletion_router
+from rankscope.collector.http.metrics import Metrics
+from rankscope.collector.http.token_file import TokenBook, write_tokens
+from rankscope.collector.http.tokens import Role, make_token
+from rankscope.collector.ingest.router import ARROW_TYPE
+from rankscope.collector.retention.deletion import Deletions
+from tests.support.collector.serving import OWN, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from rankscope.collector.store.store import Store
+
+
+NOW_NS = 10**18
+DAY_NS = 86_400 * 10**9
+
+
+@schemathesis.serializer(ARROW_TYPE)
+def as_it_is(_context: object, value: object) -> bytes:
+    """Let schemathesis make bodies that are no Arrow; the fuzzed ones are the decoder's tests."""
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+@pytest.fixture(scope="module")
+def engine(store: Store) -> Iterator[QueryEngine]:
+    assert store.path is not None
+    opened = QueryEngine(store.path)
+    yield opened
+    opened.close()
+
+
+SORTS = ["own", "admin", "ingest", "read", "expired", "unknown", "none"]
+STRANGERS = {"expired", "unknown", "none"}
+
+
+def tokens(folder: Path) -> tuple[TokenBook, dict[str, str]]:
+    """Return a book, and what each sort of visitor shows; nobody shows the empty one."""
+    roles = {"admin": Role.ADMIN, "ingest": Role.INGEST, "read": Role.READ, "expired": Role.ADMIN}
+    made = {
+        sort: make_token(
+            [],
+            role=role,
+            run_prefix="zz" if sort == "ingest" else "",
+            holder=sort,
+            days=1,
+            now_ns=NOW_NS - (2 * DAY_NS if sort == "expired" else 0),
+        )
+        for sort, role in roles.items()
+    }
+    write_tokens(folder / "tokens.json", [record for _, record in made.values()])
+    shown = {sort: token for sort, (token, _) in made.items()}
+    book = TokenBook(folder / "tokens.json", unix_ns=lambda: NOW_NS)
+    return book, {"own": OWN, "unknown": f"rst_0123456789ab_{'A' * 43}", "none": "", **shown}
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_no_request_of_any_form_is_an_error_of_ours(
+    store: Store, engine: QueryEngine, tmp_path: Path, sort: str
+) -> None:
+    book, made = tokens(tmp_path)
+    headers = {"authorization": f"Bearer {made[sort]}"} if made[sort] else {}
+    more = [deletion_router(store, Deletions.of(store)), query_router(engine)]
+    with serving(store, tokens=book, more=more, metrics=Metrics()) as collector:
+        described = collector.ask(
+            "GET", "/v1/openapi.json", headers={"authorization": f"Bearer {OWN}"}
+        ).json()
+        schema = schemathesis.openapi.from_dict(described)
+        described_ones: Any = schema.get_all_operations()
+        operations = [found.ok() for found in described_ones]
+        paths = {one.path for one in operations}
+        assert {"/v1/spans", "/v1/rows/ranks", "/v1/resume", "/v1/runs", "/metrics"} <= paths
+        for operation in operations:
+            if operation.path.startswith("/log"):
+                continue  # a browser's, in test_login.py
+
+            @settings(
+                max_examples=6 if sort == "own" else 3,  # the others are turned away before
+                deadline=None,
+                phases=[Phase.generate],  # to shrink a failure takes minutes
+                derandomize=True,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(case=operation.as_strategy())
+            def ask(case: Any) -> None:  # noqa: ANN401 -- its types differ by version
+                answer = collector.ask(
+                    case.method,
+                    case.formatted_path,
+                    headers={**sendable(case.headers), **body_type(case), **headers},
+                    params=dict(case.query or {}),
+                    content=body_of(case),
+                )
+                assert answer.status_code < 500 or answer.status_code == 503
+                if sort == "own" and case.path.startswith("/v1/rows/"):
+                    assert answer.status_code == 200, answer.text  # as described is as taken
+                if sort in STRANGERS and case.path not in {"/healthz", "/readyz"}:
+                    assert answer.status_code in {401, 429}
+
+            ask()
+
+
+def body_type(case: Any) -> dict[str, str]:  # noqa: ANN401 -- as above
+    return {} if case.media_type is None else {"content-type": case.media_type}
+
+
+def body_of(case: Any) -> bytes:  # noqa: ANN401 -- as above
+    """Return the body as it goes over the wire; random bytes where it is no JSON."""
+    if isinstance(case.body, NotSet):
+        return b""
+    if case.media_type == "application/json":
+        return json.dumps(case.body).encode()
+    return case.body if isinstance(case.body, bytes) else str(case.body).encode()
+
+
+def sendable(headers: Mapping[str, Any] | None) -> dict[str, bytes]:
+    """Return those headers that HTTP can carry at all."""
+    return {
+        name: str(value).encode()
+        for name, value in (headers or {}).items()
+        if str(value).isascii() and str(value).isprintable()
+    }

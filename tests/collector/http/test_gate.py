@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING
+
+import pytest
+from starlette.responses import PlainTextResponse
+
+from rankscope.collector.http.gate import Access, AccessGate, safe_next
+from tests.support.collector.asgi import BASE, Client, in_a_loop
+
+if TYPE_CHECKING:
+    from httpx import Response
+
+    from rankscope.collector.http.gate import Message, Receive, Scope, Send
+
+TOKEN = "correct-horse"
+BROWSER = {"accept": "text/html,application/xhtml+xml", "sec-fetch-mode": "navigate"}
+
+
+async def everything(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that answers each path it is asked for, so only the gate can refuse."""
+    await PlainTextResponse(f"saw {scope['path']}")(scope, receive, send)
+
+
+@pytest.fixture
+def access() -> Access:
+    return Access(port=8050, token=TOKEN)
+
+
+@pytest.fixture
+def client(access: Access) -> Client:
+    return Client(AccessGate(everything, access))
+
+
+def signed_in(client: Client) -> Client:
+    client.get("/", params={"token": TOKEN})
+    return client
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/runs", "/_dash-layout", "/unknown/deep", "/docs", "/LOGIN"]
+)
+def test_without_proof_a_path_is_refused(client: Client, path: str) -> None:
+    answer = client.get(path)
+
+    assert answer.status_code == 401
+    assert "saw" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/healthz",
+        "/readyz",
+        "/login",
+        "/_favicon.ico",
+        "/assets/app.css",
+        "/_dash-component-suites/dash/deps/react.js",
+    ],
+)
+def test_probes_login_and_static_files_answer_without_proof(client: Client, path: str) -> None:
+    assert client.get(path).text == f"saw {path}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/assets/%2e%2e/_dash-layout",
+        "/assets/..%2f_dash-layout",
+        "/assets//_dash-layout",
+        "/assets/..%5c_dash-layout",
+        "/healthz/",
+        "/healthz/../runs",
+        "/assets",
+    ],
+)
+def test_an_open_path_is_no_way_round_the_gate(client: Client, path: str) -> None:
+    assert client.get(path).status_code == 401
+
+
+def test_static_files_are_read_only(client: Client) -> None:
+    assert client.post("/assets/app.css").status_code == 401
+
+
+def test_a_browser_that_opens_a_page_is_sent_to_the_login_and_back(client: Client) -> None:
+    answer = client.get("/timeline?run=AR&step=3", headers=BROWSER)
+
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/login?next=%2Ftimeline%3Frun%3DAR%26step%3D3"
+
+
+def test_a_bearer_token_is_let_through(client: Client) -> None:
+    assert client.get("/runs", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "value", ["Bearer wrong", "Bearer", "Bearer ", f"Basic {TOKEN}", TOKEN, "Bearer ünïcode", ""]
+)
+def test_a_malformed_or_wrong_bearer_is_refused(client: Client, value: str) -> None:
+    answer = client.get("/runs", headers={"authorization": value.encode("latin-1")})
+
+    assert answer.status_code == 401
+
+
+def basic(password: str, *, user: str = "anyone") -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def test_a_clickhouse_client_shows_the_token_as_its_password(client: Client) -> None:
+    for headers in (
+        {"authorization": basic(TOKEN)},
+        {"authorization": basic(TOKEN, user="")},
+        {"x-clickhouse-user": "default", "x-clickhouse-key": TOKEN},
+    ):
+        assert client.get("/runs", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": basic("wrong")},
+        {"authorization": basic("")},
+        {"authorization": "Basic"},
+        {"authorization": "Basic ////"},
+        {"authorization": "Basic " + base64.b64encode(TOKEN.encode()).decode()},
+        {"authorization": basic("wrong"), "x-clickhouse-key": TOKEN},
+        {"x-clickhouse-key": "wrong"},
+        {"x-clickhouse-user": TOKEN},
+    ],
+)
+def test_a_wrong_password_opens_nothing(client: Client, headers: dict[str, str]) -> None:
+    assert client.get("/runs", headers=headers).status_code == 401
+
+
+def test_a_browser_that_holds_a_password_does_not_post_for_other_sites(client: Client) -> None:
+    headers = {"authorization": basic(TOKEN), "origin": "http://evil.example"}
+
+    assert client.post("/", headers=headers).status_code == 403
+
+
+def test_the_token_in_the_url_becomes_a_session_and_leaves_the_url(client: Client) -> None:
+    answer = client.get("/timeline", params={"run": "AR", "token": TOKEN, "step": "3"})
+
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/timeline?run=AR&step=3"
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith("rankscope_session_8050=")
+    assert cookie.endswith("; Path=/; HttpOnly; SameSite=Strict")
+    assert TOKEN not in cookie
+    assert client.get("/timeline?run=AR&step=3").status_code == 200
+
+
+def test_the_token_in_the_url_never_leads_to_another_host(client: Client) -> None:
+    # Asked for "//evil.example/", a redirect to the same path would leave this server.
+    answer = client.get(f"{BASE}//evil.example/?token={TOKEN}")
+
+    assert answer.headers["location"] == "/evil.example/"
+
+
+def test_a_wrong_token_in_the_url_opens_nothing(client: Client) -> None:
+    answer = client.get("/", params={"token": TOKEN + "x"})
+
+    assert answer.status_code == 401
+    assert "set-cookie" not in answer.headers
+
+
+def test_a_made_up_session_opens_nothing(client: Client) -> None:
+    answer = client.get("/", headers={"cookie": f"rankscope_session_8050={TOKEN}"})
+
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("cookie", ["=", "a b;c", 'rankscope_session_8050="', "\x7f"])
+def test_a_broken_cookie_is_refused_and_not_an_error(client: Client, cookie: str) -> None:
+    assert client.get("/", headers={"cookie": cookie}).status_code == 401
+
+
+def post(client: Client, **headers: str) -> Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return client.post("/_dash-update-component", headers=named)
+
+
+def test_a_post_from_our_own_page_is_let_through(client: Client) -> None:
+    assert post(signed_in(client), origin=BASE).status_code == 200
+    assert post(signed_in(client), sec_fetch_site="same-origin").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": "http://evil.example"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"origin": "null"},
+        {"sec_fetch_site": "cross-site"},
+        {"sec_fetch_site": "same-site"},
+    ],
+)
+def test_a_post_with_the_cookie_but_of_foreign_or_unknown_origin_is_forbidden(
+    client: Client, headers: dict[str, str]
+) -> None:
+    assert post(signed_in(client), **headers).status_code == 403
+
+
+def test_a_post_with_a_bearer_needs_no_origin_but_must_not_have_a_foreign_one(
+    client: Client,
+) -> None:
+    bearer = f"Bearer {TOKEN}"
+
+    assert post(client, authorization=bearer).status_code == 200
+    assert post(client, authorization=bearer, origin="http://evil.example").status_code == 403
+
+
+def test_a_login_sent_by_another_site_is_forbidden(client: Client) -> None:
+    answer = client.post("/login", headers={"origin": "http://evil.example"})
+
+    assert answer.status_code == 403
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example", "evil.example:8050", "10.0.0.7:8050", "", "[::1", "me@127.0.0.1:8050",
+        "127.0.0.1/evil", "127.0.0.1:80x", "127.0.0.1:-1", "localhost.", "127.0.0.1, evil.example",
+    ],
+)  # fmt: skip
+def test_a_rebound_host_name_is_refused_even_with_the_token(client: Client, host: str) -> None:
+    answer = client.get("/", headers={"host": host, "authorization": f"Bearer {TOKEN}"})
+
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("host", ["localhost:8050", "127.0.0.1", "[::1]:8050", "LocalHost:9000"])
+def test_loopback_names_are_let_in_on_any_port(client: Client, host: str) -> None:
+    # An ssh tunnel changes the port.
+    assert client.get("/healthz", headers={"host": host}).status_code == 200
+
+
+def test_web_sockets_are_refused(access: Access) -> None:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def connect() -> None:
+        await AccessGate(everything, access)({"type": "websocket"}, receive, send)
+
+    in_a_loop(connect())
+
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+def test_every_answer_carries_the_security_headers(client: Client) -> None:
+    for path in ("/healthz", "/", "/assets/app.js"):
+        headers = client.get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "same-origin"
+    assert client.get("/").headers["cache-control"] == "no-store"
+
+
+def test_the_login_page_runs_no_script_whatever_the_pages_may(access: Access) -> None:
+    client = Client(AccessGate(everything, access, policy="script-src 'self'"))
+
+    assert client.get("/").headers["content-security-policy"] == "script-src 'self'"
+    assert "script-src" not in client.get("/login").headers["content-security-policy"]
+    assert "form-action 'self'" in client.get("/login").headers["content-security-policy"]
+
+
+def test_tokens_are_made_anew_and_never_shown() -> None:
+    first, second = Access(port=1), Access(port=1)
+    assert first.token != second.token
+    assert len(first.token) >= 43  # 32 random bytes in base64
+    assert TOKEN not in repr(Access(port=1, token=TOKEN))
+
+
+@pytest.mark.parametrize(
+    ("url", "safe"),
+    [
+        ("/timeline?run=AR", "/timeline?run=AR"),
+        ("//evil.example/", "/"),
+        ("/\\evil.example/", "/"),
+        ("https://evil.example/", "/"),
+        ("javascript:alert(1)", "/"),
+        ("/\r\nset-cookie: a=b", "/"),
+        ("", "/"),
+    ],
+)
+def test_the_login_returns_to_paths_of_this_server_only(url: str, safe: str) -> None:
+    assert safe_next(url) == safe

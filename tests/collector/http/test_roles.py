@@ -1,0 +1,158 @@
+"""Who may ask what: every route of the server, by every sort of token."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+from rankscope.collector.gateway.routes import query_router
+from rankscope.collector.http.application import create_app
+from rankscope.collector.http.deletion_routes import deletion_router
+from rankscope.collector.http.gate import OPEN_PATHS, Access, AccessGate
+from rankscope.collector.http.metrics import Metrics, metrics_router
+from rankscope.collector.http.token_file import TokenBook, write_tokens
+from rankscope.collector.http.tokens import Role, make_token
+from rankscope.collector.ingest.router import ingest_router
+from rankscope.collector.ingest.rows import ROW_TABLES
+from tests.support.collector.asgi import Client
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankscope.collector.http.gate import Receive, Scope, Send
+
+OWN = "correct-horse"
+NOW_NS = 1_700_000_000 * 10**9
+DAY_NS = 86_400 * 10**9
+TRUSTED = {"own", "session", "admin"}
+READERS = TRUSTED | {"read"}
+ANY_READER = READERS | {"read for a run", "admin for a run"}
+ANY_AGENT = {"own", "session", "admin", "admin for a run", "ingest", "ingest for a run"}
+
+MAY = {
+    ("GET", "/v1/openapi.json"): ANY_READER,
+    ("POST", "/v1/clock"): ANY_AGENT,
+    ("POST", "/v1/spans"): ANY_AGENT,
+    ("POST", "/v1/rows/{table}"): ANY_AGENT,
+    **{("POST", f"/v1/rows/{table}"): ANY_AGENT for table in ROW_TABLES},
+    ("GET", "/v1/resume"): ANY_AGENT,
+    ("DELETE", "/v1/runs"): TRUSTED | {"admin for a run"},
+    ("POST", "/logout"): ANY_READER,
+    ("GET", "/metrics"): READERS,
+    ("GET", "/ping"): READERS,
+    ("GET", "/"): READERS,
+    ("POST", "/"): READERS,
+    ("POST", "/_dash-update-component"): READERS,
+    ("GET", "/run/{run}"): READERS,
+    ("PATCH", "/v1/never-heard-of"): TRUSTED,
+}
+"""Everybody else with a live token gets 403, and without one 401."""
+
+
+async def anything(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that does whatever it is asked, so only the gate can refuse."""
+    await PlainTextResponse("done")(scope, receive, send)
+
+
+def routes_of_the_server() -> set[tuple[str, str]]:
+    """Return method and path of each route that the server has, behind whatever store."""
+    nothing: Any = None  # the routes are looked at, not asked
+    app = create_app(
+        Access(port=1),
+        pages=nothing,
+        not_ready=lambda: None,
+        routers=[
+            ingest_router(nothing),
+            deletion_router(nothing, nothing),
+            query_router(nothing),
+            metrics_router(Metrics()),
+        ],
+    )
+    routes = [route for route in app.routes if not isinstance(route, Mount)]
+    assert all(isinstance(route, Route) for route in routes)
+    return {
+        (method, route.path)
+        for route in routes
+        if isinstance(route, Route)
+        for method in route.methods or set()
+    }
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> dict[str, str]:
+    """Return a token of each sort; the hashes are in a file beside."""
+    made = {
+        "ingest": make(Role.INGEST),
+        "ingest for a run": make(Role.INGEST, run_prefix="a"),
+        "read": make(Role.READ),
+        "read for a run": make(Role.READ, run_prefix="a"),
+        "admin": make(Role.ADMIN),
+        "admin for a run": make(Role.ADMIN, run_prefix="a"),
+        "expired": make(Role.ADMIN, made_ns=NOW_NS - 8 * DAY_NS),
+    }
+    write_tokens(tmp_path / "tokens.json", [record for _, record in made.values()])
+    return {"own": OWN, **{sort: token for sort, (token, _) in made.items()}}
+
+
+def make(role: Role, *, run_prefix: str = "", made_ns: int = NOW_NS) -> Any:  # noqa: ANN401 -- a pair
+    return make_token([], role=role, run_prefix=run_prefix, holder="a", days=7, now_ns=made_ns)
+
+
+def test_every_route_of_the_server_is_in_the_table() -> None:
+    open_ones = {(method, path) for method in ("GET", "HEAD", "POST") for path in OPEN_PATHS}
+    heads = {(method, path) for method, path in routes_of_the_server() if method == "HEAD"}
+
+    assert routes_of_the_server() - open_ones - heads <= set(MAY)
+    assert all(("GET", path) in MAY for _, path in heads - open_ones)
+
+
+def test_each_sort_of_token_comes_as_far_as_the_table_says(
+    tmp_path: Path, tokens: dict[str, str]
+) -> None:
+    book = TokenBook(tmp_path / "tokens.json", unix_ns=lambda: NOW_NS)
+    access = Access(port=8050, token=OWN, tokens=book)
+    client = Client(AccessGate(anything, access))
+    session = {"cookie": f"{access.cookie_name}={access.sessions.open()}"}
+    ours = {**session, "sec-fetch-site": "same-origin"}
+    shown = {sort: {"authorization": f"Bearer {token}"} for sort, token in tokens.items()}
+
+    for (method, path), may in MAY.items():
+        asked = re.sub(r"\{\w+\}", "ranks", path)
+        for sort, headers in {**shown, "session": ours, "none": {}}.items():
+            status = client.request(method, asked, headers=headers).status_code
+            wanted = 200 if sort in may else 401 if sort in {"none", "expired"} else 403
+            assert status == wanted, f"{method} {path} with {sort}"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_without_a_token_no_route_answers_by_any_method(method: str) -> None:
+    client = Client(AccessGate(anything, Access(port=8050, token=OWN)))
+    paths = {path for _, path in routes_of_the_server()} - OPEN_PATHS
+
+    for path in [*paths, "/v1/", "/v2/x", "/_dash-layout", "/_reload-hash", "/console"]:
+        assert client.request(method, path).status_code == 401, path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/assets/../v1/spans",
+        "/assets/%2e%2e/v1/spans",
+        "/assets/..%2fmetrics",
+        "/assets/%2e%2e%2f%2e%2e%2fetc/passwd",
+        "/healthz/../metrics",
+        "/healthz%00/metrics",
+        "/login/../../metrics",
+        "//metrics",
+        "/assets/..\\metrics",
+        "/_dash-component-suites/..%5c..%5cmetrics",
+    ],
+)
+def test_no_spelling_of_a_path_leads_round_the_gate(path: str) -> None:
+    client = Client(AccessGate(anything, Access(port=8050, token=OWN)))
+
+    assert client.get(f"http://127.0.0.1:8050{path}").status_code == 401

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.collector.spool.process_tail import STALL_NS
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import open_store
+from rankscope.sources.store_source import StoreSource
+from tests.support.collector.spool_builder import OFFSET_NS, SpoolBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
+
+    from rankscope.collector.store.store import Store
+
+GROUP = 0xFEED
+
+
+class Clock:
+    """A monotonic clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+SECOND = 1_000_000_000
+
+
+def settle(tail: SpoolTail, clock: Clock) -> None:
+    """Look as often as it takes for the newest row to be stored, and once more."""
+    for _ in range(3):
+        clock.now_ns += SECOND
+        tail.poll()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(f"chdb://{tmp_path / 'store'}") as opened:
+        yield opened
+
+
+def stalls(store: Store) -> list[tuple[int, int, dict[str, Any]]]:
+    """Return (rank, at_ns, document) of each stall told."""
+    sql = "SELECT rank, at_ns, data FROM events FINAL WHERE kind = 'stalled' ORDER BY at_ns, rank"
+    return [(row["rank"], row["at_ns"], json.loads(row["data"])) for row in store.rows(sql)]
+
+
+def test_a_process_that_stands_still_is_told_once_with_what_it_stands_in(
+    store: Store, tmp_path: Path
+) -> None:
+    spool = SpoolBuilder(tmp_path / "spool", run_id="r", rank=1)
+    spool.span("forward", step=4, start_ns=10, duration_ns=10)
+    spool.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
+    clock = Clock()
+    tail = SpoolTail(tmp_path / "spool", store, grace_ns=0, monotonic_ns=clock)
+    settle(tail, clock)
+    clock.now_ns += STALL_NS - 2 * SECOND
+    tail.poll()
+    assert stalls(store) == []
+
+    for _ in range(3):
+        clock.now_ns += SECOND
+        tail.poll()
+
+    assert stalls(store) == [
+        (
+            1,
+            OFFSET_NS + 25,
+            {
+                "step": 4,
+                "open": [
+                    {
+                        "name": "all_reduce",
+                        "kind": "dp-comm",
+                        "step": 4,
+                        "start_ns": OFFSET_NS + 25,
+                        "group_id": f"{GROUP:016x}",
+                        "seq": 7,
+                    }
+                ],
+            },
+        )
+    ]
+
+
+def test_one_that_goes_on_is_given_the_whole_time_again(store: Store, tmp_path: Path) -> None:
+    spool = SpoolBuilder(tmp_path / "spool", run_id="r", rank=1)
+    spool.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
+    clock = Clock()
+    tail = SpoolTail(tmp_path / "spool", store, grace_ns=0, monotonic_ns=clock)
+    settle(tail, clock)
+    clock.now_ns += STALL_NS - 10 * SECOND
+    spool.span("forward", step=4, start_ns=30)
+    settle(tail, clock)
+    clock.now_ns += STALL_NS - 3 * SECOND
+    tail.poll()
+    assert stalls(store) == []
+
+    settle(tail, clock)
+    assert len(stalls(store)) == 1
+
+
+def test_one_that_is_idle_or_has_ended_does_not_stall(store: Store, tmp_path: Path) -> None:
+    SpoolBuilder(tmp_path / "spool", run_id="r", rank=0)
+    ended = SpoolBuilder(tmp_path / "spool", run_id="r", rank=1)
+    ended.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
+    ended.end()
+    clock = Clock()
+    tail = SpoolTail(tmp_path / "spool", store, grace_ns=0, monotonic_ns=clock)
+    tail.poll()
+    clock.now_ns += 2 * STALL_NS
+    tail.poll()
+
+    assert stalls(store) == []
+
+
+def test_the_analysis_names_the_rank_that_is_missing_while_the_job_still_stands(
+    store: Store, tmp_path: Path
+) -> None:
+    from rankscope.analysis.causes.hang import hangs
+
+    for rank in range(4):
+        spool = SpoolBuilder(tmp_path / "spool", run_id="r", rank=rank, world_size=4)
+        spool.group(GROUP, kind="dp-comm", name="dp", members=[0, 1, 2, 3])
+        spool.span("forward", step=4, start_ns=10, duration_ns=10)
+        spool.step(3, start_ns=0, duration_ns=9)
+        if rank != 2:
+            spool.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
+    clock = Clock()
+    tail = SpoolTail(tmp_path / "spool", store, grace_ns=0, monotonic_ns=clock)
+    settle(tail, clock)
+    clock.now_ns += STALL_NS
+    tail.poll()
+
+    source = StoreSource(store)
+    (finding,) = hangs(
+        source.run_info("r"), source.spans("r"), source.steps("r"), source.context("r")
+    )
+
+    assert (finding.cause, finding.ranks, finding.steps) == ("hang", (2,), (4, 4))

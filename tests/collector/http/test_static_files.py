@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.collector.http.application import PAGE_THREADS, create_server
+from rankscope.collector.http.gate import Access
+from rankscope.collector.http.static_files import StaticFiles
+from tests.support.collector.asgi import Client
+from tests.support.collector.running_edge import LARGE, read_to_end, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from rankscope.collector.http.gate import Message, Receive, Scope, Send
+
+TOKEN = "correct-horse"
+ETAG = b'"5-1"'
+
+
+class Files:
+    """An application of files that notes what it is asked."""
+
+    def __init__(self, **bodies: bytes) -> None:
+        self.bodies = bodies
+        self.asked: list[tuple[str, str]] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked.append((scope["method"], scope["path"]))
+        message: Message = {"more_body": True}
+        while message.get("more_body"):
+            message = await receive()
+        body = self.bodies.get(scope["path"].rpartition("/")[2])
+        headers = [
+            (b"content-type", b"text/css"),
+            (b"etag", ETAG),
+            (b"cache-control", b"no-cache"),
+            (b"date", b"today"),
+        ]
+        status = 404 if body is None else 200
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body or b"no", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.fixture
+def files() -> Files:
+    return Files(a=b"aaaaa", b=b"bbbbb", copy=b"aaaaa", large=b"x" * 200_000)
+
+
+def kept(files: Files, *, max_bytes: int = 2**20, max_paths: int = 10) -> Client:
+    return Client(
+        StaticFiles(files, prefixes=("/assets/",), max_bytes=max_bytes, max_paths=max_paths)
+    )
+
+
+def test_a_file_is_asked_for_once_and_answered_as_it_was(files: Files) -> None:
+    client = kept(files)
+    answers = [client.get("/assets/large", params={"m": str(one)}) for one in range(3)]
+
+    assert files.asked == [("GET", "/assets/large")]
+    for answer in answers:
+        assert answer.status_code == 200
+        assert answer.content == b"x" * 200_000
+        assert dict(answer.headers) == {
+            "content-type": "text/css",
+            "etag": ETAG.decode(),
+            "cache-control": "no-cache",
+            "content-length": "200000",
+        }
+
+
+def test_whoever_asks_for_the_head_first_leaves_a_whole_file(files: Files) -> None:
+    client = kept(files)
+    head = client.request("HEAD", "/assets/a")
+
+    assert (head.content, head.headers["content-length"]) == (b"", "5")
+    assert client.get("/assets/a").content == b"aaaaa"
+    assert files.asked == [("GET", "/assets/a")]
+
+
+@pytest.mark.parametrize(
+    ("held", "status"),
+    [('"5-1"', 304), ('W/"5-1"', 304), ('"x", "5-1"', 304), ('"5"', 200), ("", 200)],
+)
+def test_whoever_has_a_file_is_told_so(files: Files, held: str, status: int) -> None:
+    answer = kept(files).get("/assets/a", headers={"if-none-match": held})
+
+    assert answer.status_code == status
+    assert answer.content == (b"" if status == 304 else b"aaaaa")
+    assert answer.headers["etag"] == ETAG.decode()
+
+
+def test_what_is_no_file_is_not_kept(files: Files) -> None:
+    client = kept(files)
+    assert [client.get("/assets/none").status_code for _ in range(2)] == [404, 404]
+    assert len(files.asked) == 2
+
+
+def test_all_else_is_passed_on(files: Files) -> None:
+    client = kept(files)
+    for _ in range(2):
+        client.get("/a")
+        client.post("/assets/a")
+    assert files.asked == [("GET", "/a"), ("POST", "/assets/a")] * 2
+
+
+def test_what_does_not_fit_is_answered_and_not_kept(files: Files) -> None:
+    # Of 5 bytes: one content, by whatever names.
+    client = kept(files, max_bytes=9)
+    for _ in range(2):
+        assert [client.get(f"/assets/{name}").text for name in ("a", "copy", "b")] == [
+            "aaaaa",
+            "aaaaa",
+            "bbbbb",
+        ]
+    asked = [path for _, path in files.asked]
+    assert asked == ["/assets/a", "/assets/copy", "/assets/b", "/assets/b"]
+
+
+def test_more_paths_than_that_are_answered_and_not_kept(files: Files) -> None:
+    client = kept(files, max_paths=1)
+    for _ in range(2):
+        assert client.get("/assets/a").text == "aaaaa"
+        assert client.get("/assets/b").text == "bbbbb"
+    assert [path for _, path in files.asked] == ["/assets/a", "/assets/b", "/assets/b"]
+
+
+def pages(environ: dict[str, str], start_response: Callable[..., object]) -> Iterable[bytes]:
+    """A page, and below ``/assets/`` more than any socket buffers."""
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    if environ["PATH_INFO"].startswith("/assets/"):
+        return [b"x" * 2**16] * 256
+    return [b"a page"]
+
+
+def test_strangers_who_take_files_slowly_keep_nobody_from_the_pages() -> None:
+    app = create_server(Access(port=0, token=TOKEN), pages=pages, not_ready=lambda: None)
+    with running(app, limits=LARGE) as server, ExitStack() as stack:
+        for _ in range(2 * PAGE_THREADS):
+            stranger = stack.enter_context(server.connect())
+            stranger.sendall(b"GET /assets/plotly.js HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert stranger.recv(8) == b"HTTP/1.1"  # its answer has begun, and it takes no more
+        with server.connect() as visitor:
+            visitor.sendall(
+                b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+                b"authorization: Bearer " + TOKEN.encode() + b"\r\n\r\n"
+            )
+            assert read_to_end(visitor).endswith(b"a page\r\n0\r\n\r\n")

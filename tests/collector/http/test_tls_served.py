@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import dataclasses
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.collector.http.refusals import Refusal
+from rankscope.collector.http.tls import load_tls
+from tests.support.collector.authority import Authority
+from tests.support.collector.running_edge import PATIENT, Running, read_to_end, running, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NAME = "scope.example"
+REQUEST = b"GET / HTTP/1.1\r\nhost: scope.example\r\nconnection: close\r\n\r\n"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def server(authority: Authority) -> Iterator[Running]:
+    with running(tls=load_tls(authority.issue(NAME)).context) as served:
+        yield served
+
+
+def ask(server: Running, client: ssl.SSLContext, *, name: str = NAME) -> bytes:
+    with (
+        server.connect() as plain,
+        client.wrap_socket(plain, server_hostname=name) as visitor,
+    ):
+        visitor.sendall(REQUEST)
+        return read_to_end(visitor)
+
+
+def trusting(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(authority.file))
+
+
+def test_who_trusts_the_authority_is_answered(server: Running, authority: Authority) -> None:
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        client = trusting(authority)
+        client.maximum_version = version
+        assert ask(server, client).endswith(b"0")
+
+
+def test_a_client_that_checks_trusts_no_other_authority_and_no_other_name(
+    server: Running, authority: Authority, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = Authority(tmp_path / "other")
+
+    with pytest.raises(ssl.SSLCertVerificationError, match="unable to get local issuer"):
+        ask(server, trusting(other))
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        ask(server, trusting(authority), name="evil.example")
+    server.wait_for(Refusal.TLS_HANDSHAKE)
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+def test_an_old_tls_is_refused(
+    server: Running, authority: Authority, version: ssl.TLSVersion
+) -> None:
+    client = trusting(authority)
+    client.minimum_version = client.maximum_version = version
+    client.set_ciphers("DEFAULT@SECLEVEL=0")  # else this client would not even ask
+
+    with pytest.raises(ssl.SSLError, match=r"(?i)version|protocol"):
+        ask(server, client)
+    server.wait_for(Refusal.TLS_HANDSHAKE)
+
+
+def test_plain_http_to_the_tls_port_is_answered_with_nothing(server: Running) -> None:
+    with server.connect() as visitor:
+        visitor.sendall(REQUEST)
+
+        assert not read_to_end(visitor).startswith(b"HTTP")
+    server.wait_for(Refusal.TLS_HANDSHAKE)
+
+
+def test_a_handshake_that_never_comes_is_cut_off(authority: Authority) -> None:
+    limits = dataclasses.replace(PATIENT, handshake_s=1.0)
+    with running(tls=load_tls(authority.issue(NAME)).context, limits=limits) as server:
+        with server.connect() as silent:
+            assert read_to_end(silent) == b""
+        server.wait_for(Refusal.TLS_HANDSHAKE)
+        # Others are answered, once the machine lets one be quick enough.
+        wait_until(lambda: not refused(server, trusting(authority)))
+
+
+def test_a_visitor_who_says_no_goodbye_does_not_break_the_servers_end(
+    authority: Authority,
+) -> None:
+    # GIVEN a visitor who was answered and has not agreed to the end of TLS
+    with running(tls=load_tls(authority.issue(NAME)).context) as server:
+        visitor = trusting(authority).wrap_socket(server.connect(), server_hostname=NAME)
+        visitor.sendall(REQUEST)
+        assert visitor.recv(2**16).startswith(b"HTTP/1.1 200")
+        # WHEN the server ends THEN it does so without an error, which `running` asserts
+    visitor.close()
+
+
+def test_handshakes_under_way_count_as_connections(authority: Authority) -> None:
+    limits = dataclasses.replace(PATIENT, max_connections_per_address=2)
+    with running(tls=load_tls(authority.issue(NAME)).context, limits=limits) as server:
+        held = [server.connect() for _ in range(2)]
+        with server.connect() as third:
+            assert read_to_end(third) == b""
+        assert server.refusals.counts == {Refusal.TOO_MANY_FROM_ADDRESS: 1}
+        for visitor in held:
+            visitor.close()
+
+
+def test_slow_headers_are_cut_off_under_tls_too(authority: Authority) -> None:
+    limits = dataclasses.replace(PATIENT, header_s=1.0)
+    with (
+        running(tls=load_tls(authority.issue(NAME)).context, limits=limits) as server,
+        server.connect() as plain,
+        trusting(authority).wrap_socket(plain, server_hostname=NAME) as slow,
+    ):
+        slow.sendall(b"GET / HT")
+        assert read_to_end(slow) == b""
+        server.wait_for(Refusal.SLOW_HEADER)
+
+
+def test_without_a_certificate_nobody_comes_in_under_mutual_tls(
+    authority: Authority, tmp_path: Path
+) -> None:
+    files = dataclasses.replace(authority.issue(NAME), client_ca=authority.file)
+    with running(tls=load_tls(files).context) as server:
+        # None, one of another authority, an expired one: refused; ours: answered.
+        assert refused(server, trusting(authority))
+        (tmp_path / "other").mkdir()
+        foreign = trusting(authority)
+        shown = Authority(tmp_path / "other").issue("agent")
+        foreign.load_cert_chain(shown.cert, shown.key)
+        assert refused(server, foreign)
+        late = trusting(authority)
+        expired = authority.issue("agent", file="late", from_day=-9, days=8)
+        late.load_cert_chain(expired.cert, expired.key)
+        assert refused(server, late)
+        known = trusting(authority)
+        ours = authority.issue("agent", file="agent")
+        known.load_cert_chain(ours.cert, ours.key)
+        assert ask(server, known).endswith(b"0")
+        assert server.refusals.counts == {Refusal.TLS_HANDSHAKE: 3}
+
+
+def refused(server: Running, client: ssl.SSLContext) -> bool:
+    """Tell whether a request was not answered: TLS 1.3 tells a client only after its own part."""
+    try:
+        return ask(server, client) == b""
+    except (ssl.SSLError, ConnectionError):
+        return True
+
+
+def test_the_socket_of_a_visitor_is_a_plain_one_until_tls_is_agreed_on(server: Running) -> None:
+    with server.connect() as visitor:
+        visitor.shutdown(socket.SHUT_WR)
+
+        assert read_to_end(visitor) == b""

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from starlette.routing import Route
+
+from rankscope.collector.clock.probe import parse_reply
+from rankscope.collector.http.application import create_app, create_server
+from rankscope.collector.http.gate import GRANT_KEY, UNAUTHORIZED, WRONG_ROLE, Access, AccessGate
+from rankscope.collector.http.route_roles import ROUTE_RULES
+from rankscope.collector.http.token_file import TokenBook, write_tokens
+from rankscope.collector.http.tokens import Grant, Role, revoked
+from tests.support.collector.asgi import Client, in_a_loop
+from tests.support.collector.token_builder import DAY_NS, NOW_NS, made
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from rankscope.collector.http.gate import AsgiApp, Message, Scope
+    from rankscope.collector.http.tokens import TokenRecord
+
+OWN = "correct-horse"
+OPEN = {"/healthz", "/readyz", "/login"}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tokens.json"
+
+
+def pages(environ: dict[str, str], start_response: Callable[..., object]) -> Iterable[bytes]:
+    """A dashboard that shows all runs on every path."""
+    start_response("200 OK", [("Content-Type", "text/html")])
+    return [f"data of {environ['PATH_INFO']}".encode()]
+
+
+class Doors:
+    """A server with one token of each sort."""
+
+    def __init__(self, path: Path) -> None:
+        self.tokens = {"none": "", "own": OWN}
+        records: list[TokenRecord] = []
+        sorts = {
+            "ingest": made(Role.INGEST),
+            "ingest for a run": made(Role.INGEST, run_prefix="a"),
+            "read": made(Role.READ),
+            "read for a run": made(Role.READ, run_prefix="a"),
+            "admin": made(Role.ADMIN),
+            "admin for a run": made(Role.ADMIN, run_prefix="a"),
+            "expired": made(Role.ADMIN, days=1),
+            "revoked": made(Role.ADMIN),
+        }
+        for name, (token, record) in sorts.items():
+            self.tokens[name] = token
+            ends = revoked([record], record.token_id, now_ns=NOW_NS)
+            records += ends if name == "revoked" else [record]
+        write_tokens(path, records)
+        book = TokenBook(path, unix_ns=lambda: NOW_NS + 2 * DAY_NS)
+        access = Access(port=8050, token=OWN, tokens=book)
+        self.app = create_app(access, pages=pages, not_ready=lambda: None)
+        self.client = Client(create_server(access, pages=pages, not_ready=lambda: None))
+
+    def routes(self) -> Iterator[tuple[str, str]]:
+        """The application's own map, so that a route added later is walked too."""
+        for route in self.app.routes:
+            if isinstance(route, Route) and route.path not in OPEN:
+                yield from ((method, route.path) for method in sorted(route.methods or ()))
+
+    def ask(self, method: str, path: str, sort: str) -> int:
+        headers = {"authorization": f"Bearer {self.tokens[sort]}"} if self.tokens[sort] else {}
+        return self.client.request(method, path, headers=headers).status_code
+
+
+@pytest.fixture
+def doors(path: Path) -> Doors:
+    return Doors(path)
+
+
+def test_every_route_of_the_application_is_in_the_table(doors: Doors) -> None:
+    assert set(doors.routes()) <= set(ROUTE_RULES)
+
+
+ALLOWED = {
+    ("POST", "/v1/clock"): {"own", "ingest", "ingest for a run", "admin", "admin for a run"},
+    ("POST", "/v1/spans"): {"own", "ingest", "ingest for a run", "admin", "admin for a run"},
+    ("POST", "/v1/rows/spans"): {"own", "ingest", "ingest for a run", "admin", "admin for a run"},
+    ("GET", "/v1/resume"): {"own", "ingest", "ingest for a run", "admin", "admin for a run"},
+    ("GET", "/timeline"): {"own", "read", "admin"},
+    ("POST", "/logout"): {"own", "read", "read for a run", "admin", "admin for a run"},
+    ("POST", "/_dash-update-component"): {"own", "read", "admin"},
+    ("GET", "/v1/openapi.json"): {"own", "read", "read for a run", "admin", "admin for a run"},
+    ("HEAD", "/v1/openapi.json"): {"own", "read", "read for a run", "admin", "admin for a run"},
+    ("POST", "/v1/not-there"): {"own", "admin"},
+    ("GET", "/v1/clock"): {"own", "admin"},
+}
+
+
+@pytest.mark.parametrize("route", ALLOWED)
+def test_each_role_comes_as_far_as_the_table_says(doors: Doors, route: tuple[str, str]) -> None:
+    method, path = route
+    answers = {sort: doors.ask(method, path, sort) for sort in doors.tokens}
+
+    for sort in ("none", "expired", "revoked"):
+        assert answers.pop(sort) == 401, sort
+    refused = {sort for sort, status in answers.items() if status == 403}
+    assert refused == set(answers) - ALLOWED[route]
+    assert all(status < 500 for status in answers.values())
+
+
+def test_each_route_of_the_application_is_in_the_checked_table(doors: Doors) -> None:
+    assert set(doors.routes()) <= set(ALLOWED)
+
+
+MALFORMED = [
+    b"Bearer",
+    b"Bearer ",
+    b"Bearer rst_",
+    b"Bearer rst_0123456789ab_" + b"A" * 43,
+    b"Bearer rst_0123456789ab_" + b"A" * 1_000_000,
+    b"Bearer \xff\xfe\x00",
+    b"Basic cnN0Og==",
+    b"bearer\trst_",
+    b",,,,",
+]
+
+
+@pytest.mark.parametrize("value", MALFORMED, ids=lambda value: repr(value[:24]))
+def test_a_malformed_token_is_401_with_one_body_on_every_route(doors: Doors, value: bytes) -> None:
+    for method, path in [*doors.routes(), ("GET", "/timeline"), ("DELETE", "/v1/x")]:
+        answer = doors.client.request(method, path, headers={"authorization": value})
+        body = b"" if method == "HEAD" else UNAUTHORIZED
+        assert (answer.status_code, answer.content) == (401, body), f"{method} {path}"
+
+
+def test_a_refusal_says_nothing_of_the_token(doors: Doors) -> None:
+    for sort, body in (("expired", UNAUTHORIZED), ("revoked", UNAUTHORIZED), ("read", WRONG_ROLE)):
+        headers = {"authorization": f"Bearer {doors.tokens[sort]}"}
+        assert doors.client.post("/v1/clock", headers=headers).content == body
+
+
+def test_a_token_of_the_file_opens_no_session_by_url_or_form(doors: Doors) -> None:
+    token = doors.tokens["admin"]
+
+    assert doors.client.get("/", params={"token": token}).status_code == 401
+    assert doors.client.post("/login", data={"token": token}).status_code == 401
+
+
+def test_a_token_is_checked_before_a_byte_of_the_body_is_read(path: Path) -> None:
+    book = TokenBook(path)
+    sent: list[Message] = []
+
+    async def app(*_: object) -> None:
+        raise AssertionError("it came in")
+
+    async def receive() -> Message:
+        raise AssertionError("the body was asked for")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope: Scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/spans",
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1"), (b"authorization", b"Bearer nothing")],
+    }
+    in_a_loop(_call(AccessGate(app, Access(port=1, tokens=book)), scope, receive, send))
+
+    assert sent[0]["status"] == 401
+
+
+async def _call(app: AsgiApp, scope: Scope, receive: object, send: object) -> None:
+    await app(scope, receive, send)  # type: ignore[arg-type]
+
+
+def test_the_gate_tells_the_application_which_runs_a_token_covers(path: Path) -> None:
+    token, record = made(Role.INGEST, run_prefix="llama-")
+    write_tokens(path, [record])
+    seen: list[Grant] = []
+
+    async def app(scope: Scope, *_: object) -> None:
+        seen.append(scope[GRANT_KEY])
+
+    async def nothing(*_: object) -> Message:
+        return {}
+
+    access = Access(port=1, tokens=TokenBook(path, unix_ns=lambda: NOW_NS))
+    headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {token}".encode())]
+    scope: Scope = {"type": "http", "method": "POST", "path": "/v1/clock", "query_string": b""}
+    in_a_loop(_call(AccessGate(app, access), {**scope, "headers": headers}, nothing, nothing))
+
+    assert [seen[0].covers(run) for run in ("llama-7b", "llama", "other", "")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_the_clock_answers_a_probe(doors: Doors) -> None:
+    headers = {"authorization": f"Bearer {doors.tokens['ingest for a run']}"}
+
+    first = parse_reply(doors.client.post("/v1/clock", headers=headers).json())
+    second = parse_reply(doors.client.post("/v1/clock", headers=headers).json())
+
+    assert first.reference_id == second.reference_id
+    assert second.received_ns >= first.replied_ns

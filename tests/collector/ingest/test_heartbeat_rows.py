@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankscope.collector.host.heartbeat_rows import beat_row
+from rankscope.collector.read.heartbeats import newest_heartbeats
+from rankscope.collector.retention.deletion import Deletions
+from tests.collector.host.test_heartbeat_rows import BEAT
+from tests.support.collector.serving import serving
+
+if TYPE_CHECKING:
+    from rankscope.collector.store.store import Store
+
+
+def test_heartbeats_come_in_over_http_and_twice_is_once(store: Store, run_id: str) -> None:
+    row = beat_row(BEAT) | {"run_id": run_id}
+    with serving(store) as collector:
+        for _ in range(2):
+            assert collector.rows("heartbeats", [row]).status_code == 200
+        nameless = collector.rows("heartbeats", [row | {"run_id": ""}])
+
+    assert nameless.status_code == 422
+    seen = store.rows("SELECT * FROM heartbeats FINAL WHERE run_id = {r:String}", {"r": run_id})
+    assert seen == [row]
+    (newest,) = newest_heartbeats(store, run_id)
+    assert (newest["host"], newest["hardware"], newest["step"]) == (
+        "node\\x1b7", "NVIDIA H200", 42,
+    )  # fmt: skip
+
+
+def test_a_deleted_run_has_no_heartbeat_left(store: Store, run_id: str) -> None:
+    store.insert_rows("heartbeats", [beat_row(BEAT) | {"run_id": run_id}])
+
+    assert Deletions(store).delete(run_id).num_rows == {"heartbeats": 1}
+    assert newest_heartbeats(store, run_id) == []

@@ -1,0 +1,383 @@
+"""Arrow streams of which one thing is a lie, at every place: each is refused, and all goes on.
+
+The streams are made here and broken byte by byte, so that a change of the wire is followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import struct
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+import pytest
+
+from rankscope.collector.errors import WireError
+from rankscope.collector.ingest.decoder_pool import DecoderPool
+from rankscope.collector.ingest.service import ServiceLimits
+from rankscope.collector.ingest.shared_memory import new_memory, seal
+from rankscope.collector.wire.codec import WireLimits, encode_cuts
+from rankscope.collector.wire.sizes import checked_inflated_bytes
+from tests.support.collector.cut_builder import span_cut
+from tests.support.collector.serving import OWN, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rankscope.collector.store.store import Store
+
+    Codec = Literal["lz4", "zstd"] | None
+    from tests.support.collector.serving import Collector
+
+MIB = 1 << 20
+NOTHING = 0
+DEADLINE_S = 60.0
+REFUSED = {413, 422}
+KNOWN = {200, 409}
+"""What is sent again and not harmed, or harmed in a value alone."""
+
+LIMITS = ServiceLimits(
+    wire=WireLimits(max_wire_bytes=1 * MIB, max_inflated_bytes=4 * MIB, max_rows=20_000),
+    max_wire_bytes_under_way=4 * MIB,
+    max_inflated_bytes_under_way=16 * MIB,
+    num_decoders=1,
+)
+CONTINUATION = b"\xff\xff\xff\xff"
+LIES = (1, 0x7FFFFFFF, 0xFFFFFFFF)
+
+
+@pytest.fixture(scope="module")
+def collector(store: Store) -> Iterator[Collector]:
+    with serving(store, limits=LIMITS) as served:
+        yield served
+
+
+def statuses(collector: Collector, bodies: Iterable[bytes]) -> list[int]:
+    """Post bodies one after another and return the answers' statuses; 0: 200 for no cut at all.
+
+    Raises:
+        TimeoutError: One was not answered in time.
+    """
+
+    async def post_all() -> list[int]:
+        headers = {
+            "authorization": f"Bearer {OWN}",
+            "content-type": "application/vnd.apache.arrow.stream",
+        }
+        found = []
+        async with collector.visitor() as visitor:
+            for body in bodies:
+                async with asyncio.timeout(DEADLINE_S):
+                    answer = await visitor.post("/v1/spans", content=body, headers=headers)
+                is_empty = answer.status_code == 200 and not answer.json()["cuts"]
+                found.append(NOTHING if is_empty else answer.status_code)
+        return found
+
+    return asyncio.run(post_all())
+
+
+def verdicts(bodies: Iterable[bytes]) -> Counter[int]:
+    """Return how many bodies the decoder takes (200), and how many are refused, by status.
+
+    As the service looks at them, without the store, which would be asked about each.
+
+    Raises:
+        Exception: Anything else than a refusal: the service would answer 500.
+    """
+    found: Counter[int] = Counter()
+    pool = DecoderPool(1)
+    for body in bodies:
+        descriptor = new_memory("body")
+        try:
+            os.write(descriptor, body)
+            seal(descriptor)
+            checked_inflated_bytes(
+                pa.py_buffer(body),
+                max_bytes=LIMITS.wire.max_inflated_bytes,
+                max_wire_bytes=LIMITS.wire.max_wire_bytes,
+            )
+            pool.decode(descriptor, LIMITS.wire)
+        except WireError as error:
+            found[error.status] += 1
+        else:
+            found[200] += 1
+        finally:
+            os.close(descriptor)
+    pool.close()
+    return found
+
+
+def assert_goes_on(collector: Collector, run_id: str) -> None:
+    """The service stores, holds nothing of what it refused, and still has its decoder."""
+    assert collector.ship(span_cut(run_id, 0, 3)).json()["cuts"][0]["state"] == "stored"
+    assert collector.service.wire_budget.taken_bytes == 0
+    assert collector.service.inflated_budget.taken_bytes == 0
+
+
+def stream(*batches: pa.RecordBatch, codec: Codec = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=codec, emit_dictionary_deltas=True)
+    with pa.ipc.new_stream(sink, batches[0].schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def told(run_id: str, *, num_rows: int = 8) -> pa.Table:
+    """Return a cut of some spans as it stands in a body."""
+    return pa.ipc.open_stream(encode_cuts([span_cut(run_id, 0, num_rows)])).read_all()
+
+
+def of_table(table: pa.Table, *, codec: Codec = None) -> bytes:
+    return stream(*table.combine_chunks().to_batches(), codec=codec)
+
+
+def headers(body: bytes) -> list[tuple[int, int]]:
+    """Return where the header of each message lies: begin and end."""
+    found, at = [], 0
+    reader = pa.ipc.MessageReader.open_stream(pa.py_buffer(body))
+    for message in reader:
+        assert body[at : at + 4] == CONTINUATION
+        (length,) = struct.unpack_from("<I", body, at + 4)
+        found.append((at + 8, at + 8 + length))
+        at += 8 + length + (0 if message.body is None else message.body.size)
+    return found
+
+
+def with_column(table: pa.Table, name: str, column: pa.Array[Any]) -> pa.Table:
+    return table.set_column(table.schema.get_field_index(name), name, column)
+
+
+def spans_with(table: pa.Table, name: str, column: pa.Array[Any]) -> pa.Table:
+    """Return the table with another column in its nested spans."""
+    spans: Any = table["spans"].combine_chunks()
+    chunk: Any = spans.chunk(0) if isinstance(spans, pa.ChunkedArray) else spans
+    fields = chunk.values.type
+    names = [fields.field(index).name for index in range(fields.num_fields)]
+    parts = [column if each == name else chunk.values.field(each) for each in names]
+    nested = pa.StructArray.from_arrays(parts, names=names)
+    return with_column(table, "spans", pa.ListArray.from_arrays(chunk.offsets, nested))
+
+
+def test_a_stream_that_ends_too_early_is_refused_wherever_it_ends(
+    collector: Collector, run_id: str
+) -> None:
+    body = of_table(told(run_id))
+    end_mark = len(body) - 8
+
+    found = statuses(collector, (body[:end] for end in range(0, end_mark, 8)))
+
+    # Behind the schema, or behind the dictionaries, it is a stream without a cut.
+    assert set(found) <= REFUSED | {NOTHING}, Counter(found)
+    assert found.count(NOTHING) <= 2
+    assert_goes_on(collector, f"{run_id}-after")
+
+
+def lies_in_headers(body: bytes) -> Iterator[bytes]:
+    """Yield the body with each word of each header forged."""
+    *others, rows = headers(body)
+    for begin, end in [*others, rows]:
+        for place in range(begin, end - 3, 4):
+            # The others are many and alike: one lie a word, another one at each.
+            lies = LIES if begin == rows[0] else LIES[place // 4 % len(LIES) :][:1]
+            for lie in lies:
+                broken = bytearray(body)
+                struct.pack_into("<I", broken, place, lie)
+                yield bytes(broken)
+
+
+def test_a_lie_in_any_word_of_any_header_is_refused_or_harms_nothing(run_id: str) -> None:
+    found = verdicts(lies_in_headers(of_table(told(run_id))))
+
+    assert set(found) <= REFUSED | {200}
+    assert found[422] > 500, found
+
+
+def test_a_service_that_is_lied_to_goes_on(collector: Collector, run_id: str) -> None:
+    bodies = itertools.islice(lies_in_headers(of_table(told(run_id))), 0, None, 40)
+
+    found = Counter(statuses(collector, bodies))
+
+    assert set(found) <= REFUSED | KNOWN | {NOTHING}, found
+    assert found[422] > 20, found
+    assert_goes_on(collector, f"{run_id}-after")
+
+
+def test_the_length_before_a_message_is_not_believed(collector: Collector, run_id: str) -> None:
+    body = of_table(told(run_id))
+    broken = []
+    for begin, _ in headers(body):
+        for lie in (1, 7, 0x7FFFFFF8, 0x80000000, 0xFFFFFFFF):
+            mutant = bytearray(body)
+            struct.pack_into("<I", mutant, begin - 4, lie)
+            broken.append(bytes(mutant))
+
+    assert set(statuses(collector, broken)) <= REFUSED
+    assert_goes_on(collector, f"{run_id}-after")
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_compressed_buffer_that_lies_is_refused(
+    collector: Collector, run_id: str, codec: Literal["lz4", "zstd"]
+) -> None:
+    body = of_table(told(run_id, num_rows=400), codec=codec)
+    magic = {"lz4": b"\x04\x22\x4d\x18", "zstd": b"\x28\xb5\x2f\xfd"}[codec]
+    frames = [at for at in range(8, len(body)) if body.startswith(magic, at)]
+    assert len(frames) > 5
+    broken = []
+    for at in frames:
+        (true_size,) = struct.unpack_from("<q", body, at - 8)
+        for size in (0, 1 << 31, (1 << 63) - 1, -2, true_size - 1, true_size + 1):
+            mutant = bytearray(body)
+            struct.pack_into("<q", mutant, at - 8, size)
+            broken.append(bytes(mutant))
+        mutant = bytearray(body)
+        mutant[at : at + 4] = b"\0\0\0\0"  # no frame begins here
+        broken.append(bytes(mutant))
+
+    found = Counter(statuses(collector, broken))
+
+    assert set(found) <= REFUSED, found
+    assert_goes_on(collector, f"{run_id}-after")
+
+
+def test_a_negative_length_makes_no_room_for_others(run_id: str) -> None:
+    """Added up, it would hide what the other buffers inflate to."""
+    body = of_table(told(run_id))
+    begin, end = headers(body)[-1]
+    num_refused = 0
+    for place in range(begin, end - 7, 8):
+        for lie in (-1, -(1 << 40), -(1 << 62)):
+            broken = bytearray(body)
+            struct.pack_into("<q", broken, place, lie)
+            try:
+                declared = checked_inflated_bytes(
+                    pa.py_buffer(broken), max_bytes=4 * MIB, max_wire_bytes=MIB
+                )
+            except WireError:
+                num_refused += 1
+            else:
+                assert declared >= 0
+    assert num_refused > 100
+
+
+def coded(indices: Sequence[int]) -> pa.Array[Any]:
+    """Return codes of a dictionary with one text, whatever they point to."""
+    buffer = pa.py_buffer(struct.pack(f"<{len(indices)}i", *indices))
+    codes = pa.Array.from_buffers(pa.int32(), len(indices), [None, buffer])
+    return pa.DictionaryArray.from_arrays(codes, pa.array(["x"]), safe=False)
+
+
+@pytest.mark.parametrize("code", [1, 1_000_000, -1])
+def test_codes_that_a_dictionary_does_not_have_are_refused(
+    collector: Collector, run_id: str, code: int
+) -> None:
+    broken = spans_with(told(run_id), "name", coded([0] * 7 + [code]))
+
+    assert statuses(collector, [of_table(broken)]) == [422]
+    assert_goes_on(collector, f"{run_id}-after")
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [(*range(8), 1 << 30), (*range(8), -1), (0, 8, 7, 6, 5, 4, 3, 2, 8), (-4, *range(1, 9))],
+    ids=["beyond", "below", "falling", "before"],
+)
+def test_places_of_texts_that_are_none_are_refused(
+    collector: Collector, run_id: str, offsets: tuple[int, ...]
+) -> None:
+    body = of_table(spans_with(told(run_id), "name", pa.array(list("abcdefgh"))))
+    whole = struct.pack("<9i", *range(9))
+    assert body.count(whole) == 1
+
+    broken = body.replace(whole, struct.pack("<9i", *offsets))
+
+    assert statuses(collector, [broken, body.replace(b"abcdefgh", b"\xff" * 8)]) == [422, 422]
+    assert_goes_on(collector, f"{run_id}-after")
+
+
+def nested(depth: int) -> pa.RecordBatch:
+    column: pa.Array[Any] = pa.array([1])
+    for _ in range(depth):
+        column = pa.StructArray.from_arrays([column], names=["x"])
+    return pa.RecordBatch.from_arrays([column], names=["spans"])
+
+
+def test_streams_of_another_shape_are_refused(collector: Collector, run_id: str) -> None:
+    table = told(run_id)
+    marked = {b"rankscope.schema": b"1"}
+
+    def body(of: pa.Table) -> bytes:
+        return of_table(of.replace_schema_metadata(marked))
+
+    deep = [
+        stream(pa.RecordBatch.from_arrays(batch.columns, schema=batch.schema.with_metadata(marked)))
+        for batch in (nested(depth) for depth in (2, 60))
+    ]
+    deep.append(nested(400).schema.with_metadata(marked).serialize().to_pybytes())
+    nothing = pa.RecordBatch.from_arrays([], schema=pa.schema([]).with_metadata(marked))
+    names = [*table.column_names, "run_id"]
+    twice = pa.table([*table.columns, table["run_id"]], names=names)
+    bodies = {
+        "no columns": stream(nothing),
+        "a column alone": body(table.select(["run_id"])),
+        "a column twice": body(twice),
+        "a number for a name": body(with_column(table, "run_id", pa.array([1]))),
+        "a text for a list": body(with_column(table, "spans", pa.array(["x"]))),
+        "nulls": body(with_column(table, "run_id", pa.array([None], pa.string()))),
+        "a schema alone": stream(pa.RecordBatch.from_pylist([], schema=table.schema))[:-8],
+        "no version": of_table(table.replace_schema_metadata(None)),
+        **{f"nested {place}": each for place, each in enumerate(deep)},
+        "a file, no stream": _file(table),
+        "twice in one body": of_table(table) * 2,
+    }
+    found = dict(zip(bodies, statuses(collector, bodies.values()), strict=True))
+
+    harmless = {"a schema alone", "twice in one body"}
+    assert {found[name] for name in found.keys() - harmless} <= REFUSED, found
+    assert {found[name] for name in harmless} <= KNOWN | {NOTHING}, found
+    assert_goes_on(collector, f"{run_id}-after")
+
+
+def test_a_reason_shows_what_a_stranger_called_a_column_and_obeys_none_of_it(
+    collector: Collector, run_id: str
+) -> None:
+    named = pa.table([told(run_id)["run_id"]], names=["spans"])
+    field = pa.field("spans", pa.list_(pa.field("\x1b[2Jgone\u202e", pa.int64())))
+    broken = pa.table(
+        {"run_id": named["spans"], "spans": pa.array([[1]], field.type)},
+        metadata={b"rankscope.schema": b"1"},
+    )
+
+    answer = collector.post("/v1/spans", of_table(broken))
+
+    assert answer.status_code == 422
+    reason = answer.json()["error"]
+    assert "\\x1b[2Jgone\\u202e" in reason
+
+
+def _file(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def test_dictionaries_that_grow_or_are_replaced_are_read_or_refused_and_never_mixed_up(
+    store: Store, collector: Collector, run_id: str
+) -> None:
+    # GIVEN two cuts in two batches, the second with another dictionary for the same column
+    first = pa.ipc.open_stream(encode_cuts([span_cut(run_id, 0, 3)])).read_all()
+    second = pa.ipc.open_stream(encode_cuts([span_cut(run_id, 3, 6)])).read_all()
+    renamed = spans_with(second, "name", pa.array(["later"] * 3).dictionary_encode())
+    batches = [*first.to_batches(), *renamed.cast(first.schema).to_batches()]
+
+    answer = collector.post("/v1/spans", stream(*batches))
+
+    assert answer.status_code == 200, answer.text
+    asked = "SELECT name FROM spans FINAL WHERE run_id = {run:String} ORDER BY row"
+    names = [row["name"] for row in store.rows(asked, {"run": run_id})]
+    assert names == ["s0", "s1", "s2", "later", "later", "later"]

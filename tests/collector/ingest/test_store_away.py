@@ -1,0 +1,154 @@
+"""What ingest answers while the store, or its disk, can't take rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankscope.collector.errors import StoreQueryError
+from rankscope.collector.store.store import Store
+from tests.support.collector.cut_builder import span_cut
+from tests.support.collector.serving import serving
+from tests.support.collector.stored import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class FailingStore(Store):
+    """The same store, whose next inserts of spans fail as they are told to."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.url)
+        self.failures: list[StoreQueryError] = []
+        self.is_after = False
+
+    def insert_arrow(self, table: str, rows: Any) -> None:  # noqa: ANN401 -- an Arrow table
+        if table == "spans" and self.failures:
+            error = self.failures.pop(0)
+            if self.is_after:
+                super().insert_arrow(table, rows)
+            raise error
+        super().insert_arrow(table, rows)
+
+    def insert_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        super().insert_rows(table, rows)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+PASSING = {
+    "too many parts": 252,
+    "memory": 241,
+    "read-only table": 242,
+    "disk full": 243,
+    "fsync failed": 76,
+    "table is gone": 60,
+    "column is gone": 16,
+    "took too long": 159,
+    "too many statements": 202,
+    "network too slow": 209,
+    "no answer": None,
+}
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after the rows were in"])
+def test_a_store_that_cannot_just_now_is_503_and_the_same_body_is_stored_once_later(
+    store: Store, run_id: str, *, is_after: bool
+) -> None:
+    clock = Clock()
+    with FailingStore(store) as failing, serving(failing, monotonic_s=clock) as served:
+        failing.is_after = is_after
+        for name, code in PASSING.items():
+            of_case = f"{run_id}-{name.replace(' ', '-')}"
+            cut = span_cut(of_case, 0, 3)
+            failing.failures = [StoreQueryError("no", code=code)]
+
+            refused = served.ship(cut)
+            too_soon = served.ship(cut)
+            assert served.service.why_not_ready() == "no"
+            clock.now_s += 3
+            later = served.ship(cut)
+            assert served.service.why_not_ready() is None
+
+            assert (refused.status_code, too_soon.status_code) == (503, 503), name
+            assert int(refused.headers["retry-after"]) == 2
+            assert int(too_soon.headers["retry-after"]) == 2
+            assert later.status_code == 200, name
+            assert shown(store, of_case) == ["s0", "s1", "s2"], name
+
+
+def test_one_body_that_the_store_refuses_stops_no_other(store: Store, run_id: str) -> None:
+    """Rows that no check of ours knew to be wrong: alone they are refused, with others too."""
+    with FailingStore(store) as failing, serving(failing) as served:
+        failing.failures = [StoreQueryError("bad data", code=117)]
+
+        alone = served.ship(span_cut(run_id, 0, 3))
+        other = served.ship(span_cut(run_id, 3, 5))
+
+    assert alone.status_code == 422
+    assert "bad data" in alone.text
+    assert other.status_code == 200
+    assert shown(store, run_id) == ["s3", "s4"]
+
+
+def test_a_disk_that_is_nearly_full_takes_nothing_and_answers_again_when_there_is_room(
+    store: Store, run_id: str
+) -> None:
+    if store.path is None:
+        pytest.skip("a server keeps its own disk")
+    clock, room, said = Clock(), [10 << 20], list[str]()
+    with serving(store, monotonic_s=clock, free=lambda _: room[0], say=said.append) as served:
+        refused = served.ship(span_cut(run_id, 0, 3))
+        assert served.resume(run_id=run_id).status_code == 200  # reading still works
+        room[0] = 10 << 30
+        clock.now_s += 5
+        taken = served.ship(span_cut(run_id, 0, 3))
+
+    assert (refused.status_code, taken.status_code) == (503, 200)
+    assert "10 MiB left" in said[0]
+    assert said[-1] == "ingest goes on"
+    assert len(said) == 2
+    assert "MiB" not in refused.text  # nothing of the machine goes out
+
+
+def test_a_table_that_is_dropped_pauses_ingest_until_it_is_back(run_id: str, store: Store) -> None:
+    clock, cut = Clock(), span_cut(run_id, 0, 3)
+    with serving(store, monotonic_s=clock) as served:
+        store.command("RENAME TABLE steps TO steps_away")  # any statement on it fails ...
+        store.command("RENAME TABLE spans TO spans_away")
+        try:
+            refused = served.ship(cut)
+        finally:
+            store.command("RENAME TABLE spans_away TO spans")
+            store.command("RENAME TABLE steps_away TO steps")
+        clock.now_s += 5
+        taken = served.ship(cut)
+
+    assert (refused.status_code, taken.status_code) == (503, 200)
+    assert shown(store, run_id) == ["s0", "s1", "s2"]
+
+
+def test_a_column_that_is_dropped_pauses_ingest_until_it_is_back(run_id: str, store: Store) -> None:
+    """As while another version changes the tables: the rows are right, and must not be parked."""
+    asked = "SELECT type FROM system.columns WHERE table = 'spans' AND name = 'depth'"
+    (column,) = store.rows(f"{asked} AND database = currentDatabase() LIMIT 1")
+    clock, cut = Clock(), span_cut(run_id, 0, 3)
+    with serving(store, monotonic_s=clock) as served:
+        store.command("ALTER TABLE spans DROP COLUMN depth")
+        try:
+            refused = served.ship(cut)
+        finally:
+            store.command(f"ALTER TABLE spans ADD COLUMN depth {column['type']}")
+        clock.now_s += 5
+        taken = served.ship(cut)
+
+    assert (refused.status_code, taken.status_code) == (503, 200)
+    assert shown(store, run_id) == ["s0", "s1", "s2"]

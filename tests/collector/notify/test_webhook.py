@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from queue import Queue
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.collector.notify.webhook import CAPACITY, Webhook, WebhookUrlError
+from rankscope.collector.read.alerts import Delivery
+from tests.support.collector.authority import Authority
+from tests.support.receiver import PATIENCE_S, Receiver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from rankscope.collector.notify.webhook_address import Resolve
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    running = Receiver()
+    yield running
+    running.close()
+
+
+def deliver(url: str, *, retries: int = 0) -> Delivery:
+    """Post one document and return what became of it."""
+    outcomes: Queue[Delivery] = Queue()
+    webhook = Webhook(url, timeout_s=PATIENCE_S, retry_delays_s=(0.0,) * retries)
+    webhook.post({"run": "AR"}, on_done=outcomes.put)
+    outcome = outcomes.get(timeout=PATIENCE_S)
+    webhook.close()
+    return outcome
+
+
+def test_an_alert_arrives_as_json_at_the_address_asked_for(receiver: Receiver) -> None:
+    assert deliver(f"{receiver.url}/hook?room=7") is Delivery.DELIVERED
+
+    assert receiver.paths.get_nowait() == "/hook?room=7"
+    assert json.loads(receiver.bodies.get_nowait()) == {"run": "AR"}
+
+
+def test_a_passing_failure_is_tried_again_and_delivered_once(receiver: Receiver) -> None:
+    receiver.statuses = [503, 429]
+
+    assert deliver(receiver.url, retries=3) is Delivery.DELIVERED
+    assert receiver.bodies.qsize() == 3
+
+
+def test_a_receiver_that_keeps_failing_is_given_up(receiver: Receiver) -> None:
+    receiver.statuses = [500] * 9
+
+    assert deliver(receiver.url, retries=2) is Delivery.UNDELIVERED
+    assert receiver.bodies.qsize() == 3
+
+
+def test_a_refusal_is_final(receiver: Receiver) -> None:
+    receiver.statuses = [404]
+
+    assert deliver(receiver.url, retries=2) is Delivery.UNDELIVERED
+    assert receiver.bodies.qsize() == 1
+
+
+def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
+    receiver.statuses = [307]
+    receiver.headers = {"location": f"{receiver.url}/elsewhere"}
+
+    assert deliver(receiver.url, retries=2) is Delivery.UNDELIVERED
+    assert receiver.bodies.qsize() == 1
+
+
+def test_nobody_there_is_an_outcome_and_no_exception(receiver: Receiver) -> None:
+    url = receiver.url
+    receiver.close()
+
+    assert deliver(url, retries=1) is Delivery.UNDELIVERED
+
+
+def test_posting_never_waits_and_what_is_too_much_is_given_up(receiver: Receiver) -> None:
+    receiver.hold.clear()
+    outcomes: Queue[Delivery] = Queue()
+    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S, retry_delays_s=())
+    webhook.post({}, on_done=outcomes.put)
+    receiver.bodies.get(timeout=PATIENCE_S)  # the first is under way and held
+
+    for _ in range(CAPACITY + 3):
+        webhook.post({}, on_done=outcomes.put)
+
+    assert [outcomes.get_nowait() for _ in range(3)] == [Delivery.UNDELIVERED] * 3
+    assert outcomes.empty()
+    receiver.hold.set()
+    assert outcomes.get(timeout=PATIENCE_S) is Delivery.DELIVERED
+    webhook.close()
+
+
+def test_closing_does_not_sit_out_the_pauses_between_tries(receiver: Receiver) -> None:
+    receiver.statuses = [503]
+    outcomes: Queue[Delivery] = Queue()
+    before = set(threading.enumerate())
+    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S, retry_delays_s=(3600.0,))
+    webhook.post({}, on_done=outcomes.put)
+    receiver.bodies.get(timeout=PATIENCE_S)
+
+    webhook.close(timeout_s=PATIENCE_S)
+
+    after = set(threading.enumerate()) - before
+    assert not any(thread.name == "webhook" for thread in after)
+    assert outcomes.empty()  # neither delivered nor given up: it stays pending
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://host/x", "file:///etc/passwd", "http://", "http://host:port/", "host/path", ""]
+)
+def test_an_address_that_cannot_be_posted_to_is_refused_at_once(url: str) -> None:
+    with pytest.raises(WebhookUrlError, match="alert webhook"):
+        Webhook(url)
+
+
+def test_the_refusal_does_not_repeat_the_secret_in_the_path() -> None:
+    with pytest.raises(WebhookUrlError) as caught:
+        Webhook("ftp://chat.example/services/T0-SECRET")
+
+    assert "SECRET" not in str(caught.value)
+
+
+def told_to(addresses: list[list[str]]) -> Resolve:
+    """Return a name server that answers in turn, the last answer for ever."""
+
+    def resolve(_host: str, _port: int) -> list[str]:
+        return addresses.pop(0) if len(addresses) > 1 else addresses[0]
+
+    return resolve
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "169.254.169.254",
+        "[fe80::1]",
+        "[::ffff:169.254.169.254]",
+        "[64:ff9b::a9fe:a9fe]",
+        "[2002:a9fe:a9fe::]",
+        "0.0.0.0",
+        "[::]",
+        "224.0.0.1",
+        "255.255.255.255",
+    ],
+)
+def test_metadata_and_addresses_of_nobody_are_never_posted_to(host: str) -> None:
+    with pytest.raises(WebhookUrlError, match="of no receiver"):
+        Webhook(f"http://{host}/", is_inside=True)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.1", "2130706433", "0177.0.0.1", "0x7f.0.0.1", "0x7f000001", "127.0.0.1.", "1."]
+)
+def test_an_address_in_disguise_is_refused(host: str) -> None:
+    with pytest.raises(WebhookUrlError, match="no plain writing"):
+        Webhook(f"https://{host}/", resolve=told_to([["127.0.0.1"]]))
+
+
+@pytest.mark.parametrize("scheme", ["file", "gopher", "ftp", "dict", "ldap", "data", "unix"])
+def test_another_scheme_is_refused(scheme: str) -> None:
+    with pytest.raises(WebhookUrlError, match="is not http or https"):
+        Webhook(f"{scheme}://127.0.0.1/x")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "::1", "::ffff:127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.0.1", "fd00::1",
+     "100.64.0.1", "169.254.169.254"],
+)  # fmt: skip
+def test_a_name_of_the_outside_that_leads_inside_is_refused(address: str) -> None:
+    both = [["93.184.215.14", address]]
+    with pytest.raises(WebhookUrlError, match=r"inside|of no receiver"):
+        Webhook("https://hooks.example.com/", resolve=told_to(both))
+
+
+def test_a_name_that_leads_inside_later_is_not_followed(receiver: Receiver) -> None:
+    # GIVEN a name that was the outside's when the server started, and is our own machine's now
+    port = int(receiver.url.rpartition(":")[2])
+    answers = told_to([["93.184.215.14"], ["127.0.0.1"]])
+    outcomes: Queue[Delivery] = Queue()
+    webhook = Webhook(f"https://hooks.example.com:{port}/", resolve=answers)
+
+    webhook.post({"run": "AR"}, on_done=outcomes.put)
+
+    assert outcomes.get(timeout=PATIENCE_S) is Delivery.UNDELIVERED
+    assert receiver.bodies.empty()
+    webhook.close()
+
+
+def test_a_name_is_asked_once_for_each_post_and_that_answer_is_posted_to(
+    receiver: Receiver,
+) -> None:
+    # GIVEN a name server that would lead elsewhere when asked a second time
+    port = int(receiver.url.rpartition(":")[2])
+    answers = told_to([["127.0.0.1"], ["127.0.0.1"], ["169.254.169.254"]])
+    outcomes: Queue[Delivery] = Queue()
+    webhook = Webhook(f"http://alertmanager:{port}/", timeout_s=PATIENCE_S, resolve=answers)
+
+    webhook.post({"run": "AR"}, on_done=outcomes.put)
+
+    assert outcomes.get(timeout=PATIENCE_S) is Delivery.DELIVERED
+    webhook.close()
+
+
+def test_plain_http_stays_inside() -> None:
+    with pytest.raises(WebhookUrlError, match="by https"):
+        Webhook("http://hooks.example.com/", resolve=told_to([["93.184.215.14"]]))
+
+
+def test_an_operator_may_say_that_a_name_is_of_the_inside(receiver: Receiver) -> None:
+    port = int(receiver.url.rpartition(":")[2])
+    url = f"http://alerts.corp.example:{port}/"
+    outcomes: Queue[Delivery] = Queue()
+    addresses = told_to([["127.0.0.1"]])
+    webhook = Webhook(url, is_inside=True, timeout_s=PATIENCE_S, resolve=addresses)
+
+    webhook.post({"run": "AR"}, on_done=outcomes.put)
+
+    assert outcomes.get(timeout=PATIENCE_S) is Delivery.DELIVERED
+    webhook.close()
+
+
+@pytest.mark.parametrize(("name", "expected"), [("localhost", True), ("elsewhere.example", False)])
+def test_over_tls_the_certificate_must_be_the_names_not_the_addresss(
+    name: str, *, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a receiver with a certificate of some name, of an authority that this machine trusts
+    files = Authority(tmp_path).issue(name)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.cert, files.key)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    receiver = Receiver(context=context)
+    port = int(receiver.url.rpartition(":")[2])
+
+    outcome = deliver(f"https://localhost:{port}/")
+
+    assert (outcome is Delivery.DELIVERED) is expected
+    assert receiver.bodies.empty() is not expected
+    receiver.close()

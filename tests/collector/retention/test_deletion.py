@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.collector.errors import RunDeletedError, RunNameError
+from rankscope.collector.read.runs import list_runs, read_run, run_names
+from rankscope.collector.retention.deleted_run_filter import UndeletedSink
+from rankscope.collector.retention.deletion import REFRESH_NS, Deletions
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.writer import StoreWriter
+from tests.support.collector.spool_builder import SpoolBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from rankscope.collector.store.store import Row, Store
+    from tests.collector.conftest import FakeClock
+
+RUN_TABLES = (
+    "runs", "ranks", "groups", "spans", "steps", "microbatches", "events", "findings", "ledger",
+    "bad_rows", "samples", "manifests", "attempts", "owners", "expired", "rollups", "closed_steps",
+    "pictures", "heartbeats",
+)  # fmt: skip
+"""Every table whose rows belong to a run: a new one must be added here, knowing what it means."""
+
+
+def fill(store: Store, run_id: str, tables: tuple[str, ...] = ("runs", "spans")) -> None:
+    """Put one row of the run into these tables."""
+    for table in tables:
+        store.insert_rows(table, [{"run_id": run_id}])
+
+
+def num_rows(store: Store, run_id: str) -> dict[str, int]:
+    """Return how many rows each table holds of a run, where it holds any."""
+    found = store.rows(
+        "SELECT _table AS table, count() AS n FROM merge(currentDatabase(), '^[a-z_]*$')"
+        " WHERE run_id = {run_id:String} AND table != 'deletions' GROUP BY table",
+        {"run_id": run_id},
+    )
+    return {row["table"]: row["n"] for row in found}
+
+
+def comes_true(condition: Callable[[], bool]) -> bool:
+    """Return whether the engine's background work makes it true within a minute."""
+    give_up_s = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > give_up_s:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_every_table_of_runs_is_known_here(store: Store) -> None:
+    found = store.rows(
+        "SELECT table FROM system.columns"
+        " WHERE database = currentDatabase() AND name = 'run_id' ORDER BY table"
+    )
+
+    assert [row["table"] for row in found] == sorted((*RUN_TABLES, "deletions"))
+
+
+def test_a_deleted_run_leaves_no_row_in_any_table_and_its_neighbour_stays(
+    store: Store, run_id: str
+) -> None:
+    neighbour = f"{run_id}-neighbour"
+    fill(store, run_id, RUN_TABLES)
+    fill(store, neighbour, RUN_TABLES)
+
+    deletion = Deletions(store).delete(run_id)
+
+    assert deletion.num_rows == dict.fromkeys(RUN_TABLES, 1)
+    assert num_rows(store, run_id) == {}
+    assert num_rows(store, neighbour) == dict.fromkeys(RUN_TABLES, 1)
+
+
+def test_its_bytes_are_gone_from_the_disk_too(store: Store, run_id: str) -> None:
+    def num_stored() -> int:
+        found = store.rows(
+            "SELECT sum(rows) AS n FROM system.parts WHERE table = 'spans' AND active"
+        )
+        return int(found[0]["n"])
+
+    # Others' rows that were deleted before may go at any moment: only what is many tells.
+    store.insert_rows("spans", [{"run_id": run_id, "row": row} for row in range(5000)])
+    assert num_stored() >= 5000
+
+    Deletions(store).delete(run_id)
+
+    assert comes_true(lambda: num_stored() < 5000)
+
+
+def test_the_tombstone_stands_before_the_first_row_goes(store: Store, run_id: str) -> None:
+    fill(store, run_id)
+    deletions = Deletions(_DiesAtDelete(store))  # type: ignore[arg-type]
+
+    with pytest.raises(_DiedError):
+        deletions.delete(run_id)
+
+    # GIVEN a process that died there, WHEN another one looks THEN the run is not shown ...
+    assert num_rows(store, run_id)
+    assert Deletions(store).is_deleted(run_id)
+    assert run_id not in run_names(store)
+    assert run_id not in [row["run_id"] for row in list_runs(store)]
+    assert read_run(store, run_id).epochs == []
+    # ... and what is left of it goes with the next sweep, which tells of late rows only.
+    assert run_id in Deletions(store).sweep()
+    assert num_rows(store, run_id) == {}
+    assert Deletions(store).sweep() == ()
+
+
+def test_deleting_again_keeps_the_first_time_and_takes_what_came_meanwhile(
+    store: Store, run_id: str
+) -> None:
+    fill(store, run_id)
+    first = Deletions(store, unix_ns=lambda: 5).delete(run_id)
+    store.insert_rows("spans", [{"run_id": run_id}])
+
+    again = Deletions(store, unix_ns=lambda: 9).delete(run_id)
+
+    assert (first.at_ns, again.at_ns) == (5, 5)
+    assert again.num_rows == {"spans": 1}
+
+
+def test_rows_that_slip_in_behind_the_tombstone_are_swept(store: Store, run_id: str) -> None:
+    fill(store, run_id)
+    deletions = Deletions(store)
+    deletions.delete(run_id)
+    store.insert_rows("spans", [{"run_id": run_id, "row": 1}, {"run_id": run_id, "row": 2}])
+    store.insert_rows("runs", [{"run_id": run_id, "world_size": 2}])
+
+    assert run_id not in run_names(store)
+    assert deletions.sweep() == (run_id,)
+    assert num_rows(store, run_id) == {}
+
+
+def test_a_deletion_elsewhere_is_known_within_a_second(
+    store: Store, run_id: str, clock: FakeClock
+) -> None:
+    here = Deletions(store, monotonic_ns=clock)
+    assert not here.is_deleted(run_id)
+
+    Deletions(store).delete(run_id)
+
+    clock.now_ns += REFRESH_NS
+    assert here.is_deleted(run_id)
+
+
+def test_a_deleted_run_is_refused_in_words(store: Store, run_id: str) -> None:
+    deletions = Deletions(store, unix_ns=lambda: 1_700_000_000_000_000_000)
+    deletions.check(run_id)
+    deletions.delete(run_id)
+
+    with pytest.raises(RunDeletedError, match="deleted at 2023-11-14 22:13:20 UTC") as caught:
+        deletions.check(run_id)
+    assert caught.value.run_id == run_id
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x' OR 1=1 --", "../x"])
+def test_a_name_that_no_run_can_have_deletes_nothing(store: Store, name: str) -> None:
+    with pytest.raises(RunNameError):
+        Deletions(store).delete(name)
+
+
+def test_samples_of_hosts_and_clocks_belong_to_no_run_and_stay(store: Store, run_id: str) -> None:
+    store.insert_rows("samples", [{"run_id": "", "host": run_id, "name": "x"}])
+    store.insert_rows("clock", [{"host": run_id}])
+    fill(store, run_id)
+
+    Deletions(store).delete(run_id)
+
+    bound = {"host": run_id}
+    for table in ("samples", "clock"):
+        sql = "SELECT count() AS n FROM {table:Identifier} WHERE host = {host:String}"
+        assert store.rows(sql, {**bound, "table": table}) == [{"n": 1}]
+
+
+def test_a_run_deleted_while_it_is_written_stays_deleted(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    # GIVEN a rank whose first step is stored
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    neighbour = SpoolBuilder(tmp_path, run_id=f"{run_id}-neighbour")
+    deletions = Deletions(store)
+    sink = UndeletedSink(StoreWriter(store), deletions)
+    tail = SpoolTail(tmp_path, sink, grace_ns=0)
+    spool.span("forward", step=0, start_ns=0)
+    spool.span("forward", step=1, start_ns=50)
+    tail.poll()
+    tail.poll()
+    assert num_rows(store, run_id)["spans"] == 2
+
+    # WHEN the run is deleted and the rank goes on
+    deletions.delete(run_id)
+    spool.span("forward", step=2, start_ns=90)
+    neighbour.span("forward", step=0, start_ns=0)
+    spool.end()
+    neighbour.end()
+    progress = tail.poll()
+
+    # THEN nothing of it is stored, and its neighbour in the same batch is
+    assert num_rows(store, run_id) == {}
+    assert num_rows(store, f"{run_id}-neighbour")["spans"] == 1
+    assert sink.num_refused_rows == 1
+    assert progress.problems == ()
+
+
+class _DiedError(Exception):
+    """Stands for a process that is killed."""
+
+
+class _DiesAtDelete:
+    """A store whose process dies at its first delete."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def rows(self, sql: str, parameters: Row | None = None) -> list[Row]:
+        return self._store.rows(sql, parameters)
+
+    def insert_rows(self, table: str, rows: list[Row]) -> None:
+        self._store.insert_rows(table, rows)
+
+    def command(self, sql: str, parameters: Row | None = None) -> None:
+        raise _DiedError(sql)

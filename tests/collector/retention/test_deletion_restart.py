@@ -1,0 +1,37 @@
+"""A store of its own, closed and opened again: a process holds one path at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankscope.collector.retention.deleted_run_filter import UndeletedSink
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
+from tests.support.collector.spool_builder import SpoolBuilder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COUNT = "SELECT count() AS n FROM spans WHERE run_id = 'gone'"
+
+
+def test_the_whole_spool_read_again_after_a_restart_brings_nothing_back(tmp_path: Path) -> None:
+    spool_dir, url = tmp_path / "spool", f"chdb://{tmp_path / 'store'}"
+    spool = SpoolBuilder(spool_dir, run_id="gone")
+    spool.span("forward", step=0, start_ns=0)
+    spool.span("backward", step=0, start_ns=20)
+    spool.step(0, start_ns=0, duration_ns=40)
+    spool.end()
+    with open_store(url) as store:
+        SpoolTail(spool_dir, StoreWriter(store)).poll()
+        assert store.rows(COUNT) == [{"n": 2}]
+        Deletions(store).delete("gone")
+
+    # WHEN a new process, knowing nothing, reads the whole spool
+    with open_store(url) as store:
+        sink = UndeletedSink(StoreWriter(store), Deletions(store))
+        SpoolTail(spool_dir, sink).poll()
+        assert store.rows(COUNT) == [{"n": 0}]
+        assert sink.num_refused_rows == 3

@@ -1,0 +1,149 @@
+"""Spools of every layout that there was, and of one that is to come.
+
+The golden ones were written by the tables of docs/spool-format.md as they stood then, not by
+`tracer.spool`; zeros at a file's end are left out. A new layout adds a folder and changes none.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.collector.read.runs import read_events, read_microbatches, read_spans, read_steps
+from rankscope.collector.spool.segment import open_spans
+from rankscope.collector.spool.tail import SegmentFate, SpoolTail
+from rankscope.tracer.spool import SPOOL_VERSION
+from tests.faults.checker import content_hash
+from tests.support.collector.agent_rig import Rig
+from tests.support.collector.fake_collector import FakeCollector
+from tests.support.collector.spool_builder import SpoolBuilder
+from tests.support.paths import GOLDEN
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankscope.collector.store.store import Store
+
+PROCESS_FOLDER = "e1-r00003-abababababab"
+FULL_BYTES = {"process.rsp": 4096 + 4096 * 256, "seg-000000.rsp": 4096 + 64 * 128}
+VERSION_OFFSET = 8
+EPOCH_NS = 1_700_000_000_000_000_000
+"""Unix time of the golden host's monotonic 0."""
+
+
+def lay_out(spool: Path, version: int, *, as_version: int | None = None) -> Path:
+    """Put a golden process into a spool as it was on its host; return its folder."""
+    folder = spool / "golden" / PROCESS_FOLDER
+    folder.mkdir(parents=True)
+    for source in (GOLDEN / f"spool-v{version}" / PROCESS_FOLDER).iterdir():
+        data = bytearray(source.read_bytes())
+        if as_version is not None and source.suffix == ".rsp":
+            struct.pack_into("<I", data, VERSION_OFFSET, as_version)
+        (folder / source.name).write_bytes(data.ljust(FULL_BYTES.get(source.name, 0), b"\0"))
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_there_is_a_spool_of_every_layout() -> None:
+    names = {path.name for path in GOLDEN.glob("spool-v*")}
+
+    assert names == {f"spool-v{version}" for version in range(1, SPOOL_VERSION + 1)}
+
+
+def test_the_second_layout_reads_as_it_was_written(store: Store, tmp_path: Path) -> None:
+    lay_out(tmp_path, 2)
+
+    progress = SpoolTail(tmp_path, store).poll()
+
+    assert (progress.problems, progress.num_refused) == ((), 0)
+    assert (progress.num_spans, progress.num_torn, progress.num_bad) == (4, 1, 1)
+    spans = read_spans(store, "golden").sort_by("start_ns").to_pylist()
+    assert [(span["name"], span["start_ns"] - EPOCH_NS, span["duration_ns"]) for span in spans] == [
+        ("forward", 10_000, 500),
+        ("all-reduce", 11_000, 700),
+        ("ünïcödé", 12_000, 1),
+        ("forward", 15_000, 250),
+    ]
+    assert spans[1] == {
+        "epoch": 1, "step": 4, "rank": 3, "kind": "dp-comm", "name": "all-reduce", "track": "main",
+        "start_ns": EPOCH_NS + 11_000, "duration_ns": 700, "launch_ns": EPOCH_NS + 10_900,
+        "group_id": 0x1122334455667788, "seq": 7, "src_rank": -1, "dst_rank": -1,
+        "microbatch": -1, "chunk": -1, "num_bytes": 4096, "interval_id": 9, "flags": 16, "depth": 1,
+    }  # fmt: skip
+    (step,) = read_steps(store, "golden").to_pylist()
+    assert (step["step"], step["num_tokens"], step["loss"], step["left_out"]) == (4, 512, 0.5, 3)
+    (microbatch,) = read_microbatches(store, "golden").to_pylist()
+    assert (microbatch["num_tokens"], microbatch["sum_squared_lengths"]) == (49, 2401)
+    assert next(event["text"] for event in read_events(store, "golden")) == "began"
+    (rank,) = store.rows("SELECT dropped, exit_state FROM ranks FINAL WHERE run_id = 'golden'")
+    assert rank == {"dropped": {"spool-full": 5}, "exit_state": "ended"}
+
+
+@pytest.mark.parametrize("version", [1, SPOOL_VERSION + 1])
+def test_a_layout_that_is_not_read_is_named_counted_and_left(
+    version: int, store: Store, tmp_path: Path
+) -> None:
+    folder = lay_out(tmp_path, min(version, SPOOL_VERSION), as_version=version)
+    before = contents(folder)
+    tail = SpoolTail(tmp_path, store, segment_fate=SegmentFate.FREE)
+
+    progress = tail.poll()
+
+    (problem,) = progress.problems
+    assert f"spool version {version}; this rankscope reads version {SPOOL_VERSION}" in problem
+    assert (progress.num_spans, progress.num_refused) == (0, 1)
+    assert (tail.poll().problems, tail.poll().num_refused) == ((), 1)
+    assert contents(folder) == before
+
+
+def test_the_open_table_of_another_layout_is_not_read(tmp_path: Path) -> None:
+    spool = SpoolBuilder(tmp_path, run_id="run", version=SPOOL_VERSION + 1)
+    spool.open_span(0, "op", start_ns=5, step=1)
+
+    assert open_spans(spool.segment) == []
+
+
+def test_an_agent_that_was_rolled_back_deletes_nothing_that_it_can_not_read(
+    tmp_path: Path,
+) -> None:
+    # GIVEN a process of a newer release, one of ours, and one of ours with a newer segment
+    spool = tmp_path / "spool"
+    newer = lay_out(spool, SPOOL_VERSION, as_version=SPOOL_VERSION + 1)
+    ours = SpoolBuilder(spool, run_id="golden", rank=0)
+    ours.span("fine")
+    ours.end()
+    mixed = SpoolBuilder(spool, run_id="golden", rank=1)
+    mixed.span("fine too")
+    mixed.seal()
+    mixed.new_segment()
+    mixed.span("unreadable")
+    data = bytearray(mixed.segment.read_bytes())
+    struct.pack_into("<I", data, VERSION_OFFSET, SPOOL_VERSION + 1)
+    mixed.segment.write_bytes(data)
+    mixed.end()
+    kept = contents(newer), mixed.segment.read_bytes()
+
+    # WHEN an agent of today ships the spool, and another one must then make room
+    with FakeCollector() as collector:
+        first = Rig(spool, collector.url)
+        first.turn_until(lambda: len(collector.stored.rows) >= 2)
+        first.close()
+        rig = Rig(spool, collector.url, max_spool_bytes=1)
+        rig.turn_until(lambda: not ours.folder.exists())
+        for _ in range(10):
+            rig.turn()
+        rig.close()
+
+    # THEN what it can't read lies there as before and is named with both versions, once
+    assert (contents(newer), mixed.segment.read_bytes()) == kept
+    words = f"spool version {SPOOL_VERSION + 1}; this rankscope reads version {SPOOL_VERSION}"
+    told = [line for line in rig.lines if words in line]
+    assert len(told) == 2
+    assert any(str(mixed.segment) in line for line in told)
+    contents_stored = {content for _, content in collector.stored.rows}
+    assert contents_stored == {content_hash(name, 0, 10) for name in ("fine", "fine too")}

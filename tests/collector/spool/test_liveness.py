@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankscope.collector.spool.liveness import Fate, fate_of
+from rankscope.collector.spool.process import ProcessFiles
+from tests.support.collector.spool_builder import SpoolBuilder, this_host
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def fate(tmp_path: Path, identity: dict[str, Any]) -> Fate:
+    spool = SpoolBuilder(tmp_path, run_id="r", **identity)
+    return fate_of(ProcessFiles(spool.folder).identity)
+
+
+def test_this_process_is_alive(tmp_path: Path) -> None:
+    assert fate(tmp_path, this_host()) is Fate.ALIVE
+
+
+def test_a_process_of_another_host_is_unknown(tmp_path: Path) -> None:
+    assert fate(tmp_path, this_host() | {"host": "elsewhere"}) is Fate.UNKNOWN
+
+
+def test_a_process_of_an_earlier_boot_is_gone(tmp_path: Path) -> None:
+    assert fate(tmp_path, this_host() | {"boot_id": bytes(15) + b"x"}) is Fate.GONE
+
+
+def test_another_process_under_the_same_number_is_not_the_one(tmp_path: Path) -> None:
+    # The spool is an hour old, this process is not.
+    anchor_ns = time.monotonic_ns() - 3600 * 10**9
+    assert fate(tmp_path, this_host() | {"anchor_monotonic_ns": anchor_ns}) is Fate.GONE
+
+
+@pytest.mark.multiproc
+def test_a_zombie_is_gone_and_so_is_one_that_was_reaped(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "print()"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read()  # ends with the process's last breath
+        deadline = time.monotonic() + 60
+        while (seen := fate(tmp_path, this_host() | {"pid": process.pid})) is Fate.ALIVE:
+            assert time.monotonic() < deadline
+        assert seen is Fate.GONE  # not waited for yet: a zombie
+    assert fate(tmp_path, this_host() | {"pid": process.pid}) is Fate.GONE

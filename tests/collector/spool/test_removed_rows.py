@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankscope.collector.identity import segment_id
+from rankscope.collector.spool.removed_rows import num_removed_rows
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.sources.store_source import StoreSource
+from rankscope.tracer.spool import ACCOUNT, ACCOUNT_OFFSET, PROCESS_FILE
+from tests.support.collector.spool_builder import SpoolBuilder, this_host
+from tests.support.collector.stored import names_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankscope.collector.store.store import Store
+    from tests.collector.conftest import FakeClock
+
+PROCESS = "ab" * 16
+FIRST = segment_id(PROCESS, 0)
+
+
+def removed(
+    end_rows: dict[int, int], *, there: frozenset[int] = frozenset(), num_given_up: int = 0
+) -> int:
+    return num_removed_rows(
+        PROCESS, num_stored=100, end_rows=end_rows, there=there, num_given_up=num_given_up
+    )
+
+
+def test_only_a_number_that_is_missing_between_others_was_a_segment() -> None:
+    other = segment_id("cd" * 16, 7)
+
+    assert removed({FIRST: 40, FIRST + 2: 30}) == 30
+    assert removed({FIRST + 1: 60, other: 5}) == 40
+    assert removed({FIRST: 40, FIRST + 2: 30}, num_given_up=10) == 20
+    assert removed({FIRST: 40, FIRST + 1: 30}) == 0
+    assert removed({FIRST: 40, FIRST + 2: 30}, there=frozenset({1})) == 0
+    assert removed({FIRST: 80, FIRST + 2: 30}) == 0
+    assert removed({}) == 0
+
+
+def test_rows_of_a_segment_that_was_removed_unread_are_counted_as_dropped(
+    store: Store, run_id: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    # GIVEN a process that wrote five rows, two of them in a segment that somebody removed
+    spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
+    spool.span("a")
+    spool.seal()
+    spool.new_segment()
+    unread = spool.segment
+    spool.span("b")
+    spool.span("c")
+    spool.seal()
+    spool.new_segment()
+    spool.span("d")
+    spool.span("e")
+    account = bytearray((spool.folder / PROCESS_FILE).read_bytes())
+    ACCOUNT.pack_into(account, ACCOUNT_OFFSET, 5, 5, 1, 0, -1)
+    (spool.folder / PROCESS_FILE).write_bytes(account)
+    unread.unlink()
+    spool.end()
+
+    # WHEN the rest is read
+    progress = SpoolTail(tmp_path, store, monotonic_ns=clock).poll()
+
+    # THEN the account of the rank is whole, and the removal was told
+    assert names_of(store, run_id) == ["a", "d", "e"]
+    assert StoreSource(store).run_info(run_id).num_dropped == 2
+    assert any("2 rows with them" in problem for problem in progress.problems)
+
+    # AND a second look at what is there says the same
+    SpoolTail(tmp_path, store, monotonic_ns=clock).poll()
+    assert StoreSource(store).run_info(run_id).num_dropped == 2

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankscope.analysis.analyze import analyze_run
+from rankscope.collector.read.runs import read_microbatches, read_run, read_spans, read_steps
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.sources.store_source import StoreSource
+from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
+from tests.support.collector.spool_builder import OFFSET_NS, SpoolBuilder
+from tests.support.collector.stored import names_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankscope.collector.store.store import Store
+
+
+def test_a_span_arrives_with_every_field_on_the_unix_clock(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id, rank=1, epoch=3)
+    spool.span(
+        "all_reduce",
+        kind=SpanKind.DP_COMM,
+        start_ns=5_000,
+        duration_ns=700,
+        step=4,
+        microbatch=2,
+        chunk=1,
+        track="comm",
+        launch_ns=4_900,
+        comm=(0xFEED, 17, NONE, NONE, 4096, 9),
+    )
+    spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    assert read_spans(store, run_id).to_pylist() == [
+        {
+            "epoch": 3,
+            "step": 4,
+            "rank": 1,
+            "kind": "dp-comm",
+            "name": "all_reduce",
+            "track": "comm",
+            "start_ns": 5_000 + OFFSET_NS,
+            "duration_ns": 700,
+            "launch_ns": 4_900 + OFFSET_NS,
+            "group_id": 0xFEED,
+            "seq": 17,
+            "src_rank": -1,
+            "dst_rank": -1,
+            "microbatch": 2,
+            "chunk": 1,
+            "num_bytes": 4096,
+            "interval_id": 9,
+            "flags": 16,
+            "depth": 0,
+        }
+    ]
+
+
+def test_a_span_that_is_no_communication_says_unknown_in_its_second_half(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    spool.span("forward")
+    spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    (row,) = read_spans(store, run_id).to_pylist()
+    assert (row["group_id"], row["seq"], row["src_rank"], row["dst_rank"]) == (0, -1, -1, -1)
+    assert (row["num_bytes"], row["interval_id"], row["launch_ns"]) == (-1, 0, -1)
+
+
+def test_steps_and_microbatches_arrive(store: Store, run_id: str, tmp_path: Path) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    spool.microbatch(1, step=7, num_tokens=64, sum_squared_lengths=4096)
+    spool.step(7, start_ns=100, duration_ns=50, num_tokens=512, loss=2.5)
+    spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    steps = StoreSource(store).steps(run_id)
+    assert (steps.step.tolist(), steps.num_tokens.tolist(), steps.loss.tolist()) == (
+        [7],
+        [512],
+        [2.5],
+    )
+    assert (steps.end_ns - steps.start_ns).tolist() == [50]
+    (microbatch,) = read_microbatches(store, run_id).to_pylist()
+    assert microbatch == {
+        "epoch": 0, "step": 7, "rank": 0, "microbatch": 1,
+        "num_tokens": 64, "sum_squared_lengths": 4096,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ({"duration_ns": -5}, "ends before it begins"),
+        ({"duration_ns": 2**63 - 1}, "lasts more than 30 days"),
+        ({"start_ns": -1}, "begins before the clock"),
+        ({"start_ns": 2**63 - 1}, "begins beyond the clock's range"),
+        ({"kind": 200}, "unknown kind"),
+        ({"record_type": 77}, "unknown record type"),
+    ],
+)
+def test_an_impossible_record_is_set_aside_and_its_neighbours_are_kept(
+    store: Store, run_id: str, tmp_path: Path, fault: dict[str, Any], reason: str
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    spool.span("before")
+    spool.span("impossible", **fault)
+    spool.span("after", start_ns=9)
+    spool.end()
+
+    progress = SpoolTail(tmp_path, store).poll()
+
+    assert progress.num_bad == 1
+    assert names_of(store, run_id) == ["before", "after"]
+    assert read_run(store, run_id).bad == [{"reason": reason, "num_rows": 1}]
+
+
+def test_names_from_hell_are_stored_visible_and_short(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    hostile = ["\x1b[31mred\r\n", "\u202edrowssap", "null\0byte", "😀 ünïcödé", "\ud800", "n" * 400]
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    for at, name in enumerate(hostile):
+        spool.span(name, start_ns=at)
+    spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    assert names_of(store, run_id) == [
+        "\\x1b[31mred\\r\\n",
+        "\\u202edrowssap",
+        "null\\x00byte",
+        "😀 ünïcödé",
+        "\ufffd\ufffd\ufffd",  # a lone surrogate is no UTF-8
+        "n" * 254,  # a slot of the spool holds no more
+    ]
+
+
+def test_a_child_finds_its_parent_in_the_same_cut(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    # A lane writes a span when it ends: the children stand before their parent.
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    spool.span("child", start_ns=10, duration_ns=5, depth=1)
+    spool.span("parent", start_ns=0, duration_ns=50, depth=0)
+    spool.span("orphan", start_ns=60, duration_ns=5, depth=1)
+    spool.span("stranger", start_ns=70, duration_ns=5, depth=0)
+    spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    found = store.rows(
+        "SELECT name, row, parent_row FROM spans WHERE run_id = {r:String} ORDER BY row",
+        {"r": run_id},
+    )
+    assert [(row["name"], row["row"], row["parent_row"]) for row in found] == [
+        ("child", 0, 1),
+        ("parent", 1, None),
+        ("orphan", 2, None),
+        ("stranger", 3, None),
+    ]
+
+
+def test_ranks_of_one_host_share_one_clock(store: Store, run_id: str, tmp_path: Path) -> None:
+    # The second process read its anchor 7 ns off; on one host that must not show.
+    boot_id = os.urandom(16)
+    first = SpoolBuilder(tmp_path, run_id=run_id, rank=0, boot_id=boot_id)
+    second = SpoolBuilder(
+        tmp_path, run_id=run_id, rank=1, boot_id=boot_id, anchor_unix_ns=OFFSET_NS + 1_007
+    )
+    for spool in (first, second):
+        spool.span(start_ns=40)
+        spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    assert len(set(read_spans(store, run_id)["start_ns"].to_pylist())) == 1
+    assert StoreSource(store).run_info(run_id).clock_error_ns == 0
+
+
+def test_the_error_between_two_hosts_is_unknown(store: Store, run_id: str, tmp_path: Path) -> None:
+    for rank, host in enumerate(("host-a", "host-b")):
+        spool = SpoolBuilder(tmp_path, run_id=run_id, rank=rank, host=host)
+        spool.span()
+        spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    assert StoreSource(store).run_info(run_id).clock_error_ns is None
+
+
+def test_a_step_that_was_not_sampled_is_left_out_of_the_replay_and_named(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    forward_and_host = 1 << KIND_CODES[SpanKind.FORWARD] | 1 << KIND_CODES[SpanKind.HOST]
+    host_alone = 1 << KIND_CODES[SpanKind.HOST]
+    for rank in range(2):
+        spool = SpoolBuilder(tmp_path, run_id=run_id, rank=rank)
+        for step, left_out in enumerate((0, forward_and_host, host_alone)):
+            if step != 1:
+                spool.span(
+                    "f",
+                    kind=SpanKind.FORWARD,
+                    start_ns=1_000 * (step + 1),
+                    duration_ns=500,
+                    step=step,
+                    microbatch=0,
+                    chunk=0,
+                )
+            spool.step(step, start_ns=1_000 * (step + 1), duration_ns=900, left_out=left_out)
+        spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    assert read_steps(store, run_id)["left_out"].to_pylist() == [
+        *(0, 0, forward_and_host, forward_and_host, host_alone, host_alone)
+    ]
+    report = analyze_run(StoreSource(store), run_id)
+    assert report.steps == (0, 2)
+    (warning,) = [text for text in report.quality.warnings if "not recorded" in text]
+    assert "step 1" in warning
+    assert "forward" in warning
+
+
+def test_a_spool_folder_that_is_not_there_yet_is_no_error(store: Store, tmp_path: Path) -> None:
+    progress = SpoolTail(tmp_path / "later", store).poll()
+
+    assert (progress.num_processes, progress.problems) == (0, ())

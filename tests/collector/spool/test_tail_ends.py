@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.analysis.causes.crash import crashes
+from rankscope.collector.read.runs import read_events, read_spans
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.sources.store_source import StoreSource
+from tests.support.collector.spool_builder import SpoolBuilder, this_host
+from tests.support.collector.stored import names_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankscope.collector.store.store import Store
+    from tests.collector.conftest import FakeClock
+
+
+def test_an_exception_becomes_an_event_and_the_runs_state(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host() | {"pid": 2**22 + 1})
+    spool.span("last")
+    spool.fail("ValueError", "bad shape", at_ns=77)
+
+    SpoolTail(tmp_path, store).poll()
+
+    (event,) = read_events(store, run_id)
+    assert (event["kind"], event["text"], event["at_ns"]) == ("exit", "ValueError: bad shape", 77)
+    assert json.loads(event["data"])["exception"]["traceback"] == "Traceback ..."
+    assert names_of(store, run_id) == ["last"]
+    summary = {run.run_id: run for run in StoreSource(store).runs()}[run_id]
+    assert (summary.state, summary.num_spans) == ("failed", 1)
+
+
+def test_a_process_that_recorded_an_exception_and_still_runs_is_not_over(
+    store: Store, run_id: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
+    spool.span("a")
+    spool.fail("ValueError", "x")
+    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+    tail.poll()
+    spool.span("written by an exit handler", start_ns=5)
+    clock.advance_s(1)
+
+    assert tail.poll().num_running == 1
+    assert names_of(store, run_id) == ["a"]
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.support.collector.spool_builder import SpoolBuilder, this_host
+spool = SpoolBuilder(Path(sys.argv[1]), run_id=sys.argv[2], capacity=4096, **this_host())
+for step in range(1000):
+    spool.span("forward", start_ns=10 * step, step=step)
+spool.open_span(0, "all_reduce", start_ns=10_000, step=1000)
+spool.span("half written", commit=False)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.multiproc
+def test_what_a_killed_process_had_committed_is_all_stored(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path), run_id]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        tail = SpoolTail(tmp_path, store)
+        assert tail.poll().num_running == 1
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    progress = tail.poll()
+
+    assert progress.num_running == 0
+    assert read_spans(store, run_id)["step"].to_pylist() == list(range(1000))
+    info = StoreSource(store).run_info(run_id)
+    assert (info.num_torn, info.epochs[0].ranks[0].exit_state) == (1, "lost")
+    (event,) = read_events(store, run_id)
+    assert (event["kind"], event["text"]) == ("lost", "lost at step 1000, open span = all_reduce")
+
+
+TERMINATED = """
+import signal, sys
+from rankscope import tracer
+before = signal.getsignal(signal.SIGTERM)
+tracer.install(count_steps=False)
+assert signal.getsignal(signal.SIGTERM) is before is signal.SIG_DFL
+tracer.begin_steps()
+for _ in range(3):
+    with tracer.span("work"):
+        pass
+    tracer.step()
+with tracer.span("exchange", microbatch=0):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.multiproc
+def test_a_rank_that_its_launcher_terminates_is_lost_at_its_step_by_the_next_look(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    environ = {**os.environ, "RANKSCOPE_TRACE": str(tmp_path), "RANKSCOPE_RUN": run_id}
+    command = [sys.executable, "-c", TERMINATED]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=environ
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        tail = SpoolTail(tmp_path, store)
+        assert tail.poll().num_running == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
+
+    assert tail.poll().num_running == 0
+
+    source = StoreSource(store)
+    info = source.run_info(run_id)
+    assert info.epochs[0].ranks[0].exit_state == "lost"
+    assert names_of(store, run_id) == ["work", "work", "work"]
+    (event,) = [event for event in read_events(store, run_id) if event["kind"] == "lost"]
+    assert event["text"] == "lost at step 3, open span = exchange"
+    (crash,) = crashes(info, source.context(run_id))
+    assert crash.ranks == (0,)
+    assert "gone without goodbye (ended by a signal" in crash.evidence
+
+
+def test_an_exit_record_that_is_no_json_counts_as_a_failure(
+    store: Store, run_id: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    spool.span()
+    (spool.folder / "exit.json").write_text("{")
+    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+
+    (problem,) = tail.poll().problems
+    clock.advance_s(3)  # of another host, so nobody can see whether it still runs
+    progress = tail.poll()
+
+    assert "exit.json" in problem
+    assert progress.num_running == 0
+    assert StoreSource(store).run_info(run_id).epochs[0].ranks[0].exit_state == "failed"

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.collector.read.runs import read_events, read_spans
+from rankscope.collector.spool.tail import SegmentFate, SpoolTail
+from rankscope.sources.store_source import StoreSource
+from tests.support.collector.spool_builder import SpoolBuilder, this_host
+from tests.support.collector.stored import names_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankscope.collector.store.store import Store
+    from tests.collector.conftest import FakeClock
+
+
+def test_a_spool_of_a_future_version_is_named_and_left_alone_and_others_go_on(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    future = SpoolBuilder(tmp_path, run_id=run_id, rank=1, version=99)
+    future.span("unreadable")
+    future.end()
+    before = {path: path.read_bytes() for path in future.folder.iterdir()}
+    spool = SpoolBuilder(tmp_path, run_id=run_id, rank=0)
+    spool.span("fine")
+    spool.end()
+    tail = SpoolTail(tmp_path, store, segment_fate=SegmentFate.FREE)
+
+    (problem,) = tail.poll().problems
+    assert "spool version 99" in problem
+    assert "upgrade" in problem
+    assert tail.poll().problems == ()
+    assert names_of(store, run_id) == ["fine"]
+    assert {path: path.read_bytes() for path in future.folder.iterdir()} == before
+
+
+def test_a_folder_taken_away_under_the_tail_is_named_and_others_go_on(
+    store: Store, run_id: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    gone = SpoolBuilder(tmp_path, run_id=run_id, rank=0, **this_host())
+    stays = SpoolBuilder(tmp_path, run_id=run_id, rank=1, **this_host())
+    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+    tail.poll()
+    shutil.rmtree(gone.folder)
+    stays.span("still here")
+    stays.end()
+
+    progress = tail.poll()
+
+    assert [str(gone.folder) in problem for problem in progress.problems] == [True]
+    assert names_of(store, run_id) == ["still here"]
+    ranks = StoreSource(store).run_info(run_id).epochs[0].ranks
+    assert [rank.exit_state for rank in ranks] == ["lost", "ended"]
+
+
+def test_a_half_written_line_waits_for_its_end(
+    store: Store, run_id: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
+    spool.append_line("events.jsonl", "this is no JSON")
+    spool.append_line("events.jsonl", '{"at_ns": 1, "kind": "note", ', end="")
+    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+    tail.poll()
+    assert read_events(store, run_id) == []
+
+    spool.append_line("events.jsonl", '"text": "whole", "data": {}}')
+    tail.poll()
+
+    assert [event["text"] for event in read_events(store, run_id)] == ["whole"]
+
+
+def test_two_processes_of_one_rank_and_epoch_do_not_hide_each_other(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    for name in ("first life", "second life"):
+        spool = SpoolBuilder(tmp_path, run_id=run_id)
+        spool.span(name)
+        spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    assert sorted(names_of(store, run_id)) == ["first life", "second life"]
+
+
+def test_finished_segments_are_freed_once_stored_and_live_ones_are_kept(
+    store: Store, run_id: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id, capacity=2, **this_host())
+    spool.span("a")
+    spool.span("b", start_ns=1)
+    spool.seal()
+    finished = spool.segment
+    spool.new_segment()
+    spool.span("c", start_ns=2)
+    tail = SpoolTail(tmp_path, store, segment_fate=SegmentFate.FREE, monotonic_ns=clock)
+
+    tail.poll()
+    tail.poll()  # finds that nothing of it is left to store
+
+    assert not finished.exists()
+    assert spool.segment.exists()
+    assert names_of(store, run_id) == ["a", "b"]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_while_a_process_runs_its_room_is_freed_and_then_its_remains_are_kept(
+    store: Store, run_id: str, tmp_path: Path, clock: FakeClock, *, ended: bool
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id, capacity=1, **this_host())
+    spool.span("a")
+    spool.seal()
+    finished = spool.segment
+    spool.new_segment()
+    if ended:
+        spool.end()
+    tail = SpoolTail(
+        tmp_path, store, segment_fate=SegmentFate.FREE_WHILE_RUNNING, monotonic_ns=clock
+    )
+
+    tail.poll()
+    tail.poll()
+
+    assert finished.exists() == ended
+    assert names_of(store, run_id) == ["a"]
+
+
+def test_a_finished_segment_with_an_open_span_is_kept_for_it(
+    store: Store, run_id: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id, capacity=1, **this_host())
+    spool.open_span(0, "step", start_ns=5, step=0)
+    spool.span("a")
+    spool.seal()
+
+    SpoolTail(tmp_path, store, segment_fate=SegmentFate.FREE, monotonic_ns=clock).poll()
+
+    assert names_of(store, run_id) == ["a"]
+    assert spool.segment.exists()
+
+
+def test_a_long_segment_is_read_to_its_end_in_one_poll(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    # Longer than the first look (512 rows), with a torn row in its middle.
+    spool = SpoolBuilder(tmp_path, run_id=run_id, capacity=3_000)
+    for row in range(3_000):
+        spool.claim() if row == 600 else spool.span(start_ns=row, step=row)
+    spool.end()
+
+    progress = SpoolTail(tmp_path, store).poll()
+
+    assert (progress.num_spans, progress.num_torn) == (2_999, 1)
+    assert read_spans(store, run_id)["step"].to_pylist() == [
+        step for step in range(3_000) if step != 600
+    ]

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankscope.collector.errors import StoreError
+from rankscope.collector.read.runs import may_repeat, read_events, read_run
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import Store
+from rankscope.sources.store_source import StoreSource
+from rankscope.tracer.spool import DropReason
+from tests.deploy.servers import url_of
+from tests.support.collector.spool_builder import SpoolBuilder, this_host
+from tests.support.collector.stored import names_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from tests.collector.conftest import FakeClock
+
+
+def test_a_segment_read_twice_is_stored_once(store: Store, run_id: str, tmp_path: Path) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    for name in ("a", "b", "c"):
+        spool.span(name)
+    spool.end()
+
+    first = SpoolTail(tmp_path, store).poll()
+    again = SpoolTail(tmp_path, store).poll()
+
+    assert (first.num_spans, again.num_spans) == (3, 0)
+    assert names_of(store, run_id) == ["a", "b", "c"]
+    assert not may_repeat(store, run_id)
+
+
+def test_a_restarted_tail_goes_on_in_the_middle_of_a_segment(
+    store: Store, run_id: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    spool.span("a", start_ns=1)
+    spool.span("b", start_ns=2)
+    before = SpoolTail(tmp_path, store, monotonic_ns=clock).poll()
+    spool.span("c", start_ns=3)
+    spool.end()
+
+    after = SpoolTail(tmp_path, store, monotonic_ns=clock).poll()
+
+    # The newest row of a live segment waits for a second look: "b" came with the restart.
+    assert (before.num_spans, after.num_spans) == (1, 2)
+    assert names_of(store, run_id) == ["a", "b", "c"]
+
+
+def test_the_newest_row_of_a_live_segment_is_taken_at_the_second_look(
+    store: Store, run_id: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
+    spool.span("a")
+    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+
+    assert tail.poll().num_spans == 0
+    clock.advance_s(0.001)
+    assert tail.poll().num_spans == 0  # too soon to count as a second look
+    clock.advance_s(0.1)
+    assert tail.poll().num_spans == 1
+
+
+class DyingStore(Store):
+    """A store whose power is cut once: when the rows are in and the ledger is to say so."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(url_of(store))
+        self._num_notes = 0
+
+    def insert_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        if table == "ledger":
+            self._num_notes += 1
+            if self._num_notes == 2:
+                raise StoreError("power cut")
+        super().insert_rows(table, rows)
+
+
+def test_rows_whose_confirmation_was_lost_show_once_after_a_restart(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    spool.span("a")
+    spool.span("b", start_ns=5)
+    spool.end()
+    store.command("SYSTEM STOP MERGES spans")  # else the copies may be gone before they are counted
+    try:
+        with DyingStore(store) as dying, pytest.raises(StoreError, match="power cut"):
+            SpoolTail(tmp_path, dying).poll()
+
+        SpoolTail(tmp_path, store).poll()
+
+        copies = "SELECT count() AS n FROM spans WHERE run_id = {r:String} SETTINGS final = 0"
+        raw = store.rows(copies, {"r": run_id})
+    finally:
+        store.command("SYSTEM START MERGES spans")
+    assert raw == [{"n": 4}]  # the engine holds them twice ...
+    assert names_of(store, run_id) == ["a", "b"]  # ... and shows them once
+    assert read_run(store, run_id).account[0]["num_spans"] == 2
+
+
+def test_a_sink_that_fails_once_gets_the_same_cut_again_and_loses_no_words(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    spool.span("a")
+    spool.event("note", "hello", at_ns=5, data={})
+    spool.end()
+    with DyingStore(store) as dying:
+        tail = SpoolTail(tmp_path, dying)
+
+        with pytest.raises(StoreError, match="power cut"):
+            tail.poll()
+        tail.poll()
+
+    assert names_of(store, run_id) == ["a"]
+    assert [event["kind"] for event in read_events(store, run_id)] == ["exit", "note"]
+    assert StoreSource(store).run_info(run_id).epochs[0].ranks[0].exit_state == "ended"
+
+
+def test_a_row_that_was_never_committed_is_waited_for_then_counted_torn(
+    store: Store, run_id: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
+    spool.span("a", start_ns=1)
+    torn = spool.claim()
+    spool.span("c", start_ns=3)
+    spool.span("d", start_ns=4)
+    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+
+    assert tail.poll().num_spans == 1
+    clock.advance_s(1.9)
+    assert tail.poll().num_spans == 0
+    clock.advance_s(0.2)
+    progress = tail.poll()
+
+    assert torn == 1
+    assert (progress.num_spans, progress.num_torn) == (1, 1)  # "d" waits for its second look
+    clock.advance_s(0.1)
+    assert tail.poll().num_spans == 1
+    assert names_of(store, run_id) == ["a", "c", "d"]
+    assert StoreSource(store).run_info(run_id).num_torn == 1
+
+
+def test_a_row_committed_within_the_grace_time_is_kept(
+    store: Store, run_id: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
+    late = spool.claim()
+    spool.span("b", start_ns=2)
+    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+    tail.poll()
+    spool.span("late", row=late, start_ns=1)
+    spool.end()
+
+    progress = tail.poll()
+
+    assert (progress.num_spans, progress.num_torn) == (2, 0)
+    assert names_of(store, run_id) == ["late", "b"]
+
+
+def test_produced_is_stored_plus_torn_plus_dropped(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    spool.span("a")
+    spool.claim()
+    spool.span("negative", duration_ns=-1)
+    spool.step(0, start_ns=0, duration_ns=1)
+    spool.microbatch(0, step=0, num_tokens=1, sum_squared_lengths=1)
+    spool.drop(DropReason.SPOOL_FULL, 3)
+    spool.drop(DropReason.BAD_ARGUMENT, 2)
+    spool.end()
+
+    SpoolTail(tmp_path, store).poll()
+
+    rows = read_run(store, run_id)
+    (account,) = rows.account
+    assert account == {
+        "epoch": 0, "rank": 0, "num_spans": 1, "num_steps": 1, "num_microbatches": 1,
+        "num_torn": 1, "num_bad": 1, "num_doubtful": 0,
+    }  # fmt: skip
+    assert rows.ranks[0]["dropped"] == {"spool-full": 3, "bad-argument": 2}
+    info = StoreSource(store).run_info(run_id)
+    # A bad argument loses no record: it was kept under a harmless name.
+    assert (info.num_dropped, info.num_torn) == (3, 1)
+    assert info.warnings == ("1 records were set aside: ends before it begins",)

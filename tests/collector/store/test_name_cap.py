@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankscope.collector.store.name_cap import MAX_NAMES, OTHER_NAME, NameCap
+from rankscope.collector.store.writer import StoreWriter
+from tests.support.collector.cut_builder import span_cut
+from tests.support.collector.writing import counted, put
+
+if TYPE_CHECKING:
+    from rankscope.collector.store.store import Store
+
+
+def test_names_beyond_the_cap_become_one_and_are_counted(store: Store, run_id: str) -> None:
+    first = span_cut(run_id, 0, MAX_NAMES)
+    more = span_cut(run_id, MAX_NAMES, MAX_NAMES + 3, names=["s0", "new", "newer"])
+    cap = NameCap(store)
+
+    kept = cap.capped(first.rows.spans)
+    capped = cap.capped(more.rows.spans)
+
+    assert kept is first.rows.spans
+    assert capped["name"].to_pylist() == ["s0", OTHER_NAME, OTHER_NAME]
+    assert cap.num_other == {run_id: 2}
+    assert capped["row"].to_pylist() == more.rows.spans["row"].to_pylist()
+
+
+def test_the_cap_of_one_run_is_not_the_cap_of_another(store: Store, run_id: str) -> None:
+    cap = NameCap(store)
+    cap.capped(span_cut(run_id, 0, MAX_NAMES + 1).rows.spans)
+
+    other = span_cut(f"{run_id}-b", 0, 2, names=["new", "newer"])
+
+    assert cap.capped(other.rows.spans)["name"].to_pylist() == ["new", "newer"]
+
+
+def test_the_cap_holds_over_a_restart(store: Store, run_id: str) -> None:
+    put(StoreWriter(store), span_cut(run_id, 0, MAX_NAMES))
+    after = NameCap(store)
+
+    capped = after.capped(span_cut(run_id, 0, 2, names=["s1", "new"]).rows.spans)
+
+    assert capped["name"].to_pylist() == ["s1", OTHER_NAME]
+
+
+def test_a_run_that_names_every_span_anew_stays_countable(store: Store, run_id: str) -> None:
+    writer = StoreWriter(store)
+    for first in range(0, 12_000, 4_000):
+        put(writer, span_cut(run_id, first, first + 4_000))
+
+    bound = {"r": run_id}
+    found = store.rows(
+        "SELECT uniqExact(name) AS names, countIf(name = '__other__') AS other, count() AS n"
+        " FROM spans WHERE run_id = {r:String}",
+        bound,
+    )
+    assert found == [{"names": MAX_NAMES + 1, "other": 2_000, "n": 12_000}]
+    assert np.isfinite(counted(store, run_id))

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.collector.read.runs import may_repeat
+from rankscope.collector.store.ledger import Ledger, Range, missing
+from rankscope.collector.store.writer import StoreWriter
+from tests.support.collector.cut_builder import SEGMENT, span_cut
+from tests.support.collector.stored import shown
+from tests.support.collector.writing import (
+    CONFLICT,
+    DUPLICATE,
+    STORED,
+    counted,
+    in_engine,
+    names,
+    put,
+)
+
+if TYPE_CHECKING:
+    from rankscope.collector.spool.cut import CutKey
+    from rankscope.collector.store.store import Store
+
+
+def test_a_cut_that_comes_a_thousand_times_is_stored_once(store: Store, run_id: str) -> None:
+    writer, cut = StoreWriter(store), span_cut(run_id, 0, 10)
+
+    assert put(writer, cut) == [STORED]
+    assert put(writer, *[cut] * 999) == [DUPLICATE] * 999
+
+    assert in_engine(store, run_id) == 10
+    assert shown(store, run_id) == names(0, 10)
+    assert not may_repeat(store, run_id)
+
+
+def test_a_cut_is_known_after_a_restart(store: Store, run_id: str) -> None:
+    cut = span_cut(run_id, 0, 10)
+    put(StoreWriter(store, ledger=Ledger(store)), cut)
+
+    assert put(StoreWriter(store, ledger=Ledger(store)), cut) == [DUPLICATE]
+
+
+def test_a_cut_is_known_after_a_hundred_others(store: Store, run_id: str) -> None:
+    """No window of the engine's is what tells duplicates: the ledger forgets none."""
+    writer, cut = StoreWriter(store), span_cut(run_id, 0, 2)
+    put(writer, cut)
+    for at in range(1, 11):
+        put(writer, *[span_cut(run_id, 20 * at + 2 * n, 20 * at + 2 * n + 2) for n in range(10)])
+
+    assert put(writer, cut) == [DUPLICATE]
+    assert in_engine(store, run_id) == 202
+
+
+def test_a_cut_given_twice_in_one_insert_goes_in_once(store: Store, run_id: str) -> None:
+    cut = span_cut(run_id, 0, 10)
+
+    assert put(StoreWriter(store), cut, cut) == [STORED, DUPLICATE]
+    assert in_engine(store, run_id) == 10
+
+
+def test_other_bytes_under_the_same_key_are_refused_and_told(store: Store, run_id: str) -> None:
+    heard: list[CutKey] = []
+    writer = StoreWriter(store, on_conflict=heard.append)
+    first, other = (
+        span_cut(run_id, 0, 3),
+        span_cut(run_id, 0, 3, names=["x", "y", "z"], content="x"),
+    )
+
+    states = put(writer, first) + put(writer, other, span_cut(run_id, 3, 5))
+
+    assert states == [STORED, CONFLICT, STORED]
+    assert heard == [other.key]
+    assert shown(store, run_id) == names(0, 5)
+
+
+def test_a_range_that_is_held_in_part_brings_what_is_missing(store: Store, run_id: str) -> None:
+    writer = StoreWriter(store)
+    put(writer, span_cut(run_id, 10, 20), span_cut(run_id, 30, 40))
+
+    states = put(writer, span_cut(run_id, 5, 35)) + put(writer, span_cut(run_id, 12, 33))
+
+    assert states == [STORED, DUPLICATE]
+    assert in_engine(store, run_id) == 35
+    assert shown(store, run_id) == names(5, 40)
+    assert counted(store, run_id) == 35
+    assert not may_repeat(store, run_id)
+
+
+def test_a_longer_cut_from_the_same_row_keeps_the_account_of_the_first(
+    store: Store, run_id: str
+) -> None:
+    writer = StoreWriter(store)
+    put(writer, span_cut(run_id, 0, 10))
+    put(writer, span_cut(run_id, 0, 15))
+
+    assert counted(store, run_id) == 15
+    assert in_engine(store, run_id) == 15
+
+
+def test_cuts_that_come_out_of_order_are_stored_as_they_come_and_a_gap_is_named(
+    store: Store, run_id: str
+) -> None:
+    writer = StoreWriter(store)
+    assert put(writer, span_cut(run_id, 20, 30), span_cut(run_id, 0, 10)) == [STORED, STORED]
+    assert shown(store, run_id) == sorted(names(0, 10) + names(20, 30))
+
+    with_gap = writer.resume(run_id)
+    put(writer, span_cut(run_id, 10, 20))
+
+    assert with_gap.end_rows == {SEGMENT: 10}
+    assert writer.resume(run_id).end_rows == {SEGMENT: 30}
+
+
+def test_a_row_before_the_first_cut_is_a_gap_too(store: Store, run_id: str) -> None:
+    writer = StoreWriter(store)
+    put(writer, span_cut(run_id, 5, 9))
+
+    assert writer.resume(run_id).end_rows == {SEGMENT: 0}
+
+
+def test_two_runs_that_number_a_segment_alike_do_not_mix(store: Store, run_id: str) -> None:
+    other = f"{run_id}-b"
+    writer = StoreWriter(store)
+
+    states = put(writer, span_cut(run_id, 0, 4), span_cut(other, 0, 6))
+    again = put(
+        StoreWriter(store, ledger=Ledger(store)), span_cut(other, 0, 6), span_cut(run_id, 0, 4)
+    )
+
+    assert states + again == [STORED, STORED, DUPLICATE, DUPLICATE]
+    assert (shown(store, run_id), shown(store, other)) == (names(0, 4), names(0, 6))
+
+
+@pytest.mark.parametrize(
+    ("settled", "gaps"),
+    [
+        ([], [(10, 20)]),
+        ([(0, 30)], []),
+        ([(0, 12)], [(12, 20)]),
+        ([(18, 30)], [(10, 18)]),
+        ([(12, 14), (14, 16), (13, 15)], [(10, 12), (16, 20)]),
+        ([(20, 25), (5, 10)], [(10, 20)]),
+    ],
+)
+def test_what_is_missing_of_a_range(
+    settled: list[tuple[int, int]], gaps: list[tuple[int, int]]
+) -> None:
+    assert missing(10, 20, [Range(first, end) for first, end in settled]) == gaps
+
+
+def test_a_part_of_a_cut_that_comes_by_itself_later_is_known_and_no_conflict(
+    store: Store, run_id: str
+) -> None:
+    # GIVEN rows 10 to 14, stored as what was missing of a cut that began before them
+    writer = StoreWriter(store)
+    put(writer, span_cut(run_id, 0, 10), span_cut(run_id, 6, 15))
+
+    # WHEN they come as a cut of their own, and once more after a restart
+    anew = StoreWriter(store, ledger=Ledger(store))
+    part = span_cut(run_id, 10, 15)
+
+    # THEN they are known, and other bytes in a whole cut's place are still refused
+    assert put(writer, part) + put(anew, part) == [DUPLICATE, DUPLICATE]
+    assert put(anew, span_cut(run_id, 0, 10, content="x")) == [CONFLICT]
+    assert shown(store, run_id) == names(0, 15)

@@ -1,0 +1,198 @@
+"""The writer when the collector dies at any statement, or another one writes too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rankscope.collector.arrow_columns import to_numpy
+from rankscope.collector.read.rollups import open_steps
+from rankscope.collector.read.runs import may_repeat, read_spans
+from rankscope.collector.store.writer import CutState, StoreWriter
+from tests.support.collector.cut_builder import span_cut
+from tests.support.collector.interrupted_store import (
+    Interrupted,
+    PowerCutError,
+    interrupted_writer,
+    power_cut,
+)
+from tests.support.collector.stored import shown
+from tests.support.collector.writing import REPEATED, STORED, counted, in_engine, names, put, rival
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankscope.collector.spool.cut import Cut
+    from rankscope.collector.store.store import Store
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize("has_rivals", [False, True])
+def test_a_power_cut_at_any_statement_loses_and_doubles_nothing(
+    store: Store, run_id: str, *, has_rivals: bool, is_after: bool
+) -> None:
+    dying = None
+    for at in range(20):
+        name = f"{run_id}-{at}"
+        cuts = [span_cut(name, 0, 5), span_cut(name, 5, 8, segment=8)]
+        dying = Interrupted(store, power_cut, at=at, is_after=is_after)
+        acknowledged = False
+        try:
+            put(interrupted_writer(dying, has_rivals=has_rivals), *cuts)
+            acknowledged = True
+        except PowerCutError:
+            put(interrupted_writer(store, has_rivals=has_rivals), *cuts)
+        assert shown(store, name) == names(0, 8), at
+        assert counted(store, name) == 8, at
+        assert StoreWriter(store).resume(name).unanswered == ()
+        if acknowledged:
+            break
+    assert dying is not None
+    assert dying.is_through
+    assert at >= 4  # look, note, insert, note
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_two_collectors_that_store_one_cut_at_once_show_it_once(
+    store: Store, run_id: str, *, is_after: bool
+) -> None:
+    """One does all its work at each statement of the other."""
+    for at in range(20):
+        name = f"{run_id}-{at}"
+        cut = span_cut(name, 0, 5)
+        states: list[CutState] = []
+        other = rival(store)
+
+        def whole_other(other: StoreWriter = other, cut: Cut = cut) -> None:
+            states.extend(put(other, cut))  # noqa: B023 -- called before the next turn
+
+        between = Interrupted(store, whole_other, at=at, is_after=is_after)
+        states += put(interrupted_writer(between, has_rivals=True), cut)
+        if between.is_through:
+            break
+        assert shown(store, name) == names(0, 5), at
+        assert counted(store, name) == 5, at
+        if in_engine(store, name) > 5:
+            assert may_repeat(store, name)
+    assert at >= 6  # look, note, attempt, look for others, insert, note
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_a_cut_that_comes_again_while_its_run_is_read_shows_once(
+    store: Store, run_id: str, at: int
+) -> None:
+    """Before the ledger is asked, before the rows are counted, before they are read, and after."""
+    cut = span_cut(run_id, 0, 5)
+    lost = Interrupted(store, power_cut, at=4)  # the rows are in, and nobody knows
+    with pytest.raises(PowerCutError):
+        put(interrupted_writer(lost, has_rivals=False), cut)
+
+    def again() -> None:
+        assert put(interrupted_writer(store, has_rivals=False), cut) == [REPEATED]
+
+    between = Interrupted(store, again, at=at)
+    rows = read_spans(cast("Store", between), run_id)
+
+    assert may_repeat(store, run_id)  # the copies may have been merged meanwhile
+    assert sorted(str(name) for name in rows["name"].to_pylist()) == names(0, 5)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_cut_that_comes_again_while_its_steps_are_counted_counts_once(
+    store: Store, run_id: str, at: int
+) -> None:
+    cut = span_cut(run_id, 0, 5)
+    lost = Interrupted(store, power_cut, at=4)
+    with pytest.raises(PowerCutError):
+        put(interrupted_writer(lost, has_rivals=False), cut)
+
+    def again() -> None:
+        assert put(interrupted_writer(store, has_rivals=False), cut) == [REPEATED]
+
+    between = Interrupted(store, again, at=at)
+    found = open_steps(cast("Store", between), run_id, state="ended")
+
+    assert sum(step.num_spans for step in found) == 5
+
+
+def test_two_deaths_in_a_row_show_no_row_twice(store: Store, run_id: str) -> None:
+    """Both after the rows were in and before the ledger said so."""
+    cut = span_cut(run_id, 0, 5)
+    for is_second in (False, True):
+        dying = Interrupted(store, power_cut, at=4)
+        with pytest.raises(PowerCutError):
+            put(interrupted_writer(dying, has_rivals=False), cut)
+        assert shown(store, run_id) == names(0, 5)
+        assert may_repeat(store, run_id) == is_second
+
+
+def test_the_attempt_of_a_collector_that_died_counts(store: Store, run_id: str) -> None:
+    """It may have put rows in after its last line: nobody can tell."""
+    cut = span_cut(run_id, 0, 5)
+    dying = Interrupted(store, power_cut, at=4, is_after=True)
+    with pytest.raises(PowerCutError):
+        put(interrupted_writer(dying, has_rivals=True), cut)
+
+    assert put(rival(store), cut) == [REPEATED]
+    assert shown(store, run_id) == names(0, 5)
+
+
+CUTS = st.tuples(st.integers(0, 11), st.integers(1, 8)).map(lambda cut: (cut[0], cut[0] + cut[1]))
+DEEDS = st.lists(
+    st.tuples(
+        st.lists(CUTS, min_size=1, max_size=3), st.integers(0, 9), st.booleans(), st.integers(0, 1)
+    ),
+    max_size=5,
+)
+_NUMBERS = iter(range(10**9))
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(deeds=DEEDS)
+def test_any_cuts_any_deaths_and_two_collectors_show_each_row_once(
+    store: Store, deeds: Sequence[tuple[list[tuple[int, int]], int, bool, int]]
+) -> None:
+    run_id = f"deeds-{next(_NUMBERS)}"
+    acknowledged: set[int] = set()
+    attempted: set[int] = set()
+    for ranges, at, is_after, who in deeds:
+        dying = Interrupted(store, power_cut, at=at, is_after=is_after)
+        cuts = [span_cut(run_id, first, end) for first, end in ranges]
+        rows = {row for first, end in ranges for row in range(first, end)}
+        attempted |= rows
+        try:
+            put(interrupted_writer(dying, has_rivals=bool(who)), *cuts)
+            acknowledged |= rows
+        except PowerCutError:
+            pass
+    seen = [int(name[1:]) for name in shown(store, run_id)]
+
+    assert len(seen) == len(set(seen))
+    assert acknowledged <= set(seen) <= attempted
+
+
+def test_rows_that_come_again_with_other_times_show_once(store: Store, run_id: str) -> None:
+    # GIVEN a collector that died when the rows were in and before it said so
+    cut = span_cut(run_id, 0, 4)
+    lost = Interrupted(store, power_cut, at=4)
+    with pytest.raises(PowerCutError):
+        put(interrupted_writer(lost, has_rivals=False), cut)
+    assert in_engine(store, run_id) == 4
+
+    # WHEN a sender that knows nothing of the first one's clock sends them again, and one row more
+    later_ns = 1_700_000_000_000_500_000 + np.arange(5, dtype=np.int64) * 10
+    whole = span_cut(run_id, 0, 5, start_ns=later_ns)
+    writer = interrupted_writer(store, has_rivals=False)
+    assert put(writer, span_cut(run_id, 0, 4, start_ns=later_ns[:4])) == [REPEATED]
+    assert put(writer, whole) == [STORED]
+
+    # THEN each shows once, at the time that it had first
+    assert shown(store, run_id) == names(0, 5)
+    start_ns = to_numpy(read_spans(store, run_id)["start_ns"])
+    first_ns = 1_700_000_000_000_000_000
+    expected = [first_ns, first_ns + 10, first_ns + 20, first_ns + 30, int(later_ns[4])]
+    assert sorted(start_ns.tolist()) == expected

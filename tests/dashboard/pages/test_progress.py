@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rankscope.analysis.report.progress import Doing, Failed, Phase, SeenSteps, UnderWay
+from rankscope.analysis.report.report import Mfu
+from rankscope.analysis.trace.tables import RunSummary
+from rankscope.dashboard.address import Page, View
+from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.pages.timeline import timeline_page
+from rankscope.tracer.topology import Layout
+from tests.dashboard.pages.test_overview import words
+from tests.support.dashboard.builders import FakeProvider, report
+from tests.support.dashboard.training_builder import training_provider
+
+RUN = RunSummary(
+    run_id="demo-42",
+    source_format="rankscope",
+    state="ended",
+    world_size=12_288,
+    layout=Layout(dp=192, pp=8, tp=8),
+    num_spans=18_087_936,
+    num_steps=4,
+    started_ns=None,
+)
+SEEN = SeenSteps(
+    epochs=(0,),
+    actual_s_by_step={2: 1.5, 3: 2.5},
+    mfu=Mfu(convention="as declared", mean=0.324, by_step={2: 0.36, 3: 0.288}),
+)
+
+
+def under_way(doing: Doing, *, num_spans: int = 0, seen: SeenSteps | None = None) -> UnderWay:
+    return UnderWay(run=RUN, phase=Phase(doing=doing, num_spans=num_spans), seconds=12.4, seen=seen)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (under_way(Doing.WAITING), "No verdict yet: other runs are analysed first."),
+        (under_way(Doing.READING), "No verdict yet: reading what 12,288 ranks recorded."),
+        (
+            under_way(Doing.COMPARING, num_spans=4_521_984),
+            "No verdict yet: replaying 4,521,984 spans and comparing the ranks.",
+        ),
+    ],
+)
+def test_the_overview_says_what_the_analysis_does(found: UnderWay, said: str) -> None:
+    provider = FakeProvider(reports={"demo-42": None}, under_way={"demo-42": found})
+
+    shown = words(overview_page(provider, "demo-42", base_path="/"))
+
+    assert f"analysis under way | {said}" in shown
+    assert "12,288 ranks | DP 192 x TP 8 x PP 8 | 4 steps | 18,087,936 spans | ended" in shown
+    assert "12 s so far" in shown
+
+
+def test_what_needs_no_analysis_is_shown_while_it_is_made() -> None:
+    found = under_way(Doing.READING, seen=SEEN)
+    provider = FakeProvider(reports={"demo-42": None}, under_way={"demo-42": found})
+
+    shown = words(overview_page(provider, "demo-42", base_path="/"))
+
+    assert "step time | 2.00 s | mean, as the ranks marked it" in shown
+    assert "MFU | 32.4 % | mean of 2 steps" in shown
+    assert "slowdown | … | after the analysis" in shown
+
+
+def test_what_was_found_before_stands_there_until_the_analysis_is_done() -> None:
+    top = replace(report().findings[0], ranks=tuple(range(6_144, 6_152)), steps=(2, 3))
+    found = replace(under_way(Doing.READING), told=(top,))
+    provider = FakeProvider(reports={"demo-42": None}, under_way={"demo-42": found})
+
+    shown = words(overview_page(provider, "demo-42", base_path="/"))
+
+    assert (
+        "Found before this analysis:  | slow-compute |  on ranks 6144 to 6151, steps 2 to 3."
+        in (shown)
+    )
+
+
+def test_an_analysis_that_fails_says_why() -> None:
+    found = Failed(run=RUN, why="the store cannot lock", seen=SEEN)
+    provider = FakeProvider(reports={"demo-42": None}, under_way={"demo-42": found})
+
+    shown = words(overview_page(provider, "demo-42", base_path="/"))
+
+    assert "No verdict: this run could not be analysed. | the store cannot lock" in shown
+    assert "step time | 2.00 s" in shown
+    assert "slowdown | … | needs the analysis" in shown
+
+
+def test_a_step_is_shown_before_the_analysis_is_done() -> None:
+    provider = training_provider()
+    provider.under_way = {"demo-42": under_way(Doing.READING, seen=SEEN)}
+
+    shown = words(timeline_page(provider, View(page=Page.TIMELINE), base_path="/"))
+
+    assert (
+        "Step 3 | 410 ms, ideal n/a; 336 spans of 8 ranks, epoch 0; the analysis is under way"
+        in (shown)
+    )
+
+
+def test_a_step_that_is_being_drawn_says_so() -> None:
+    provider = training_provider()
+    provider.undrawn = True
+
+    shown = words(timeline_page(provider, View(page=Page.TIMELINE, step=3), base_path="/"))
+
+    assert "Drawing step 3 of run 'demo-42'" in shown
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("running", "no step of run 'demo-42' has been recorded completely yet"),
+        ("failed", "run 'demo-42' failed before a step of it was recorded completely"),
+        ("ended", "run 'demo-42' ended before a step of it was recorded completely"),
+        ("lost", "run 'demo-42' fell silent before a step of it was recorded completely"),
+    ],
+)
+def test_a_run_without_a_step_says_whether_one_may_come(state: str, said: str) -> None:
+    provider = FakeProvider(reports={"demo-42": None}, state=state)
+
+    overview = words(overview_page(provider, "demo-42", base_path="/"))
+    timeline = words(timeline_page(provider, View(page=Page.TIMELINE), base_path="/"))
+
+    for shown in (overview, timeline):
+        assert f"No data because {said}" in shown
+        assert ("fills by itself as soon as one has" in shown) is (state == "running")

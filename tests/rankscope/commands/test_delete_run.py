@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
+from rankscope.collector.errors import RunDeletedError
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import Store, open_store
+from rankscope.collector.store.writer import StoreWriter
+from rankscope.commands.delete_run import delete_run
+from rankscope.dashboard.address import Page, View
+from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.pages.timeline import timeline_page
+from rankscope.server.provider import StoreProvider
+from rankscope.server.reports import Reports
+from rankscope.simulation.run import SimulateOptions, simulate_run
+from rankscope.sources.store_source import StoreSource
+from tests.dashboard.pages.test_overview import words
+from tests.integration.test_serve import Job
+from tests.support.receiver import PATIENCE_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def stored(store: Store, folder: Path, run_id: str = "job") -> None:
+    """Store a run of two ranks and four steps."""
+    job = Job(folder, run_id=run_id)
+    job.train(4)
+    job.end()
+    SpoolTail(folder, StoreWriter(store), grace_ns=0).poll()
+
+
+def test_the_command_deletes_and_says_what_went(tmp_path: Path) -> None:
+    url = f"chdb://{tmp_path / 'store'}"
+    with open_store(url) as store:
+        stored(store, tmp_path / "spool")
+
+    said = delete_run("job", as_json=False, store_url=url)
+
+    assert said.startswith("deleted run 'job': 16 spans, ")
+    with open_store(url) as store:
+        assert StoreSource(store).runs() == ()
+        with pytest.raises(DeletedRunError, match="was deleted"):
+            StoreSource(store).run_info("job")
+    again = json.loads(delete_run("job", as_json=True, store_url=url))
+    assert (again["run"], again["num_rows"]) == ("job", {})
+
+
+def test_a_run_of_which_only_spans_came_is_deleted_too(tmp_path: Path) -> None:
+    url = f"chdb://{tmp_path / 'store'}"
+    with open_store(url) as store:
+        store.insert_rows("spans", [{"run_id": "job", "row": 0}])
+
+    assert delete_run("job", as_json=False, store_url=url).startswith("deleted run 'job': 1 spans,")
+
+
+def test_a_run_that_nobody_knows_is_told_with_those_that_are(tmp_path: Path) -> None:
+    url = f"chdb://{tmp_path / 'store'}"
+    with open_store(url) as store:
+        stored(store, tmp_path / "spool")
+
+    with pytest.raises(UnknownRunError, match="runs: job"):
+        delete_run("jop", as_json=False, store_url=url)
+    with pytest.raises(UnknownRunError):
+        delete_run("a b", as_json=False, store_url=url)
+
+
+def test_a_name_is_not_given_again(tmp_path: Path) -> None:
+    url = f"chdb://{tmp_path / 'store'}"
+    with open_store(url) as store:
+        stored(store, tmp_path / "spool")
+        Deletions(store).delete("job")
+
+    options = SimulateOptions(scenario="healthy", run_id="job", num_steps=1, store_url=url)
+    with pytest.raises(RunDeletedError, match="choose another one"):
+        simulate_run(options)
+
+
+def test_a_run_deleted_while_it_is_viewed_is_named_and_asked_for_no_more(tmp_path: Path) -> None:
+    with open_store(f"chdb://{tmp_path / 'store'}") as store:
+        # GIVEN pages of a run
+        stored(store, tmp_path / "spool")
+        source = StoreSource(store)
+        reports = Reports(source)
+        provider = StoreProvider(source, reports, patience_s=PATIENCE_S)
+        view = View(page=Page.TIMELINE, run="job", epoch=0, step=1)
+        assert "deleted" not in words(overview_page(provider, "job", base_path="/"))
+        assert "deleted" not in words(timeline_page(provider, view, base_path="/"))
+        seen = provider.revision("job")
+
+        # WHEN it is deleted and the analysis has looked again
+        Deletions(store).delete("job")
+        reports.keep_only({run.run_id for run in source.runs()})
+
+        # THEN each page notices, says so, and from then on nothing changes any more
+        gone = provider.revision("job")
+        assert gone != seen
+        for page in (
+            overview_page(provider, "job", base_path="/"),
+            timeline_page(provider, view, base_path="/"),
+        ):
+            assert "No data because run 'job' was deleted" in words(page)
+        assert provider.revision("job") == gone

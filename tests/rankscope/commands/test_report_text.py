@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.report.report import (
+    BubbleShape,
+    CulpritComparison,
+    Finding,
+    WaitsOn,
+    WaterfallSummary,
+)
+from rankscope.commands.report_text import report_text
+from tests.support.dashboard.builders import report
+
+VERDICT = "Rank 5 is truly slow; 7 ranks only wait for it."
+
+
+def test_the_verdict_comes_first_and_what_it_rests_on_follows() -> None:
+    text = report_text(report(num_steps=30, slow_rank=5), verdict=VERDICT, width=100)
+    blocks = text.split("\n\n")
+
+    assert blocks[0] == VERDICT
+    assert blocks[1].startswith("run demo-42: 8 ranks (dp 2 x tp 2 x pp 2), 30 steps (0 to 29)")
+    assert blocks[2].startswith("step time  actual ")
+    assert blocks[3].startswith("finding ")
+    assert blocks[4].startswith("waiting rank  of the step  on")
+    assert blocks[5].startswith("quality: coverage 100.0 %, dropped spans 0, clock error 1.8 us")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_running_text_keeps_to_the_terminals_width(width: int) -> None:
+    warned = report(warnings=("a rank dropped spans while its spool was full " * 4,))
+
+    lines = report_text(warned, verdict=VERDICT * 4, width=width).splitlines()
+
+    assert max(len(line) for line in lines) <= width
+    assert any(line.startswith("  ! a rank dropped") for line in lines)
+
+
+def test_a_finding_shows_its_place_its_price_and_its_evidence() -> None:
+    finding = Finding(
+        cause="slow-compute",
+        ranks=(4, 5, 6, 7),
+        steps=(10, 29),
+        slowdown=1.382,
+        recoverable_ratio=0.943,
+        confidence=0.98,
+        evidence="rank 5 takes 43.2 ms where its peers take 24.0 ms",
+    )
+
+    lines = report_text(
+        replace(report(), findings=(finding,)), verdict=VERDICT, width=100
+    ).splitlines()
+
+    row = lines.index("slow-compute  4-7    10-29     1.382       94.3 %        0.98")
+    assert lines[row + 1] == "  rank 5 takes 43.2 ms where its peers take 24.0 ms"
+
+
+def test_what_is_unknown_is_not_a_number() -> None:
+    unknown = replace(
+        report(slow_rank=None, mfu=False),
+        slowdown=None,
+        waste_ratio=None,
+        m_w=None,
+        quality=replace(report().quality, clock_error_ns=None, coverage_ratio=None),
+    )
+
+    text = report_text(unknown, verdict=VERDICT, width=100)
+
+    assert "S n/a" in text
+    assert "waste n/a" in text
+    assert "MFU        n/a" in text
+    assert "coverage n/a, dropped spans 0, clock error n/a" in text
+    assert "waiting rank" not in text
+
+
+def test_many_waiting_ranks_are_cut_and_counted() -> None:
+    starved = report().starved[:1] * 25
+
+    text = report_text(replace(report(), starved=starved), verdict=VERDICT, width=100)
+
+    assert "and 15 more" in text
+
+
+def test_the_waterfall_is_a_table_without_its_empty_parts() -> None:
+    waterfall = WaterfallSummary(
+        parts=("useful_compute", "waiting", "bubble_warm_up", "gc"),
+        mean_ratio={"useful_compute": 0.61, "waiting": 0.3, "bubble_warm_up": 0.09, "gc": 0.0},
+        waiting_on=(WaitsOn(rank=5, ratio=0.28), WaitsOn(rank=1, ratio=0.02)),
+        bubble=BubbleShape(
+            num_stages=2,
+            num_chunks=1,
+            num_microbatches=4,
+            formula_ratio=0.25,
+            measured_ratio=0.1475,
+        ),
+        ranks=(0,),
+        by_rank_ns=np.array([[61, 30, 9, 0]]),
+        steps=(0,),
+        by_step_ns=np.array([[61, 30, 9, 0]]),
+    )
+
+    lines = report_text(
+        replace(report(), waterfall=waterfall), verdict=VERDICT, width=120
+    ).splitlines()
+
+    first = lines.index("where the time goes   of it")
+    assert lines[first + 1 : first + 5] == [
+        "useful compute       61.0 %",
+        "waiting              30.0 %  on rank 5 28.0 %, on rank 1 2.0 %",
+        "bubble, warm-up       9.0 %",
+        (
+            "  bubble: 14.8 % of the useful compute;"
+            " (p - 1) / (v m) is 25.0 % for p = 2 stages, v = 1, m = 4"
+        ),
+    ]
+
+
+def test_how_often_the_shortcut_and_the_exact_value_blame_different_workers_is_told() -> None:
+    differing = CulpritComparison(
+        num_steps=1200, num_different=3, by_shortcut=(0, 1), by_exact=(2, 1)
+    )
+    agreeing = replace(differing, num_different=0, by_exact=(0, 1))
+
+    text = report_text(replace(report(), culprits=differing), verdict=VERDICT, width=200)
+    same = report_text(replace(report(), culprits=agreeing), verdict=VERDICT, width=200)
+    none = report_text(report(), verdict=VERDICT, width=200)
+
+    assert (
+        "worst S_w  shortcut and exact value name different workers in 3 of 1,200 steps;"
+        " over all steps dp 0, stage 1 and dp 2, stage 1\n"
+    ) in text
+    assert "in 0 of 1,200 steps; over all steps both dp 0, stage 1\n" in same
+    assert "worst S_w" not in none

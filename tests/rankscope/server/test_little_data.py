@@ -1,0 +1,258 @@
+"""Each page over each run that is nearly nothing: it says what there is, and makes up no number."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from plotly.utils import PlotlyJSONEncoder
+
+from rankscope.analysis.trace.errors import UnknownRunError
+from rankscope.analysis.trace.tables import RunSummary, rows_of_spans, rows_of_steps
+from rankscope.dashboard.address import GroupBy, Page, View
+from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.pages.timeline import timeline_page
+from rankscope.server.provider import StoreProvider
+from rankscope.server.reports import Reports
+from rankscope.tracer.topology import Layout
+from tests.dashboard.pages.test_overview import words
+from tests.support.analysis.cluster import Source, gpt_cluster, source_of
+from tests.support.receiver import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dash.development.base_component import Component
+
+    from rankscope.analysis.trace.tables import RunInfo
+
+MS = 1_000_000
+RUN = "tiny"
+NUM_STEPS = 6
+GRID = Layout(dp=2, tp=2)
+STRANGE_STEP = 10**6
+MADE_UP = re.compile(r"\b(nan|NaN|inf|Infinity|None|null|undefined)\b")
+"""What Python and JavaScript write where there is no number."""
+
+
+@dataclass(frozen=True)
+class OneRun(Source):
+    """A store of one run, or of none."""
+
+    state: str = "ended"
+    is_there: bool = True
+
+    def runs(self) -> tuple[RunSummary, ...]:
+        if not self.is_there:
+            return ()
+        summary = RunSummary(
+            run_id=RUN,
+            source_format="rankscope",
+            state=self.state,
+            world_size=self.info.world_size,
+            layout=self.info.layout,
+            num_spans=len(self.span_table),
+            num_steps=len(set(self.step_table.step.tolist())),
+            started_ns=None,
+        )
+        return (summary,)
+
+    def run_info(self, run_id: str) -> RunInfo:
+        if not self.is_there:
+            raise UnknownRunError(run_id, ())
+        return super().run_info(run_id)
+
+
+def trained(layout: Layout, *, num_steps: int = NUM_STEPS, slow_rank: int | None = None) -> Source:
+    """Train with four micro-batches a step; all ranks but one take exactly as long."""
+    cluster = gpt_cluster(
+        layout,
+        num_steps=num_steps,
+        forward_ns=lambda rank, _step, _microbatch: 18 * MS if rank == slow_rank else 10 * MS,
+    )
+    return source_of(cluster)
+
+
+def whole(source: Source) -> OneRun:
+    return OneRun(source.info, source.span_table, source.step_table)
+
+
+def first_rows(num_rows: int, *, is_there: bool = True) -> OneRun:
+    """Return a run of which only so many spans have come, and no end of a step."""
+    source = trained(GRID)
+    keep = np.arange(len(source.span_table)) < num_rows
+    return OneRun(
+        source.info,
+        rows_of_spans(source.span_table, keep),
+        rows_of_steps(source.step_table, source.step_table.step < 0),
+        is_there=is_there,
+    )
+
+
+def without_rank(rank: int) -> OneRun:
+    source = trained(Layout(dp=2, tp=2, pp=2), slow_rank=5)
+    return OneRun(
+        source.info,
+        rows_of_spans(source.span_table, source.span_table.rank != rank),
+        rows_of_steps(source.step_table, source.step_table.rank != rank),
+    )
+
+
+def undescribed(*ranks: int) -> OneRun:
+    """Return a run with all its spans, of some of whose ranks nobody told where they stand."""
+    source = trained(GRID)
+    epochs = tuple(
+        replace(epoch, ranks=tuple(info for info in epoch.ranks if info.rank not in ranks))
+        for epoch in source.info.epochs
+    )
+    return OneRun(replace(source.info, epochs=epochs), source.span_table, source.step_table)
+
+
+def failed() -> OneRun:
+    """Return a run each of whose steps was begun and none ended."""
+    source = trained(GRID)
+    ended = rows_of_steps(source.step_table, source.step_table.step < 0)
+    return OneRun(source.info, source.span_table, ended, state="failed")
+
+
+NO_RUNS = "No data because this store holds no runs yet"
+NO_RUN = "No data because there is no run 'tiny' in this store"
+NO_STEPS = "No data because run 'tiny' ended before a step of it was recorded completely"
+NO_REPLAY = "Insufficient evidence: no step can be replayed"
+HEALTHY = "Healthy: no rank's own compute stands clear of its peers'"
+ALONE = "Insufficient evidence: 1 rank over 6 steps: there is nobody to compare with"
+
+DATASETS: dict[str, tuple[Callable[[], OneRun], str, str]] = {
+    # What the overview says of it, and what the timeline. A rank of a grid records 8 computations,
+    # 16 + 1 + 1 collectives with a wait each, and its optimizer: 45; 16 more between stages.
+    "no run": (lambda: first_rows(0, is_there=False), NO_RUN, NO_RUN),
+    "0 rows": (lambda: first_rows(0), NO_STEPS, NO_STEPS),
+    "1 row": (lambda: first_rows(1), NO_REPLAY, "1 span of 1 rank,"),
+    "1 rank": (lambda: whole(trained(Layout())), ALONE, "11 spans of 1 rank,"),
+    "1 step": (lambda: whole(trained(GRID, num_steps=1)), HEALTHY, "180 spans of 4 ranks,"),
+    "all equal": (lambda: whole(trained(GRID)), HEALTHY, "180 spans of 4 ranks,"),
+    "rank 3 missing": (lambda: without_rank(3), NO_REPLAY, "427 spans of 7 ranks,"),
+    "rank 3 undescribed": (lambda: undescribed(3), NO_REPLAY, "180 spans of 4 ranks,"),
+    "nothing described": (lambda: undescribed(0, 1, 2, 3), NO_REPLAY, "180 spans of 4 ranks,"),
+    "only failed steps": (failed, NO_REPLAY, "180 spans of 4 ranks,"),
+}
+
+VIEWS = {
+    "the newest run": View(page=Page.NEWEST),
+    "the run": View(page=Page.RUN, run=RUN),
+    "its newest step": View(page=Page.TIMELINE, run=RUN),
+    "its first step": View(page=Page.TIMELINE, run=RUN, epoch=0, step=0),
+    "a step that is not there": View(page=Page.TIMELINE, run=RUN, epoch=0, step=STRANGE_STEP),
+    **{
+        f"its newest step by {by}": View(page=Page.TIMELINE, run=RUN, group_by=by) for by in GroupBy
+    },
+}
+
+
+@pytest.fixture(scope="module", params=DATASETS)
+def dataset(request: pytest.FixtureRequest) -> tuple[StoreProvider, str, str]:
+    make, overview, timeline = DATASETS[request.param]
+    source = make()
+    return StoreProvider(source, Reports(source), patience_s=PATIENCE_S), overview, timeline
+
+
+def page_of(provider: StoreProvider, view: View) -> Component:
+    if view.page is Page.TIMELINE:
+        return timeline_page(provider, view, base_path="/")
+    return overview_page(provider, view.run, base_path="/")
+
+
+def expected(view: View, overview: str, timeline: str) -> str:
+    """Return what a page says of a run of which the overview and the timeline say this."""
+    if view.run is None and overview == NO_RUN:
+        return NO_RUNS
+    if view.page is not Page.TIMELINE:
+        return overview
+    if view.step == STRANGE_STEP and not timeline.startswith("No data"):
+        return f"No data because step {STRANGE_STEP} of epoch 0 holds no spans"
+    return timeline
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_each_page_says_what_there_is_of_each_run_and_makes_up_no_number(
+    dataset: tuple[StoreProvider, str, str], view: View
+) -> None:
+    provider, overview, timeline = dataset
+
+    page = page_of(provider, view)
+
+    # THEN a card says what there is, or why there is nothing
+    shown = words(page)
+    assert expected(view, overview, timeline) in shown
+    assert not MADE_UP.findall(shown)
+    # and every axis, colour scale and label is of numbers that somebody measured
+    tree = json.loads(json.dumps(page, cls=PlotlyJSONEncoder))
+    for figure in figures_of(tree):
+        check_layout(figure["layout"])
+        for trace in figure["data"]:
+            check_trace(trace)
+
+
+def figures_of(node: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401  # whatever JSON holds
+    if isinstance(node, list):
+        for child in node:
+            yield from figures_of(child)
+    elif isinstance(node, dict):
+        if {"data", "layout"} <= set(node):
+            yield node
+        else:
+            for child in node.values():
+                yield from figures_of(child)
+
+
+def check_layout(layout: dict[str, Any]) -> None:
+    for name, axis in layout.items():
+        if re.fullmatch(r"[xy]axis\d*", name):
+            # None: the end that plotly is to find.
+            ends = [end for end in axis.get("range") or () if end is not None]
+            assert all(isinstance(end, str) or math.isfinite(end) for end in ends)
+            labels = axis.get("ticktext") or ()
+            assert not any(MADE_UP.search(str(label)) for label in labels)
+
+
+def check_trace(trace: dict[str, Any]) -> None:
+    for name in ("x", "y", "base", "width"):
+        assert all(is_measured(value) for value in values_of(trace.get(name)))
+    for name in ("text", "customdata"):
+        assert not any(MADE_UP.search(str(value)) for value in values_of(trace.get(name)))
+    if "zmin" in trace:
+        assert math.isfinite(trace["zmin"])
+        assert trace["zmin"] < trace["zmax"] < math.inf
+
+
+def is_measured(value: object) -> bool:
+    """Return whether a value is a number, or the label of a place on an axis, or a hole (None)."""
+    if value is None:
+        return True
+    if isinstance(value, str):
+        return not MADE_UP.search(value)
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def values_of(found: Any) -> list[Any]:  # noqa: ANN401  # whatever plotly makes of a column
+    """Return the values of a column, whatever form plotly has given it."""
+    if found is None:
+        return []
+    if isinstance(found, dict):
+        values: list[Any] = np.frombuffer(base64.b64decode(found["bdata"]), found["dtype"]).tolist()
+        return values
+    if isinstance(found, list):
+        return (
+            [value for part in found for value in values_of(part)] if _is_nested(found) else found
+        )
+    return [found]
+
+
+def _is_nested(found: list[Any]) -> bool:
+    return any(isinstance(part, list) for part in found)

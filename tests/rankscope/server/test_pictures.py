@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.drawing.picture import Window, picture_of
+from rankscope.analysis.drawing.raster import step_raster
+from rankscope.analysis.drawing.timeline import StepTimeline, step_timeline
+from rankscope.collector.errors import StoreQueryError
+from rankscope.collector.read.pictures import (
+    TILES_PER_ZOOM,
+    Area,
+    Level,
+    StepKey,
+    StepPlace,
+    read_kept,
+    read_pixels,
+)
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.retention.retention import DAY_NS, Retention
+from rankscope.collector.store.store import Store, open_store
+from rankscope.dashboard.address import GroupBy, Page, View
+from rankscope.dashboard.figures.timeline_raster import (
+    MAX_ROWS,
+    NUM_BINS,
+    picture_document,
+    picture_figure,
+    raster_figure,
+)
+from rankscope.dashboard.figures.timeline_rows import row_order
+from rankscope.dashboard.pages.timeline import timeline_page
+from rankscope.server.kept_pictures import zooms_of
+from rankscope.server.pictures import read_picture
+from rankscope.server.provider import StoreProvider
+from rankscope.server.reports import Reports
+from rankscope.server.rollups import Rolling
+from rankscope.simulation.store import store_simulation
+from rankscope.sources.store_source import StoreSource
+from rankscope.trainer.simulator.scenario import Scenario
+from rankscope.trainer.simulator.simulation import simulate
+from tests.dashboard.pages.test_overview import words
+from tests.support.dashboard.builders import traces
+from tests.support.receiver import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankscope.analysis.drawing.picture import StepPicture
+    from rankscope.analysis.drawing.raster import StepRaster
+    from rankscope.collector.read.pictures import Pixels
+
+FEW, MANY, DEEP = "few", "many", "deep"
+SCENARIOS = {
+    FEW: Scenario(dp=64, pp=4, num_steps=1, num_microbatches=6),  # a line a rank
+    MANY: Scenario(dp=300, pp=2, num_steps=1, num_microbatches=4),  # two ranks a line
+    DEEP: Scenario(dp=2, pp=2, num_steps=1, num_microbatches=3_000),  # more spans than pixels
+}
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Hold the runs of `SCENARIOS`, their steps drawn: each too large for bars."""
+    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
+        for run_id, scenario in SCENARIOS.items():
+            simulation = simulate(scenario, run_id=run_id)
+            store_simulation(opened, simulation, simulation.tables())
+        roll(Rolling(opened))
+        yield opened
+
+
+def roll(rolling: Rolling) -> None:
+    """Take turns until nothing is open: a turn ends after two seconds."""
+    while not rolling.turn():
+        pass
+
+
+def place_of(run_id: str) -> StepPlace:
+    return StepPlace(run_id=run_id, epoch=0, step=0)
+
+
+def timeline_in(store: Store, run_id: str) -> StepTimeline:
+    return step_timeline(StoreSource(store), run_id, epoch=0, step=0)
+
+
+def picture_in(
+    store: Store, run_id: str, by: GroupBy = GroupBy.PP, window: Window | None = None
+) -> StepPicture | None:
+    coords = {
+        rank.rank: rank.coords for rank in StoreSource(store).run_info(run_id).epochs[0].ranks
+    }
+    return read_picture(
+        store, place_of(run_id), group_by=by, coords_of=lambda _: coords, window=window
+    )
+
+
+def assert_every_level_is_what_spans_give(store: Store, run_id: str) -> list[Level]:
+    """Compare each kept cell of a step with one drawn from its spans; return what was kept."""
+    timeline = timeline_in(store, run_id)
+    kept = read_kept(store, place_of(run_id))
+    assert kept is not None
+    assert kept.num_spans == len(timeline.spans)
+    key = StepKey(place=place_of(run_id), revision=kept.revision)
+    compared = []
+    for by in GroupBy:
+        ranks = row_order(timeline, by)
+        zooms = zooms_of(num_spans=kept.num_spans, num_ranks=kept.num_ranks)
+        for line_ranks, max_zoom in zooms.items():
+            num_lines = -(-len(ranks) // line_ranks)
+            for zoom in range(max_zoom + 1):
+                level = Level(ordering=kept.orderings[by], line_ranks=line_ranks, zoom=zoom)
+                num_tiles = TILES_PER_ZOOM**zoom
+                pixels = read_pixels(store, key, level, Area(end_tile=num_tiles))
+                assert pixels is not None, level
+                num_bins = NUM_BINS * num_tiles
+                fresh = step_raster(timeline, ranks, max_rows=num_lines, num_bins=num_bins)
+                assert_equal_cells(pixels, fresh)
+                compared.append(level)
+    return compared
+
+
+def assert_equal_cells(pixels: Pixels, fresh: StepRaster) -> None:
+    assert pixels.rank_blocks == fresh.rank_blocks
+    for kind, ratio, cells in (
+        (pixels.compute_kind, pixels.compute_ratio, fresh.compute),
+        (pixels.comm_kind, pixels.comm_ratio, fresh.comm),
+    ):
+        assert np.array_equal(kind, cells.kind)
+        assert np.array_equal(ratio, np.minimum(np.floor(cells.filled_ratio * 8), 255) / 8)
+
+
+@pytest.mark.parametrize(
+    ("run_id", "levels"),
+    [(FEW, {(1, 0)}), (MANY, {(2, 0)}), (DEEP, {(1, 0), (1, 1)})],
+)
+def test_every_kept_cell_is_what_the_spans_give(
+    store: Store, run_id: str, levels: set[tuple[int, int]]
+) -> None:
+    compared = assert_every_level_is_what_spans_give(store, run_id)
+
+    assert {(level.line_ranks, level.zoom) for level in compared} == levels
+
+
+@pytest.mark.parametrize("run_id", SCENARIOS)
+def test_a_step_that_is_drawn_in_portions_is_the_same(store: Store, run_id: str) -> None:
+    copy = a_copy(store, run_id)
+    put(store, run_id, copy, "1")
+
+    roll(Rolling(store, batch_spans=5_000))
+
+    assert_every_level_is_what_spans_give(store, copy)
+
+
+@pytest.mark.parametrize("batch_spans", [1_000_000, 5_000])
+def test_late_rows_doubles_and_retries_leave_the_picture_of_all_rows_once(
+    store: Store, batch_spans: int
+) -> None:
+    # GIVEN a step that closed without a third of its ranks, and with fewer lines for it
+    copy = a_copy(store, MANY)
+    put(store, MANY, copy, "rank % 3 != 0")
+    rolling = Rolling(store, batch_spans=batch_spans)
+    roll(rolling)
+    before = read_kept(store, place_of(copy))
+    assert before is not None
+    assert (before.line_ranks, before.num_ranks) == (1, 400)
+    assert_every_level_is_what_spans_give(store, copy)
+
+    # WHEN the others come late, some rows twice, and the first try to draw them breaks off
+    put(store, MANY, copy, "rank % 3 = 0")
+    put(store, MANY, copy, "rank % 5 = 0")
+    with pytest.raises(StoreQueryError):
+        roll(Rolling(_BreaksAtRollups(store), batch_spans=batch_spans))  # type: ignore[arg-type]
+    assert read_kept(store, place_of(copy)) == before
+    assert_old_or_absent(picture_in(store, copy), before.num_spans)
+    roll(rolling)
+
+    # THEN every cell is what all rows give, each once
+    kept = read_kept(store, place_of(copy))
+    assert kept is not None
+    assert (kept.line_ranks, kept.num_ranks) == (2, 600)
+    assert_every_level_is_what_spans_give(store, copy)
+    store.command("OPTIMIZE TABLE pictures FINAL")
+    assert_every_level_is_what_spans_give(store, copy)
+
+
+def assert_old_or_absent(picture: StepPicture | None, num_spans: int) -> None:
+    assert picture is None or picture.num_spans == num_spans
+
+
+@pytest.mark.parametrize("by", GroupBy)
+@pytest.mark.parametrize("run_id", SCENARIOS)
+def test_the_figure_is_the_one_that_spans_give(store: Store, run_id: str, by: GroupBy) -> None:
+    timeline = timeline_in(store, run_id)
+
+    kept = picture_in(store, run_id, by)
+
+    assert kept is not None
+    fresh = picture_of(timeline, row_order(timeline, by), max_rows=MAX_ROWS, num_bins=NUM_BINS)
+    assert kept.raster.edges_ns.tolist() == fresh.raster.edges_ns.tolist()
+    assert (kept.num_spans, kept.num_ranks) == (fresh.num_spans, fresh.num_ranks)
+    drawn, again = (traces(f)[0].z for f in (picture_figure(kept, by), raster_figure(timeline, by)))
+    assert np.array_equal(drawn, again)
+    sent = picture_document(kept, by)["data"][0]["z"]
+    assert sent["shape"] == f"{drawn.shape[0]}, {drawn.shape[1]}"
+
+
+def test_a_part_of_a_step_comes_from_a_finer_level(store: Store) -> None:
+    whole = picture_in(store, DEEP)
+    assert whole is not None
+    length = whole.end_ns - whole.begin_ns
+
+    window = Window(begin_ns=length // 4, end_ns=length // 2, first_row=1, end_row=3)
+    part = picture_in(store, DEEP, window=window)
+
+    assert part is not None
+    assert part.window == window
+    assert part.ranks == whole.ranks[1:3]
+    num_bins = part.raster.compute.kind.shape[1]
+    assert NUM_BINS <= num_bins <= NUM_BINS + 2  # the step's picture has 225 there
+    timeline = timeline_in(store, DEEP)
+    fresh = step_raster(timeline, part.ranks, max_rows=2, num_bins=4 * NUM_BINS)
+    first = fresh.edges_ns.tolist().index(part.raster.edges_ns[0])
+    assert np.array_equal(part.raster.compute.kind, fresh.compute.kind[:, first : first + num_bins])
+
+
+def test_finer_levels_are_kept_while_several_spans_fall_on_each_of_their_pixels() -> None:
+    # 12,288 ranks on 512 lines of 24: 460,800 pixels; four times as many by cutting either way,
+    # twelve times on lines of two.
+    assert zooms_of(num_spans=7_372_799, num_ranks=12_288) == {24: 0}
+    assert zooms_of(num_spans=7_372_800, num_ranks=12_288) == {24: 1, 6: 0}
+    assert zooms_of(num_spans=24_576_000, num_ranks=12_288) == {24: 1, 6: 0, 2: 0}
+    assert zooms_of(num_spans=20_000, num_ranks=1) == {1: 1}
+    # Finer lines lie within coarser ones, whatever their number.
+    for num_ranks in range(1, 9_000, 7):
+        sizes = list(zooms_of(num_spans=10**9, num_ranks=num_ranks))
+        assert all(coarse % fine == 0 for coarse, fine in itertools.pairwise(sizes))
+        assert sizes[-1] == 1
+
+
+def test_the_page_shows_it_without_reading_a_span(store: Store) -> None:
+    source = StoreSource(store)
+    reports = Reports(source)
+    reports.get(FEW)
+    source.spans = None  # type: ignore[assignment,method-assign]  # whoever asks for spans fails
+    provider = StoreProvider(source, reports, store=store, patience_s=PATIENCE_S)
+
+    page = timeline_page(provider, View(page=Page.TIMELINE, run=FEW, step=0), base_path="/")
+
+    assert "spans of 256 ranks, epoch 0" in words(page)
+    assert "spans as areas" in words(page)
+
+
+def test_a_window_of_few_spans_shows_each_of_them_with_its_wait(store: Store) -> None:
+    source = StoreSource(store)
+    provider = StoreProvider(source, Reports(source), store=store, patience_s=PATIENCE_S)
+    window = Window(begin_ns=0, end_ns=10**15, first_row=0, end_row=8)
+    view = View(page=Page.TIMELINE, run=FEW, step=0, window=window)
+
+    page = timeline_page(provider, view, base_path="/")
+
+    assert "A part of the step" in words(page)
+    assert "8 ranks" in words(page)
+    assert "as areas" not in words(page)
+    whole = timeline_in(store, FEW)
+    part = picture_in(store, FEW, window=window)
+    assert part is not None
+    rows = np.isin(whole.spans.rank, part.ranks)
+    assert f"{rows.sum():,} spans" in words(page)
+    assert (whole.wait_ns[rows] > 0).any()
+
+
+def test_a_window_without_fine_pixels_is_drawn_from_its_spans(store: Store) -> None:
+    source = StoreSource(store)
+    provider = StoreProvider(source, Reports(source), store=store, patience_s=PATIENCE_S)
+    timeline = timeline_in(store, MANY)
+    length = timeline.end_ns - timeline.begin_ns
+    window = Window(begin_ns=length // 8, end_ns=length, first_row=100, end_row=590)
+
+    part = provider.picture(MANY, epoch=0, step=0, group_by=GroupBy.PP, window=window)
+
+    assert part is not None
+    assert [len(block) for block in part.raster.rank_blocks] == [1] * 490  # two a line are kept
+    assert part.raster.edges_ns[[0, -1]].tolist() == [length // 8, length]
+    inside = np.isin(timeline.spans.rank, part.ranks)
+    begins = timeline.spans.start_ns - timeline.begin_ns
+    ends = np.clip(begins + timeline.spans.duration_ns, length // 8, None)
+    spent = (ends - np.clip(begins, length // 8, None))[inside & (timeline.spans.depth == 0)]
+    width = np.diff(part.raster.edges_ns)
+    shown = sum(
+        float((cells.filled_ratio.astype(np.float64) * width).sum())
+        for cells in (part.raster.compute, part.raster.comm)
+    )
+    assert shown == pytest.approx(float(spent.sum()), rel=1e-5)
+
+
+def test_a_step_that_bars_can_carry_has_none(store: Store) -> None:
+    simulation = simulate(Scenario(dp=2, pp=1, num_steps=1), run_id="small")
+    store_simulation(store, simulation, simulation.tables())
+    roll(Rolling(store))
+
+    assert picture_in(store, "small") is None
+    nobody = StepPlace(run_id="nobody", epoch=0, step=0)
+    assert read_picture(store, nobody, group_by=GroupBy.PP, coords_of=lambda _: {}) is None
+
+
+def test_a_deleted_run_takes_its_pictures_along(store: Store) -> None:
+    copy = a_copy(store, FEW)
+    put(store, FEW, copy, "1")
+    roll(Rolling(store))
+
+    removed = Deletions(store).delete(copy)
+
+    assert removed.num_rows["pictures"] > 0
+    assert read_kept(store, place_of(copy)) is None
+
+
+def test_finer_levels_expire_with_the_spans_and_the_whole_picture_stays(store: Store) -> None:
+    copy = a_copy(store, DEEP)
+    put(store, DEEP, copy, "1")
+    roll(Rolling(store))
+    whole = picture_in(store, copy)
+    assert whole is not None
+    length = whole.end_ns - whole.begin_ns
+    window = Window(begin_ns=length // 4, end_ns=length // 2, first_row=0, end_row=4)
+    fine = picture_in(store, copy, window=window)
+    assert fine is not None
+    in_three_days = time.time_ns() + 3 * DAY_NS
+
+    Retention(store, Deletions(store), unix_ns=lambda: in_three_days).expire()
+
+    assert not len(StoreSource(store).spans(copy))
+    left = picture_in(store, copy)
+    assert left is not None
+    assert np.array_equal(left.raster.compute.kind, whole.raster.compute.kind)
+    coarse = picture_in(store, copy, window=window)
+    assert coarse is not None
+    assert coarse.raster.compute.kind.shape[1] == NUM_BINS // 4
+    assert fine.raster.compute.kind.shape[1] == NUM_BINS
+
+
+def a_copy(store: Store, run_id: str) -> str:
+    """Describe a run like another one; it has no spans yet."""
+    copy = f"{run_id}-{next(_NUMBERS)}"
+    for table in ("runs", "ranks", "groups"):
+        copy_rows(store, table, run_id, copy, "1")
+    return copy
+
+
+def put(store: Store, run_id: str, copy: str, which: str) -> None:
+    """Give a copy some of its run's spans, as a cut that may be a repeated one."""
+    copy_rows(store, "spans", run_id, copy, which)
+    cut = {"run_id": copy, "segment": next(_NUMBERS), "num_spans": 1, "revision": 2}
+    store.insert_rows("ledger", [{**cut, "state": "repeated"}])
+
+
+def copy_rows(store: Store, table: str, run_id: str, copy: str, which: str) -> None:
+    found = f"SELECT * FROM {table} FINAL WHERE run_id = '{run_id}' AND {which}"
+    store.command(f"INSERT INTO {table} SELECT * REPLACE ('{copy}' AS run_id) FROM ({found})")
+
+
+class _BreaksAtRollups:
+    """A store that fails when rollups are written, after the pictures were."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.rows, self.arrow = store.rows, store.arrow
+        self.insert_rows = store.insert_rows
+
+    def insert_arrow(self, table: str, rows: Any) -> None:  # noqa: ANN401  # an Arrow table
+        if table == "rollups":
+            raise StoreQueryError("the disk is full")
+        self._store.insert_arrow(table, rows)

@@ -1,0 +1,110 @@
+"""Steps that are read in portions to be rolled up, and those that can't be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankscope.collector.read.portions import SELECT_PORTION
+from rankscope.collector.read.rollups import open_steps
+from rankscope.collector.store.store import Store, open_store
+from tests.support.rankscope.rolling_rig import (
+    describe,
+    from_scratch,
+    new_number,
+    patient,
+    put,
+    rolled,
+    span_rows,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def run_id() -> str:
+    return f"run-{new_number()}"
+
+
+class _ComesBetween:
+    """A store that is written to after the first portion of a step was read."""
+
+    def __init__(self, store: Store, write: Callable[[], None]) -> None:
+        self._store = store
+        self._write = write
+        self.rows = store.rows
+        self.insert_arrow, self.insert_rows = store.insert_arrow, store.insert_rows
+        self._is_written = False
+
+    def arrow(self, sql: str, parameters: dict[str, Any]) -> pa.Table:
+        found = self._store.arrow(sql, parameters)
+        if sql is SELECT_PORTION and not self._is_written:
+            self._is_written = True
+            self._write()
+        return found
+
+
+def test_a_step_of_more_than_a_batch_is_read_in_portions(store: Store, run_id: str) -> None:
+    describe(store, run_id)
+    put(store, run_id, span_rows(run_id))
+
+    while not patient(store, batch_spans=2).turn():  # two of a step's four spans at once
+        pass
+
+    assert rolled(store, run_id) == from_scratch(store, run_id)
+    assert open_steps(store, run_id, state="ended") == ()
+
+
+def test_a_row_that_comes_between_two_portions_leaves_the_step_open(
+    store: Store, run_id: str
+) -> None:
+    # GIVEN a step that is read rank by rank, and a span of rank 0 that comes after rank 0 was read
+    describe(store, run_id)
+    rows = span_rows(run_id, num_steps=1)
+    put(store, run_id, rows[1:])
+    late = _ComesBetween(store, lambda: put(store, run_id, rows[:1]))
+
+    patient(late, batch_spans=1).turn()  # type: ignore[arg-type]
+
+    # THEN it is closed by the next turn, with all of its rows
+    while not patient(store, batch_spans=1).turn():
+        pass
+    assert rolled(store, run_id) == from_scratch(store, run_id)
+
+
+def test_a_step_that_must_be_read_whole_and_is_too_large_is_left_out_and_told_once(
+    store: Store, run_id: str
+) -> None:
+    describe(store, run_id)
+    store.insert_rows(
+        "runs",
+        [
+            {
+                "run_id": run_id, "state": "ended", "source_format": "bytedance", "world_size": 2,
+                "layout": {"dp": 2}, "created_ns": 1, "revision": 9,
+            }
+        ],
+    )  # fmt: skip
+    rows = span_rows(run_id)
+    put(store, run_id, rows)
+    said: list[str] = []
+    rolling = patient(store, max_whole_spans=1, say=said.append)
+
+    assert rolling.turn()
+    put(store, run_id, rows[4:5])  # a span comes again, so the run is looked at again
+    assert rolling.turn()
+
+    assert rolled(store, run_id) == []
+    assert said == [
+        f"{run_id}: steps of more than 1 spans are not rolled up, as their format tells no groups"
+    ]

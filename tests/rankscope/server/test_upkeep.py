@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.analysis.analyze import analyze_run
+from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Keep, Retention
+from rankscope.collector.store.store import open_store
+from rankscope.errors import BadInputError
+from rankscope.server.rollups import Rolling
+from rankscope.server.upkeep import EXPIRE_EVERY_NS, FIRST_EXPIRE_NS, Upkeep, parse_keep
+from rankscope.simulation.store import store_simulation
+from rankscope.sources.store_source import StoreSource
+from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.simulator.scenario import Scenario
+from rankscope.trainer.simulator.simulation import simulate
+from tests.collector.retention.test_retention import NOW_NS, steps_with_spans, store_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+def test_it_sweeps_what_comes_late(tmp_path: Path) -> None:
+    with open_store(f"chdb://{tmp_path}") as store:
+        store.insert_rows("runs", [{"run_id": "job"}])
+        deletions = Deletions(store)
+        deletions.delete("job")
+        store.insert_rows("spans", [{"run_id": "job"}])
+        said: list[str] = []
+        upkeep = Upkeep(
+            deletions,
+            Retention(store, deletions),
+            Rolling(store, monotonic_ns=lambda: 0),
+            say=said.append,
+        )
+
+        upkeep.turn()
+        upkeep.turn()
+
+        assert store.rows("SELECT count() AS n FROM spans") == [{"n": 0}]
+        assert said == ["removed what came late of the deleted run 'job'"]
+
+
+def test_it_expires_a_minute_after_the_start_and_then_every_hour(tmp_path: Path) -> None:
+    with open_store(f"chdb://{tmp_path}") as store:
+        deletions, clock, said = Deletions(store), Clock(), list[str]()
+        retention = Retention(store, deletions, unix_ns=lambda: NOW_NS + 49 * HOUR_NS)
+        upkeep = Upkeep(
+            deletions,
+            retention,
+            Rolling(store, monotonic_ns=lambda: 0),
+            say=said.append,
+            monotonic_ns=clock,
+        )
+        store_run(store, "first")
+
+        upkeep.turn()
+        assert said == []
+        clock.now_ns += FIRST_EXPIRE_NS
+        upkeep.turn()
+        assert said == ["removed 201 spans of 1 runs: kept long enough"]
+        assert steps_with_spans(store, "first") == []
+
+        store_run(store, "second")
+        clock.now_ns += EXPIRE_EVERY_NS - 1
+        upkeep.turn()
+        assert len(said) == 1
+        clock.now_ns += 1
+        upkeep.turn()
+        assert len(said) == 2
+
+
+def test_durations_are_hours_or_days_or_for_ever() -> None:
+    assert parse_keep(spans="48h", findings="30d", runs="forever") == Keep(
+        spans_ns=48 * HOUR_NS, findings_ns=30 * DAY_NS, runs_ns=None
+    )
+
+
+@pytest.mark.parametrize("text", ["", "48", "2 d", "-1d", "1w", "1.5h", "never"])
+def test_another_word_is_refused(text: str) -> None:
+    with pytest.raises(BadInputError, match="--keep-spans"):
+        parse_keep(spans=text, findings="30d", runs="365d")
+
+
+def test_what_is_kept_longer_must_not_go_first() -> None:
+    with pytest.raises(BadInputError, match="at least as long"):
+        parse_keep(spans="31d", findings="30d", runs="365d")
+    with pytest.raises(BadInputError, match="at least as long"):
+        parse_keep(spans="forever", findings="30d", runs="365d")
+
+
+def test_a_run_whose_spans_went_is_still_analysed_and_says_so(tmp_path: Path) -> None:
+    with open_store(f"chdb://{tmp_path}") as store:
+        simulation = simulate(
+            Scenario(
+                dp=4,
+                num_steps=30,
+                faults=parse_simulated_faults(["slow-compute:rank=2,factor=2,steps=20-24"]),
+            ),
+            run_id="job",
+        )
+        store_simulation(store, simulation, simulation.tables())
+        source = StoreSource(store)
+        before = analyze_run(source, "job")
+        finding = {"run_id": "job", "cause": "slow-compute", "first_step": 20, "last_step": 24}
+        store.insert_rows("findings", [finding])
+        later = time.time_ns() + 49 * HOUR_NS
+        Retention(store, Deletions(store), unix_ns=lambda: later).expire()
+
+        after = analyze_run(source, "job")
+
+        assert len(before.steps) == 30
+        assert after.steps == tuple(range(12, 30))
+        assert (after.top_finding.cause, after.top_finding.ranks) == ("slow-compute", (2,))
+        assert any(
+            "up to step 29 are kept no longer, but those of the steps around findings: 12-29"
+            in warning
+            for warning in after.quality.warnings
+        )

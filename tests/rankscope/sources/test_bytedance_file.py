@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from rankscope.collector.errors import MetaError
+from rankscope.sources.bytedance_file import read_trace_file, what_if_file
+from rankscope.tracer.topology import Coords
+from tests.support.traces import TRACES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write(folder: Path, **sizes: int) -> tuple[Path, Path]:
+    columns = {
+        "dp_rank": [0, 1], "stage": [0, 0], "rank": [4, 9], "step": [7, 7], "seq_id": [0, 3],
+        "mc": [0, -1], "mb_id": [0, -1], "start_ts": [0.0, 0.5], "duration": [1.0, 0.25],
+        "optype": ["gc", "optimizer"],
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), folder / "t.parquet")
+    plain = dict.fromkeys(("dp_size", "dsp_size", "pp_size", "tp_size", "vpp_size"), 1)
+    (folder / "t.yaml").write_text(yaml.safe_dump(plain | {"dp_size": 2, "world_size": 2} | sizes))
+    return folder / "t.parquet", folder / "t.yaml"
+
+
+def test_a_trace_file_becomes_a_run_and_its_columns(tmp_path: Path) -> None:
+    run, columns = read_trace_file(*write(tmp_path))
+
+    assert (run.run_id, run.source_format, run.world_size) == ("t", "bytedance", 2)
+    assert [(info.rank, info.coords) for info in run.epochs[0].ranks] == [
+        (4, Coords(dp=0)),
+        (9, Coords(dp=1)),
+    ]
+    assert columns.start_ns.tolist() == [0, 500_000_000]
+    assert columns.duration_ns.tolist() == [1_000_000_000, 250_000_000]
+    assert [columns.names[code] for code in columns.name.tolist()] == ["gc", "optimizer"]
+    assert (columns.seq.tolist(), columns.chunk.tolist()) == ([0, 3], [0, -1])
+
+
+def test_a_meta_file_of_another_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MetaError, match="dp_size 3"):
+        read_trace_file(*write(tmp_path, dp_size=3, world_size=3))
+
+
+@pytest.mark.parametrize("name", ["AR", "ST"])
+def test_the_published_results_follow_from_the_file_alone(name: str) -> None:
+    if not (TRACES / f"trace-{name}.parquet").exists():
+        pytest.skip(f"published traces are not at {TRACES} (set RANKSCOPE_TRACE_DIR)")
+    published = json.loads((TRACES / f"result-{name}.json").read_text())
+
+    found = what_if_file(TRACES / f"trace-{name}.parquet", TRACES / f"meta-{name}.yaml")
+
+    result = found.result
+    assert result.slowdown(result.replayed_ns) == pytest.approx(
+        published["blocking_slowdown"], rel=1e-6
+    )
+    launch = found.actual_ns.mean() / result.replayed_ns.mean()
+    assert launch == pytest.approx(published["launch_slowdown"], rel=1e-6)
+    for key, parts in (
+        ("blocking_decompose_by_dp_rank", result.by_dp_ns),
+        ("blocking_decompose_by_stage", result.by_stage_ns),
+        ("blocking_decompose_by_optype", result.by_kind_ns),
+    ):
+        slowdowns = {str(part): result.slowdown(times) for part, times in parts.items()}
+        assert slowdowns == pytest.approx(published[key], rel=1e-6)

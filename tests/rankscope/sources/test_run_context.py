@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from rankscope.collector.read.samples import sample_rows, write_samples
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import Store, open_store
+from rankscope.sources.store_source import StoreSource
+from tests.support.collector.spool_builder import OFFSET_NS, SpoolBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from rankscope.analysis.trace.context import RunContext
+
+ENDED_AT = OFFSET_NS + 9_000
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
+        yield opened
+
+
+def manifest(rank: int, *, nccl_algo: str = "Ring", started_ns: int = 1) -> dict[str, Any]:
+    return {
+        "world_size": 2,
+        "local_rank": rank,
+        "started_ns": started_ns,
+        "layout": {"dp": 2},
+        "model": {"name": "tiny"},
+        "environment": {"NCCL_ALGO": nccl_algo},
+        "versions": {"torch": "2.13.0", "nccl": None, "packages": {"numpy": "2.4"}},
+        "device": {"name": "cpu", "uuid": f"uuid-{rank}"},
+        "seeds": {"data": rank},
+    }
+
+
+def write_run(spool_dir: Path, run_id: str, *, nccl_algo: str) -> list[SpoolBuilder]:
+    """Two ranks, steps 0 and 1 of 1000 ns each; rank 1 is set to ``nccl_algo``."""
+    ranks = []
+    for rank, algorithm in ((0, "Ring"), (1, nccl_algo)):
+        built = SpoolBuilder(
+            spool_dir,
+            run_id=run_id,
+            rank=rank,
+            manifest=manifest(rank, nccl_algo=algorithm),
+            anchor_unix_ns=OFFSET_NS + (1_000 if run_id == "earlier" else 2_000),
+            anchor_monotonic_ns=1_000 if run_id == "earlier" else 2_000,
+        )
+        for step in (0, 1):
+            built.span("forward", step=step, start_ns=1_000 * step)
+            built.microbatch(0, step=step, num_tokens=8 + step, sum_squared_lengths=64)
+            built.step(step, start_ns=1_000 * step, duration_ns=1_000)
+        ranks.append(built)
+    return ranks
+
+
+@pytest.fixture(scope="module")
+def source(store: Store, tmp_path_factory: pytest.TempPathFactory) -> StoreSource:
+    """Run ``earlier``, then run ``r``, in which rank 1 fails in step 2 and rank 0 ends after."""
+    spool_dir = tmp_path_factory.mktemp("spool")
+    for built in write_run(spool_dir, "earlier", nccl_algo="Ring"):
+        built.end(at_ns=OFFSET_NS)
+    first, second = write_run(spool_dir, "r", nccl_algo="Tree")
+    second.span("forward", step=2, start_ns=2_000)
+    second.fail("ValueError", "no such token", at_ns=OFFSET_NS + 5_000)
+    first.event("pause", "hello", at_ns=OFFSET_NS + 3, data={"ms": 4})
+    first.end(at_ns=ENDED_AT)
+    tail = SpoolTail(spool_dir, store, grace_ns=0)
+    tail.poll()
+    tail.poll()
+    return StoreSource(store)
+
+
+@pytest.fixture(scope="module")
+def context(source: StoreSource) -> RunContext:
+    return source.context("r")
+
+
+def test_microbatches_come_for_the_steps_asked_for(source: StoreSource) -> None:
+    found = source.context("r", first=1, last=1).microbatches
+
+    assert (found.step.tolist(), found.rank.tolist()) == ([1, 1], [0, 1])
+    assert (found.num_tokens.tolist(), found.sum_squared_lengths.tolist()) == ([9, 9], [64, 64])
+
+
+def test_manifests_tell_settings_flat_without_what_belongs_to_one_rank(
+    context: RunContext,
+) -> None:
+    first, second = context.manifests
+
+    assert [(told.epoch, told.rank) for told in context.manifests] == [(0, 0), (0, 1)]
+    assert dict(first.settings) == {
+        "device.name": "cpu",
+        "environment.NCCL_ALGO": "Ring",
+        "layout.dp": "2",
+        "model.name": "tiny",
+        "versions.packages.numpy": "2.4",
+        "versions.torch": "2.13.0",
+    }
+    assert second.settings["environment.NCCL_ALGO"] == "Tree"
+
+
+def test_ranks_of_equal_settings_share_one_stored_manifest(
+    store: Store, source: StoreSource
+) -> None:
+    stored = store.rows("SELECT run_id, count() AS num FROM manifests FINAL GROUP BY run_id")
+
+    assert {row["run_id"]: row["num"] for row in stored} == {"earlier": 1, "r": 2}
+    earlier = source.context("earlier")
+    assert [told.rank for told in earlier.manifests] == [0, 1]
+    assert earlier.manifests[0].settings is earlier.manifests[1].settings
+
+
+def test_the_run_before_of_the_same_model_and_size_is_the_previous_one(
+    context: RunContext, source: StoreSource
+) -> None:
+    told = context.previous_manifests
+
+    assert [(known.rank, known.settings["environment.NCCL_ALGO"]) for known in told] == [
+        (0, "Ring"),
+        (1, "Ring"),
+    ]
+    assert source.context("earlier").previous_manifests == ()
+
+
+def test_exits_come_in_order_of_time_with_exception_and_step(context: RunContext) -> None:
+    failed, ended = context.exits
+
+    assert (failed.rank, failed.state, failed.at_ns) == (1, "failed", OFFSET_NS + 5_000)
+    assert (failed.exception, failed.message, failed.step) == ("ValueError", "no such token", 2)
+    assert (ended.rank, ended.state, ended.at_ns, ended.step) == (0, "ended", ENDED_AT, None)
+
+
+def test_events_keep_their_document(context: RunContext) -> None:
+    (pause,) = [event for event in context.events if event.kind == "pause"]
+
+    assert (pause.rank, pause.at_ns, pause.text, pause.data) == (
+        0,
+        OFFSET_NS + 3,
+        "hello",
+        {"ms": 4},
+    )
+
+
+def test_samples_of_the_run_and_of_its_hosts_come_within_the_steps_time(
+    store: Store, source: StoreSource
+) -> None:
+    at_ns = OFFSET_NS + np.array([0, 1_500, 2_000, 2_001])
+    mine = sample_rows(
+        "r",
+        host=["another-host"] * 4,
+        device=np.array([1, 1, 1, 1], dtype=np.int32),
+        at_ns=at_ns,
+        name=["gpu-clock-hz"] * 4,
+        value=np.array([1.9e9, 1.8e9, 1.7e9, 1.6e9]),
+    )
+    of_hosts = sample_rows(
+        "",
+        host=["another-host", "a-host-of-nobody"],
+        device=np.array([-1, -1], dtype=np.int32),
+        at_ns=at_ns[:2],
+        name=["cpu-load-ratio", "cpu-load-ratio"],
+        value=np.array([0.5, 0.9]),
+    )
+    for rows in (mine, of_hosts, mine):  # told again: replaced
+        write_samples(store, rows)
+
+    found = source.context("r").samples
+    names = [found.names[code] for code in found.name]
+    assert list(zip(names, found.value.tolist(), strict=True)) == [
+        ("cpu-load-ratio", 0.5),
+        ("gpu-clock-hz", 1.9e9),
+        ("gpu-clock-hz", 1.8e9),
+        ("gpu-clock-hz", 1.7e9),
+    ]
+    assert (found.device.tolist(), found.hosts) == ([-1, 1, 1, 1], ("another-host",))
+    assert source.context("r", first=0, last=0).samples.value.tolist() == [0.5, 1.9e9]
+    assert len(source.context("r", first=50).samples) == 0
+
+
+def test_an_unknown_run_has_nothing_around_it(source: StoreSource) -> None:
+    found = source.context("nobody")
+
+    assert (len(found.microbatches), len(found.samples)) == (0, 0)
+    assert (found.events, found.manifests, found.exits, found.previous_manifests) == (
+        (),
+        (),
+        (),
+        (),
+    )
+
+
+def test_a_lost_rank_stood_where_its_open_span_says(store: Store) -> None:
+    store.insert_rows(
+        "ranks",
+        [{"run_id": "lost", "rank": 0, "process": "p", "exit_state": "lost", "exit_ns": 7}],
+    )
+    store.insert_rows(
+        "events",
+        [
+            {
+                "run_id": "lost",
+                "rank": 0,
+                "process": "p",
+                "at_ns": 7,
+                "kind": "lost",
+                "data": '{"step": 4, "open": []}',
+            }
+        ],
+    )
+
+    (found,) = StoreSource(store).context("lost").exits
+
+    assert (found.state, found.at_ns, found.step, found.exception) == ("lost", 7, 4, "")

@@ -1,0 +1,156 @@
+"""An agent with everything real but the collector and, where a test says so, the disk."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from rankscope.collector.agent.agent import NodeAgent, ranks_in
+from rankscope.collector.agent.clock import AgentClocks
+from rankscope.collector.agent.dead_letters import Parking
+from rankscope.collector.agent.delivery import Delivery
+from rankscope.collector.agent.journal import Journal
+from rankscope.collector.agent.link import Deadlines, Link
+from rankscope.collector.agent.outbox import Outbox
+from rankscope.collector.agent.quota import SpoolRoom
+from rankscope.collector.identity import segment_id
+from rankscope.collector.spool.liveness import boot_id
+from tests.faults.checker import check, content_hash, key_of
+from tests.support.collector.fake_collector import TOKEN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from rankscope.collector.agent.journal_file import Storage
+    from rankscope.collector.clock.watch import ClockEvent
+    from tests.faults.checker import Oracle
+    from tests.support.collector.fake_collector import Stored
+    from tests.support.collector.spool_builder import SpoolBuilder
+
+WAIT_S = 60.0
+PATIENT = Deadlines(connect_s=30, stall_s=30, answer_s=30)
+IMPATIENT = Deadlines(connect_s=0.3, stall_s=0.3, answer_s=0.3)
+
+
+class Pauses:
+    """A clock for the agent's pauses that jumps over them."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Rig:
+    """One agent process, as far as its parts go.
+
+    Args:
+        spool: Its spool; the state lies in ``.agent`` in it.
+        url: The collector, or several.
+        storage: The journal's disk; None: the real one.
+        max_spool_bytes: Limit of the spool; None: none.
+        environment: Where the token is.
+        deadlines: How long the parts of an exchange may take.
+        own: Name and boot of its host.
+        watch: What happens to its clocks.
+    """
+
+    def __init__(
+        self,
+        spool: Path,
+        url: str | Sequence[str],
+        *,
+        storage: Storage | None = None,
+        max_spool_bytes: int | None = None,
+        environment: dict[str, str] | None = None,
+        deadlines: Deadlines = PATIENT,
+        own: tuple[str, bytes] | None = None,
+        watch: Callable[[], Sequence[ClockEvent]] = tuple,
+    ) -> None:
+        self.lines: list[str] = []
+        self.pauses = Pauses()
+        self.state = spool / ".agent"
+        self.state.mkdir(parents=True, exist_ok=True)
+        held = {"RANKSCOPE_TOKEN": TOKEN} if environment is None else environment
+        urls = [url] if isinstance(url, str) else url
+        self.link = Link(urls, agent="test/0", environment=held, deadlines=deadlines)
+        self.journal = Journal(self.state / "journal", storage=storage)
+        self.outbox = Outbox(
+            self.link,
+            self.journal,
+            delivery=Delivery(pause=lambda _s: None),
+            parking=Parking(self.state / "dead"),
+            say=self.lines.append,
+            ranks_of=lambda run_id: ranks_in(spool, run_id),
+        )
+        clocks = AgentClocks(
+            self.journal,
+            own=own or (socket.gethostname(), boot_id()),
+            estimate=lambda: None,
+            monotonic_ns=lambda: round(self.pauses() * 1e9),
+            watch=watch,
+        )
+        room = None
+        if max_spool_bytes is not None:
+            room = SpoolRoom(spool, max_spool_bytes, self.journal, monotonic_s=self.pauses)
+        self.agent = NodeAgent(
+            spool, self.outbox, clocks, say=self.lines.append, room=room, monotonic_s=self.pauses
+        )
+
+    def turn(self) -> float:
+        """Take a turn, and skip the pause that it asks for."""
+        pause_s = self.agent.turn()
+        self.pauses.now_s += pause_s
+        return pause_s
+
+    def turn_until(self, is_done: Callable[[], bool]) -> None:
+        """Take turns until something holds; fail when it never does."""
+        deadline_s = time.monotonic() + WAIT_S
+        while not is_done():
+            assert time.monotonic() < deadline_s, self.lines
+            self.turn()
+
+    def lose_patience(self, deadlines: Deadlines = IMPATIENT) -> None:
+        """Wait so long from now on: before a fault, a machine that stands still is none."""
+        self.link._deadlines = deadlines
+        self.link._answer_s = deadlines.answer_s
+
+    def close(self) -> None:
+        """End as a process does: nothing is said to anybody."""
+        self.agent.close()
+        self.journal.close()
+        self.link.close()
+
+
+def write_spans(
+    builder: SpoolBuilder, oracle: Oracle, num_spans: int, *, chooser: random.Random | None = None
+) -> None:
+    """Write spans of one process, each noted in the oracle."""
+    chooser = chooser or random.Random(0)
+    for _ in range(num_spans):
+        if builder.next_row == builder.capacity:
+            builder.seal()
+            builder.new_segment()
+        number = int(builder.segment.stem.removeprefix("seg-"))
+        name, step = f"op-{chooser.randrange(50)}", chooser.randrange(5)
+        duration_ns = chooser.randrange(1, 10**6)
+        run_id, epoch, rank = builder.identity
+        segment = segment_id(builder.process.hex, number)
+        oracle.attempt(
+            key_of(run_id, epoch, rank, segment, builder.next_row),
+            content_hash(name, step, duration_ns),
+        )
+        builder.span(name, step=step, start_ns=5_000, duration_ns=duration_ns)
+
+
+def any_unanswered(rig: Rig) -> bool:
+    return bool(rig.journal.unanswered("run"))
+
+
+def assert_clean(tmp_path: Path, stored: Stored, **account: int) -> None:
+    verdict = check(tmp_path / "oracle", stored.rows, **account)
+    assert verdict.is_clean, verdict

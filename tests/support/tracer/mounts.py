@@ -1,0 +1,44 @@
+"""Run a program on a disk of its own: one that is small, or turns read-only."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+from tests.support.missing_tools import lacks
+from tests.support.mounts import NO_MOUNTS, needs_mounts
+from tests.support.paths import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAY_NOT_MOUNT = 77
+"""Exit code by which a command of `run_with_mounts` says that it was refused one."""
+
+
+def run_with_mounts(
+    command: list[str | Path], spool: Path, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that mounts, where nobody else sees it, with the tracer's folder set.
+
+    Where the kernel forbids such mounts the test is skipped, with ``CI=true`` it fails.
+    """
+    needs_mounts()
+    done = subprocess.run(
+        ["unshare", "-rm", *command],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "RANKSCOPE_TRACE": str(spool),
+            "RANKSCOPE_RUN": "run",
+            **environ,
+        },
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    if done.returncode == MAY_NOT_MOUNT:
+        lacks(NO_MOUNTS.format(reason=" ".join(done.stderr.split())))
+    return done

@@ -1,0 +1,71 @@
+"""Start a recorder in a test, in this process or in one that may die."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+from rankscope.tracer.clock import read_anchor
+from rankscope.tracer.install import spool_identity
+from rankscope.tracer.job.identity import read_identity
+from rankscope.tracer.record.recorder import Recorder
+from rankscope.tracer.record.segment import segment_capacity
+from rankscope.tracer.record.segment_pool import STARTER_BYTES, SpoolLimits
+from tests.support.paths import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from rankscope.tracer.record.sampling import Settings
+
+
+NUM_IN_STARTER = segment_capacity(STARTER_BYTES)
+"""Records that a lane's first segment holds, where the spool is not small."""
+
+LONGEST_S = 120.0
+PAUSE_S = 0.005
+
+
+class AlarmError(Exception):
+    """What a signal handler of the job raises."""
+
+
+def recorder_in(
+    folder: Path,
+    *,
+    segment_bytes: int = 1 << 16,
+    spool_bytes: int = 1 << 22,
+    settings: Settings | None = None,
+) -> Recorder:
+    """Return a started recorder that writes small segments straight into ``folder``."""
+    identity = spool_identity(read_identity("test", {}), read_anchor())
+    limits = SpoolLimits(segment_bytes=segment_bytes, spool_bytes=spool_bytes)
+    recorder = Recorder(folder, identity, limits=limits, settings=settings)
+    recorder.start()
+    return recorder
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return once another thread or process has made ``condition`` true; fail if none does."""
+    deadline_s = time.monotonic() + LONGEST_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "waited in vain"
+        time.sleep(PAUSE_S)
+
+
+def run_script(script: str, spool: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run Python source in a process of its own with the tracer's folder set."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=ROOT,
+        env={**os.environ, "RANKSCOPE_TRACE": str(spool), "RANKSCOPE_RUN": "run", **environ},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )

@@ -1,0 +1,416 @@
+"""Capture in one process: a gloo group of one, whose communications end at once."""
+
+from __future__ import annotations
+
+import gc
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers a backend
+
+from rankscope import tracer
+from rankscope.tracer.native.choice import compute_span
+from rankscope.tracer.span import COMM_KINDS, SpanKind
+from rankscope.tracer.spool import DropReason
+from tests.support.tracer.reading import Row, dropped, lacking, only_folder, read_rows, read_spans
+from tests.support.tracer.torch_here import since
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def spans_after_goodbye(spool: Path) -> list[Row]:
+    tracer.shutdown()
+    folder = only_folder(spool)
+    return read_spans(folder)
+
+
+@since("2.8", "no call is known to be synchronous")
+def test_a_synchronous_call_is_a_communication_and_a_wait_within_it(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="run")
+    dist.all_reduce(torch.ones(6))
+    communication, wait = spans_after_goodbye(tmp_path)
+
+    assert (communication.name, wait.name, wait.kind) == ("all_reduce", "wait all_reduce", "wait")
+    assert communication.num_bytes == 24
+    assert communication.seq == wait.seq == 0
+    assert communication.group_id == wait.group_id != 0
+    assert communication.start_ns <= wait.start_ns <= wait.end_ns == communication.end_ns
+    assert (communication.track, wait.track) == ("comm world", "main")
+
+
+def test_the_job_s_own_errors_pass_through_unchanged(tmp_path: Path) -> None:
+    def provoke() -> str:
+        with pytest.raises(RuntimeError) as caught:
+            dist.all_reduce(torch.ones(2, dtype=torch.bool), op=dist.ReduceOp.AVG)
+        return f"{type(caught.value)} {caught.value}".splitlines()[0]
+
+    plain = provoke()
+    tracer.install(spool=tmp_path, run="run")
+    assert provoke() == plain
+    spans_after_goodbye(tmp_path)
+
+
+def test_a_work_that_nobody_waits_for_keeps_no_memory_of_the_job(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="run")
+    values = torch.ones(6)
+    storage = values.untyped_storage()._weak_ref()
+    work = dist.all_reduce(values, async_op=True)
+    del values, work
+    dist.all_reduce(torch.ones(2))  # what was kept until torch had handed it out is now let go
+
+    deadline = time.monotonic() + 60
+    while not torch.UntypedStorage._expired(storage) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert torch.UntypedStorage._expired(storage)
+    torch.UntypedStorage._free_weak_ref(storage)  # type: ignore[no-untyped-call]
+    communications = [row for row in spans_after_goodbye(tmp_path) if row.kind != "wait"]
+    assert [row.seq for row in communications] == [0, 1]
+
+
+def test_where_no_work_may_call_back_a_collective_ends_where_its_wait_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "rankscope.tracer.capture.completion.CAN_CALL_BACK", False
+    )  # as before torch 2.8
+    left: list[object] = []
+    monkeypatch.setattr(torch.futures.Future, "add_done_callback", left.append)
+    tracer.install(spool=tmp_path, run="run")
+    for _ in range(20):
+        work = dist.all_reduce(torch.ones(100_000), async_op=True)
+        assert work is not None
+        work.wait()
+    unwaited = dist.all_reduce(torch.ones(2), async_op=True)
+    rows = spans_after_goodbye(tmp_path)
+    assert unwaited is not None
+    unwaited.wait()
+
+    assert left == []
+    launched = {row.seq: row for row in rows if row.kind != "wait"}
+    waits = {row.seq: row for row in rows if row.kind == "wait"}
+    assert sorted(launched) == list(range(21))
+    assert sorted(waits) == list(range(20))
+    for seq, wait in waits.items():
+        was_done_at_launch = launched[seq].end_ns <= wait.start_ns
+        assert was_done_at_launch or launched[seq].end_ns == wait.end_ns
+
+
+@since("2.8", "the fake backend coalesces nothing")
+def test_one_work_stands_for_all_that_was_coalesced(tmp_path: Path) -> None:
+    assert dist.Backend.FAKE in dist.Backend.backend_list  # known since `fake_pg` was imported
+    group = dist.new_group([0], backend="fake")
+    tracer.install(spool=tmp_path, run="run")
+    coalescing = dist.distributed_c10d._coalescing_manager(
+        group, torch.device("cpu"), async_ops=True
+    )
+    with coalescing as manager:
+        dist.broadcast(torch.ones(2), 0, group=group)
+        dist.broadcast(torch.ones(4), 0, group=group)
+    for work in manager.works:
+        dist.Work.wait(work)  # this backend's works alone have a method of their own
+    dist.broadcast(torch.ones(8), 0, group=group)
+    rows = spans_after_goodbye(tmp_path)
+
+    launched = [row for row in rows if row.kind != "wait"]
+    waits = [row for row in rows if row.kind == "wait"]
+    assert [(row.seq, row.num_bytes) for row in launched] == [(0, 8), (1, 16), (2, 32)]
+    first, second, alone = launched
+    assert first.interval_id == second.interval_id != 0
+    assert alone.interval_id == 0
+    assert [row.seq for row in waits] == [0, 1]
+
+
+def test_a_group_made_by_hand_is_left_alone_and_counted(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="run")
+    make: Any = dist.ProcessGroup  # its stub does not know this way to make one
+    group = make(0, 1)
+    backend = dist.ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=10))
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    group._set_group_name("by hand")
+    group.allreduce([torch.ones(2)]).wait()
+    dist.all_reduce(torch.ones(2))
+    rows = spans_after_goodbye(tmp_path)
+
+    assert [row.kind for row in rows] == ["other", "wait"]
+    folder = only_folder(tmp_path)
+    assert dropped(folder) == {DropReason.INTERNAL_ERROR: 1}
+    assert "not capturing group 'by hand'" in (folder / "events.jsonl").read_text()
+
+
+def test_a_backward_that_raised_leaves_the_waits_of_the_next_one_seen(tmp_path: Path) -> None:
+    class Raises(torch.autograd.Function):
+        armed = True
+
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
+            if Raises.armed:
+                raise ArithmeticError("nan")
+            return grads[0]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.below, self.above = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            between: torch.Tensor = Raises.apply(self.below(x))  # type: ignore[no-untyped-call]
+            out: torch.Tensor = self.above(between)
+            return out
+
+    ddp = DistributedDataParallel(Model(), bucket_cap_mb=0.0001)
+    ddp(torch.ones(1, 8))  # so that the buckets are those of the order of use
+    tracer.install(spool=tmp_path, run="run")
+    with pytest.raises(ArithmeticError):
+        ddp(torch.ones(1, 8)).sum().backward()
+    Raises.armed = False
+    ddp = DistributedDataParallel(Model(), bucket_cap_mb=0.0001)
+    for _ in range(2):
+        ddp(torch.ones(1, 8)).sum().backward()
+    rows = spans_after_goodbye(tmp_path)
+
+    reduced = [row.seq for row in rows if row.name == "all_reduce"]
+    waited = {row.seq for row in rows if row.name == "wait all_reduce"}
+    # What the first backward launched nobody waits for: it raised.
+    assert waited
+    assert set(reduced[-2:]) <= waited
+
+
+def test_after_goodbye_torch_is_as_it_was(tmp_path: Path) -> None:
+    before = (dist.Work.wait, dist.batch_isend_irecv, torch.autograd.backward)
+    tracer.install(spool=tmp_path, run="run")
+    assert dist.Work.wait is not before[0]
+    tracer.shutdown()
+    dist.all_reduce(torch.ones(2))
+
+    assert (dist.Work.wait, dist.batch_isend_irecv, torch.autograd.backward) == before
+    folder = only_folder(tmp_path)
+    assert read_spans(folder) == []
+
+
+def test_an_error_of_the_capture_turns_it_off_and_leaves_the_job_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(group: object) -> list[int]:
+        raise RuntimeError("torch has changed")
+
+    tracer.install(spool=tmp_path, run="run")
+    monkeypatch.setattr(dist, "get_process_group_ranks", broken)
+    # The frame that raises is a test's; as torch's own it would lie below torch's folder.
+    monkeypatch.setattr("rankscope.tracer.record.error_origin.OURS", __file__)
+    values = torch.ones(2)
+    tracer.begin_steps()
+    tracer.step()
+    dist.all_reduce(values)
+    tracer.step()
+    dist.all_reduce(values)
+    tracer.step()
+
+    assert spans_after_goodbye(tmp_path) == []
+    folder = only_folder(tmp_path)
+    assert dropped(folder) == {DropReason.INTERNAL_ERROR: 1}
+    assert "turned itself off" in (folder / "events.jsonl").read_text()
+    # From then on each step says what it lacks: else it would look as if nobody had waited.
+    assert lacking(folder) == [
+        set(),
+        {*COMM_KINDS, "other", "wait"},
+        {*COMM_KINDS, "other", "wait"},
+    ]
+
+
+def test_where_torch_lacks_a_name_the_job_runs_and_an_event_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Asked for last, when kernels are in place already: they must be out again.
+    monkeypatch.delattr(dist.Work, "wait")
+    tracer.install(spool=tmp_path, run="run")
+    works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(2)]
+    assert len(works) == 2
+    tracer.begin_steps()
+    tracer.step()
+
+    assert spans_after_goodbye(tmp_path) == []
+    folder = only_folder(tmp_path)
+    assert dropped(folder) == {DropReason.INTERNAL_ERROR: 1}
+    assert "no communication capture" in (folder / "events.jsonl").read_text()
+    assert lacking(folder) == [{*COMM_KINDS, "other", "wait"}]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_forward_that_cannot_be_recorded_is_lacking_in_its_step_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    left = [times]
+
+    def breaks(*arguments: Any) -> object:  # noqa: ANN401 - those of `compute_span`
+        left[0] -= 1
+        if left[0] >= 0:
+            raise RuntimeError("ours")
+        return compute_span(*arguments)
+
+    model = nn.Linear(2, 2)
+    tracer.install(spool=tmp_path, run="run", model=model)
+    monkeypatch.setattr("rankscope.tracer.capture.compute.compute_span", breaks)
+    monkeypatch.setattr("rankscope.tracer.record.error_origin.OURS", __file__)
+    tracer.begin_steps()
+    for _ in range(4):
+        model(torch.ones(2))
+        tracer.step()
+
+    spans = spans_after_goodbye(tmp_path)
+    folder = only_folder(tmp_path)
+    assert [row.step for row in spans] == list(range(times, 4))
+    assert lacking(folder) == [{"forward"}] * times + [set()] * (4 - times)
+    assert dropped(folder) == {DropReason.INTERNAL_ERROR: times}
+
+
+def by_grad(model: nn.Module, out: torch.Tensor) -> None:
+    parameters = list(model.parameters())
+    for parameter, grad in zip(parameters, torch.autograd.grad(out, parameters), strict=True):
+        parameter.grad = grad
+
+
+def by_grad_in_a_span(model: nn.Module, out: torch.Tensor) -> None:
+    with tracer.span("my backward", kind=SpanKind.BACKWARD):
+        by_grad(model, out)
+
+
+def by_backward(model: nn.Module, out: Any) -> None:  # noqa: ANN401
+    out.backward()
+
+
+@pytest.mark.parametrize(
+    ("differentiate", "missing", "num_told"),
+    [(by_grad, {"backward"}, 1), (by_grad_in_a_span, set(), 0), (by_backward, set(), 0)],
+)
+def test_a_step_whose_backward_nobody_saw_says_so(
+    tmp_path: Path,
+    differentiate: Callable[[nn.Module, torch.Tensor], None],
+    missing: set[str],
+    num_told: int,
+) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracer.install(spool=tmp_path, run="run", model=model)
+    tracer.begin_steps()
+    for _ in range(3):
+        differentiate(model, model(torch.ones(1, 2)).sum())
+        optimizer.step()
+        tracer.step()
+    model(torch.ones(1, 2))  # a step that only evaluates needs none
+    tracer.step()
+    tracer.shutdown()
+
+    folder = only_folder(tmp_path)
+    assert lacking(folder) == [missing] * 3 + [set()]
+    events = folder / "events.jsonl"
+    told = events.read_text() if events.exists() else ""
+    assert told.count("no backward was seen") == num_told
+
+
+def test_a_backward_inside_the_root_forward_is_part_of_it_and_missing_nowhere(
+    tmp_path: Path,
+) -> None:
+    class Trains(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: Any = super().forward(x).sum()
+            out.backward()
+            return out  # type: ignore[no-any-return]
+
+    model = Trains(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracer.install(spool=tmp_path, run="run", model=model)
+    tracer.begin_steps()
+    model(torch.ones(1, 2))
+    optimizer.step()
+    tracer.step()
+    tracer.shutdown()
+
+    assert lacking(only_folder(tmp_path)) == [set()]
+
+
+def test_an_optimizer_inside_another_counts_once(tmp_path: Path) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    inner = torch.optim.SGD([weight], lr=0.1)
+
+    class Outer(torch.optim.SGD):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            inner.step()
+
+    weight.grad = torch.ones(2)
+    tracer.install(spool=tmp_path, run="run")
+    Outer([weight], lr=0.1).step()
+    inner.step()
+
+    assert [row.kind for row in spans_after_goodbye(tmp_path)] == ["optimizer", "optimizer"]
+
+
+def test_an_optimizer_step_that_raises_leaves_the_next_one_whole(tmp_path: Path) -> None:
+    class Fails(torch.optim.SGD):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            raise ArithmeticError("nan")
+
+    weight = nn.Parameter(torch.ones(2))
+    failing, sound = Fails([weight], lr=0.1), torch.optim.SGD([weight], lr=0.1)
+    tracer.install(spool=tmp_path, run="run")
+    for _ in range(2):
+        with pytest.raises(ArithmeticError):
+            failing.step()
+    sound.step()
+    with tracer.span("after"):
+        pass
+    rows = spans_after_goodbye(tmp_path)
+
+    assert [(row.name, row.depth) for row in rows] == [("optimizer", 0), ("after", 0)]
+
+
+def test_forward_and_backward_of_the_root_module_are_spans(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    tracer.install(spool=tmp_path, run="run", model=model)
+    tracer.begin_steps()
+    for _ in range(2):
+        model(torch.ones(2, 3)).sum().backward()
+    with torch.no_grad():
+        model(torch.ones(2, 3))
+    tracer.step()
+    rows = spans_after_goodbye(tmp_path)
+
+    assert [(row.kind, row.microbatch, row.step) for row in rows] == [
+        ("forward", 0, 0),
+        ("backward", 0, 0),
+        ("forward", 1, 0),
+        ("backward", 1, 0),
+        ("forward", -1, 0),
+    ]
+
+
+def test_a_long_collection_of_garbage_is_a_span(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="run")
+    kept = [[number] for number in range(400_000)]  # what a full collection must look at
+    gc.collect()
+    tracer.shutdown()
+    del kept
+    folder = only_folder(tmp_path)
+    pauses = [row for row in read_rows(folder) if row.kind == "gc"]
+
+    assert "gc generation 2" in {row.name for row in pauses}
+    assert all(row.duration_ns >= 1_000_000 for row in pauses)

@@ -1,0 +1,144 @@
+"""What a job calls of the tracer breaks no graph, whoever is installed, or nobody."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.utils import counters
+
+from rankscope import tracer
+from rankscope.tracer.spool import MICROBATCH, STEP, RecordType
+from tests.support.tracer.reading import dropped, only_folder, read_rows, read_spans
+from tests.support.tracer.recording import run_script
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MODEL = """
+    @tracer.traced
+    def double(x):
+        with tracer.span("inner", kind=tracer.SpanKind.DATA, microbatch=1):
+            return x * 2
+
+    class Model(torch.nn.Module):
+        @tracer.traced("whole")
+        def forward(self, x):
+            with tracer.span("outer"):
+                tracer.microbatch(index=0, tokens=3)
+                tracer.event("note", "whole", value=1)
+                tracer.step(tokens=3)
+                return double(x).sum()
+
+    def test(model):
+        assert float(model(torch.ones(3))) == 6
+
+    test(torch.compile(Model(), backend="eager", fullgraph=True))
+"""
+
+
+@pytest.mark.parametrize(
+    ("begin", "environ"),
+    [
+        ("import torch; from rankscope import tracer", {}),
+        ("import torch; from rankscope import tracer", {"RANKSCOPE_PURE_PYTHON": "1"}),
+        (
+            "import torch; from rankscope import tracer; tracer.install()",
+            {"RANKSCOPE_DISABLE": "1"},
+        ),
+        ("import torch._dynamo; from rankscope import tracer", {}),
+        ("from rankscope import tracer; import torch; tracer.install(); tracer.shutdown()", {}),
+    ],
+)
+def test_a_job_that_is_not_traced_has_whole_graphs(
+    tmp_path: Path, begin: str, environ: dict[str, str]
+) -> None:
+    left = "    assert not [it for it in sys.meta_path if type(it).__name__ == 'CompilerWatch']"
+    done = run_script(f"    import sys\n    {begin}\n{MODEL}\n{left}\n", tmp_path, **environ)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a tracer of this process, whose compiler knows nothing yet."""
+    torch._dynamo.reset()
+    counters.clear()
+    tracer.install(spool=tmp_path, run="run")
+    tracer.begin_steps()
+    yield tmp_path
+    tracer.shutdown()
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def told_of(spool: Path) -> dict[str, list[Any]]:
+    """Return the process's steps, micro-batches and the job's events, as they were told."""
+    folder = only_folder(spool)
+    assert dropped(folder) == {}
+    rows = read_rows(folder)
+    steps = [row for row in rows if row.record == RecordType.STEP]
+    batches = [row for row in rows if row.record == RecordType.MICROBATCH]
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return {
+        "steps": [(row.step, *STEP.unpack(row.second)[:2]) for row in steps],
+        "batches": [(row.step, row.microbatch, *MICROBATCH.unpack(row.second)) for row in batches],
+        "events": [
+            (event["kind"], event["text"], event["data"])
+            for event in events
+            if event["kind"] != "compilation"
+        ],
+    }
+
+
+def test_what_tells_of_a_step_in_compiled_code_is_told_each_time(spool: Path) -> None:
+    @torch.compile(backend="eager")
+    def train(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        tracer.microbatch(0, x.numel(), sum_squared_lengths=50)
+        tracer.event("note", "it began", sizes=sizes)
+        with tracer.span("inside"):
+            loss = (x * 2).sum()
+        tracer.microbatch(index=1, tokens=13)
+        tracer.step(tokens=x.numel(), loss=loss)
+        return loss
+
+    losses = [float(train(torch.ones(num), [num, 1])) for num in (5, 7, 9)]
+    with tracer.span("outside"):
+        pass
+    tracer.step()
+
+    assert losses == [10, 14, 18]
+    assert sum(counters["graph_break"].values()) > 0
+    assert all("disable" in reason for reason in counters["graph_break"])
+    told = told_of(spool)
+    assert told["steps"][:3] == [(0, 5, 10), (1, 7, 14), (2, 9, 18)]
+    assert len(told["steps"]) == 4
+    assert told["batches"] == [
+        row for step, num in enumerate((5, 7, 9)) for row in ((step, 0, num, 50), (step, 1, 13, -1))
+    ]
+    assert told["events"] == [("note", "it began", {"sizes": [num, 1]}) for num in (5, 7, 9)]
+    names = {row.name for row in read_spans(only_folder(spool))}
+    assert "outside" in names
+    assert "inside" not in names
+
+
+def test_a_job_that_is_compiled_before_it_is_traced_tells_from_then_on(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+
+    @torch.compile(backend="eager")
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        tracer.step(tokens=4)
+        return x + 1
+
+    for is_traced in (False, True, False):
+        if is_traced:
+            tracer.install(spool=tmp_path, run="run")
+            tracer.begin_steps()
+        assert [float(compiled(torch.ones(1))) for _ in range(3)] == [2, 2, 2]
+        tracer.shutdown()
+
+    assert [row[:2] for row in told_of(tmp_path)["steps"]] == [(0, 4), (1, 4), (2, 4)]

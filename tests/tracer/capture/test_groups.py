@@ -1,0 +1,90 @@
+"""Groups that are destroyed and made again: torch gives the same names out twice."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers a backend
+
+from rankscope import tracer
+from rankscope.tracer.capture.group import GroupBook
+from rankscope.tracer.span import group_id_of
+from tests.support.tracer.reading import Row, only_folder, read_spans
+from tests.support.tracer.recording import recorder_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextlib.contextmanager
+def world_of_three() -> Iterator[None]:
+    """Be rank 0 of three, of which the others pretend."""
+    dist.init_process_group("fake", store=HashStore(), rank=0, world_size=3)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def communicate(*members: int) -> str:
+    """Make a group, communicate twice in it, and return its name."""
+    group = dist.new_group(list(members))
+    assert group is not None
+    for _ in range(2):
+        dist.all_reduce(torch.ones(2), group=group)
+    name: str = group.group_name
+    return name
+
+
+def launched(spool: Path) -> list[Row]:
+    """Say goodbye and return the communications by start."""
+    tracer.shutdown()
+    rows = read_spans(only_folder(spool))
+    return [row for row in rows if row.group_id and row.kind != "wait"]
+
+
+def test_a_name_that_is_given_to_other_members_is_another_group(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="run")
+    with world_of_three():
+        first = communicate(0, 1)
+    with world_of_three():
+        second = communicate(0, 2)
+
+    assert first == second
+    ids = [group_id_of(first, (0, 1)), group_id_of(first, (0, 2))]
+    rows = [(row.group_id, row.seq) for row in launched(tmp_path)]
+    assert rows == [(ids[0], 0), (ids[0], 1), (ids[1], 0), (ids[1], 1)]
+
+
+def test_the_same_members_under_the_same_name_are_numbered_on(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="run")
+    names = set()
+    for _ in range(2):
+        with world_of_three():
+            names.add(communicate(0, 1))
+
+    (name,) = names
+    rows = [(row.group_id, row.seq) for row in launched(tmp_path)]
+    assert rows == [(group_id_of(name, (0, 1)), seq) for seq in range(4)]
+
+
+def test_nothing_is_kept_of_the_objects_of_groups_that_are_gone(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    book = GroupBook(recorder, None)
+    with world_of_three():
+        for _ in range(20):
+            group = dist.new_group([0, 1])
+            met = book.find(group)
+            assert met is not None
+            assert book.find(group) is met
+            dist.destroy_process_group(group)
+            del group
+        gc.collect()
+        assert len(book._met) == 0
+    recorder.shutdown()

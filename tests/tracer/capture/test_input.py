@@ -1,0 +1,321 @@
+"""What a loop around the model does, captured without a word from it: real torch, one process."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import checkpoint
+from torch.utils.data import DataLoader
+
+from rankscope import tracer
+from rankscope.tracer.span import SpanFlag
+from rankscope.tracer.spool import MICROBATCH, STEP, RecordType
+from tests.support.tracer.reading import (
+    Row,
+    dropped,
+    only_folder,
+    process_folders,
+    read_rows,
+    read_spans,
+)
+from tests.support.tracer.torch_here import TORCH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.head = nn.Linear(4, 10)
+
+    def forward(self, input_ids: torch.Tensor, **_: object) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.embedding(input_ids))
+        return out
+
+
+def sequences(*lengths: int) -> list[dict[str, torch.Tensor]]:
+    """One sample a length, padded to 8."""
+    return [
+        {
+            "input_ids": torch.ones(8, dtype=torch.int64),
+            "attention_mask": (torch.arange(8) < length).long(),
+        }
+        for length in lengths
+    ]
+
+
+def train(model: nn.Module, loader: DataLoader[object], *, accumulate: int = 1) -> None:
+    optimizer = torch.optim.SGD(model.parameters())
+    for index, batch in enumerate(loader):
+        model(**batch).sum().backward()
+        if index % accumulate == accumulate - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.fixture(autouse=True)
+def _installed_for_a_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("RANKSCOPE_TRACE", "RANKSCOPE_RUN", "RANKSCOPE_DISABLE", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    tracer.shutdown()
+
+
+def rows_in(spool: Path) -> list[Row]:
+    tracer.shutdown()
+    (folder,) = process_folders(spool).values()
+    return read_rows(folder)
+
+
+def spans_in(spool: Path) -> list[Row]:
+    tracer.shutdown()
+    (folder,) = process_folders(spool).values()
+    return read_spans(folder)
+
+
+def events_in(spool: Path) -> list[dict[str, object]]:
+    (folder,) = process_folders(spool).values()
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def step_rows(rows: list[Row]) -> list[tuple[int, int]]:
+    """Return (step, tokens)."""
+    return [(row.step, STEP.unpack(row.second)[0]) for row in rows if row.record == RecordType.STEP]
+
+
+def microbatch_rows(rows: list[Row]) -> list[tuple[int, int, int, int]]:
+    """Return (step, micro-batch, tokens, sum of squared lengths)."""
+    return [
+        (row.step, row.microbatch, *MICROBATCH.unpack(row.second))
+        for row in rows
+        if row.record == RecordType.MICROBATCH
+    ]
+
+
+def test_a_job_that_tells_nothing_has_its_steps_and_tokens_counted(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="plain", count_steps=True)
+    model = Model()
+    train(model, DataLoader(sequences(1, 2, 3, 4, 5, 6, 7, 8), batch_size=2), accumulate=2)  # type: ignore[arg-type]
+
+    rows = rows_in(tmp_path)
+    assert step_rows(rows) == [(0, 10), (1, 26)]
+    assert microbatch_rows(rows) == [(0, 0, 3, 5), (0, 1, 7, 25), (1, 0, 11, 61), (1, 1, 15, 113)]
+    spans = [row for row in rows if row.record == RecordType.SPAN]
+    kinds = [(row.kind, row.step, row.microbatch) for row in spans]
+    for kind in ("forward", "backward"):
+        found = [about for about in kinds if about[0] == kind and about[1] >= 0]
+        assert [about for about in found if about[2] >= 0] == [
+            (kind, 0, 0),
+            (kind, 0, 1),
+            (kind, 1, 0),
+            (kind, 1, 1),
+        ]
+
+
+def test_by_default_the_first_optimizer_step_belongs_to_the_start(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="start")
+    train(Model(), DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
+
+    assert step_rows(rows_in(tmp_path)) == [(0, 2), (1, 3)]
+
+
+@pytest.mark.parametrize("first", ["begin", "step"])
+def test_a_job_that_tells_its_steps_is_left_to_it(tmp_path: Path, first: str) -> None:
+    tracer.install(spool=tmp_path, run="told")
+    model = Model()
+    loader: DataLoader[object] = DataLoader(sequences(1, 2, 3))  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD(model.parameters())
+    if first == "begin":
+        tracer.begin_steps(40)
+    for batch in loader:
+        model(**batch).sum().backward()
+        optimizer.step()
+        tracer.step(tokens=100)
+
+    expected = [(40, 100), (41, 100), (42, 100)] if first == "begin" else [(0, 100), (1, 100)]
+    assert step_rows(rows_in(tmp_path)) == expected
+
+
+def test_tokens_are_filled_in_where_the_job_tells_a_step_without_them(tmp_path: Path) -> None:
+    model = Model()
+    tracer.install(spool=tmp_path, run="filled", model=model)
+    tracer.begin_steps()
+    for batch in DataLoader(sequences(5, 6)):  # type: ignore[arg-type]
+        model(**batch)
+        tracer.step()
+
+    assert step_rows(rows_in(tmp_path)) == [(0, 5), (1, 6)]
+
+
+def test_micro_batches_that_the_job_tells_are_not_told_twice(tmp_path: Path) -> None:
+    model = Model()
+    tracer.install(spool=tmp_path, run="once", model=model)
+    tracer.begin_steps()
+    tracer.microbatch(0, tokens=7, sum_squared_lengths=49)
+    model(input_ids=torch.ones(1, 8, dtype=torch.int64))
+    tracer.step()
+
+    assert microbatch_rows(rows_in(tmp_path)) == [(0, 0, 7, 49)]
+
+
+def test_batches_fetched_ahead_belong_to_the_forward_that_gets_them(tmp_path: Path) -> None:
+    model = Model()
+    tracer.install(spool=tmp_path, run="ahead", model=model)
+    tracer.begin_steps()
+    batches = list(DataLoader(sequences(2, 3)))  # type: ignore[arg-type]
+    for batch in batches:
+        model(input_ids=batch["input_ids"])  # the mask is lost on the way: the loader had it
+        tracer.step()
+
+    assert microbatch_rows(rows_in(tmp_path)) == [(0, 0, 2, 4), (1, 0, 3, 9)]
+
+
+def test_the_time_in_next_is_a_data_span_and_the_end_of_the_data_no_error(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="data")
+    assert len(list(DataLoader([1, 2], num_workers=1))) == 2  # type: ignore[arg-type]
+
+    spans = [(row.name, row.flags) for row in spans_in(tmp_path) if row.kind == "data"]
+    assert spans == [("start loader", SpanFlag.HOST_CLOCK)] + 3 * [
+        ("next batch", SpanFlag.HOST_CLOCK)
+    ]
+
+
+def test_an_exception_of_the_data_reaches_the_job(tmp_path: Path) -> None:
+    problem = KeyError("no such sample")
+
+    class Broken:
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            raise problem
+
+    tracer.install(spool=tmp_path, run="broken")
+    with pytest.raises(KeyError) as caught:
+        next(iter(DataLoader(Broken())))  # type: ignore[arg-type]
+
+    assert caught.value is problem
+    (span,) = [row for row in spans_in(tmp_path) if row.name == "next batch"]
+    assert SpanFlag.ERROR in span.flags
+
+
+def test_fetching_ahead_in_another_thread_ends_no_step(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="thread", count_steps=True)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters())
+    model(torch.ones(1, 8, dtype=torch.int64)).sum().backward()
+    optimizer.step()
+    ahead = threading.Thread(target=lambda: list(DataLoader(sequences(1, 2))))  # type: ignore[arg-type]
+    ahead.start()
+    ahead.join()
+
+    assert [step for step, _ in step_rows(rows_in(tmp_path))] == [0]  # at the end, by shutdown
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage", "ignore:torch.distributed is unavailable")
+def test_each_save_is_one_checkpoint_span(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path / "spool", run="saves")
+    state = {"weights": torch.ones(4)}
+    torch.save(state, io.BytesIO())
+    saver: Any = checkpoint
+
+    def alone(save: Any) -> dict[str, bool]:  # noqa: ANN401
+        return {"no_dist": True} if "no_dist" in inspect.signature(save).parameters else {}
+
+    saver.save(state, checkpoint_id=tmp_path / "one", **alone(saver.save))
+    two = tmp_path / "two"
+    saver.async_save(state, checkpoint_id=two, **alone(saver.async_save)).result()
+
+    spans = [row for row in spans_in(tmp_path / "spool") if row.kind == "checkpoint"]
+    on_main = [row.name for row in spans if row.track == "main"]
+    assert on_main == ["torch.save", "checkpoint.save", "checkpoint.async_save"]
+    assert [row.name for row in spans if row.track != "main"] == ["checkpoint.save"]
+    assert dropped(only_folder(tmp_path / "spool")) == {}
+
+
+def test_compilations_are_spans_and_events_and_add_no_graph_break(tmp_path: Path) -> None:
+    def doubled(values: torch.Tensor) -> torch.Tensor:
+        return values.sin() * 2
+
+    def breaks() -> int:
+        torch._dynamo.reset()
+        explained = torch._dynamo.explain(doubled)(torch.ones(3))
+        return int(explained.graph_break_count)
+
+    before = breaks()
+    tracer.install(spool=tmp_path, run="compiled")
+    assert breaks() == before
+    torch._dynamo.reset()
+    compiled = torch.compile(doubled, backend="eager", dynamic=False)
+    compiled(torch.ones(3))
+    compiled(torch.ones(4))
+    compiled(torch.ones(4))
+
+    names = [row.name for row in spans_in(tmp_path) if row.name.endswith("compile")]
+    # Before, torch does not tell which compilation it is.
+    again = ("recompile", "recompile 0/1") if TORCH >= "2.8" else ("compile", "compile")
+    assert names[-2:] == ["compile", again[0]]
+    told = [event["text"] for event in events_in(tmp_path) if event["kind"] == "compilation"]
+    assert told[-2:] == ["compile 0/0" if TORCH >= "2.8" else "compile", again[1]]
+
+
+def test_a_compiled_model_is_found_and_not_compiled_anew(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    tracer.install(spool=tmp_path, run="compiled-model", count_steps=True)
+    train(torch.compile(Model(), backend="eager"), DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
+
+    rows = rows_in(tmp_path)
+    assert [row.name for row in rows if row.name.endswith("compile")] == ["compile"]
+    spans = [row for row in rows if row.record == RecordType.SPAN]
+    assert [row.step for row in spans if row.kind == "forward"] == [0, 1, 2]
+
+
+def test_a_model_that_another_optimizer_trains_is_let_go_at_the_first_step(tmp_path: Path) -> None:
+    class Larger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Model(), Model()
+
+    larger = Larger()
+    other = torch.optim.SGD(larger.parameters())
+    tracer.install(spool=tmp_path, run="other")
+    model = Model()
+    train(model, DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
+
+    spans = [row for row in spans_in(tmp_path) if row.kind == "forward"]
+    assert [row.step for row in spans] == [0, 1]  # the first was before the first step
+    assert not larger._forward_pre_hooks
+    assert other.param_groups
+
+
+def test_captures_leave_nothing_behind(tmp_path: Path) -> None:
+    from torch.utils.data import dataloader
+
+    saver: Any = checkpoint
+
+    def seen() -> list[object]:
+        return [
+            torch.save,
+            torch.compile,
+            torch.autograd.backward,
+            saver.save,
+            dataloader._BaseDataLoaderIter.__next__,
+            torch.distributed.init_process_group,
+        ]
+
+    before = seen()
+    tracer.install(spool=tmp_path, run="gone")
+    assert seen() != before
+    tracer.shutdown()
+    assert seen() == before

@@ -1,0 +1,192 @@
+"""A forward left by what torch calls no hook for: an interrupt, which a notebook outlives."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from rankscope.tracer.capture.compute import Compute
+from rankscope.tracer.capture.module import capture_forward
+from rankscope.tracer.record.sampling import Settings
+from rankscope.tracer.span import NONE, SpanKind
+from tests.support.tracer.claiming import ClaimingCuda
+from tests.support.tracer.reading import Row, dropped, lacking, open_names, read_spans
+from tests.support.tracer.recording import recorder_in
+from tests.support.tracer.timing import TimedRecorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from rankscope.tracer.record.recorder import Recorder
+
+
+class Model(nn.Linear):
+    """Is interrupted where it is told to be, or calls itself that often."""
+
+    is_interrupted = False
+    times = 0
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+        if self.times:
+            self.times -= 1
+            x = self(x)
+        return super().forward(x)
+
+
+class Outer(nn.Module):
+    """Another root, whose forward runs a model that is captured too."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> Any:  # noqa: ANN401 - a tensor
+        return self.model(x)
+
+
+def captured(recorder: Recorder, *models: nn.Module) -> Callable[[], None]:
+    """Capture the forwards of several roots; return what takes the hooks off."""
+    compute = Compute(recorder)
+    hooks = [capture_forward(compute, one, lambda *_, is_microbatch: None) for one in models]
+
+    def take_off() -> None:
+        for hook in hooks:
+            hook()
+
+    return take_off
+
+
+def interrupt(model: Model) -> None:
+    model.is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.zeros(1, 2))
+    model.is_interrupted = False
+
+
+def told(rows: list[Row]) -> list[tuple[str, int, int, int]]:
+    return [(row.name, row.step, row.microbatch, row.depth) for row in rows]
+
+
+def test_what_follows_an_interrupted_forward_is_recorded_and_its_step_says_what_it_lacks(
+    tmp_path: Path,
+) -> None:
+    recorder = recorder_in(tmp_path)
+    recorder.begin_steps(3)
+    model = Model()
+    captured(recorder, model)
+    model(torch.zeros(1, 2))
+    interrupt(model)
+    assert open_names(tmp_path) == ["forward"]
+    model(torch.zeros(1, 2))
+    assert open_names(tmp_path) == []
+    with recorder.span("after"):
+        pass
+    recorder.step()
+    model(torch.zeros(1, 2))
+    recorder.step()
+    recorder.shutdown()
+
+    assert told(read_spans(tmp_path)) == [
+        ("forward", 3, 0, 0),
+        ("forward", 3, 2, 0),  # the second was interrupted, nobody knows when
+        ("after", 3, NONE, 0),
+        ("forward", 4, 0, 0),
+    ]
+    assert lacking(tmp_path) == [{SpanKind.FORWARD}, set()]
+    assert dropped(tmp_path) == {}
+
+
+def test_a_forward_interrupted_within_another_one_ends_both(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    recorder.begin_steps()
+    inner = Model()
+    outer = Outer(inner)
+    captured(recorder, inner, outer)
+    inner.is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        outer(torch.zeros(1, 2))
+    inner.is_interrupted = False
+    inner(torch.zeros(1, 2))  # another one than stands open
+    outer(torch.zeros(1, 2))
+    recorder.step()
+    recorder.shutdown()
+
+    assert told(read_spans(tmp_path)) == [("forward", 0, 1, 0), ("forward", 0, 2, 0)]
+    assert lacking(tmp_path) == [{SpanKind.FORWARD}]
+
+
+@pytest.mark.parametrize("within", ["itself", "another"])
+def test_a_forward_within_a_forward_is_the_same_work(tmp_path: Path, within: str) -> None:
+    recorder = recorder_in(tmp_path)
+    recorder.begin_steps()
+    model = Model()
+    outer = Outer(model)
+    captured(recorder, model, outer)
+    if within == "itself":
+        model.times = 3
+        model(torch.zeros(1, 2))
+    else:
+        outer(torch.zeros(1, 2))
+    recorder.step()
+    recorder.shutdown()
+
+    assert told(read_spans(tmp_path)) == [("forward", 0, 0, 0)]
+    assert lacking(tmp_path) == [set()]
+
+
+def test_an_interrupted_forward_does_not_keep_its_model_alive(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    model = Model()
+    take_off = captured(recorder, model)
+    interrupt(model)
+    take_off()
+    is_alive = weakref.ref(model)
+    del model
+    gc.collect()
+    recorder.shutdown()
+
+    assert is_alive() is None
+
+
+def test_a_forward_that_is_left_out_and_interrupted_leaves_nothing_behind(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path, settings=Settings(sample_every=2))
+    recorder.begin_steps(1)
+    model = Model()
+    captured(recorder, model)
+    interrupt(model)
+    recorder.step()
+    model(torch.zeros(1, 2))
+    recorder.step()
+    recorder.shutdown()
+
+    assert told(read_spans(tmp_path)) == [("forward", 2, 0, 0)]
+
+
+def test_a_mark_of_a_forward_that_was_interrupted_is_given_back(tmp_path: Path) -> None:
+    timed = TimedRecorder(tmp_path, ClaimingCuda(), capacity=20)
+    timed.recorder.begin_steps()
+    model = Model()
+    captured(timed.recorder, model)
+    for _ in range(30):
+        interrupt(model)
+    model(torch.zeros(1, 2))
+    timed.recorder.step()
+    timed.turns(5)
+    timed.shutdown()
+
+    assert [(row.name, row.step, row.microbatch) for row in read_spans(tmp_path)] == [
+        ("forward", 0, 30)
+    ]
+    assert lacking(tmp_path) == [{SpanKind.FORWARD}]
+    assert dropped(tmp_path) == {}

@@ -1,0 +1,71 @@
+"""Gloo ranks that train by every recipe of `matrix_recipes`, untraced and traced.
+
+A process per rank, see `ranks`; its arguments are the recipes. Writes ``FOLDER/RECIPE-RANK.json``:
+losses as hexadecimal floats, graph breaks of the compiler, and what torch itself saw: operators
+counted by a `TorchDispatchMode`, or, where a compiler works, the flight recorder's entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import _distributed_c10d
+from torch._dynamo.utils import counters
+
+from rankscope import tracer
+from tests.tracer.jobs.gloo_job import CountingMode, train_all
+from tests.tracer.jobs.matrix_recipes import COMPILED, RECIPES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+STEPS = 2
+
+
+def flight_names() -> list[str]:
+    """Return what torch's flight recorder holds, oldest first; off, it holds nothing."""
+    recorder: Any = _distributed_c10d  # its stub does not know the function
+    if not hasattr(recorder, "_dump_fr_trace_json"):
+        return []  # torch before 2.8
+    dump = recorder._dump_fr_trace_json(includeCollectives=True, onlyActive=False)
+    entries = json.loads(dump).get("entries", [])
+    return [entry["profiling_name"] for entry in entries]
+
+
+def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
+    """Train the recipe from the same start; return the losses and what torch saw."""
+    torch.manual_seed(7)
+    torch._dynamo.reset()
+    counters.clear()
+    build, layout = RECIPES[recipe]
+    model, step = build(rank)
+    built = len(flight_names())
+    tracer.install(spool=spool, run=recipe, layout=layout, model=model)
+    tracer.begin_steps()
+    losses = []
+    # A compiler leaves code alone while a mode is on.
+    mode = CountingMode()
+    with mode if recipe not in COMPILED else contextlib.nullcontext():
+        for _ in range(STEPS):
+            loss = step()
+            losses.append(loss.hex())
+            tracer.step(loss=loss)
+    tracer.shutdown()
+    return {
+        "losses": losses,
+        "seen": mode.seen,
+        "flight": flight_names()[built:],
+        "graph_breaks": dict(counters["graph_break"]),
+        "graphs": counters["stats"]["unique_graphs"],
+    }
+
+
+def main(rank: int, world: int, folder: Path, arguments: Sequence[str]) -> None:
+    """Be a rank."""
+    warnings.simplefilter("ignore")
+    train_all(arguments, train, rank=rank, world=world, folder=folder)

@@ -1,0 +1,388 @@
+"""The compiled lines: they are there where they can be, and cannot be told from the Python ones."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+from operator import length_hint
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rankscope.tracer.native.choice import (
+    IS_COMPILED,
+    DropCount,
+    Finder,
+    ReadySpan,
+    numbers,
+    ready_span,
+)
+from rankscope.tracer.record.lane import head_word
+from rankscope.tracer.span import KIND_CODES, SpanKind
+from rankscope.tracer.spool import DropReason, RecordType
+from tests.support.paths import ROOT
+from tests.support.tracer.reading import dropped, num_lost, read_spans
+from tests.support.tracer.recording import recorder_in
+
+ALIKE = (
+    "test_span_faults.py",
+    "test_span_by_name.py",
+    "test_recorder.py",
+    "test_spare.py",
+    "test_overflow.py",
+    "test_running.py",
+    "test_room_faults.py",
+    "test_compute_span.py",
+    "test_capture_alone.py",
+    "test_capture_gloo.py",
+    "test_harmless.py",
+    "test_host_launch.py",
+    "test_interrupted_forward.py",
+    "test_late.py",
+    "device/test_communication.py",
+)
+"""Tests of what spans do, whoever enters and leaves them."""
+
+
+class Rows:
+    """A segment whose rows lie anywhere."""
+
+    def __init__(self, *offsets: object, num_bytes: int = 4096) -> None:
+        self.rows = iter(offsets)
+        self.buffer = bytearray(num_bytes)
+        self.capacity = 0
+
+    def seal(self) -> None:
+        pass
+
+    def num_claimed(self) -> int:
+        return 0
+
+
+def head_of(name_id: int) -> int:
+    return head_word(RecordType.SPAN, kind=KIND_CODES[SpanKind.HOST], flags=16, name_id=name_id)
+
+
+def resident_bytes() -> int:
+    """Return what this process holds now: its largest so far hides what comes after a peak."""
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)
+
+
+def can_compile() -> bool:
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    return shutil.which(compiler) is not None and header.is_file()
+
+
+def is_asked_for_python() -> bool:
+    return os.environ.get("RANKSCOPE_PURE_PYTHON", "0") not in {"", "0"}
+
+
+def test_where_there_is_a_compiler_the_compiled_lines_are_used() -> None:
+    assert (can_compile() and not is_asked_for_python()) == IS_COMPILED
+
+
+@pytest.mark.timeout(600)
+def test_python_alone_passes_the_same_tests(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
+            f"--basetemp={tmp_path}/twin",
+            *(f"tests/tracer/{name}" for name in ALIKE),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "RANKSCOPE_PURE_PYTHON": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode == 0, run.stdout[-4000:]
+    assert "passed" in run.stdout
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [Rows(1 << 40), Rows(4096 - 8), Rows(4096 - 48), Rows("no number")],
+    ids=["past the end", "too near", "one word short", "no number"],
+)
+def test_a_row_that_is_none_is_counted_and_nothing_is_raised(tmp_path: Path, segment: Rows) -> None:
+    recorder = recorder_in(tmp_path)
+    lane = recorder.lane()
+    own = lane.segment
+    lane.segment = segment  # type: ignore[assignment]
+
+    with recorder.span("x"):
+        pass
+
+    lane.segment = own
+    with recorder.span("y"):
+        pass
+    recorder.shutdown()
+    assert segment.buffer == bytes(4096)
+    assert dropped(tmp_path)[DropReason.INTERNAL_ERROR] == num_lost(tmp_path) == 1
+    assert [(row.name, row.depth) for row in read_spans(tmp_path)] == [("y", 0)]
+
+
+def test_left_before_it_was_entered_and_entered_twice_a_span_is_recorded_once_at_most(
+    tmp_path: Path,
+) -> None:
+    recorder = recorder_in(tmp_path)
+    span: Any = recorder.span("x")
+
+    span.__exit__(None, None, None)
+    recorder.lane().depth = 0
+    span.__enter__()
+    span.__enter__()
+    span.__exit__(None, None, None)
+    span.__exit__(None, None, None)
+
+    assert recorder.lane().depth == 0
+    recorder.shutdown()
+    assert [row.name for row in read_spans(tmp_path)] == ["x"]
+    assert num_lost(tmp_path) == 0
+
+
+@pytest.mark.parametrize("wrong", [(), (None, 1), ("lane", 1)])
+def test_a_ready_span_of_no_lane_is_refused(wrong: tuple[Any, ...]) -> None:
+    with pytest.raises((TypeError, AttributeError)):
+        ReadySpan(*wrong)
+
+
+def test_spans_and_lanes_that_nobody_holds_are_collected(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+
+    def num_objects() -> int:
+        gc.collect()
+        return sum(type(one).__name__ in {"Lane", "ReadySpan", "Span"} for one in gc.get_objects())
+
+    before = num_objects()
+    for number in range(20):
+        lane = recorder.lanes.new(f"track {number}")
+        for name_id in range(5):
+            lane.ready[name_id] = ready_span(lane, head_of(name_id))
+            lane.ready[name_id].enter()
+            lane.ready[name_id].leave(None, None, None)
+        lane.seal()
+        recorder.lanes._lanes.remove(lane)
+        del lane
+
+    assert num_objects() == before
+    recorder.shutdown()
+
+
+def test_a_million_spans_of_any_end_leave_nothing_behind(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path, spool_bytes=1 << 17)
+    recorder.begin_steps()
+    error = ValueError("the job's")
+    spans: list[Any] = [recorder.span(name) for name in "abc"]
+    references = [sys.getrefcount(one) for one in (None, error, ValueError, *spans)]
+
+    def some(num: int) -> None:
+        for number in range(num):
+            span = spans[number % 3]
+            span.__enter__()
+            if number % 100:
+                span.__exit__(None, None, None)
+            else:
+                span.__exit__(ValueError, error, None)
+
+    some(100_000)
+    before = resident_bytes()
+    some(1_000_000)
+
+    growth_bytes = resident_bytes() - before
+    now = [sys.getrefcount(one) for one in (None, error, ValueError, *spans)]
+    assert growth_bytes < 4 << 20
+    more = [two - one for one, two in zip(references, now, strict=True)]
+    assert max(map(abs, more)) < 1_000, more  # the thread that makes segments refers to None too
+    recorder.shutdown()
+    assert num_lost(tmp_path) + len(read_spans(tmp_path)) == 1_100_000
+
+
+@pytest.mark.parametrize("bounds", [(4096, 4096 + 5 * 128, 128), (0, 7, 3), (5, 5, 1), (9, 5, 1)])
+def test_numbers_are_those_of_a_range_each_taken_once(bounds: tuple[int, int, int]) -> None:
+    left, expected = numbers(*bounds), list(range(*bounds))
+    for number, offset in enumerate(expected):
+        assert length_hint(left) == len(expected) - number
+        assert next(left) == offset
+
+    assert length_hint(left) == 0
+    assert list(left) == []
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="of compiled numbers alone")
+@pytest.mark.parametrize("bounds", [(-8, 8, 8), (0, 8, 0), (0, 8, -8), (0, 2**63 - 1, 8)])
+def test_numbers_that_go_nowhere_are_refused(bounds: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="upwards"):
+        numbers(*bounds)
+
+
+def test_a_count_stands_where_it_was_told_and_goes_along() -> None:
+    buffer, another = bytearray(32), bytearray(32)
+    drops = DropCount(buffer, 8)
+    for _ in range(3):
+        drops.add()
+    drops.write_to(another)
+    drops.add()
+
+    assert drops.count == 4
+    assert [int.from_bytes(one[8:16], "little") for one in (buffer, another)] == [3, 4]
+    assert sum(buffer) == 3
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="of compiled counts alone")
+@pytest.mark.parametrize("offset", [32, 28, 3, -8, 1 << 40])
+def test_a_count_that_would_stand_elsewhere_is_refused(offset: int) -> None:
+    buffer = bytearray(32)
+    with pytest.raises(IndexError):
+        DropCount(buffer, offset)
+
+    drops = DropCount(buffer, 24)
+    for wrong in (bytes(32), None, bytearray(24)):
+        with pytest.raises((BufferError, TypeError, IndexError)):
+            drops.write_to(wrong)  # type: ignore[arg-type]
+    drops.add()
+    assert buffer[24] == 1
+
+
+def found_by(finder: Finder, name: str) -> object:
+    """Return what another thread finds."""
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(finder.find(name)))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_a_thread_finds_its_own_spans_by_name_and_no_other_threads(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    finder, lane = recorder.lanes.finder, recorder.lane()
+    names = [f"name {number}" for number in range(50)]  # more than are kept at hand
+    spans = [recorder.span(name) for name in names]
+
+    for _ in range(2):
+        assert [finder.find(name) for name in names] == spans
+        assert [found_by(finder, name) for name in names[:3]] == [None] * 3
+    assert [lane.ready_by_name[name].span for name in names] == spans
+    assert finder.find("".join(["name", " 7"])) is spans[7]  # equal, and another object
+
+    with spans[7]:
+        assert finder.find(names[7]) is None
+    assert finder.find(names[7]) is spans[7]
+    finder.forget()
+    assert finder.find(names[7]) is spans[7]
+    recorder.shutdown()
+
+
+class Loud(str):
+    """A name whose hash is the job's code."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("name", [Loud("x"), 1, None, [], "y", "\ud800"])
+def test_what_is_no_name_of_a_span_is_not_found(tmp_path: Path, name: object) -> None:
+    recorder = recorder_in(tmp_path)
+    with recorder.span("x"):
+        pass
+
+    assert recorder.lanes.finder.find(name) is None  # type: ignore[arg-type]
+    assert Finder(None).find("x") is None
+    recorder.shutdown()
+    assert num_lost(tmp_path) == 0
+
+
+def test_a_span_of_an_ended_thread_is_not_found_by_the_next_with_its_lane(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    lanes: list[object] = []
+
+    def work() -> None:
+        with recorder.span("x"):
+            lanes.append(recorder.lane())
+        lanes.append(recorder.lanes.finder.find("x"))
+
+    for _ in range(3):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    first, span = lanes[:2]
+
+    assert lanes == [first, span] * 3
+    assert found_by(recorder.lanes.finder, "x") is None
+    recorder.shutdown()
+    assert [row.name for row in read_spans(tmp_path)] == ["x"] * 3
+
+
+def test_a_span_is_entered_and_left_however_it_is_found(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    span: Any = recorder.span("x")
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(span)
+    type(span).__enter__(span) if IS_COMPILED else type(span).__enter__()
+    span.__exit__(None, None, None)
+    with span:
+        pass
+    enter, leave = span.__enter__, span.__exit__
+    enter()
+    leave(None, None, None)
+
+    assert recorder.lane().depth == 0
+    recorder.shutdown()
+    assert [row.name for row in read_spans(tmp_path)] == ["x"] * 4
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="of compiled spans alone")
+def test_a_span_that_is_called_otherwise_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    span: Any = recorder.span("x")
+    kind = type(span)
+
+    for call in (
+        lambda: span(1),
+        lambda: span(name="x"),
+        kind.__enter__,
+        lambda: kind.__enter__(1),
+        lambda: kind.__enter__(span, 1),
+        lambda: kind.__exit__(span),
+        lambda: kind.__exit__(span, None, None, None, x=1),
+        lambda: kind.__exit__(1, None, None, None),
+        lambda: kind.__dict__["__enter__"].__get__(1),
+    ):
+        with pytest.raises(TypeError):
+            call()
+
+    assert (span.start_ns, recorder.lane().depth) == (None, 0)
+    recorder.shutdown()
+    assert num_lost(tmp_path) == len(read_spans(tmp_path)) == 0
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="Python asks for the buffer each time")
+def test_what_a_lane_writes_to_stays_mapped_until_it_writes_elsewhere(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    lane = recorder.lane()
+    segment = lane.segment
+    mapped: Any = segment.buffer
+    with pytest.raises(BufferError):
+        mapped.close()
+    for wrong in (None, Rows(4096, num_bytes=0).rows):
+        with pytest.raises(AttributeError):
+            lane.segment = wrong  # type: ignore[assignment]
+    assert lane.segment is segment
+
+    lane.seal()
+    mapped.close()
+    recorder.shutdown()

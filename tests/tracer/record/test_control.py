@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankscope import tracer
+from rankscope.tracer.record.control import (
+    CONTROL_FILE,
+    ControlError,
+    ControlFiles,
+    read_control,
+    write_control,
+)
+from rankscope.tracer.record.current import set_current
+from rankscope.tracer.record.noop import NOOP_TRACER
+from rankscope.tracer.record.sampling import ALL_KINDS, Settings
+from rankscope.tracer.span import NONE, SpanKind
+from rankscope.tracer.spool import DropReason, RecordType
+from tests.support.tracer.reading import dropped, read_rows, read_spans
+from tests.support.tracer.recording import recorder_in, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from rankscope.tracer.record.recorder import Recorder
+
+HOST_BIT = 1 << 10
+"""Kind code of `host` in docs/spool-format.md."""
+
+
+def ask(recorder: Recorder, document: Mapping[str, object]) -> None:
+    """Write the process's control file and have it taken, without the second."""
+    write_control(recorder.folder, document)
+    recorder.steering.control.look()
+
+
+def take_step(recorder: Recorder) -> None:
+    with recorder.span("mine"):
+        pass
+    with recorder.span("forward", kind=SpanKind.FORWARD):
+        pass
+    recorder.step()
+
+
+def steps_with(folder: Path, name: str) -> list[int]:
+    return [row.step for row in read_spans(folder) if row.name == name]
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def left_out(folder: Path) -> dict[int, int]:
+    """Return what each step record says of itself."""
+    return {
+        row.step: struct.unpack_from("<I", row.second, 24)[0]
+        for row in read_rows(folder)
+        if row.record == RecordType.STEP
+    }
+
+
+def test_every_third_step_is_recorded_and_the_others_say_so(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path, settings=Settings(sample_every=3))
+    recorder.begin_steps(4)
+    for _ in range(6):
+        take_step(recorder)
+    recorder.shutdown()
+
+    assert steps_with(tmp_path, "mine") == [6, 9]
+    assert steps_with(tmp_path, "forward") == [6, 9]
+    assert left_out(tmp_path) == {
+        4: ALL_KINDS,
+        5: ALL_KINDS,
+        6: 0,
+        7: ALL_KINDS,
+        8: ALL_KINDS,
+        9: 0,
+    }
+    assert dropped(tmp_path) == {}
+
+
+def test_recording_goes_off_and_on_at_step_boundaries(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    recorder.begin_steps()
+    ask(recorder, {"recording": False})
+    take_step(recorder)  # step 0 had begun: it is recorded whole
+    take_step(recorder)
+    ask(recorder, {"recording": True})
+    take_step(recorder)
+    take_step(recorder)
+    recorder.shutdown()
+
+    assert steps_with(tmp_path, "mine") == [0, 3]
+    assert left_out(tmp_path) == {0: 0, 1: ALL_KINDS, 2: ALL_KINDS, 3: 0}
+
+
+def test_a_change_waits_for_the_step_that_it_names(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    recorder.begin_steps()
+    ask(recorder, {"recording": False, "from_step": 3})
+    for _ in range(5):
+        take_step(recorder)
+    recorder.shutdown()
+
+    assert steps_with(tmp_path, "mine") == [0, 1, 2]
+    (event,) = events(tmp_path)
+    assert event["kind"] == "control"
+    assert event["data"] == {"recording": False, "level": "all", "sample_every": 1, "step": 3}
+
+
+@pytest.mark.parametrize(
+    ("level", "kept"),
+    [
+        ("steps", []),
+        ("comm", ["dp-comm", "wait"]),
+        ("compute", ["dp-comm", "wait", "forward", "checkpoint"]),
+        ("all", ["dp-comm", "wait", "forward", "checkpoint", "host"]),
+    ],
+)
+def test_a_level_keeps_what_it_says(tmp_path: Path, level: str, kept: list[str]) -> None:
+    recorder = recorder_in(tmp_path, settings=Settings(level=level))
+    recorder.begin_steps()
+    for kind in ("dp-comm", "wait", "forward", "checkpoint", "host"):
+        with recorder.span("x", kind=SpanKind(kind)):
+            pass
+    recorder.append_span("x", SpanKind.HOST, 5, 6)
+    recorder.microbatch(0, tokens=4)
+    recorder.step()
+    recorder.shutdown()
+
+    assert [row.kind for row in read_spans(tmp_path) if row.start_ns != 5] == kept
+    others = [row.record for row in read_rows(tmp_path) if row.record != RecordType.SPAN]
+    assert others == [RecordType.STEP, RecordType.MICROBATCH]
+
+
+def test_a_communication_is_kept_or_not_by_the_step_in_which_it_began(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path, settings=Settings(sample_every=2))
+    recorder.begin_steps()
+    lane = recorder.lane()
+    for _ in range(4):
+        head = recorder.head("all_reduce", SpanKind.DP_COMM)
+        begun_in = lane.place
+        recorder.step()  # ends in the next step
+        recorder.comm_lane.append(head, 1, 2, begun_in, 1, 0)
+    recorder.shutdown()
+
+    assert steps_with(tmp_path, "all_reduce") == [0, 2]
+
+
+def test_the_function_of_the_module_follows(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path, settings=Settings(sample_every=2))
+    set_current(recorder)
+    try:
+        tracer.begin_steps()
+        for _ in range(4):
+            with tracer.span("mine"):
+                pass
+            with tracer.span("data", kind=SpanKind.DATA):
+                pass
+            tracer.step()
+    finally:
+        set_current(NOOP_TRACER)
+    recorder.shutdown()
+
+    assert steps_with(tmp_path, "mine") == steps_with(tmp_path, "data") == [0, 2]
+
+
+def test_a_job_without_steps_is_switched_at_once(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    with recorder.span("before"):
+        ask(recorder, {"recording": False})
+    with recorder.span("off"):
+        pass
+    recorder.shutdown()
+
+    assert [row.name for row in read_spans(tmp_path)] == ["before"]
+    assert read_spans(tmp_path)[0].step == NONE
+
+
+def test_the_background_thread_finds_a_file_of_the_run_and_hands_it_out(tmp_path: Path) -> None:
+    folder = tmp_path / "process"
+    folder.mkdir()
+    recorder = recorder_in(folder)
+    told: list[tuple[Mapping[str, object], str]] = []
+    recorder.on_control(lambda asked: told.append((asked, threading.current_thread().name)))
+
+    write_control(tmp_path, {"profile": {"ranks": [0]}, "sample_every": 5})
+    wait_until(lambda: bool(told))
+    recorder.shutdown()
+
+    assert told == [({"profile": {"ranks": [0]}, "sample_every": 5}, "rankscope-spool")]
+    assert recorder.sampling.settings.sample_every == 5
+
+
+def test_a_process_goes_before_its_run_and_what_is_gone_no_longer_holds(tmp_path: Path) -> None:
+    folder = tmp_path / "process"
+    folder.mkdir()
+    files = ControlFiles(folder)
+    assert files.news() is None
+
+    write_control(tmp_path, {"level": "comm", "sample_every": 5})
+    write_control(folder, {"level": "all"})
+    assert files.news() == {"level": "all", "sample_every": 5}
+    assert files.news() is None
+
+    (folder / CONTROL_FILE).unlink()
+    assert files.news() == {"level": "comm", "sample_every": 5}
+
+
+def test_a_late_handler_is_told_what_already_stands(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    ask(recorder, {"profile": 3})
+    told: list[Mapping[str, object]] = []
+    recorder.on_control(told.append)
+    recorder.steering.control.look()
+    recorder.steering.control.look()
+    recorder.shutdown()
+
+    assert told == [{"profile": 3}]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "no JSON"),
+        ("[]", "one JSON object"),
+        ("[" * 60_000, "no JSON"),
+        (" " * 65_537, "longer than 65536 bytes"),
+        ('{"sample_every": 0}', "sample_every"),
+        ('{"sample_every": true}', "sample_every"),
+        ('{"level": "loud"}', "level must be one of steps, comm, compute, all"),
+        ('{"recording": "yes"}', "recording must be true or false"),
+        ('{"recording": false, "from_step": -2}', "from_step"),
+    ],
+)
+def test_a_bad_file_is_counted_and_told_and_changes_nothing(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    recorder = recorder_in(tmp_path)
+    (tmp_path / "whole").write_text(text)
+    (tmp_path / "whole").rename(tmp_path / CONTROL_FILE)  # nobody may look at the half of it
+    recorder.steering.control.look()
+    recorder.steering.control.look()
+    recorder.begin_steps()
+    take_step(recorder)
+    recorder.shutdown()
+
+    assert dropped(tmp_path) == {DropReason.BAD_ARGUMENT: 1}
+    (event,) = events(tmp_path)
+    assert reason in event["text"]
+    assert steps_with(tmp_path, "mine") == [0]
+
+
+def test_a_handler_that_raises_does_not_keep_the_others_from_being_told(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    told: list[Mapping[str, object]] = []
+
+    def fails(asked: Mapping[str, object]) -> None:
+        raise OSError("mine")
+
+    recorder.on_control(fails)
+    recorder.on_control(told.append)
+    ask(recorder, {"x": 1})
+    recorder.shutdown()
+
+    assert told == [{"x": 1}]
+    assert "OSError" in (tmp_path / "events.jsonl").read_text()
+
+
+def test_a_file_that_cannot_be_read_is_a_control_error(tmp_path: Path) -> None:
+    with pytest.raises(ControlError, match="cannot be read"):
+        read_control(tmp_path / "absent.json")

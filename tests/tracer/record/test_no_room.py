@@ -1,0 +1,245 @@
+"""What a process records where there is no room: rows A9 and A10 of the fault matrix."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.tracer.spool import DropReason
+from tests.support.tracer.mounts import MAY_NOT_MOUNT, run_with_mounts
+from tests.support.tracer.reading import dropped, num_lost, only_folder, read_spans
+from tests.support.tracer.recording import NUM_IN_STARTER, recorder_in, run_script
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+# -- A9: the disk -----------------------------------------------------------------------
+
+SPANS = """
+    import gc, resource, signal, sys
+    from rankscope import tracer
+    gc.disable()  # a pause of a millisecond is a span too
+    {before}
+    tracer.install()
+    {after}
+    for _ in range(20_000):
+        with tracer.span("x"):
+            pass
+    """
+
+
+UNTIL_FULL = """
+    from tests.support.tracer.recording import wait_until
+    wait_until(lambda: tracer.current_tracer()._source._on_full is None)
+    """
+"""The process may be over before its thread has looked for one segment more."""
+
+
+def produced_is_stored_and_dropped(folder: Path, num_spans: int) -> bool:
+    return len(read_spans(folder)) + num_lost(folder) == num_spans
+
+
+def test_a_file_system_without_room_costs_records_that_are_counted(tmp_path: Path) -> None:
+    # A file may not grow beyond 1,060,864 bytes: room for the names and for the first records,
+    # not for a segment of 2 MiB.
+    done = run_script(
+        SPANS.format(
+            before="resource.setrlimit(resource.RLIMIT_FSIZE, (1_060_864, 1_060_864))", after=""
+        ),
+        tmp_path,
+        RANKSCOPE_SEGMENT_BYTES=str(2 << 20),
+    )
+
+    assert done.returncode == 0
+    assert (
+        done.stderr == "rankscope: rank 0 drops spans, and counts them: [Errno 27] File too large\n"
+    )
+    folder = only_folder(tmp_path)
+    assert len(read_spans(folder)) == NUM_IN_STARTER
+    assert dropped(folder) == {DropReason.SPOOL_FULL: 20_000 - NUM_IN_STARTER}
+    assert "File too large" in (folder / "events.jsonl").read_text()
+
+
+def test_a_disk_that_fills_up_kills_nobody(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(textwrap.dedent(SPANS.format(before="", after="") + UNTIL_FULL))
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    run, keep = f"{sys.executable} {script}", f"cp -r {disk} {tmp_path / 'kept'}"
+    mount = f"mount -t tmpfs -o size=4m tmpfs {disk} || exit {MAY_NOT_MOUNT}"
+    done = run_with_mounts(
+        ["sh", "-c", f"{mount}; {run} || exit $?; {keep}"],
+        disk,
+        RANKSCOPE_SEGMENT_BYTES=str(1 << 20),
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "No space left on device" in done.stderr
+    folder = only_folder(tmp_path / "kept")
+    stored = len(read_spans(folder))
+    assert 8_000 < stored < 4 * 2**20 / 128
+    assert produced_is_stored_and_dropped(folder, 20_000)
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "state", "told"),
+    [
+        ("pass", 0, "ended", ""),
+        ("raise KeyError('why')", 1, "failed", "KeyError: 'why'"),
+        # Escaped, its message and traceback take more than was reserved.
+        ("exec('\\n' * 9 + 'raise KeyError(chr(0x4e00) * 60_000)')", 1, "failed", ""),
+    ],
+)
+def test_how_a_process_ended_is_known_though_its_disk_is_full(
+    tmp_path: Path, end: str, code: int, state: str, told: str
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(f"""
+import os
+from rankscope import tracer
+recorder = tracer.install()
+try:
+    with (recorder.folder / "filler").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+except OSError:
+    for _ in range(20_000):  # else a spare segment that is removed at the end leaves room
+        with tracer.span("x"):
+            pass
+    {end}
+""")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=4m tmpfs {disk} || exit {MAY_NOT_MOUNT}"
+    run, keep = f"{sys.executable} {script}", f"cp {disk}/run/*/exit.json {tmp_path}"
+    done = run_with_mounts(
+        ["sh", "-c", f"{mount}; {run}; code=$?; {keep}; exit $code"],
+        disk,
+        RANKSCOPE_SEGMENT_BYTES=str(1 << 20),
+    )
+
+    assert done.returncode == code, done.stderr
+    record = json.loads((tmp_path / "exit.json").read_text())
+    assert record["state"] == state
+    assert record.get("exception", {}).get("traceback", "").strip().endswith(told)
+
+
+def test_a_disk_that_is_full_from_the_beginning_shows_no_process_that_was_lost(
+    tmp_path: Path,
+) -> None:
+    done = run_script(
+        """
+        import resource
+        from rankscope import tracer
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        print(tracer.install().enabled)
+        """,
+        tmp_path,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "False\n")
+    assert "not tracing this process: OSError(27" in done.stderr
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_disk_that_has_room_again_is_written_to_again(tmp_path: Path) -> None:
+    done = run_script(
+        """
+        import gc, resource
+        from rankscope import tracer
+        gc.disable()
+        from tests.support.tracer.reading import dropped
+        from tests.support.tracer.recording import wait_until
+        from rankscope.tracer.spool import DropReason
+
+        def record(name, num_spans):
+            for _ in range(num_spans):
+                with tracer.span(name):
+                    pass
+
+        recorder = tracer.install()
+        before, limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit))
+        num_spans = 0
+        while DropReason.SPOOL_FULL not in dropped(recorder.folder):
+            record("while full", 100)
+            num_spans += 100
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, limit))
+        wait_until(lambda: recorder._source.spares)
+        record("with room", 100)
+        print(num_spans + 100)
+        """,
+        tmp_path,
+        RANKSCOPE_SEGMENT_BYTES=str(1 << 16),
+    )
+
+    assert done.returncode == 0, done.stderr
+    folder = only_folder(tmp_path)
+    names = [row.name for row in read_spans(folder)]
+    assert names.count("with room") == 100
+    assert len(set(dropped(folder)) - {DropReason.SPOOL_FULL, DropReason.NO_SEGMENT}) == 0
+    assert produced_is_stored_and_dropped(folder, int(done.stdout))
+
+
+def test_a_folder_that_goes_away_costs_records_only(tmp_path: Path) -> None:
+    done = run_script(
+        SPANS.format(
+            before="import shutil, os",
+            after="shutil.rmtree(os.environ['RANKSCOPE_TRACE'] + '/run')",
+        ),
+        tmp_path,
+        RANKSCOPE_SEGMENT_BYTES=str(1 << 18),
+    )
+
+    assert done.returncode == 0
+    # The process may end before its background thread has looked for a segment in vain.
+    assert done.stderr.count("No such file or directory") <= 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nobody_may_cut_a_mapped_file_short(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("*.rsp")}
+    recorder.shutdown()
+
+    assert set(modes) >= {"process.rsp", "seg-000000.rsp"}
+    assert set(modes.values()) == {0o440}
+
+
+# -- A10: memory ---------------------------------------------------------------------------
+
+
+def test_the_jobs_own_memory_error_passes_and_recording_goes_on(tmp_path: Path) -> None:
+    done = run_script(
+        """
+        import resource
+        from rankscope import tracer
+        tracer.install()
+        used = int(open("/proc/self/statm").read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), used + (16 << 20)))
+        hoard, caught = [], 0
+        for size in [1 << 22] * 20 + [1 << 16] * 300 + [1 << 10] * 20_000:
+            try:
+                with tracer.span("allocate"):
+                    hoard.append(bytearray(size))
+            except MemoryError:
+                caught += 1
+        num_spans = 20 + 300 + 20_000
+        hoard.clear()
+        print(caught, num_spans)
+        """,
+        tmp_path,
+        RANKSCOPE_SEGMENT_BYTES=str(1 << 18),
+    )
+
+    assert done.returncode == 0, done.stderr
+    caught, num_spans = map(int, done.stdout.split())
+    assert caught > 0
+    folder = only_folder(tmp_path)
+    assert produced_is_stored_and_dropped(folder, num_spans)
+    assert DropReason.INTERNAL_ERROR not in dropped(folder)

@@ -1,0 +1,386 @@
+from __future__ import annotations
+
+import gc
+import math
+import signal
+import struct
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rankscope.tracer.span import NONE, SpanFlag, SpanKind
+from rankscope.tracer.spool import DropReason, RecordType
+from tests.support.tracer.reading import dropped, open_names, read_rows, read_spans
+from tests.support.tracer.recording import LONGEST_S, NUM_IN_STARTER, recorder_in, wait_until
+
+if TYPE_CHECKING:
+    from rankscope.tracer.record.recorder import Recorder
+
+
+class Hostile:
+    """Raises whatever is asked of it."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("do not ask")
+
+    __repr__ = __str__
+
+    def __hash__(self) -> int:
+        raise RuntimeError("do not ask")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("do not ask")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("do not ask")
+
+
+def record(recorder: Recorder, name: Any, **place: Any) -> None:  # noqa: ANN401
+    with recorder.span(name, **place):
+        pass
+
+
+def test_a_span_inside_another_lies_within_it_and_one_deeper(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    with recorder.span("outer"):
+        record(recorder, "inner", kind=SpanKind.DATA, microbatch=3, chunk=1)
+    recorder.shutdown()
+
+    outer, inner = read_spans(tmp_path)
+    assert (outer.name, outer.kind, outer.depth, outer.microbatch) == ("outer", "host", 0, NONE)
+    assert (inner.name, inner.kind, inner.depth) == ("inner", "data", 1)
+    assert (inner.microbatch, inner.chunk) == (3, 1)
+    assert outer.track == inner.track == "main"
+    assert outer.start_ns <= inner.start_ns
+    assert inner.end_ns <= outer.end_ns
+    assert outer.flags == SpanFlag.HOST_CLOCK
+
+
+def test_an_exception_leaves_a_span_as_the_same_object_and_marks_it(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    raised = KeyError("mine")
+
+    with pytest.raises(KeyError) as caught, recorder.span("fails"):
+        raise raised
+    recorder.shutdown()
+
+    assert caught.value is raised
+    assert read_spans(tmp_path)[0].flags == SpanFlag.HOST_CLOCK | SpanFlag.ERROR
+
+
+def test_steps_follow_each_other_without_a_gap(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    record(recorder, "before")
+    recorder.begin_steps(7)
+    record(recorder, "within")
+    recorder.microbatch(2, tokens=10, sum_squared_lengths=58)
+    recorder.step(tokens=512, loss=2.5)
+    recorder.step()
+    recorder.shutdown()
+
+    rows = read_rows(tmp_path)
+    assert {row.name: row.step for row in rows if row.record == RecordType.SPAN} == {
+        "before": NONE,
+        "within": 7,
+    }
+    first, second = (row for row in rows if row.record == RecordType.STEP)
+    assert (first.step, second.step) == (7, 8)
+    assert first.end_ns == second.start_ns
+    assert struct.unpack_from("<qdq", first.second) == (512, 2.5, -1)
+    tokens, loss, peak = struct.unpack_from("<qdq", second.second)
+    assert (tokens, peak) == (-1, -1)
+    assert math.isnan(loss)
+    (held,) = (row for row in rows if row.record == RecordType.MICROBATCH)
+    assert (held.step, held.microbatch) == (7, 2)
+    assert struct.unpack_from("<qq", held.second) == (10, 58)
+
+
+def test_without_begin_the_first_step_call_only_begins(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    recorder.step(tokens=1)
+    recorder.step(tokens=2)
+    recorder.shutdown()
+
+    (only,) = read_rows(tmp_path)
+    assert (only.step, struct.unpack_from("<q", only.second)) == (0, (2,))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (None, "<NoneType>"),
+        (b"bytes", "<bytes>"),
+        (7, "<int>"),
+        ("", "<empty>"),
+        (Hostile(), "<Hostile>"),
+        (["list"], "<list>"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_bad_name_is_replaced_and_counted(tmp_path: Path, name: object, expected: str) -> None:
+    recorder = recorder_in(tmp_path)
+    record(recorder, name)
+    recorder.shutdown()
+
+    (row,) = read_spans(tmp_path)
+    assert row.name == expected
+    assert dropped(tmp_path) == {DropReason.BAD_ARGUMENT: 1}
+
+
+@given(
+    name=st.one_of(st.text(), st.none(), st.binary(), st.floats(), st.builds(Hostile)),
+    kind=st.one_of(st.sampled_from(SpanKind), st.text(), st.none(), st.builds(Hostile)),
+    microbatch=st.one_of(st.integers(), st.floats(), st.text(), st.builds(Hostile)),
+    tokens=st.one_of(st.integers(), st.floats(), st.none(), st.builds(Hostile)),
+)
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_no_argument_makes_the_tracer_raise(
+    recorder: Recorder,
+    name: Any,  # noqa: ANN401
+    kind: Any,  # noqa: ANN401
+    microbatch: Any,  # noqa: ANN401
+    tokens: Any,  # noqa: ANN401
+) -> None:
+    record(recorder, name, kind=kind, microbatch=microbatch, chunk=microbatch)
+    recorder.microbatch(microbatch, tokens, tokens)
+    recorder.step(tokens, loss=tokens)
+    recorder.begin_steps(microbatch)
+    recorder.event(name, name, {"value": kind})
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Any:  # noqa: ANN401
+    recorder = recorder_in(tmp_path)
+    yield recorder
+    recorder.shutdown()
+    assert DropReason.INTERNAL_ERROR not in dropped(tmp_path)
+
+
+def test_long_names_are_cut_between_characters(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    record(recorder, "a" + "ä" * 200)  # 1 + 2 * 200 bytes; the 127th ä would end at byte 255
+    record(recorder, "b" * 10_000_000)
+    recorder.shutdown()
+
+    umlauts, bs = read_spans(tmp_path)
+    assert umlauts.name == "a" + "ä" * 126
+    assert bs.name == "b" * 254
+
+
+def test_names_beyond_the_table_share_one(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path, segment_bytes=1 << 20)
+    for number in range(4096 + 10):
+        record(recorder, f"name {number}")
+    recorder.shutdown()
+
+    names = [row.name for row in read_spans(tmp_path)]
+    # Taken before: "__other__", the track "comm", and the track "main" with the first span.
+    assert names[:4093] == [f"name {number}" for number in range(4093)]
+    assert set(names[4093:]) == {"__other__"}
+
+
+def test_a_full_spool_drops_the_newest_and_counts_them(tmp_path: Path) -> None:
+    # A segment of 8 records, room for two segments.
+    segment_bytes = 4096 + 8 * 128
+    recorder = recorder_in(tmp_path, segment_bytes=segment_bytes, spool_bytes=2 * segment_bytes)
+    for number in range(100):
+        record(recorder, f"{number}")
+    recorder.shutdown()
+
+    kept = [row.name for row in read_spans(tmp_path)]
+    assert kept == [f"{number}" for number in range(16)]
+    counts = dropped(tmp_path)
+    assert set(counts) <= {DropReason.SPOOL_FULL, DropReason.NO_SEGMENT}
+    assert sum(counts.values()) == 84
+
+
+def test_no_room_at_all_drops_everything_and_raises_nothing(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path, spool_bytes=0)
+    for _ in range(10):
+        record(recorder, "lost")
+    recorder.shutdown()
+
+    assert read_rows(tmp_path) == []
+    assert dropped(tmp_path) == {DropReason.SPOOL_FULL: 10}
+
+
+def test_a_folder_that_vanishes_costs_records_not_the_job(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    recorder = recorder_in(folder, segment_bytes=4096 + 4 * 128)
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    for _ in range(50):
+        record(recorder, "unseen")
+    recorder.event("note", "unseen", {})
+    recorder.shutdown()
+
+    assert not folder.exists()
+
+
+def test_each_thread_has_a_track_and_loses_nothing(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path, segment_bytes=1 << 20, spool_bytes=1 << 24)
+    ready = threading.Barrier(4, timeout=LONGEST_S)
+
+    def work() -> None:
+        with recorder.span("first"):
+            ready.wait()  # four threads alive at once need four lanes
+        for _ in range(500):
+            record(recorder, "x")
+
+    # Spares come one by one; every thread must find one, so each starts after the last has.
+    threads = [threading.Thread(target=work, name=f"worker-{number}") for number in range(4)]
+    for thread in threads:
+        recorder._source.prepare()
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recorder.shutdown()
+
+    rows = read_spans(tmp_path)
+    assert dropped(tmp_path) == {}
+    tracks = [row.track for row in rows if row.name == "x"]
+    assert {track: tracks.count(track) for track in tracks} == {
+        f"worker-{number}": 500 for number in range(4)
+    }
+
+
+def test_a_thread_that_ends_leaves_its_lane_to_the_next(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    for number in range(20):
+        thread = threading.Thread(target=record, args=(recorder, f"{number}"))
+        thread.start()
+        thread.join()
+    recorder.shutdown()
+
+    assert [row.name for row in read_spans(tmp_path)] == [f"{number}" for number in range(20)]
+    assert len(list(tmp_path.glob("seg-*.rsp"))) == 1
+
+
+def test_spans_opened_by_finalizers_and_signal_handlers_are_all_kept(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path, segment_bytes=1 << 22, spool_bytes=1 << 24)
+    fired = 0
+
+    class Cyclic:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            record(recorder, "finalizer")
+
+    def on_alarm(number: int, frame: object) -> None:
+        nonlocal fired
+        fired += 1
+        record(recorder, "alarm")
+
+    # The whole segment is taken before: a handler within that loses its record, by design.
+    for _ in range(NUM_IN_STARTER + 1):
+        record(recorder, "first")
+    previous = signal.signal(signal.SIGALRM, on_alarm)
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        for _ in range(2000):
+            with recorder.span("body"):
+                Cyclic()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+        gc.set_threshold(*threshold)
+        gc.collect()
+    recorder.shutdown()
+
+    names = [row.name for row in read_spans(tmp_path)]
+    assert dropped(tmp_path) == {}
+    assert names.count("body") == names.count("finalizer") == 2000
+    assert names.count("alarm") == fired > 0
+
+
+def record_until_the_alarm(recorder: Recorder) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.002)
+    for _ in range(5_000_000):  # for seconds; nearly all of them are the tracer's
+        with recorder.span("x"):
+            pass
+
+
+def test_a_signal_handlers_exception_reaches_the_job(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path, segment_bytes=1 << 22, spool_bytes=1 << 24)
+
+    def on_alarm(number: int, frame: object) -> None:
+        raise TimeoutError("the job's own deadline")
+
+    previous = signal.signal(signal.SIGALRM, on_alarm)
+    try:
+        for _ in range(20):
+            with pytest.raises(TimeoutError, match="the job's own deadline"):
+                record_until_the_alarm(recorder)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    recorder.shutdown()
+
+    assert DropReason.INTERNAL_ERROR not in dropped(tmp_path)
+
+
+def test_what_lasts_stands_in_the_open_table_until_it_ends(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    with recorder.span("outer"), recorder.span("inner"):
+        wait_until(lambda: open_names(tmp_path) == ["outer"])
+    wait_until(lambda: open_names(tmp_path) == [])
+    recorder.shutdown()
+
+
+def test_a_captured_span_stands_in_the_open_table_at_once(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    with recorder.host_span("optimizer", SpanKind.OPTIMIZER), recorder.span("inner"):
+        assert open_names(tmp_path) == ["optimizer"]
+    assert open_names(tmp_path) == []
+    recorder.shutdown()
+
+
+def test_spans_that_overlap_without_nesting_keep_their_own_times(tmp_path: Path) -> None:
+    # As tasks of one event loop do.
+    recorder = recorder_in(tmp_path)
+    first, second = recorder.span("first"), recorder.span("second")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    record(recorder, "after")
+    recorder.shutdown()
+
+    one, two, after = read_spans(tmp_path)
+    assert one.start_ns <= two.start_ns <= one.end_ns <= two.end_ns
+    assert after.depth == 0
+
+
+def test_shutdown_twice_and_spans_after_it_do_nothing(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    late = recorder.span("late")
+    late.__enter__()
+    recorder.shutdown()
+    recorder.shutdown()
+    late.__exit__(None, None, None)
+    record(recorder, "later")
+
+    assert read_spans(tmp_path) == []
+
+
+def test_after_goodbye_no_file_is_mapped_though_the_recorder_is_held(tmp_path: Path) -> None:
+    def num_mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(str(tmp_path))
+
+    recorder = recorder_in(tmp_path)
+    record(recorder, "x")
+    assert num_mapped() > 1  # the process file, the segment in use and a spare
+    recorder.shutdown()
+
+    assert num_mapped() == 0
+    assert [row.name for row in read_spans(tmp_path)] == ["x"]

@@ -1,0 +1,303 @@
+"""Jobs of a few ranks with each kind of planted fault: is it where it should be in the trace?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.collector.spool.manifests import read_manifests
+from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.store import open_store
+from rankscope.tracer.span import SpanKind
+from rankscope.tracer.topology import Layout
+from rankscope.trainer.config import TrainerConfig
+from rankscope.trainer.errors import PlantedCrashError
+from rankscope.trainer.faults.planted import PlantedFaults, is_slow
+from rankscope.trainer.faults.spec import parse_faults
+from rankscope.trainer.model import Stage
+from rankscope.trainer.pace import MonotonicPaceClock, StretchedSegments
+from tests.support.paths import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from rankscope.collector.store.store import Row
+
+pytestmark = pytest.mark.multiproc
+
+RUN = "planted"
+MS = 1_000_000
+STALL_MS, INPUT_MS, PAUSE_MS, SAVE_MS = 60, 250, 40, 50
+"""Far above what a busy machine adds to what is healthy."""
+
+
+SELECT_SPANS = """
+SELECT rank, kind, step, start_ns, duration_ns FROM spans FINAL WHERE step >= 0 ORDER BY start_ns
+"""
+
+SELECT_SQUARES = """
+SELECT rank, sum_squared_lengths FROM microbatches FINAL WHERE step >= 0
+ORDER BY step, microbatch
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A span of one rank."""
+
+    kind: SpanKind
+    step: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A finished training, as the store has it."""
+
+    status: int
+    stdout: str
+    rows: list[Row]
+    microbatches: list[Row]
+    told: dict[int, Mapping[str, str]]
+    """Settings by rank."""
+
+    def spans(self, rank: int, kind: SpanKind) -> list[Recorded]:
+        """Return the spans of a kind, in order."""
+        return [
+            Recorded(kind, row["step"], row["start_ns"], row["start_ns"] + row["duration_ns"])
+            for row in self.rows
+            if (row["rank"], row["kind"]) == (rank, kind)
+        ]
+
+    def squares(self, rank: int) -> list[int]:
+        return [row["sum_squared_lengths"] for row in self.microbatches if row["rank"] == rank]
+
+
+def train(folder: Path, *flags: str) -> Job:
+    """Train two ranks for four paced steps."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("RANKSCOPE_")}
+    spool = folder / "spool"
+    spool.mkdir()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", "-m", "rankscope.trainer", "--layers", "2", "--steps", "4"),
+            *("--paced", "--pace-ms", "10", "--trace", str(spool), "--run-name", RUN, *flags),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=kept | {"OMP_NUM_THREADS": "1"},
+        timeout=240,
+    )
+    with (
+        open_store(f"chdb://{folder / 'store'}") as store,
+        closing(SpoolTail(spool, store)) as tail,
+    ):
+        progress = tail.poll()
+        while progress.num_cuts or progress.num_running:
+            progress = tail.poll()
+        return Job(
+            done.returncode,
+            done.stdout,
+            rows=store.rows(SELECT_SPANS),
+            microbatches=store.rows(SELECT_SQUARES),
+            told={rank: settings for _, rank, settings in read_manifests(store, RUN)},
+        )
+
+
+@pytest.fixture(scope="module")
+def stalled(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Two stages and host faults of every kind, from step 2 on where steps can be given."""
+    job = train(
+        tmp_path_factory.mktemp("job"),
+        *("--pp", "2"),
+        *("--fault", f"host-stall:rank=1,ms={STALL_MS},steps=2-3"),
+        *("--fault", f"data-stall:rank=0,ms={INPUT_MS},steps=2-3"),
+        *("--fault", f"gc-pause:ms={PAUSE_MS},probability=1,steps=3-3"),
+        *("--fault", f"checkpoint:every=2,ms={SAVE_MS}"),
+        *("--fault", "sequence-imbalance:spread=0.3,steps=2-3"),
+        *("--fault", "misconfiguration:rank=1,variable=NCCL_ALGO,value=Tree"),
+    )
+    assert job.status == 0
+    return job
+
+
+def test_a_stalled_host_sleeps_between_launches_and_not_in_them(stalled: Job) -> None:
+    assert min(gaps_before_forward(stalled, step=2)) >= STALL_MS * MS
+    assert min(gaps_before_forward(stalled, step=1)) < STALL_MS * MS
+
+
+def gaps_before_forward(job: Job, *, step: int) -> list[int]:
+    """Return how long rank 1 did nothing between the activation's arrival and its forward."""
+    waits = [span.end_ns for span in job.spans(1, SpanKind.WAIT)]
+    begins = [span.start_ns for span in job.spans(1, SpanKind.FORWARD) if span.step == step]
+    assert len(begins) == 4
+    return [begin - max(end for end in waits if end <= begin) for begin in begins]
+
+
+def test_a_slow_loader_is_slow_in_its_span(stalled: Job) -> None:
+    lasted = [span.end_ns - span.start_ns for span in stalled.spans(0, SpanKind.DATA)]
+
+    others = [span.end_ns - span.start_ns for span in stalled.spans(1, SpanKind.DATA)]
+    assert (len(lasted), len(others)) == (4, 4)
+    assert min(lasted[2:]) >= INPUT_MS * MS
+    # A machine that stands still may do so in one of the others, and not in all.
+    assert min(lasted[:2]) < INPUT_MS * MS
+    assert min(others[2:]) < INPUT_MS * MS
+
+
+def test_garbage_is_collected_before_each_forward_of_its_step(stalled: Job) -> None:
+    forwards = [span for span in stalled.spans(0, SpanKind.FORWARD) if span.step == 3]
+    pauses = [span for span in stalled.spans(0, SpanKind.GC) if span.step == 3]
+
+    assert len(forwards) == 4
+    for forward, before in zip(forwards, [0, *(one.end_ns for one in forwards)], strict=False):
+        inside = [one for one in pauses if before <= one.start_ns < forward.start_ns]
+        lost = sum(one.end_ns - one.start_ns for one in inside)
+        assert lost >= PAUSE_MS * MS * 8 // 10
+
+
+def test_a_checkpoint_is_saved_every_two_steps_on_all_ranks(stalled: Job) -> None:
+    for rank in (0, 1):
+        saves = stalled.spans(rank, SpanKind.CHECKPOINT)
+        assert [save.step for save in saves] == [1, 3]
+        assert all(save.end_ns - save.start_ns >= SAVE_MS * MS for save in saves)
+
+
+def test_lengths_vary_in_their_steps_and_are_told(stalled: Job) -> None:
+    squares = stalled.squares(0)
+
+    # 4 micro-batches a step, of 2 sequences that are 16 + 16 tokens where nothing varies.
+    assert squares == stalled.squares(1)
+    assert squares[:8] == [2 * (256 + 256)] * 8
+    assert len(set(squares[8:])) > 2
+
+
+def test_paced_compute_follows_the_squared_lengths(stalled: Job) -> None:
+    forwards = [span for span in stalled.spans(1, SpanKind.FORWARD) if span.step == 3]
+    squares = stalled.squares(1)[12:]
+
+    for forward, squared in zip(forwards, squares, strict=True):
+        # Two segments of 10 ms for a micro-batch of 1024.
+        assert forward.end_ns - forward.start_ns >= 2 * 10 * MS * (0.5 + 0.5 * squared / 1024)
+
+
+def test_one_rank_has_another_environment_and_nothing_else_gives_it_away(stalled: Job) -> None:
+    healthy, wrong = stalled.told[0], stalled.told[1]
+
+    differing = {
+        name
+        for name in healthy.keys() | wrong.keys()
+        if name.startswith(("environment.", "config.")) and healthy.get(name) != wrong.get(name)
+    }
+    assert differing == {"environment.NCCL_ALGO"}
+    assert not [name for name in wrong if "fault" in name]
+
+
+def test_a_slow_link_makes_the_transfer_itself_longer(tmp_path: Path) -> None:
+    """256 KiB of activations at 100 MB/s take 2.6 ms, at a fiftieth of it 131 ms."""
+    job = train(
+        tmp_path,
+        *("--tp", "2", "--microbatches", "2", "--seq", "256", "--microbatch-size", "4"),
+        *("--fault", "slow-link:src=0,dst=1,factor=50,steps=2-3"),
+    )
+
+    assert job.status == 0
+    for rank in (0, 1):
+        transfers = job.spans(rank, SpanKind.TP_COMM)
+        slow = [lasted_ns(transfers, step=step) for step in (2, 3)]
+        # Of the healthy step the shorter ones: others may have waited for a core.
+        healthy = lasted_ns(transfers, step=1, at_ratio=0.25)
+        assert min(slow) > 50 * MS
+        assert min(slow) > 5 * healthy
+
+
+def lasted_ns(spans: list[Recorded], *, step: int, at_ratio: float = 0.5) -> int:
+    """Return the quantile of what the spans of a step lasted."""
+    lasted = sorted(one.end_ns - one.start_ns for one in spans if one.step == step)
+    return lasted[int(at_ratio * len(lasted))]
+
+
+def test_members_of_a_skewed_group_launch_its_reduction_late_in_turn(tmp_path: Path) -> None:
+    job = train(tmp_path, "--dp", "2", "--fault", "launch-skew:ms=360")
+
+    assert job.status == 0
+    first, second = ([late_ns(job, rank, step) for step in (1, 2, 3)] for rank in (0, 1))
+    # Lags of 360 ms x (step + 1) / 4 x (1 + sin(2 pi (step / 8 + dp / 2))) / 2: 154, 270 and
+    # 307 ms for rank 0, and 26, 0 and 53 ms for rank 1.
+    assert first[0] > 150 * MS
+    assert first[1] > 265 * MS
+    assert first[2] > 300 * MS
+    # A machine that stands still makes one of these longer, and not all.
+    assert min(second) < 100 * MS
+
+
+def late_ns(job: Job, rank: int, step: int) -> int:
+    """Return how long after its last backward of a step a rank began its first reduction."""
+    last = max(one.end_ns for one in job.spans(rank, SpanKind.BACKWARD) if one.step == step)
+    begins = [one.start_ns for one in job.spans(rank, SpanKind.DP_COMM) if one.start_ns >= last]
+    return min(begins) - last
+
+
+def rank_with(fault: str, *, rank: int) -> PlantedFaults:
+    """Return the faults of one rank of two stages, without a job around it."""
+    config = TrainerConfig(
+        layout=Layout(pp=2), world_size=2, num_microbatches=4, faults=parse_faults([fault])
+    )
+    stage = Stage(config.model, stage=rank, num_stages=2)
+    timer = StretchedSegments(clock=MonotonicPaceClock())
+    return PlantedFaults(config, rank=rank, stage=stage, timer=timer)
+
+
+def test_a_rank_dies_before_its_middle_forward_of_its_step() -> None:
+    planted = rank_with("crash:rank=1,step=1", rank=1)
+
+    planted.begin_step(0)
+    planted.before_forward(2)
+    planted.begin_step(1)
+    planted.before_forward(1)
+    with pytest.raises(PlantedCrashError):
+        planted.before_forward(2)
+
+
+def test_another_rank_lives_on() -> None:
+    planted = rank_with("crash:rank=1,step=1", rank=0)
+
+    planted.begin_step(1)
+    planted.before_forward(2)
+
+
+def test_nothing_happens_in_the_warm_up() -> None:
+    planted = rank_with("crash:rank=1,step=0", rank=1)
+
+    planted.before_forward(2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "slow"),
+    [
+        ("slow-link:src=2,dst=3,factor=5", {(2, 3), (3, 2)}),
+        ("slow-link:rank=1,factor=5", {(1, 0), (1, 2), (1, 3), (0, 1), (2, 1), (3, 1)}),
+    ],
+)
+def test_a_link_is_slow_at_both_of_its_ends(fault: str, slow: set[tuple[int, int]]) -> None:
+    (planted,) = parse_faults([fault])
+
+    found = {
+        (rank, peer)
+        for rank in range(4)
+        for peer in range(4)
+        if rank != peer and is_slow(planted, rank, peer)
+    }
+
+    assert found == slow
