@@ -114,7 +114,7 @@ class ServerPath(WholePath):
 
     def num_refused(self) -> int:
         """Return how many requests of the agent the collector has answered 503."""
-        *_, token = OWN_TOKEN.findall((self.folder / "rankscope.collector.log").read_text())
+        *_, token = OWN_TOKEN.findall((self.folder / "collector.log").read_text())
         figures = self.ask("/metrics", Authorization=f"Bearer {token}") or ""
         return round(sum(float(found) for found in REFUSED.findall(figures)))
 

@@ -64,7 +64,7 @@ class SmallDisk(WholePath):
 
     def query(self, sql: str) -> str | None:
         """Ask the collector; None where it does not answer."""
-        *_, token = OWN_TOKEN.findall((self.folder / "rankscope.collector.log").read_text())
+        *_, token = OWN_TOKEN.findall((self.folder / "collector.log").read_text())
         return self.ask("/", sql, **{"X-ClickHouse-Key": token})
 
     def num_stored(self) -> int:
@@ -93,7 +93,7 @@ def test_a_disk_without_a_byte_left_stops_no_reader_and_loses_no_row(tmp_path: P
         path.fill()
         num_before = path.num_stored()
         path.write()
-        path.wait_for(lambda: "MiB left" in (path.folder / "rankscope.collector.log").read_text())
+        path.wait_for(lambda: "MiB left" in (path.folder / "collector.log").read_text())
 
         # THEN it takes nothing, says so, and is read as before
         assert path.ask("/readyz") is None

@@ -142,7 +142,7 @@ def test_a_store_down_past_every_capacity_costs_the_newest_rows_and_each_tier_te
         path.wait_for(lambda: num_given_up(path) == num_gone(path, num_live_kept=num_kept))
 
         # and the collector has told of it in a line or two, without an address or a secret
-        check_told_shortly((folder / "rankscope.collector.log").read_text())
+        check_told_shortly((folder / "collector.log").read_text())
 
         # WHEN the store is back
         path.start("store")

@@ -83,4 +83,4 @@ def test_no_token_is_in_anything_that_a_run_of_agent_and_collector_leaves(tmp_pa
     assert not [line for line in shown if ingest in line]
     # and the server's own stands in what it prints for the terminal alone
     told = {file.name for file, text in texts.items() if server.token.encode() in text}
-    assert told <= {"rankscope.collector.log", "server.json"}
+    assert told <= {"collector.log", "server.json"}

@@ -261,7 +261,7 @@ def test_a_link_that_is_closed_while_it_connects_sends_nothing(
     [
         ("http://collector.example:8050", "plain text"),
         ("ftp://collector.example", "https://HOST"),
-        ("rankscope.collector.example", "https://HOST"),
+        ("collector.example", "https://HOST"),
         ("https://user:secret@collector.example", "RANKSCOPE_TOKEN_FILE"),
         ("https://collector.example:x", "no number"),
     ],
