@@ -79,7 +79,7 @@ def _run() -> int:
 
 
 def _fail(line: str, status: int) -> int:
-    from .terminal import printable
+    from .terminal.lines import printable
 
     print(f"rankscope: {printable(line)}", file=sys.stderr)
     return status

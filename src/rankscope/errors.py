@@ -7,7 +7,7 @@ from rankscope.collector.errors import CollectorError, StoreClosedError, StoreQu
 from rankscope.tracer.spool import SpoolError
 from rankscope.trainer.errors import ConfigError
 
-from .terminal import printable
+from .terminal.lines import printable
 
 FAILED = 1
 """Exit status: what was asked for could not be done, or did not come out."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from ..errors import BadInputError
-from ..terminal import terminal_width
+from ..terminal.lines import terminal_width
 
 
 def analyze_stored(
@@ -36,7 +36,7 @@ def _analyze_stored(
 
     from ..sources.finding_history import History, follows_document, follows_text
     from ..sources.store_source import StoreSource
-    from .report_text import report_text
+    from ..terminal.report_text import report_text
 
     with open_for_reading(store_url or default_store_url()) as store:
         source = StoreSource(store)

@@ -22,7 +22,7 @@ from ..errors import FailedError
 from ..server.interrupts import terminated_like_interrupted
 from ..server.listen import ListenOptions, listening
 from ..server.logs import Log, logged_to
-from ..terminal import Progress, say, terminal_width
+from ..terminal.lines import Progress, say, terminal_width
 from .planted import DemoPlan, is_found, outcome_line, plan_demo
 from .training import StepDone, Training, require_torch, training_command
 
@@ -186,7 +186,7 @@ def _print_result(report: RunReport, plan: DemoPlan, *, as_json: bool) -> None:
     from rankscope.analysis.report.json import to_document
     from rankscope.analysis.report.verdict import verdict_sentence
 
-    from ..commands.report_text import report_text
+    from ..terminal.report_text import report_text
 
     if as_json:
         document = to_document(report) | {"planted": plan.spec, "found": is_found(report, plan)}

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from ..errors import BadInputError
-from ..terminal import say
+from ..terminal.lines import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from rankscope.collector.read.alerts import (
     record_delivery,
 )
 
-from ..terminal import say
+from ..terminal.lines import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable

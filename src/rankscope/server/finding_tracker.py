@@ -10,8 +10,8 @@ from rankscope.analysis.report.text import count_text, name_ranks
 from rankscope.analysis.report.tracked_findings import Change, FindingTracker, TrackedFinding
 from rankscope.collector.read.findings import StoredFinding, read_findings, write_findings
 
-from .. import terminal
 from ..sources.finding_history import History, follows_text
+from ..terminal import lines as terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

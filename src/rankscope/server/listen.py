@@ -19,7 +19,7 @@ from rankscope.collector.http.token_file import default_tokens_path, read_tokens
 from rankscope.collector.http.tokens import TokenState
 
 from ..errors import BadInputError
-from ..terminal import say
+from ..terminal.lines import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from rankscope.analysis.trace.errors import AnalysisError
 from rankscope.collector.spool.descriptions import RUNNING
 
-from .. import terminal
 from ..errors import exit_code_of, plain_line
+from ..terminal import lines as terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

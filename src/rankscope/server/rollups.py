@@ -29,9 +29,9 @@ from rankscope.collector.read.runs import read_spans_once
 from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.tracer.span import KINDS
 
-from .. import terminal
 from ..sources.arrow_tables import span_table
 from ..sources.store_source import StoreSource
+from ..terminal import lines as terminal
 from .kept_pictures import drawn, plan_of
 from .step_parts import read_part
 

@@ -20,7 +20,7 @@ from rankscope.collector.store.store import open_store
 
 from ..errors import BadInputError
 from ..sources.store_source import StoreSource
-from ..terminal import say
+from ..terminal.lines import say
 from .interrupts import terminated_like_interrupted
 from .listen import ListenOptions, listening
 from .logs import Log, logged_to

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Keep, Retention
 
-from .. import terminal
 from ..errors import BadInputError
+from ..terminal import lines as terminal
 from .loops import Loop
 from .rollups import Rolling
 

@@ -14,7 +14,7 @@ from rankscope.collector.identity import checked_run_name
 from rankscope.collector.store.location import default_store_url
 
 from ..errors import BadInputError
-from ..terminal import Progress
+from ..terminal.lines import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope import terminal
 from rankscope.collector.errors import StoreError
 from rankscope.collector.store.store import Store
 from rankscope.server.logs import Log, LogHandler, logged_to
-from rankscope.terminal import printable
+from rankscope.terminal import lines as terminal
+from rankscope.terminal.lines import printable
 from tests.support.ports import fixed_port
 
 TOKEN = "rst_0123456789ab_" + "A" * 43

@@ -10,8 +10,8 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.report.verdict import verdict_sentence
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
-from rankscope.commands.report_text import report_text
 from rankscope.sources.store_source import StoreSource
+from rankscope.terminal.report_text import report_text
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.topology import Layout
 from tests.support.collector.spool_builder import SpoolBuilder

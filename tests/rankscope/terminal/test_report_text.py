@@ -12,7 +12,7 @@ from rankscope.analysis.report.report import (
     WaitsOn,
     WaterfallSummary,
 )
-from rankscope.commands.report_text import report_text
+from rankscope.terminal.report_text import report_text
 from tests.support.dashboard.builders import report
 
 VERDICT = "Rank 5 is truly slow; 7 ranks only wait for it."
