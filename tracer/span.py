@@ -19,6 +19,10 @@ UnixNs = NewType("UnixNs", int)
 MonotonicNs = NewType("MonotonicNs", int)
 """Nanoseconds of one host's ``CLOCK_MONOTONIC``; comparable within one boot of one host only."""
 
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
 NONE = -1
 """How an integer column says "unknown" or "does not apply" (step, micro-batch, peer, ...)."""
 
