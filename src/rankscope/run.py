@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from rankscope.analysis.analyze import analyze_run, read_run
 from rankscope.analysis.drawing.timeline import step_timeline
-from rankscope.analysis.report.verdict import verdict_sentence
+from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.client.served_store import open_for_reading
 from rankscope.collector.store.location import default_store_url
 

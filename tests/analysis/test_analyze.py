@@ -11,9 +11,9 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.what_if import Replayer
 from rankscope.analysis.report.json import to_document
-from rankscope.analysis.report.verdict import verdict_sentence
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.analysis.trace.tables import rows_of_spans, rows_of_steps
+from rankscope.analysis.verdict import verdict_sentence
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.bytedance_cluster import ByteDanceCluster

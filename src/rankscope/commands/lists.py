@@ -13,7 +13,7 @@ from rankscope.collector.store.location import default_store_url
 from ..terminal.tables import aligned, ranges
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report.recurrence import Followed
+    from rankscope.analysis.recurrence import Followed
     from rankscope.analysis.trace.tables import RunSummary
     from rankscope.collector.read.alerts import StoredAlert
     from rankscope.collector.read.findings import StoredFinding

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rankscope.analysis.drawing.timeline import records_groups, step_timeline
 from rankscope.analysis.report.progress import Doing, Failed, Phase, UnderWay
-from rankscope.analysis.report.verdict import verdict_sentence
 from rankscope.analysis.trace.errors import UnknownRunError
+from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.read.pictures import StepPlace, read_kept
 from rankscope.collector.read.portions import Portion, count_portion
 

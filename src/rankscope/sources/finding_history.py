@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.report.recurrence import Followed, Place, Sighting, follow
+from rankscope.analysis.recurrence import Followed, Place, Sighting, follow
 from rankscope.collector.read.findings import read_findings
 from rankscope.collector.read.places import (
     MOST_RANKS,

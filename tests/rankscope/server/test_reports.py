@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.report.report import RunReport
-from rankscope.analysis.report.verdict import verdict_sentence
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.trace.tables import RunInfo, RunSummary, StepTable
+from rankscope.analysis.verdict import verdict_sentence
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Layout

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.report.verdict import verdict_sentence
+from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.sources.store_source import StoreSource

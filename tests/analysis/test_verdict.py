@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rankscope.analysis.report.report import Finding, RunReport, Starved, StepTimes, WaitsOn
-from rankscope.analysis.report.verdict import verdict_sentence
+from rankscope.analysis.verdict import verdict_sentence
 from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import report
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .text import NS_PER_S, duration_text, name_ranks, percent_text
+from .report.text import NS_PER_S, duration_text, name_ranks, percent_text
 
 if TYPE_CHECKING:
-    from .report import Finding, RunReport
+    from .report.report import Finding, RunReport
 
 
 LEAST_GAIN = 0.005

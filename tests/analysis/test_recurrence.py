@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.report.recurrence import Followed, Following, Place, Sighting, follow
+from rankscope.analysis.recurrence import Followed, Following, Place, Sighting, follow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
