@@ -18,7 +18,7 @@ def analyze_stored(
         EmptyRunError: It holds no spans in these steps.
         StoreError: The store could not be opened or read.
     """
-    from ..allocation import keep_freed_memory, without_collection
+    from ..memory import keep_freed_memory, without_collection
 
     keep_freed_memory()  # before numpy's threads, which would be given pools of their own
     with without_collection():

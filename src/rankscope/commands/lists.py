@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.collector.client.served_store import open_for_reading
 from rankscope.collector.store.location import default_store_url
 
-from ..terminal.tables import aligned, ranges
+from ..terminal.lines import aligned, ranges
 
 if TYPE_CHECKING:
     from rankscope.analysis.recurrence import Followed

@@ -16,7 +16,7 @@ from rankscope.collector.http.token_file import (
 from rankscope.collector.http.tokens import Role, make_token, revoked
 
 from ..errors import BadInputError
-from ..terminal.tables import aligned
+from ..terminal.lines import aligned
 
 if TYPE_CHECKING:
     from pathlib import Path

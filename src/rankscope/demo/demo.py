@@ -19,9 +19,9 @@ from rankscope.collector.store.store import open_store
 from rankscope.tracer.topology import Layout
 
 from ..errors import FailedError
-from ..server.interrupts import terminated_like_interrupted
 from ..server.listen import ListenOptions, listening
 from ..server.logs import Log, logged_to
+from ..server.signals import sigterm_as_interrupt
 from ..terminal.lines import Progress, say, terminal_width
 from .planted import DemoPlan, is_found, outcome_line, plan_demo
 from .training import StepDone, Training, require_torch, training_command
@@ -75,7 +75,7 @@ def run_demo(options: DemoOptions) -> int:
     require_torch()
     run_id = f"demo-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     with ExitStack() as stack:
-        stack.enter_context(terminated_like_interrupted())
+        stack.enter_context(sigterm_as_interrupt())
         where = ListenOptions(port=options.port)
         doors = stack.enter_context(listening(where)) if options.serve else None
         store = stack.enter_context(open_store(options.store_url or default_store_url()))

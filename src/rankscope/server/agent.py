@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import socket
 import threading
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BadInputError
 from ..terminal.lines import say
+from .signals import stop_event
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,8 @@ def run_agent(options: AgentOptions) -> None:
     from rankscope.collector.agent.link import Link
     from rankscope.collector.http.token_file import read_own_token
 
-    from .spare_memory import spare_memory_loop, use_one_allocator
+    from ..memory import use_one_allocator
+    from .loops import memory_loop
 
     use_one_allocator()
     if read_own_token() is None:
@@ -75,7 +76,7 @@ def run_agent(options: AgentOptions) -> None:
     tls = TlsFiles(ca=options.ca, certificate=options.certificate, key=options.key)
     name = f"{socket.gethostname()}/{_version()}"
     with ExitStack() as stack:
-        stopping = stack.enter_context(_told_to_stop())
+        stopping = stack.enter_context(stop_event())
         state = _state_folder(options)
         stack.enter_context(_held(state))
         link = Link(options.collectors, agent=name, tls=tls)
@@ -86,7 +87,7 @@ def run_agent(options: AgentOptions) -> None:
         clocks, probes = _tie_clock(probe_link, journal)
         agent = _assemble(options, state, link=link, journal=journal, clocks=clocks)
         sample_loops = _sample_loops(options, agent, clocks, stack, link=link)
-        loops = [spare_memory_loop(), *sample_loops]
+        loops = [memory_loop(), *sample_loops]
         probes.start()
         stack.callback(probes.stop)
         for loop in loops:
@@ -238,19 +239,6 @@ def _held(state: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _told_to_stop() -> Iterator[threading.Event]:
-    """Lend what SIGTERM and SIGINT set; main thread only."""
-    stopping = threading.Event()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda *_: stopping.set()) for number in signals]
-    try:
-        yield stopping
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _version() -> str:

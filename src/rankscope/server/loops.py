@@ -7,6 +7,7 @@ import time
 import traceback
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,14 +15,18 @@ from rankscope.analysis.trace.errors import AnalysisError
 from rankscope.collector.spool.descriptions import RUNNING
 
 from ..errors import exit_code_of, plain_line
+from ..memory import release_memory
 from ..terminal import lines as terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
+    from rankscope.collector.agent.buffer import RowBuffer
     from rankscope.collector.host.sampler import Sampler
+    from rankscope.collector.retention.deletion import Deletions
     from rankscope.collector.spool.tail import SpoolTail
+    from rankscope.collector.store.store import Row, Store
 
     from .alerting import Alerting
     from .finding_tracker import Tracking
@@ -32,6 +37,12 @@ TAIL_PAUSE_S = 1.0
 
 ANALYSIS_PAUSE_S = 1.0
 SAMPLER_PAUSE_S = 1.0
+HEARTBEAT_PAUSE_S = 1.0
+HEARTBEAT_ROWS = 10_000
+MEMORY_PAUSE_S = 2.0
+"""Shorter than the five seconds that the engine keeps pages of its own accord, which it counts
+only while it allocates."""
+
 MIN_PAUSE_NS = 2_000_000_000
 MAX_PAUSE_NS = 30_000_000_000
 """Between two looks at one run that trains; the longer one is reached while it stands still."""
@@ -263,3 +274,29 @@ def analysis_loop(analysis: LiveAnalysis) -> Loop:
 def sampler_loop(sampler: Sampler) -> Loop:
     """Return the loop that reads this host once a second; its turns never raise."""
     return Loop("sampler", sampler.turn, pause_s=SAMPLER_PAUSE_S)
+
+
+def memory_loop(store: Store | None = None) -> Loop:
+    """Return the loop that does so again and again."""
+    return Loop("spare-memory", partial(release_memory, store), pause_s=MEMORY_PAUSE_S)
+
+
+def heartbeat_loop(store: Store, buffer: RowBuffer, deletions: Deletions) -> Loop:
+    """Return the loop that stores what a buffer holds; where the store fails it still waits there.
+
+    Args:
+        store: The open store.
+        buffer: Rows of table ``heartbeats``.
+        deletions: A deleted run that still trains is kept out.
+    """
+
+    def write(rows: Sequence[Row]) -> None:
+        kept = [row for row in rows if not deletions.is_deleted(row["run_id"])]
+        if kept:
+            store.insert_rows("heartbeats", kept)
+
+    return Loop(
+        "heartbeats",
+        lambda: buffer.ship(write, num_at_once=HEARTBEAT_ROWS),
+        pause_s=HEARTBEAT_PAUSE_S,
+    )

@@ -7,27 +7,29 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from rankscope.analysis.breakdown.mfu import compute_mfu
 from rankscope.analysis.drawing.timeline import records_groups, step_timeline
-from rankscope.analysis.report.progress import Doing, Failed, Phase, UnderWay
+from rankscope.analysis.report.liveness import MAX_SHOWN, RECENT_NS, SILENT_NS, Heard, SilentRank
+from rankscope.analysis.report.progress import Doing, Failed, Phase, SeenSteps, UnderWay
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.analysis.verdict import verdict_sentence
+from rankscope.collector.read.findings import read_findings
+from rankscope.collector.read.heartbeats import longest_unheard
 from rankscope.collector.read.pictures import StepPlace, read_kept
 from rankscope.collector.read.portions import Portion, count_portion
+from rankscope.collector.read.steps import read_step_times
 
 from ..errors import exit_code_of, plain_line
 from .background_jobs import Aside
+from .finding_tracker import tracked_finding
 from .large_steps import LargeSteps
-from .liveness import read_heard
 from .pictures import read_picture
-from .run_outline import read_seen, read_told
 from .step_parts import MAX_DRAWN_SPANS, drawn_anew, needs_spans, part_of, read_part
 
 if TYPE_CHECKING:
     from rankscope.analysis.drawing.picture import StepPart, StepPicture, Window
     from rankscope.analysis.drawing.timeline import StepTimeline
-    from rankscope.analysis.report.liveness import Heard
-    from rankscope.analysis.report.progress import SeenSteps
-    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
     from rankscope.collector.store.store import Store
     from rankscope.dashboard.address import GroupBy
@@ -300,3 +302,75 @@ def _why(error: Exception) -> str:
     """Return a failure in one line; a defect is named by its kind too."""
     line = plain_line(error)
     return line if exit_code_of(error) is not None else f"{type(error).__name__}: {line}"
+
+
+def read_heard(store: Store, run_id: str, *, now_ns: int) -> Heard | None:
+    """Return how many ranks of a run are heard of; None where nobody tells of any.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        now_ns: Unix time by the collector's clock.
+    """
+    rows = longest_unheard(
+        store,
+        run_id,
+        recent_ns=now_ns - RECENT_NS,
+        silent_ns=now_ns - SILENT_NS,
+        most=MAX_SHOWN,
+    )
+    if not rows:
+        return None
+    return Heard(
+        num_ranks=rows[0]["num_ranks"],
+        num_recent=rows[0]["num_recent"],
+        num_silent=rows[0]["num_silent"],
+        silent=tuple(
+            SilentRank(
+                rank=row["rank"],
+                host=row["host"],
+                state=row["state"],
+                step=row["step"] if row["step"] >= 0 else None,
+                age_ns=now_ns - row["newest_ns"],
+            )
+            for row in rows
+            if row["newest_ns"] < now_ns - SILENT_NS
+        ),
+    )
+
+
+MAX_STEPS = 2_000
+
+
+MAX_MFU_ROWS = 250_000
+"""Rows of steps, one a rank, that are read for the MFU: the newest 20 steps of 12,288 ranks."""
+
+
+def read_seen(store: Store, source: SpanSource, run_id: str) -> SeenSteps:
+    """Return what the newest `MAX_STEPS` steps of a run tell of themselves.
+
+    Raises:
+        UnknownRunError: The store holds no run of that name.
+    """
+    rows = read_step_times(store, run_id, most=MAX_STEPS)
+    seconds = {row["step"]: (row["last_ns"] - row["first_ns"]) / NS_PER_S for row in rows}
+    steps = sorted(seconds)
+    mfu = None
+    if steps:
+        num_ranks = max(row["num_ranks"] for row in rows)
+        first = steps[-max(1, MAX_MFU_ROWS // num_ranks) :][0]
+        mfu = compute_mfu(source.run_info(run_id), source.steps(run_id, first=first))
+    return SeenSteps(
+        epochs=tuple(sorted({row["epoch"] for row in rows})),
+        actual_s_by_step={step: seconds[step] for step in steps},
+        mfu=mfu,
+    )
+
+
+def read_told(store: Store, run_id: str) -> tuple[Finding, ...]:
+    """Return the findings of a run that stood when it was last analysed."""
+    return tuple(
+        tracked_finding(stored).finding
+        for stored in read_findings(store, run_id)
+        if stored.closed_ns is None
+    )

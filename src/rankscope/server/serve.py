@@ -21,11 +21,10 @@ from rankscope.collector.store.store import open_store
 from ..errors import BadInputError
 from ..sources.store_source import StoreSource
 from ..terminal.lines import say
-from .interrupts import terminated_like_interrupted
 from .listen import ListenOptions, listening
 from .logs import Log, logged_to
-from .loops import LiveAnalysis, analysis_loop, sampler_loop, tail_loop
-from .spare_memory import spare_memory_loop
+from .loops import LiveAnalysis, analysis_loop, heartbeat_loop, memory_loop, sampler_loop, tail_loop
+from .signals import sigterm_as_interrupt
 from .topology import PlacedSink, Topology, place_ranks, read_topology
 from .upkeep import open_upkeep
 
@@ -105,7 +104,7 @@ def serve_store(options: ServeOptions) -> None:
     if options.only is Part.DASHBOARD and options.spool is not None:
         raise BadInputError("a dashboard alone follows no spool: leave out --spool, or --only")
     with ExitStack() as stack:
-        stack.enter_context(terminated_like_interrupted())
+        stack.enter_context(sigterm_as_interrupt())
         log = stack.enter_context(logged_to(Log(as_json=options.log_json)))
         topology = _read_topology(options.topology)
         webhook = _open_webhook(options.alert_webhook, stack)
@@ -119,7 +118,7 @@ def serve_store(options: ServeOptions) -> None:
         tail = None if options.spool is None else _open_spool(options.spool, store, topology, stack)
         besides = [
             open_upkeep(store, options.keep),
-            spare_memory_loop(store),
+            memory_loop(store),
             *_sampler_loops(options, store, stack),
         ]
         takes_in = options.only is not Part.DASHBOARD
@@ -163,7 +162,7 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
     from rankscope.collector.http.refusals import Refusals
 
     from .finding_tracker import Tracking
-    from .http import Guards, open_application, open_metrics, open_routers, run_server
+    from .http_server import Guards, open_application, open_metrics, open_routers, run_server
     from .provider import StoreProvider
     from .reports import Reports
 
@@ -288,14 +287,12 @@ def _sampler_loops(options: ServeOptions, store: Store, stack: ExitStack) -> lis
     from rankscope.collector.host.sources import host_sources
     from rankscope.collector.host.table import store_sink
 
-    from .heartbeats import beat_loop
-
     sink = store_sink(store, host=socket.gethostname())
     beats = RowBuffer(MAX_BEATS)
     sources = host_sources(options.spool, on_heartbeats=beat_sink(beats.add))
     sampler = Sampler(sources, sink, say=say)
     stack.callback(sampler.close)
-    return [sampler_loop(sampler), beat_loop(store, beats, Deletions.of(store))]
+    return [sampler_loop(sampler), heartbeat_loop(store, beats, Deletions.of(store))]
 
 
 def _alerting(store: Store, *, webhook: Webhook | None, url: str) -> Alerting:

@@ -13,8 +13,7 @@ from rankscope.collector.spool.manifests import settings_of
 from rankscope.trainer.simulator.simulation import Simulation
 
 from .arrow_tables import microbatch_table, sample_table, span_table, step_table
-from .run_context import event_of, exit_of
-from .store_source import run_info_of
+from .store_source import event_of, exit_of, run_info_of
 
 if TYPE_CHECKING:
     from rankscope.analysis.trace.tables import RunInfo, RunSummary, SpanTable, StepTable

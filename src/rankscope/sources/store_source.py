@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rankscope.analysis.trace.context import (
+    EventRecord,
+    MicrobatchTable,
+    RankExit,
+    RankManifest,
+    RunContext,
+    SampleTable,
+    no_samples,
+)
 from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
 from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RankInfo, RunInfo, RunSummary
-from rankscope.collector.read.runs import list_runs, read_run, read_spans, read_steps, run_names
+from rankscope.collector.read.runs import (
+    list_runs,
+    read_events,
+    read_exits,
+    read_last_steps,
+    read_microbatches,
+    read_run,
+    read_spans,
+    read_step_bounds,
+    read_steps,
+    run_names,
+)
+from rankscope.collector.read.samples import read_samples
 from rankscope.collector.retention.deletion import was_deleted
 from rankscope.collector.spool.descriptions import COORD_AXES
+from rankscope.collector.spool.manifests import previous_run, read_manifests
 from rankscope.tracer.spool import KEPT_REASONS
 from rankscope.tracer.topology import Coords, Layout
 
-from .arrow_tables import span_table, step_table
-from .run_context import read_context
+from .arrow_tables import microbatch_table, sample_table, span_table, step_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankscope.analysis.trace.context import RunContext
     from rankscope.analysis.trace.tables import SpanTable, StepTable
     from rankscope.collector.read.runs import RunRows
     from rankscope.collector.store.store import Row, Store
@@ -253,3 +273,88 @@ def _clock_error_ns(source_format: str, rows: RunRows) -> int | None:
     errors = {(row["host"], row["boot_id"]): row["clock_error_ns"] for row in rows.clocks}
     known = sorted(errors.get(clock, -1) for clock in clocks)
     return sum(known[-2:]) if known and known[0] >= 0 else None
+
+
+def read_context(store: Store, run_id: str, *, first: int | None, last: int | None) -> RunContext:
+    """Return what is known around the spans of steps ``first`` to ``last`` of a run."""
+    previous = previous_run(store, run_id)
+    return RunContext(
+        microbatches=_microbatches(store, run_id, first=first, last=last),
+        samples=_samples(store, run_id, first=first, last=last),
+        events=tuple(event_of(row) for row in read_events(store, run_id)),
+        manifests=_manifests(store, run_id),
+        exits=_exits(store, run_id),
+        previous_manifests=() if previous is None else _manifests(store, previous),
+    )
+
+
+def _microbatches(
+    store: Store, run_id: str, *, first: int | None, last: int | None
+) -> MicrobatchTable:
+    table = read_microbatches(store, run_id, first=first, last=last)
+    return microbatch_table(table)
+
+
+def _samples(store: Store, run_id: str, *, first: int | None, last: int | None) -> SampleTable:
+    bounds = read_step_bounds(store, run_id, first=first, last=last)
+    if bounds is None:
+        return no_samples()
+    table = read_samples(store, run_id, first_ns=bounds[0], last_ns=bounds[1])
+    return sample_table(table)
+
+
+def event_of(row: Row) -> EventRecord:
+    """Return a row of ``events``."""
+    return EventRecord(
+        epoch=row["epoch"],
+        rank=row["rank"],
+        at_ns=row["at_ns"],
+        kind=row["kind"],
+        text=row["text"],
+        data=_document(row["data"]),
+    )
+
+
+def _manifests(store: Store, run_id: str) -> tuple[RankManifest, ...]:
+    return tuple(
+        RankManifest(epoch=epoch, rank=rank, settings=settings)
+        for epoch, rank, settings in read_manifests(store, run_id)
+    )
+
+
+def _exits(store: Store, run_id: str) -> tuple[RankExit, ...]:
+    rows = read_exits(store, run_id)
+    epochs = sorted({row["epoch"] for row in rows if row["exit_state"] in DIED})
+    steps = {epoch: read_last_steps(store, run_id, epoch) for epoch in epochs[-MAX_EPOCHS:]}
+    exits = [exit_of(row, steps.get(row["epoch"], {}).get(row["rank"])) for row in rows]
+    return tuple(sorted(exits, key=lambda found: (found.at_ns is None, found.at_ns or 0)))
+
+
+def exit_of(row: Row, last_step: int | None) -> RankExit:
+    """Return how a process ended: its row of ``ranks``, with its exit event's data."""
+    data = _document(row["data"])
+    exception = data.get("exception") or {}
+    step = data.get("step", last_step) if row["exit_state"] in DIED else None
+    return RankExit(
+        epoch=row["epoch"],
+        rank=row["rank"],
+        state=row["exit_state"],
+        at_ns=row["exit_ns"],
+        exception=str(exception.get("type") or ""),
+        message=str(exception.get("message") or ""),
+        step=step if isinstance(step, int) and step >= 0 else None,
+    )
+
+
+def _document(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    found = json.loads(text)
+    return found if isinstance(found, dict) else {}
+
+
+MAX_EPOCHS = 16
+"""Newest epochs with a crash whose last steps are looked up: each costs a query."""
+
+
+DIED = frozenset({"failed", "lost"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from .tables import aligned, ranges
+from .lines import aligned, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.analysis.report.liveness import Heard, SilentRank
 from rankscope.collector.store.store import open_store
-from rankscope.server.liveness import read_heard
+from rankscope.server.provider import read_heard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.terminal.tables import aligned, ranges
+from rankscope.terminal.lines import aligned, ranges
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:

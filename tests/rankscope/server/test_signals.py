@@ -4,13 +4,13 @@ import signal
 
 import pytest
 
-from rankscope.server.interrupts import terminated_like_interrupted
+from rankscope.server.signals import sigterm_as_interrupt
 
 
 def test_sigterm_is_an_interrupt_inside_and_what_it_was_outside() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
-    with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
+    with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
         signal.raise_signal(signal.SIGTERM)
 
     assert signal.getsignal(signal.SIGTERM) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM until the block ends; main thread only.
 
     Uvicorn, for one, ends by raising the signal that stopped it again: the
@@ -22,3 +23,16 @@ def terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def stop_event() -> Iterator[threading.Event]:
+    """Lend what SIGTERM and SIGINT set; main thread only."""
+    stopping = threading.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: stopping.set()) for number in signals]
+    try:
+        yield stopping
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
