@@ -33,21 +33,21 @@ from tests.support.tracer.reading import dropped, num_lost, read_spans
 from tests.support.tracer.recording import recorder_in
 
 ALIKE = (
-    "test_span_faults.py",
-    "test_span_by_name.py",
-    "test_recorder.py",
-    "test_spare.py",
-    "test_overflow.py",
-    "test_running.py",
-    "test_room_faults.py",
-    "test_compute_span.py",
-    "test_capture_alone.py",
-    "test_capture_gloo.py",
-    "test_harmless.py",
-    "test_host_launch.py",
-    "test_interrupted_forward.py",
-    "test_late.py",
+    "capture/test_alone.py",
+    "capture/test_gloo.py",
+    "capture/test_interrupted_forward.py",
     "device/test_communication.py",
+    "job/test_running.py",
+    "job/test_slow_step_stacks.py",
+    "native/test_compute_span.py",
+    "native/test_host_launch.py",
+    "record/test_no_room.py",
+    "record/test_overflow.py",
+    "record/test_recorder.py",
+    "record/test_segment_pool.py",
+    "record/test_span_by_name.py",
+    "record/test_span_faults.py",
+    "test_harmless.py",
 )
 """Tests of what spans do, whoever enters and leaves them."""
 
