@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope import tracer
-from rankscope.tracer.clock import read_anchor
 from rankscope.tracer.install import spool_identity
 from rankscope.tracer.job.identity import read_identity
 from rankscope.tracer.record.current import current_tracer, set_current
 from rankscope.tracer.record.noop import NOOP_SPAN, NOOP_TRACER
 from rankscope.tracer.record.recorder import Recorder
 from rankscope.tracer.record.segment_pool import SpoolLimits
+from rankscope.tracer.spool import read_anchor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

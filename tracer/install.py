@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from .clock import read_anchor
 from .record.current import current_tracer, set_current, shutdown
 from .record.exit_record import write_json
 from .record.noop import NOOP_TRACER
@@ -32,16 +31,17 @@ from .spool import (
     SPOOL_VERSION,
     DropReason,
     SpoolIdentity,
+    read_anchor,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from .clock import Anchor
     from .job.identity import Identity
     from .job.manifest import JobDescription
     from .record.protocol import Tracer
+    from .spool import Anchor
     from .topology import Coords, Layout
 
 

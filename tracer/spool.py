@@ -6,7 +6,11 @@ program) and whoever reads one (the collector) meets here and nowhere else.
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import struct
+import time
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -139,6 +143,19 @@ class SpoolVersionError(SpoolError):
         )
         self.path = path
         self.found = found
+
+
+NUM_ANCHOR_READS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """One moment on both clocks of this host."""
+
+    monotonic_ns: MonotonicNs
+    unix_ns: UnixNs
+    error_ns: int
+    """Half of the bracket in which the wall clock was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +330,54 @@ def iter_committed(data: bytes | memoryview, *, first_row: int = 0) -> Iterator[
             yield row, record
 
 
+def read_anchor() -> Anchor:
+    """Read both clocks several times; return the tightest bracket.
+
+    The wall clock is read between two readings of the monotonic clock. A
+    thread switch in between widens the bracket, so the narrowest of
+    `NUM_ANCHOR_READS` is the one that nothing disturbed.
+    """
+    return min((_bracket() for _ in range(NUM_ANCHOR_READS)), key=lambda anchor: anchor.error_ns)
+
+
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+"""Opening a FIFO that nobody writes to would wait for ever; plain files know no difference."""
+
+
+def open_regular_file(path: Path) -> int:
+    """Return a descriptor to read a file with; a link to a plain file is followed.
+
+    Raises:
+        OSError: It can't be opened, or is a folder, a FIFO, a socket or a device.
+    """
+    return _checked(os.open(path, _READ_FLAGS), path)
+
+
+def open_spool_file(path: Path) -> int:
+    """Return a descriptor to read a file with that is no link itself.
+
+    For folders that others write to: a link there would have the reader hand out what only the
+    reader may read.
+
+    Raises:
+        OSError: It can't be opened, or is a link, a folder, a FIFO, a socket or a device.
+    """
+    return _checked(os.open(path, _READ_FLAGS | os.O_NOFOLLOW), path)
+
+
+def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
+    """Return the bytes of a file.
+
+    Raises:
+        OSError: As `open_regular_file`, or the file is longer than ``max_bytes``.
+    """
+    with os.fdopen(open_regular_file(path), "rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"longer than {max_bytes:,} bytes", str(path))
+    return content
+
+
 def _cut(text: str, num_bytes: int = 64) -> bytes:
     """Encode to at most ``num_bytes`` of UTF-8, cut between characters."""
     return text.encode("utf-8", "replace")[:num_bytes].decode("utf-8", "ignore").encode()
@@ -320,3 +385,21 @@ def _cut(text: str, num_bytes: int = 64) -> bytes:
 
 def _text(field: bytes) -> str:
     return field.rstrip(b"\0").decode("utf-8", "replace")
+
+
+def _bracket() -> Anchor:
+    before = time.monotonic_ns()
+    wall = time.time_ns()
+    after = time.monotonic_ns()
+    return Anchor(
+        monotonic_ns=MonotonicNs((before + after) // 2),
+        unix_ns=UnixNs(wall),
+        error_ns=(after - before + 1) // 2,
+    )
+
+
+def _checked(descriptor: int, path: Path) -> int:
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "no plain file", str(path))

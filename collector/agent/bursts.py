@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.tracer.plain_file import open_unlinked
+from rankscope.tracer.spool import open_spool_file
 
 from ..errors import CollectorError
 from ..host.bursts import Burst, take_burst
@@ -69,7 +69,7 @@ class BurstDesk:
         if self._thread is not None and self._thread.is_alive():
             return
         try:
-            with os.fdopen(open_unlinked(self._path), "rb") as file:
+            with os.fdopen(open_spool_file(self._path), "rb") as file:
                 text = file.read(MAX_REQUEST_BYTES)
             self._path.unlink()
         except FileNotFoundError:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from time import monotonic_ns as read_monotonic_ns
 from typing import TYPE_CHECKING, Any
 
-from rankscope.tracer.clock import monotonic_ns as read_monotonic_ns
-from rankscope.tracer.clock import read_anchor
 from rankscope.tracer.span import MonotonicNs, UnixNs
+from rankscope.tracer.spool import read_anchor
 
 from ..errors import ClockReplyError
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
-
-from rankscope.tracer.clock import monotonic_ns
 
 from .probe import MAX_REFERENCE_ID_LETTERS, MAX_TIME_NS, ReferenceClock
 from .rate_limit import ProbePace

@@ -6,7 +6,6 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rankscope.tracer.plain_file import open_unlinked
 from rankscope.tracer.spool import (
     ACCOUNT_OFFSET,
     CORE,
@@ -14,6 +13,7 @@ from rankscope.tracer.spool import (
     PROCESS_FILE,
     RECORD_BYTES,
     SEGMENT_GLOB,
+    open_spool_file,
     read_account,
     record_offset,
 )
@@ -137,7 +137,7 @@ def newest_step(folder: Path) -> int:
 
 def _last_step(path: Path) -> int:
     try:
-        descriptor = open_unlinked(path)
+        descriptor = open_spool_file(path)
     except OSError:
         return -1
     try:
@@ -161,7 +161,7 @@ def _last_step(path: Path) -> int:
 
 def _read(path: Path, offset: int, num_bytes: int) -> bytes:
     try:
-        with os.fdopen(open_unlinked(path), "rb") as file:
+        with os.fdopen(open_spool_file(path), "rb") as file:
             file.seek(offset)
             return file.read(num_bytes)
     except OSError:

@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rankscope.tracer.plain_file import open_plain
+from rankscope.tracer.spool import open_regular_file
 
 from ..errors import TlsError
 
@@ -111,7 +111,7 @@ def _check_key_file(path: Path) -> None:
 
 def _check_plain(path: Path) -> None:
     try:
-        os.close(open_plain(path))
+        os.close(open_regular_file(path))
     except OSError as error:
         raise TlsError(path, str(error.strerror).lower()) from None
 

@@ -15,8 +15,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rankscope.tracer.plain_file import open_plain
 from rankscope.tracer.span import NONE
+from rankscope.tracer.spool import open_regular_file
 
 from ..errors import RunBegunError, RunExistsError, TraceError
 from ..identity import checked_run_name, segment_id
@@ -233,7 +233,7 @@ def _content_hash(file: Path, meta: TraceMeta) -> str:
     """Hash the trace's bytes and the sizes it is read with."""
     digest = hashlib.sha256(json.dumps(meta.layout.to_dict()).encode())
     try:
-        with os.fdopen(open_plain(file), "rb") as opened:
+        with os.fdopen(open_regular_file(file), "rb") as opened:
             if opened.read(len(MAGIC)) != MAGIC:  # a long file of another kind is not read through
                 raise TraceError(file, NOT_PARQUET)
             digest.update(MAGIC)

@@ -6,7 +6,7 @@ import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rankscope.tracer.plain_file import read_plain
+from rankscope.tracer.spool import read_regular_file
 from rankscope.tracer.topology import Layout
 
 from ..errors import MetaError
@@ -63,7 +63,7 @@ def read_meta(path: Path | None, *, trace: Path) -> TraceMeta:
 
 def _load(path: Path) -> dict[Any, Any]:
     try:
-        text = read_plain(path, max_bytes=MAX_META_BYTES).decode()
+        text = read_regular_file(path, max_bytes=MAX_META_BYTES).decode()
         document = _parsed(text)
     except OSError as error:
         raise MetaError(f"cannot read the meta file {path}: {error.strerror}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from rankscope.tracer.plain_file import open_plain
+from rankscope.tracer.spool import open_regular_file
 
 from ..errors import TraceError
 from .thrift import StructReader, ThriftError
@@ -65,7 +65,7 @@ def check_pages(path: Path, *, columns: Collection[str]) -> None:
             for, a page too large, or headers that contradict the file.
         OSError: It can't be read, or is no plain file.
     """
-    descriptor = open_plain(path)
+    descriptor = open_regular_file(path)
     try:
         _check(descriptor, path, columns=columns)
     except ThriftError:

@@ -7,7 +7,6 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from rankscope.tracer.plain_file import open_unlinked
 from rankscope.tracer.spool import (
     DROPPED,
     DROPPED_OFFSET,
@@ -24,6 +23,7 @@ from rankscope.tracer.spool import (
     DropReason,
     SpoolError,
     name_slot_offset,
+    open_spool_file,
     read_account,
     read_header,
 )
@@ -221,7 +221,7 @@ def _is_flat_enough(document: dict[str, Any]) -> bool:
 
 
 def _read_at(path: Path, *, offset: int, num_bytes: int) -> bytes:
-    descriptor = open_unlinked(path)
+    descriptor = open_spool_file(path)
     try:
         return os.pread(descriptor, num_bytes, offset)
     finally:

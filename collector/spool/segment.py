@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.tracer.plain_file import open_unlinked
 from rankscope.tracer.spool import (
     HEADER_BYTES,
     OPEN_CAPACITY,
@@ -19,6 +18,7 @@ from rankscope.tracer.spool import (
     SEGMENT_MAGIC,
     NotASpoolError,
     SpoolError,
+    open_spool_file,
     read_header,
     sealed_rows,
 )
@@ -99,7 +99,7 @@ class SegmentReader:
         self._chunk_rows = chunk_rows
         self._gaps: dict[int, int] = {}
         self._last_seen: tuple[int, bytes, int] | None = None
-        self._descriptor = open_unlinked(path)
+        self._descriptor = open_spool_file(path)
         try:
             identity = _identity(self._header(), path)
         except BaseException:
@@ -253,7 +253,7 @@ def open_spans(path: Path) -> list[OpenSpan]:
     Nothing where it can't be read, or is of another version: its table may mean other things.
     """
     try:
-        with os.fdopen(open_unlinked(path), "rb") as file:
+        with os.fdopen(open_spool_file(path), "rb") as file:
             header = file.read(HEADER_BYTES)
         read_header(header, magic=SEGMENT_MAGIC, path=path)
     except (OSError, SpoolError):

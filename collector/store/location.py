@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from rankscope.tracer.plain_file import read_plain
+from rankscope.tracer.spool import read_regular_file
 
 from ..errors import StoreUrlError
 
@@ -167,7 +167,9 @@ def write_server_file(store_path: Path, *, url: str, token: str | None = None) -
 def read_server_file(store_path: Path) -> ServerFile | None:
     """Return who serves the store; None where nobody says so or that process is gone."""
     try:
-        document = json.loads(read_plain(store_path / SERVER_FILE, max_bytes=MAX_SERVER_FILE_BYTES))
+        document = json.loads(
+            read_regular_file(store_path / SERVER_FILE, max_bytes=MAX_SERVER_FILE_BYTES)
+        )
         found = ServerFile(
             pid=int(document["pid"]), url=str(document["url"]), token=document.get("token")
         )

@@ -12,6 +12,7 @@ import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from rankscope.collector.agent.agent import NodeAgent, ranks_in
@@ -24,7 +25,6 @@ from rankscope.collector.agent.link import Link
 from rankscope.collector.agent.outbox import Outbox
 from rankscope.collector.clock.sync import HostClock, ProbeConfig
 from rankscope.collector.spool.liveness import boot_id
-from rankscope.tracer.clock import monotonic_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ..clock import monotonic_ns
 from ..native.host_launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance
 from ..record.capture_failures import COMMUNICATION
 from ..record.error_origin import is_ours

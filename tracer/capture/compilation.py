@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
-from ..clock import monotonic_ns
 from ..span import SpanKind
 from .compiled_graphs import tell_compiler
 from .guard import Guard

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from ..clock import monotonic_ns
 from ..record.error_origin import is_ours
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ import gc
 import itertools
 import operator
 from collections import deque
+from time import monotonic_ns
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ..clock import monotonic_ns
 from ..native.lane_state import PLACE
 from ..span import NONE, SpanKind
 

@@ -6,12 +6,12 @@ import functools
 import inspect
 import sys
 import threading
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from ..clock import monotonic_ns
 from .operation import NAMESPACE, Operation, find_operations
 from .python_group import PythonGroups
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from ..clock import monotonic_ns
 from ..device.communication import DeviceComm, Writer
 from ..native.choice import HostLaunch
 from ..native.host_launch import HOST_CLOCK, Heads

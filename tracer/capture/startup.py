@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from ..clock import monotonic_ns
 from ..native.lane_state import PLACE
 from ..span import NONE, SpanKind
 from .spanned import spanned

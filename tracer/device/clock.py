@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from time import monotonic_ns
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..clock import monotonic_ns
 from .drift import UNKNOWN_DRIFT, Drift, Point, fit_drift, rounding_ns
 from .probe import EVENT_RESOLUTION_NS, Bracket, Probe
 

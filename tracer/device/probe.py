@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
+from time import monotonic_ns
 from typing import TYPE_CHECKING, NamedTuple
-
-from ..clock import monotonic_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable

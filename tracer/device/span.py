@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from ..clock import monotonic_ns
 from ..record.lane import head_word
 from ..record.no_device_timing import NO_DEVICE_TIMING
 from ..span import KIND_CODES, NONE, SpanFlag

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from ..clock import monotonic_ns
 from ..record.capture_failures import TIMED
 from ..record.error_origin import is_ours
 from ..spool import DEVICE_CLOCK_FILE, DropReason

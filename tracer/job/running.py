@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..plain_file import open_plain, read_plain
 from ..span import KINDS, NONE, SpanKind
 from ..spool import (
     EXIT_FILE,
@@ -24,8 +23,10 @@ from ..spool import (
     SEGMENT_GLOB,
     SEGMENT_MAGIC,
     SpoolError,
+    open_regular_file,
     read_header,
     read_names,
+    read_regular_file,
 )
 from .identity import read_boot_id
 
@@ -92,13 +93,16 @@ def print_running(spool: Path) -> None:
 
 def _of_process(folder: Path, now_ns: int) -> Iterator[Running]:
     try:
-        names = read_names(read_plain(folder / PROCESS_FILE, max_bytes=MAX_FILE_BYTES))
+        names = read_names(read_regular_file(folder / PROCESS_FILE, max_bytes=MAX_FILE_BYTES))
     except OSError:
         return
     groups = _group_names(folder)
     boot_id = read_boot_id()
     for path in sorted(folder.glob(SEGMENT_GLOB)):
-        with contextlib.suppress(OSError, SpoolError), os.fdopen(open_plain(path), "rb") as file:
+        with (
+            contextlib.suppress(OSError, SpoolError),
+            os.fdopen(open_regular_file(path), "rb") as file,
+        ):
             header = file.read(HEADER_BYTES)
             identity = read_header(header, magic=SEGMENT_MAGIC, path=path)
             is_here = identity.boot_id == boot_id and any(boot_id)
@@ -129,7 +133,7 @@ def _group_names(folder: Path) -> dict[int, str]:
     """Return the names of the groups that the process has noted."""
     names = {}
     with contextlib.suppress(OSError):
-        for text in read_plain(folder / GROUPS_FILE, max_bytes=MAX_FILE_BYTES).splitlines():
+        for text in read_regular_file(folder / GROUPS_FILE, max_bytes=MAX_FILE_BYTES).splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 line = json.loads(text)
                 names[int(line["group_id"], 16)] = str(line["name"])

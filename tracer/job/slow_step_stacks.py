@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from ..clock import monotonic_ns
 from ..native.choice import frames_of_threads
 from ..record.error_origin import OURS
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Protocol
 
-from ..clock import monotonic_ns
 from ..record.protocol import SpanContext
 from ..span import NONE
 from .lane_state import ERROR_HEAD

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import threading
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from ..clock import monotonic_ns
 from ..span import NONE, SpanFlag
 from ..spool import COMM, HAS_COMM
 

@@ -12,9 +12,9 @@ spans that are rare, place themselves, or overlap with one of their own name.
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..clock import monotonic_ns
 from ..record.error_origin import is_ours
 from .lane_state import ERROR_HEAD, pack_core, pack_word
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from ..clock import monotonic_ns
 from ..span import NONE
 from ..spool import ACCOUNT, ACCOUNT_OFFSET
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ..plain_file import open_plain
+from ..spool import open_regular_file
 from .exit_record import write_json
 from .plain_values import type_name
 
@@ -111,7 +111,7 @@ def read_control(path: Path) -> dict[str, object]:
         ControlError: It cannot be read, is longer than `MAX_CONTROL_BYTES`, or is no JSON object.
     """
     try:
-        with os.fdopen(open_plain(path), "rb") as file:
+        with os.fdopen(open_regular_file(path), "rb") as file:
             text = file.read(MAX_CONTROL_BYTES + 1)
     except OSError as problem:
         raise ControlError(f"{path.name} cannot be read: {problem.strerror}") from problem

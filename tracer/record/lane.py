@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from operator import length_hint
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from ..clock import monotonic_ns
 from ..native.choice import LaneState
 from ..native.lane_state import ERROR_HEAD, PLACE
 from ..span import NONE

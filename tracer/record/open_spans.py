@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic_ns
 from typing import TYPE_CHECKING, NamedTuple
-
-from ..clock import monotonic_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from ..clock import monotonic_ns
 from ..native.host_span import HostSpan, UnkeptSpan, host_span, placed_span
 from ..span import KIND_CODES, NONE, SpanKind
 from ..spool import EVENTS_FILE, GROUPS_FILE, NAME_BYTES, DropReason, SpoolIdentity

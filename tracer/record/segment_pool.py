@@ -7,9 +7,9 @@ import itertools
 import time
 from collections import deque
 from dataclasses import dataclass, replace
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from ..clock import monotonic_ns
 from ..spool import HEADER_BYTES, RECORD_BYTES, DropReason, SpoolIdentity
 from .segment import MIN_SEGMENT_BYTES, NO_SEGMENT, Segment, segment_capacity
 

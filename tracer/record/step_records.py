@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from ..clock import monotonic_ns
 from ..native.lane_state import PLACE
 from ..span import NONE, SpanFlag
 from ..spool import MICROBATCH, STEP, RecordType

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from rankscope.tracer.plain_file import read_plain
+from rankscope.tracer.spool import read_regular_file
 
 from .document import parse_document
 from .errors import ScenarioError
@@ -38,7 +38,7 @@ def read_scenario_file(path: Path) -> dict[str, Any]:
         FaultSpecError: A fault's text is wrong.
     """
     try:
-        text = read_plain(path, max_bytes=MAX_FILE_BYTES).decode()
+        text = read_regular_file(path, max_bytes=MAX_FILE_BYTES).decode()
         document = parse_document(text, suffix=path.suffix)
     except OSError as error:
         raise ScenarioError(f"cannot read {path} ({error.strerror}): check the path") from error

@@ -146,12 +146,13 @@ def _assemble(
 
 
 def _tie_clock(link: Link, journal: Journal) -> tuple[AgentClocks, ProbeThread]:
+    from time import monotonic_ns
+
     from rankscope.collector.agent.clock import AgentClocks
     from rankscope.collector.agent.clock_probes import ProbeThread, exchange_over
     from rankscope.collector.clock.sync import HostClock
     from rankscope.collector.clock.watch import ClockEvent, ClockEventKind, ClockWatch
     from rankscope.collector.spool.liveness import boot_id
-    from rankscope.tracer.clock import monotonic_ns
 
     probes = ProbeThread(HostClock(exchange_over(link), monotonic_ns=monotonic_ns))
     clock_watch = ClockWatch()

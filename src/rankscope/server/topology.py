@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from rankscope.tracer.plain_file import read_plain
+from rankscope.tracer.spool import read_regular_file
 from rankscope.trainer.simulator.document import parse_document
 
 from ..errors import BadInputError
@@ -143,7 +143,7 @@ class PlacedSink:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        text = read_plain(path, max_bytes=MAX_FILE_BYTES).decode()
+        text = read_regular_file(path, max_bytes=MAX_FILE_BYTES).decode()
     except OSError as error:
         raise _bad(path, f"cannot be read ({error.strerror}): check the path") from error
     except UnicodeDecodeError as error:

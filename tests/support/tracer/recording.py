@@ -9,12 +9,12 @@ import textwrap
 import time
 from typing import TYPE_CHECKING
 
-from rankscope.tracer.clock import read_anchor
 from rankscope.tracer.install import spool_identity
 from rankscope.tracer.job.identity import read_identity
 from rankscope.tracer.record.recorder import Recorder
 from rankscope.tracer.record.segment import segment_capacity
 from rankscope.tracer.record.segment_pool import STARTER_BYTES, SpoolLimits
+from rankscope.tracer.spool import read_anchor
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
