@@ -35,6 +35,7 @@ from benchmarks.ingest_spool import write_spool
 from benchmarks.intervals import interval
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.simulation.run import SimulateOptions, simulate_run
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Rig:
         self._num_runs += 1
         spool = self._folder / run_id
         write_spool(spool, run_id=run_id, num_ranks=self._num_ranks, num_rows=self._num_rows)
-        tail = SpoolTail(spool, self._store)
+        tail = SpoolTail(spool, StoreWriter(self._store))
         cost = cost_of(tail.poll)
         tail.close()
         shutil.rmtree(spool)

@@ -31,8 +31,9 @@ from tests.support.collector.serving import OWN, serving
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rankscope.collector.identity import Row
     from rankscope.collector.ingest.service import IngestService
-    from rankscope.collector.store.store import Row, Store
+    from rankscope.collector.store.store import Store
     from tests.support.collector.serving import Collector
 
 ROWS_A_BODY = 60

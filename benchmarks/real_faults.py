@@ -30,6 +30,7 @@ from rankscope.analysis.report.report import Finding
 from rankscope.collector.spool.process_tail import STALL_NS
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.demo.planted import OTHER_NAMES, QUIET, names_fault
 from rankscope.demo.training import Training
 from rankscope.tracer.topology import Layout
@@ -213,7 +214,7 @@ def _collect(training: Training, store_url: str, spool: Path, *, is_hang: bool) 
     times: list[float] = []
     stall_s = STALL_NS / 1e9 + STALL_MARGIN_S
     moved = time.monotonic() + START_S - stall_s
-    with open_store(store_url) as store, closing(SpoolTail(spool, store)) as tail:
+    with open_store(store_url) as store, closing(SpoolTail(spool, StoreWriter(store))) as tail:
         while training.status is None:
             step = training.next_step(POLL_S)
             if step is not None:

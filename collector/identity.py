@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import Any
 
 from .errors import RunNameError
 
@@ -11,6 +12,9 @@ SEGMENT_BITS = 24
 MAX_SEGMENT = (1 << SEGMENT_BITS) - 1
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+Row = dict[str, Any]
+"""One row of a table of the store, by column."""
 
 
 def segment_id(process: str, number: int) -> int:

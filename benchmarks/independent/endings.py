@@ -16,6 +16,7 @@ from benchmarks.independent.spool_bytes import End, Telling, write_spool
 from rankscope.analysis.analyze import analyze_run
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def told(store: Store, folder: Path, job: Job, run_id: str, *, crashes: bool) ->
     telling = Telling(run_id=run_id, clocks=clocks_of(job, off_ns=0), ends=ends)
     write_spool(folder, running, ranks, telling)
     minutes = count(10**12, 60 * 10**9)
-    tail = SpoolTail(folder, store, only_run=run_id, monotonic_ns=lambda: next(minutes))
+    tail = SpoolTail(
+        folder, StoreWriter(store), only_run=run_id, monotonic_ns=lambda: next(minutes)
+    )
     for _ in range(6):
         tail.poll()
     found = analyze_run(StoreSource(store), run_id).findings

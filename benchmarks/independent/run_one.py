@@ -15,6 +15,7 @@ from benchmarks.independent.spool_bytes import UNIX_NS, Clock, Telling, write_sp
 from rankscope.analysis.analyze import analyze_run
 from rankscope.collector.clock.map import HostTime
 from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def analyse(  # noqa: PLR0913  # a run, and how it is told
             },
             measured_error_ns,
         )
-    tail = SpoolTail(folder, store, only_run=telling.run_id, clocks=clocks)
+    tail = SpoolTail(folder, StoreWriter(store), only_run=telling.run_id, clocks=clocks)
     while tail.poll().num_cuts:
         pass
     shutil.rmtree(folder / telling.run_id)

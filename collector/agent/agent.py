@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ..store.store import Row
+    from ..identity import Row
     from .buffer import RowBuffer
     from .clock import AgentClocks
     from .heartbeats import BeatShipper

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..store.store import Row
+    from ..identity import Row
 
 MAX_ROWS = 100_000
 """Some ten minutes of a host with eight devices."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..clock.sync import ClockEstimate
     from ..clock.watch import ClockEvent
-    from ..store.store import Row
+    from ..identity import Row
     from .journal import Journal
 
 NS_PER_S = 1_000_000_000

@@ -12,7 +12,7 @@ from .errors import HeldError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..store.store import Row
+    from ..identity import Row
     from .link import Link
 
 EVERY_S = 10.0

@@ -26,8 +26,8 @@ from .errors import HeldError, LinkError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from ..identity import Row
     from ..spool.cut import Cut, CutKey
-    from ..store.store import Row
     from .answers import HeldPage
     from .dead_letters import Parking
     from .delivery import Delivery

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from ..identity import Row
     from ..spool.cut import Cut
     from ..store.location import ServerFile
-    from ..store.store import Row, Store
+    from ..store.store import Store
 
 CUT_ROWS = 1_000_000
 """Most spans in one insert of this process."""

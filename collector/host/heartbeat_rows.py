@@ -10,7 +10,7 @@ from ..names import storable_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..store.store import Row
+    from ..identity import Row
     from .heartbeat import Heartbeat
 
 TEXTS = ("host", "address", "pod", "hardware", "state")

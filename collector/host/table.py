@@ -12,7 +12,8 @@ from ..read.samples import sample_rows, write_samples
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..store.store import Row, Store
+    from ..identity import Row
+    from ..store.store import Store
     from .sample import Sample
 
 OF_NO_RUN = ""

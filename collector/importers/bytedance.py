@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..client.served_writer import RunWriter
-    from ..store.store import Row, Store
+    from ..identity import Row
+    from ..store.store import Store
     from .bytedance_rows import TraceRows
 
 SOURCE_FORMAT = "bytedance"

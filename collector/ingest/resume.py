@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from ..store.writer import SELECT_FORMAT
 
 if TYPE_CHECKING:
-    from ..store.store import Row, Store
+    from ..identity import Row
+    from ..store.store import Store
 
 PAGE_SEGMENTS = 300
 """So that a page stays below the 64 KiB that an agent reads."""

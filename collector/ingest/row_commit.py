@@ -19,7 +19,7 @@ from .retryable import ENDING_S, TOO_MANY_PARTS, BusyError, refuse
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..store.store import Row
+    from ..identity import Row
     from .retryable import StoreTrouble
 
     Write = Callable[[str, Sequence[Row]], None]

@@ -30,7 +30,7 @@ from .value_checks import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..store.store import Row
+    from ..identity import Row
     from .value_checks import Check
 
 MAX_ROWS = 10_000

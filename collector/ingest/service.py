@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from fastapi import Request
 
     from ..http.tokens import Grant
+    from ..identity import Row
     from ..spool.cut import CutKey
-    from ..store.store import Row, Store
+    from ..store.store import Store
 
 MIB = 1 << 20
 MAX_ROWS_BODY_BYTES = 8 * MIB

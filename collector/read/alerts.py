@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rankscope.tracer.span import NONE
 
 if TYPE_CHECKING:
-    from ..store.store import Row, Store
+    from ..identity import Row
+    from ..store.store import Store
 
 ALERT_KIND = "alert"
 DELIVERY_KIND = "alert-delivery"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..store.store import Row, Store
+    from ..identity import Row
+    from ..store.store import Store
 
 SELECT_FINDINGS = """
 SELECT * FROM findings FINAL WHERE run_id = {run_id:String} ORDER BY position, analysed_ns

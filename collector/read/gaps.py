@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..store.store import Row, Store
+    from ..identity import Row
+    from ..store.store import Store
 
 PATIENCE_NS = 60_000_000_000
 """How long rows of a run that trains may be behind later ones: they may be on another way."""

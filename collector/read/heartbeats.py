@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..store.store import Row, Store
+    from ..identity import Row
+    from ..store.store import Store
 
 SELECT_NEWEST = """
 SELECT rank, host, max(at_ns) AS newest_ns, argMax(epoch, (at_ns, pid)) AS epoch,

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ..store.store import Row, Store
+    from ..identity import Row
+    from ..store.store import Store
 
 LAG_STEPS = 2
 """While a run goes on, its newest steps stay open: their spans are still on the way."""

@@ -16,11 +16,12 @@ from .gaps import read_gaps
 from .silence import with_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import pyarrow as pa
 
-    from ..store.store import Row, Store
+    from ..identity import Row
+    from ..store.store import Store
 
 Found = TypeVar("Found")
 
@@ -189,6 +190,39 @@ WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step >= 0 AND step 
     SELECT max(step) FROM steps WHERE run_id = {run_id:String} AND epoch = {epoch:Int32}
 )
 GROUP BY rank
+"""
+
+SELECT_MANIFESTS = """
+SELECT manifest_hash, settings FROM manifests FINAL WHERE run_id = {run_id:String}
+"""
+
+SELECT_RANK_MANIFESTS = """
+SELECT epoch, rank, argMax(manifest_hash, (started_ns, process)) AS newest_hash
+FROM ranks FINAL WHERE run_id = {run_id:String} AND manifest_hash != ''
+GROUP BY epoch, rank ORDER BY epoch, rank
+"""
+
+SELECT_PREVIOUS = """
+WITH now AS (
+    SELECT
+        argMax(JSONExtractString(model, 'name'), epoch) AS model_name,
+        argMax(world_size, epoch) AS world_size,
+        min(created_ns) AS created_ns
+    FROM runs FINAL WHERE run_id = {run_id:String}
+)
+SELECT
+    run_id,
+    argMax(JSONExtractString(model, 'name'), epoch) AS model_name,
+    argMax(world_size, epoch) AS size,
+    min(created_ns) AS began_ns
+FROM runs FINAL
+WHERE run_id != {run_id:String} AND source_format = 'rankscope'
+GROUP BY run_id
+HAVING model_name != ''
+    AND model_name = (SELECT model_name FROM now)
+    AND size = (SELECT world_size FROM now)
+    AND began_ns < (SELECT created_ns FROM now)
+ORDER BY began_ns DESC, run_id LIMIT 1
 """
 
 
@@ -384,3 +418,25 @@ def _range(run_id: str, first: int | None, last: int | None) -> dict[str, Any]:
         "first": max(first, 0) if first is not None else 0,
         "last": min(last, MAX_STEP) if last is not None else MAX_STEP,
     }
+
+
+def read_manifests(store: Store, run_id: str) -> list[tuple[int, int, Mapping[str, str]]]:
+    """Return (epoch, rank, settings) of each rank that told its own; equal ones share a mapping."""
+    bound = {"run_id": run_id}
+    settings = {
+        row["manifest_hash"]: row["settings"] for row in store.rows(SELECT_MANIFESTS, bound)
+    }
+    return [
+        (row["epoch"], row["rank"], settings[row["newest_hash"]])
+        for row in (store.rows(SELECT_RANK_MANIFESTS, bound) if settings else [])
+        if row["newest_hash"] in settings
+    ]
+
+
+def previous_run(store: Store, run_id: str) -> str | None:
+    """Return the run of the same model and world size that began last before this one.
+
+    None where there is none, or where the job did not name its model.
+    """
+    found = store.rows(SELECT_PREVIOUS, {"run_id": run_id})
+    return found[0]["run_id"] if found else None

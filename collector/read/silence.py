@@ -15,7 +15,8 @@ from ..spool.descriptions import LOST, RUNNING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..store.store import Row, Store
+    from ..identity import Row
+    from ..store.store import Store
 
 SILENCE_NS = 15 * 60 * 1_000_000_000
 """Of every rank's spans and heartbeats. Heartbeats come once a second while one process of the run

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..store.store import Row, Store
+    from ..identity import Row
+    from ..store.store import Store
 
 SELECT_STEP_TIMES = """
 SELECT epoch, step, min(start_ns) AS first_ns, max(end_ns) AS last_ns, uniq(rank) AS num_ranks

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..identity import Row
     from ..spool.cut import Cut, Resume, Sink
-    from ..store.store import Row
     from .deletion import Deletions
 
 

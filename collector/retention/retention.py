@@ -24,7 +24,8 @@ from .samples import expire_samples
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ..store.store import Row, Store
+    from ..identity import Row
+    from ..store.store import Store
     from .deletion import Deletions
 
 HOUR_NS = 3_600_000_000_000

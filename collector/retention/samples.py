@@ -8,7 +8,8 @@ from ..read.runs import read_step_bounds
 from .removal import await_removals
 
 if TYPE_CHECKING:
-    from ..store.store import Row, Store
+    from ..identity import Row
+    from ..store.store import Store
 
 MARGIN_NS = 60_000_000_000
 """Around the steps: what happened just before and after them explains them too."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..store.store import Row
+    from ..identity import Row
     from .records import Decoded
 
 

@@ -6,6 +6,7 @@ is missing or of another type is stored as unknown, never as a guess.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -14,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 from rankscope.tracer.span import NONE
 
 from ..names import storable_name
-from .manifests import settings_hash, settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from ..store.store import Row
+    from ..identity import Row
     from .process import ProcessFiles
 
 LAYOUT_AXES = ("dp", "tp", "pp", "cp", "ep", "dsp", "vpp")
@@ -41,6 +41,14 @@ MAX_TEXT = 4_000
 MAX_DATA_BYTES = 256 << 10
 
 RUNNING, ENDED, FAILED, LOST = "running", "ended", "failed", "lost"
+
+PARTS = ("layout", "model", "paced", "git", "config", "environment", "versions", "device")
+"""Parts of a manifest that ranks of a healthy job agree on. Seeds are none: they differ by rank."""
+
+OF_ONE_RANK = frozenset({"device.uuid"})
+
+MAX_SETTINGS = 512
+MAX_SETTINGS_DEPTH = 8
 
 
 def run_row(
@@ -245,3 +253,42 @@ def _float(value: object) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_FLOAT:
         return float(value)
     return None
+
+
+def manifest_row(run_id: str, manifest: Mapping[str, Any]) -> Row:
+    """Return the row of table ``manifests`` for one manifest."""
+    settings = settings_of(manifest)
+    return {
+        "run_id": run_id,
+        "manifest_hash": settings_hash(settings),
+        "settings": settings,
+    }
+
+
+def settings_of(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return a manifest's settings: ``environment.NCCL_DEBUG`` -> value, in order of name.
+
+    What is null or empty is unknown, and left out.
+    """
+    found = {
+        storable_name(name): storable_name(text)
+        for part in PARTS
+        for name, text in _flat(part, manifest.get(part), depth=0)
+        if name not in OF_ONE_RANK
+    }
+    return dict(sorted(found.items())[:MAX_SETTINGS])
+
+
+def settings_hash(settings: Mapping[str, str]) -> str:
+    """Return a hash that is equal where all settings are."""
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def _flat(name: str, value: object, *, depth: int) -> Iterator[tuple[str, str]]:
+    """Yield the leaves below ``name``; a list is one leaf."""
+    if isinstance(value, dict) and depth < MAX_SETTINGS_DEPTH:
+        for key, inner in value.items():
+            yield from _flat(f"{name}.{key}", inner, depth=depth + 1)
+    elif value is not None and value not in ("", {}, []):
+        yield name, value if isinstance(value, str) else json.dumps(value, sort_keys=True)

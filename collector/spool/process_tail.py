@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..clock.map import HostTime
-    from ..store.store import Row
+    from ..identity import Row
     from .cut import Resume
     from .process import ProcessFiles
     from .segment import Reading

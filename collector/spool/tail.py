@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..clock.host_clock import HostClocks
-from ..store.store import Store
-from ..store.writer import StoreWriter
-from .descriptions import LOST, RUNNING, run_row, run_state
-from .manifests import manifest_row
+from .descriptions import LOST, RUNNING, manifest_row, run_row, run_state
 from .process import ProcessFiles, SpoolProblem
 from .process_tail import ProcessTail
 
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..clock.host_clock import Clocks
-    from ..store.store import Row
+    from ..identity import Row
     from .cut import Cut, Resume, Sink
 
 GRACE_NS = 2_000_000_000
@@ -103,7 +100,7 @@ class SpoolTail:
     def __init__(  # noqa: PLR0913  # the effects that it has come in here
         self,
         spool_dir: Path,
-        sink: Store | Sink,
+        sink: Sink,
         *,
         segment_fate: SegmentFate = SegmentFate.KEEP,
         only_run: str | None = None,
@@ -117,7 +114,7 @@ class SpoolTail:
 
         Args:
             spool_dir: Folder that holds one folder a run.
-            sink: An open store, or anything else that takes cuts.
+            sink: Takes the cuts, a `StoreWriter` for instance.
             segment_fate: What becomes of segments whose rows are all stored.
             only_run: Name of the one folder of a run to follow; None: all of them.
             clocks: Map the hosts' clocks; None: each host by the first anchor that came.
@@ -127,7 +124,7 @@ class SpoolTail:
             unix_ns: Clock for when rows were written.
         """
         self._spool_dir = Path(spool_dir)
-        self._sink: Sink = StoreWriter(sink, unix_ns=unix_ns) if isinstance(sink, Store) else sink
+        self._sink = sink
         self._only_run = only_run
         self._segment_fate = segment_fate
         self._batch_rows = batch_rows

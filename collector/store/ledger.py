@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ..identity import Row
     from ..spool.cut import CutKey
-    from .store import Row, Store
+    from .store import Store
 
 SELECT_HELD = """
 SELECT run_id, epoch, rank, segment, first_row, end_row, sha256, state FROM ledger FINAL

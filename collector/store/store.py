@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from clickhouse_connect.driver.client import Client
 
+    from ..identity import Row
+
 MIB = 1 << 20
 GIB = 1 << 30
 QUERY_MEMORY_BYTES = 4 * GIB
@@ -85,8 +87,6 @@ it freed for itself; as it comes that may be 4 MB each, filled in the course of 
 160 kB at most (source: jemalloc(3), opt.tcache_max)."""
 
 UNKNOWN_TABLE = 60
-
-Row = dict[str, Any]
 
 
 def open_store(url: str, *, read_only: bool = False) -> Store:

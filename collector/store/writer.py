@@ -22,9 +22,10 @@ from .name_cap import NameCap
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from ..identity import Row
     from ..spool.cut import Cut
     from .ledger import SegmentKey
-    from .store import Row, Store
+    from .store import Store
 
 SELECT_STORED = """
 SELECT

@@ -239,7 +239,7 @@ def store_run(store: Store, spool: Path, run_id: str) -> None:
             builder.span("forward", step=step, start_ns=step * 1000)
             builder.step(step, start_ns=step * 1000, duration_ns=900)
         builder.end()
-    SpoolTail(spool, store).poll()
+    SpoolTail(spool, StoreWriter(store)).poll()
 
 
 def test_a_run_goes_in_and_comes_back_through_the_tables_over_all_shards(

@@ -11,6 +11,7 @@ import yaml
 
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
 from tests.deploy.files import DEPLOY, SERVER_XML, USERS_XML, services, texts, xml
 from tests.support.collector.spool_builder import SpoolBuilder
 
@@ -45,7 +46,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
             builder.step(step, start_ns=step * 10**9, duration_ns=5 * 10**8)
         builder.end()
     with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
-        SpoolTail(spool, opened).poll()
+        SpoolTail(spool, StoreWriter(opened)).poll()
         yield opened
 
 

@@ -13,6 +13,7 @@ from rankscope.collector.read.runs import list_runs, may_repeat, read_spans
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.migrate import known_migrations
 from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
 from tests.deploy.servers import database_of_its_own
 from tests.support.collector.spool_builder import SpoolBuilder
 
@@ -50,7 +51,7 @@ def test_a_run_goes_to_a_server_and_comes_back(store: Store, tmp_path: Path) -> 
     builder.step(0, start_ns=0, duration_ns=100)
     builder.end()
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     assert store.path is None
     assert store.schema_version() == known_migrations()[-1].version

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rankscope.collector.host.heartbeat import Heartbeat
+    from rankscope.collector.identity import Row
     from rankscope.collector.spool.cut import Cut
-    from rankscope.collector.store.store import Row
     from rankscope.collector.wire.batch import CutBatch
 
 MIB = 1 << 20

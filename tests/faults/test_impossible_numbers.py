@@ -14,6 +14,7 @@ from rankscope.collector.read.rollups import open_steps
 from rankscope.collector.read.runs import read_run, read_spans
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def test_whatever_a_record_says_it_is_kept_or_set_aside_and_sums_stay_finite(
     builder.end()
 
     # WHEN it is stored
-    progress = SpoolTail(spools / run_id, store).poll()
+    progress = SpoolTail(spools / run_id, StoreWriter(store)).poll()
 
     # THEN each row is accounted for, and those that can't be are named
     num_rows = 1 + len(spans) + len(steps)

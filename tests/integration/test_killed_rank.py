@@ -11,6 +11,7 @@ import pytest
 
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.demo.planted import plan_demo
 from rankscope.demo.training import Training, training_command
 from rankscope.tracer.spool import MANIFEST_FILE, SEGMENT_GLOB, iter_committed
@@ -51,7 +52,7 @@ def test_all_its_complete_spans_are_in_the_store(tmp_path: Path) -> None:
         open_store(f"chdb://{tmp_path / 'store'}") as store,
         Training(command, run_id="killed", log=tmp_path / "log") as training,
     ):
-        tail = SpoolTail(spool, store)
+        tail = SpoolTail(spool, StoreWriter(store))
         while (step := training.next_step(PATIENCE_S)) is None or step.step < 2:
             assert training.status is None, training.last_words()
         tail.poll()  # so that the death falls between two looks

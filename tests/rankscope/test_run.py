@@ -9,6 +9,7 @@ from rankscope.analysis.breakdown.waterfall import Part as TimePart
 from rankscope.analysis.price.selection import Part
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.run import Run, open_run
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from tests.support.collector.spool_builder import SpoolBuilder
@@ -29,7 +30,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
         write_rank(spool_dir, rank, compute)
     write_ahead(spool_dir)
     with open_store(f"chdb://{folder}") as store:
-        tail = SpoolTail(spool_dir, store, grace_ns=0)
+        tail = SpoolTail(spool_dir, StoreWriter(store), grace_ns=0)
         tail.poll()
         tail.poll()
     return f"chdb://{folder}"

@@ -117,12 +117,13 @@ def _train_and_store(
 ) -> tuple[int | None, str]:
     """Train, storing as it goes; return the training's exit status and its last words."""
     from rankscope.collector.spool.tail import SpoolTail
+    from rankscope.collector.store.writer import StoreWriter
 
     target = spool or folder / "spool"
     target.mkdir(parents=True, exist_ok=True)
     command = training_command(plan, spool=target)
     with (
-        closing(SpoolTail(target, store)) as tail,
+        closing(SpoolTail(target, StoreWriter(store))) as tail,
         Training(command, run_id=run_id, log=folder / TRAINING_LOG) as training,
     ):
         _watch(training, tail, plan)

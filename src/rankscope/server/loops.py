@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
     from rankscope.collector.agent.buffer import RowBuffer
     from rankscope.collector.host.sampler import Sampler
+    from rankscope.collector.identity import Row
     from rankscope.collector.retention.deletion import Deletions
     from rankscope.collector.spool.tail import SpoolTail
-    from rankscope.collector.store.store import Row, Store
+    from rankscope.collector.store.store import Store
 
     from .alerting import Alerting
     from .finding_tracker import Tracking

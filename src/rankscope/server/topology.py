@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from rankscope.collector.identity import Row
     from rankscope.collector.spool.cut import Cut, Resume, Sink
-    from rankscope.collector.store.store import Row, Store
+    from rankscope.collector.store.store import Store
 
 MAX_FILE_BYTES = 16 << 20
 """A hundred times what 1,536 hosts take."""

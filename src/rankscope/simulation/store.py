@@ -12,7 +12,7 @@ from rankscope.collector.client.served_writer import run_writer
 from rankscope.collector.errors import RunBegunError, RunExistsError
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.spool.cut import Cut, CutKey
-from rankscope.collector.spool.manifests import manifest_row
+from rankscope.collector.spool.descriptions import manifest_row
 from rankscope.collector.spool.records import Decoded
 from rankscope.tracer.span import NONE
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from rankscope.collector.client.served_writer import RunWriter
-    from rankscope.collector.store.store import Row, Store
+    from rankscope.collector.identity import Row
+    from rankscope.collector.store.store import Store
     from rankscope.trainer.simulator.simulation import Simulation
     from rankscope.trainer.simulator.tables import StepTables
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from rankscope.analysis.trace.context import RankManifest, RunContext
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.read.runs import RunRows
-from rankscope.collector.spool.manifests import settings_of
+from rankscope.collector.spool.descriptions import settings_of
 from rankscope.trainer.simulator.simulation import Simulation
 
 from .arrow_tables import microbatch_table, sample_table, span_table, step_table

@@ -18,9 +18,11 @@ from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
 from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RankInfo, RunInfo, RunSummary
 from rankscope.collector.read.runs import (
     list_runs,
+    previous_run,
     read_events,
     read_exits,
     read_last_steps,
+    read_manifests,
     read_microbatches,
     read_run,
     read_spans,
@@ -31,7 +33,6 @@ from rankscope.collector.read.runs import (
 from rankscope.collector.read.samples import read_samples
 from rankscope.collector.retention.deletion import was_deleted
 from rankscope.collector.spool.descriptions import COORD_AXES
-from rankscope.collector.spool.manifests import previous_run, read_manifests
 from rankscope.tracer.spool import KEPT_REASONS
 from rankscope.tracer.topology import Coords, Layout
 
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rankscope.analysis.trace.tables import SpanTable, StepTable
+    from rankscope.collector.identity import Row
     from rankscope.collector.read.runs import RunRows
-    from rankscope.collector.store.store import Row, Store
+    from rankscope.collector.store.store import Store
 
 KEPT = frozenset(reason.name.lower().replace("_", "-") for reason in KEPT_REASONS)
 

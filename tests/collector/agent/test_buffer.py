@@ -9,7 +9,7 @@ from rankscope.collector.agent.buffer import RowBuffer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankscope.collector.store.store import Row
+    from rankscope.collector.identity import Row
 
 
 def rows(first: int, end: int) -> list[Row]:

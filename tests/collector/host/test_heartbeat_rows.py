@@ -7,7 +7,7 @@ from rankscope.collector.host.heartbeat_rows import beat_sink
 from rankscope.collector.ingest.rows import ROW_TABLES
 
 if TYPE_CHECKING:
-    from rankscope.collector.store.store import Row
+    from rankscope.collector.identity import Row
 
 BEAT = Heartbeat(
     at_ns=9,

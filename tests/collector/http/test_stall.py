@@ -8,6 +8,7 @@ import pytest
 from rankscope.collector.spool.process_tail import STALL_NS
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from tests.support.collector.spool_builder import OFFSET_NS, SpoolBuilder
 
@@ -60,7 +61,7 @@ def test_a_process_that_stands_still_is_told_once_with_what_it_stands_in(
     spool.span("forward", step=4, start_ns=10, duration_ns=10)
     spool.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
     clock = Clock()
-    tail = SpoolTail(tmp_path / "spool", store, grace_ns=0, monotonic_ns=clock)
+    tail = SpoolTail(tmp_path / "spool", StoreWriter(store), grace_ns=0, monotonic_ns=clock)
     settle(tail, clock)
     clock.now_ns += STALL_NS - 2 * SECOND
     tail.poll()
@@ -95,7 +96,7 @@ def test_one_that_goes_on_is_given_the_whole_time_again(store: Store, tmp_path: 
     spool = SpoolBuilder(tmp_path / "spool", run_id="r", rank=1)
     spool.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
     clock = Clock()
-    tail = SpoolTail(tmp_path / "spool", store, grace_ns=0, monotonic_ns=clock)
+    tail = SpoolTail(tmp_path / "spool", StoreWriter(store), grace_ns=0, monotonic_ns=clock)
     settle(tail, clock)
     clock.now_ns += STALL_NS - 10 * SECOND
     spool.span("forward", step=4, start_ns=30)
@@ -114,7 +115,7 @@ def test_one_that_is_idle_or_has_ended_does_not_stall(store: Store, tmp_path: Pa
     ended.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
     ended.end()
     clock = Clock()
-    tail = SpoolTail(tmp_path / "spool", store, grace_ns=0, monotonic_ns=clock)
+    tail = SpoolTail(tmp_path / "spool", StoreWriter(store), grace_ns=0, monotonic_ns=clock)
     tail.poll()
     clock.now_ns += 2 * STALL_NS
     tail.poll()
@@ -135,7 +136,7 @@ def test_the_analysis_names_the_rank_that_is_missing_while_the_job_still_stands(
         if rank != 2:
             spool.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
     clock = Clock()
-    tail = SpoolTail(tmp_path / "spool", store, grace_ns=0, monotonic_ns=clock)
+    tail = SpoolTail(tmp_path / "spool", StoreWriter(store), grace_ns=0, monotonic_ns=clock)
     settle(tail, clock)
     clock.now_ns += STALL_NS
     tail.poll()

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from rankscope.collector.store.store import Row, Store
+    from rankscope.collector.identity import Row
+    from rankscope.collector.store.store import Store
     from tests.support.collector.serving import Collector
 
 NUM_HOSTS = 96

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
 
-    from rankscope.collector.store.store import Row
+    from rankscope.collector.identity import Row
 
 POISON = 13
 WAIT_S = 30.0

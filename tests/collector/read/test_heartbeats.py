@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from rankscope.collector.read.heartbeats import newest_heartbeats
 
 if TYPE_CHECKING:
-    from rankscope.collector.store.store import Row, Store
+    from rankscope.collector.identity import Row
+    from rankscope.collector.store.store import Store
 
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rankscope.collector.store.store import Row, Store
+    from rankscope.collector.identity import Row
+    from rankscope.collector.store.store import Store
     from tests.collector.conftest import FakeClock
 
 RUN_TABLES = (

@@ -14,6 +14,7 @@ import pytest
 from rankscope.collector.read.runs import read_events, read_microbatches, read_spans, read_steps
 from rankscope.collector.spool.segment import open_spans
 from rankscope.collector.spool.tail import SegmentFate, SpoolTail
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.tracer.spool import SPOOL_VERSION
 from tests.faults.checker import content_hash
 from tests.support.collector.agent_rig import Rig
@@ -58,7 +59,7 @@ def test_there_is_a_spool_of_every_layout() -> None:
 def test_the_second_layout_reads_as_it_was_written(store: Store, tmp_path: Path) -> None:
     lay_out(tmp_path, 2)
 
-    progress = SpoolTail(tmp_path, store).poll()
+    progress = SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     assert (progress.problems, progress.num_refused) == ((), 0)
     assert (progress.num_spans, progress.num_torn, progress.num_bad) == (4, 1, 1)
@@ -90,7 +91,7 @@ def test_a_layout_that_is_not_read_is_named_counted_and_left(
 ) -> None:
     folder = lay_out(tmp_path, min(version, SPOOL_VERSION), as_version=version)
     before = contents(folder)
-    tail = SpoolTail(tmp_path, store, segment_fate=SegmentFate.FREE)
+    tail = SpoolTail(tmp_path, StoreWriter(store), segment_fate=SegmentFate.FREE)
 
     progress = tail.poll()
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from rankscope.collector.identity import segment_id
 from rankscope.collector.spool.removed_rows import num_removed_rows
 from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.spool import ACCOUNT, ACCOUNT_OFFSET, PROCESS_FILE
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
@@ -62,7 +63,7 @@ def test_rows_of_a_segment_that_was_removed_unread_are_counted_as_dropped(
     spool.end()
 
     # WHEN the rest is read
-    progress = SpoolTail(tmp_path, store, monotonic_ns=clock).poll()
+    progress = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock).poll()
 
     # THEN the account of the rank is whole, and the removal was told
     assert names_of(store, run_id) == ["a", "d", "e"]
@@ -70,5 +71,5 @@ def test_rows_of_a_segment_that_was_removed_unread_are_counted_as_dropped(
     assert any("2 rows with them" in problem for problem in progress.problems)
 
     # AND a second look at what is there says the same
-    SpoolTail(tmp_path, store, monotonic_ns=clock).poll()
+    SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock).poll()
     assert StoreSource(store).run_info(run_id).num_dropped == 2

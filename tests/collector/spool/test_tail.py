@@ -8,6 +8,7 @@ import pytest
 from rankscope.analysis.analyze import analyze_run
 from rankscope.collector.read.runs import read_microbatches, read_run, read_spans, read_steps
 from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from tests.support.collector.spool_builder import OFFSET_NS, SpoolBuilder
@@ -37,7 +38,7 @@ def test_a_span_arrives_with_every_field_on_the_unix_clock(
     )
     spool.end()
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     assert read_spans(store, run_id).to_pylist() == [
         {
@@ -71,7 +72,7 @@ def test_a_span_that_is_no_communication_says_unknown_in_its_second_half(
     spool.span("forward")
     spool.end()
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     (row,) = read_spans(store, run_id).to_pylist()
     assert (row["group_id"], row["seq"], row["src_rank"], row["dst_rank"]) == (0, -1, -1, -1)
@@ -84,7 +85,7 @@ def test_steps_and_microbatches_arrive(store: Store, run_id: str, tmp_path: Path
     spool.step(7, start_ns=100, duration_ns=50, num_tokens=512, loss=2.5)
     spool.end()
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     steps = StoreSource(store).steps(run_id)
     assert (steps.step.tolist(), steps.num_tokens.tolist(), steps.loss.tolist()) == (
@@ -120,7 +121,7 @@ def test_an_impossible_record_is_set_aside_and_its_neighbours_are_kept(
     spool.span("after", start_ns=9)
     spool.end()
 
-    progress = SpoolTail(tmp_path, store).poll()
+    progress = SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     assert progress.num_bad == 1
     assert names_of(store, run_id) == ["before", "after"]
@@ -136,7 +137,7 @@ def test_names_from_hell_are_stored_visible_and_short(
         spool.span(name, start_ns=at)
     spool.end()
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     assert names_of(store, run_id) == [
         "\\x1b[31mred\\r\\n",
@@ -159,7 +160,7 @@ def test_a_child_finds_its_parent_in_the_same_cut(
     spool.span("stranger", start_ns=70, duration_ns=5, depth=0)
     spool.end()
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     found = store.rows(
         "SELECT name, row, parent_row FROM spans WHERE run_id = {r:String} ORDER BY row",
@@ -184,7 +185,7 @@ def test_ranks_of_one_host_share_one_clock(store: Store, run_id: str, tmp_path: 
         spool.span(start_ns=40)
         spool.end()
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     assert len(set(read_spans(store, run_id)["start_ns"].to_pylist())) == 1
     assert StoreSource(store).run_info(run_id).clock_error_ns == 0
@@ -196,7 +197,7 @@ def test_the_error_between_two_hosts_is_unknown(store: Store, run_id: str, tmp_p
         spool.span()
         spool.end()
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     assert StoreSource(store).run_info(run_id).clock_error_ns is None
 
@@ -222,7 +223,7 @@ def test_a_step_that_was_not_sampled_is_left_out_of_the_replay_and_named(
             spool.step(step, start_ns=1_000 * (step + 1), duration_ns=900, left_out=left_out)
         spool.end()
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     assert read_steps(store, run_id)["left_out"].to_pylist() == [
         *(0, 0, forward_and_host, forward_and_host, host_alone, host_alone)
@@ -235,6 +236,6 @@ def test_a_step_that_was_not_sampled_is_left_out_of_the_replay_and_named(
 
 
 def test_a_spool_folder_that_is_not_there_yet_is_no_error(store: Store, tmp_path: Path) -> None:
-    progress = SpoolTail(tmp_path / "later", store).poll()
+    progress = SpoolTail(tmp_path / "later", StoreWriter(store)).poll()
 
     assert (progress.num_processes, progress.problems) == (0, ())

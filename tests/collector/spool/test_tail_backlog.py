@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from rankscope.collector.identity import Row
     from rankscope.collector.spool.cut import Cut
-    from rankscope.collector.store.store import Row
 
 BATCH_ROWS = 256
 NUM_RANKS = 3

@@ -12,6 +12,7 @@ import pytest
 from rankscope.analysis.causes.crash import crashes
 from rankscope.collector.read.runs import read_events, read_spans
 from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
 from tests.support.collector.stored import names_of
@@ -30,7 +31,7 @@ def test_an_exception_becomes_an_event_and_the_runs_state(
     spool.span("last")
     spool.fail("ValueError", "bad shape", at_ns=77)
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     (event,) = read_events(store, run_id)
     assert (event["kind"], event["text"], event["at_ns"]) == ("exit", "ValueError: bad shape", 77)
@@ -46,7 +47,7 @@ def test_a_process_that_recorded_an_exception_and_still_runs_is_not_over(
     spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
     spool.span("a")
     spool.fail("ValueError", "x")
-    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+    tail = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock)
     tail.poll()
     spool.span("written by an exit handler", start_ns=5)
     clock.advance_s(1)
@@ -77,7 +78,7 @@ def test_what_a_killed_process_had_committed_is_all_stored(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        tail = SpoolTail(tmp_path, store)
+        tail = SpoolTail(tmp_path, StoreWriter(store))
         assert tail.poll().num_running == 1
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -120,7 +121,7 @@ def test_a_rank_that_its_launcher_terminates_is_lost_at_its_step_by_the_next_loo
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        tail = SpoolTail(tmp_path, store)
+        tail = SpoolTail(tmp_path, StoreWriter(store))
         assert tail.poll().num_running == 1
         process.send_signal(signal.SIGTERM)
         assert process.wait() == -signal.SIGTERM
@@ -144,7 +145,7 @@ def test_an_exit_record_that_is_no_json_counts_as_a_failure(
     spool = SpoolBuilder(tmp_path, run_id=run_id)
     spool.span()
     (spool.folder / "exit.json").write_text("{")
-    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+    tail = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock)
 
     (problem,) = tail.poll().problems
     clock.advance_s(3)  # of another host, so nobody can see whether it still runs

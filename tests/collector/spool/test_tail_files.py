@@ -7,6 +7,7 @@ import pytest
 
 from rankscope.collector.read.runs import read_events, read_spans
 from rankscope.collector.spool.tail import SegmentFate, SpoolTail
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
 from tests.support.collector.stored import names_of
@@ -28,7 +29,7 @@ def test_a_spool_of_a_future_version_is_named_and_left_alone_and_others_go_on(
     spool = SpoolBuilder(tmp_path, run_id=run_id, rank=0)
     spool.span("fine")
     spool.end()
-    tail = SpoolTail(tmp_path, store, segment_fate=SegmentFate.FREE)
+    tail = SpoolTail(tmp_path, StoreWriter(store), segment_fate=SegmentFate.FREE)
 
     (problem,) = tail.poll().problems
     assert "spool version 99" in problem
@@ -43,7 +44,7 @@ def test_a_folder_taken_away_under_the_tail_is_named_and_others_go_on(
 ) -> None:
     gone = SpoolBuilder(tmp_path, run_id=run_id, rank=0, **this_host())
     stays = SpoolBuilder(tmp_path, run_id=run_id, rank=1, **this_host())
-    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+    tail = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock)
     tail.poll()
     shutil.rmtree(gone.folder)
     stays.span("still here")
@@ -63,7 +64,7 @@ def test_a_half_written_line_waits_for_its_end(
     spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
     spool.append_line("events.jsonl", "this is no JSON")
     spool.append_line("events.jsonl", '{"at_ns": 1, "kind": "note", ', end="")
-    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+    tail = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock)
     tail.poll()
     assert read_events(store, run_id) == []
 
@@ -81,7 +82,7 @@ def test_two_processes_of_one_rank_and_epoch_do_not_hide_each_other(
         spool.span(name)
         spool.end()
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     assert sorted(names_of(store, run_id)) == ["first life", "second life"]
 
@@ -96,7 +97,9 @@ def test_finished_segments_are_freed_once_stored_and_live_ones_are_kept(
     finished = spool.segment
     spool.new_segment()
     spool.span("c", start_ns=2)
-    tail = SpoolTail(tmp_path, store, segment_fate=SegmentFate.FREE, monotonic_ns=clock)
+    tail = SpoolTail(
+        tmp_path, StoreWriter(store), segment_fate=SegmentFate.FREE, monotonic_ns=clock
+    )
 
     tail.poll()
     tail.poll()  # finds that nothing of it is left to store
@@ -118,7 +121,10 @@ def test_while_a_process_runs_its_room_is_freed_and_then_its_remains_are_kept(
     if ended:
         spool.end()
     tail = SpoolTail(
-        tmp_path, store, segment_fate=SegmentFate.FREE_WHILE_RUNNING, monotonic_ns=clock
+        tmp_path,
+        StoreWriter(store),
+        segment_fate=SegmentFate.FREE_WHILE_RUNNING,
+        monotonic_ns=clock,
     )
 
     tail.poll()
@@ -136,7 +142,9 @@ def test_a_finished_segment_with_an_open_span_is_kept_for_it(
     spool.span("a")
     spool.seal()
 
-    SpoolTail(tmp_path, store, segment_fate=SegmentFate.FREE, monotonic_ns=clock).poll()
+    SpoolTail(
+        tmp_path, StoreWriter(store), segment_fate=SegmentFate.FREE, monotonic_ns=clock
+    ).poll()
 
     assert names_of(store, run_id) == ["a"]
     assert spool.segment.exists()
@@ -151,7 +159,7 @@ def test_a_long_segment_is_read_to_its_end_in_one_poll(
         spool.claim() if row == 600 else spool.span(start_ns=row, step=row)
     spool.end()
 
-    progress = SpoolTail(tmp_path, store).poll()
+    progress = SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     assert (progress.num_spans, progress.num_torn) == (2_999, 1)
     assert read_spans(store, run_id)["step"].to_pylist() == [

@@ -7,6 +7,7 @@ import pytest
 from rankscope.collector.read.places import read_places
 from rankscope.collector.read.runs import read_run
 from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.collector.spool_builder import SpoolBuilder
@@ -23,7 +24,7 @@ def test_the_manifest_becomes_the_run(store: Store, run_id: str, tmp_path: Path)
     spool.group(0xABCD, kind="dp-comm", name="dp", members=[1, 0])
     spool.end()
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     info = StoreSource(store).run_info(run_id)
     assert (info.source_format, info.world_size, info.layout.dp) == ("rankscope", 2, 2)
@@ -46,7 +47,7 @@ def test_ranks_of_a_known_layout_that_tell_no_position_stand_nowhere_not_at_0(
         spool.span()
         spool.end()
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     rows = read_run(store, run_id).ranks
     places = [[row[axis] for axis in ("dp", "pp", "tp", "cp", "ep")] for row in rows]
@@ -68,7 +69,7 @@ def test_the_pace_is_that_of_the_worst_rank(store: Store, run_id: str, tmp_path:
             spool.event("pace", "", at_ns=at_ns, data=data)
         spool.end()
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     info = StoreSource(store).run_info(run_id)
     assert info.paced
@@ -80,7 +81,7 @@ def test_what_the_tracer_finds_out_later_fills_what_the_job_left_open(
 ) -> None:
     manifest: dict[str, Any] = {"model": {"name": "tiny"}, "device": {"name": "", "dtype": "fp32"}}
     spool = SpoolBuilder(tmp_path, run_id=run_id, manifest=manifest)
-    tail = SpoolTail(tmp_path, store)
+    tail = SpoolTail(tmp_path, StoreWriter(store))
     tail.poll()
     before = StoreSource(store).run_info(run_id)
     derived = {"flops_per_token": 7.0, "flops_convention": "6 N", "device_name": "H", "dtype": "b"}
@@ -116,7 +117,7 @@ def untold_ranks(spool: Path, run_id: str, *, epoch: int = 0) -> list[SpoolBuild
 def test_a_layout_that_the_tracer_found_counts_once_every_rank_has(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
-    ranks, tail = untold_ranks(tmp_path, run_id), SpoolTail(tmp_path, store)
+    ranks, tail = untold_ranks(tmp_path, run_id), SpoolTail(tmp_path, StoreWriter(store))
     for number, rank in enumerate(ranks):
         tail.poll()
         info = StoreSource(store).run_info(run_id)
@@ -147,7 +148,7 @@ def test_what_the_job_told_goes_before_what_the_tracer_found(
     told = {"layout": {"dp": 4}, "coords": {"dp": 3}, "derived": FOUND}
     SpoolBuilder(tmp_path, run_id=run_id, rank=3, world_size=4, manifest=told)
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     info = StoreSource(store).run_info(run_id)
     assert (info.layout, info.epochs[0].ranks[0].coords) == (Layout(dp=4), Coords(dp=3))
@@ -159,7 +160,7 @@ def test_an_epoch_that_ended_before_it_was_found_has_the_places_of_the_next(
     untold_ranks(tmp_path, run_id)
     for number, rank in enumerate(untold_ranks(tmp_path, run_id, epoch=1)):
         rank.write_json("manifest.json", found_by(number))
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     info = StoreSource(store).run_info(run_id)
 
@@ -172,7 +173,7 @@ def test_an_epoch_of_another_size_has_not(store: Store, run_id: str, tmp_path: P
     SpoolBuilder(tmp_path, run_id=run_id, rank=0, world_size=6, manifest=dict(UNTOLD))
     for number, rank in enumerate(untold_ranks(tmp_path, run_id, epoch=1)):
         rank.write_json("manifest.json", found_by(number))
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     assert not StoreSource(store).run_info(run_id).has_layout
 
@@ -189,7 +190,7 @@ def test_a_broken_manifest_is_named_and_left_alone(
     spool.span()
     (spool.folder / "manifest.json").write_bytes(content)
 
-    (problem,) = SpoolTail(tmp_path, store).poll().problems
+    (problem,) = SpoolTail(tmp_path, StoreWriter(store)).poll().problems
 
     assert "manifest.json" in problem
 
@@ -202,7 +203,7 @@ def test_a_manifest_of_strange_types_is_unknown_not_an_error(
     spool.span()
     spool.end()
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     info = StoreSource(store).run_info(run_id)
     assert (info.model, info.flops_per_token, info.paced) == ("", None, False)
@@ -222,7 +223,7 @@ def test_numbers_that_no_column_can_hold_stop_nothing(
     spool.end()
     absurd = SpoolBuilder(tmp_path, run_id=run_id, rank=2**31)
 
-    progress = SpoolTail(tmp_path, store).poll()
+    progress = SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     assert (progress.num_spans, len(progress.problems)) == (1, 1)
     assert str(absurd.folder) in progress.problems[0]
@@ -258,7 +259,7 @@ def test_a_line_that_is_no_group_is_passed_over_and_its_neighbours_are_read(
     spool.span()
     spool.end()
 
-    progress = SpoolTail(tmp_path, store).poll()
+    progress = SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     assert progress.num_spans == 1
     groups = StoreSource(store).run_info(run_id).epochs[0].groups

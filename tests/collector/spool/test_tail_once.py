@@ -8,6 +8,7 @@ from rankscope.collector.errors import StoreError
 from rankscope.collector.read.runs import may_repeat, read_events, read_run
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import Store
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.spool import DropReason
 from tests.deploy.servers import url_of
@@ -27,8 +28,8 @@ def test_a_segment_read_twice_is_stored_once(store: Store, run_id: str, tmp_path
         spool.span(name)
     spool.end()
 
-    first = SpoolTail(tmp_path, store).poll()
-    again = SpoolTail(tmp_path, store).poll()
+    first = SpoolTail(tmp_path, StoreWriter(store)).poll()
+    again = SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     assert (first.num_spans, again.num_spans) == (3, 0)
     assert names_of(store, run_id) == ["a", "b", "c"]
@@ -41,11 +42,11 @@ def test_a_restarted_tail_goes_on_in_the_middle_of_a_segment(
     spool = SpoolBuilder(tmp_path, run_id=run_id)
     spool.span("a", start_ns=1)
     spool.span("b", start_ns=2)
-    before = SpoolTail(tmp_path, store, monotonic_ns=clock).poll()
+    before = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock).poll()
     spool.span("c", start_ns=3)
     spool.end()
 
-    after = SpoolTail(tmp_path, store, monotonic_ns=clock).poll()
+    after = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock).poll()
 
     # The newest row of a live segment waits for a second look: "b" came with the restart.
     assert (before.num_spans, after.num_spans) == (1, 2)
@@ -57,7 +58,7 @@ def test_the_newest_row_of_a_live_segment_is_taken_at_the_second_look(
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
     spool.span("a")
-    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+    tail = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock)
 
     assert tail.poll().num_spans == 0
     clock.advance_s(0.001)
@@ -91,9 +92,9 @@ def test_rows_whose_confirmation_was_lost_show_once_after_a_restart(
     store.command("SYSTEM STOP MERGES spans")  # else the copies may be gone before they are counted
     try:
         with DyingStore(store) as dying, pytest.raises(StoreError, match="power cut"):
-            SpoolTail(tmp_path, dying).poll()
+            SpoolTail(tmp_path, StoreWriter(dying)).poll()
 
-        SpoolTail(tmp_path, store).poll()
+        SpoolTail(tmp_path, StoreWriter(store)).poll()
 
         copies = "SELECT count() AS n FROM spans WHERE run_id = {r:String} SETTINGS final = 0"
         raw = store.rows(copies, {"r": run_id})
@@ -112,7 +113,7 @@ def test_a_sink_that_fails_once_gets_the_same_cut_again_and_loses_no_words(
     spool.event("note", "hello", at_ns=5, data={})
     spool.end()
     with DyingStore(store) as dying:
-        tail = SpoolTail(tmp_path, dying)
+        tail = SpoolTail(tmp_path, StoreWriter(dying))
 
         with pytest.raises(StoreError, match="power cut"):
             tail.poll()
@@ -131,7 +132,7 @@ def test_a_row_that_was_never_committed_is_waited_for_then_counted_torn(
     torn = spool.claim()
     spool.span("c", start_ns=3)
     spool.span("d", start_ns=4)
-    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+    tail = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock)
 
     assert tail.poll().num_spans == 1
     clock.advance_s(1.9)
@@ -153,7 +154,7 @@ def test_a_row_committed_within_the_grace_time_is_kept(
     spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
     late = spool.claim()
     spool.span("b", start_ns=2)
-    tail = SpoolTail(tmp_path, store, monotonic_ns=clock)
+    tail = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock)
     tail.poll()
     spool.span("late", row=late, start_ns=1)
     spool.end()
@@ -177,7 +178,7 @@ def test_produced_is_stored_plus_torn_plus_dropped(
     spool.drop(DropReason.BAD_ARGUMENT, 2)
     spool.end()
 
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     rows = read_run(store, run_id)
     (account,) = rows.account

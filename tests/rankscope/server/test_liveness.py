@@ -11,7 +11,8 @@ from rankscope.server.provider import read_heard
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.collector.store.store import Row, Store
+    from rankscope.collector.identity import Row
+    from rankscope.collector.store.store import Store
 
 S = 1_000_000_000
 NOW_NS = 1_900_000_000 * S

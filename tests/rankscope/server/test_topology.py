@@ -110,7 +110,7 @@ def test_ranks_that_are_stored_and_ranks_that_come_get_their_place(tmp_path: Pat
     spool.mkdir()
     with open_store(f"chdb://{tmp_path / 'store'}") as store:
         SpoolBuilder(spool, run_id="before", rank=0).end()
-        SpoolTail(spool, store).poll()
+        SpoolTail(spool, StoreWriter(store)).poll()
         assert place_ranks(store, topology) == 1
         assert place_ranks(store, topology) == 0
 

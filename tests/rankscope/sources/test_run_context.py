@@ -8,6 +8,7 @@ import pytest
 from rankscope.collector.read.samples import sample_rows, write_samples
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import Store, open_store
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from tests.support.collector.spool_builder import OFFSET_NS, SpoolBuilder
 
@@ -71,7 +72,7 @@ def source(store: Store, tmp_path_factory: pytest.TempPathFactory) -> StoreSourc
     second.fail("ValueError", "no such token", at_ns=OFFSET_NS + 5_000)
     first.event("pause", "hello", at_ns=OFFSET_NS + 3, data={"ms": 4})
     first.end(at_ns=ENDED_AT)
-    tail = SpoolTail(spool_dir, store, grace_ns=0)
+    tail = SpoolTail(spool_dir, StoreWriter(store), grace_ns=0)
     tail.poll()
     tail.poll()
     return StoreSource(store)

@@ -8,6 +8,7 @@ import pytest
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import Store, open_store
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
 from rankscope.tracer.topology import Coords, Layout
@@ -51,7 +52,7 @@ def source(store: Store, tmp_path_factory: pytest.TempPathFactory) -> SpanSource
     again = SpoolBuilder(spool_dir, run_id="r", rank=1, epoch=1)
     again.span("forward", step=0, start_ns=1_000, flags=SpanFlag.HOST_CLOCK | SpanFlag.ERROR)
     again.fail("RuntimeError", "boom")
-    tail = SpoolTail(spool_dir, store, grace_ns=0)
+    tail = SpoolTail(spool_dir, StoreWriter(store), grace_ns=0)
     tail.poll()
     tail.poll()
     return StoreSource(store)
@@ -122,7 +123,7 @@ def test_an_unknown_loss_is_nan(store: Store, tmp_path: Path) -> None:
     spool = SpoolBuilder(tmp_path, run_id="lossless")
     spool.step(0, start_ns=0, duration_ns=1)
     spool.end()
-    SpoolTail(tmp_path, store).poll()
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     steps = StoreSource(store).steps("lossless")
     assert np.isnan(steps.loss).tolist() == [True]

@@ -10,6 +10,7 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from rankscope.terminal.report_text import report_text
 from rankscope.tracer.span import NONE, SpanKind
@@ -62,7 +63,7 @@ def record(spool: Path, rank: int) -> None:
 def test_the_slow_rank_alone_is_named_not_all_of_the_job(store: Store, tmp_path: Path) -> None:
     for rank in range(NUM_RANKS):
         record(tmp_path / "spool", rank)
-    SpoolTail(tmp_path / "spool", store).poll()
+    SpoolTail(tmp_path / "spool", StoreWriter(store)).poll()
 
     report = analyze_run(StoreSource(store), "plain")
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from rankscope.collector.store.store import Row, Store
+    from rankscope.collector.identity import Row
+    from rankscope.collector.store.store import Store
 
 
 class PowerCutError(StoreError):

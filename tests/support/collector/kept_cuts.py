@@ -9,8 +9,8 @@ from rankscope.collector.spool.cut import Resume
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rankscope.collector.identity import Row
     from rankscope.collector.spool.cut import Cut
-    from rankscope.collector.store.store import Row
 
 
 class KeptCuts:

@@ -10,8 +10,9 @@ from rankscope.collector.store.writer import CutState, StoreWriter
 from rankscope.collector.wire.batch import CutBatch
 
 if TYPE_CHECKING:
+    from rankscope.collector.identity import Row
     from rankscope.collector.spool.cut import Cut
-    from rankscope.collector.store.store import Row, Store
+    from rankscope.collector.store.store import Store
 
 STORED, REPEATED = CutState.STORED, CutState.REPEATED
 DUPLICATE, CONFLICT = CutState.DUPLICATE, CutState.CONFLICT

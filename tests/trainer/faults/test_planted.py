@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.spool.manifests import read_manifests
+from rankscope.collector.read.runs import read_manifests
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.tracer.span import SpanKind
 from rankscope.tracer.topology import Layout
 from rankscope.trainer.config import TrainerConfig
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from rankscope.collector.store.store import Row
+    from rankscope.collector.identity import Row
 
 pytestmark = pytest.mark.multiproc
 
@@ -101,7 +102,7 @@ def train(folder: Path, *flags: str) -> Job:
     )
     with (
         open_store(f"chdb://{folder / 'store'}") as store,
-        closing(SpoolTail(spool, store)) as tail,
+        closing(SpoolTail(spool, StoreWriter(store))) as tail,
     ):
         progress = tail.poll()
         while progress.num_cuts or progress.num_running:
