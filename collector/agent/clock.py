@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from rankscope.tracer.span import MonotonicNs
+from rankscope.tracer.span import NS_PER_S, MonotonicNs
 
-from ..clock.host_clock import UNKNOWN_ERROR_NS
-from ..clock.map import HostTime, Stretch
+from ..clock.map import PPB, UNKNOWN_ERROR_NS, HostTime, Stretch
 from ..names import storable_name
 from .errors import HeldError
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from ..identity import Row
     from .journal import Journal
 
-NS_PER_S = 1_000_000_000
-PPB = 1_000_000_000
 
 FIRST_PROBES = 32
 """Before so many replies no row is placed: 1.6 s, for an error of some 100 us. After another

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from rankscope.tracer.span import NS_PER_S
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
     from .probe import Probe
 
-NS_PER_S = 1_000_000_000
 
 MAX_DRIFT_PPB = 500_000
 """Widest rate difference looked for. Source: adjtimex(2), a frequency is corrected by at

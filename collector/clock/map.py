@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from ..names import storable_name
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-PPB = 1e9
+    from rankscope.tracer.spool import SpoolIdentity
+
+    from ..identity import Row
+
+PPB = 1_000_000_000
+
+UNKNOWN_ERROR_NS = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,3 +97,65 @@ class HostTime:
         rows = [(one.begin_ns, one.offset_ns, one.drift_ppb) for one in self._stretches]
         # One assignment: another thread may be reading.
         self._table = np.array(rows, dtype=np.int64).T
+
+
+class Clocks(Protocol):
+    """Knows how the monotonic clock of each host stands to Unix time."""
+
+    def host_time(self, identity: SpoolIdentity) -> HostTime:
+        """Return the map for the host and boot of a process."""
+        ...
+
+
+class ClockTable(Protocol):
+    """Table ``clock``, as a sink offers it."""
+
+    def clocks(self) -> list[Row]:
+        """Return the rows known so far."""
+        ...
+
+    def upsert(self, table: str, rows: Sequence[Row]) -> None:
+        """Store rows; return once they are durable."""
+        ...
+
+
+class HostClocks:
+    """One offset for each boot of each host: the first anchor that came, kept in the store.
+
+    Every process reads an anchor of its own, each a few microseconds off. Were
+    each rank placed by its own, ranks of one host would stand apart by that
+    error; placed by one, their times differ exactly as their one clock says.
+    """
+
+    def __init__(self, sink: ClockTable) -> None:
+        self._sink = sink
+        self._offset_ns: dict[tuple[str, str], int] = {
+            (row["host"], row["boot_id"]): row["offset_ns"] for row in sink.clocks()
+        }
+
+    def host_time(self, identity: SpoolIdentity) -> HostTime:
+        """Return the map of the process's host, one offset for ever."""
+        return HostTime.fixed(self.offset_ns(identity))
+
+    def offset_ns(self, identity: SpoolIdentity) -> int:
+        """Return Unix time - monotonic time on the process's host, storing it if it is new."""
+        host, boot_id = storable_name(identity.host), identity.boot_id.hex()
+        known = self._offset_ns.get((host, boot_id))
+        if known is not None:
+            return known
+        offset_ns = identity.anchor_unix_ns - identity.anchor_monotonic_ns
+        self._sink.upsert(
+            "clock",
+            [
+                {
+                    "host": host,
+                    "boot_id": boot_id,
+                    "at_ns": identity.anchor_unix_ns,
+                    "offset_ns": offset_ns,
+                    "drift_ppb": 0,
+                    "clock_error_ns": UNKNOWN_ERROR_NS,
+                }
+            ],
+        )
+        self._offset_ns[host, boot_id] = offset_ns
+        return offset_ns

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
-from time import monotonic_ns as read_monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankscope.tracer.span import MonotonicNs, UnixNs
-from rankscope.tracer.spool import read_anchor
 
 from ..errors import ClockReplyError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-REFERENCE_ID_BYTES = 8
 MAX_REFERENCE_ID_LETTERS = 64
 MAX_TIME_NS = 2**62
 """Year 2116: a later time is a broken reply, and would not fit the store's Int64 sums."""
@@ -64,57 +57,6 @@ class Probe:
     def delay_ns(self) -> int:
         """Time on the way, both ways together, without what the collector took to answer."""
         return (self.returned_ns - self.sent_ns) - (self.replied_ns - self.received_ns)
-
-
-class ReferenceClock:
-    """The collector's half: Unix time carried on by the monotonic clock of one process.
-
-    The wall clock is read once, at the start. A wall clock that is set later therefore
-    moves nobody's offset.
-
-    Args:
-        unix_minus_monotonic_ns: Unix time - ``monotonic_ns()``, read once.
-        monotonic_ns: ``CLOCK_MONOTONIC`` of this process.
-        reference_id: Name of this clock; None: a random one.
-    """
-
-    def __init__(
-        self,
-        *,
-        unix_minus_monotonic_ns: int,
-        monotonic_ns: Callable[[], int],
-        reference_id: str | None = None,
-    ) -> None:
-        self._offset_ns = unix_minus_monotonic_ns
-        self._monotonic_ns = monotonic_ns
-        self.reference_id = reference_id or secrets.token_hex(REFERENCE_ID_BYTES)
-
-    @classmethod
-    def start(cls) -> ReferenceClock:
-        """Return a clock that begins at this machine's Unix time."""
-        anchor = read_anchor()
-        return cls(
-            unix_minus_monotonic_ns=anchor.unix_ns - anchor.monotonic_ns,
-            monotonic_ns=read_monotonic_ns,
-        )
-
-    def now_ns(self) -> UnixNs:
-        """Return the reference time."""
-        return UnixNs(self._monotonic_ns() + self._offset_ns)
-
-    def answer(self, received_ns: UnixNs, *, pause_ns: int = 0) -> ProbeReply:
-        """Answer a probe; call it last, because it reads the time of leaving.
-
-        Args:
-            received_ns: `now_ns` as read when the probe came.
-            pause_ns: How long whoever asked shall not ask again.
-        """
-        return ProbeReply(
-            reference_id=self.reference_id,
-            received_ns=received_ns,
-            replied_ns=self.now_ns(),
-            pause_ns=pause_ns,
-        )
 
 
 def parse_reply(document: object) -> ProbeReply:

@@ -7,19 +7,18 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rankscope.tracer.span import MonotonicNs, UnixNs
+from rankscope.tracer.span import NS_PER_S, MonotonicNs, UnixNs
 
 from ..errors import ClockReplyError
 from ..names import storable_name
 from .fit import MAX_DRIFT_PPB, ClockFit, fit_clock
+from .map import PPB
 from .probe import Probe, ProbeReply
 from .watch import ClockEvent, ClockEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-NS_PER_S = 1_000_000_000
-PPB = 1_000_000_000
 MAX_EVENTS = 64
 
 MAX_ASKED_NS = 60 * NS_PER_S

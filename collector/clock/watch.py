@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from rankscope.tracer.span import NS_PER_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NS_PER_S = 1_000_000_000
 
 STEP_NS = 10_000_000
 """A jump of the wall clock from here on is told. NTP daemons slew away less than that."""

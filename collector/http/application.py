@@ -10,7 +10,7 @@ from a2wsgi import WSGIMiddleware
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
-from ..clock.route import clock_router
+from ..clock.reference import clock_router
 from .body_limits import CappedBodies
 from .gate import (
     GRANT_KEY,

@@ -29,11 +29,10 @@ from .descriptions import (
 from .liveness import Fate, fate_of
 from .process import SpoolProblem
 from .records import Origin, decode
-from .removed_rows import REMOVED, num_removed_rows
 from .segment import CHUNK_ROWS, NotReadyError, SegmentReader, open_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Set
     from pathlib import Path
 
     from ..clock.map import HostTime
@@ -46,6 +45,9 @@ if TYPE_CHECKING:
 STALL_NS = 60_000_000_000
 """How long a process may record nothing before it is said what it stands in: longer than any
 step, shorter than the ten minutes after which NCCL gives up by default."""
+
+REMOVED = "segment-removed"
+"""Reason under which `ranks.dropped` counts the rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,3 +365,35 @@ class ProcessTail:
             num_torn=reading.num_torn,
             rows=decode(reading.records, reading.rows, names=self.files, origin=origin),
         )
+
+
+def num_removed_rows(
+    process: str,
+    *,
+    num_stored: int,
+    end_rows: Mapping[int, int],
+    there: Set[int],
+    num_given_up: int,
+) -> int:
+    """Return the rows of a process that has ended which are neither read nor on the disk.
+
+    Segments are numbered without gaps, so a number that nobody knows was a segment. What it held
+    is what the process says that it wrote, less what is known; 0 where that can't be told.
+
+    Args:
+        process: The process's uuid in hex.
+        num_stored: Rows that it claimed in all segments, by its own account.
+        end_rows: Behind the last row that was read, by segment, of any processes.
+        there: Numbers of the segments that lie or lay there, with rows or without.
+        num_given_up: Rows that were dropped and counted on the way.
+    """
+    first = segment_id(process, 0)
+    own = {
+        segment - first: end_row
+        for segment, end_row in end_rows.items()
+        if 0 <= segment - first <= MAX_SEGMENT
+    }
+    numbers = own.keys() | there
+    if len(numbers) > max(numbers, default=-1):
+        return 0
+    return max(0, num_stored - sum(own.values()) - num_given_up)

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..clock.host_clock import HostClocks
+from ..clock.map import HostClocks
 from .descriptions import LOST, RUNNING, manifest_row, run_row, run_state
 from .process import ProcessFiles, SpoolProblem
 from .process_tail import ProcessTail
@@ -16,7 +16,7 @@ from .process_tail import ProcessTail
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..clock.host_clock import Clocks
+    from ..clock.map import Clocks
     from ..identity import Row
     from .cut import Cut, Resume, Sink
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rankscope.collector.clock.fit import Bound, fit_clock, lower_hull, upper_hull, widest_line
 from rankscope.collector.clock.probe import Probe
-from rankscope.collector.clock.rate_limit import PROBES_PER_S
+from rankscope.collector.clock.reference import PROBES_PER_S
 from rankscope.collector.clock.sync import ProbeConfig
 from rankscope.tracer.span import MonotonicNs, UnixNs
 from tests.support.collector.clock_network import (

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.clock.probe import ProbeReply, ReferenceClock, parse_reply
+from rankscope.collector.clock.probe import ProbeReply, parse_reply
+from rankscope.collector.clock.reference import ReferenceClock
 from rankscope.collector.errors import ClockReplyError
 from rankscope.tracer.span import UnixNs
 

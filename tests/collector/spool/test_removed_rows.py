@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.collector.identity import segment_id
-from rankscope.collector.spool.removed_rows import num_removed_rows
+from rankscope.collector.spool.process_tail import num_removed_rows
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource

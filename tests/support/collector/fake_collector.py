@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 from urllib.parse import parse_qs, urlsplit
 
-from rankscope.collector.clock.probe import ReferenceClock
+from rankscope.collector.clock.reference import ReferenceClock
 from rankscope.collector.wire.codec import decode_cuts
 from tests.faults.checker import content_hash, key_of
 

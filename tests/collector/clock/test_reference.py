@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rankscope.collector.clock.probe import ProbeReply
-from rankscope.collector.clock.rate_limit import LONGEST_PAUSE_NS, PROBES_PER_S, ProbePace
+from rankscope.collector.clock.reference import LONGEST_PAUSE_NS, PROBES_PER_S, ProbePace
 from rankscope.collector.clock.sync import HostClock
 from rankscope.tracer.span import UnixNs
 
