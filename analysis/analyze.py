@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from rankscope.tracer.span import NS_PER_S
+
 from .arrays.grouping import distinct
 from .breakdown.bandwidth import bandwidths
 from .breakdown.mfu import compute_mfu
@@ -27,7 +29,7 @@ from .readers.tracer.reader import read_traced
 from .replay.cycles import circles
 from .replay.what_if import Replayer, ratio, what_if
 from .report.report import RankStepExcess, RunReport, StepTimes
-from .report.text import percent_text
+from .report.text import format_percent
 from .statistics.peer_comparison import profile_of
 from .trace.errors import CycleError, EmptyRunError
 from .trace.tables import rows_of_spans, rows_of_steps
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from .trace.tables import RunInfo, SpanSource, SpanTable, StepTable
 
 K = TypeVar("K")
-NS_PER_S = 1e9
 
 MOST_OVERRUNS_RATIO = 0.05
 """Overrun paced segments beyond which a paced run proves nothing. Source: design.md section 6."""
@@ -269,9 +270,9 @@ def _findings(
     if run.paced and overruns is not None and overruns > MOST_OVERRUNS_RATIO:
         return (
             insufficient(
-                f"{percent_text(overruns, digits=1)} of a rank's paced segments overran their"
-                f" target by more than 10 % (at most {percent_text(MOST_OVERRUNS_RATIO)} may): the"
-                " machine is too busy for this pace, so use a longer one (--pace-ms) or fewer"
+                f"{format_percent(overruns, digits=1)} of a rank's paced segments overran their"
+                f" target by more than 10 % (at most {format_percent(MOST_OVERRUNS_RATIO)} may):"
+                " the machine is too busy for this pace, so use a longer one (--pace-ms) or fewer"
                 " ranks"
             ),
         )

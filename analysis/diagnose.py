@@ -24,7 +24,7 @@ from .causes.slow_ranks import unexplained
 from .price.findings import priced
 from .readers.tp_partners import workers_of
 from .report.report import Finding
-from .report.text import count_text, name_ranks
+from .report.text import format_count, format_ranks
 from .statistics.peer_comparison import profile_of
 
 if TYPE_CHECKING:
@@ -246,8 +246,8 @@ def insufficient(evidence: str) -> Finding:
 def _not_judged(ranks: tuple[int, ...]) -> Finding:
     slow = "it is slow" if len(ranks) == 1 else "they are slow"
     return insufficient(
-        f"{name_ranks(ranks)} recorded no compute in most of these steps, so nobody can say whether"
-        f" {slow}; no other rank's compute stands clear of its peers'"
+        f"{format_ranks(ranks)} recorded no compute in most of these steps, so nobody can say"
+        f" whether {slow}; no other rank's compute stands clear of its peers'"
     )
 
 
@@ -257,8 +257,8 @@ def _no_slow_rank(profile: Profile, slowdown: float | None) -> Finding:
     compared = ~np.isnan(excess).all(axis=1)
     if not compared.any() or len(profile.ranks) == 1:
         return insufficient(
-            f"{count_text(len(profile.ranks), 'rank')} over"
-            f" {count_text(len(profile.steps), 'step')}:"
+            f"{format_count(len(profile.ranks), 'rank')} over"
+            f" {format_count(len(profile.steps), 'step')}:"
             " there is nobody to compare with, and nothing changed from step to step"
         )
     levels = np.nanmedian(excess[compared], axis=1)
@@ -283,7 +283,7 @@ def _no_slow_rank(profile: Profile, slowdown: float | None) -> Finding:
 def _too_few_peers(ranks: Sequence[int], profile: Profile) -> Finding:
     verb = "computes" if len(ranks) == 1 else "compute"
     return insufficient(
-        f"{name_ranks(tuple(ranks))} {verb} more than 10 % longer than the one or two ranks of"
+        f"{format_ranks(tuple(ranks))} {verb} more than 10 % longer than the one or two ranks of"
         f" its stage; with fewer than 3 peers among {len(profile.ranks):,} ranks nobody can say"
         " which is slow"
     )

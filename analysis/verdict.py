@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .report.text import NS_PER_S, duration_text, name_ranks, percent_text
+from rankscope.tracer.span import NS_PER_S
+
+from .report.text import format_duration, format_percent, format_ranks
 
 if TYPE_CHECKING:
     from .report.report import Finding, RunReport
@@ -66,7 +68,7 @@ def _subject(report: RunReport, finding: Finding) -> str:
         when = f" in step {first}" if first == last else f" in steps {first} to {last}"
     if finding.cause == "stage-imbalance":
         stage = report.coords[finding.ranks[0]].pp
-        return f"Stage {stage} has more work than the others ({name_ranks(finding.ranks)}){when}."
+        return f"Stage {stage} has more work than the others ({format_ranks(finding.ranks)}){when}."
     if finding.cause in NOT_OF_RANKS or not finding.ranks:
         return f"{WHAT[finding.cause]} ({finding.cause}){when}."
     return f"{_culprit(report, finding)} {_verb(finding)}{when} ({finding.cause})."
@@ -74,7 +76,7 @@ def _subject(report: RunReport, finding: Finding) -> str:
 
 def _culprit(report: RunReport, finding: Finding) -> str:
     """Name who is at fault, a single one with its place in the layout."""
-    name = name_ranks(finding.ranks)
+    name = format_ranks(finding.ranks)
     coords = report.coords.get(finding.ranks[0])
     if coords is not None and report.has_layout and len(finding.ranks) == 1:
         place = f"dp {coords.dp}, stage {coords.pp}"
@@ -106,10 +108,10 @@ def _starved(report: RunReport, finding: Finding) -> str:
     rank, worst = max(waiting, key=lambda entry: entry[1])
     what = _pronoun(finding)
     if len(waiting) == 1:
-        return f" Rank {rank} only waits for {what}, {percent_text(worst)} of its step."
+        return f" Rank {rank} only waits for {what}, {format_percent(worst)} of its step."
     return (
         f" {len(waiting):,} other ranks only wait for {what},"
-        f" rank {rank} most: {percent_text(worst)} of its step."
+        f" rank {rank} most: {format_percent(worst)} of its step."
     )
 
 
@@ -125,11 +127,11 @@ def _gain(report: RunReport, finding: Finding) -> str:
     share = finding.recoverable_ratio
     if share < LEAST_GAIN:
         return ""
-    part = "all" if share >= 1.0 else percent_text(share)
+    part = "all" if share >= 1.0 else format_percent(share)
     lost = ""
     times = report.step_time_s
     if times.actual is not None and times.ideal is not None:
         # The share is of the full replay, launch gaps included, which is the recorded time.
         won = share * (times.actual - times.ideal)
-        lost = f", {duration_text(won * NS_PER_S)} a step"
+        lost = f", {format_duration(won * NS_PER_S)} a step"
     return f" Mending {_pronoun(finding)} wins back {part} of the time lost to slowness{lost}."

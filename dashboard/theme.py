@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rankscope.tracer.span import SpanKind
+from rankscope.tracer.span import NS_PER_MS, NS_PER_S, SpanKind
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-NS_PER_S = 1e9
-NS_PER_MS = 1e6
 _LEAST_S = 5
 
 CLEAR = "rgba(0,0,0,0)"

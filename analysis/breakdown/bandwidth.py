@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankscope.tracer.span import NS_PER_S
+
 from ..report.report import Bandwidth
 
 if TYPE_CHECKING:
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
 
     from ..replay.model import Transfers
 
-NS_PER_S = 1e9
 NAME_WORDS = (
     ("all_reduce", 2.0),
     ("allreduce", 2.0),

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankscope.tracer.span import NS_PER_S
+
 from ..report.report import Mfu
 from ..trace.devices import peak_flops_per_s
 
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
 
     from ..trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
 
-NS_PER_S = 1e9
 TERA = 1e12
 
 

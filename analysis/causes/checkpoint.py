@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays.group_stats import faster_steps, row_medians
 from ..replay.model import Place
-from ..report.text import count_text, duration_text
+from ..report.text import format_count, format_duration
 from ..statistics.phases import DUE_RATIO
 from .candidate import Candidate
 from .host_gaps import INPUT_PLACES, WORKING_PLACES
@@ -96,11 +96,11 @@ def _dip(
     expected = [((place,), _own_usual(stalls.total(place))) for place in Place]
     steps = stalls.profile.steps[dips]
     distances = np.unique(np.diff(dips))
-    each = count_text(len(dips), "time")
+    each = format_count(len(dips), "time")
     if len(distances) == 1 and distances[0] > 1:
         each = f"every {int(distances[0])} steps"
     what = "in checkpoint spans" if in_spans else "outside any compute"
-    typical = duration_text(float(np.median(lost_ns[:, dips])))
+    typical = format_duration(float(np.median(lost_ns[:, dips])))
     return Candidate(
         cause=cause,
         ranks=tuple(stalls.profile.ranks.tolist()),

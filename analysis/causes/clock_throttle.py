@@ -9,7 +9,7 @@ import numpy as np
 
 from ..readers.tp_partners import least_of_partners
 from ..replay.model import COMPUTE_KINDS, of_kinds
-from ..report.text import name_ranks, percent_text
+from ..report.text import format_percent, format_ranks
 from ..statistics.phases import DUE_RATIO
 from .candidate import in_steps
 from .counters import clock_drop
@@ -52,7 +52,7 @@ def as_one_worker(partners: tuple[int, ...], evidence: str) -> str:
     """Return a rank's evidence as that of all partners that look just like it."""
     if len(partners) == 1:
         return evidence
-    named = name_ranks(partners)
+    named = format_ranks(partners)
     return f"{named}, one worker, whose inner communication is not traced: {evidence}"
 
 
@@ -89,7 +89,7 @@ def told_by_samples(
         if rest < max(DUE_RATIO, each.threshold):
             told.append(replace(each, evidence=f"{each.evidence}; {_reads(each.sample)}"))
         elif len(partners) == 1:
-            explains = f"which explains {percent_text(most_explained(each.sample))} of it at most"
+            explains = f"which explains {format_percent(most_explained(each.sample))} of it at most"
             evidence = f"{each.evidence}; {_reads(each.sample)}, {explains}"
             told.append(replace(each, evidence=evidence))
         else:
@@ -110,7 +110,7 @@ def _reads(drop: Drop) -> str:
 def _parted(found: Candidate, drop: Drop, partners: tuple[int, ...]) -> tuple[Candidate, Candidate]:
     """Return the slow compute of all partners, and the throttle with what it explains."""
     share = most_explained(drop)
-    whose, others = name_ranks(found.ranks), "nothing tells which of them has the rest"
+    whose, others = format_ranks(found.ranks), "nothing tells which of them has the rest"
     slow = replace(
         found,
         cause="slow-compute",
@@ -118,16 +118,16 @@ def _parted(found: Candidate, drop: Drop, partners: tuple[int, ...]) -> tuple[Ca
         sample=None,
         evidence=as_one_worker(
             partners,
-            f"{found.evidence}; {_reads(drop)} on {whose}, which explains {percent_text(share)} of"
-            f" it at most, and {others}",
+            f"{found.evidence}; {_reads(drop)} on {whose}, which explains {format_percent(share)}"
+            f" of it at most, and {others}",
         ),
     )
     throttle = replace(
         found,
         excess_ratio=share,
         evidence=(
-            f"{whose}: {_reads(drop)}, which makes compute {percent_text(share)} longer; its"
-            f" worker's is {percent_text(found.excess_ratio)} longer, and {others}"
+            f"{whose}: {_reads(drop)}, which makes compute {format_percent(share)} longer; its"
+            f" worker's is {format_percent(found.excess_ratio)} longer, and {others}"
         ),
     )
     return slow, throttle

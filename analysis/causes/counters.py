@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.sorting import sort_rows
-from ..report.text import count_text
+from ..report.text import format_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,7 +77,7 @@ class Trouble:
             return "there are no counters to tell why"
         if not self.word:
             return "the network's counters are quiet"
-        return f"counters of {count_text(len(self.hosts), 'host')} tell of {self.word}"
+        return f"counters of {format_count(len(self.hosts), 'host')} tell of {self.word}"
 
 
 def network_trouble(samples: SampleTable, phase_ns: tuple[int, int]) -> Trouble:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..report.report import Finding
-from ..report.text import duration_text, name_ranks
+from ..report.text import format_duration, format_ranks
 from .exit_messages import CASCADE, DIED, ExitClass, exit_class, last_words
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _evidence(epochs: list[int], first: tuple[Death, ...], deaths: tuple[Death, 
     text = f"rank {death.ended.rank}{host} failed first{step}: {death.reason.value}"
     text += f" ({words})" if words else ""
     if len(first) > 1:
-        text += f"; {name_ranks(_ranks(first[1:]))} cannot be ordered against it by their clocks"
+        text += f"; {format_ranks(_ranks(first[1:]))} cannot be ordered against it by their clocks"
     named = {other.ended.rank for other in first}
     rest = [other for other in deaths if other.ended.rank not in named]
     text += _followers([other for other in rest if other.follows], death, "followed")
@@ -166,6 +166,6 @@ def _followers(rest: Sequence[Death], first: Death, verb: str) -> str:
     text = f"; {len(ranks):,} other{'s' * (len(ranks) > 1)} {verb}"
     later = [_at_ns(other) for other in rest if other.ended.at_ns is not None]
     if later and first.ended.at_ns is not None:
-        text += f", the first {duration_text(max(min(later) - _at_ns(first), 0))} later"
+        text += f", the first {format_duration(max(min(later) - _at_ns(first), 0))} later"
     reasons = sorted({other.reason.value for other in rest})
     return f"{text} ({', '.join(reasons)})"

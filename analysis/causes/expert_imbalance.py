@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays.group_stats import row_medians, summed
 from ..replay.model import COMPUTE_KINDS, of_kinds
-from ..report.text import duration_text, name_ranks, percent_text
+from ..report.text import format_duration, format_percent, format_ranks
 from ..statistics.peer_comparison import MIN_PEERS, median_of_others
 from ..statistics.phases import DUE_RATIO, PERSISTENT_RATIO, SHORT_STEPS, standing_out
 from .candidate import Candidate
@@ -70,7 +70,7 @@ def experts_candidate(
     first = int(profile.steps[min(phase.first for phase in phases)])
     last = int(profile.steps[max(phase.last for phase in phases)])
     times = [
-        duration_text(float(np.nanmedian(each[worst.row, columns]))) for each in (total, expected)
+        format_duration(float(np.nanmedian(each[worst.row, columns]))) for each in (total, expected)
     ]
     return Candidate(
         cause="sequence-imbalance",
@@ -81,11 +81,11 @@ def experts_candidate(
         excess_ratio=worst.excess_ratio,
         threshold=max(worst.threshold, DUE_RATIO),
         evidence=(
-            f"{name_ranks(ranks)}: experts get more tokens than others; those of rank"
+            f"{format_ranks(ranks)}: experts get more tokens than others; those of rank"
             f" {int(profile.ranks[worst.row])} compute {times[0]} a step against {times[1]} in its"
-            f" stage (+{percent_text(worst.excess_ratio)}), in steps {first} to {last}, while"
+            f" stage (+{format_percent(worst.excess_ratio)}), in steps {first} to {last}, while"
             " compute outside them is as usual; with equal shares a step would be"
-            f" {percent_text(1 - 1 / (1 + lost))} shorter"
+            f" {format_percent(1 - 1 / (1 + lost))} shorter"
         ),
     )
 

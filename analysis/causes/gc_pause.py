@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays.group_stats import group_medians, summed
 from ..replay.model import Place
-from ..report.text import count_text, duration_text, percent_text
+from ..report.text import format_count, format_duration, format_percent
 from ..statistics.phases import DUE_RATIO
 from .candidate import Candidate
 from .host_gaps import HOST_STALL_STEPS, ONE_RANK_SHARE
@@ -91,7 +91,7 @@ def untold_pauses(
             excess_ratio=float(stalls.gaps.gap_ns[worst] / stalls.compute_ns[stalls.row[worst]]),
             threshold=DUE_RATIO,
             evidence=(
-                f"rank {rank} stood still for {duration_text(float(stalls.gaps.gap_ns[worst]))}"
+                f"rank {rank} stood still for {format_duration(float(stalls.gaps.gap_ns[worst]))}"
                 f" inside step {step}, and nobody held it up; so rare, it may be garbage"
                 " collection or anything else on its host"
             ),
@@ -177,9 +177,10 @@ def _pauses(stalls: Stalls, chosen: NDArray[np.bool_], where: str) -> Candidate 
         excess_ratio=max(level, float(worst.max())),
         threshold=LEAST_LOSS_RATIO if level >= LEAST_LOSS_RATIO else DUE_RATIO,
         evidence=(
-            f"{count_text(len(times), 'pause')} of {duration_text(float(np.median(times)))} {where}"
-            f" on {count_text(len(ranks), 'rank')} in turn, in {count_text(len(steps), 'step')}:"
-            f" the longest of a step take {percent_text(level, digits=1)} of the compute on average"
+            f"{format_count(len(times), 'pause')} of {format_duration(float(np.median(times)))}"
+            f" {where} on {format_count(len(ranks), 'rank')} in turn, in"
+            f" {format_count(len(steps), 'step')}: the longest of a step take"
+            f" {format_percent(level, digits=1)} of the compute on average"
         ),
         on_host=True,
         # Where hosts launch in time there are no gaps but pauses: their median is no usual gap.

@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.tracer.span import COMM_KINDS, NONE, SpanKind, kind_bits
 
 from ..report.report import Finding
-from ..report.text import name_ranks
+from ..report.text import format_ranks
 from .crash import deaths_of, is_silence
 from .exit_messages import ExitClass
 from .open_collectives import entered_ranks, open_work, standing_ranks
@@ -213,7 +213,7 @@ def _untraced(shown: _Stuck, silent: tuple[int, ...]) -> Finding:
         recoverable_ratio=None,
         confidence=1.0,
         evidence=(
-            f"ranks stand in {_collective(shown)}, and the communication of {name_ranks(silent)}"
+            f"ranks stand in {_collective(shown)}, and the communication of {format_ranks(silent)}"
             " was not recorded, so nobody can say who is there: trace every rank"
         ),
     )
@@ -222,8 +222,8 @@ def _untraced(shown: _Stuck, silent: tuple[int, ...]) -> Finding:
 def _evidence(
     shown: _Stuck, culprits: tuple[int, ...], num_stuck: int, steps: StepTable, *, is_circle: bool
 ) -> str:
-    missing = name_ranks(tuple(sorted(shown.missing & set(culprits))))
-    inside = name_ranks(tuple(sorted(one.rank for one in shown.inside)))
+    missing = format_ranks(tuple(sorted(shown.missing & set(culprits))))
+    inside = format_ranks(tuple(sorted(one.rank for one in shown.inside)))
     stand = "stands" if len(shown.inside) == 1 else "stand"
     if is_circle:
         text = (

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays.group_stats import EARLIER_QUANTILE, MATES_ENOUGH, median_by_kind, row_medians, summed
 from ..replay.model import Place
-from ..report.text import duration_text, name_ranks, percent_text
+from ..report.text import format_duration, format_percent, format_ranks
 from ..statistics.noise import level_deviation
 from ..statistics.phases import DUE_RATIO, standing_out, standing_out_now_and_then
 from .candidate import Candidate, joined_parts
@@ -231,7 +231,7 @@ def _joined_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
         part=part,
         excess_ratio=worst.excess_ratio,
         threshold=worst.threshold,
-        evidence=f"{name_ranks(ranks)} miss their input together; {worst.evidence}",
+        evidence=f"{format_ranks(ranks)} miss their input together; {worst.evidence}",
         on_host=True,
         usual_ns=usual_ns,
         is_everywhere=True,
@@ -314,9 +314,9 @@ def _stall(
         excess_ratio=phase.excess_ratio,
         threshold=max(phase.threshold, DUE_RATIO if several else 0.0),
         evidence=(
-            f"{name_ranks(ranks)}: {duration_text(extra)} a step"
+            f"{format_ranks(ranks)}: {format_duration(extra)} a step"
             f" {places[1]}{'' if several else ' that its peers do not lose'},"
-            f" {percent_text(phase.excess_ratio)} of its compute, {when}; nobody held it up"
+            f" {format_percent(phase.excess_ratio)} of its compute, {when}; nobody held it up"
         ),
         on_host=True,
         usual_ns=(

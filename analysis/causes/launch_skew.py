@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays.group_stats import MATES_ENOUGH, row_medians
 from ..replay.model import Place
-from ..report.text import count_text, duration_text, name_ranks, percent_text
+from ..report.text import format_count, format_duration, format_percent, format_ranks
 from ..statistics.noise import NORMAL_90TH, NORMAL_MEDIAN, num_deviations, step_deviation
 from ..statistics.phases import standing_out
 from .candidate import Candidate, joined_parts
@@ -109,7 +109,7 @@ def _skew_of_all(
     num = sum(len(rows) > 0 for rows in of_groups)
     if num <= 1:
         return None
-    where = f"of one of {count_text(num, 'group')}, in the mean"
+    where = f"of one of {format_count(num, 'group')}, in the mean"
     return _skew(stalls, phase, np.concatenate(of_groups), where)
 
 
@@ -126,7 +126,7 @@ def _joined_groups(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
         ranks=tuple(sorted(rank for each in several for rank in each.ranks)),
         steps=(min(each.steps[0] for each in several), max(each.steps[1] for each in several)),
         part=part,
-        evidence=f"{clearest.evidence}; so it is in {count_text(len(several) - 1, 'more group')}",
+        evidence=f"{clearest.evidence}; so it is in {format_count(len(several) - 1, 'more group')}",
     )
     return (whole, *alone)
 
@@ -239,9 +239,9 @@ def _skew(
     ]
     does = "launches" if lost_ns[0] >= lost_ns[1] else "stops after its compute and enters"
     who = (
-        f"{name_ranks(ranks)} {does}"
+        f"{format_ranks(ranks)} {does}"
         if alone
-        else f"now one and now another of {count_text(len(ranks), 'rank')} {does}"
+        else f"now one and now another of {format_count(len(ranks), 'rank')} {does}"
     )
     return Candidate(
         cause="host-stall" if alone else "launch-skew",
@@ -251,8 +251,8 @@ def _skew(
         excess_ratio=phase.excess_ratio,
         threshold=phase.threshold,
         evidence=(
-            f"{who} a collective {where} {duration_text(lag)} after the middle one"
-            f" ({percent_text(phase.excess_ratio)} of the compute) in steps {steps[0]} to"
+            f"{who} a collective {where} {format_duration(lag)} after the middle one"
+            f" ({format_percent(phase.excess_ratio)} of the compute) in steps {steps[0]} to"
             f" {steps[1]}, while compute is as usual"
         ),
         on_host=True,

@@ -13,7 +13,7 @@ from rankscope.tracer.span import KIND_CODES, SpanKind
 from ..arrays.grouping import number_rows
 from ..breakdown.bubble import bubble_ratio
 from ..report.report import Finding
-from ..report.text import count_text, percent_text
+from ..report.text import format_count, format_percent
 from ..statistics.phases import DUE_RATIO
 from .matmul import device_of, layer_of, reachable_ratio
 
@@ -84,7 +84,7 @@ def _tensor_parallel_across_hosts(
     return _finding(
         steps,
         listed,
-        f"{len(across):,} of {count_text(len(hosts), 'tensor-parallel group')} of"
+        f"{len(across):,} of {format_count(len(hosts), 'tensor-parallel group')} of"
         f" {run.layout.tp} ranks lie on several hosts, though one host has"
         f" {max(on_host.values())} ranks: each all-reduce inside a layer crosses the network",
     )
@@ -114,9 +114,9 @@ def _too_few_microbatches(
     return _finding(
         steps,
         (),
-        f"{count_text(num, 'micro-batch')} for {stages} stages: the pipeline stands empty for"
-        f" {percent_text(bubble)} of the ideal time; twice as many of the same size would take"
-        f" {percent_text(gain)} less time each",
+        f"{format_count(num, 'micro-batch')} for {stages} stages: the pipeline stands empty for"
+        f" {format_percent(bubble)} of the ideal time; twice as many of the same size would take"
+        f" {format_percent(gain)} less time each",
     )
 
 
@@ -149,6 +149,7 @@ def _too_small_products(
         steps,
         (),
         f"matrix products of {rows} x {depth} x {columns} move more than they compute: memory lets"
-        f" them reach {percent_text(reached)} of the peak of {device.name} at best; with {smaller}"
-        f" they could reach {percent_text(best)}, {percent_text(gain)} less time in them",
+        f" them reach {format_percent(reached)} of the peak of {device.name} at best; with"
+        f" {smaller} they could reach {format_percent(best)}, {format_percent(gain)} less time in"
+        " them",
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..report.text import name_ranks
+from ..report.text import format_ranks
 from .network_wide import crossing_links
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def told_of_only_group(found: Candidate, hosts: Mapping[int, str], trouble: Trou
     if len(trouble.hosts) == 1:
         there = tuple(rank for rank in found.ranks if hosts.get(rank) == trouble.hosts[0])
         if there:
-            evidence += f", {trouble.hosts[0]} ({name_ranks(there)})"
+            evidence += f", {trouble.hosts[0]} ({format_ranks(there)})"
             return replace(found, ranks=there, evidence=evidence)
     mine = {hosts.get(rank, "") for rank in found.ranks}
     if not trouble.word and mine <= trouble.watched:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..report.text import name_ranks
+from ..report.text import format_ranks
 from .candidate import is_brief, joined_parts
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _joined(found: Sequence[Candidate], why: str) -> Candidate:
         part=part,
         usual_ns=usual_ns,
         excess_ratio=float(np.median([each.excess_ratio for each in found])),
-        evidence=f"{name_ranks(ranks)}, {why}: the worst, {text}",
+        evidence=f"{format_ranks(ranks)}, {why}: the worst, {text}",
     )
 
 

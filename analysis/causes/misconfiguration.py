@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..report.report import Finding
-from ..report.text import count_text, name_ranks
+from ..report.text import format_count, format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -193,7 +193,7 @@ def _finding(
     ranks: tuple[int, ...], differences: tuple[Difference, ...], *, share: float, num: int
 ) -> Finding:
     has_majority = share > MAJORITY_RATIO
-    who = f"{name_ranks(ranks)} of {num:,}" if has_majority else f"the {len(ranks):,} ranks"
+    who = f"{format_ranks(ranks)} of {num:,}" if has_majority else f"the {len(ranks):,} ranks"
     verb = "is" if len(ranks) == 1 else "are"
     text = f"{who} {verb} configured unlike the others: " if has_majority else f"{who} disagree: "
     text += _list(differences, "here", "on most others" if has_majority else "on some others")
@@ -223,8 +223,8 @@ def _since_previous(context: RunContext) -> list[Finding]:
         return []
     ranks = tuple(sorted(one.rank for one in context.manifests if one.epoch == newest))
     evidence = (
-        f"{count_text(len(changed), 'setting')} changed since the previous run of this model and"
-        f" world size, on most of {count_text(len(ranks), 'rank')}: "
+        f"{format_count(len(changed), 'setting')} changed since the previous run of this model and"
+        f" world size, on most of {format_count(len(ranks), 'rank')}: "
     )
     evidence += _list(changed, "now", "before")
     return [_misconfiguration(ranks, confidence=PREVIOUS_CONFIDENCE, evidence=evidence)]
@@ -247,7 +247,7 @@ def _list(differences: tuple[Difference, ...], here: str, there: str) -> str:
     ]
     more = len(differences) - MOST_SETTINGS_NAMED
     if more > 0:
-        parts.append(f"{count_text(more, 'more setting')}")
+        parts.append(f"{format_count(more, 'more setting')}")
     return ", ".join(parts)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays.grouping import number_rows
 from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, of_kinds
-from ..report.text import count_text, duration_text, percent_text
+from ..report.text import format_count, format_duration, format_percent
 from ..statistics.peer_comparison import Basis
 from ..statistics.phases import DUE_RATIO
 from .candidate import Candidate
@@ -142,7 +142,7 @@ def _rank_evidence(suspect: Suspect) -> str:
         Basis.NOBODY: "",
     }[suspect.basis]
     steps = f"steps {suspect.first_step} to {suspect.last_step}"
-    when = f"in {steps} ({count_text(suspect.num_steps, 'step')} traced)"
+    when = f"in {steps} ({format_count(suspect.num_steps, 'step')} traced)"
     if suspect.shown_steps is not None:
         when = f"in {len(suspect.shown_steps)} of the {suspect.num_steps} {steps}"
     return (
@@ -153,13 +153,13 @@ def _rank_evidence(suspect: Suspect) -> str:
 
 def _times(suspect: Suspect) -> str:
     return (
-        f"{duration_text(suspect.compute_ns)} of its own compute a step"
-        f" against {duration_text(suspect.typical_ns)}"
+        f"{format_duration(suspect.compute_ns)} of its own compute a step"
+        f" against {format_duration(suspect.typical_ns)}"
     )
 
 
 def _above(suspect: Suspect) -> str:
-    above = f"+{percent_text(suspect.excess_ratio)}"
+    above = f"+{format_percent(suspect.excess_ratio)}"
     if suspect.deviation > 0:
         above += f", {suspect.excess_ratio / suspect.deviation:.0f} robust deviations"
     return above
@@ -253,9 +253,9 @@ def sequence_candidate(
         excess_ratio=lost,
         threshold=DUE_RATIO,
         evidence=(
-            f"micro-batches differ by {percent_text(effect.spread_ratio)} in compute on all ranks"
+            f"micro-batches differ by {format_percent(effect.spread_ratio)} in compute on all ranks"
             f" alike, and {what}: with equal ones a step would be"
-            f" {percent_text(1 - 1 / (1 + lost))} shorter"
+            f" {format_percent(1 - 1 / (1 + lost))} shorter"
         ),
     )
 

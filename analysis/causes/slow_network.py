@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays.group_stats import group_medians, row_medians
 from ..arrays.grouping import number_rows
-from ..report.text import count_text, duration_text, percent_text
+from ..report.text import format_count, format_duration, format_percent
 from ..statistics.phases import DUE_RATIO
 from .candidate import Candidate
 from .counters import network_trouble
@@ -198,10 +198,10 @@ def _of_culprit(profile: LinkProfile, culprit: Culprit) -> Candidate:
         excess_ratio=excess,
         threshold=worst.phase.threshold,
         evidence=(
-            f"transfers over {culprit.place} take {duration_text(worst.transfer_ns)} against"
-            f" {duration_text(worst.expected_ns)} {culprit.against} (+{percent_text(excess)}) once"
-            f" all members have entered, in steps {first} to {last}, while both ends compute as"
-            " usual"
+            f"transfers over {culprit.place} take {format_duration(worst.transfer_ns)} against"
+            f" {format_duration(worst.expected_ns)} {culprit.against} (+{format_percent(excess)})"
+            f" once all members have entered, in steps {first} to {last}, while both ends compute"
+            " as usual"
         ),
     )
 
@@ -233,9 +233,9 @@ def _everywhere(
         excess_ratio=phase.excess_ratio,
         threshold=phase.threshold,
         evidence=(
-            f"{len(links)} of {count_text(len(chosen), 'link')} take"
-            f" {percent_text(phase.excess_ratio)} longer for the same transfers in steps {first} to"
-            f" {last} than in the others"
+            f"{len(links)} of {format_count(len(chosen), 'link')} take"
+            f" {format_percent(phase.excess_ratio)} longer for the same transfers in steps {first}"
+            f" to {last} than in the others"
         ),
     )
 
@@ -253,8 +253,8 @@ def _many(profile: LinkProfile, slow: Sequence[SlowLink]) -> Candidate:
         excess_ratio=excess,
         threshold=float(np.median([each.phase.threshold for each in slow])),
         evidence=(
-            f"{len(links)} of {count_text(len(profile.transfers.links), 'link')} take"
-            f" {percent_text(excess)} longer than alike ones in steps {first} to {last}, and no"
+            f"{len(links)} of {format_count(len(profile.transfers.links), 'link')} take"
+            f" {format_percent(excess)} longer than alike ones in steps {first} to {last}, and no"
             " rank, host or switch is common to them"
         ),
     )

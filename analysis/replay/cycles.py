@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..report.text import name_ranks
+from ..report.text import format_ranks
 from .schedule import UNORDERED, levels_of
 from .step_graph import graph_of_steps
 
@@ -46,7 +46,7 @@ def _circle_of(model: ReplayModel, step: int) -> str | None:
     rows = rows[rows >= 0]
     ranks = tuple(np.unique(model.rank[rows]).tolist())
     kinds = sorted({model.kinds[kind] for kind in model.kind[rows].tolist()})
-    who = f"{name_ranks(ranks)} wait" if len(ranks) > 1 else f"rank {ranks[0]} waits"
+    who = f"{format_ranks(ranks)} wait" if len(ranks) > 1 else f"rank {ranks[0]} waits"
     return f"{who} in a circle ({', '.join(kinds)})"
 
 

@@ -1,76 +1,141 @@
-"""Ranks, counts and durations as a person reads them."""
+"""Texts of quantities: counts, shares, durations, sizes, and lists of ranks and steps.
+
+Every evidence sentence, printed table, page and alert formats its numbers here:
+
+    format_count      1 step; 12,288 ranks
+    format_percent    26 %
+    format_slowdown   1.38x
+    format_duration   45.3 s; 137 ms; 62.0 us      (from ns)
+    format_seconds    the same, from seconds
+    format_bytes      4.00 MiB
+    format_ranks      ranks 0 to 7, 9 and 12,279 more      (in a sentence)
+    format_steps      step 3; steps 3 to 9                 (in a sentence)
+    format_ranges     0-7, 9      (in a table)
+    format_range      3-9         (in a table)
+
+An unknown quantity is `UNKNOWN`, an empty list `EMPTY`. Nothing here escapes text from outside:
+`dashboard.text` does that for pages.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankscope.tracer.span import NS_PER_MS, NS_PER_S, NS_PER_US
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MOST_RANKS_NAMED = 8
-"""Ranges, and ranks that stand alone."""
+UNKNOWN = "n/a"
+EMPTY = "-"
 
-LEAST_RANGE = 3
-"""Ranks in a row that are told by the first and the last."""
+MAX_NAMED = 8
+"""Ranges, and numbers outside any range, that a sentence lists before it counts the rest."""
 
-NS_PER_S = 1e9
-LEAST_IN_MS_NS = 950_000
-"""Durations below are written in microseconds: a tenth of a millisecond would say little."""
+MIN_RANGE = 3
+"""Consecutive numbers that are written as a range; two are written out."""
+
+_TIME_UNITS = (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US))
+_BYTE_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_ROUNDS_UP = 0.9995
+"""Share of a unit from which three digits round up to the whole unit."""
 
 
-def name_ranks(ranks: tuple[int, ...]) -> str:
-    """Write out ascending ranks: "rank 5", "ranks 4 and 5", "ranks 0 to 7, 9 and 12,279 more".
+def format_count(num: int, noun: str) -> str:
+    """Return a number with its noun: "1 step", "2 micro-batches", "12,288 ranks"."""
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{num} {noun}" if num == 1 else f"{num:,} {noun}{plural}"
 
-    Three neighbours or more are a range, and a rank's own number has no separator.
-    """
+
+def format_percent(ratio: float | None, *, digits: int = 0) -> str:
+    """Return a share in percent: "26 %"."""
+    return UNKNOWN if ratio is None else f"{100 * ratio:z.{digits}f} %"
+
+
+def format_slowdown(slowdown: float | None) -> str:
+    """Return a slowdown as a factor: "1.38x"."""
+    return UNKNOWN if slowdown is None else f"{slowdown:.2f}x"
+
+
+def format_duration(duration_ns: float | None) -> str:
+    """Return a duration in the unit that suits it, with three digits: "45.3 s", "137 ms"."""
+    if duration_ns is None:
+        return UNKNOWN
+    for unit, size in _TIME_UNITS:
+        if abs(duration_ns) >= _ROUNDS_UP * size:
+            return f"{_three_digits(duration_ns / size)} {unit}"
+    return f"{duration_ns:.0f} ns"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Return a duration in seconds as `format_duration` does one in nanoseconds."""
+    return format_duration(None if seconds is None else seconds * NS_PER_S)
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Return a size in binary units, with three digits: "4.00 MiB", "12 B"."""
+    for unit, size in _BYTE_UNITS:
+        if num_bytes >= size:
+            return f"{_three_digits(num_bytes / size)} {unit}"
+    return f"{num_bytes} B"
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return ascending ranks for a sentence: "rank 5", "ranks 0 to 7, 9 and 12,279 more"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    parts = neighbours(ranks, least=LEAST_RANGE)
-    shown = [
-        f"{first}" if first == last else f"{first} to {last}"
-        for first, last in parts[:MOST_RANKS_NAMED]
-    ]
-    num_more = sum(last - first + 1 for first, last in parts[MOST_RANKS_NAMED:])
+    ranges = _ranges(ranks)
+    shown = [_joined(first, last, " to ") for first, last in ranges[:MAX_NAMED]]
+    num_more = sum(last - first + 1 for first, last in ranges[MAX_NAMED:])
     if num_more:
-        return f"ranks {', '.join(shown)} and {num_more:,} more"
+        shown.append(f"{num_more:,} more")
     if len(shown) == 1:
         return f"ranks {shown[0]}"
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def neighbours(numbers: Sequence[int], *, least: int) -> list[tuple[int, int]]:
-    """Return ascending numbers as (first, last) of each run of neighbours.
+def format_steps(steps: tuple[int, int]) -> str:
+    """Return the first and the last step for a sentence: "step 3", "steps 3 to 9"."""
+    first, last = steps
+    return f"step{'s' if last > first else ''} {_joined(first, last, ' to ')}"
+
+
+def format_ranges(numbers: Sequence[int], *, max_ranges: int | None = None) -> str:
+    """Return ascending numbers for a table: "0, 4-7, 9".
 
     Args:
         numbers: Ascending.
-        least: Runs of fewer are left as the numbers alone, (4, 4) and (5, 5).
+        max_ranges: Ranges to show before the rest is counted ("0, 4-7 and 12 more"); all if None.
     """
-    runs: list[tuple[int, int]] = []
+    ranges = _ranges(numbers)
+    shown = ", ".join(_joined(first, last, "-") for first, last in ranges[:max_ranges])
+    num_more = len(numbers) - sum(last - first + 1 for first, last in ranges[:max_ranges])
+    return f"{shown} and {num_more:,} more" if num_more else shown or EMPTY
+
+
+def format_range(first_last: tuple[int, int] | None) -> str:
+    """Return the first and the last number for a table: "3-9", or "3" if they are equal."""
+    return EMPTY if first_last is None else _joined(*first_last, "-")
+
+
+def _joined(first: int, last: int, to: str) -> str:
+    return f"{first}" if first == last else f"{first}{to}{last}"
+
+
+def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return ascending numbers as (first, last) of each range, (4, 4) for a number outside any."""
+    ranges: list[tuple[int, int]] = []
     begin = 0
     for end in range(1, len(numbers) + 1):
         if end < len(numbers) and numbers[end] == numbers[end - 1] + 1:
             continue
         own = numbers[begin:end]
-        runs += [(own[0], own[-1])] if len(own) >= least else [(one, one) for one in own]
+        ranges += [(own[0], own[-1])] if len(own) >= MIN_RANGE else [(one, one) for one in own]
         begin = end
-    return runs
+    return ranges
 
 
-def count_text(num: int, word: str) -> str:
-    """Write out a count: "1 step", "3 steps", "2 micro-batches", "12,288 ranks"."""
-    plural = "es" if word.endswith("ch") else "s"
-    return f"{num} {word}" if num == 1 else f"{num:,} {word}{plural}"
-
-
-def percent_text(ratio: float, *, digits: int = 0) -> str:
-    """Write out a share in percent, as the pages do: "26 %"."""
-    return f"{100 * ratio:z.{digits}f} %"
-
-
-def duration_text(value_ns: float) -> str:
-    """Write out a duration in ns: "45.3 s", "137.0 ms", "62 us"."""
-    if value_ns >= NS_PER_S:
-        return f"{value_ns / NS_PER_S:.1f} s"
-    if abs(value_ns) >= LEAST_IN_MS_NS:
-        return f"{value_ns / 1e6:.1f} ms"
-    return f"{value_ns / 1e3:.0f} us"
+def _three_digits(value: float) -> str:
+    size = abs(value) / _ROUNDS_UP
+    digits = 2 if size < 10 else 1 if size < 100 else 0  # noqa: PLR2004
+    return f"{value:,.{digits}f}"

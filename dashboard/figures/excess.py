@@ -8,8 +8,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from rankscope.analysis.drawing.raster import worst_in_blocks
+from rankscope.tracer.span import NS_PER_S
 
-from ..theme import DIVERGING, NS_PER_S, axis_unit, dressed
+from ..theme import DIVERGING, axis_unit, dressed
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import RankStepExcess, RunReport

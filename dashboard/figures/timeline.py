@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
-from rankscope.tracer.span import KINDS, SpanKind
+from rankscope.tracer.span import KINDS, NS_PER_MS, SpanKind
 
-from ..theme import INK, KIND_COLORS, NS_PER_MS, dressed
+from ..theme import INK, KIND_COLORS, dressed
 from .timeline_hover import hover_texts
 from .timeline_rows import Rows, group_lines, group_names, lay_rows
 

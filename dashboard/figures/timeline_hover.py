@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.tracer.span import KINDS, NONE, SpanFlag
+from rankscope.analysis.report.text import format_bytes, format_duration
+from rankscope.tracer.span import KINDS, NONE, NS_PER_MS, SpanFlag
 
-from ..text import bytes_text, plotly_text, time_text
-from ..theme import NS_PER_MS
+from ..text import plotly_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,7 +41,7 @@ def _lines(timeline: StepTimeline, row: int, names: list[str], places: dict[int,
         f"<b>{names[int(spans.name[row])]}</b>",
         kind if microbatch == NONE else f"{kind}, micro-batch {microbatch}",
         f"rank {rank}" + (f" ({places[rank]})" if rank in places else ""),
-        f"duration {time_text(int(spans.duration_ns[row]))}, from {begin_ms:,.3f} ms",
+        f"duration {format_duration(int(spans.duration_ns[row]))}, from {begin_ms:,.3f} ms",
     ]
     return lines + _communication(timeline, row) + _flags(int(spans.flags[row]))
 
@@ -52,12 +52,12 @@ def _communication(timeline: StepTimeline, row: int) -> list[str]:
     if timeline.wait_ns[row] >= 0:
         wait, last = int(timeline.wait_ns[row]), int(timeline.last_rank[row])
         blamed = f" for rank {last}" if wait > 0 and last != spans.rank[row] else ""
-        lines.append(f"wait {time_text(wait)}{blamed}")
-        lines.append(f"transfer {time_text(int(timeline.transfer_ns[row]))}")
+        lines.append(f"wait {format_duration(wait)}{blamed}")
+        lines.append(f"transfer {format_duration(int(timeline.transfer_ns[row]))}")
     if spans.src_rank[row] != NONE and spans.dst_rank[row] != NONE:
         lines.append(f"rank {int(spans.src_rank[row])} → rank {int(spans.dst_rank[row])}")
     if spans.num_bytes[row] != NONE:
-        lines.append(bytes_text(int(spans.num_bytes[row])))
+        lines.append(format_bytes(int(spans.num_bytes[row])))
     return lines
 
 

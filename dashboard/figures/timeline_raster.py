@@ -9,10 +9,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from rankscope.analysis.drawing.picture import picture_of
-from rankscope.tracer.span import KIND_CODES, KINDS
+from rankscope.analysis.report.text import format_ranges
+from rankscope.tracer.span import KIND_CODES, KINDS, NS_PER_MS
 
-from ..text import ranks_text
-from ..theme import INK, KIND_COLORS, NS_PER_MS, plain_dress
+from ..theme import INK, KIND_COLORS, plain_dress
 from .timeline_rows import MOST_NAMES, group_lines, group_names, group_starts, row_order
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def _document(picture: StepPicture, group_by: GroupBy) -> dict[str, Any]:
     num_lines = lines_per_block(picture)
     lines = ("", ", communication")[:num_lines]
     labels = [
-        f"{'rank' if len(block) == 1 else 'ranks'} {ranks_text(block, most=3)}{line}"
+        f"{'rank' if len(block) == 1 else 'ranks'}"
+        f" {format_ranges(sorted(block), max_ranges=3)}{line}"
         for block in raster.rank_blocks
         for line in lines
     ]

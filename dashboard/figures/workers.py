@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
-from ..text import slowdown_text
+from rankscope.analysis.report.text import format_slowdown
+
 from ..theme import DIVERGING, dressed
 
 if TYPE_CHECKING:
@@ -86,6 +87,6 @@ def _spread(slowdown: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> floa
 
 def _texts(values: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> list[list[str]]:
     return [
-        [slowdown_text(None if np.isnan(value) else value) for value in row]
+        [format_slowdown(None if np.isnan(value) else value) for value in row]
         for row in values.tolist()
     ]

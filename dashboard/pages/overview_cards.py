@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 
-from ..address import Page, View, write_address
-from ..text import (
+from rankscope.analysis.report.text import (
+    MAX_NAMED,
     UNKNOWN,
-    count_text,
-    ranks_text,
-    ratio_text,
-    seconds_text,
-    slowdown_text,
-    steps_text,
-    time_text,
-    visible,
+    format_count,
+    format_duration,
+    format_percent,
+    format_range,
+    format_ranges,
+    format_seconds,
+    format_slowdown,
 )
+
+from ..address import Page, View, write_address
+from ..text import visible
 from .frame import labelled
 from .progress import known_figures
 
@@ -53,7 +55,7 @@ def verdict_card(
         f"{axis.upper()} {size}" for axis, size in report.layout.to_dict().items() if size > 1
     )
     facts = [
-        count_text(report.world_size, "rank"),
+        format_count(report.world_size, "rank"),
         sizes or ("no parallel axis" if report.has_layout else "layout not told"),
         *_analysed(report, num_spans),
         f"confidence {top.confidence:.2f}",
@@ -73,7 +75,7 @@ def verdict_card(
 def _analysed(report: RunReport, num_spans: int | None) -> list[str]:
     """Say of how many steps and spans the verdict speaks, and where these are not all."""
     if not report.num_earlier_steps:
-        return [count_text(len(report.steps), "step"), count_text(report.num_spans, "span")]
+        return [format_count(len(report.steps), "step"), format_count(report.num_spans, "span")]
     known = "" if num_spans is None else f" of {num_spans:,}"
     return [f"{_last_steps(report)} analysed", f"{report.num_spans:,}{known} spans"]
 
@@ -88,12 +90,12 @@ def key_figures(report: RunReport) -> list[Component]:
     """Return the run's numbers, each with what it means."""
     mfu = None if report.mfu is None else report.mfu.mean
     return [
-        _figure("step time", seconds_text(report.step_time_s.actual), "mean, recorded"),
-        _figure("ideal", seconds_text(report.step_time_s.ideal), "all ranks alike"),
-        _figure("slowdown", slowdown_text(report.slowdown), "replayed over ideal"),
-        _figure("waste", ratio_text(report.waste_ratio), "of GPU time"),
-        _figure("MFU", ratio_text(mfu), "mean" if report.mfu else mfu_reason(report)),
-        _figure("launch", slowdown_text(report.launch_slowdown), "recorded over replayed"),
+        _figure("step time", format_seconds(report.step_time_s.actual), "mean, recorded"),
+        _figure("ideal", format_seconds(report.step_time_s.ideal), "all ranks alike"),
+        _figure("slowdown", format_slowdown(report.slowdown), "replayed over ideal"),
+        _figure("waste", format_percent(report.waste_ratio, digits=1), "of GPU time"),
+        _figure("MFU", format_percent(mfu, digits=1), "mean" if report.mfu else mfu_reason(report)),
+        _figure("launch", format_slowdown(report.launch_slowdown), "recorded over replayed"),
     ]
 
 
@@ -165,9 +167,13 @@ def quality_list(report: RunReport) -> list[Component]:
     clock = quality.clock_error_ns
     rows = [
         ("dropped spans", f"{quality.dropped_spans:,}", quality.dropped_spans > 0),
-        ("clock error", UNKNOWN if clock is None else f"± {time_text(clock)}", clock is None),
-        ("coverage", ratio_text(quality.coverage_ratio), (quality.coverage_ratio or 0) < 1),
-        ("replay error", ratio_text(report.replay_error_ratio, digits=2), False),
+        ("clock error", UNKNOWN if clock is None else f"± {format_duration(clock)}", clock is None),
+        (
+            "coverage",
+            format_percent(quality.coverage_ratio, digits=1),
+            (quality.coverage_ratio or 0) < 1,
+        ),
+        ("replay error", format_percent(report.replay_error_ratio, digits=2), False),
         ("epochs", ", ".join(map(str, report.epochs)), len(report.epochs) > 1),
     ]
     parts: list[Component] = [
@@ -215,7 +221,7 @@ def _notices(report: RunReport) -> list[Component]:
             " are analysed at once. MFU is of all."
         )
     if report.warmup_steps:
-        span = steps_text((min(report.warmup_steps), max(report.warmup_steps)))
+        span = format_range((min(report.warmup_steps), max(report.warmup_steps)))
         notices.append(f"Start-up (step {span}) is shown, and left out of the diagnosis.")
     return [html.Ul([html.Li(visible_sentence(notice)) for notice in notices], className="notices")]
 
@@ -234,12 +240,10 @@ def _figure(word: str, value: str, meaning: str) -> Component:
 def _finding(report: RunReport, finding: Finding, base_path: str) -> Component:
     cells = [
         dmc.TableTd(html.Span(finding.cause, className=f"cause {_CALM.get(finding.cause, '')}")),
-        dmc.TableTd(ranks_text(finding.ranks), className="of-ranks"),
+        dmc.TableTd(format_ranges(finding.ranks, max_ranges=MAX_NAMED), className="of-ranks"),
         dmc.TableTd(_steps_link(report, finding, base_path), className="steps"),
-        dmc.TableTd(slowdown_text(finding.slowdown), className="number of-slowdown"),
-        dmc.TableTd(
-            ratio_text(finding.recoverable_ratio, digits=0), className="number of-recoverable"
-        ),
+        dmc.TableTd(format_slowdown(finding.slowdown), className="number of-slowdown"),
+        dmc.TableTd(format_percent(finding.recoverable_ratio), className="number of-recoverable"),
         dmc.TableTd(f"{finding.confidence:.2f}", className="number of-confidence"),
         dmc.TableTd(visible_sentence(finding.evidence), className="evidence"),
     ]
@@ -249,10 +253,10 @@ def _finding(report: RunReport, finding: Finding, base_path: str) -> Component:
 
 def _steps_link(report: RunReport, finding: Finding, base_path: str) -> Component | str:
     if finding.steps is None:
-        return steps_text(None)
+        return format_range(None)
     view = View(page=Page.TIMELINE, run=report.run, epoch=report.epochs[-1], step=finding.steps[1])
     return dcc.Link(
-        steps_text(finding.steps),
+        format_range(finding.steps),
         href=write_address(view, base_path=base_path),
         title=f"Show step {finding.steps[1]} on the timeline",
     )
@@ -260,7 +264,7 @@ def _steps_link(report: RunReport, finding: Finding, base_path: str) -> Componen
 
 def _starved(one: Starved) -> Component:
     blamed = ", ".join(
-        f"rank {on.rank} ({ratio_text(on.ratio, digits=0)})" for on in one.waits_on[:_MOST_BLAMED]
+        f"rank {on.rank} ({format_percent(on.ratio)})" for on in one.waits_on[:_MOST_BLAMED]
     )
     width = f"{100 * min(max(one.wait_ratio, 0.0), 1.0):.1f}%"
     return html.Div(
@@ -269,7 +273,7 @@ def _starved(one: Starved) -> Component:
             html.Span(
                 html.Span(className="bar-fill", style={"width": width}), className="bar-track"
             ),
-            html.Span(ratio_text(one.wait_ratio, digits=0), className="starved-ratio"),
+            html.Span(format_percent(one.wait_ratio), className="starved-ratio"),
             html.Span(f"on {blamed}" if blamed else "on nobody known", className="starved-on"),
         ],
         className="starved",

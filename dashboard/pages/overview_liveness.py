@@ -8,8 +8,10 @@ import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import html
 
 from rankscope.analysis.report.liveness import RECENT_NS, SILENT_NS
+from rankscope.analysis.report.text import UNKNOWN, format_count
+from rankscope.tracer.span import NS_PER_S
 
-from ..text import UNKNOWN, count_text, visible
+from ..text import visible
 from .frame import card, labelled
 
 if TYPE_CHECKING:
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.report.liveness import Heard, SilentRank
 
-NS_PER_S = 1_000_000_000
 MINUTE_S, HOUR_S = 60, 3600
 HEAD = {"rank": "number", "host": "", "state": "", "step": "number", "silent for": "number"}
 
@@ -28,7 +29,7 @@ def heard_card(heard: Heard | None) -> list[Component]:
         return []
     if not heard.is_uneven:
         line = (
-            f"{heard.num_recent:,} of {count_text(heard.num_ranks, 'rank')} heard within"
+            f"{heard.num_recent:,} of {format_count(heard.num_ranks, 'rank')} heard within"
             f" {RECENT_NS // NS_PER_S} s"
         )
         return [html.P(line, className="quiet all-heard")]
@@ -60,7 +61,7 @@ def age_text(age_ns: int) -> str:
 
 def _sentence(heard: Heard) -> str:
     told = (
-        f"{heard.num_silent:,} of {count_text(heard.num_ranks, 'rank')} silent for more than"
+        f"{heard.num_silent:,} of {format_count(heard.num_ranks, 'rank')} silent for more than"
         f" {SILENT_NS // NS_PER_S} s, while {heard.num_recent:,} were heard within"
         f" {RECENT_NS // NS_PER_S} s."
     )

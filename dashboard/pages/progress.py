@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Any
 from dash import html
 
 from rankscope.analysis.report.progress import Doing, UnderWay
-from rankscope.analysis.report.text import name_ranks
+from rankscope.analysis.report.text import (
+    format_count,
+    format_percent,
+    format_ranks,
+    format_seconds,
+)
 
-from ..text import count_text, ratio_text, seconds_text, visible
+from ..text import visible
 from .frame import card
 
 if TYPE_CHECKING:
@@ -76,7 +81,11 @@ def known_figures(found: UnderWay | Failed) -> list[tuple[str, str, str]]:
         ("ideal", "…", when),
         ("slowdown", "…", when),
         ("waste", "…", when),
-        ("MFU", "…" if seen is None or seen.mfu is None else ratio_text(seen.mfu.mean), _mfu(seen)),
+        (
+            "MFU",
+            "…" if seen is None or seen.mfu is None else format_percent(seen.mfu.mean, digits=1),
+            _mfu(seen),
+        ),
         ("launch", "…", when),
     ]
 
@@ -116,8 +125,8 @@ def _doing(found: UnderWay) -> str:
     if phase.doing is Doing.WAITING:
         return "other runs are analysed first"
     if phase.doing is Doing.READING or not phase.num_spans:
-        return f"reading what {count_text(found.run.world_size, 'rank')} recorded"
-    return f"replaying {count_text(phase.num_spans, 'span')} and comparing the ranks"
+        return f"reading what {format_count(found.run.world_size, 'rank')} recorded"
+    return f"replaying {format_count(phase.num_spans, 'span')} and comparing the ranks"
 
 
 def _facts(run: RunSummary) -> list[str]:
@@ -125,16 +134,16 @@ def _facts(run: RunSummary) -> list[str]:
         f"{axis.upper()} {size}" for axis, size in run.layout.to_dict().items() if size > 1
     )
     return [
-        count_text(run.world_size, "rank"),
+        format_count(run.world_size, "rank"),
         *([sizes] if sizes else []),
-        count_text(run.num_steps, "step"),
-        count_text(run.num_spans, "span"),
+        format_count(run.num_steps, "step"),
+        format_count(run.num_spans, "span"),
         *([run.state] if run.state else []),
     ]
 
 
 def _told(finding: Finding) -> Component:
-    who = f" on {name_ranks(finding.ranks)}" if finding.ranks else ""
+    who = f" on {format_ranks(finding.ranks)}" if finding.ranks else ""
     since = f", steps {finding.steps[0]} to {finding.steps[1]}" if finding.steps else ""
     return html.P(
         [
@@ -149,7 +158,7 @@ def _told(finding: Finding) -> Component:
 def _mean_text(seen: SeenSteps | None) -> str:
     if seen is None or not seen.actual_s_by_step:
         return "…"
-    return seconds_text(sum(seen.actual_s_by_step.values()) / len(seen.actual_s_by_step))
+    return format_seconds(sum(seen.actual_s_by_step.values()) / len(seen.actual_s_by_step))
 
 
 def _mfu(seen: SeenSteps | None) -> str:
@@ -157,4 +166,4 @@ def _mfu(seen: SeenSteps | None) -> str:
         return "being read"
     if seen.mfu is None:
         return LATER
-    return f"mean of {count_text(len(seen.mfu.by_step), 'step')}"
+    return f"mean of {format_count(len(seen.mfu.by_step), 'step')}"

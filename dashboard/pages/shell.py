@@ -8,8 +8,10 @@ import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
+from rankscope.analysis.report.text import format_count
+
 from ..address import Page, View, read_address, write_address
-from ..text import count_text, visible
+from ..text import visible
 from .clock import LIVE_MS, QUIET_MS, RESCUE, clock, next_tick, rescue
 from .frame import labelled
 
@@ -135,7 +137,7 @@ def _chooser(runs: Sequence[RunSummary], run_id: str | None) -> list[Component]:
 
 
 def _label(run: RunSummary) -> str:
-    parts = [visible(run.run_id), run.state, count_text(run.world_size, "rank")]
+    parts = [visible(run.run_id), run.state, format_count(run.world_size, "rank")]
     return " · ".join(part for part in parts if part)
 
 

@@ -12,7 +12,9 @@ from dash.exceptions import PreventUpdate
 from rankscope.analysis.drawing.picture import StepPart, Window
 from rankscope.analysis.report.progress import UnderWay
 from rankscope.analysis.report.report import RunReport
+from rankscope.analysis.report.text import format_count, format_duration, format_seconds
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
+from rankscope.tracer.span import NS_PER_MS
 
 from ..address import Page, View, read_address, write_address
 from ..figures.timeline import timeline_figure
@@ -23,8 +25,7 @@ from ..figures.timeline_raster import (
     raster_figure,
     raster_note,
 )
-from ..text import count_text, seconds_text, time_text, visible
-from ..theme import NS_PER_MS
+from ..text import visible
 from .clock import LIVE_MS, RESCUE, SOON_MS, clock, next_tick, pace_of
 from .empty import missing_run, no_data, no_runs, no_steps
 from .frame import announced, card, graph, graph_style, register_graph
@@ -368,6 +369,7 @@ def _about(
 ) -> str:
     ideal = known.ideal_s_by_step.get(step.step)
     return (
-        f"{time_text(step.end_ns - step.begin_ns)}, ideal {seconds_text(ideal)};"
-        f" {count_text(num_spans, 'span')} of {count_text(num_ranks, 'rank')}, epoch {step.epoch}"
+        f"{format_duration(step.end_ns - step.begin_ns)}, ideal {format_seconds(ideal)};"
+        f" {format_count(num_spans, 'span')} of {format_count(num_ranks, 'rank')}, epoch"
+        f" {step.epoch}"
     )

@@ -6,9 +6,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.drawing.picture import Window
+from rankscope.tracer.span import NS_PER_MS
 
 from ..figures.timeline_raster import lines_per_block
-from ..theme import NS_PER_MS
 
 if TYPE_CHECKING:
     from rankscope.analysis.drawing.picture import StepPicture

@@ -33,7 +33,7 @@ def test_others_wait_for_one_rank_and_mending_it_wins() -> None:
     assert verdict_sentence(told("slow-compute", (5,))) == (
         "Rank 5 (dp 0, stage 1, tp 1) is truly slow (slow-compute)."
         " Rank 0 only waits for it, 10 % of its step."
-        " Mending it wins back 50 % of the time lost to slowness, 500.0 ms a step."
+        " Mending it wins back 50 % of the time lost to slowness, 500 ms a step."
     )
 
 
@@ -43,7 +43,7 @@ def test_others_wait_for_several_ranks_and_mending_them_wins() -> None:
     assert sentence == (
         "Ranks 5 and 7 launch late: their host stalls (host-stall)."
         " 2 other ranks only wait for them, rank 0 most: 10 % of its step."
-        " Mending them wins back 50 % of the time lost to slowness, 500.0 ms a step."
+        " Mending them wins back 50 % of the time lost to slowness, 500 ms a step."
     )
 
 

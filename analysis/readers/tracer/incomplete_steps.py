@@ -11,7 +11,7 @@ from rankscope.tracer.span import KIND_CODES, SpanKind, kind_bits, kinds_of
 
 from ...arrays.grouping import is_one_of
 from ...arrays.sorting import places_of
-from ...report.text import name_ranks
+from ...report.text import format_ranks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,7 +87,7 @@ class Unrecorded:
         steps = self.losses.steps[column]
         kinds = " and ".join(kinds_of(self.kinds))
         told = (
-            f"{name_ranks(ranks)} recorded no {kinds} in steps {steps.min()} to {steps.max()}, by"
+            f"{format_ranks(ranks)} recorded no {kinds} in steps {steps.min()} to {steps.max()}, by"
             " request or because the capture failed (see the run's events): what was done then is"
             " not judged"
         )

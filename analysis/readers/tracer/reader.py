@@ -13,7 +13,7 @@ from ...arrays.grouping import distinct
 from ...arrays.intervals import NOWHERE
 from ...arrays.sorting import places_of
 from ...replay.model import Reading, WaitIntervals, without_overlap
-from ...report.text import duration_text, name_ranks
+from ...report.text import format_duration, format_ranks
 from ...trace.expected_ranks import groups_as_traced, num_expected
 from ...trace.tables import rows_of_spans, rows_of_steps
 from ..waits import is_communication, is_one_sided, split_waits
@@ -83,7 +83,7 @@ def read_traced(
         worst = float(-split.transfer_ns.min())
         warnings.append(
             f"nobody measured the hosts' clocks against each other: some ranks leave"
-            f" communications {duration_text(worst)} before the last one enters, so who waits for"
+            f" communications {format_duration(worst)} before the last one enters, so who waits for"
             " whom is known no better than that"
         )
     if num_expected(run) < run.world_size:
@@ -182,7 +182,7 @@ def _placed(
         steps = rows_of_steps(steps, ~np.isin(steps.step, list(found)))
         spans = rows_of_spans(spans, ~np.isin(spans.step, list(found)))
     reasons = {
-        step: f"nobody described {name_ranks(tuple(sorted(ranks)))}"
+        step: f"nobody described {format_ranks(tuple(sorted(ranks)))}"
         for step, ranks in found.items()
     }
     return steps, spans, reasons

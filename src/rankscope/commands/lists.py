@@ -7,10 +7,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from rankscope.analysis.report.text import EMPTY, UNKNOWN, format_ranges
 from rankscope.collector.client.served_store import open_for_reading
 from rankscope.collector.store.location import default_store_url
+from rankscope.tracer.span import NS_PER_S
 
-from ..terminal.lines import aligned, ranges
+from ..terminal.lines import aligned
 
 if TYPE_CHECKING:
     from rankscope.analysis.recurrence import Followed
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from rankscope.collector.read.alerts import StoredAlert
     from rankscope.collector.read.findings import StoredFinding
 
-NS_PER_S = 1_000_000_000
 NO_RUNS = "no runs yet: `rankscope demo` makes one, `rankscope import` stores a recorded one"
 NO_ALERTS = "no alerts"
 NO_FINDINGS = "no findings: `rankscope serve` notes them while runs train"
@@ -93,7 +94,7 @@ def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -
         (
             finding.run_id,
             finding.cause,
-            ranges(finding.ranks) or "-",
+            format_ranges(finding.ranks),
             _finding_steps(finding),
             _when(finding.opened_ns),
             "stands" if finding.closed_ns is None else _when(finding.closed_ns),
@@ -132,10 +133,10 @@ def _follows(followed: Followed | None) -> str:
 
 def _finding_steps(finding: StoredFinding) -> str:
     known = finding.onset_step is not None and finding.last_step is not None
-    return f"{finding.onset_step}-{finding.last_step}" if known else "-"
+    return f"{finding.onset_step}-{finding.last_step}" if known else EMPTY
 
 
 def _when(at_ns: int | None) -> str:
     if at_ns is None:
-        return "n/a"
+        return UNKNOWN
     return datetime.fromtimestamp(at_ns / NS_PER_S, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -14,6 +14,7 @@ from rankscope.collector.http.token_file import (
     write_private,
 )
 from rankscope.collector.http.tokens import Role, make_token, revoked
+from rankscope.tracer.span import NS_PER_S
 
 from ..errors import BadInputError
 from ..terminal.lines import aligned
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from rankscope.collector.http.tokens import TokenRecord
 
-NS_PER_S = 1_000_000_000
 NO_TOKENS = "no tokens yet: `rankscope token create --role ingest --run-prefix NAME` makes one"
 
 

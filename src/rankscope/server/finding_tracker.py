@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.report.report import Finding
-from rankscope.analysis.report.text import count_text, name_ranks
+from rankscope.analysis.report.text import format_count, format_ranks
 from rankscope.analysis.report.tracked_findings import Change, FindingTracker, TrackedFinding
 from rankscope.collector.read.findings import StoredFinding, read_findings, write_findings
 
@@ -132,7 +132,7 @@ def tracked_finding(stored: StoredFinding) -> TrackedFinding:
 
 def _line(tracked: TrackedFinding, cost: TurnCost | None) -> str:
     finding = tracked.finding
-    who = f" on {name_ranks(finding.ranks)}" if finding.ranks else ""
+    who = f" on {format_ranks(finding.ranks)}" if finding.ranks else ""
     text = f"{tracked.run_id}: {finding.cause}{who}"
     if tracked.closed_ns is not None:
         text += (
@@ -142,7 +142,7 @@ def _line(tracked: TrackedFinding, cost: TurnCost | None) -> str:
         text += f" since step {tracked.onset_step}"
     if cost is not None:
         text += (
-            f" ({count_text(cost.num_new_steps, 'new step')}, window of {cost.num_steps},"
+            f" ({format_count(cost.num_new_steps, 'new step')}, window of {cost.num_steps},"
             f" analysed in {cost.seconds:.2f} s)"
         )
     return text

@@ -14,6 +14,7 @@ from rankscope.collector.http.limits import EdgeLimits, fit_connections
 from rankscope.collector.http.metrics import Metrics, Reading
 from rankscope.collector.http.socket_server import EdgeServer
 from rankscope.collector.retention.deletion import Deletions
+from rankscope.tracer.span import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -139,9 +140,6 @@ def _no_pages(environ: dict[str, object], start_response: Callable[..., object])
     """Answer for a collector without a dashboard."""
     start_response("404 Not Found", [("Content-Type", "text/plain")])
     return [b"404: this collector has no pages; a dashboard on the same store shows its runs\n"]
-
-
-NS_PER_S = 1_000_000_000
 
 
 STORE_PAUSE_NS = 15 * NS_PER_S

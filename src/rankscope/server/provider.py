@@ -18,6 +18,7 @@ from rankscope.collector.read.heartbeats import longest_unheard
 from rankscope.collector.read.pictures import StepPlace, read_kept
 from rankscope.collector.read.portions import Portion, count_portion
 from rankscope.collector.read.steps import read_step_times
+from rankscope.tracer.span import NS_PER_S
 
 from ..errors import exit_code_of, plain_line
 from .background_jobs import Aside
@@ -41,7 +42,6 @@ MAX_TIMELINES = 8
 """Steps kept drawn up; a page asks for the same one at each zoom."""
 
 HEARD_FOR_NS = 2_000_000_000
-NS_PER_S = 1e9
 
 SMALL_SPANS = 500_000
 """Of a run whose analysis takes seconds."""

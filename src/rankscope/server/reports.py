@@ -20,6 +20,7 @@ from rankscope.analysis.report.progress import Doing, Phase
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.window import RunWindow
 from rankscope.collector.spool.descriptions import RUNNING
+from rankscope.tracer.span import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -40,8 +41,6 @@ MAX_SPANS = 4_000_000
 TURN_BUDGET_S = 5.0
 """What one analysis of a run that trains may take; its window keeps as many steps as that allows,
 at least `analysis.window.MIN_STEPS`."""
-
-NS_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

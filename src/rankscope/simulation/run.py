@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.report.text import name_ranks
+from rankscope.analysis.report.text import format_ranks
 from rankscope.collector.client.served_store import open_for_reading
 from rankscope.collector.identity import checked_run_name
 from rankscope.collector.store.location import default_store_url
+from rankscope.tracer.span import NS_PER_MS
 
 from ..errors import BadInputError
 from ..terminal.lines import Progress
@@ -30,7 +31,6 @@ MAX_NAMED_RANKS = 8
 """More are counted, not listed."""
 
 PROGRESS_EVERY = 10
-NS_PER_MS = 1e6
 SCENARIO_SUFFIXES = (".toml", ".json")
 
 
@@ -198,4 +198,4 @@ def _counts_line(simulation: Simulation, done: Simulated) -> str:
 def _ranks_text(ranks: tuple[int, ...]) -> str:
     if len(ranks) > MAX_NAMED_RANKS:
         return f"{len(ranks):,} ranks"
-    return name_ranks(ranks)
+    return format_ranks(ranks)

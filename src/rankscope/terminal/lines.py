@@ -6,11 +6,10 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from rankscope.analysis.report.text import LEAST_RANGE, neighbours
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+GAP = "  "
 MAX_WIDTH = 120
 WIDTH_OF_NONE = 100
 
@@ -96,17 +95,6 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str 
     """
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     return [_line(row, widths, right) for row in (header, *rows)]
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as ``0, 4-7, 9``; runs of two are written out."""
-    return ", ".join(
-        f"{first}" if first == last else f"{first}-{last}"
-        for first, last in neighbours(numbers, least=LEAST_RANGE)
-    )
-
-
-GAP = "  "
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], right: str) -> str:

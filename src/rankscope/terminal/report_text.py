@@ -5,7 +5,9 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from .lines import aligned, ranges
+from rankscope.analysis.report.text import UNKNOWN, format_percent, format_range, format_ranges
+
+from .lines import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
         WaterfallSummary,
     )
 
-UNKNOWN = "n/a"
 INDENT = "  "
 MAX_STARVED = 10
 MAX_BANDWIDTHS = 8
@@ -125,8 +126,8 @@ def _findings(findings: tuple[Finding, ...], follows: tuple[str, ...], width: in
     rows = [
         (
             finding.cause,
-            ranges(finding.ranks) or "-",
-            f"{finding.steps[0]}-{finding.steps[1]}" if finding.steps else "-",
+            format_ranges(finding.ranks),
+            format_range(finding.steps),
             _number(finding.slowdown),
             _percent(finding.recoverable_ratio),
             f"{finding.confidence:.2f}",
@@ -236,7 +237,7 @@ def _paragraph(text: str, width: int, *, mark: str = "") -> list[str]:
 
 
 def _steps(steps: Iterable[int]) -> str:
-    return f"steps {ranges(sorted(steps))}"
+    return f"steps {format_ranges(sorted(steps))}"
 
 
 def _seconds(seconds: float | None) -> str:
@@ -248,4 +249,4 @@ def _number(value: float | None) -> str:
 
 
 def _percent(ratio: float | None) -> str:
-    return UNKNOWN if ratio is None else f"{ratio * 100:z.1f} %"
+    return format_percent(ratio, digits=1)

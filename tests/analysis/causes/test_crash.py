@@ -38,7 +38,7 @@ def test_the_first_failure_is_named_and_the_cascade_is_not() -> None:
     assert finding.evidence == (
         "rank 5 (host h1) failed first in step 41: CUDA out of memory (torch.OutOfMemoryError:"
         " CUDA out of memory. Tried to allocate 2.00 GiB.); 7 others followed,"
-        " the first 500.0 ms later (lost connection)"
+        " the first 500 ms later (lost connection)"
     )
 
 

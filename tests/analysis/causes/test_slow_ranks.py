@@ -55,7 +55,7 @@ def test_a_rank_slow_now_and_then_is_told_from_the_first_time_to_the_last() -> N
     (finding,) = analyze_run(source, "run").findings
 
     assert (finding.cause, finding.ranks, finding.steps) == ("slow-compute", (7,), (1, 15))
-    assert "360.0 ms of its own compute a step against 240.0 ms" in finding.evidence
+    assert "360 ms of its own compute a step against 240 ms" in finding.evidence
     assert "in 3 of the 15 steps 1 to 15" in finding.evidence
     # A GPipe of 4 stages and 4 micro-batches computes 7 in a row, of 60 ms with their backwards.
     # In 3 of 18 steps 4 of the 7 take 90 ms.

@@ -2,20 +2,81 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.analysis.report.text import count_text, name_ranks, percent_text
+from rankscope.analysis.report.text import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_percent,
+    format_range,
+    format_ranges,
+    format_ranks,
+    format_seconds,
+    format_slowdown,
+    format_steps,
+)
 
 
 @pytest.mark.parametrize(
-    ("num", "text"),
-    [(0, "0 ranks"), (1, "1 rank"), (2, "2 ranks"), (999, "999 ranks"), (12_288, "12,288 ranks")],
+    ("num", "noun", "text"),
+    [
+        (0, "rank", "0 ranks"),
+        (1, "rank", "1 rank"),
+        (2, "micro-batch", "2 micro-batches"),
+        (999, "rank", "999 ranks"),
+        (12_288, "rank", "12,288 ranks"),
+    ],
 )
-def test_a_count_has_a_separator_from_a_thousand_on(num: int, text: str) -> None:
-    assert count_text(num, "rank") == text
+def test_a_count_has_its_noun_and_a_separator_from_1000_on(num: int, noun: str, text: str) -> None:
+    assert format_count(num, noun) == text
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(0.0, "0 %"), (0.264, "26 %"), (1.0, "100 %")])
+def test_a_share_is_written_in_percent(ratio: float, text: str) -> None:
+    assert format_percent(ratio) == text
+
+
+def test_a_share_has_as_many_digits_as_asked_for() -> None:
+    assert format_percent(0.4567, digits=1) == "45.7 %"
+    assert format_percent(-0.0001, digits=1) == "0.0 %"
+
+
+@pytest.mark.parametrize(
+    ("duration_ns", "text"),
+    [
+        (0, "0 ns"),
+        (999, "999 ns"),
+        (1_500, "1.50 us"),
+        (999_600, "1.00 ms"),
+        (9_996_000, "10.0 ms"),
+        (43_210_000, "43.2 ms"),
+        (812_000_000, "812 ms"),
+        (2_345_000_000, "2.35 s"),
+        (12_345_000_000_000, "12,345 s"),
+        (-1_500, "-1.50 us"),
+        (None, "n/a"),
+    ],
+)
+def test_a_duration_has_three_digits_and_a_fitting_unit(
+    duration_ns: float | None, text: str
+) -> None:
+    assert format_duration(duration_ns) == text
+
+
+def test_seconds_a_slowdown_and_sizes_have_their_units() -> None:
+    assert format_seconds(0.61) == "610 ms"
+    assert format_slowdown(1.3841) == "1.38x"
+    assert format_bytes(4 << 20) == "4.00 MiB"
+    assert format_bytes(12) == "12 B"
+
+
+def test_unknown_is_not_a_number() -> None:
+    assert format_seconds(None) == format_percent(None) == format_slowdown(None) == "n/a"
 
 
 @pytest.mark.parametrize(
     ("ranks", "text"),
     [
+        ((12_287,), "rank 12287"),
         ((4, 5), "ranks 4 and 5"),
         ((4, 5, 6), "ranks 4 to 6"),
         (tuple(range(6_144, 6_152)), "ranks 6144 to 6151"),
@@ -24,20 +85,37 @@ def test_a_count_has_a_separator_from_a_thousand_on(num: int, text: str) -> None
         (tuple(range(12_288)), "ranks 0 to 12287"),
     ],
 )
-def test_three_ranks_in_a_row_are_a_range(ranks: tuple[int, ...], text: str) -> None:
-    assert name_ranks(ranks) == text
+def test_three_consecutive_ranks_are_a_range(ranks: tuple[int, ...], text: str) -> None:
+    assert format_ranks(ranks) == text
 
 
-def test_the_ranks_that_are_not_named_are_counted_with_a_separator() -> None:
+def test_ranks_that_are_not_listed_are_counted() -> None:
     ranks = (*range(8), *range(10, 12_288, 2))
 
-    assert name_ranks(ranks) == "ranks 0 to 7, 10, 12, 14, 16, 18, 20, 22 and 6,132 more"
+    assert format_ranks(ranks) == "ranks 0 to 7, 10, 12, 14, 16, 18, 20, 22 and 6,132 more"
 
 
-def test_a_ranks_own_number_has_no_separator() -> None:
-    assert name_ranks((12_287,)) == "rank 12287"
+def test_steps_are_written_with_the_first_and_the_last() -> None:
+    assert format_steps((3, 3)) == "step 3"
+    assert format_steps((3, 9)) == "steps 3 to 9"
+    assert format_range((3, 3)) == "3"
+    assert format_range((3, 9)) == "3-9"
+    assert format_range(None) == "-"
 
 
-@pytest.mark.parametrize(("ratio", "text"), [(0.0, "0 %"), (0.264, "26 %"), (1.0, "100 %")])
-def test_a_share_is_written_as_the_pages_do(ratio: float, text: str) -> None:
-    assert percent_text(ratio) == text
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([], "-"),
+        ([5], "5"),
+        ([5, 6], "5, 6"),
+        ([0, 1, 2, 3], "0-3"),
+        ([0, 4, 5, 6, 7, 9, 10], "0, 4-7, 9, 10"),
+    ],
+)
+def test_a_table_lists_ranges(numbers: list[int], text: str) -> None:
+    assert format_ranges(numbers) == text
+
+
+def test_a_table_counts_the_ranges_that_it_leaves_out() -> None:
+    assert format_ranges(range(0, 40, 2), max_ranges=2) == "0, 2 and 18 more"

@@ -43,7 +43,7 @@ def test_the_overview_says_what_is_known() -> None:
     assert "8 ranks | DP 2 x TP 2 x PP 2 | 30 steps | 9,920 spans | confidence 0.98" in shown
     assert "slow-compute | 5 | 10-29 | 1.38x | 94 % | 0.98" in shown
     assert "rank 0 | 34 % | on rank 5 (31 %), rank 0 (2 %)" in shown
-    assert "dropped spans | 0 | clock error | ± 1.80 µs | coverage | 100.0 %" in shown
+    assert "dropped spans | 0 | clock error | ± 1.80 us | coverage | 100.0 %" in shown
     assert "Paced run" in shown
 
 
