@@ -11,10 +11,8 @@ from ..spool.descriptions import CLOCK_LINE, event_row
 from ..spool.process import ProcessFiles
 from ..spool.tail import SegmentFate, SpoolTail, run_folders
 from .errors import HeldError
-from .heartbeats import EVERY_S, NUM_AT_ONCE
-from .outbox import MAX_SAMPLES
+from .outbox import EVERY_S, MAX_SAMPLES, NUM_AT_ONCE
 from .retry import Backoff
-from .trouble_log import Troubles
 
 if TYPE_CHECKING:
     import threading
@@ -24,8 +22,7 @@ if TYPE_CHECKING:
     from ..identity import Row
     from .buffer import RowBuffer
     from .clock import AgentClocks
-    from .heartbeats import BeatShipper
-    from .outbox import Outbox
+    from .outbox import BeatShipper, Outbox
     from .quota import SpoolRoom
 
 TURN_S = 1.0
@@ -39,6 +36,9 @@ second. Smaller requests drain slower: by row those of 98,304 took 1.1 to 1.2 x 
 
 DEFECT_PAUSE_S = 60.0
 COLLECTOR = "the collector"
+
+MAX_REASONS = 8
+"""Of one trouble that are told; later ones are not."""
 
 
 @dataclass(slots=True)
@@ -256,3 +256,35 @@ def ranks_in(spool: Path, run_id: str) -> list[int]:
         if files.run_id == run_id:
             ranks.add(files.identity.rank)
     return sorted(ranks)
+
+
+class Troubles:
+    """What does not work just now, by name.
+
+    Args:
+        say: Tells a line.
+        monotonic_s: For how long it lasted.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], *, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._say = say
+        self._monotonic_s = monotonic_s
+        self._since_s: dict[str, float] = {}
+        self._told: dict[str, set[str]] = {}
+
+    def begin(self, name: str, reason: str) -> None:
+        """Say why ``name`` does not work, unless that was said since it does not."""
+        self._since_s.setdefault(name, self._monotonic_s())
+        told = self._told.setdefault(name, set())
+        if reason not in told and len(told) < MAX_REASONS:
+            told.add(reason)
+            self._say(f"{name}: {reason}; data waits in the spool")
+
+    def end(self, name: str) -> None:
+        """Say that it works again, if it was said that it does not."""
+        self._told.pop(name, None)
+        since_s = self._since_s.pop(name, None)
+        if since_s is not None:
+            self._say(f"{name}: works again after {self._monotonic_s() - since_s:.0f} s")

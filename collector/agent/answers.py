@@ -6,14 +6,13 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CollectorError
 from ..spool.cut import CutKey
-from .errors import HeldError
-from .retry import TOKEN_PAUSE_S
+from .errors import GoneError, HeldError, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..errors import CollectorError
     from ..spool.cut import Cut
     from .link import Answer
 
@@ -32,27 +31,7 @@ CONFLICT = "conflict"
 DELETED = "deleted"
 KNOWN_STATES = SETTLED_STATES | {CONFLICT, DELETED}
 MAX_REASON_LETTERS = 300
-
-
-class RefusedError(CollectorError):
-    """What was sent is refused for what it is.
-
-    Args:
-        status: Of the answer.
-        reason: As the answer gives it.
-        is_of_collector: Whether the collector itself says so; else something before it, a proxy
-            say, lets no body of that length through.
-    """
-
-    def __init__(self, status: int, reason: str, *, is_of_collector: bool = True) -> None:
-        super().__init__(f"{status}: {reason}")
-        self.status = status
-        self.reason = reason
-        self.is_of_collector = is_of_collector
-
-
-class GoneError(CollectorError):
-    """The run was deleted: nothing more of it is wanted."""
+TOKEN_PAUSE_S = 60.0
 
 
 def accepted(answer: Answer) -> Any:  # noqa: ANN401  # a JSON document

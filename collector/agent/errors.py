@@ -75,3 +75,24 @@ def reason_of(error: BaseException) -> str:
     text = str(error) if not isinstance(error, OSError) else error.strerror or str(error)
     line = (text.strip().splitlines() or [""])[0]
     return (line or type(error).__name__)[:200]
+
+
+class RefusedError(CollectorError):
+    """What was sent is refused for what it is.
+
+    Args:
+        status: Of the answer.
+        reason: As the answer gives it.
+        is_of_collector: Whether the collector itself says so; else something before it, a proxy
+            say, lets no body of that length through.
+    """
+
+    def __init__(self, status: int, reason: str, *, is_of_collector: bool = True) -> None:
+        super().__init__(f"{status}: {reason}")
+        self.status = status
+        self.reason = reason
+        self.is_of_collector = is_of_collector
+
+
+class GoneError(CollectorError):
+    """The run was deleted: nothing more of it is wanted."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from ..spool.cut import Resume
@@ -14,25 +15,24 @@ from .answers import (
     CONFLICT,
     DELETED,
     SETTLED_STATES,
-    GoneError,
-    RefusedError,
     accepted,
     check_num_rows,
     checked_page,
     checked_states,
 )
-from .errors import HeldError, LinkError
+from .errors import GoneError, HeldError, JournalError, LinkError, RefusedError
+from .journal import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from ..identity import Row
     from ..spool.cut import Cut, CutKey
     from .answers import HeldPage
-    from .dead_letters import Parking
-    from .delivery import Delivery
     from .journal import Journal
     from .link import Link
+    from .retry import Delivery
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
@@ -57,6 +57,21 @@ MAX_PAGES = 10_000
 RUN_DELETED = "run-deleted"
 REFUSED = "refused"
 """Reasons under which `ranks.dropped` counts rows."""
+
+MAX_PARKED_BYTES = 256 << 20
+
+MAX_PARKED_FILES = 10_000
+
+EVERY_S = 10.0
+"""Between two requests; each has one row a rank and second. One a second and host would be more
+inserts than a collector of thousands of hosts can do."""
+
+MAX_BEATS = 10_000
+"""That wait: some 10 MB, and some 20 minutes of eight ranks."""
+
+NUM_AT_ONCE = 1_000
+
+NOT_FOUND = 404
 
 
 class Outbox:
@@ -250,3 +265,106 @@ def _num_rows(key: CutKey) -> int:
 def _num_records(cut: Cut) -> int:
     """Return the rows that the process committed: torn ones were never produced."""
     return _num_rows(cut.key) - cut.num_torn
+
+
+class Parking:
+    """A folder with a file of bytes and a file of reasons for each batch.
+
+    Args:
+        folder: Made when the first batch comes.
+        max_bytes: Of all bodies together; beyond it only the reasons are kept.
+    """
+
+    def __init__(self, folder: Path, *, max_bytes: int = MAX_PARKED_BYTES) -> None:
+        self.folder = folder
+        self._max_bytes = max_bytes
+
+    def park(self, name: str, body: bytes, document: dict[str, Any]) -> None:
+        """Keep a batch; returns once it is on disk.
+
+        Args:
+            name: Of the two files, without their endings.
+            body: What was refused, as it was sent.
+            document: Who, what and why.
+
+        Raises:
+            JournalError: It can't be kept.
+        """
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            num_files, num_bytes = self._used()
+            is_kept = num_bytes + len(body) <= self._max_bytes and num_files < MAX_PARKED_FILES
+            if is_kept:
+                _write(self.folder / f"{name}.body", body)
+            if num_files < MAX_PARKED_FILES:
+                told = json.dumps({**document, "is_body_kept": is_kept}, indent=1)
+                _write(self.folder / f"{name}.json", told.encode())
+            sync_folder(self.folder)
+        except OSError as error:
+            raise JournalError(
+                f"{self.folder} can't be written ({error.strerror or error}): a batch that the"
+                " collector refuses waits until it can"
+            ) from error
+
+    def _used(self) -> tuple[int, int]:
+        sizes = [entry.stat().st_size for entry in os.scandir(self.folder)]
+        return len(sizes), sum(sizes)
+
+
+def _write(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+
+
+class BeatShipper:
+    """Posts heartbeats, each run's on its own: one that the collector refuses costs no other's.
+
+    Args:
+        link: To the collector.
+        say: Tells a line to whoever watches the agent.
+    """
+
+    def __init__(self, link: Link, *, say: Callable[[str], None]) -> None:
+        self._link = link
+        self._say = say
+        self._told: set[str] = set()
+        self.num_refused = 0
+        """Heartbeats that the collector would not have."""
+
+    def send(self, rows: Sequence[Row]) -> None:
+        """Send rows; return when they are stored or refused.
+
+        Raises:
+            HeldError: The collector takes nothing just now; the same rows may be given again.
+        """
+        by_run: dict[str, list[Row]] = {}
+        for row in rows:
+            by_run.setdefault(row["run_id"], []).append(row)
+        for run_id, of_run in by_run.items():
+            self._send_run(run_id, of_run)
+
+    def _send_run(self, run_id: str, rows: list[Row]) -> None:
+        body = json.dumps({"schema": SCHEMA_VERSION, "rows": rows}).encode()
+        answer = self._link.post("/v1/rows/heartbeats", body, content_type="application/json")
+        if answer.status == NOT_FOUND:
+            self._refuse(rows, "the collector is older than this agent and takes no heartbeats")
+            return
+        try:
+            check_num_rows(accepted(answer), len(rows))
+        except GoneError:
+            self.num_refused += len(rows)  # whoever ships the run's spans tells that it is gone
+        except RefusedError as error:
+            self._refuse(rows, f"heartbeats of run {run_id} are refused: {error}")
+        except HeldError as error:
+            if not error.is_of_run:
+                raise
+            self._refuse(rows, f"heartbeats of run {run_id} are refused: {error.reason}")
+
+    def _refuse(self, rows: list[Row], line: str) -> None:
+        self.num_refused += len(rows)
+        if line not in self._told:
+            self._told.add(line)
+            self._say(line)

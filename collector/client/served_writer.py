@@ -150,8 +150,8 @@ class ServedWriter:
         self._link.close()
 
     def _ship(self, path: str, body: bytes, content_type: str) -> Any:  # noqa: ANN401  # a JSON document
-        from ..agent.answers import GoneError, RefusedError, accepted
-        from ..agent.errors import HeldError, LinkError
+        from ..agent.answers import accepted
+        from ..agent.errors import GoneError, HeldError, LinkError, RefusedError
 
         begun_s = self._monotonic_s()
         pause_s = FIRST_PAUSE_S

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..store.writer import CutState
-    from ..wire.batch import CutBatch
+    from ..wire.codec import CutBatch
     from .retryable import StoreTrouble
 
     Write = Callable[[Sequence[CutBatch]], list[list[CutState]]]

@@ -25,8 +25,7 @@ from .shared_memory import mapped, read_batch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..wire.batch import CutBatch
-    from ..wire.codec import WireLimits
+    from ..wire.codec import CutBatch, WireLimits
 
 ANSWER_S = 60.0
 """A decoder that takes longer is ended: the largest body takes about a second."""

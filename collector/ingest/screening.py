@@ -20,7 +20,7 @@ from ..errors import RunNameError, WireError
 from ..identity import checked_run_name
 from ..names import storable_name
 from ..spool.records import MAX_DURATION_NS, MAX_START_NS
-from ..wire.batch import TABLES, CutBatch
+from ..wire.codec import TABLES, CutBatch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

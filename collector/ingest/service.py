@@ -15,8 +15,7 @@ import pyarrow as pa
 from ..errors import StoreError, WireError
 from ..store.ledger import Ledger
 from ..store.writer import CutState, StoreWriter
-from ..wire.batch import TABLES, CutBatch
-from ..wire.codec import WireLimits
+from ..wire.codec import TABLES, CutBatch, WireLimits
 from ..wire.sizes import checked_inflated_bytes
 from .admission import ByteBudget
 from .commit import GroupCommit

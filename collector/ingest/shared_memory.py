@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ..arrow_columns import numbers, strings, to_numpy
 from ..spool.cut import CutKey
-from ..wire.batch import TABLES, CutBatch
+from ..wire.codec import TABLES, CutBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

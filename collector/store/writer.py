@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ..arrow_columns import to_numpy
 from ..spool.cut import CutKey, Resume
-from ..wire.batch import TABLES, CutBatch
+from ..wire.codec import TABLES, CutBatch
 from .first_times import with_first_times
 from .ledger import SENT, Ledger, Piece, Range, missing, segment_key
 from .name_cap import NameCap

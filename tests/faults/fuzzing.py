@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rankscope.collector.host.heartbeat import Heartbeat
     from rankscope.collector.identity import Row
     from rankscope.collector.spool.cut import Cut
-    from rankscope.collector.wire.batch import CutBatch
+    from rankscope.collector.wire.codec import CutBatch
 
 MIB = 1 << 20
 LIMITS = WireLimits(max_wire_bytes=MIB, max_inflated_bytes=16 * MIB, max_rows=20_000)

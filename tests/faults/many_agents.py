@@ -16,13 +16,11 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from rankscope.collector.agent.agent import NodeAgent, ranks_in
-from rankscope.collector.agent.clock import AgentClocks
-from rankscope.collector.agent.clock_probes import ProbeThread, exchange_over
-from rankscope.collector.agent.dead_letters import Parking
-from rankscope.collector.agent.delivery import Delivery
+from rankscope.collector.agent.clock import AgentClocks, ProbeThread, exchange_over
 from rankscope.collector.agent.journal import Journal
 from rankscope.collector.agent.link import Link
-from rankscope.collector.agent.outbox import Outbox
+from rankscope.collector.agent.outbox import Outbox, Parking
+from rankscope.collector.agent.retry import Delivery
 from rankscope.collector.clock.sync import HostClock, ProbeConfig
 from rankscope.collector.spool.liveness import boot_id
 

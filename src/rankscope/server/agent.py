@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.collector.agent.agent import NodeAgent
-    from rankscope.collector.agent.clock import AgentClocks
-    from rankscope.collector.agent.clock_probes import ProbeThread
+    from rankscope.collector.agent.clock import AgentClocks, ProbeThread
     from rankscope.collector.agent.journal import Journal
     from rankscope.collector.agent.link import Link
 
@@ -63,8 +62,7 @@ def run_agent(options: AgentOptions) -> None:
         TokenFileError: The token can't be read.
         JournalError: The journal can't be opened.
     """
-    from rankscope.collector.agent.certificates import TlsFiles
-    from rankscope.collector.agent.link import Link
+    from rankscope.collector.agent.link import Link, TlsFiles
     from rankscope.collector.http.token_file import read_own_token
 
     from ..memory import use_one_allocator
@@ -126,10 +124,9 @@ def _assemble(
     options: AgentOptions, state: Path, *, link: Link, journal: Journal, clocks: AgentClocks
 ) -> NodeAgent:
     from rankscope.collector.agent.agent import NodeAgent, ranks_in
-    from rankscope.collector.agent.dead_letters import Parking
-    from rankscope.collector.agent.delivery import Delivery
-    from rankscope.collector.agent.outbox import Outbox
+    from rankscope.collector.agent.outbox import Outbox, Parking
     from rankscope.collector.agent.quota import SpoolRoom
+    from rankscope.collector.agent.retry import Delivery
 
     parking = Parking(state / "dead")
     outbox = Outbox(
@@ -148,8 +145,7 @@ def _assemble(
 def _tie_clock(link: Link, journal: Journal) -> tuple[AgentClocks, ProbeThread]:
     from time import monotonic_ns
 
-    from rankscope.collector.agent.clock import AgentClocks
-    from rankscope.collector.agent.clock_probes import ProbeThread, exchange_over
+    from rankscope.collector.agent.clock import AgentClocks, ProbeThread, exchange_over
     from rankscope.collector.clock.sync import HostClock
     from rankscope.collector.clock.watch import ClockEvent, ClockEventKind, ClockWatch
     from rankscope.collector.spool.liveness import boot_id
@@ -179,8 +175,8 @@ def _sample_loops(
     if not options.samples:
         return []
     from rankscope.collector.agent.buffer import RowBuffer
-    from rankscope.collector.agent.bursts import BurstDesk
-    from rankscope.collector.agent.heartbeats import MAX_BEATS, BeatShipper
+    from rankscope.collector.agent.outbox import MAX_BEATS, BeatShipper
+    from rankscope.collector.host.bursts import BurstDesk
     from rankscope.collector.host.heartbeat_rows import beat_sink
     from rankscope.collector.host.sampler import Sampler
     from rankscope.collector.host.sources import host_sources

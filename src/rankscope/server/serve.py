@@ -281,7 +281,7 @@ def _sampler_loops(options: ServeOptions, store: Store, stack: ExitStack) -> lis
     import socket
 
     from rankscope.collector.agent.buffer import RowBuffer
-    from rankscope.collector.agent.heartbeats import MAX_BEATS
+    from rankscope.collector.agent.outbox import MAX_BEATS
     from rankscope.collector.host.heartbeat_rows import beat_sink
     from rankscope.collector.host.sampler import Sampler
     from rankscope.collector.host.sources import host_sources

@@ -1,17 +1,25 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.agent.clock import LEAD_NS, SLEW_NS, AgentClocks, next_stretches
+from rankscope.collector.agent.clock import (
+    LEAD_NS,
+    SLEW_NS,
+    AgentClocks,
+    ProbeThread,
+    next_stretches,
+)
 from rankscope.collector.agent.errors import HeldError
 from rankscope.collector.agent.journal import Journal
 from rankscope.collector.clock.fit import ClockFit
 from rankscope.collector.clock.map import HostTime
 from rankscope.collector.clock.probe import ProbeReply
-from rankscope.collector.clock.sync import ClockEstimate, HostClock
+from rankscope.collector.clock.sync import ClockEstimate, HostClock, ProbeConfig
 from rankscope.collector.clock.watch import ClockEvent, ClockEventKind
 from rankscope.tracer.span import MonotonicNs, UnixNs
 from rankscope.tracer.spool import PROCESS_MAGIC, SpoolIdentity, read_header
@@ -19,6 +27,7 @@ from tests.faults.checker import Oracle
 from tests.support.collector.agent_rig import Rig, write_spans
 from tests.support.collector.fake_collector import FakeCollector
 from tests.support.collector.spool_builder import BOOT_ID, ELSEWHERE, OFFSET_NS, SpoolBuilder
+from tests.support.tracer.recording import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -271,3 +280,31 @@ def test_a_wall_clock_that_jumps_becomes_an_event_and_changes_no_time(
         assert (told["run_id"], told["rank"], told["kind"]) == ("run", 1, "wall-clock-step")
         assert told["at_ns"] == 7_000 + OFFSET_NS
         rig.close()
+
+
+def test_what_the_first_probes_say_is_known_at_once() -> None:
+    # GIVEN a collector that answers two probes, and then stands
+    answers = iter(range(2))
+    is_over = threading.Event()
+
+    def exchange() -> ProbeReply:
+        if next(answers, None) is None:
+            is_over.wait()
+            raise ConnectionResetError
+        at = UnixNs(time.monotonic_ns())
+        return ProbeReply(reference_id="r", received_ns=at, replied_ns=at)
+
+    config = ProbeConfig(first_pause_ns=1, pause_ns=1)
+    probes = ProbeThread(HostClock(exchange, monotonic_ns=time.monotonic_ns, config=config))
+    probes.start()
+
+    # THEN both count, though a third never comes
+    def is_known() -> bool:
+        latest = probes.latest()
+        return latest is not None and latest.num_probes == 2
+
+    try:
+        wait_until(is_known)
+    finally:
+        probes.stop()
+        is_over.set()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.collector.agent.buffer import RowBuffer
-from rankscope.collector.agent.heartbeats import EVERY_S, BeatShipper
+from rankscope.collector.agent.outbox import EVERY_S, BeatShipper
 from tests.support.collector.agent_rig import Rig
 from tests.support.collector.fake_collector import FakeCollector, Reply
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.agent.errors import JournalError, JournalVersionError
-from rankscope.collector.agent.journal import COMPACT_BYTES, Journal
-from rankscope.collector.agent.journal_file import Disk, JournalFile
+from rankscope.collector.agent.journal import COMPACT_BYTES, Disk, Journal, JournalFile
 from rankscope.collector.spool.cut import CutKey
 from tests.support.collector.cut_builder import PROCESS, SEGMENT, span_cut
 from tests.support.paths import GOLDEN

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.agent.journal_file import Disk
+from rankscope.collector.agent.journal import Disk
 from tests.faults.checker import Oracle, check
 from tests.faults.proxy import FaultProxy, Faults
 from tests.support.collector.agent_rig import Rig, any_unanswered, assert_clean, write_spans

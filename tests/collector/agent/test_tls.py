@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.agent.certificates import TlsFiles
 from rankscope.collector.agent.errors import AgentConfigError, LinkError
-from rankscope.collector.agent.link import Deadlines, Link
+from rankscope.collector.agent.link import Deadlines, Link, TlsFiles
 from tests.support.collector.authority import Authority
 from tests.support.collector.fake_collector import FakeCollector
 

@@ -9,7 +9,7 @@ from rankscope.collector.errors import StoreError, StoreQueryError, WireError
 from rankscope.collector.ingest.commit import MIN_GATHER_S, GroupCommit
 from rankscope.collector.ingest.retryable import BusyError, StoreTrouble, is_data_fault
 from rankscope.collector.store.writer import CutState
-from rankscope.collector.wire.batch import CutBatch
+from rankscope.collector.wire.codec import CutBatch
 from tests.support.collector.cut_builder import span_cut
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import httpx
 
     from rankscope.collector.store.store import Store
-    from rankscope.collector.wire.batch import CutBatch
+    from rankscope.collector.wire.codec import CutBatch
     from tests.support.collector.serving import Collector
 
 KIB = 1 << 10

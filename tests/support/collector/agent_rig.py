@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from rankscope.collector.agent.agent import NodeAgent, ranks_in
 from rankscope.collector.agent.clock import AgentClocks
-from rankscope.collector.agent.dead_letters import Parking
-from rankscope.collector.agent.delivery import Delivery
 from rankscope.collector.agent.journal import Journal
 from rankscope.collector.agent.link import Deadlines, Link
-from rankscope.collector.agent.outbox import Outbox
+from rankscope.collector.agent.outbox import Outbox, Parking
 from rankscope.collector.agent.quota import SpoolRoom
+from rankscope.collector.agent.retry import Delivery
 from rankscope.collector.identity import segment_id
 from rankscope.collector.spool.liveness import boot_id
 from tests.faults.checker import check, content_hash, key_of
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from rankscope.collector.agent.journal_file import Storage
+    from rankscope.collector.agent.journal import Storage
     from rankscope.collector.clock.watch import ClockEvent
     from tests.faults.checker import Oracle
     from tests.support.collector.fake_collector import Stored

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rankscope.collector.read.runs import read_run
 from rankscope.collector.store.ledger import Ledger
 from rankscope.collector.store.writer import CutState, StoreWriter
-from rankscope.collector.wire.batch import CutBatch
+from rankscope.collector.wire.codec import CutBatch
 
 if TYPE_CHECKING:
     from rankscope.collector.identity import Row
