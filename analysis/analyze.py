@@ -23,10 +23,10 @@ from .causes.misconfiguration import misconfigurations
 from .diagnose import Case, diagnose, insufficient
 from .price.operation_sets import compare_culprits
 from .quality import left_out_sentence, quality_of
-from .readers.bytedance.diagnosis_inputs import read_bytedance
+from .readers.bytedance.reader import read_bytedance
 from .readers.tracer.device_steps import steps_on_device
 from .readers.tracer.reader import read_traced
-from .replay.cycles import circles
+from .replay.step_graph import circles
 from .replay.what_if import Replayer, ratio, what_if
 from .report.report import RankStepExcess, RunReport, StepTimes
 from .report.text import format_percent

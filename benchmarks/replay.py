@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from rankscope.analysis.readers.bytedance.columns import TraceColumns
+from rankscope.analysis.readers.bytedance.format import TraceColumns
 from rankscope.analysis.readers.bytedance.what_if import what_if_trace
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo
 from rankscope.sources.bytedance_file import read_trace_file

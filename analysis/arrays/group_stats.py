@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .radix_keys import KEY_BITS, Digit, mixed_keys
-from .sorting import sort_rows, stable_order
+from .sorting import KEY_BITS, Digit, mixed_keys, sort_rows, stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

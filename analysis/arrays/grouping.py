@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .radix_keys import Digit, mixed_keys
-from .sorting import order_and_changes, places_in_buckets
+from .sorting import Digit, mixed_keys, order_and_changes, places_in_buckets, stable_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -132,3 +131,31 @@ def distinct(column: NDArray[np.integer[Any]]) -> NDArray[Any]:
     ordered = np.sort(column)
     found: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])]
     return found
+
+
+NO_GROUP = -1
+
+
+def positions_in_runs(key: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Number the rows of each run of equal ``key`` from 0; ``key`` must be sorted into runs."""
+    index = np.arange(len(key))
+    if not len(key):
+        return index
+    begins = np.concatenate(([True], key[1:] != key[:-1]))
+    return index - np.maximum.accumulate(np.where(begins, index, 0))
+
+
+def latest_by_group(group: NDArray[np.int64], value: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return, for each member of a group, the largest ``value`` over its group.
+
+    Rows without a group (`NO_GROUP`) get their own value.
+    """
+    latest = value.copy()
+    members = np.flatnonzero(group != NO_GROUP)
+    if not len(members):
+        return latest
+    ordered = members[stable_order(group[members])]
+    begins = np.flatnonzero(np.diff(group[ordered], prepend=NO_GROUP))
+    sizes = np.diff(np.append(begins, len(ordered)))
+    latest[ordered] = np.repeat(np.maximum.reduceat(value[ordered], begins), sizes)
+    return latest

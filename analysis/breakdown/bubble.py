@@ -13,8 +13,7 @@ from ..arrays.grouping import number_rows
 from ..arrays.intervals import Line
 from ..arrays.sorting import stable_order
 from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, P2P_KINDS, of_kinds
-from ..replay.operation_times import operation_times
-from ..replay.program import compile_program
+from ..replay.program import compile_program, operation_times
 from ..replay.what_if import ratio
 from ..report.report import BubbleShape
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from rankscope.tracer.topology import Layout
 
     from ..replay.model import Reading, ReplayModel, WaitIntervals
-    from ..replay.operation_times import OperationTimes
+    from ..replay.program import OperationTimes
 
 
 class Phase(IntEnum):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..arrays.grouping import NO_GROUP, latest_by_group
 from ..arrays.intervals import NOWHERE, Line, covering
 from ..arrays.sorting import places_of, sort_rows, stable_order
 from ..replay.model import BUFFERED_KIND, COMPUTE_KINDS, HOST_KINDS, P2P_KINDS, of_kinds
-from ..replay.operations import NO_GROUP, latest_by_group
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.grouping import number_rows
+from ..arrays.grouping import NO_GROUP, number_rows
 from ..arrays.intervals import Line
-from ..arrays.radix_keys import KEY_BITS, keys_with_rows
-from ..arrays.sorting import sort_rows, stable_order
-from ..replay.operations import NO_GROUP
+from ..arrays.sorting import KEY_BITS, keys_with_rows, sort_rows, stable_order
 from ..report.report import Starved, WaitsOn
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..replay.model import Reading, ReplayModel
-    from ..replay.operation_times import OperationTimes
+    from ..replay.program import OperationTimes
     from ..report.report import BubbleShape
     from ..trace.tables import RunInfo, SpanTable, StepTable
     from .starved import Trail

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ..readers.bytedance.waits import split_bytedance_waits
-from ..readers.waits import WaitSplit, is_communication, split_waits
-from ..readers.waits_by_arrival import split_by_arrivals
+from ..readers.bytedance.reader import split_bytedance_waits
+from ..readers.waits import WaitSplit, is_communication, split_by_arrivals, split_waits
 from ..trace.errors import EmptyRunError
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Coords
 
-    from ..readers.waits_by_arrival import Arrivals
+    from ..readers.waits import Arrivals
     from ..trace.tables import EpochInfo, RunInfo, RunSummary, SpanSource, SpanTable
 
 _BYTEDANCE = "bytedance"

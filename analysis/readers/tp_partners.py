@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.grouping import number_rows
+from ..arrays.grouping import number_rows, positions_in_runs
 from ..replay.model import COMPUTE_KINDS, of_kinds
-from ..replay.operations import positions_in_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     Row = NDArray[np.float64]
     """Shape (lanes,), or (1,) where all lanes agree: numpy's broadcasting does the rest."""
+
+    Ends = list[list[Row]]
+    """By part, by node."""
 
 START = np.zeros(1)
 """When a step's first operations begin."""
@@ -87,3 +90,176 @@ def _run(track: Track, nodes: Sequence[int]) -> None:
         else:
             begin = START
         ends[node] = begin + durations[node] if node < num_ops else begin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The lanes of one shape in a block."""
+
+    program: LaneProgram
+    recorded: Sequence[Row]
+    """By operation, each of shape (lanes,): durations and transfers."""
+
+    ideal: Sequence[Row]
+    """By operation, each of shape (1,)."""
+
+    step: NDArray[np.int64]
+    """Shape (lanes,): index of the block's step, ascending."""
+
+    replica: NDArray[np.int64]
+    """Shape (lanes,): index of the replica."""
+
+    begins: NDArray[np.int64]
+    """The first lane of each step that has any."""
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """Return the steps that have a lane."""
+        return self.step[self.begins]
+
+    def put_back(self, labels: int) -> list[Row]:
+        """Return the ideal durations, with the recorded ones of some labels put back."""
+        return [
+            recorded if labels >> label & 1 else ideal
+            for label, recorded, ideal in zip(
+                self.program.label, self.recorded, self.ideal, strict=True
+            )
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Some steps with all their replicas."""
+
+    parts: Sequence[Part]
+    num_steps: int
+
+    def replay(self, durations: Sequence[Sequence[Row]]) -> Ends:
+        """Replay all lanes with these durations, by part and operation."""
+        return self._together(
+            durations,
+            [part.program.phases for part in self.parts],
+            [[START] * len(part.program.before) for part in self.parts],
+        )
+
+    def ideal(self) -> Ends:
+        """Replay with all durations ideal."""
+        return self.replay([part.ideal for part in self.parts])
+
+    def put_back(self, labels: int, ideal: Ends) -> Ends:
+        """Replay with the recorded durations of some labels, all else ideal.
+
+        Args:
+            labels: Which.
+            ideal: The ends when all are ideal.
+        """
+        return self._together(
+            [part.put_back(labels) for part in self.parts],
+            [part.program.moved_by(labels, behind=False) for part in self.parts],
+            ideal,
+        )
+
+    def step_times(self, ends: Ends) -> NDArray[np.float64]:
+        """Return when the last operation that closes each step has ended. Shape (steps,)."""
+        return self._latest(
+            range(len(self.parts)),
+            [last_end(part.program, of) for part, of in zip(self.parts, ends, strict=True)],
+        )
+
+    def alone(self, number: int, labels: int, own: Sequence[Row], ideal: Ends) -> Row:
+        """Replay each lane of one part with some labels put back in it alone.
+
+        Args:
+            number: Which part.
+            labels: What is put back.
+            own: Its ends with the same labels put back in all replicas.
+            ideal: The ends when all are ideal.
+
+        Returns:
+            When the last operation that closes each lane's step has ended.
+        """
+        part = self.parts[number]
+        tracks = [_behind_meetings(part.program, labels, part.put_back(labels), list(own))]
+        there: list[NDArray[np.bool_] | None] = [None]
+        for k, other in enumerate(self.parts):
+            num_others = np.bincount(other.step, minlength=self.num_steps)[part.step]
+            present = num_others > (1 if k == number else 0)
+            if present.any():
+                ends = _for_lanes(other, part, ideal[k])
+                tracks.append(_behind_meetings(other.program, labels, other.ideal, ends))
+                there.append(None if present.all() else present)
+        replay_tracks(tracks, _meet_where(there))
+        last = last_end(part.program, tracks[0].ends)
+        for track, present_or_all in zip(tracks[1:], there[1:], strict=True):
+            last = np.maximum(last, _where(present_or_all, last_end(track.program, track.ends)))
+        return last
+
+    def _together(
+        self, durations: Sequence[Sequence[Row]], todo: Sequence[Sequence[Phase]], ends: Ends
+    ) -> Ends:
+        """Replay all lanes; what is not to do keeps its ends."""
+        tracks = [
+            Track(program=part.program, durations=taken, todo=phases, ends=list(of))
+            for part, taken, phases, of in zip(self.parts, durations, todo, ends, strict=True)
+        ]
+        replay_tracks(tracks, self._meet)
+        return [track.ends for track in tracks]
+
+    def _meet(self, taking_part: Sequence[int], arrivals: Sequence[Row]) -> Sequence[Row]:
+        if len({float(arrival[0]) for arrival in arrivals if len(arrival) == 1}) == 1 and all(
+            len(arrival) == 1 for arrival in arrivals
+        ):
+            return arrivals
+        latest = self._latest(taking_part, arrivals)
+        return [latest[self.parts[k].step] for k in taking_part]
+
+    def _latest(self, numbers: Sequence[int], rows: Sequence[Row]) -> NDArray[np.float64]:
+        """Return the largest value over the lanes of each step, in some parts."""
+        latest = np.full(self.num_steps, -np.inf)
+        for k, row in zip(numbers, rows, strict=True):
+            part = self.parts[k]
+            by_step = np.maximum.reduceat(row, part.begins) if len(row) > 1 else row
+            latest[part.steps] = np.maximum(latest[part.steps], by_step)
+        return latest
+
+
+def _behind_meetings(
+    program: LaneProgram, labels: int, durations: Sequence[Row], ends: list[Row]
+) -> Track:
+    """Return a track of which only what ``labels`` move through a meeting is computed."""
+    todo = program.moved_by(labels, behind=True)
+    return Track(program=program, durations=durations, todo=todo, ends=ends)
+
+
+def last_end(program: LaneProgram, ends: Sequence[Row]) -> Row:
+    """Return when the last of the operations that close the step has ended."""
+    last = ends[program.closing[0]]
+    for node in program.closing[1:]:
+        last = np.maximum(last, ends[node])
+    return last
+
+
+def _for_lanes(other: Part, part: Part, ends: Sequence[Row]) -> list[Row]:
+    """Return ends that are alike in each step of ``other``, as the lanes of ``part`` see them."""
+    steps = other.steps
+    at = np.minimum(np.searchsorted(steps, part.step), len(steps) - 1)
+    first_lane = other.begins[at]
+    return [row if len(row) == 1 else row[first_lane] for row in ends]
+
+
+def _meet_where(
+    there: Sequence[NDArray[np.bool_] | None],
+) -> Callable[[Sequence[int], Sequence[Row]], Sequence[Row]]:
+    """Let tracks meet lane by lane, each only where it is present (None: everywhere)."""
+
+    def meet(taking_part: Sequence[int], arrivals: Sequence[Row]) -> Sequence[Row]:
+        latest = _where(there[taking_part[0]], arrivals[0])
+        for k, arrival in zip(taking_part[1:], arrivals[1:], strict=True):
+            latest = np.maximum(latest, _where(there[k], arrival))
+        return [latest] * len(arrivals)
+
+    return meet
+
+
+def _where(present: NDArray[np.bool_] | None, row: Row) -> Row:
+    return row if present is None else np.where(present, row, -np.inf)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import networkx as nx
 import numpy as np
 
+from ..arrays.grouping import NO_GROUP
 from ..trace.errors import GraphTooLargeError
-from .operations import NO_GROUP
 from .step_graph import graph_of_steps, slack
 
 if TYPE_CHECKING:

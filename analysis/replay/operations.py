@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..arrays.grouping import distinct, positions_in_runs
 from ..arrays.sorting import stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-NO_GROUP = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,26 +63,57 @@ class Operations:
         return len(self.duration_ns)
 
 
-def positions_in_runs(key: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Number the rows of each run of equal ``key`` from 0; ``key`` must be sorted into runs."""
-    index = np.arange(len(key))
-    if not len(key):
-        return index
-    begins = np.concatenate(([True], key[1:] != key[:-1]))
-    return index - np.maximum.accumulate(np.where(begins, index, 0))
+def without_host(
+    operations: Operations, on_device: NDArray[np.bool_]
+) -> tuple[Operations, NDArray[np.int64]]:
+    """Take the operations out that are not on the device.
 
+    Args:
+        operations: All of them.
+        on_device: Shape (ops,).
 
-def latest_by_group(group: NDArray[np.int64], value: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return, for each member of a group, the largest ``value`` over its group.
-
-    Rows without a group (`NO_GROUP`) get their own value.
+    Returns:
+        Those on the device, with every path between them kept, and which they were.
     """
-    latest = value.copy()
-    members = np.flatnonzero(group != NO_GROUP)
-    if not len(members):
-        return latest
-    ordered = members[stable_order(group[members])]
-    begins = np.flatnonzero(np.diff(group[ordered], prepend=NO_GROUP))
-    sizes = np.diff(np.append(begins, len(ordered)))
-    latest[ordered] = np.repeat(np.maximum.reduceat(value[ordered], begins), sizes)
-    return latest
+    kept = np.flatnonzero(on_device)
+    if len(kept) == len(operations):
+        return operations, kept
+    src, dst = _paths(operations, ~on_device)
+    number = np.cumsum(on_device) - 1
+    columns = {
+        name: getattr(operations, name)[kept]
+        for name in ("step", "replica", "label", "group", "duration_ns", "gap_ns",
+                     "start_ns", "end_ns", "closes_step")
+    }  # fmt: skip
+    return replace(operations, **columns, src=number[src], dst=number[dst]), kept
+
+
+def _paths(
+    operations: Operations, host: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return edges between device operations that stand for all paths through the host."""
+    into = np.flatnonzero(host[operations.dst])
+    into = into[stable_order(operations.dst[into])]
+    before = operations.src[into]
+    first = np.searchsorted(operations.dst[into], np.arange(len(operations) + 1))
+    src, dst = operations.src, operations.dst
+    keep = ~host[dst]
+    src, dst = src[keep], dst[keep]
+    found_src, found_dst = [src[:0]], [dst[:0]]
+    while len(src):
+        through = host[src]
+        found_src.append(src[~through])
+        found_dst.append(dst[~through])
+        src, dst = src[through], dst[through]
+        num = first[src + 1] - first[src]
+        again = np.repeat(np.arange(len(src)), num)
+        src, dst = before[first[src][again] + positions_in_runs(again)], dst[again]
+        src, dst = _distinct(src, dst, len(operations))
+    return np.concatenate(found_src), np.concatenate(found_dst)
+
+
+def _distinct(
+    src: NDArray[np.int64], dst: NDArray[np.int64], num: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    key = distinct(src * num + dst)
+    return key // num, key % num

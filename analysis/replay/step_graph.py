@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.sorting import places_of
+from ..arrays.grouping import NO_GROUP
+from ..arrays.sorting import places_of, sort_rows
+from ..report.text import format_ranks
 from ..trace.errors import EmptyRunError
-from .operations import NO_GROUP
-from .schedule import order_by_level, replay
+from .schedule import UNORDERED, levels_of, order_by_level, replay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -238,3 +239,129 @@ def _longest(
     ordered[schedule.position] = lengths
     ends: NDArray[np.float64] = replay(schedule, ordered.reshape(-1, 1, 1))[schedule.position, 0, 0]
     return ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdealTimeline:
+    """One step's operations, real and ideal; columns of equal length, ordered by (rank, start).
+
+    All times are in ns from the step's start. Both start and end at the edges
+    of an operation's bar: of a communication from this member's arrival, so
+    that the bar holds its wait.
+    """
+
+    step: int
+    operation: NDArray[np.int64]
+    """Row in the run's `Operations`."""
+
+    rank: NDArray[np.int32]
+    kind: NDArray[np.int16]
+    """Code into ``kinds``."""
+
+    kinds: tuple[str, ...]
+    start_ns: NDArray[np.int64]
+    """As recorded."""
+
+    end_ns: NDArray[np.int64]
+    ideal_start_ns: NDArray[np.int64]
+    """In the ideal full replay: launch gaps at their median."""
+
+    ideal_gate_ns: NDArray[np.int64]
+    """When the last member of its communication arrived, else its start."""
+
+    ideal_end_ns: NDArray[np.int64]
+    actual_ns: int
+    """The step as recorded: last end - first start."""
+
+    ideal_ns: int
+
+    def __len__(self) -> int:
+        return len(self.operation)
+
+
+def ideal_timeline(model: ReplayModel, step: int) -> IdealTimeline:
+    """Replay one step with ideal durations and keep each operation's times.
+
+    Args:
+        model: A run's operations.
+        step: Its number.
+
+    Raises:
+        EmptyRunError: The step takes no part in the replay.
+        CycleError: Operations of the step wait for each other.
+    """
+    times = replayed_times(graph_of_steps(model, [step]), model.ideal_ns, model.ideal_gap_ns)
+    operations = model.operations
+    order = sort_rows(model.rank[times.rows], times.start_ns, times.end_ns)
+    rows = times.rows[order]
+    start, end = operations.start_ns[rows], operations.end_ns[rows]
+    begin = int(start.min())
+    return IdealTimeline(
+        step=step,
+        operation=rows,
+        rank=model.rank[rows],
+        kind=model.kind[rows],
+        kinds=model.kinds,
+        start_ns=start - begin,
+        end_ns=end - begin,
+        ideal_start_ns=_whole_ns(times.start_ns[order]),
+        ideal_gate_ns=_whole_ns(times.gate_ns[order]),
+        ideal_end_ns=_whole_ns(times.end_ns[order]),
+        actual_ns=int(end.max()) - begin,
+        ideal_ns=int(np.rint(times.step_ns[0])),
+    )
+
+
+def _whole_ns(time_ns: NDArray[np.float64]) -> NDArray[np.int64]:
+    whole: NDArray[np.int64] = np.rint(time_ns).astype(np.int64)
+    return whole
+
+
+def circles(model: ReplayModel) -> dict[int, str]:
+    """Find the steps that no replay can order.
+
+    Args:
+        model: A run's operations.
+
+    Returns:
+        By step number: which ranks wait for each other, and in what.
+    """
+    found = {}
+    for step in model.operations.steps:
+        circle = _circle_of(model, step)
+        if circle is not None:
+            found[step] = circle
+    return found
+
+
+def _circle_of(model: ReplayModel, step: int) -> str | None:
+    graph = graph_of_steps(model, (step,))
+    open_ = levels_of(graph.num_nodes, graph.src, graph.dst) == UNORDERED
+    if not open_.any():
+        return None
+    nodes = _walk_round(graph.src, graph.dst, open_)
+    of_node = np.full(graph.num_nodes, -1, dtype=np.int64)
+    of_node[graph.arrival] = graph.rows
+    of_node[: len(graph.rows)] = graph.rows
+    rows = of_node[nodes]
+    rows = rows[rows >= 0]
+    ranks = tuple(np.unique(model.rank[rows]).tolist())
+    kinds = sorted({model.kinds[kind] for kind in model.kind[rows].tolist()})
+    who = f"{format_ranks(ranks)} wait" if len(ranks) > 1 else f"rank {ranks[0]} waits"
+    return f"{who} in a circle ({', '.join(kinds)})"
+
+
+def _walk_round(
+    src: NDArray[np.int64], dst: NDArray[np.int64], open_: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Return the nodes of one circle: every node left has a predecessor that is left."""
+    inside = open_[src] & open_[dst]
+    before = np.full(len(open_), UNORDERED, dtype=np.int64)
+    before[dst[inside]] = src[inside]
+    node = int(np.flatnonzero(open_)[0])
+    place: dict[int, int] = {}
+    while node not in place:
+        place[node] = len(place)
+        node = int(before[node])
+    path = np.fromiter(place, dtype=np.int64, count=len(place))
+    return path[place[node] :]

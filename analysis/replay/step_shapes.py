@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..arrays.grouping import NO_GROUP
 from ..arrays.sorting import sort_rows, stable_order
-from .operations import NO_GROUP
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .device_graph import without_host
-from .operation_times import OperationTimes, operation_times
-from .operations import NO_GROUP
-from .program import Program, compile_program
+from ..arrays.grouping import NO_GROUP
+from .operations import without_host
+from .program import OperationTimes, Program, compile_program, operation_times
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.price.operation_sets import PartPrice
     from rankscope.analysis.price.selection import Part
     from rankscope.analysis.replay.critical_path import CriticalPath, Slack
-    from rankscope.analysis.replay.ideal_timeline import IdealTimeline
     from rankscope.analysis.replay.model import Reading
+    from rankscope.analysis.replay.step_graph import IdealTimeline
     from rankscope.analysis.replay.what_if import Replayer
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import RunInfo, SpanTable, StepTable
@@ -138,7 +138,7 @@ class Run:
         Raises:
             EmptyRunError: The step takes no part in the replay.
         """
-        from rankscope.analysis.replay.ideal_timeline import ideal_timeline
+        from rankscope.analysis.replay.step_graph import ideal_timeline
 
         return ideal_timeline(self.reading.model, step)
 

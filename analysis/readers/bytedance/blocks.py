@@ -8,25 +8,33 @@ whose numbers have gaps or repeats, or say otherwise than the starts, is sorted.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from ...arrays.sorting import sort_rows
-from ...arrays.threads import ROWS_AT_ONCE, in_pieces
-from .columns import rows_of_columns
-from .format import CODE, DP_ONLY, TYPES
-from .validation import contradictions, untraced_warnings
+from .format import (
+    BACKWARD_COMPUTE,
+    CODE,
+    DP_ONLY,
+    EMBEDDING_GRADS,
+    FORWARD_COMPUTE,
+    GRAD_CLIP,
+    OPTIMIZER,
+    TYPES,
+    rows_of_columns,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from ...trace.tables import RunInfo
-    from .columns import Columns, Whole
+    from ...trace.tables import RunInfo, SpanTable
+    from .format import Columns, Whole
 
 NUM_TYPES = len(TYPES)
 UNKNOWN, NO_PARTNERS = -1, -2
@@ -39,6 +47,27 @@ MOST_NAMES, LONGEST_NAME = 5, 60
 """Of unknown types that a warning names."""
 
 MAX_INT32 = (1 << 31) - 1
+
+Result = TypeVar("Result")
+
+ROWS_AT_ONCE = 1 << 19
+"""Rows of one piece: what it makes in between is small enough to be used again, not mapped anew."""
+
+NUM_THREADS = 2
+
+
+def in_pieces(
+    work: Callable[[slice], Result], num_rows: int, *, rows_at_once: int = ROWS_AT_ONCE
+) -> list[Result]:
+    """Return what ``work`` says of each piece of the rows, in order."""
+    pieces = [
+        slice(first, min(first + rows_at_once, num_rows))
+        for first in range(0, num_rows, rows_at_once)
+    ]
+    if len(pieces) <= 1:
+        return [work(piece) for piece in pieces]
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        return list(pool.map(work, pieces))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,3 +296,172 @@ def _by_start(
         " they are taken in the order of their starts"
     )
     return order, twice, (sentence,)
+
+
+def contradictions(count: NDArray[np.int64], steps: NDArray[np.int64]) -> dict[int, str]:
+    """Find the steps in which workers have other numbers of operations than their partners.
+
+    A worker that the whole trace lacks has no part in it: the others may still be compared.
+
+    Args:
+        count: Shape (steps, replicas, stages, types): operations of each.
+        steps: Shape (steps,): step numbers.
+
+    Returns:
+        By step number: what is missing.
+    """
+    traced: NDArray[np.bool_] = np.any(count, axis=(0, 3))
+    found: dict[int, str] = {}
+    missing = (traced & (count[..., CODE[OPTIMIZER]] == 0)).sum(axis=(1, 2))
+    for index in np.flatnonzero(missing).tolist():
+        found[int(steps[index])] = (
+            f"{missing[index]} of {int(traced.sum())} workers have no {OPTIMIZER}"
+        )
+    for name, lowest, highest in _numbers_that_should_agree(count, traced):
+        for index in np.flatnonzero((lowest < highest).any(axis=1)).tolist():
+            at = int(np.argmax(highest[index] - lowest[index]))
+            found.setdefault(
+                int(steps[index]),
+                f"workers that belong together have {lowest[index, at]} to"
+                f" {highest[index, at]} {name}",
+            )
+    return found
+
+
+def unpaired_transfers(num_by_step: Mapping[int, int]) -> dict[int, str]:
+    """Say how many sends and receives of each step have no partner."""
+    sentence = "{} sends and receives have no partner"
+    return {step: sentence.format(num) for step, num in num_by_step.items() if num}
+
+
+def untraced_warnings(num_traced: int, num_workers: int) -> tuple[str, ...]:
+    """Say how many workers the trace lacks.
+
+    Args:
+        num_traced: Workers with operations.
+        num_workers: Workers of the job's layout.
+    """
+    if num_traced in (0, num_workers):
+        return ()
+    sentence = (
+        f"{num_workers - num_traced} of {num_workers} workers are not in the trace:"
+        " what others waited for them counts as transfer"
+    )
+    return (sentence,)
+
+
+def _numbers_that_should_agree(
+    count: NDArray[np.int64], traced: NDArray[np.bool_]
+) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield (what, lowest, highest), the numbers of shape (steps, groups)."""
+    num_steps, num_workers = len(count), traced.size
+    for code in (CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]):
+        yield (TYPES[code], *_range(count[..., code], traced, axis=2))
+    both = np.stack((count[..., CODE[FORWARD_COMPUTE]], count[..., CODE[BACKWARD_COMPUTE]]))
+    yield (
+        "forward and backward computes",
+        both.min(axis=0).reshape(num_steps, num_workers),
+        both.max(axis=0).reshape(num_steps, num_workers),
+    )
+    for name in sorted(DP_ONLY):
+        yield (name, *_range(count[..., CODE[name]], traced, axis=1))
+    ends = [0, -1]
+    yield (
+        EMBEDDING_GRADS,
+        *_range(count[:, :, ends, CODE[EMBEDDING_GRADS]], traced[:, ends], axis=2),
+    )
+    everywhere = count[..., CODE[GRAD_CLIP]].reshape(num_steps, 1, num_workers)
+    yield (GRAD_CLIP, *_range(everywhere, traced.reshape(1, num_workers), axis=2))
+
+
+def _range(
+    count: NDArray[np.int64], traced: NDArray[np.bool_], *, axis: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the lowest and highest number over an axis, of traced workers alone."""
+    most = np.iinfo(np.int64).max
+    lowest = np.where(traced, count, most).min(axis=axis)
+    highest = np.where(traced, count, 0).max(axis=axis)
+    return np.minimum(lowest, highest), highest
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Columns sorted by (step, dp, stage, type, seq), and the blocks of equal (worker, type)."""
+
+    steps: tuple[int, ...]
+    """Step numbers, ascending."""
+
+    row: NDArray[np.int64]
+    """Row in the span table."""
+
+    step: NDArray[np.int32]
+    dp: NDArray[np.int32]
+    stage: NDArray[np.int32]
+    type: NDArray[np.int8]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    chunk: NDArray[np.int32]
+    worker: NDArray[np.int64]
+    """Index of the (step, dp, stage)."""
+
+    worker_dp: NDArray[np.int64]
+    """Shape (workers,): index of the (step, dp)."""
+
+    worker_stage: NDArray[np.int32]
+    nth: NDArray[np.int64]
+    """Position in the block."""
+
+    first: NDArray[np.int64]
+    """Shape (workers, types): where the block begins."""
+
+    count: NDArray[np.int64]
+    """Shape (workers, types): how many operations it has."""
+
+    def of(self, name: str) -> NDArray[np.int64]:
+        """Return the rows of one type, in order."""
+        return np.flatnonzero(self.type == CODE[name])
+
+
+def sorted_rows(run: RunInfo, spans: SpanTable) -> tuple[Rows, Blocks]:
+    """Sort a trace's operations; return them and the blocks that they were taken from.
+
+    Raises:
+        KeyError: An operation's rank is not in ``run``.
+    """
+    blocks = place_blocks(run, spans)
+    num_stages, num_replicas = blocks.num_stages, len(blocks.replicas)
+    count = blocks.count.reshape(-1, NUM_TYPES)
+    place = np.flatnonzero(count.any(axis=1))
+    count = count[place]
+    by_dp, stage = place // num_stages, place % num_stages
+    num = count.sum(axis=1)
+    per_block = count.ravel()
+    first = np.cumsum(per_block) - per_block
+    columns, order = blocks.columns, blocks.order
+    start = columns.start_ns[order]
+    rows = Rows(
+        steps=tuple(blocks.steps.tolist()),
+        row=(order if blocks.taken is None else blocks.taken[order]).astype(np.int64, copy=False),
+        step=np.repeat((by_dp // num_replicas).astype(np.int32), num),
+        dp=np.repeat(blocks.replicas[by_dp % num_replicas].astype(np.int32), num),
+        stage=np.repeat(stage.astype(np.int32), num),
+        type=np.repeat(np.tile(np.arange(NUM_TYPES, dtype=np.int8), len(place)), per_block),
+        start=start,
+        end=start + columns.duration_ns[order],
+        chunk=columns.chunk[order].astype(np.int32, copy=False),
+        worker=np.repeat(np.arange(len(place)), num),
+        worker_dp=by_dp,
+        worker_stage=stage.astype(np.int32),
+        nth=np.arange(len(order)) - np.repeat(first, per_block),
+        first=first.reshape(count.shape),
+        count=count,
+    )
+    return rows, blocks
+
+
+def in_start_order(rows: Rows, names: tuple[str, ...]) -> NDArray[np.int64]:
+    """Return the rows of some types by worker, then by start."""
+    members = np.flatnonzero(np.isin(rows.type, [CODE[name] for name in names]))
+    if len(names) == 1:
+        return members
+    return members[sort_rows(rows.worker[members], rows.start[members], rows.end[members])]

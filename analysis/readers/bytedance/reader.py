@@ -1,149 +1,181 @@
-"""Read a run in the ByteDance format: its groups and dependencies are inferred."""
+"""What the diagnosis takes from a ByteDance trace besides its replay: compute, and who waited."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...replay.model import ReplayModel
-from ...replay.operations import Operations, latest_by_group
+from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
+
+from ...arrays.grouping import NO_GROUP, latest_by_group, positions_in_runs
+from ...arrays.sorting import places_of, sort_rows
+from ...replay.model import ComputeItems, Reading, WaitIntervals, without_overlap
+from ...trace.tables import rows_of_spans
+from ..waits import WaitSplit
+from .blocks import in_start_order
+from .evidence import gaps_of, transfers_of
 from .format import (
+    BACKWARD_COMPUTE,
     CLOCK_ERROR_TRANSFER_NS,
     CODE,
-    COMMUNICATION,
-    FOLDED,
-    OPTIMIZER,
+    EMBEDDING_GRADS,
+    FORWARD_COMPUTE,
+    GRAD_CLIP,
+    GRADS_REDUCE_SCATTER,
     SEPARATE_GRADS,
-    TYPES,
 )
-from .graph import infer
-from .rows import Rows, sorted_rows
-from .validation import unpaired_transfers
+from .graph import model_of, read_trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...trace.tables import RunInfo, SpanTable
+    from .graph import Trace
+
+SERIAL_COMMUNICATION = (GRADS_REDUCE_SCATTER, SEPARATE_GRADS, EMBEDDING_GRADS, GRAD_CLIP)
+"""Communication at the step's end, during which a worker does nothing else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """The operations of a ByteDance trace, with what the replay's groups of them need."""
+def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
+    """Read a ByteDance trace for replay and diagnosis.
 
-    operations: Operations
-    rows: Rows
-    rank: NDArray[np.int32]
-    """Shape (ops,): as the trace names its ranks."""
+    Args:
+        run: Layout, and the (dp, stage) of each rank.
+        spans: Its operations.
+    """
+    trace = read_trace(run, spans)
+    left_out, warnings = trace.contradictions(), list(trace.warnings)
+    unknown = np.setdiff1d(spans.step, trace.rows.steps).tolist()
+    left_out |= dict.fromkeys(unknown, "it holds no operation of a known type")
+    if left_out:
+        spans = rows_of_spans(spans, ~np.isin(spans.step, list(left_out)))
+        trace = read_trace(run, spans)
+    rows = trace.rows
+    if trace.num_clock_errors:
+        warnings.append(
+            f"{trace.num_clock_errors} transfers were negative by 10 ms or more (clock error)"
+            " and count as 0"
+        )
+    return Reading(
+        model=model_of(trace),
+        items=_items(trace),
+        waits=_waits(trace),
+        gaps=gaps_of(trace),
+        transfers=transfers_of(trace),
+        steps=rows.steps,
+        actual_ns=_recorded_times(rows.steps, spans),
+        left_out=left_out,
+        warnings=tuple(warnings),
+    )
 
-    num_clock_errors: int
-    """Transfers that were negative by 10 ms or more, and count as 0."""
 
-    unpaired: NDArray[np.int64]
-    """Sends and receives without a partner though its worker has operations in the step."""
-
-    uneven: dict[int, str]
-    """Steps in which an operation is missing, or is one too many, and which."""
-
-    warnings: tuple[str, ...]
-
-    def contradictions(self) -> dict[int, str]:
-        """Name the steps that contradict themselves: their replay would prove nothing."""
-        steps, num = np.unique(self.rows.step[self.unpaired], return_counts=True)
-        numbers = (self.rows.steps[step] for step in steps.tolist())
-        alone = dict(zip(numbers, num.tolist(), strict=True))
-        return unpaired_transfers(alone) | self.uneven
+def _recorded_times(steps: tuple[int, ...], spans: SpanTable) -> NDArray[np.int64]:
+    """Return last end - first start of each step, over all its operations."""
+    index = places_of(spans.step, np.array(steps))
+    first = np.full(len(steps), np.iinfo(np.int64).max)
+    last = np.full(len(steps), np.iinfo(np.int64).min)
+    np.minimum.at(first, index, spans.start_ns)
+    np.maximum.at(last, index, spans.start_ns + spans.duration_ns)
+    times: NDArray[np.int64] = last - first
+    return times
 
 
-def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
-    """Infer groups and dependencies of a ByteDance trace.
+def _items(trace: Trace) -> ComputeItems:
+    rows = trace.rows
+    compute = in_start_order(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
+    forward = rows.type[compute] == CODE[FORWARD_COMPUTE]
+    kind = np.where(forward, KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
+    order = sort_rows(
+        rows.step[compute], trace.rank[compute], kind, rows.chunk[compute], rows.start[compute]
+    )
+    compute, kind = compute[order], kind[order].astype(np.int8)
+    key = np.stack((rows.step[compute], trace.rank[compute], kind, rows.chunk[compute]))
+    changes = np.append(True, (np.diff(key, axis=1) != 0).any(axis=0))
+    return ComputeItems(
+        step=np.array(rows.steps, dtype=np.int32)[rows.step[compute]],
+        rank=trace.rank[compute],
+        kind=kind,
+        chunk=rows.chunk[compute],
+        microbatch=positions_in_runs(np.cumsum(changes)).astype(np.int32),
+        self_ns=(rows.end - rows.start)[compute],
+    )
+
+
+def _waits(trace: Trace) -> WaitIntervals:
+    """Return when a worker stood still for a communication whose last member had not arrived.
+
+    Before a compute that begins is from the end of the compute before it; at
+    the step's end, from the start of the communication itself.
+    """
+    rows, operations = trace.rows, trace.operations
+    arrival = latest_by_group(operations.group, rows.start)
+    consumed = _consumed_by_compute(trace)
+    serial = np.flatnonzero(np.isin(rows.type, [CODE[name] for name in SERIAL_COMMUNICATION]))
+    comm = np.concatenate((consumed[0], serial))
+    begin = np.concatenate((np.maximum(consumed[1], rows.start[consumed[0]]), rows.start[serial]))
+    real = arrival[comm] > begin
+    return without_overlap(
+        WaitIntervals(
+            rank=trace.rank[comm[real]],
+            operation=comm[real],
+            start_ns=begin[real],
+            end_ns=arrival[comm[real]],
+        )
+    )
+
+
+def _consumed_by_compute(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return communications that a compute waits for, and when that worker's last one ended."""
+    rows, operations = trace.rows, trace.operations
+    computes = in_start_order(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
+    before = np.full(len(rows.row), np.iinfo(np.int64).min)
+    follows = rows.worker[computes[1:]] == rows.worker[computes[:-1]]
+    before[computes[1:][follows]] = rows.end[computes[:-1][follows]]
+    is_compute = np.isin(rows.type, [CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]])
+    edges = is_compute[operations.dst] & (operations.group[operations.src] != NO_GROUP)
+    return operations.src[edges], before[operations.dst[edges]]
+
+
+def split_bytedance_waits(run: RunInfo, spans: SpanTable) -> WaitSplit:
+    """Split the spans of a run in the ByteDance format like `analysis.readers.waits.split_waits`.
+
+    That format records no groups; these are inferred. Where the inference
+    knows none (no-ops, layernorm-grads-all-reduce), the split is unknown.
 
     Args:
         run: Its layout and the (dp, stage) of each rank.
-        spans: Its operations; ``name`` is the operation's type, ``seq`` numbers
-            the operations of one type on one worker in one step.
+        spans: Whole steps of the run.
 
     Returns:
-        The operations, sorted by (step, dp, stage, type, seq).
+        The split, in the order of ``spans``.
+
+    Source:
+        arXiv 2505.05713; a transfer of -10 ms or less is clock error there.
     """
-    rows, blocks = sorted_rows(run, spans)
-    overlapped = bool((rows.type == CODE[SEPARATE_GRADS]).any())
-    edges, group, unpaired = infer(rows, run.layout, overlapped=overlapped)
-    is_comm = np.isin(rows.type, [CODE[name] for name in COMMUNICATION])
-    transfer = rows.end - latest_by_group(group, rows.start)
-    duration = np.where(is_comm, transfer, rows.end - rows.start)
-    clock_error = is_comm & (transfer <= CLOCK_ERROR_TRANSFER_NS)
-    duration[clock_error] = 0
-    src, dst = edges.arrays()
-    operations = Operations(
-        steps=rows.steps,
-        step=rows.step,
-        replica=rows.dp,
-        label=rows.type.astype(np.int64) * run.layout.pp + rows.stage,
-        group=group,
-        duration_ns=duration.astype(np.float64),
-        gap_ns=_gaps(rows, src, dst),
-        start_ns=rows.start,
-        end_ns=rows.end,
-        closes_step=rows.type == CODE[OPTIMIZER],
-        src=src,
-        dst=dst,
+    trace = read_trace(run, spans)
+    group = trace.operations.group
+    known = group != NO_GROUP
+    rows, member = trace.rows.row[known], group[known]
+    start, duration = spans.start_ns[rows], spans.duration_ns[rows]
+    arrival = latest_by_group(member, start)
+    # The lowest of several last arrivals is the largest of the negated ranks.
+    rank = spans.rank[rows].astype(np.int64)
+    lowest = np.iinfo(np.int64).min
+    last = -latest_by_group(member, np.where(start == arrival, -rank, lowest))
+
+    wait_ns = np.full(len(spans), -1, dtype=np.int64)
+    transfer_ns, instance = wait_ns.copy(), wait_ns.copy()
+    last_rank = np.full(len(spans), NONE, dtype=np.int32)
+    wait_ns[rows] = arrival - start
+    transfer_ns[rows] = duration - (arrival - start)
+    last_rank[rows] = last
+    instance[rows] = member
+    negative = (wait_ns >= 0) & (transfer_ns <= CLOCK_ERROR_TRANSFER_NS)
+    return WaitSplit(
+        wait_ns=wait_ns,
+        transfer_ns=transfer_ns,
+        last_rank=last_rank,
+        instance=instance,
+        negative=negative,
     )
-    return Trace(
-        operations=operations,
-        rows=rows,
-        rank=spans.rank[rows.row],
-        num_clock_errors=int(clock_error.sum()),
-        unpaired=unpaired,
-        uneven=blocks.contradictions(),
-        warnings=blocks.warnings,
-    )
-
-
-def model_of(trace: Trace) -> ReplayModel:
-    """Give each operation its ideal: by type over all dp positions, stages and steps.
-
-    The mean duration for compute, the median transfer for communication, the
-    median launch gap.
-    """
-    operations = trace.operations
-    kinds = tuple(dict.fromkeys(FOLDED.get(name, name) for name in TYPES))
-    kind_of_type = np.array([kinds.index(FOLDED.get(name, name)) for name in TYPES])
-    ideal, ideal_gap = np.empty(len(operations)), np.empty(len(operations))
-    for code, name in enumerate(TYPES):
-        rows = trace.rows.type == code
-        if rows.any():
-            typical = np.median if name in COMMUNICATION else np.mean
-            ideal[rows] = typical(operations.duration_ns[rows])
-            ideal_gap[rows] = np.median(operations.gap_ns[rows])
-    return ReplayModel(
-        operations=operations,
-        ideal_ns=ideal,
-        ideal_gap_ns=ideal_gap,
-        kind=kind_of_type[trace.rows.type].astype(np.int16),
-        kinds=kinds,
-        rank=trace.rank,
-        dp=trace.rows.dp,
-        stage=trace.rows.stage,
-        on_device=np.ones(len(operations), dtype=np.bool_),
-    )
-
-
-def _gaps(rows: Rows, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return how long each compute operation began after all that it waits for had ended.
-
-    Only compute tells of a launch delay: a communication that begins late may
-    have waited for something that the format does not record (a barrier, or
-    the host in another receive). A compute operation that began before (the
-    model's dependency did not hold there) has no gap; the full replay's error
-    shows what that costs.
-    """
-    first_of_step = np.full(int(rows.step.max(initial=-1)) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first_of_step, rows.step, rows.start)
-    ready = first_of_step[rows.step]
-    np.maximum.at(ready, dst, rows.end[src])
-    gaps = np.maximum(rows.start - ready, 0)
-    gaps[np.isin(rows.type, [CODE[name] for name in COMMUNICATION])] = 0
-    in_ns: NDArray[np.float64] = gaps.astype(np.float64)
-    return in_ns

@@ -9,21 +9,21 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
 
-from ...arrays.grouping import distinct
+from ...arrays.grouping import distinct, latest_by_group, number_rows
 from ...arrays.intervals import NOWHERE
 from ...arrays.sorting import is_among, sort_rows
 from ...replay.model import GapItems, Link, Place, Transfers
 from ...trace.expected_ranks import groups_as_traced
 from ..transfers import Members, collect_transfers
 from ..waits import is_p2p
-from .coalesced import held_by_another
-from .segments import GAP, Pieces, own_compute
+from .pieces import GAP, Pieces, own_compute
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ...trace.tables import RunInfo, StepTable
-    from .match_waits import Joined
+    from ...trace.tables import RunInfo, SpanTable, StepTable
+    from ..waits import WaitSplit
+    from .matched_waits import Joined
 
 _PLACE_OF_HOST_KIND = {
     KIND_CODES[SpanKind.GC]: Place.GC,
@@ -34,6 +34,10 @@ _PLACE_BEFORE_KIND = {
     KIND_CODES[SpanKind.FORWARD]: Place.FORWARD,
     KIND_CODES[SpanKind.BACKWARD]: Place.BACKWARD,
 }
+
+HELD_RATIO = 0.05
+"""Share of a communication for which another of its call may have waited: half of the least excess
+that is a finding."""
 
 
 def gaps_of(
@@ -185,3 +189,35 @@ def transfers_of(
 
 def _crosses_hosts(members: tuple[int, ...], hosts: defaultdict[int, str]) -> bool:
     return len(set(map(hosts.__getitem__, members))) > 1
+
+
+def held_by_another(
+    spans: SpanTable, split: WaitSplit, comm: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Tell the last members of communications that another one of their call kept from ending.
+
+    What one call issued runs as one: in a ring that sends to the next rank and
+    receives from the one before, neither ends before both partners have come.
+    The member that entered last waited for nobody, so its duration is the
+    transfer; but not where a partner of another operation of its call entered
+    later still: then no member's duration is.
+
+    Args:
+        spans: The table.
+        split: Its split.
+        comm: Rows of communications.
+
+    Returns:
+        Shape as ``comm``.
+    """
+    held = np.zeros(len(comm), dtype=np.bool_)
+    at = np.flatnonzero(spans.interval_id[comm] != 0)
+    if not len(at):
+        return held
+    rows = comm[at]
+    call, _ = number_rows(spans.epoch[rows], spans.rank[rows], spans.interval_id[rows])
+    start, wait, length = spans.start_ns[rows], split.wait_ns[rows], spans.duration_ns[rows]
+    latest = latest_by_group(call, start + wait)
+    held[at] = (wait == 0) & (latest <= start + length)
+    held[at] &= latest - start > HELD_RATIO * length
+    return held

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...arrays.grouping import number_rows
+from ...arrays.grouping import number_rows, positions_in_runs
 from ...arrays.intervals import NOWHERE, union
 from ...arrays.sorting import is_among, sort_rows
-from ...replay.operations import positions_in_runs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...trace.tables import SpanTable
-    from .segments import Windows
+    from .pieces import Windows
 
 RESUME_SLACK_NS = 50_000
 """What waited for a communication goes on within this of its end. Source: as

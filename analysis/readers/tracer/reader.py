@@ -21,9 +21,8 @@ from .compute_items import compute_items
 from .evidence import gaps_of, transfers_of
 from .graph import graph_of
 from .incomplete_steps import OF_A_RANK, only_recorded
-from .match_waits import Joined, join_waits
-from .segments import cut
-from .split_backward import portions_by_span
+from .matched_waits import Joined, join_waits
+from .pieces import cut, portions_by_span
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

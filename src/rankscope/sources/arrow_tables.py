@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.analysis.readers.waits_by_arrival import Arrivals
+from rankscope.analysis.readers.waits import Arrivals
 from rankscope.analysis.trace.context import MicrobatchTable, SampleTable
 from rankscope.analysis.trace.tables import SpanTable, StepTable
 from rankscope.collector.arrow_columns import to_codes, to_numpy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.readers.bytedance.columns import TraceColumns
+from rankscope.analysis.readers.bytedance.format import TraceColumns
 from rankscope.analysis.readers.bytedance.what_if import what_if_trace
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo
 from rankscope.collector.importers.bytedance import EPOCH, SOURCE_FORMAT

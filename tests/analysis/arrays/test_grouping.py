@@ -4,7 +4,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.arrays.grouping import distinct, number_rows
+from rankscope.analysis.arrays.grouping import (
+    NO_GROUP,
+    distinct,
+    latest_by_group,
+    number_rows,
+    positions_in_runs,
+)
 
 NUMBERS = st.lists(st.integers(-(2**62), 2**62) | st.integers(-3, 3), max_size=40)
 ROWS = st.lists(
@@ -42,3 +48,13 @@ def test_rows_are_numbered_in_the_order_of_their_columns(rows: list[tuple[int, i
     order = sorted(set(rows))
     assert num == len(order)
     assert number.tolist() == [order.index(row) for row in rows]
+
+
+def test_rows_of_each_run_are_numbered_from_zero() -> None:
+    assert positions_in_runs(np.array([4, 4, 7, 7, 7, 4])).tolist() == [0, 1, 0, 1, 2, 0]
+
+
+def test_the_latest_of_a_group_is_told_to_all_its_members() -> None:
+    group = np.array([1, NO_GROUP, 1, 0], dtype=np.int64)
+
+    assert latest_by_group(group, np.array([5, 9, 8, 2])).tolist() == [8, 9, 8, 2]

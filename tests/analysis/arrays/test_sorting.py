@@ -10,12 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.arrays import sorting as ordering
-from rankscope.analysis.arrays.sorting import places_in_buckets, places_of, sort_rows, stable_order
+from rankscope.analysis.arrays.sorting import (
+    Digit,
+    keys_with_rows,
+    mixed_keys,
+    places_in_buckets,
+    places_of,
+    sort_rows,
+    stable_order,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
+
 
 NUM_ROWS = 3_000
 """Beyond what is sorted by numpy alone."""
@@ -35,6 +44,9 @@ COLUMNS: dict[str, Callable[[np.random.Generator], NDArray[Any]]] = {
     ).ravel(),
 }
 """By what they are like: of which ranges columns are."""
+
+MANY_ROWS = 100_000
+"""More than one block."""
 
 
 @pytest.mark.parametrize("name", COLUMNS)
@@ -104,3 +116,44 @@ def test_values_that_crowd_together_are_not_looked_for_in_buckets() -> None:
 
 def test_few_rows_take_the_plain_way() -> None:
     assert ordering._FEW < NUM_ROWS
+
+
+def test_a_key_is_the_number_that_its_digits_make_up() -> None:
+    keys = mixed_keys(
+        [
+            Digit(np.array([5, 6], dtype=np.int32), 5, 2),
+            Digit(np.array([-1, 1], dtype=np.int8), -1, 3),
+            Digit(np.array([True, False]), 0, 2),
+        ]
+    )
+
+    assert keys.tolist() == [0 * 6 + 0 * 2 + 1, 1 * 6 + 2 * 2 + 0]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint64])
+def test_differences_hold_over_the_whole_range_of_a_type(dtype: type) -> None:
+    limits = np.iinfo(dtype)
+    lowest = int(limits.max) - 2**31 if dtype is not np.int32 else int(limits.min)
+    column: NDArray[Any] = np.full(MANY_ROWS, lowest, dtype=dtype)
+    column[-1] = limits.max
+
+    keys = mixed_keys([Digit(column, lowest, 2**32)])
+
+    assert keys[0] == 0
+    assert keys[-1] == int(limits.max) - lowest
+
+
+def test_a_row_stands_below_its_value() -> None:
+    column = np.arange(MANY_ROWS, dtype=np.int64)[::-1] // 10 + 7
+
+    keys = keys_with_rows(column, 7, 17)
+
+    assert (keys >> 17 == column - 7).all()
+    assert (keys & (1 << 17) - 1 == np.arange(MANY_ROWS)).all()
+
+
+def test_no_rows_have_no_keys() -> None:
+    empty = np.zeros(0, dtype=np.int32)
+
+    assert not len(mixed_keys([Digit(empty, 0, 1)]))
+    assert not len(keys_with_rows(empty, 0, 0))

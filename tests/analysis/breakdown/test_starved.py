@@ -4,9 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankscope.analysis.arrays.grouping import NO_GROUP
 from rankscope.analysis.breakdown.starved import blame, starved_ranks
 from rankscope.analysis.replay.model import ReplayModel, WaitIntervals, without_overlap
-from rankscope.analysis.replay.operations import NO_GROUP, Operations
+from rankscope.analysis.replay.operations import Operations
 
 Op = tuple[int, int, int, int]
 """(rank, start, end, group)."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rankscope.analysis.arrays.grouping import NO_GROUP
 from rankscope.analysis.causes.lengths_price import equal_experts
-from rankscope.analysis.replay.operations import NO_GROUP
 from tests.analysis.breakdown.test_starved import model_of
 
 OUTSIDE_NS = (10, 20, 30)

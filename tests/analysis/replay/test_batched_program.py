@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.replay.batched_block import Block, Part
 from rankscope.analysis.replay.batched_program import Shape, compile_lanes
+from rankscope.analysis.replay.batched_replay import Block, Part
 from rankscope.analysis.trace.errors import CycleError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.readers.bytedance.diagnosis_inputs import read_bytedance
+from rankscope.analysis.readers.bytedance.reader import read_bytedance
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.critical_path import critical_path, slack_of
 from rankscope.analysis.replay.what_if import Replayer

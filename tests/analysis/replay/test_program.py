@@ -6,15 +6,41 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from rankscope.analysis.arrays.grouping import NO_GROUP
 from rankscope.analysis.readers.bytedance.format import CODE
-from rankscope.analysis.readers.bytedance.reader import model_of, read_trace
-from rankscope.analysis.replay.operations import NO_GROUP, latest_by_group, positions_in_runs
-from rankscope.analysis.replay.program import compile_program
+from rankscope.analysis.readers.bytedance.graph import model_of, read_trace
+from rankscope.analysis.readers.bytedance.reader import read_bytedance
+from rankscope.analysis.readers.tracer.reader import read_traced
+from rankscope.analysis.replay.program import compile_program, operation_times
+from rankscope.analysis.replay.step_graph import graph_of_steps, replayed_times
+from rankscope.analysis.replay.what_if import Replayer
+from rankscope.tracer.topology import Layout
 from tests.support.analysis.bytedance_cluster import ByteDanceCluster
-from tests.support.analysis.cluster import MS
+from tests.support.analysis.cluster import MS, gpt_cluster, source_of
 
 if TYPE_CHECKING:
     from rankscope.analysis.replay.model import ReplayModel
+
+CLUSTER = gpt_cluster(
+    Layout(dp=2, tp=2, pp=2),
+    num_steps=3,
+    forward_ns=lambda rank, step, mb: (10 + rank % 3 + step + mb) * MS,
+)
+
+TRACED = source_of(CLUSTER)
+
+BYTEDANCE = (
+    ByteDanceCluster(3, 2, 4, lambda dp, stage, step, mb, _: (4 + dp + stage + step + mb) * MS)
+    .run([3, 7])
+    .source()
+)
+
+MODELS = {
+    "traced": read_traced(
+        TRACED.info, TRACED.span_table, TRACED.step_table, clock_error_ns=0
+    ).model,
+    "bytedance": read_bytedance(BYTEDANCE.info, BYTEDANCE.span_table).model,
+}
 
 
 def noisy_model(*, dp: int, pp: int, uneven: bool = False) -> ReplayModel:
@@ -28,16 +54,6 @@ def noisy_model(*, dp: int, pp: int, uneven: bool = False) -> ReplayModel:
         cluster.rows.remove(next(r for r in cluster.rows if r[:4] == (1, 0, 5, "gc")))
     source = cluster.source()
     return model_of(read_trace(source.info, source.span_table))
-
-
-def test_rows_of_each_run_are_numbered_from_zero() -> None:
-    assert positions_in_runs(np.array([4, 4, 7, 7, 7, 4])).tolist() == [0, 1, 0, 1, 2, 0]
-
-
-def test_the_latest_of_a_group_is_told_to_all_its_members() -> None:
-    group = np.array([1, NO_GROUP, 1, 0], dtype=np.int64)
-
-    assert latest_by_group(group, np.array([5, 9, 8, 2])).tolist() == [8, 9, 8, 2]
 
 
 def test_steps_and_replicas_of_equal_structure_share_one_schedule() -> None:
@@ -116,3 +132,57 @@ def test_a_member_that_waits_for_nothing_is_there_when_the_step_begins() -> None
     usual = compile_program(operations, host_gaps=False).step_times(operations.duration_ns)
     assert (times > 0).all()
     assert (usual - times < 40 * MS).all()
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_steps_and_replicas_together_give_what_each_step_alone_gives(name: str) -> None:
+    model = MODELS[name]
+    operations = model.operations
+    gap = operations.gap_ns + np.arange(len(operations)) % 7
+
+    together = operation_times(
+        compile_program(operations, host_gaps=True), operations, operations.duration_ns, gap
+    )
+    alone = replayed_times(graph_of_steps(model), operations.duration_ns, gap)
+
+    assert alone.rows.tolist() == list(range(len(operations)))
+    for column in ("start_ns", "gate_ns", "end_ns"):
+        assert getattr(together, column).tolist() == getattr(alone, column).tolist()
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_members_without_launch_gaps_need_no_nodes_of_their_own(name: str) -> None:
+    # GIVEN gaps of operations that are in no group
+    model = MODELS[name]
+    operations = model.operations
+    gap = np.where(operations.group == NO_GROUP, 1.0 + np.arange(len(operations)) % 7, 0.0)
+
+    # WHEN it is replayed with and without nodes for members that come late
+    lean = compile_program(operations, host_gaps=True, late_members=False)
+    full = compile_program(operations, host_gaps=True)
+
+    # THEN every time is the same
+    assert not lean.has_arrivals
+    assert (
+        lean.step_times(operations.duration_ns, gap).tolist()
+        == full.step_times(operations.duration_ns, gap).tolist()
+    )
+    one, other = (
+        operation_times(program, operations, operations.duration_ns, gap)
+        for program in (lean, full)
+    )
+    for column in ("start_ns", "gate_ns", "end_ns"):
+        assert getattr(one, column).tolist() == getattr(other, column).tolist()
+
+
+def test_gaps_of_members_are_replayed_also_when_they_come_later() -> None:
+    # GIVEN a run whose members have no gaps, replayed so
+    model = MODELS["traced"]
+    replayer = Replayer(model)
+    before = replayer.full_recorded()
+
+    # WHEN each member of a group comes 1 s late
+    late = np.where(model.operations.group == NO_GROUP, 0.0, 1e9)
+
+    # THEN it counts
+    assert (replayer.full_with(model.operations.duration_ns, late) >= before + 1e9).all()

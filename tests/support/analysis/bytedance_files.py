@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from rankscope.analysis.readers.bytedance.columns import TraceColumns
+    from rankscope.analysis.readers.bytedance.format import TraceColumns
     from rankscope.analysis.trace.tables import RunInfo
     from tests.support.analysis.bytedance_jobs import Job, Row
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rankscope.analysis.readers.bytedance.reader import model_of, read_trace
+from rankscope.analysis.readers.bytedance.graph import model_of, read_trace
 from rankscope.analysis.readers.bytedance.what_if import what_if_trace
 from rankscope.analysis.replay.what_if import Replayer, what_if
 from rankscope.sources.bytedance_file import read_trace_file
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankscope.analysis.readers.bytedance.columns import TraceColumns
+    from rankscope.analysis.readers.bytedance.format import TraceColumns
     from rankscope.analysis.replay.what_if import WhatIf
     from rankscope.analysis.trace.tables import RunInfo
     from tests.support.analysis.bytedance_jobs import Row

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.arrays.threads import ROWS_AT_ONCE
-from rankscope.analysis.readers.bytedance.columns import TraceColumns
-from rankscope.analysis.readers.bytedance.diagnosis_inputs import read_bytedance
-from rankscope.analysis.readers.bytedance.reader import model_of, read_trace
+from rankscope.analysis.readers.bytedance.blocks import ROWS_AT_ONCE
+from rankscope.analysis.readers.bytedance.format import TraceColumns
+from rankscope.analysis.readers.bytedance.graph import model_of, read_trace
+from rankscope.analysis.readers.bytedance.reader import read_bytedance
 from rankscope.analysis.readers.bytedance.what_if import what_if_trace
 from rankscope.analysis.replay.what_if import Replayer, what_if
 from rankscope.analysis.trace.errors import EmptyRunError

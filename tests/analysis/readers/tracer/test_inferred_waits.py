@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.readers.tracer.match_waits import join_waits
+from rankscope.analysis.readers.tracer.matched_waits import join_waits
 from rankscope.analysis.readers.waits import split_waits
 from rankscope.analysis.trace.tables import GroupInfo, SpanTable, StepTable
 from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.arrays.grouping import NO_GROUP
 from rankscope.analysis.readers.tracer.reader import read_traced
-from rankscope.analysis.replay.operations import NO_GROUP
 from rankscope.analysis.replay.what_if import Replayer
 from rankscope.analysis.trace.tables import (
     EpochInfo,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.arrays.threads import in_pieces
+from rankscope.analysis.readers.bytedance.blocks import in_pieces
 
 
 def test_pieces_cover_all_rows_once_and_answer_in_order() -> None:

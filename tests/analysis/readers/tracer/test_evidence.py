@@ -7,10 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.analysis.readers.tracer.coalesced import held_by_another
+from rankscope.analysis.readers.tracer.evidence import held_by_another
+from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.readers.waits import split_waits
-from rankscope.analysis.trace.tables import GroupInfo
-from rankscope.tracer.span import Span, SpanKind, UnixNs
+from rankscope.analysis.replay.model import Place
+from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RankInfo, RunInfo
+from rankscope.tracer.span import NONE, Span, SpanKind, UnixNs
+from rankscope.tracer.topology import Coords, Layout
+from tests.analysis.readers.tracer.test_matched_waits import DP, MS, tables
 from tests.support.dashboard.builders import span_table
 
 RING = GroupInfo(group_id=9, kind="cp-comm", name="cp", members=(0, 1, 2))
@@ -72,3 +76,33 @@ def test_what_ended_by_itself_or_in_a_call_of_its_own_is_not_held() -> None:
     # 0 -> 1 ended at 150, before rank 2 came
     assert held(ring(0, 50, 300, is_one_call=False)) == []
     assert held(ring(0, 50, 300), interval_id=0) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "place"),
+    [
+        (SpanKind.FORWARD, Place.FORWARD),
+        (SpanKind.BACKWARD, Place.BACKWARD),
+        (SpanKind.OPTIMIZER, Place.LAUNCH),
+    ],
+)
+def test_a_launch_lies_before_the_compute_that_it_feeds(after: SpanKind, place: Place) -> None:
+    # GIVEN a rank that stands for 20 ms, launches a collective, and computes right after that
+    spans, steps = tables(
+        (SpanKind.FORWARD, 0, 30, 0, NONE),
+        (SpanKind.DP_COMM, 50, 60, 50, 0),
+        (after, 50, 100, 50, NONE),
+    )
+    run = RunInfo(
+        run_id="run",
+        source_format="rankscope",
+        layout=Layout(),
+        world_size=1,
+        epochs=(EpochInfo(epoch=0, ranks=(RankInfo(rank=0, coords=Coords()),), groups=(DP,)),),
+    )
+
+    gaps = read_traced(run, spans, steps, clock_error_ns=0).gaps
+
+    assert [
+        (Place(where), gap // MS) for where, gap in zip(gaps.place, gaps.gap_ns, strict=True)
+    ] == [(place, 20)]

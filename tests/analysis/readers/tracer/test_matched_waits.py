@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.readers.tracer.match_waits import Joined, join_waits
+from rankscope.analysis.readers.tracer.matched_waits import Joined, join_waits
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.readers.waits import split_waits
 from rankscope.analysis.trace.tables import (

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.readers.bytedance.diagnosis_inputs import read_bytedance
+from rankscope.analysis.readers.bytedance.reader import read_bytedance
 from rankscope.analysis.readers.tracer.reader import read_traced
-from rankscope.analysis.replay.ideal_timeline import ideal_timeline
+from rankscope.analysis.replay.step_graph import ideal_timeline
 from rankscope.analysis.replay.what_if import Replayer
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.bytedance_cluster import ByteDanceCluster

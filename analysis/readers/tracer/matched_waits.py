@@ -11,13 +11,12 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 
-from ...arrays.grouping import distinct, is_one_of, number_rows
+from ...arrays.grouping import distinct, is_one_of, latest_by_group, number_rows
 from ...arrays.intervals import NOWHERE, Line, covering, outermost
 from ...arrays.sorting import places_of, sort_rows, stable_order
-from ...replay.operations import latest_by_group
 from ..waits import instance_keys, is_one_sided
 from .inferred_waits import LEAST_STEPS, Busy, Launched, unrecorded_waits
-from .segments import COMPUTE_KINDS, HOST_KINDS, Windows, windows_of
+from .pieces import COMPUTE_KINDS, HOST_KINDS, Windows, windows_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

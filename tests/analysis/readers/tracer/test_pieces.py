@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.analysis.analyze import read_run
 from rankscope.analysis.breakdown.bubble import schedule_of
-from rankscope.analysis.readers.tracer.split_backward import WHOLE, is_deferred, portions_of
+from rankscope.analysis.readers.tracer.pieces import WHOLE, is_deferred, portions_of
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.cluster import MS, Action, Begin, Cluster, Compute, End

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.readers.bytedance.format import CODE
-from rankscope.analysis.readers.bytedance.p2p_calls import (
+from rankscope.analysis.arrays.grouping import NO_GROUP, latest_by_group
+from rankscope.analysis.readers.bytedance.evidence import (
     arrivals,
     hidden_by_call,
     left_early,
     since_held_up,
 )
-from rankscope.analysis.readers.bytedance.reader import read_trace
-from rankscope.analysis.replay.operations import NO_GROUP, latest_by_group
+from rankscope.analysis.readers.bytedance.format import CODE
+from rankscope.analysis.readers.bytedance.graph import read_trace
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo
 from rankscope.tracer.span import Span, SpanKind, UnixNs
 from rankscope.tracer.topology import Coords, Layout
@@ -24,7 +24,7 @@ from tests.support.dashboard.builders import span_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankscope.analysis.readers.bytedance.reader import Trace
+    from rankscope.analysis.readers.bytedance.graph import Trace
 
 MS = 1_000_000
 NEVER = np.iinfo(np.int64).max
