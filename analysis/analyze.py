@@ -16,9 +16,9 @@ from .breakdown.mfu import compute_mfu
 from .breakdown.starved import starved_ranks, trail_of
 from .breakdown.waterfall import summary_of, waterfall_of
 from .causes.crash import crashes
+from .causes.equal_lengths import even_lengths
 from .causes.hang import hangs
 from .causes.layout import layout_findings
-from .causes.lengths_known import even_lengths
 from .causes.misconfiguration import misconfigurations
 from .diagnose import Case, diagnose, insufficient
 from .price.operation_sets import compare_culprits

@@ -9,18 +9,16 @@ import numpy as np
 
 from rankscope.tracer.span import SpanKind
 
-from .causes.candidate import is_brief, while_shown
+from .causes.candidate import is_brief, merged_hosts, merged_workers, while_shown, without_partners
 from .causes.clock_throttle import Devices, told_by_samples
+from .causes.equal_lengths import even_columns
 from .causes.expert_imbalance import experts_candidate, without_their_stages
 from .causes.host_causes import host_candidates
 from .causes.host_gaps import stalls_of
-from .causes.lengths_inferred import even_columns
 from .causes.link_profile import profile_links
-from .causes.merge import merged_hosts, merged_workers, without_partners
-from .causes.sequence_imbalance import sequence_effect
-from .causes.slow_compute import compute_candidates, sequence_candidate
-from .causes.slow_network import slow_network
-from .causes.slow_ranks import unexplained
+from .causes.network_degradation import slow_network
+from .causes.sequence_imbalance import sequence_candidate, sequence_effect
+from .causes.slow_compute import compute_candidates, unexplained
 from .price.findings import priced
 from .readers.tp_partners import workers_of
 from .report.report import Finding

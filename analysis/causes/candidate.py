@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..report.text import format_ranks
 from ..statistics.phases import SHORT_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from ..replay.model import ReplayModel
-    from .counters import Drop
+    from ..trace.tables import RankInfo
+    from .clock_throttle import Drop
+
+WHOLE_HOST_SHARE = 0.8
+"""Share of a host's ranks that must show a cause for the host to be the common place."""
+
+LEAST_WHOLE_HOST = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,3 +117,110 @@ def is_brief(candidate: Candidate) -> bool:
     """Tell whether a candidate shows in a step or two, or in some now and then."""
     is_short = candidate.steps[1] - candidate.steps[0] + 1 < SHORT_STEPS
     return is_short or candidate.shown_steps is not None
+
+
+def merged_workers(
+    found: Sequence[Candidate], workers: Mapping[int, tuple[int, ...]]
+) -> tuple[Candidate, ...]:
+    """Tell partners that are slow at the same time once: each names them all already."""
+    kept: list[Candidate] = []
+    for each in found:
+        for place, other in enumerate(kept):
+            if _same_worker(each, other, workers) and overlap(each, other):
+                kept[place] = max(other, each, key=lambda one: one.excess_ratio / one.threshold)
+                break
+        else:
+            kept.append(each)
+    return tuple(kept)
+
+
+def without_partners(
+    found: Sequence[Candidate],
+    stalled: Sequence[Candidate],
+    workers: Mapping[int, tuple[int, ...]],
+) -> tuple[Candidate, ...]:
+    """Drop slow compute that is only the wait for a stalled or pausing partner.
+
+    A pause, or input missed now and then, explains no more than a few steps, and nothing where a
+    rank shares its worker with nobody: its own stall lies outside its compute.
+    """
+    size = Counter(workers.values())
+    return tuple(
+        each
+        for each in found
+        if not any(
+            size[workers[each.ranks[0]]] > 1
+            and _same_worker(each, other, workers)
+            and overlap(each, other)
+            and (is_brief(each) or not _comes_and_goes(other))
+            for other in stalled
+        )
+    )
+
+
+def _comes_and_goes(candidate: Candidate) -> bool:
+    return candidate.cause == "gc-pause" or candidate.shown_steps is not None
+
+
+def _same_worker(one: Candidate, other: Candidate, workers: Mapping[int, tuple[int, ...]]) -> bool:
+    mine = {workers[rank] for rank in one.ranks}
+    return len(mine) == 1 and bool(mine & {workers[rank] for rank in other.ranks})
+
+
+def overlap(one: Candidate, other: Candidate) -> bool:
+    """Tell whether two candidates show in steps in common."""
+    return one.steps[0] <= other.steps[1] and other.steps[0] <= one.steps[1]
+
+
+def merged_hosts(
+    found: Sequence[Candidate], ranks: Mapping[int, RankInfo]
+) -> tuple[Candidate, ...]:
+    """Tell candidates of one cause as one where they are (nearly) all of a host's ranks."""
+    size = Counter(info.host for info in ranks.values())
+    if len(size) == 1:
+        return tuple(found)
+    kept = list(found)
+    for cause in sorted({each.cause for each in found}):
+        slow: Counter[str] = Counter()
+        for each in found:
+            if each.cause == cause:
+                slow.update(ranks[rank].host for rank in each.ranks)
+        for host, num in sorted(slow.items()):
+            if not host or num < max(LEAST_WHOLE_HOST, WHOLE_HOST_SHARE * size[host]):
+                continue
+            mine = [
+                each
+                for each in kept
+                if each.cause == cause and {ranks[rank].host for rank in each.ranks} == {host}
+            ]
+            if len(mine) > 1:
+                kept = [each for each in kept if each not in mine]
+                kept.append(_joined(mine, f"all of host {host}"))
+    return tuple(kept)
+
+
+def _joined(found: Sequence[Candidate], why: str) -> Candidate:
+    worst = max(found, key=lambda each: each.excess_ratio)
+    ranks = tuple(sorted({rank for each in found for rank in each.ranks}))
+    part, usual_ns = joined_parts(found)
+    text = worst.evidence.removeprefix("the worst, ").split(": the worst, ")[-1]
+    return replace(
+        worst,
+        ranks=ranks,
+        steps=(min(each.steps[0] for each in found), max(each.steps[1] for each in found)),
+        shown_steps=_shown_by_any(found),
+        part=part,
+        usual_ns=usual_ns,
+        excess_ratio=float(np.median([each.excess_ratio for each in found])),
+        evidence=f"{format_ranks(ranks)}, {why}: the worst, {text}",
+    )
+
+
+def _shown_by_any(found: Sequence[Candidate]) -> tuple[int, ...] | None:
+    """Return the steps that show one of several candidates; None where one shows throughout."""
+    steps: set[int] = set()
+    for each in found:
+        if each.shown_steps is None:
+            return None
+        steps.update(each.shown_steps)
+    return tuple(sorted(steps))

@@ -12,7 +12,6 @@ from ..replay.model import COMPUTE_KINDS, of_kinds
 from ..report.text import format_percent, format_ranks
 from ..statistics.phases import DUE_RATIO
 from .candidate import in_steps
-from .counters import clock_drop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +23,23 @@ if TYPE_CHECKING:
     from ..trace.context import SampleTable
     from ..trace.tables import RankInfo
     from .candidate import Candidate
-    from .counters import Drop
+
+PART_MARK = ":"
+"""A name with this mark is of one part of a host, a port or a command: the name without it holds
+the sum, and the part may be called anything."""
+
+CLOCK_WORDS = ("clock", "frequency", "freq")
+
+POWER_WORDS = ("power",)
+
+THROTTLE_WORDS = ("throttle",)
+
+CLOCK_DROP_RATIO = 0.03
+"""A device's clock lies this much below its own or its peers' to explain slow compute: compute
+follows the clock, and `phases.PERSISTENT_RATIO` is the least slowness that is reported."""
+
+LOW_QUANTILE = 0.25
+"""Of a phase's readings of a clock: so low it is granted to have been throughout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +56,18 @@ class Devices:
         info = self.ranks[rank]
         phase = (self.step_ns[steps[0]][0], self.step_ns[steps[1]][1])
         return clock_drop(self.samples, info.host, info.local_rank, phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """A reading that stands apart in a slow phase."""
+
+    name: str
+    inside: float
+    usual: float
+    explained_ratio: float | None
+    """By how much longer compute takes at most at such a clock; None where the reading is no
+    clock: power and reasons tell that a device is throttled, not by how much."""
 
 
 def most_explained(drop: Drop) -> float:
@@ -168,3 +195,87 @@ def _while_low(throttle: Candidate, profile: Profile, devices: Devices) -> tuple
     while last + 1 < len(steps) and shows[last + 1]:
         last += 1
     return steps[first], steps[last]
+
+
+def clock_drop(
+    samples: SampleTable, host: str, device: int, phase_ns: tuple[int, int]
+) -> Drop | None:
+    """Return the clock that a device ran at in a slow phase, where that speaks for its slowness.
+
+    The clock is held against that of the other devices in the phase and, where
+    the phase is not the whole run, the device's own outside it. Of several
+    clocks the one that fell furthest speaks. Power is asked only where no
+    clock was read: a device that waits draws less, and is not throttled.
+
+    Args:
+        samples: Readings.
+        host: The device's host.
+        device: Its local rank.
+        phase_ns: (begin, end) of the phase, Unix time.
+    """
+    place = (host, device)
+    clocks = _drops(samples, CLOCK_WORDS, place, phase_ns)
+    lower = [each for each in clocks if _is_lower(each)]
+    if lower:
+        return min(lower, key=lambda each: each.inside / each.usual)
+    for each in _drops(samples, THROTTLE_WORDS, place, phase_ns):
+        if each.inside > each.usual:
+            return each
+    power = () if clocks else _drops(samples, POWER_WORDS, place, phase_ns)
+    return next((each for each in power if _is_lower(each)), None)
+
+
+def _is_lower(drop: Drop) -> bool:
+    return drop.inside < (1.0 - CLOCK_DROP_RATIO) * drop.usual
+
+
+def _drops(
+    samples: SampleTable,
+    words: tuple[str, ...],
+    place: tuple[str, int],
+    phase_ns: tuple[int, int],
+) -> tuple[Drop, ...]:
+    """Return what each reading of a device whose name holds one of these words did."""
+    found = [
+        _drop(samples, code, place, phase_ns)
+        for code, name in enumerate(samples.names)
+        if PART_MARK not in name and _word_group(name) is words
+    ]
+    return tuple(each for each in found if each is not None)
+
+
+def _word_group(name: str) -> tuple[str, ...] | None:
+    """Return the words that a reading's name is known by: the reasons for a lower clock first."""
+    for words in (THROTTLE_WORDS, CLOCK_WORDS, POWER_WORDS):
+        if any(word in name for word in words):
+            return words
+    return None
+
+
+def _drop(
+    samples: SampleTable, code: int, place: tuple[str, int], phase_ns: tuple[int, int]
+) -> Drop | None:
+    host, device = place
+    if host not in samples.hosts:
+        return None
+    rows = samples.name == code
+    mine = rows & (samples.host == samples.hosts.index(host)) & (samples.device == device)
+    within = (samples.at_ns >= phase_ns[0]) & (samples.at_ns <= phase_ns[1])
+    inside = samples.value[mine & within]
+    if not len(inside):
+        return None
+    others = [samples.value[rows & ~mine & within], samples.value[mine & ~within]]
+    typical = [_median(values) for values in others if len(values)]
+    if not typical:
+        return None
+    name, usual = samples.names[code], max(typical)
+    explained = None
+    if _word_group(name) is CLOCK_WORDS:
+        # Readings at the borders of a phase may be of the time beside it.
+        low = float(np.quantile(inside, LOW_QUANTILE, method="lower"))
+        explained = usual / low - 1.0 if low > 0 else np.inf
+    return Drop(name=name, inside=_median(inside), usual=usual, explained_ratio=explained)
+
+
+def _median(values: NDArray[np.float64]) -> float:
+    return float(np.median(values))

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..replay.model import Place
-from .candidate import joined_parts
+from .candidate import joined_parts, merged_hosts
 from .checkpoint import ALL_RANKS_SHARE, common_dips, places_of_dips, without_dips
+from .data_stall import data_stalls
 from .gc_pause import gc_pauses, untold_pauses
 from .host_gaps import WORKING_PLACES
-from .host_stall import data_stalls, host_stalls
+from .host_stall import host_stalls
 from .launch_skew import launch_skews
-from .merge import merged_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

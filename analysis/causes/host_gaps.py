@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import row_medians, summed
+from ..arrays.group_stats import EARLIER_QUANTILE, row_medians, summed
 from ..arrays.sorting import places_of
 from ..replay.model import Place
+from ..report.text import format_duration, format_percent, format_ranks
+from ..statistics.noise import level_deviation
+from ..statistics.phases import DUE_RATIO, standing_out
+from .candidate import Candidate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +22,10 @@ if TYPE_CHECKING:
 
     from ..replay.model import GapItems
     from ..statistics.peer_comparison import Profile
+    from ..statistics.phases import Phase
 
 INPUT_PLACES = (Place.INPUT, Place.DATA)
+
 WORKING_PLACES = (Place.FORWARD, Place.BACKWARD, Place.LAUNCH, Place.OTHER)
 
 HOST_STALL_STEPS = 3
@@ -135,4 +141,99 @@ def stalls_of(profile: Profile, gaps: GapItems, duration_ns: NDArray[np.float64]
         column=column,
         compute_ns=row_medians(profile.total_ns),
         duration_ns=duration_ns,
+    )
+
+
+def late_stages(
+    stalls: Stalls, gap: NDArray[np.float64], usual: NDArray[np.bool_], *, always: bool
+) -> tuple[Phase, ...]:
+    """Find stages most of whose ranks lose time; the phases' rows are stages.
+
+    Args:
+        stalls: The run's gaps.
+        gap: Shape (ranks, steps), in ns.
+        usual: Shape (steps,): steps that take part.
+        always: Whether time that all stages always lose counts too. Where it does not, the last
+            stage is held against its own faster steps: it may compute a loss outside its spans.
+    """
+    ratio = gap / stalls.compute_ns[:, None]
+    stages = np.unique(stalls.profile.stage)
+    level = np.array([np.median(ratio[stalls.profile.stage == stage], axis=0) for stage in stages])
+    excess = level.copy()
+    if not always:
+        own = np.quantile(level, EARLIER_QUANTILE, axis=1)[:, None]
+        for place in range(len(stages)):
+            others = np.delete(level, place, axis=0)
+            is_last = place == len(stages) - 1
+            excess[place] -= own[place] if is_last else np.median(others, axis=0)
+    excess[:, ~usual] = np.nan
+    if not usual.any():
+        return ()
+    return standing_out(
+        excess,
+        few=np.ones(len(stages), dtype=np.bool_),
+        shortest=HOST_STALL_STEPS,
+        deviation=level_deviation(excess),
+    )
+
+
+def late_rows(stalls: Stalls, gap: NDArray[np.float64], phase: Phase) -> list[int]:
+    """Return the rows of the phase's stage that lose at least half of what it does."""
+    stages = np.unique(stalls.profile.stage)
+    inside = row_medians(gap[:, phase.first : phase.last + 1]) / stalls.compute_ns
+    late = (stalls.profile.stage == stages[phase.row]) & (inside >= phase.excess_ratio / 2)
+    rows: list[int] = np.flatnonzero(late).tolist()
+    return rows
+
+
+def stall_candidate(
+    cause: str,
+    stalls: Stalls,
+    phase: Phase,
+    rows: Sequence[int],
+    places: tuple[tuple[Place, ...], str],
+    expected: Sequence[tuple[tuple[Place, ...], NDArray[np.float64]]] | None = None,
+) -> Candidate:
+    """Turn late ranks into a candidate.
+
+    Args:
+        cause: What it is.
+        stalls: The run's gaps.
+        phase: When they are late.
+        rows: The ranks, as rows of the profile.
+        places: Where in the step, and in words.
+        expected: By places, shape (ranks, steps), ns: what peers lose there; None: the ranks have
+            no peers that lose nothing, and would lose nothing themselves.
+    """
+    profile = stalls.profile
+    chosen = stalls.among(*places[0]) & np.isin(stalls.row, rows)
+    chosen &= (stalls.column >= phase.first) & (stalls.column <= phase.last)
+    when = f"in steps {int(profile.steps[phase.first])} to {int(profile.steps[phase.last])}"
+    if phase.shown is not None:
+        chosen &= np.isin(stalls.column, phase.shown)
+        when = f"in {len(phase.shown)} of the {phase.num_steps} {when.removeprefix('in ')}"
+    extra = phase.excess_ratio * float(np.median(stalls.compute_ns[rows]))
+    ranks = tuple(sorted(profile.ranks[rows].tolist()))
+    first, last = int(profile.steps[phase.first]), int(profile.steps[phase.last])
+    several = len(rows) > 1
+    return Candidate(
+        cause=cause,
+        ranks=ranks,
+        steps=(first, last),
+        part=stalls.part(chosen),
+        excess_ratio=phase.excess_ratio,
+        threshold=max(phase.threshold, DUE_RATIO if several else 0.0),
+        evidence=(
+            f"{format_ranks(ranks)}: {format_duration(extra)} a step"
+            f" {places[1]}{'' if several else ' that its peers do not lose'},"
+            f" {format_percent(phase.excess_ratio)} of its compute, {when}; nobody held it up"
+        ),
+        on_host=True,
+        usual_ns=(
+            stalls.usual(chosen, None) if expected is None else stalls.usual_at(chosen, expected)
+        ),
+        is_everywhere=several,
+        shown_steps=None
+        if phase.shown is None
+        else tuple(profile.steps[list(phase.shown)].tolist()),
     )

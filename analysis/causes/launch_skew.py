@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..statistics.phases import Phase
     from .host_gaps import Stalls
 
-
 LATE_PLACES = (Place.LAUNCH, Place.OTHER)
 """Where a rank stops after its step's compute: whatever its group does next, it enters late. Where
 reductions are launched inside the backward (DDP), the second is all there is."""

@@ -20,6 +20,7 @@ MAJORITY_RATIO = 0.5
 """More than this share of the ranks must agree for the others to be the ones that differ."""
 
 NO_MAJORITY_CONFIDENCE = 0.5
+
 PREVIOUS_CONFIDENCE = 0.3
 """A setting that changed since the previous run may well have been meant to."""
 
@@ -28,6 +29,7 @@ MIN_RANKS = 3
 that has another value on each look like one that belongs to the rank."""
 
 MOST_SETTINGS_NAMED = 3
+
 MOST_CHARACTERS = 40
 
 MATTERING = ("environment.NCCL_", "environment.CUDA_", "environment.TORCH_", "versions.")
@@ -43,9 +45,14 @@ OF_ONE_PROCESS = frozenset(
 """Last word of a setting's name, lower case, that says that it belongs to one process."""
 
 OF_ONE_PROCESS_PARTS = ("seeds.", "coords.", "hosts.", "device.uuid")
+
 OF_ONE_PROCESS_ENDINGS = ("_file", "_dir", "_path", "_port")
+
 POSITIONED = ("config.", "model.", "layout.")
 """What the job itself may set by the place in its layout."""
+
+Positions = dict[int, dict[str, int]]
+"""Of each rank: its local rank and its places in the layout, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +106,6 @@ def belongs_to_one_process(name: str) -> bool:
         or last.endswith(OF_ONE_PROCESS_ENDINGS)
         or name.startswith(OF_ONE_PROCESS_PARTS)
     )
-
-
-Positions = dict[int, dict[str, int]]
-"""Of each rank: its local rank and its places in the layout, by name."""
 
 
 def _positions(run: RunInfo, epoch: int) -> Positions:

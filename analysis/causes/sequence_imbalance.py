@@ -9,8 +9,21 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
-from ..arrays.sorting import sort_rows, stable_order
+from ..arrays.grouping import number_rows
+from ..arrays.sorting import sort_rows
+from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, ReplayModel, of_kinds
+from ..report.text import format_percent
 from ..statistics.baseline import common_ratio, own_medians, step_medians
+from ..statistics.phases import DUE_RATIO
+from .candidate import Candidate
+from .equal_lengths import (
+    LEAST_CORRELATION,
+    LEAST_ITEMS,
+    equal_durations,
+    equal_experts,
+    speeds_at_equal_lengths,
+    squares_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -18,17 +31,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..replay.model import ComputeItems
+    from ..replay.what_if import Replayer
     from ..trace.context import MicrobatchTable
-
-LEAST_CORRELATION = 0.9
-"""Source: arXiv 2505.05713, section 5.3: forward and backward of one micro-batch."""
-
-LEAST_ITEMS = 16
-"""Micro-batches that a correlation needs."""
 
 LEAST_OF_RANK = 8
 """Micro-batches of a rank whose median says what is usual for it; of one alone it says nothing."""
-
 
 NUM_ROUNDS = 4
 """Of finding what lengths explain and what whole steps are longer by, in turn."""
@@ -125,33 +132,6 @@ def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None
     return float(np.corrcoef(x, y)[0, 1])
 
 
-def squares_of(items: ComputeItems, lengths: MicrobatchTable) -> NDArray[np.float64]:
-    """Return the sum of squared lengths of each item's micro-batch, NaN where nobody told it.
-
-    Args:
-        items: Compute by micro-batch.
-        lengths: What the loaders told.
-
-    Returns:
-        Shape (items,).
-    """
-    known = lengths.sum_squared_lengths >= 0
-    if not known.any() or not len(items):
-        return np.full(len(items), np.nan)
-    size = int(max(items.microbatch.max(), lengths.microbatch.max())) + 1
-    ranks = int(max(items.rank.max(), lengths.rank.max())) + 1
-
-    def keys(table: ComputeItems | MicrobatchTable) -> NDArray[np.int64]:
-        return (table.step.astype(np.int64) * ranks + table.rank) * size + table.microbatch
-
-    told = keys(lengths)[known]
-    order = stable_order(told)
-    wanted = keys(items)
-    at = np.minimum(np.searchsorted(told[order], wanted), len(told) - 1)
-    squares = lengths.sum_squared_lengths[known][order][at].astype(np.float64)
-    return np.where(told[order][at] == wanted, squares, np.nan)
-
-
 def _length_correlation(
     items: ComputeItems,
     ratio: NDArray[np.float64],
@@ -176,3 +156,83 @@ def _length_correlation(
         if often:
             y = y / own_medians(y / (level + slope * x), rank, chunk)
     return _correlation(y, x)
+
+
+def sequence_candidate(
+    effect: SequenceEffect,
+    replayer: Replayer,
+    blamed: Collection[int],
+    *,
+    slow: NDArray[np.bool_],
+    experts: NDArray[np.bool_] | None = None,
+    evened: ComputeItems | None = None,
+) -> Candidate | None:
+    """Find out whether micro-batches of unequal length cost the job much.
+
+    Args:
+        effect: How far they vary, by `analysis.causes.sequence_imbalance`.
+        replayer: Prices it, by `analysis.causes.equal_lengths`.
+        blamed: Ranks that are slow for a while: their speed is not told by what they compute.
+        slow: Shape (ops,): what they do in these steps, which varies with that.
+        experts: Shape (ops,): their compute, which goes with what the router sends.
+        evened: Compute by micro-batch as if lengths were equal, where that is known.
+
+    Returns:
+        None where the spread costs less than `DUE_RATIO` of a usual step.
+    """
+    model = replayer.model
+    chosen = of_kinds(model, FORWARD_KINDS | BACKWARD_KINDS) & model.on_device
+    chosen &= ~slow
+    if experts is not None:
+        chosen &= ~experts
+    speed = None if evened is None else speeds_at_equal_lengths(evened, model, blamed)
+    evened_ns = _evened(model, chosen, speed)
+    if experts is not None:
+        others = experts & ~slow
+        chosen, evened_ns = equal_experts(model, others, chosen, evened_ns)
+    without = replayer.full_with(evened_ns)
+    # Of a usual step: the pauses of some, a checkpoint's, do not make lengths more equal.
+    usual_ns = float(np.median(without))
+    won_ns = float((replayer.full_recorded() - without).mean())
+    lost = won_ns / usual_ns if usual_ns > 0 else 0.0
+    if lost < DUE_RATIO:
+        return None
+    steps = model.operations.steps
+    what = (
+        f"compute follows the sum of squared lengths (correlation {effect.correlation:.2f})"
+        if effect.by_lengths
+        else f"forward and backward vary together (correlation {effect.correlation:.2f})"
+    )
+    return Candidate(
+        cause="sequence-imbalance",
+        ranks=(),
+        steps=(steps[0], steps[-1]),
+        part=chosen,
+        usual_ns=evened_ns,
+        excess_ratio=lost,
+        threshold=DUE_RATIO,
+        evidence=(
+            f"micro-batches differ by {format_percent(effect.spread_ratio)} in compute on all ranks"
+            f" alike, and {what}: with equal ones a step would be"
+            f" {format_percent(1 - 1 / (1 + lost))} shorter"
+        ),
+    )
+
+
+def _evened(
+    model: ReplayModel, chosen: NDArray[np.bool_], speed: NDArray[np.float64] | None
+) -> NDArray[np.float64]:
+    """Return the durations with every chosen piece as it would be with equal lengths."""
+    operations = model.operations
+    rows = np.flatnonzero(chosen)
+    label = operations.label if model.work is None else model.work
+    duration = operations.duration_ns.copy()
+    duration[rows] = equal_durations(
+        duration[rows],
+        rank=model.rank[rows],
+        step=operations.step[rows],
+        label=number_rows(model.stage[rows], label[rows])[0],
+        span=None if model.span is None else model.span[rows],
+        speed=None if speed is None else speed[rows],
+    )
+    return duration

@@ -8,30 +8,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.grouping import number_rows
-from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, of_kinds
-from ..report.text import format_count, format_duration, format_percent
+from ..report.text import format_count
 from ..statistics.peer_comparison import Basis
-from ..statistics.phases import DUE_RATIO
+from ..statistics.phases import DUE_RATIO, standing_out_now_and_then
 from .candidate import Candidate
 from .clock_throttle import as_one_worker, most_explained
-from .lengths_price import equal_durations, equal_experts, speeds_at_equal_lengths
-from .slow_ranks import slow_ranks, slow_stages
-from .slow_stages import risen_stages
+from .stage_imbalance import (
+    Suspect,
+    excess_text,
+    risen_stages,
+    slow_stages,
+    stage_candidate,
+    times_text,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
-    from ..replay.model import ComputeItems, ReplayModel
-    from ..replay.what_if import Replayer
+    from ..replay.model import ReplayModel
     from ..statistics.peer_comparison import Profile
+    from ..statistics.phases import Phase
     from ..trace.tables import RankInfo
     from .clock_throttle import Devices
-    from .sequence_imbalance import SequenceEffect
-    from .slow_ranks import Suspect
-
 
 EVENED = "; these times are as with micro-batches of equal length"
 
@@ -79,7 +77,7 @@ def compute_candidates(
         _of_rank(suspect, model, devices, tuple(partners[workers[suspect.ranks[0]]]))
         for suspect in slow
     ]
-    found += [_of_stage(suspect, profile, model, ranks) for suspect in stages]
+    found += [stage_candidate(suspect, profile, model, ranks) for suspect in stages]
     if profile.is_evened:
         found = [replace(each, evidence=each.evidence + EVENED) for each in found]
     return tuple(found)
@@ -146,134 +144,64 @@ def _rank_evidence(suspect: Suspect) -> str:
     if suspect.shown_steps is not None:
         when = f"in {len(suspect.shown_steps)} of the {suspect.num_steps} {steps}"
     return (
-        f"rank {suspect.ranks[0]}: {_times(suspect)} {against} ({_above(suspect)}),"
+        f"rank {suspect.ranks[0]}: {times_text(suspect)} {against} ({excess_text(suspect)}),"
         f" {when}; its waits for others are cut out"
     )
 
 
-def _times(suspect: Suspect) -> str:
-    return (
-        f"{format_duration(suspect.compute_ns)} of its own compute a step"
-        f" against {format_duration(suspect.typical_ns)}"
-    )
-
-
-def _above(suspect: Suspect) -> str:
-    above = f"+{format_percent(suspect.excess_ratio)}"
-    if suspect.deviation > 0:
-        above += f", {suspect.excess_ratio / suspect.deviation:.0f} robust deviations"
-    return above
-
-
-def _of_stage(
-    suspect: Suspect, profile: Profile, model: ReplayModel, ranks: Mapping[int, RankInfo]
-) -> Candidate:
-    """Tell a stage with more work from one whose ranks have all become slow.
-
-    Work does not change hands in mid-run: a stage on one host of several that
-    is slow for a while, or of which some ranks are not, has slow ranks.
-    """
-    stage = int(profile.stage[np.flatnonzero(profile.ranks == suspect.ranks[0])[0]])
-    whole = (int(profile.steps[0]), int(profile.steps[-1]))
-    mine = {ranks[rank].host for rank in suspect.ranks}
-    one_host = len(mine) == 1 and len({info.host for info in ranks.values()}) > 1
-    partial = len(suspect.ranks) < int((profile.stage == stage).sum())
-    passing = (suspect.first_step, suspect.last_step) != whole
-    is_slow = partial or (one_host and passing)
-    subject = f"{'' if partial else 'all '}{len(suspect.ranks):,} traced ranks of stage {stage}"
-    against = "the other stages"
-    if suspect.basis is Basis.EARLIER:
-        against = "in their own other steps, as no other stage does"
-    where = f" on host {min(mine)}" if is_slow and one_host else ""
-    return Candidate(
-        cause="slow-compute" if is_slow else "stage-imbalance",
-        ranks=suspect.ranks,
-        steps=(suspect.first_step, suspect.last_step),
-        part=np.isin(model.rank, suspect.ranks),
-        excess_ratio=suspect.excess_ratio,
-        threshold=suspect.threshold,
-        evidence=(
-            f"{subject}{where} compute longer than {against}: {_times(suspect)}"
-            f" ({_above(suspect)}), in steps {suspect.first_step} to {suspect.last_step}"
-        ),
-    )
-
-
-def sequence_candidate(
-    effect: SequenceEffect,
-    replayer: Replayer,
-    blamed: Collection[int],
-    *,
-    slow: NDArray[np.bool_],
-    experts: NDArray[np.bool_] | None = None,
-    evened: ComputeItems | None = None,
-) -> Candidate | None:
-    """Find out whether micro-batches of unequal length cost the job much.
+def slow_ranks(
+    profile: Profile, workers: Mapping[int, tuple[int, ...]] | None = None
+) -> tuple[Suspect, ...]:
+    """Find the ranks whose compute is longer than their peers', persistently or in some steps.
 
     Args:
-        effect: How far they vary, by `analysis.causes.sequence_imbalance`.
-        replayer: Prices it, by `analysis.causes.lengths_price`.
-        blamed: Ranks that are slow for a while: their speed is not told by what they compute.
-        slow: Shape (ops,): what they do in these steps, which varies with that.
-        experts: Shape (ops,): their compute, which goes with what the router sends.
-        evened: Compute by micro-batch as if lengths were equal, where that is known.
-
-    Returns:
-        None where the spread costs less than `DUE_RATIO` of a usual step.
+        profile: Compute of each rank against its peers.
+        workers: What each rank shares with the partners that look just like it: a slow one makes
+            them all longer; None: nothing.
     """
-    model = replayer.model
-    chosen = of_kinds(model, FORWARD_KINDS | BACKWARD_KINDS) & model.on_device
-    chosen &= ~slow
-    if experts is not None:
-        chosen &= ~experts
-    speed = None if evened is None else speeds_at_equal_lengths(evened, model, blamed)
-    evened_ns = _evened(model, chosen, speed)
-    if experts is not None:
-        others = experts & ~slow
-        chosen, evened_ns = equal_experts(model, others, chosen, evened_ns)
-    without = replayer.full_with(evened_ns)
-    # Of a usual step: the pauses of some, a checkpoint's, do not make lengths more equal.
-    usual_ns = float(np.median(without))
-    won_ns = float((replayer.full_recorded() - without).mean())
-    lost = won_ns / usual_ns if usual_ns > 0 else 0.0
-    if lost < DUE_RATIO:
-        return None
-    steps = model.operations.steps
-    what = (
-        f"compute follows the sum of squared lengths (correlation {effect.correlation:.2f})"
-        if effect.by_lengths
-        else f"forward and backward vary together (correlation {effect.correlation:.2f})"
-    )
-    return Candidate(
-        cause="sequence-imbalance",
-        ranks=(),
-        steps=(steps[0], steps[-1]),
-        part=chosen,
-        usual_ns=evened_ns,
-        excess_ratio=lost,
-        threshold=DUE_RATIO,
-        evidence=(
-            f"micro-batches differ by {format_percent(effect.spread_ratio)} in compute on all ranks"
-            f" alike, and {what}: with equal ones a step would be"
-            f" {format_percent(1 - 1 / (1 + lost))} shorter"
-        ),
+    few = np.array([basis not in (Basis.PEERS, Basis.MATES) for basis in profile.basis])
+    alike = None
+    if workers is not None:
+        shared = [workers[rank] for rank in profile.ranks.tolist()]
+        numbers = {worker: number for number, worker in enumerate(dict.fromkeys(shared))}
+        alike = np.array([numbers[worker] for worker in shared])
+    phases = standing_out_now_and_then(profile.excess_ratio, few=few, alike=alike)
+    return tuple(_suspect(profile, phase) for phase in phases)
+
+
+def _suspect(profile: Profile, phase: Phase) -> Suspect:
+    """Measure the slow phase of one rank."""
+    row, columns = phase.row, np.arange(phase.first, phase.last + 1)
+    if phase.shown is not None:
+        columns = np.array(phase.shown)
+    return Suspect(
+        ranks=(int(profile.ranks[row]),),
+        first_step=int(profile.steps[phase.first]),
+        last_step=int(profile.steps[phase.last]),
+        num_steps=phase.num_steps,
+        excess_ratio=phase.excess_ratio,
+        deviation=phase.deviation,
+        threshold=phase.threshold,
+        typical_ns=float(np.nanmedian(profile.expected_ns[row, columns])),
+        compute_ns=float(np.nanmedian(profile.total_ns[row, columns])),
+        num_peers=int((profile.stage == profile.stage[row]).sum()) - 1,
+        basis=profile.basis[row],
+        shown_steps=None if phase.shown is None else tuple(profile.steps[columns].tolist()),
     )
 
 
-def _evened(
-    model: ReplayModel, chosen: NDArray[np.bool_], speed: NDArray[np.float64] | None
-) -> NDArray[np.float64]:
-    """Return the durations with every chosen piece as it would be with equal lengths."""
-    operations = model.operations
-    rows = np.flatnonzero(chosen)
-    label = operations.label if model.work is None else model.work
-    duration = operations.duration_ns.copy()
-    duration[rows] = equal_durations(
-        duration[rows],
-        rank=model.rank[rows],
-        step=operations.step[rows],
-        label=number_rows(model.stage[rows], label[rows])[0],
-        span=None if model.span is None else model.span[rows],
-        speed=None if speed is None else speed[rows],
-    )
-    return duration
+def unexplained(profile: Profile) -> tuple[int, ...]:
+    """Name the ranks that differ from the few there are to compare with, but have too few peers.
+
+    With one or two peers nobody can say which of them is slow.
+    """
+    level = np.nanmedian(profile.total_ns, axis=1)
+    found = []
+    for row, basis in enumerate(profile.basis):
+        if basis not in (Basis.EARLIER, Basis.NOBODY):
+            continue
+        mates = np.flatnonzero(profile.stage == profile.stage[row])
+        fastest = level[mates].min()
+        if level[row] > fastest * (1.0 + DUE_RATIO):
+            found.append(int(profile.ranks[row]))
+    return tuple(found)

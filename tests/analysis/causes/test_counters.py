@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes.counters import clock_drop, network_trouble
+from rankscope.analysis.causes.clock_throttle import clock_drop
+from rankscope.analysis.causes.network_degradation import network_trouble
 from rankscope.analysis.trace.context import SampleTable, no_samples
 
 S = 1_000_000_000

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.causes.crash import crashes
-from rankscope.analysis.causes.exit_messages import ExitClass, exit_class
+from rankscope.analysis.causes.crash import ExitClass, crashes, exit_class
 from rankscope.analysis.trace.context import RankExit, RunContext
 from tests.support.analysis.exit_builders import (
     context_of,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.arrays.grouping import NO_GROUP
-from rankscope.analysis.causes.lengths_price import equal_experts
+from rankscope.analysis.causes.equal_lengths import equal_experts
 from tests.analysis.breakdown.test_starved import model_of
 
 OUTSIDE_NS = (10, 20, 30)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from rankscope.analysis.causes.data_stall import data_stalls
 from rankscope.analysis.causes.host_causes import host_candidates
-from rankscope.analysis.causes.host_stall import data_stalls, host_stalls
+from rankscope.analysis.causes.host_stall import host_stalls
 from rankscope.analysis.causes.launch_skew import launch_skews
 from rankscope.analysis.replay.model import Place
 from rankscope.analysis.trace.tables import RankInfo

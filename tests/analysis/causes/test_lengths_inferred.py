@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes.lengths_inferred import even_columns
+from rankscope.analysis.causes.equal_lengths import even_columns
 from rankscope.analysis.replay.model import ComputeItems
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.tracer.topology import Coords

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.causes.lengths_known import even_lengths
+from rankscope.analysis.causes.equal_lengths import even_lengths
 from rankscope.analysis.replay.model import ComputeItems
 from rankscope.analysis.trace.context import MicrobatchTable
 from rankscope.sources.simulated_source import SimulatedSource

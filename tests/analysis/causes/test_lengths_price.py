@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes.lengths_price import equal_durations
+from rankscope.analysis.causes.equal_lengths import equal_durations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

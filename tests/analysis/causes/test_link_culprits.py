@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from rankscope.analysis.causes.link_culprits import Culprit, culprits_of, merged_by_place
 from rankscope.analysis.causes.link_profile import SlowLink
+from rankscope.analysis.causes.slow_link import Culprit, culprits_of, merged_by_place
 from rankscope.analysis.replay.model import Link
 from rankscope.analysis.statistics.phases import Phase
 from rankscope.analysis.trace.tables import RankInfo

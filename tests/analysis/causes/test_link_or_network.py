@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope.analysis.causes.candidate import Candidate
-from rankscope.analysis.causes.counters import Trouble
-from rankscope.analysis.causes.link_culprits import Culprit
-from rankscope.analysis.causes.link_or_network import (
+from rankscope.analysis.causes.link_profile import SlowLink
+from rankscope.analysis.causes.network_degradation import (
+    Trouble,
     have_one_place,
     is_only_group,
     told_of_only_group,
 )
-from rankscope.analysis.causes.link_profile import SlowLink
+from rankscope.analysis.causes.slow_link import Culprit
 from rankscope.analysis.statistics.phases import Phase
 from tests.support.analysis.link_builders import group, pair, profile
 

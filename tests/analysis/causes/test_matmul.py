@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes.matmul import Device, Layer, device_of, layer_of, reachable_ratio
+from rankscope.analysis.causes.layout import Device, Layer, device_of, layer_of, reachable_ratio
 from rankscope.analysis.trace.context import MicrobatchTable, RankManifest
 from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankscope.analysis.causes.candidate import Candidate
-from rankscope.analysis.causes.merge import merged_hosts, without_partners
+from rankscope.analysis.causes.candidate import Candidate, merged_hosts, without_partners
 from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
 

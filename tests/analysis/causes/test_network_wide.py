@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.causes.network_wide import common_slowness
+from rankscope.analysis.causes.network_degradation import common_slowness
 from tests.support.analysis.link_builders import group, pair, profile
 
 HOSTS = {rank: f"host {rank // 4}" for rank in range(16)}

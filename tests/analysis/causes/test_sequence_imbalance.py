@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes.lengths_known import even_lengths
+from rankscope.analysis.causes.equal_lengths import even_lengths
 from rankscope.analysis.causes.sequence_imbalance import sequence_effect
 from rankscope.analysis.replay.model import ComputeItems
 from rankscope.analysis.statistics.baseline import common_ratio

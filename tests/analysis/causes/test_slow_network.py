@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.causes.candidate import Candidate
-from rankscope.analysis.causes.slow_network import slow_network
+from rankscope.analysis.causes.network_degradation import slow_network
 from rankscope.analysis.trace.context import SampleTable
 from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes.slow_stages import risen_stages
+from rankscope.analysis.causes.stage_imbalance import risen_stages
 from rankscope.analysis.statistics.peer_comparison import Basis, Profile
 
 MS = 1e6

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rankscope.analysis.causes.link_culprits import Culprit
 from rankscope.analysis.causes.link_profile import SlowLink
-from rankscope.analysis.causes.uplinks import merged_by_uplink
+from rankscope.analysis.causes.slow_link import Culprit, merged_by_uplink
 from rankscope.analysis.statistics.phases import Phase
 from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords

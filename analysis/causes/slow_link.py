@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..arrays.group_stats import group_medians, row_medians
+from ..arrays.grouping import number_rows
+from ..report.text import format_duration, format_percent
 from ..statistics.noise import num_deviations, robust_deviation
+from ..statistics.phases import DUE_RATIO
+from .candidate import Candidate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from ..replay.model import Link
     from ..trace.tables import RankInfo
-    from .link_profile import SlowLink
+    from .link_profile import LinkProfile, SlowLink
 
 MOST_OF_ITS_LINKS = 0.6
 """Share of a rank's links that must be slow for the rank's own connection to be at fault."""
@@ -29,6 +36,21 @@ SAME_FACTOR = 0.8
 
 LEAST_LINKS = 3
 """Slow links that must meet in a rank for that: a pair slow both ways has two."""
+
+LEVELS: tuple[tuple[str, Callable[[RankInfo], str]], ...] = (
+    ("hosts", lambda info: info.host),
+    ("switches", lambda info: info.switch),
+    ("racks", lambda info: info.rack),
+)
+"""Places that may lie at the two ends of an uplink, the narrowest first."""
+
+LEAST_LOST_RATIO = 0.0001
+"""Share of a step that a slow link must lose to be told: below, the clock's own noise rules."""
+
+BESIDE_LOST_RATIO = 0.01
+"""Share of a step that a link must lose beyond what a slow device at its end explains. What slows
+a device may hold up its transfers by more than its compute; so little is no ground to tell a second
+fault on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,3 +264,162 @@ def _merged(
         place=f"the links of {word} {place}",
     )
     return (merged, *rest)
+
+
+def merged_by_uplink(
+    culprits: Sequence[Culprit], profile: LinkProfile, ranks: Mapping[int, RankInfo]
+) -> tuple[Culprit, ...]:
+    """Merge the pairs between two stages of which all became slow together into one culprit.
+
+    Where such pairs lie between several pairs of stages it is no one uplink, and nothing is merged.
+
+    Args:
+        culprits: What was found link by link.
+        profile: Transfers by link and step.
+        ranks: Where each rank runs.
+    """
+    links = profile.transfers.links
+    together: list[Culprit] = []
+    between: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for culprit in culprits:
+        pairs = [each.link for each in culprit.links if links[each.link].is_pair]
+        if pairs and all(profile.risen[link] for link in pairs):
+            together.append(culprit)
+            for link in pairs:
+                low, high = sorted(ranks[rank].coords.pp for rank in links[link].members)
+                between[low, high].append(link)
+    if len(together) <= 1 or len(between) > 1:
+        return tuple(culprits)
+    ((stages, pairs),) = between.items()
+    rest = tuple(each for each in culprits if not any(each is one for one in together))
+    return (_uplink(together, stages, pairs, profile, ranks), *rest)
+
+
+def _uplink(
+    together: Sequence[Culprit],
+    stages: tuple[int, int],
+    pairs: Sequence[int],
+    profile: LinkProfile,
+    ranks: Mapping[int, RankInfo],
+) -> Culprit:
+    links = profile.transfers.links
+    slow = {each.link: each for culprit in together for each in culprit.links}
+    # Groups that hold such a pair are as slow as it is.
+    also = {link for culprit in together for link in culprit.also} | (set(slow) - set(pairs))
+    members = sorted({rank for link in pairs for rank in links[link].members})
+    return Culprit(
+        ranks=tuple(members),
+        links=tuple(slow[link] for link in pairs),
+        place=_place(stages, [ranks[rank] for rank in members]),
+        also=tuple(sorted(also)),
+        against="in other steps, with what links between other stages changed by taken out",
+    )
+
+
+def _place(stages: tuple[int, int], members: Sequence[RankInfo]) -> str:
+    """Name the two stages, and what lies at their ends where that is one place each."""
+    if stages[0] == stages[1]:
+        return f"all links within stage {stages[0]}"
+    text = f"all links between stages {stages[0]} and {stages[1]}"
+    for word, where in LEVELS:
+        ends = [{where(each) for each in members if each.coords.pp == stage} for stage in stages]
+        if all(len(end) == 1 for end in ends) and ends[0] != ends[1]:
+            (low,), (high,) = ends
+            if low and high:
+                return f"{text} ({word} {low} and {high})"
+    return text
+
+
+def pair_excesses(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, float]:
+    """Return the median excess of each rank's pairs over the steps in which links are slow."""
+    if not slow:
+        return {}
+    columns = _slow_columns(slow)
+    excess = row_medians(profile.total_ns[:, columns] / profile.expected_ns[:, columns]) - 1.0
+    by_rank: dict[int, list[float]] = defaultdict(list)
+    for link, value in zip(profile.transfers.links, excess.tolist(), strict=True):
+        if link.is_pair and not np.isnan(value):
+            for rank in link.members:
+                by_rank[rank].append(value)
+    return {rank: float(np.median(values)) for rank, values in by_rank.items()}
+
+
+def _slow_columns(slow: Sequence[SlowLink]) -> slice:
+    return slice(min(each.phase.first for each in slow), max(each.phase.last for each in slow) + 1)
+
+
+def group_excesses(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, float]:
+    """Return how much slower than the fastest alike group each is over the slow steps."""
+    if not slow:
+        return {}
+    transfers, steps = profile.transfers, profile.steps[_slow_columns(slow)]
+    is_group = np.array([not link.is_pair for link in transfers.links])
+    rows = np.flatnonzero(is_group[transfers.link] & np.isin(transfers.step, steps))
+    if not len(rows):
+        return {}
+    cell, num = number_rows(transfers.alike[rows], transfers.link[rows])
+    medians, _ = group_medians(transfers.transfer_ns[rows], cell, num)
+    of_cell = np.zeros(num, dtype=np.int64)
+    of_cell[cell] = rows
+    alike, link = transfers.alike[of_cell], transfers.link[of_cell]
+    fastest = np.full(int(alike.max()) + 1, np.inf)
+    np.minimum.at(fastest, alike, medians)
+    by_link: dict[int, list[float]] = defaultdict(list)
+    for index, value, least in zip(link.tolist(), medians, fastest[alike], strict=True):
+        if least > 0:
+            by_link[index].append(float(value / least) - 1.0)
+    return {index: float(np.median(values)) for index, values in by_link.items()}
+
+
+def is_explained(
+    profile: LinkProfile, slow: SlowLink, blamed: Sequence[Candidate], least_ns: float
+) -> bool:
+    """Tell whether slow devices explain a link: they send as slowly as they compute.
+
+    Nor is anything else told where the rest loses less than ``least_ns`` a step.
+    """
+    first, last = profile.steps[slow.phase.first], profile.steps[slow.phase.last]
+    members = set(profile.transfers.links[slow.link].members)
+    there_in = set(profile.steps[slow.phase.first : slow.phase.last + 1].tolist())
+    meanwhile = [
+        each
+        for each in blamed
+        if each.steps[0] <= last
+        and each.steps[1] >= first
+        and (each.shown_steps is None or there_in.issubset(each.shown_steps))
+    ]
+    there = [each.excess_ratio for each in meanwhile if not members.isdisjoint(each.ranks)]
+    if not there:
+        return False
+    rest = (1.0 + slow.phase.excess_ratio) / (1.0 + max(there)) - 1.0
+    columns = slice(slow.phase.first, slow.phase.last + 1)
+    expected_ns = profile.expected_ns[slow.link, columns] * (1.0 + max(there))
+    lost_ns = float(np.nanmedian(profile.total_ns[slow.link, columns] - expected_ns))
+    return rest < max(DUE_RATIO, slow.phase.threshold) or lost_ns < least_ns
+
+
+def part_of_links(profile: LinkProfile, links: Sequence[int]) -> NDArray[np.bool_]:
+    """Return the operations of some links, shape (ops,)."""
+    return np.isin(profile.transfers.link_of_operation, links)
+
+
+def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
+    """Return a culprit as a candidate."""
+    worst = max(culprit.links, key=lambda each: each.phase.margin)
+    first = int(profile.steps[min(each.phase.first for each in culprit.links)])
+    last = int(profile.steps[max(each.phase.last for each in culprit.links)])
+    excess = float(np.median([each.phase.excess_ratio for each in culprit.links]))
+    return Candidate(
+        cause="slow-link",
+        ranks=culprit.ranks,
+        steps=(first, last),
+        part=part_of_links(profile, [*(each.link for each in culprit.links), *culprit.also]),
+        excess_ratio=excess,
+        threshold=worst.phase.threshold,
+        evidence=(
+            f"transfers over {culprit.place} take {format_duration(worst.transfer_ns)} against"
+            f" {format_duration(worst.expected_ns)} {culprit.against} (+{format_percent(excess)})"
+            f" once all members have entered, in steps {first} to {last}, while both ends compute"
+            " as usual"
+        ),
+    )

@@ -1,0 +1,142 @@
+"""Ranks that miss their input: alone, as a stage, or all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..arrays.group_stats import EARLIER_QUANTILE, MATES_ENOUGH, median_by_kind
+from ..report.text import format_ranks
+from ..statistics.phases import standing_out_now_and_then
+from .candidate import Candidate, joined_parts
+from .host_gaps import INPUT_PLACES, Stalls, late_rows, late_stages, stall_candidate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ..statistics.phases import Phase
+
+
+def data_stalls(
+    stalls: Stalls, usual: NDArray[np.bool_], explained: NDArray[np.bool_]
+) -> tuple[Candidate, ...]:
+    """Find ranks that wait for their input: alone, or all those of a stage.
+
+    Args:
+        stalls: The run's gaps.
+        usual: Shape (steps,): steps that take part.
+        explained: Shape (gaps,): gaps that something else explains.
+    """
+    gap = stalls.total(*INPUT_PLACES, but=explained)
+    expected, enough = median_by_kind(gap, stalls.profile.stage)
+    expected[~enough] = _usual_of_few(gap, stalls.profile.stage)[~enough]
+    excess = (gap - expected) / stalls.compute_ns[:, None]
+    excess[:, ~usual] = np.nan
+    where = "before its first compute or in data"
+    usual_ns = [(INPUT_PLACES, expected)]
+    stages = [
+        (phase, late_rows(stalls, gap, phase))
+        for phase in late_stages(stalls, gap, usual, always=True)
+    ]
+    found = [
+        stall_candidate("data-stall", stalls, phase, [phase.row], (INPUT_PLACES, where), usual_ns)
+        for phase in _apart_from_dips(excess, usual, few=~enough)
+        if not _is_but_part(stalls, gap, phase, stages)
+    ]
+    named = {rank for candidate in found for rank in candidate.ranks}
+    for phase, late in stages:
+        rows = [row for row in late if int(stalls.profile.ranks[row]) not in named]
+        if rows:
+            found.append(stall_candidate("data-stall", stalls, phase, rows, (INPUT_PLACES, where)))
+    return _joined_stages(found)
+
+
+def _usual_of_few(gap: NDArray[np.float64], stage: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Return what a rank with one or two peers, or none, loses anyway, shape (ranks, steps).
+
+    Ranks of other stages may load nothing: its own faster steps tell, or the peer that loses most
+    in that step where that is less. No peers agree on what compute should take; but who need not
+    wait for input loses nothing, so one peer shows that a gap is not due.
+    """
+    own = np.quantile(gap, EARLIER_QUANTILE, axis=1)
+    usual = np.broadcast_to(own[:, None], gap.shape).copy()
+    for row in range(len(gap)):
+        mates = np.flatnonzero(stage == stage[row])
+        mates = mates[mates != row]
+        if 0 < len(mates) < MATES_ENOUGH - 1:
+            usual[row] = np.minimum(own[row], gap[mates].max(axis=0))
+    return usual
+
+
+def _apart_from_dips(
+    excess: NDArray[np.float64], usual: NDArray[np.bool_], *, few: NDArray[np.bool_]
+) -> tuple[Phase, ...]:
+    """Return what stands out, but for single steps after one in which all ranks stood still.
+
+    They come back one after the other: what the last of them loses there is the rest of its
+    checkpoint, not its input.
+    """
+    after = np.zeros(len(usual), dtype=np.bool_)
+    after[1:] = ~usual[:-1]
+    kept = []
+    for phase in standing_out_now_and_then(excess, few=few):
+        if phase.shown is None:
+            if phase.num_steps > 1 or not after[phase.first]:
+                kept.append(phase)
+            continue
+        shown = tuple(column for column in phase.shown if not after[column])
+        if shown:
+            whole = len(shown) == shown[-1] - shown[0] + 1
+            kept.append(
+                replace(
+                    phase,
+                    first=shown[0],
+                    last=shown[-1],
+                    excess_ratio=float(np.nanmedian(excess[phase.row, list(shown)])),
+                    shown=None if whole else shown,
+                )
+            )
+    return tuple(kept)
+
+
+def _is_but_part(
+    stalls: Stalls,
+    gap: NDArray[np.float64],
+    phase: Phase,
+    stages: Sequence[tuple[Phase, Sequence[int]]],
+) -> bool:
+    """Tell the worse steps of a rank that always misses its input, as its stage tells."""
+    return any(
+        phase.row in rows
+        and 2 * phase.excess_ratio * stalls.compute_ns[phase.row]
+        < np.median(gap[phase.row, stage.first : stage.last + 1])
+        for stage, rows in stages
+    )
+
+
+def _joined_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Tell stages that miss their input in the same steps as one: they share what is slow."""
+    several = [each for each in found if len(each.ranks) > 1]
+    alone = [each for each in found if len(each.ranks) == 1]
+    if len(several) <= 1:
+        return tuple(found)
+    worst = max(several, key=lambda each: each.excess_ratio)
+    part, usual_ns = joined_parts(several)
+    ranks = tuple(sorted(rank for each in several for rank in each.ranks))
+    whole = Candidate(
+        cause=worst.cause,
+        ranks=ranks,
+        steps=(min(each.steps[0] for each in several), max(each.steps[1] for each in several)),
+        part=part,
+        excess_ratio=worst.excess_ratio,
+        threshold=worst.threshold,
+        evidence=f"{format_ranks(ranks)} miss their input together; {worst.evidence}",
+        on_host=True,
+        usual_ns=usual_ns,
+        is_everywhere=True,
+    )
+    return (whole, *alone)
