@@ -36,7 +36,8 @@ from benchmarks.intervals import interval
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
-from rankscope.simulation.run import SimulateOptions, simulate_run
+from rankscope.commands.simulate import simulate_run
+from rankscope.simulation import SimulateOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

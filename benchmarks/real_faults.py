@@ -31,7 +31,7 @@ from rankscope.collector.spool.process_tail import STALL_NS
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
-from rankscope.demo.planted import OTHER_NAMES, QUIET, names_fault
+from rankscope.demo.plan import OTHER_NAMES, QUIET, names_fault
 from rankscope.demo.training import Training
 from rankscope.tracer.topology import Layout
 from rankscope.trainer.faults.spec import ENDINGS, CrashKind, FaultCause, parse_fault

@@ -12,7 +12,7 @@ import pytest
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
-from rankscope.demo.planted import plan_demo
+from rankscope.demo.plan import plan_demo
 from rankscope.demo.training import Training, training_command
 from rankscope.tracer.spool import MANIFEST_FILE, SEGMENT_GLOB, iter_committed
 from rankscope.tracer.topology import Layout

@@ -1,11 +1,27 @@
 """`rankscope analyze`: diagnose a stored run, as text or as one JSON document."""
 
-from __future__ import annotations
-
 import json
+from typing import Annotated
+
+import typer
 
 from ..errors import BadInputError
 from ..terminal.lines import terminal_width
+from .flags import AsJson, Store
+
+
+def analyze(
+    run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)],
+    *,
+    steps: Annotated[
+        str, typer.Option(metavar="A:B", help="Steps A to B, both included; either may be empty.")
+    ] = ":",
+    as_json: AsJson = False,
+    store: Store = None,
+) -> None:
+    """Say which rank is slow, which ranks wait for it, and why."""
+    first, last = parse_steps(steps)
+    typer.echo(analyze_stored(run, first=first, last=last, as_json=as_json, store_url=store))
 
 
 def analyze_stored(

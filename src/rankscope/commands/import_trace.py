@@ -1,17 +1,31 @@
 """`rankscope import`: hand a recorded trace to the importer of its format."""
 
-from __future__ import annotations
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
 
-from typing import TYPE_CHECKING
-
-from rankscope.collector.client.served_store import open_for_reading
-from rankscope.collector.store.location import default_store_url
+import typer
 
 from ..errors import BadInputError
+from .flags import Store
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+
+def import_(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", show_default=False)],
+    *,
+    file_format: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="What the files are: bytedance.")
+    ],
+    run: Annotated[str, typer.Option("--run", metavar="NAME", help="Name of the run.")],
+    meta: Annotated[
+        Path | None,
+        typer.Option("--meta", metavar="FILE", help="YAML with the job's sizes (bytedance)."),
+    ] = None,
+    store: Store = None,
+) -> None:
+    """Store a trace that another program recorded, as a run."""
+    typer.echo(import_files(files, file_format=file_format, run_id=run, meta=meta, store_url=store))
+
 
 FORMATS = ("bytedance",)
 """What `rankscope import --format` takes."""
@@ -40,7 +54,9 @@ def import_files(
             f"--format bytedance has one file a run, got {len(files)}:"
             " import each under a --run name of its own"
         )
+    from rankscope.collector.client.served_store import open_for_reading
     from rankscope.collector.importers.bytedance import import_bytedance
+    from rankscope.collector.store.location import default_store_url
 
     with open_for_reading(store_url or default_store_url()) as store:
         result = import_bytedance(store, files[0], run_id=run_id, meta=meta)

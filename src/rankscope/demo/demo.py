@@ -23,7 +23,7 @@ from ..server.listen import ListenOptions, listening
 from ..server.logs import Log, logged_to
 from ..server.signals import sigterm_as_interrupt
 from ..terminal.lines import Progress, say, terminal_width
-from .planted import DemoPlan, is_found, outcome_line, plan_demo
+from .plan import DemoPlan, is_found, outcome_line, plan_demo
 from .training import StepDone, Training, require_torch, training_command
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from .planted import DemoPlan
+    from .plan import DemoPlan
 
 STEP_LINE = re.compile(r"step (?P<step>\d+) loss (?P<loss>\S+) time_s (?P<seconds>\S+)")
 GRACE_S = 15.0

@@ -11,7 +11,7 @@ from rankscope.collector.client.served_store import ServedStore, open_for_readin
 from rankscope.collector.errors import StoreError, StoreHeldError, StoreQueryError
 from rankscope.collector.store.location import SERVER_FILE, write_server_file
 from rankscope.commands.analyze import analyze_stored
-from rankscope.commands.lists import list_alerts, list_findings, list_runs
+from rankscope.commands.runs import list_alerts, list_findings, list_runs
 from tests.integration.programs import rankscope, serving
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from rankscope.collector.errors import RunBegunError, RunExistsError, StoreError
 from rankscope.collector.store.location import ServerFile
 from rankscope.commands.analyze import analyze_stored
 from rankscope.commands.import_trace import import_files
-from rankscope.simulation.run import SimulateOptions, simulate_run
+from rankscope.commands.simulate import simulate_run
+from rankscope.simulation import SimulateOptions
 from tests.integration.programs import serving
 from tests.support.traces import TRACES, needs_traces
 

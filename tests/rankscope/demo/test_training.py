@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.demo.planted import plan_demo
+from rankscope.demo.plan import plan_demo
 from rankscope.demo.training import StepDone, Training, read_step, training_command
 from rankscope.tracer.topology import Layout
 

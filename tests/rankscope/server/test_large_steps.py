@@ -20,7 +20,7 @@ from rankscope.server.background_jobs import Aside
 from rankscope.server.large_steps import LargeSteps, draw_in_portions
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
-from rankscope.simulation.store import store_simulation
+from rankscope.simulation import store_simulation
 from rankscope.sources.store_source import StoreSource
 from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import simulate

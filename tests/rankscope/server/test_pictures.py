@@ -38,7 +38,7 @@ from rankscope.server.pictures import read_picture
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.server.rollups import Rolling
-from rankscope.simulation.store import store_simulation
+from rankscope.simulation import store_simulation
 from rankscope.sources.store_source import StoreSource
 from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import simulate

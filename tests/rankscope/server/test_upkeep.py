@@ -12,7 +12,7 @@ from rankscope.collector.store.store import open_store
 from rankscope.errors import BadInputError
 from rankscope.server.rollups import Rolling
 from rankscope.server.upkeep import EXPIRE_EVERY_NS, FIRST_EXPIRE_NS, Upkeep, parse_keep
-from rankscope.simulation.store import store_simulation
+from rankscope.simulation import store_simulation
 from rankscope.sources.store_source import StoreSource
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario

@@ -11,9 +11,9 @@ import pytest
 from rankscope.analysis.analyze import analyze_run
 from rankscope.collector.store.store import open_store
 from rankscope.commands.analyze import analyze_stored
-from rankscope.commands.lists import list_findings
+from rankscope.commands.runs import list_findings
 from rankscope.server.finding_tracker import Tracking
-from rankscope.simulation.store import store_simulation
+from rankscope.simulation import store_simulation
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import NONE
 from rankscope.trainer.simulator.fault import parse_simulated_faults

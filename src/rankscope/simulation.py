@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
-from contextlib import closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rankscope.collector.client.served_writer import run_writer
 from rankscope.collector.errors import RunBegunError, RunExistsError
@@ -16,6 +18,8 @@ from rankscope.collector.spool.descriptions import manifest_row
 from rankscope.collector.spool.records import Decoded
 from rankscope.tracer.span import NONE
 
+from .errors import BadInputError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from rankscope.collector.client.served_writer import RunWriter
     from rankscope.collector.identity import Row
     from rankscope.collector.store.store import Store
+    from rankscope.trainer.simulator.scenario import Scenario
     from rankscope.trainer.simulator.simulation import Simulation
     from rankscope.trainer.simulator.tables import StepTables
 
@@ -169,3 +174,142 @@ def _describe(writer: RunWriter, simulation: Simulation) -> None:
         for first in range(0, len(rows), DESCRIPTION_ROWS):
             writer.upsert(table, rows[first : first + DESCRIPTION_ROWS])
     writer.upsert("runs", [simulation.run_row(created_ns=time.time_ns())])
+
+
+FILE_TABLES = ("spans", "steps", "microbatches", "samples", "events")
+
+
+GROUP_ROWS = 1_000_000
+
+
+def write_files(simulation: Simulation, steps: Iterable[StepTables], *, folder: Path) -> Simulated:
+    """Write one parquet file a table, and the run's description as JSON.
+
+    Args:
+        simulation: The run.
+        steps: Its tables, read once.
+        folder: Where to; made where it is missing.
+
+    Raises:
+        BadInputError: The folder holds files, or is none.
+        OSError: It cannot be written.
+    """
+    import pyarrow.parquet as pq
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInputError(f"--out {folder} is not an empty folder: choose another")
+    folder.mkdir(parents=True, exist_ok=True)
+    num_spans, num_steps = 0, 0
+    with ExitStack() as stack:
+        writers: dict[str, pq.ParquetWriter] = {}
+        for tables in steps:
+            for name in FILE_TABLES:
+                rows = getattr(tables, name)
+                if name not in writers:
+                    path = folder / f"{name}.parquet"
+                    writers[name] = stack.enter_context(
+                        pq.ParquetWriter(path, rows.schema, compression="zstd")
+                    )
+                writers[name].write_table(rows, row_group_size=GROUP_ROWS)
+            num_spans += tables.spans.num_rows
+            num_steps += 1
+    _write_description(simulation, folder)
+    return Simulated(num_spans=num_spans, num_steps=num_steps)
+
+
+def _write_description(simulation: Simulation, folder: Path) -> None:
+    documents: dict[str, Iterable[object]] = {
+        "runs": [simulation.run_row(created_ns=simulation.scenario.started_ns)],
+        "ranks": simulation.rank_rows(),
+        "groups": (asdict(group) for group in simulation.groups),
+        "clock": simulation.clock_rows(),
+        "truth": (asdict(truth) for truth in simulation.truth),
+    }
+    for name, rows in documents.items():
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+
+
+SCENARIO_SUFFIXES = (".toml", ".json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """What to simulate and where to; None: as the scenario says."""
+
+    scenario: str
+    """Name of a preset, or path of a TOML or JSON file."""
+
+    run_id: str
+    num_ranks: int | None = None
+    """Reached by dp, the other sizes staying."""
+
+    seed: int | None = None
+    num_steps: int | None = None
+    dp: int | None = None
+    pp: int | None = None
+    tp: int | None = None
+    faults: tuple[str, ...] = ()
+    """Added to the scenario's own."""
+
+    out: Path | None = None
+    """Folder for parquet files; None: into the store."""
+
+    store_url: str | None = None
+    as_json: bool = False
+
+
+def scenario_of(options: SimulateOptions) -> Scenario:
+    """Return the scenario that the options name, with what they replace.
+
+    Raises:
+        ConfigError: It cannot be simulated.
+        BadInputError: ``--ranks`` does not fit, or contradicts ``--dp``.
+    """
+    from rankscope.trainer.simulator.fault import parse_simulated_faults
+    from rankscope.trainer.simulator.presets import preset_faults, preset_settings
+    from rankscope.trainer.simulator.scenario import Scenario
+    from rankscope.trainer.simulator.scenario_file import read_scenario_file
+
+    path = Path(options.scenario)
+    is_file = path.suffix in SCENARIO_SUFFIXES
+    replaced = _replaced(options)
+    if is_file:
+        settings = read_scenario_file(path) | replaced
+    else:
+        settings = preset_settings(options.scenario, **replaced)
+    planted = settings.pop("faults", ())
+    # Faults are checked last: against the sizes that the flags made, not the scenario's own.
+    bare = _resized(Scenario(**settings), options)
+    if not is_file:
+        planted = preset_faults(options.scenario, bare)
+    return replace(bare, faults=(*planted, *parse_simulated_faults(options.faults)))
+
+
+def _replaced(options: SimulateOptions) -> dict[str, Any]:
+    given = {
+        "seed": options.seed,
+        "num_steps": options.num_steps,
+        "dp": options.dp,
+        "pp": options.pp,
+        "tp": options.tp,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _resized(scenario: Scenario, options: SimulateOptions) -> Scenario:
+    """Return the scenario with as many data-parallel positions as make the ranks asked for."""
+    if options.num_ranks is None:
+        return scenario
+    per_position = scenario.world_size // scenario.dp
+    dp, rest = divmod(options.num_ranks, per_position)
+    if rest or not dp:
+        raise BadInputError(
+            f"--ranks {options.num_ranks} must be a multiple of pp x tp x cp = {per_position}:"
+            " choose another number, or other sizes"
+        )
+    if options.dp is not None and options.dp != dp:
+        raise BadInputError(
+            f"--ranks {options.num_ranks} needs --dp {dp}, got --dp {options.dp}: leave one out"
+        )
+    return replace(scenario, dp=dp)

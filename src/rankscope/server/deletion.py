@@ -10,8 +10,8 @@ from urllib.parse import urlencode, urlsplit
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.errors import StoreHeldError
 from rankscope.collector.read.runs import run_names
-from rankscope.collector.retention.deletion import Deletions
-from rankscope.collector.store.location import default_store_url, read_server_file
+from rankscope.collector.retention.deletion import Deletion, Deletions
+from rankscope.collector.store.location import read_server_file
 from rankscope.collector.store.store import open_store
 
 from ..errors import FailedError
@@ -25,13 +25,12 @@ PATIENCE_S = 900
 MAX_ANSWER_BYTES = 65_536
 
 
-def delete_run(run_id: str, *, as_json: bool, store_url: str | None) -> str:
-    """Delete a run for good and return what to print.
+def delete_run(store_url: str, run_id: str) -> Deletion:
+    """Delete a run for good, here or by the server that holds the store.
 
     Args:
+        store_url: URL of the store.
         run_id: The run; one that was deleted before is no error.
-        as_json: Whether as one JSON document.
-        store_url: URL of the store; None: the default one.
 
     Raises:
         UnknownRunError: The store holds no run of that name.
@@ -40,32 +39,23 @@ def delete_run(run_id: str, *, as_json: bool, store_url: str | None) -> str:
         StoreError: The store could not be opened or written.
     """
     try:
-        document = _delete_here(run_id, store_url or default_store_url())
+        return _delete_here(store_url, run_id)
     except StoreHeldError as held:
         server = read_server_file(held.path)
         if server is None or server.token is None:
             raise
-        document = _ask_server(run_id, server)
-    if as_json:
-        return json.dumps(document)
-    num_spans = document["num_rows"].get("spans", 0)
-    num_rows = sum(document["num_rows"].values())
-    return (
-        f"deleted run {run_id!r}: {num_spans:,} spans, {num_rows:,} rows in all;"
-        " its name takes in nothing any more"
-    )
+        return _ask_server(run_id, server)
 
 
-def _delete_here(run_id: str, store_url: str) -> dict[str, Any]:
+def _delete_here(store_url: str, run_id: str) -> Deletion:
     with open_store(store_url) as store:
         deletions = Deletions(store)
         if not (deletions.is_deleted(run_id) or deletions.holds(run_id)):
             raise UnknownRunError(run_id, run_names(store))
-        found = deletions.delete(run_id)
-    return {"run": found.run_id, "at_ns": found.at_ns, "num_rows": found.num_rows}
+        return deletions.delete(run_id)
 
 
-def _ask_server(run_id: str, server: ServerFile) -> dict[str, Any]:
+def _ask_server(run_id: str, server: ServerFile) -> Deletion:
     parts = urlsplit(server.url)
     connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = connect(parts.hostname or "", parts.port, timeout=PATIENCE_S)
@@ -85,11 +75,11 @@ def _ask_server(run_id: str, server: ServerFile) -> dict[str, Any]:
     return _checked(status, document, run_id=run_id, server=server)
 
 
-def _checked(
-    status: int, document: dict[str, Any], *, run_id: str, server: ServerFile
-) -> dict[str, Any]:
+def _checked(status: int, document: dict[str, Any], *, run_id: str, server: ServerFile) -> Deletion:
     if status == 200:  # noqa: PLR2004
-        return {key: document[key] for key in ("run", "at_ns", "num_rows")}
+        return Deletion(
+            run_id=document["run"], at_ns=document["at_ns"], num_rows=document["num_rows"]
+        )
     if status == 404:  # noqa: PLR2004
         raise UnknownRunError(run_id, ())
     raise FailedError(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.collector.read.findings import write_findings
 from rankscope.collector.store.store import open_store
-from rankscope.commands.lists import list_findings
+from rankscope.commands.runs import list_findings
 from tests.collector.read.test_findings import CRASH, SLOW
 
 if TYPE_CHECKING:

@@ -23,10 +23,9 @@ from rankscope.collector.read.runs import (
 )
 from rankscope.collector.read.samples import read_samples
 from rankscope.collector.store.store import Store, open_store
+from rankscope.commands.simulate import truth_line
 from rankscope.errors import BadInputError
-from rankscope.simulation.files import write_files
-from rankscope.simulation.run import SimulateOptions, scenario_of, truth_line
-from rankscope.simulation.store import store_simulation
+from rankscope.simulation import SimulateOptions, scenario_of, store_simulation, write_files
 from rankscope.trainer.simulator.errors import ScenarioError
 from rankscope.trainer.simulator.presets import preset_scenario
 from rankscope.trainer.simulator.simulation import simulate

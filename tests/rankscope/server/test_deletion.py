@@ -11,13 +11,14 @@ from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import Store, open_store
 from rankscope.collector.store.writer import StoreWriter
-from rankscope.commands.delete_run import delete_run
+from rankscope.commands.runs import delete_stored
+from rankscope.commands.simulate import simulate_run
 from rankscope.dashboard.address import Page, View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
-from rankscope.simulation.run import SimulateOptions, simulate_run
+from rankscope.simulation import SimulateOptions
 from rankscope.sources.store_source import StoreSource
 from tests.dashboard.pages.test_overview import words
 from tests.integration.test_serve import Job
@@ -40,14 +41,14 @@ def test_the_command_deletes_and_says_what_went(tmp_path: Path) -> None:
     with open_store(url) as store:
         stored(store, tmp_path / "spool")
 
-    said = delete_run("job", as_json=False, store_url=url)
+    said = delete_stored("job", as_json=False, store_url=url)
 
     assert said.startswith("deleted run 'job': 16 spans, ")
     with open_store(url) as store:
         assert StoreSource(store).runs() == ()
         with pytest.raises(DeletedRunError, match="was deleted"):
             StoreSource(store).run_info("job")
-    again = json.loads(delete_run("job", as_json=True, store_url=url))
+    again = json.loads(delete_stored("job", as_json=True, store_url=url))
     assert (again["run"], again["num_rows"]) == ("job", {})
 
 
@@ -56,7 +57,9 @@ def test_a_run_of_which_only_spans_came_is_deleted_too(tmp_path: Path) -> None:
     with open_store(url) as store:
         store.insert_rows("spans", [{"run_id": "job", "row": 0}])
 
-    assert delete_run("job", as_json=False, store_url=url).startswith("deleted run 'job': 1 spans,")
+    assert delete_stored("job", as_json=False, store_url=url).startswith(
+        "deleted run 'job': 1 spans,"
+    )
 
 
 def test_a_run_that_nobody_knows_is_told_with_those_that_are(tmp_path: Path) -> None:
@@ -65,9 +68,9 @@ def test_a_run_that_nobody_knows_is_told_with_those_that_are(tmp_path: Path) -> 
         stored(store, tmp_path / "spool")
 
     with pytest.raises(UnknownRunError, match="runs: job"):
-        delete_run("jop", as_json=False, store_url=url)
+        delete_stored("jop", as_json=False, store_url=url)
     with pytest.raises(UnknownRunError):
-        delete_run("a b", as_json=False, store_url=url)
+        delete_stored("a b", as_json=False, store_url=url)
 
 
 def test_a_name_is_not_given_again(tmp_path: Path) -> None:

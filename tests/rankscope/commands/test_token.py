@@ -11,7 +11,7 @@ import pytest
 from rankscope.collector.errors import TokenRequestError
 from rankscope.collector.http.token_file import TokenBook
 from rankscope.collector.http.tokens import Role
-from rankscope.commands.token_actions import NO_TOKENS, create_token, list_tokens, revoke_token
+from rankscope.commands.token import NO_TOKENS, create_token, list_tokens, revoke_token
 from rankscope.errors import BadInputError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.demo.planted import is_found, outcome_line, plan_demo
+from rankscope.demo.plan import is_found, outcome_line, plan_demo
 from rankscope.tracer.topology import Layout
 from rankscope.trainer.errors import ConfigError
 from tests.support.dashboard.builders import report

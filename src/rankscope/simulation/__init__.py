@@ -1,1 +1,0 @@
-"""Simulated runs, written to a store or to files."""
