@@ -32,7 +32,7 @@ from .report.report import RankStepExcess, RunReport, StepTimes
 from .report.text import format_percent
 from .statistics.peer_comparison import profile_of
 from .trace.errors import CycleError, EmptyRunError
-from .trace.tables import rows_of_spans, rows_of_steps
+from .trace.rows import select_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -119,21 +119,6 @@ def _read_run(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
     if run.source_format == "bytedance":
         return read_bytedance(run, spans)
     return read_traced(run, spans, steps, clock_error_ns=run.clock_error_ns)
-
-
-def report_of(
-    run: RunInfo, spans: SpanTable, steps: StepTable, reading: Reading, *, context: RunContext
-) -> RunReport:
-    """Replay, compare and diagnose what was read.
-
-    Args:
-        run: Layout, ranks and groups.
-        spans: The spans that were read.
-        steps: The steps' rows.
-        reading: The same as operations.
-        context: What is known around them.
-    """
-    return _report_of(run, spans, steps_on_device(spans, steps), reading, context)
 
 
 def _report_of(
@@ -245,8 +230,8 @@ def _replayable(
         kept = sorted(set(reading.steps) - set(found))
         rest = _read_run(
             run,
-            rows_of_spans(spans, np.isin(spans.step, kept)),
-            rows_of_steps(steps, np.isin(steps.step, kept)),
+            select_rows(spans, np.isin(spans.step, kept)),
+            select_rows(steps, np.isin(steps.step, kept)),
         )
         reading = replace(rest, left_out=reading.left_out | rest.left_out | found)
     return reading, None
@@ -376,7 +361,7 @@ def _nothing_to_replay(
 
 
 def _step_of(spans: SpanTable, step: int) -> SpanTable:
-    return rows_of_spans(spans, spans.step == step)
+    return select_rows(spans, spans.step == step)
 
 
 def _slowdowns(result: WhatIf, times: Mapping[K, NDArray[np.float64]]) -> dict[K, float | None]:

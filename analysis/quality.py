@@ -8,7 +8,7 @@ import numpy as np
 
 from .arrays.grouping import number_rows
 from .report.report import Quality
-from .trace.expected_ranks import num_expected
+from .trace.tables import num_expected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

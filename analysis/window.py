@@ -7,23 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .arrays.sorting import sort_rows
 from .breakdown.mfu import compute_mfu
 from .report.report import Mfu
-from .trace.concat import (
-    join_microbatches,
-    join_samples,
-    join_spans,
-    join_steps,
-    rows_of_microbatches,
-    rows_of_samples,
-)
 from .trace.errors import EmptyRunError, UnknownRunError
-from .trace.tables import rows_of_spans, rows_of_steps
+from .trace.rows import concatenate, select_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .trace.context import RunContext
+    from .trace.context import RunContext, SampleTable
     from .trace.tables import RunInfo, RunSummary, SpanSource, SpanTable, StepTable
 
 MAX_STEPS = 256
@@ -115,7 +108,7 @@ class RunWindow:
         last = last_whole_step(run, steps)
         if last is None or (self.last is not None and last <= self.last):
             return int(self._hear(run))
-        steps = rows_of_steps(steps, steps.step <= last)
+        steps = select_rows(steps, steps.step <= last)
         before = -1 if self.last is None else self.last
         self._take(run, steps, first=first, last=last)
         return int((np.unique(steps.step) > before).sum())
@@ -126,15 +119,15 @@ class RunWindow:
         if newest == self._epoch and self.last is not None:
             first = self.last + 1 - SETTLING_STEPS
             steps = self._source.steps(self._run_id, first=first)
-            return rows_of_steps(steps, steps.epoch == self._epoch), first
+            return select_rows(steps, steps.epoch == self._epoch), first
         steps = self._source.steps(self._run_id)
         reached = int(steps.epoch.max(initial=-1))
         if reached == self._epoch and self.last is not None:  # the new epoch has no step yet
-            return rows_of_steps(steps, steps.step > self.last), self.last + 1
+            return select_rows(steps, steps.step > self.last), self.last + 1
         self._epoch, self._held, self.last = reached, None, None
         is_newest = steps.epoch == reached
         began = steps.step.min(where=is_newest, initial=MAX_STEP)
-        return rows_of_steps(steps, is_newest | (steps.step < began)), None
+        return select_rows(steps, is_newest | (steps.step < began)), None
 
     def _take(self, run: RunInfo, steps: StepTable, *, first: int | None, last: int) -> None:
         """Read the spans of these steps, and let go of the oldest ones."""
@@ -142,13 +135,13 @@ class RunWindow:
         self._numbers.update(np.unique(steps.step).tolist())
         if first is None:
             first = self._first_affordable(steps, last)
-            steps = rows_of_steps(steps, steps.step >= first)
+            steps = select_rows(steps, steps.step >= first)
         spans = self._spans(first, last, steps)
         context = self._source.context(self._run_id, first=first, last=last)
         if self._held is not None:
             held, fresh = self._held, steps
-            steps = join_steps(rows_of_steps(held.steps, held.steps.step < first), steps)
-            spans = join_spans(rows_of_spans(held.spans, held.spans.step < first), spans)
+            steps = concatenate(select_rows(held.steps, held.steps.step < first), steps)
+            spans = concatenate(select_rows(held.spans, held.spans.step < first), spans)
             began_ns = int(fresh.start_ns.min())
             context = _joined(held.context, context, first=first, began_ns=began_ns)
         self.last = last
@@ -166,7 +159,7 @@ class RunWindow:
         spans = self._source.spans(self._run_id, first=first, last=last)
         pairs = _pairs(steps.epoch, steps.step)
         keep = np.isin(_pairs(spans.epoch, spans.step), np.unique(pairs))
-        return spans if keep.all() else rows_of_spans(spans, keep)
+        return spans if keep.all() else select_rows(spans, keep)
 
     def _trimmed(self, held: _Held) -> _Held:
         """Drop the oldest steps until the window keeps its limits; the newest always stays."""
@@ -177,16 +170,16 @@ class RunWindow:
         if num >= len(numbers):
             return held
         first = int(numbers[-num] + held.steps.step.min())
-        kept = rows_of_steps(held.steps, held.steps.step >= first)
+        kept = select_rows(held.steps, held.steps.step >= first)
         microbatches, samples = held.context.microbatches, held.context.samples
         return _Held(
             run=held.run,
             steps=kept,
-            spans=rows_of_spans(held.spans, held.spans.step >= first),
+            spans=select_rows(held.spans, held.spans.step >= first),
             context=replace(
                 held.context,
-                microbatches=rows_of_microbatches(microbatches, microbatches.step >= first),
-                samples=rows_of_samples(samples, samples.at_ns >= kept.start_ns.min()),
+                microbatches=select_rows(microbatches, microbatches.step >= first),
+                samples=select_rows(samples, samples.at_ns >= kept.start_ns.min()),
             ),
         )
 
@@ -220,12 +213,12 @@ class RunWindow:
     def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
         """Return the step rows of the window."""
         steps = self._window(run_id).steps
-        return rows_of_steps(steps, _between(steps.step, first, last))
+        return select_rows(steps, _between(steps.step, first, last))
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
         """Return the spans of the window."""
         spans = self._window(run_id).spans
-        return rows_of_spans(spans, _between(spans.step, first, last))
+        return select_rows(spans, _between(spans.step, first, last))
 
     def context(
         self, run_id: str, *, first: int | None = None, last: int | None = None
@@ -256,12 +249,12 @@ def last_whole_step(info: RunInfo, steps: StepTable) -> int | None:
 
 def _joined(held: RunContext, fresh: RunContext, *, first: int, began_ns: int) -> RunContext:
     """Return the fresh context with what the held one knows of the steps before ``first``."""
-    before = rows_of_microbatches(held.microbatches, held.microbatches.step < first)
-    earlier = rows_of_samples(held.samples, held.samples.at_ns < began_ns)
+    before = select_rows(held.microbatches, held.microbatches.step < first)
+    earlier = select_rows(held.samples, held.samples.at_ns < began_ns)
     return replace(
         fresh,
-        microbatches=join_microbatches(before, fresh.microbatches),
-        samples=join_samples(earlier, fresh.samples),
+        microbatches=concatenate(before, fresh.microbatches),
+        samples=sort_samples(concatenate(earlier, fresh.samples)),
     )
 
 
@@ -274,3 +267,9 @@ def _between(step: NDArray[np.int32], first: int | None, last: int | None) -> ND
     least, most = 0 if first is None else first, MAX_STEP if last is None else last
     chosen: NDArray[np.bool_] = (step >= least) & (step <= most)
     return chosen
+
+
+def sort_samples(samples: SampleTable) -> SampleTable:
+    """Return samples ordered by (name, host, device, at_ns), as a `SampleTable` has to be."""
+    order = sort_rows(samples.name, samples.host, samples.device, samples.at_ns)
+    return select_rows(samples, order)

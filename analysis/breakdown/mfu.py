@@ -57,21 +57,6 @@ def compute_mfu(run: RunInfo, steps: StepTable) -> Mfu | None:
     return Mfu(convention=words, mean=float(np.mean(list(ordered.values()))), by_step=ordered)
 
 
-def gpt_flops_per_step(
-    *, hidden: int, num_layers: int, seq: int, vocabulary: int, num_sequences: int
-) -> float:
-    """Return the model FLOPs of one step of a GPT, recomputation not counted.
-
-    ``72 B s l h^2 (1 + s / (6 h) + V / (12 l h))``, where a causal mask is not halved.
-
-    Source:
-        arXiv 2104.04473 (its formula with recomputation, less the second forward).
-    """
-    attention = seq / (6 * hidden)
-    head = vocabulary / (12 * num_layers * hidden)
-    return 72 * num_sequences * seq * num_layers * hidden**2 * (1 + attention + head)
-
-
 def _epoch_mfu(
     run: RunInfo, epoch: EpochInfo, steps: StepTable, *, flops_per_token: float, peak: float
 ) -> dict[int, float]:

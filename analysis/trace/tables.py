@@ -5,7 +5,7 @@ The store satisfies `SpanSource`; tests build the tables by hand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -180,31 +180,6 @@ class StepTable:
         return len(self.start_ns)
 
 
-def rows_of_spans(spans: SpanTable, keep: NDArray[np.bool_]) -> SpanTable:
-    """Return the rows of ``spans`` that ``keep``, shape (spans,), says."""
-    columns = {
-        name: getattr(spans, name)[keep]
-        for name in spans.__dataclass_fields__
-        if name not in ("names", "tracks")
-    }
-    return SpanTable(**columns, names=spans.names, tracks=spans.tracks)
-
-
-def range_of_spans(spans: SpanTable, begin: int, end: int) -> SpanTable:
-    """Return the rows ``begin`` to ``end``, the latter not included, without a copy."""
-    columns = {
-        name: getattr(spans, name)[begin:end]
-        for name in spans.__dataclass_fields__
-        if name not in ("names", "tracks")
-    }
-    return SpanTable(**columns, names=spans.names, tracks=spans.tracks)
-
-
-def rows_of_steps(steps: StepTable, keep: NDArray[np.bool_]) -> StepTable:
-    """Return the rows of ``steps`` that ``keep``, shape (rows,), says."""
-    return StepTable(**{name: getattr(steps, name)[keep] for name in steps.__dataclass_fields__})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """One line of `rankscope runs`."""
@@ -246,3 +221,35 @@ class SpanSource(Protocol):
     ) -> RunContext:
         """Return what is known around the spans of these steps."""
         ...
+
+
+def is_collapsed(run: RunInfo, epoch: EpochInfo) -> bool:
+    """Tell whether exactly one tensor-parallel rank of each worker was traced, and no other."""
+    if run.layout.tp == 1 or len(epoch.ranks) * run.layout.tp != run.world_size:
+        return False
+    workers = {
+        (rank.coords.dp, rank.coords.pp, rank.coords.cp, rank.coords.ep) for rank in epoch.ranks
+    }
+    return len(workers) == len(epoch.ranks)
+
+
+def num_expected(run: RunInfo) -> int:
+    """Return how many ranks each step should have a record of: the job's, or one a worker."""
+    newest = run.epochs[-1]
+    return len(newest.ranks) if is_collapsed(run, newest) else run.world_size
+
+
+def groups_as_traced(run: RunInfo) -> list[GroupInfo]:
+    """Return the groups of all epochs; where tensor parallelism is collapsed, as far as traced.
+
+    A worker's partners do as it does, so a group without them waits for nobody else.
+    """
+    groups: list[GroupInfo] = []
+    for epoch in run.epochs:
+        traced = {rank.rank for rank in epoch.ranks}
+        for group in epoch.groups:
+            members = group.members
+            if is_collapsed(run, epoch):
+                members = tuple(rank for rank in members if rank in traced)
+            groups.append(replace(group, members=members))
+    return groups

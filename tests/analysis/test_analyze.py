@@ -10,9 +10,9 @@ import pytest
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.what_if import Replayer
-from rankscope.analysis.report.json import to_document
+from rankscope.analysis.report.document import to_document
 from rankscope.analysis.trace.errors import EmptyRunError
-from rankscope.analysis.trace.tables import rows_of_spans, rows_of_steps
+from rankscope.analysis.trace.rows import select_rows
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.tracer.topology import Layout
@@ -137,7 +137,7 @@ def test_a_step_that_lacks_a_member_of_a_communication_is_left_out_and_named() -
     lost = np.flatnonzero(
         (spans.kind == KIND_CODES[SpanKind.TP_COMM]) & (spans.step == 4) & (spans.rank == 6)
     )[0]
-    kept = rows_of_spans(spans, np.arange(len(spans)) != lost)
+    kept = select_rows(spans, np.arange(len(spans)) != lost)
 
     report = analyze_run(replace(source, span_table=kept), "tiny")
 
@@ -186,8 +186,8 @@ def test_a_run_that_died_before_its_first_span_is_reported() -> None:
     source = job({})
     nothing = replace(
         source,
-        span_table=rows_of_spans(source.span_table, np.zeros(len(source.span_table), np.bool_)),
-        step_table=rows_of_steps(source.step_table, np.zeros(len(source.step_table), np.bool_)),
+        span_table=select_rows(source.span_table, np.zeros(len(source.span_table), np.bool_)),
+        step_table=select_rows(source.step_table, np.zeros(len(source.step_table), np.bool_)),
         around=context_of(failed(5, 10.0, "ValueError", "bad token", step=None)),
     )
 
@@ -209,8 +209,8 @@ def test_a_run_that_recorded_nothing_and_did_not_die_has_no_report() -> None:
     source = job({})
     nothing = replace(
         source,
-        span_table=rows_of_spans(source.span_table, np.zeros(len(source.span_table), np.bool_)),
-        step_table=rows_of_steps(source.step_table, np.zeros(len(source.step_table), np.bool_)),
+        span_table=select_rows(source.span_table, np.zeros(len(source.span_table), np.bool_)),
+        step_table=select_rows(source.step_table, np.zeros(len(source.step_table), np.bool_)),
     )
 
     with pytest.raises(EmptyRunError, match="rankscope runs"):

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.trace.concat import join_samples, join_spans
 from rankscope.analysis.trace.context import MicrobatchTable, RankExit, RunContext, SampleTable
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
+from rankscope.analysis.trace.rows import concatenate
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
-from rankscope.analysis.window import SETTLING_STEPS, RunWindow, last_whole_step
+from rankscope.analysis.window import SETTLING_STEPS, RunWindow, last_whole_step, sort_samples
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.cluster import MS, Source, gpt_cluster
 from tests.support.analysis.training import Training
@@ -165,7 +165,7 @@ def restarted(whole: Source, *, at: int, steps: int) -> Source:
     )
     epochs = (whole.info.epochs[0], replace(whole.info.epochs[0], epoch=1))
     return Source(
-        replace(whole.info, epochs=epochs), join_spans(whole.span_table, second), steps_of_both
+        replace(whole.info, epochs=epochs), concatenate(whole.span_table, second), steps_of_both
     )
 
 
@@ -238,7 +238,9 @@ def around(step: int) -> RunContext:
 
 
 def test_samples_joined_are_ordered_by_name_host_device_and_time() -> None:
-    joined = join_samples(join_samples(around(0).samples, around(1).samples), around(2).samples)
+    joined = sort_samples(
+        concatenate(concatenate(around(0).samples, around(1).samples), around(2).samples)
+    )
 
     assert [joined.names[code] for code in joined.name] == ["n0", "n0", "n1"]
     assert [joined.hosts[code] for code in joined.host] == ["h0", "h0", "h1"]

@@ -11,7 +11,7 @@ from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from ...arrays.grouping import NO_GROUP, latest_by_group, positions_in_runs
 from ...arrays.sorting import places_of, sort_rows
 from ...replay.model import ComputeItems, Reading, WaitIntervals, without_overlap
-from ...trace.tables import rows_of_spans
+from ...trace.rows import select_rows
 from ..waits import WaitSplit
 from .blocks import in_start_order
 from .evidence import gaps_of, transfers_of
@@ -49,7 +49,7 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
     unknown = np.setdiff1d(spans.step, trace.rows.steps).tolist()
     left_out |= dict.fromkeys(unknown, "it holds no operation of a known type")
     if left_out:
-        spans = rows_of_spans(spans, ~np.isin(spans.step, list(left_out)))
+        spans = select_rows(spans, ~np.isin(spans.step, list(left_out)))
         trace = read_trace(run, spans)
     rows = trace.rows
     if trace.num_clock_errors:

@@ -13,7 +13,7 @@ from ...arrays.grouping import distinct, latest_by_group, number_rows
 from ...arrays.intervals import NOWHERE
 from ...arrays.sorting import is_among, sort_rows
 from ...replay.model import GapItems, Link, Place, Transfers
-from ...trace.expected_ranks import groups_as_traced
+from ...trace.tables import groups_as_traced
 from ..transfers import Members, collect_transfers
 from ..waits import is_p2p
 from .pieces import GAP, Pieces, own_compute

@@ -14,8 +14,8 @@ from ...arrays.intervals import NOWHERE
 from ...arrays.sorting import places_of
 from ...replay.model import Reading, WaitIntervals, without_overlap
 from ...report.text import format_duration, format_ranks
-from ...trace.expected_ranks import groups_as_traced, num_expected
-from ...trace.tables import rows_of_spans, rows_of_steps
+from ...trace.rows import select_rows
+from ...trace.tables import groups_as_traced, num_expected
 from ..waits import is_communication, is_one_sided, split_waits
 from .compute_items import compute_items
 from .evidence import gaps_of, transfers_of
@@ -69,7 +69,7 @@ def read_traced(
     split = split_waits(spans, groups_as_traced(run), clock_error_ns=tolerance)
     left_out = unplaced | _unusable(run, spans, steps, split)
     numbers = np.array(sorted(set(distinct(steps.step).tolist()) - set(left_out)), dtype=np.int32)
-    all_steps, steps = steps, rows_of_steps(steps, np.isin(steps.step, numbers))
+    all_steps, steps = steps, select_rows(steps, np.isin(steps.step, numbers))
     joined, warnings = join_waits(spans, steps, numbers, split)
     pieces = cut(
         spans,
@@ -137,8 +137,8 @@ def _latest_epochs(steps: StepTable, spans: SpanTable) -> tuple[StepTable, SpanT
     at = np.minimum(places_of(spans.step, numbers), len(numbers) - 1)
     keep_spans = (numbers[at] == spans.step) & (spans.epoch == epochs[at])
     return (
-        rows_of_steps(steps, keep),
-        rows_of_spans(spans, keep_spans),
+        select_rows(steps, keep),
+        select_rows(spans, keep_spans),
         len(np.unique(pairs[~is_last, 0])),
     )
 
@@ -178,8 +178,8 @@ def _placed(
         for pair in pairs.tolist():
             found.setdefault(pair >> 32, set()).add(pair & 0xFFFF_FFFF)
     if found:
-        steps = rows_of_steps(steps, ~np.isin(steps.step, list(found)))
-        spans = rows_of_spans(spans, ~np.isin(spans.step, list(found)))
+        steps = select_rows(steps, ~np.isin(steps.step, list(found)))
+        spans = select_rows(spans, ~np.isin(spans.step, list(found)))
     reasons = {
         step: f"nobody described {format_ranks(tuple(sorted(ranks)))}"
         for step, ranks in found.items()

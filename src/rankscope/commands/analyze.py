@@ -45,7 +45,7 @@ def _analyze_stored(
     run_id: str, steps: tuple[int | None, int | None], *, as_json: bool, store_url: str | None
 ) -> str:
     from rankscope.analysis.analyze import analyze_known
-    from rankscope.analysis.report.json import to_document
+    from rankscope.analysis.report.document import to_document
     from rankscope.analysis.verdict import verdict_sentence
     from rankscope.collector.client.served_store import open_for_reading
     from rankscope.collector.store.location import default_store_url

@@ -184,7 +184,7 @@ def _diagnose(store: Store, run_id: str) -> RunReport:
 
 
 def _print_result(report: RunReport, plan: DemoPlan, *, as_json: bool) -> None:
-    from rankscope.analysis.report.json import to_document
+    from rankscope.analysis.report.document import to_document
     from rankscope.analysis.verdict import verdict_sentence
 
     from ..terminal.report_text import report_text

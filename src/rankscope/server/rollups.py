@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from rankscope.analysis.breakdown.kind_times import kind_times
 from rankscope.analysis.drawing.timeline import records_groups, timeline_of
-from rankscope.analysis.trace.tables import range_of_spans
+from rankscope.analysis.trace.rows import select_rows
 from rankscope.collector.arrow_columns import coded_strings, numbers, repeated_string
 from rankscope.collector.read.pictures import StepKey, StepPlace, write_pixels
 from rankscope.collector.read.portions import Portion, portions_of, read_outline
@@ -212,10 +212,10 @@ class Rolling:
         spans = span_table(read_spans_once(self._store, info.run_id, first=first, last=last))
         tables, pictures, closed = [], [], []
         epoch_begin, epoch_end = np.searchsorted(spans.epoch, (batch[0].epoch, batch[0].epoch + 1))
-        spans = range_of_spans(spans, int(epoch_begin), int(epoch_end))
+        spans = select_rows(spans, slice(int(epoch_begin), int(epoch_end)))
         for step in batch:
             begin, end = np.searchsorted(spans.step, (step.step, step.step + 1))
-            own = range_of_spans(spans, int(begin), int(end))
+            own = select_rows(spans, slice(int(begin), int(end)))
             if not len(own):
                 continue  # deleted meanwhile
             timeline = timeline_of(info, own, epoch=step.epoch, step=step.step)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.breakdown.mfu import compute_mfu, gpt_flops_per_step
+from rankscope.analysis.breakdown.mfu import compute_mfu
 from rankscope.analysis.trace.devices import peak_flops_per_s
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
 from rankscope.tracer.topology import Coords, Layout
@@ -197,6 +197,19 @@ MEGASCALE = [
     *((6144, *row) for row in ((3072, 29.02, 48.7), (6144, 14.78, 47.8))),
     *((6144, *row) for row in ((8192, 12.24, 43.3), (12288, 8.57, 41.2))),
 ]
+
+
+def gpt_flops_per_step(
+    *, hidden: int, num_layers: int, seq: int, vocabulary: int, num_sequences: int
+) -> float:
+    """Return the model FLOPs of a step of a GPT: no recomputation, attention without a mask.
+
+    Source:
+        arXiv 2104.04473 (its formula with recomputation, less the second forward).
+    """
+    attention = seq / (6 * hidden)
+    head = vocabulary / (12 * num_layers * hidden)
+    return 72 * num_sequences * seq * num_layers * hidden**2 * (1 + attention + head)
 
 
 @pytest.mark.parametrize(("num_sequences", "num_gpus", "step_s", "percent"), MEGASCALE)

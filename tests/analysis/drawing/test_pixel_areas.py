@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.drawing.pixel_areas import bin_edges, step_areas
 from rankscope.analysis.drawing.timeline import StepTimeline, timeline_of
-from rankscope.analysis.trace.tables import rows_of_spans
+from rankscope.analysis.trace.rows import select_rows
 from rankscope.tracer.span import SpanKind
 from tests.analysis.drawing.test_raster import FORWARD, WAIT, drawn, piece
 from tests.support.dashboard.builders import FakeProvider, report
@@ -98,12 +98,12 @@ def of_ranks(timeline: StepTimeline, *ranks: int) -> StepTimeline:
     keep = np.isin(timeline.spans.rank, ranks)
     info = FakeProvider(reports={"r": report(run="r")}).run_info("r")
     if not keep.any():
-        none = rows_of_spans(timeline.spans, keep)
+        none = select_rows(timeline.spans, keep)
         return replace(
             timeline, spans=none, wait_ns=timeline.wait_ns[keep],
             transfer_ns=timeline.transfer_ns[keep], last_rank=timeline.last_rank[keep],
         )  # fmt: skip
-    portion = timeline_of(info, rows_of_spans(timeline.spans, keep), epoch=0, step=3)
+    portion = timeline_of(info, select_rows(timeline.spans, keep), epoch=0, step=3)
     return replace(portion, begin_ns=timeline.begin_ns, end_ns=timeline.end_ns)
 
 

@@ -14,7 +14,8 @@ import pytest
 from plotly.utils import PlotlyJSONEncoder
 
 from rankscope.analysis.trace.errors import UnknownRunError
-from rankscope.analysis.trace.tables import RunSummary, rows_of_spans, rows_of_steps
+from rankscope.analysis.trace.rows import select_rows
+from rankscope.analysis.trace.tables import RunSummary
 from rankscope.dashboard.address import GroupBy, Page, View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.timeline import timeline_page
@@ -89,8 +90,8 @@ def first_rows(num_rows: int, *, is_there: bool = True) -> OneRun:
     keep = np.arange(len(source.span_table)) < num_rows
     return OneRun(
         source.info,
-        rows_of_spans(source.span_table, keep),
-        rows_of_steps(source.step_table, source.step_table.step < 0),
+        select_rows(source.span_table, keep),
+        select_rows(source.step_table, source.step_table.step < 0),
         is_there=is_there,
     )
 
@@ -99,8 +100,8 @@ def without_rank(rank: int) -> OneRun:
     source = trained(Layout(dp=2, tp=2, pp=2), slow_rank=5)
     return OneRun(
         source.info,
-        rows_of_spans(source.span_table, source.span_table.rank != rank),
-        rows_of_steps(source.step_table, source.step_table.rank != rank),
+        select_rows(source.span_table, source.span_table.rank != rank),
+        select_rows(source.step_table, source.step_table.rank != rank),
     )
 
 
@@ -117,7 +118,7 @@ def undescribed(*ranks: int) -> OneRun:
 def failed() -> OneRun:
     """Return a run each of whose steps was begun and none ended."""
     source = trained(GRID)
-    ended = rows_of_steps(source.step_table, source.step_table.step < 0)
+    ended = select_rows(source.step_table, source.step_table.step < 0)
     return OneRun(source.info, source.span_table, ended, state="failed")
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from rankscope.analysis.trace.context import EventRecord, RunContext
 from rankscope.analysis.trace.errors import EmptyRunError
-from rankscope.analysis.trace.tables import RunSummary, rows_of_spans, rows_of_steps
+from rankscope.analysis.trace.rows import select_rows
+from rankscope.analysis.trace.tables import RunSummary
 from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.read.alerts import read_alerts
 from rankscope.collector.read.findings import read_findings
@@ -82,11 +83,11 @@ class HostBehind(Job):
 
     def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
         table = super().steps(run_id, first=first, last=last)
-        return rows_of_steps(table, self._there(table))
+        return select_rows(table, self._there(table))
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
         table = super().spans(run_id, first=first, last=last)
-        return rows_of_spans(table, self._there(table))
+        return select_rows(table, self._there(table))
 
     def _there(self, table: StepTable | SpanTable) -> NDArray[np.bool_]:
         there: NDArray[np.bool_] = (table.rank != 3) | (table.step < self.newest) | self.has_come

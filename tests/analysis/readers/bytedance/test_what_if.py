@@ -15,7 +15,7 @@ from rankscope.analysis.readers.bytedance.reader import read_bytedance
 from rankscope.analysis.readers.bytedance.what_if import what_if_trace
 from rankscope.analysis.replay.what_if import Replayer, what_if
 from rankscope.analysis.trace.errors import EmptyRunError
-from rankscope.analysis.trace.tables import rows_of_spans
+from rankscope.analysis.trace.rows import select_rows
 from rankscope.tracer.topology import Coords
 from tests.analysis.readers.bytedance.test_reader import published
 from tests.support.analysis.bytedance_cluster import LATENCY, ByteDanceCluster
@@ -333,7 +333,7 @@ def test_the_recorded_time_counts_what_takes_no_part_in_the_replay() -> None:
 def test_a_run_without_a_whole_step_is_refused() -> None:
     source = noisy(2, 1, steps=[4]).source()
     spans = source.span_table
-    no_optimizer = rows_of_spans(spans, spans.name != spans.names.index("optimizer"))
+    no_optimizer = select_rows(spans, spans.name != spans.names.index("optimizer"))
 
     with pytest.raises(EmptyRunError, match="2 of 2 workers have no optimizer"):
         what_if_trace(source.info, no_optimizer)

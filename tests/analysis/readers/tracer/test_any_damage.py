@@ -11,7 +11,8 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.trace.errors import AnalysisError
-from rankscope.analysis.trace.tables import SpanTable, rows_of_steps
+from rankscope.analysis.trace.rows import select_rows
+from rankscope.analysis.trace.tables import SpanTable
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.cluster import MS, gpt_cluster, source_of
 
@@ -99,7 +100,7 @@ def damaged(source: Source, seed: int) -> Source:
     order = np.lexsort(tuple(columns[name] for name in ("start_ns", "rank", "step", "epoch")))
     spans = replace(spans, **{name: column[order] for name, column in columns.items()})
     if dice.random() < 0.3:
-        steps = rows_of_steps(steps, chance.random(len(steps)) > dice.choice((0.05, 0.5)))
+        steps = select_rows(steps, chance.random(len(steps)) > dice.choice((0.05, 0.5)))
     return replace(source, span_table=spans, step_table=steps)
 
 

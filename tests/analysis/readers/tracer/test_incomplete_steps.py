@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.readers.tracer.incomplete_steps import losses_of
-from rankscope.analysis.trace.tables import rows_of_spans
+from rankscope.analysis.trace.rows import select_rows
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from tests.support.analysis.cluster import MS, Source, source_of
 from tests.support.analysis.one_group import ALL_REDUCE, trained, work
@@ -44,7 +44,7 @@ def without_a_forward(source: Source, *places: tuple[int, int], num_dropped: int
         mine = (spans.rank == rank) & (spans.step == step) & (spans.kind == FORWARD)
         keep[np.flatnonzero(mine)[1]] = False
     info = replace(source.info, num_dropped=num_dropped)
-    return replace(source, info=info, span_table=rows_of_spans(spans, keep))
+    return replace(source, info=info, span_table=select_rows(spans, keep))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def unrecorded(
     return replace(
         source,
         info=replace(source.info, num_dropped=1),
-        span_table=rows_of_spans(spans, ~gone),
+        span_table=select_rows(spans, ~gone),
         step_table=replace(steps, left_out=left_out),
     )
 

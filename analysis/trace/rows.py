@@ -1,0 +1,56 @@
+"""Rows of tables: selection and concatenation."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from .context import MicrobatchTable, SampleTable
+from .tables import SpanTable, StepTable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Table = TypeVar("Table", SpanTable, StepTable, MicrobatchTable, SampleTable)
+
+TEXTS = {"name": "names", "track": "tracks", "host": "hosts"}
+"""Columns of codes, each with the field that lists the texts."""
+
+
+def select_rows(table: Table, rows: NDArray[Any] | slice) -> Table:
+    """Return some rows of a table.
+
+    Args:
+        table: The table.
+        rows: A mask or row numbers, shape (rows,), which copy; or a slice, which does not.
+    """
+    return replace(table, **{name: getattr(table, name)[rows] for name in column_names(table)})
+
+
+def concatenate(first: Table, second: Table) -> Table:
+    """Return the rows of ``first``, then those of ``second``, with one list of texts."""
+    changed: dict[str, Any] = {}
+    for column in column_names(first):
+        values = getattr(second, column)
+        if column in TEXTS:
+            texts = TEXTS[column]
+            changed[texts], codes = _merge_texts(getattr(first, texts), getattr(second, texts))
+            values = codes[values]
+        changed[column] = np.concatenate((getattr(first, column), values))
+    return replace(first, **changed)
+
+
+def column_names(table: Table) -> list[str]:
+    """Return the names of a table's columns."""
+    return [field.name for field in fields(table) if field.name not in TEXTS.values()]
+
+
+def _merge_texts(
+    first: tuple[str, ...], second: tuple[str, ...]
+) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    """Return the texts of both, each once, and the code in them of each text of ``second``."""
+    code_of = {text: code for code, text in enumerate(first)}
+    codes = [code_of.setdefault(text, len(code_of)) for text in second]
+    return tuple(code_of), np.array(codes, dtype=np.int32)
