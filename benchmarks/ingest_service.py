@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from benchmarks.intervals import interval
-from rankscope.collector.ingest.decoder_pool import DecoderPool
+from rankscope.collector.ingest.decoder import DecoderPool
 from rankscope.collector.ingest.router import ARROW_TYPE
 from rankscope.collector.ingest.screening import screened
 from rankscope.collector.ingest.shared_memory import new_memory, seal

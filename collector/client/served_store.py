@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from ..errors import StoreError, StoreHeldError, StoreVersionError
 from ..store.location import EmbeddedLocation, parse_store_url, read_server_file
-from ..store.migrate import known_migrations
+from ..store.migrations import known_migrations
 from ..store.store import Store, open_store
 
 if TYPE_CHECKING:

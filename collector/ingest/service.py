@@ -13,15 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import StoreError, WireError
+from ..http.tokens import Role
 from ..store.ledger import Ledger
 from ..store.writer import CutState, StoreWriter
 from ..wire.codec import TABLES, CutBatch, WireLimits
 from ..wire.sizes import checked_inflated_bytes
-from .admission import ByteBudget
 from .commit import GroupCommit
-from .decoder_pool import DecoderPool
-from .owners import Owners, owner_of
-from .request_bodies import Body, check_declared, declared_bytes, read_body, spool_body
+from .decoder import DecoderPool
+from .request_bodies import Body, ByteBudget, check_declared, declared_bytes, read_body, spool_body
 from .resume import resume_page
 from .retryable import StoreTrouble, check_room, free_bytes, is_data_fault
 from .row_commit import RowCommit
@@ -45,6 +44,13 @@ MAX_DECODERS = 4
 CONFLICT_KIND = "conflict"
 MAX_TOLD_CONFLICTS = 10_000
 DELETED = "deleted"
+
+
+SELECT_OWNER = """
+SELECT owner FROM owners WHERE run_id = {run_id:String} ORDER BY at_ns, owner LIMIT 1
+"""
+
+MAX_KNOWN = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,3 +352,49 @@ def _document(batch: CutBatch, states: Sequence[str]) -> dict[str, Any]:
             for key, state in zip(batch.keys, states, strict=True)
         ],
     }
+
+
+def owner_of(grant: Grant) -> str | None:
+    """Return whom a grant writes for; None where it may write to anybody's runs."""
+    if grant.role is Role.ADMIN or grant.token_id is None:
+        return None
+    return grant.holder.partition("@")[0]
+
+
+class Owners:
+    """The owners of runs, kept in the store.
+
+    Args:
+        store: An open store.
+        unix_ns: Clock for when a run was claimed.
+    """
+
+    def __init__(self, store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> None:
+        self._store = store
+        self._unix_ns = unix_ns
+        self._known: dict[str, str] = {}
+
+    def may_write(self, run_id: str, owner: str | None) -> bool:
+        """Return whether ``owner`` may write to a run; the first who asks owns it.
+
+        Raises:
+            StoreError: The claims can't be read or written.
+        """
+        if owner is None:
+            return True
+        known = self._known.get(run_id)
+        if known is None:
+            known = self._read(run_id)
+            if known is None:
+                claim = {"run_id": run_id, "at_ns": self._unix_ns(), "owner": owner}
+                self._store.insert_rows("owners", [claim])
+                known = self._read(run_id)  # another collector may have been first
+            if known is not None:
+                while len(self._known) >= MAX_KNOWN:
+                    del self._known[next(iter(self._known))]
+                self._known[run_id] = known
+        return known == owner
+
+    def _read(self, run_id: str) -> str | None:
+        rows = self._store.rows(SELECT_OWNER, {"run_id": run_id})
+        return rows[0]["owner"] if rows else None

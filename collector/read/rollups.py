@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from ..spool.descriptions import RUNNING
-from .runs import each_once
+from ..store.ledger import each_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -69,13 +69,6 @@ SELECT epoch, last_step, kept_first, kept_last FROM expired FINAL WHERE run_id =
 
 SELECT_WHOLE = """
 SELECT run_id, num_spans FROM closed_steps FINAL WHERE step = {whole:Int32}
-"""
-
-SELECT_ROLLUPS = """
-SELECT epoch, step, rank, kind, num_spans, num_unsplit, busy_ns, wait_ns, transfer_ns, exposed_ns
-FROM rollups FINAL
-WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
-ORDER BY epoch, step, rank, kind
 """
 
 
@@ -172,13 +165,6 @@ def write_rollups(store: Store, rows: pa.Table, closed: Iterable[ClosedStep]) ->
     if rows.num_rows:
         store.insert_arrow("rollups", rows)
     store.insert_rows("closed_steps", [_closed_row(step) for step in closed])
-
-
-def read_rollups(
-    store: Store, run_id: str, *, first: int = 0, last: int = (1 << 31) - 1
-) -> pa.Table:
-    """Return the sums of closed steps, by (epoch, step, rank, kind)."""
-    return store.arrow(SELECT_ROLLUPS, {"run_id": run_id, "first": first, "last": last})
 
 
 def runs_rolled_up(store: Store) -> dict[str, int]:

@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from ..spool.descriptions import RUNNING
-from .gaps import read_gaps
-from .silence import with_lost
+from .heartbeats import with_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import pyarrow as pa
-
     from ..identity import Row
     from ..store.store import Store
 
-Found = TypeVar("Found")
-
-MAX_STEP = (1 << 31) - 1
 
 SELECT_RUNS = """
 SELECT
@@ -117,60 +111,6 @@ SELECT epoch, rank, at_ns, kind, text, data FROM events FINAL
 WHERE run_id = {run_id:String} ORDER BY at_ns, epoch, rank, line
 """
 
-COUNT_DOUBTFUL = """
-SELECT count() AS num_doubtful FROM ledger
-WHERE run_id = {run_id:String} AND state = 'repeated'
-"""
-
-SELECT_STEPS = """
-SELECT
-    epoch, step, rank, start_ns, end_ns, num_tokens, loss, peak_memory_bytes, left_out
-FROM steps
-WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
-ORDER BY epoch, step, rank, segment, row
-"""
-
-SELECT_STEPS_ONCE = """
-SELECT
-    epoch, step, rank, start_ns, end_ns, num_tokens, loss, peak_memory_bytes, left_out
-FROM steps FINAL
-WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
-ORDER BY epoch, step, rank, segment, row
-"""
-
-SELECT_SPANS = """
-SELECT
-    epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
-    src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
-FROM spans
-WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
-ORDER BY epoch, step, rank, start_ns, segment, row
-"""
-
-SELECT_SPANS_ONCE = """
-SELECT
-    epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
-    src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
-FROM spans FINAL
-WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
-ORDER BY epoch, step, rank, start_ns, segment, row
-"""
-
-COUNT_SPANS = """
-SELECT count() AS num_spans FROM spans
-WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
-"""
-
-SELECT_MICROBATCHES = """
-SELECT epoch, step, rank, microbatch, num_tokens, sum_squared_lengths FROM microbatches FINAL
-WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
-ORDER BY epoch, step, rank, microbatch
-"""
-
-SELECT_STEP_BOUNDS = """
-SELECT min(start_ns) AS first_ns, max(end_ns) AS last_ns, count() AS num_rows FROM steps
-WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
-"""
 
 SELECT_EXITS = """
 SELECT epoch, rank, exit_state, exit_ns, told.data AS data FROM (
@@ -184,13 +124,33 @@ LEFT JOIN (
 ORDER BY epoch, rank, process
 """
 
-SELECT_LAST_STEPS = """
-SELECT rank, max(step) AS newest FROM spans
-WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step >= 0 AND step + 8 >= (
-    SELECT max(step) FROM steps WHERE run_id = {run_id:String} AND epoch = {epoch:Int32}
-)
-GROUP BY rank
+
+PATIENCE_NS = 60_000_000_000
+"""How long rows of a run that trains may be behind later ones: they may be on another way."""
+
+END_OF_TIME = (1 << 63) - 1
+
+SELECT_GAPS = """
+SELECT
+    epoch, rank, segment, held_end AS gap_first, begin - 1 AS gap_last, count() OVER () AS num_gaps
+FROM (
+    SELECT
+        epoch, rank, segment, at_ns, first_row AS begin,
+        max(end_row) OVER (
+            PARTITION BY epoch, rank, segment ORDER BY first_row
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ) AS held_end
+    FROM ledger FINAL
+    WHERE run_id = {run_id:String} AND end_row > first_row AND (epoch, rank, segment) IN (
+        SELECT epoch, rank, segment FROM ledger FINAL WHERE run_id = {run_id:String}
+        GROUP BY epoch, rank, segment
+        HAVING sum(end_row - first_row) != maxIf(end_row, end_row > first_row)
+    )
+) AS held
+WHERE begin > held_end AND at_ns < {before_ns:Int64}
+ORDER BY epoch, rank, segment, begin LIMIT 8
 """
+"""The inner query leaves out whole segments without a line too few, which is nearly all of them."""
 
 SELECT_MANIFESTS = """
 SELECT manifest_hash, settings FROM manifests FINAL WHERE run_id = {run_id:String}
@@ -299,68 +259,9 @@ def read_run(store: Store, run_id: str, *, unix_ns: Callable[[], int] = time.tim
     )
 
 
-def read_steps(
-    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
-) -> pa.Table:
-    """Return the step rows with ``first <= step <= last``, by (epoch, step, rank)."""
-    bound = _range(run_id, first, last)
-    return each_once(
-        store,
-        run_id,
-        lambda sql: store.arrow(sql, bound),
-        plain=SELECT_STEPS,
-        once=SELECT_STEPS_ONCE,
-    )
-
-
-def read_spans(
-    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
-) -> pa.Table:
-    """Return the spans of these steps, by (epoch, step, rank, start_ns).
-
-    Spans outside any step are left out.
-    """
-    bound = _range(run_id, first, last)
-    return each_once(
-        store,
-        run_id,
-        lambda sql: _read_spans(store, sql, bound),
-        plain=SELECT_SPANS,
-        once=SELECT_SPANS_ONCE,
-    )
-
-
-def read_spans_once(store: Store, run_id: str, *, first: int, last: int) -> pa.Table:
-    """Return what `read_spans` does, free of duplicates that the ledger does not tell of yet.
-
-    Between the second storing of a cut and the note about it, rows stand there twice.
-    """
-    return store.arrow(SELECT_SPANS_ONCE, _range(run_id, first, last))
-
-
-def _read_spans(store: Store, sql: str, bound: dict[str, Any]) -> pa.Table:
-    (counted,) = store.rows(COUNT_SPANS, bound)
-    return store.long_arrow(sql, bound, num_rows=counted["num_spans"])
-
-
-def read_microbatches(
-    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
-) -> pa.Table:
-    """Return the micro-batch rows of these steps, by (epoch, step, rank, microbatch)."""
-    return store.arrow(SELECT_MICROBATCHES, _range(run_id, first, last))
-
-
 def read_events(store: Store, run_id: str) -> list[Row]:
     """Return the run's events in order of time."""
     return store.rows(SELECT_EVENTS, {"run_id": run_id})
-
-
-def read_step_bounds(
-    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
-) -> tuple[int, int] | None:
-    """Return when these steps began and ended, Unix ns; None where there is none."""
-    (found,) = store.rows(SELECT_STEP_BOUNDS, _range(run_id, first, last))
-    return (found["first_ns"], found["last_ns"]) if found["num_rows"] else None
 
 
 def read_exits(store: Store, run_id: str) -> list[Row]:
@@ -371,53 +272,20 @@ def read_exits(store: Store, run_id: str) -> list[Row]:
     return store.rows(SELECT_EXITS, {"run_id": run_id})
 
 
-def read_last_steps(store: Store, run_id: str, epoch: int) -> dict[int, int]:
-    """Return the last step of an epoch in which each rank recorded anything.
+def read_gaps(store: Store, run_id: str, *, is_running: bool, now_ns: int) -> list[Row]:
+    """Return the first gaps: ``epoch, rank, segment, gap_first, gap_last``, and ``num_gaps``.
 
-    A rank that was more than 8 steps behind the others by then is left out.
-    """
-    rows = store.rows(SELECT_LAST_STEPS, {"run_id": run_id, "epoch": epoch})
-    return {row["rank"]: row["newest"] for row in rows}
-
-
-def may_repeat(store: Store, run_id: str) -> bool:
-    """Return whether the ledger knows of a cut of this run that may be stored twice."""
-    return bool(store.rows(COUNT_DOUBTFUL, {"run_id": run_id})[0]["num_doubtful"])
-
-
-def each_once(
-    store: Store,
-    run_id: str,
-    ask: Callable[[str], Found],
-    *,
-    plain: str,
-    once: str,
-) -> Found:
-    """Return what ``plain`` selects if no row of the run can be there twice, else ``once``.
-
-    A repetition is noted before it goes in, so one that came while ``plain`` was read is
-    known afterwards.
+    Rows that were sent and never confirmed count as there. What is missing at the end of a
+    segment, or a whole segment, can't be told from what was never written.
 
     Args:
-        store: The store.
-        run_id: The run that is asked about.
-        ask: Runs a statement.
-        plain: Reads rows as they lie there.
-        once: Reads the same without duplicates, which takes longer.
+        store: Where the ledger is.
+        run_id: The run.
+        is_running: Whether it trains: then later rows must be there for a minute.
+        now_ns: Unix time.
     """
-    if not may_repeat(store, run_id):
-        found = ask(plain)
-        if not may_repeat(store, run_id):
-            return found
-    return ask(once)
-
-
-def _range(run_id: str, first: int | None, last: int | None) -> dict[str, Any]:
-    return {
-        "run_id": run_id,
-        "first": max(first, 0) if first is not None else 0,
-        "last": min(last, MAX_STEP) if last is not None else MAX_STEP,
-    }
+    before_ns = now_ns - PATIENCE_NS if is_running else END_OF_TIME
+    return store.rows(SELECT_GAPS, {"run_id": run_id, "before_ns": before_ns})
 
 
 def read_manifests(store: Store, run_id: str) -> list[tuple[int, int, Mapping[str, str]]]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from ..store.ledger import each_once
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from ..identity import Row
     from ..store.store import Store
 
@@ -18,9 +22,94 @@ LIMIT {most:UInt32}
 """
 
 
+SELECT_STEPS = """
+SELECT
+    epoch, step, rank, start_ns, end_ns, num_tokens, loss, peak_memory_bytes, left_out
+FROM steps
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+ORDER BY epoch, step, rank, segment, row
+"""
+
+SELECT_STEPS_ONCE = """
+SELECT
+    epoch, step, rank, start_ns, end_ns, num_tokens, loss, peak_memory_bytes, left_out
+FROM steps FINAL
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+ORDER BY epoch, step, rank, segment, row
+"""
+
+SELECT_MICROBATCHES = """
+SELECT epoch, step, rank, microbatch, num_tokens, sum_squared_lengths FROM microbatches FINAL
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+ORDER BY epoch, step, rank, microbatch
+"""
+
+SELECT_STEP_BOUNDS = """
+SELECT min(start_ns) AS first_ns, max(end_ns) AS last_ns, count() AS num_rows FROM steps
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+"""
+
+SELECT_LAST_STEPS = """
+SELECT rank, max(step) AS newest FROM spans
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step >= 0 AND step + 8 >= (
+    SELECT max(step) FROM steps WHERE run_id = {run_id:String} AND epoch = {epoch:Int32}
+)
+GROUP BY rank
+"""
+
+MAX_STEP = (1 << 31) - 1
+
+
 def read_step_times(store: Store, run_id: str, *, most: int) -> list[Row]:
     """Return begin and end of the newest steps over all ranks, by (epoch, step).
 
     Rows that lie in the store twice change nothing of it.
     """
     return store.rows(SELECT_STEP_TIMES, {"run_id": run_id, "most": most})[::-1]
+
+
+def read_steps(
+    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
+) -> pa.Table:
+    """Return the step rows with ``first <= step <= last``, by (epoch, step, rank)."""
+    bound = step_range(run_id, first, last)
+    return each_once(
+        store,
+        run_id,
+        lambda sql: store.arrow(sql, bound),
+        plain=SELECT_STEPS,
+        once=SELECT_STEPS_ONCE,
+    )
+
+
+def read_microbatches(
+    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
+) -> pa.Table:
+    """Return the micro-batch rows of these steps, by (epoch, step, rank, microbatch)."""
+    return store.arrow(SELECT_MICROBATCHES, step_range(run_id, first, last))
+
+
+def read_step_bounds(
+    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
+) -> tuple[int, int] | None:
+    """Return when these steps began and ended, Unix ns; None where there is none."""
+    (found,) = store.rows(SELECT_STEP_BOUNDS, step_range(run_id, first, last))
+    return (found["first_ns"], found["last_ns"]) if found["num_rows"] else None
+
+
+def read_last_steps(store: Store, run_id: str, epoch: int) -> dict[int, int]:
+    """Return the last step of an epoch in which each rank recorded anything.
+
+    A rank that was more than 8 steps behind the others by then is left out.
+    """
+    rows = store.rows(SELECT_LAST_STEPS, {"run_id": run_id, "epoch": epoch})
+    return {row["rank"]: row["newest"] for row in rows}
+
+
+def step_range(run_id: str, first: int | None, last: int | None) -> dict[str, Any]:
+    """Return the bound values of a statement that reads the steps from first to last."""
+    return {
+        "run_id": run_id,
+        "first": max(first, 0) if first is not None else 0,
+        "last": min(last, MAX_STEP) if last is not None else MAX_STEP,
+    }

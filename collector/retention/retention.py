@@ -15,11 +15,11 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ..read.silence import SilenceWatch
+from ..read.heartbeats import SilenceWatch
+from ..read.steps import read_step_bounds
 from ..spool.descriptions import LOST, RUNNING
 from .deletion import EXPIRED
 from .removal import await_removals, free_where_many_hidden
-from .samples import expire_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -76,6 +76,35 @@ WHERE run_id IN {run_ids:Array(String)} AND first_step IS NOT NULL AND cause NOT
     ('healthy', 'insufficient-evidence')
 """
 
+
+HIDE_FINER_PICTURES = """
+DELETE FROM pictures
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step <= {last_step:Int32} AND depth > 0
+AND NOT arrayExists((a, b) -> step >= a AND step <= b,
+    {kept_first:Array(Int32)}, {kept_last:Array(Int32)}) SETTINGS lightweight_deletes_sync = 0
+"""
+"""What shows a part of a step goes with the spans of that part; the whole step's picture stays."""
+
+
+MARGIN_NS = 60_000_000_000
+"""Around the steps: what happened just before and after them explains them too."""
+
+SELECT_EPOCHS = """
+SELECT
+    run_id, epoch, first_ns,
+    if(state = 'running', {end_of_time:Int64}, end_ns) AS last_ns,
+    kept_first, kept_last, expired_ns > 0 AS is_expired
+FROM (
+    SELECT run_id, epoch, min(start_ns) AS first_ns, max(end_ns) AS end_ns FROM steps
+    WHERE step >= 0 GROUP BY run_id, epoch
+) AS stepped
+LEFT JOIN (SELECT run_id, epoch, state FROM runs FINAL) AS known USING (run_id, epoch)
+LEFT JOIN (
+    SELECT run_id, epoch, kept_first, kept_last, at_ns AS expired_ns FROM expired FINAL
+) AS went USING (run_id, epoch)
+ORDER BY first_ns
+"""
+
 COUNT_OLD = """
 SELECT count() AS n FROM {table:Identifier}
 WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step <= {last_step:Int32}
@@ -90,13 +119,19 @@ AND NOT arrayExists((a, b) -> step >= a AND step <= b,
     {kept_first:Array(Int32)}, {kept_last:Array(Int32)}) SETTINGS lightweight_deletes_sync = 0
 """
 
-HIDE_FINER_PICTURES = """
-DELETE FROM pictures
-WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step <= {last_step:Int32} AND depth > 0
-AND NOT arrayExists((a, b) -> step >= a AND step <= b,
-    {kept_first:Array(Int32)}, {kept_last:Array(Int32)}) SETTINGS lightweight_deletes_sync = 0
+END_OF_TIME = (1 << 63) - 1
+
+COUNT_OLD_SAMPLES = """
+SELECT count() AS n FROM samples
+WHERE at_ns < {before_ns:Int64} AND NOT arrayExists((a, b) -> at_ns >= a AND at_ns <= b,
+    {first:Array(Int64)}, {last:Array(Int64)})
 """
-"""What shows a part of a step goes with the spans of that part; the whole step's picture stays."""
+
+HIDE_OLD_SAMPLES = """
+DELETE FROM samples
+WHERE at_ns < {before_ns:Int64} AND NOT arrayExists((a, b) -> at_ns >= a AND at_ns <= b,
+    {first:Array(Int64)}, {last:Array(Int64)}) SETTINGS lightweight_deletes_sync = 0
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,3 +313,48 @@ def _old_steps(row: Row, findings: Sequence[Row]) -> Row:
         "kept_first": [first for first, _ in kept],
         "kept_last": [last for _, last in kept],
     }
+
+
+def expire_samples(store: Store, *, before_ns: int) -> int:
+    """Remove the readings of before a time, but those beside steps whose spans are kept.
+
+    Returns:
+        How many went.
+    """
+    windows = _windows(store)
+    old = {
+        "before_ns": before_ns,
+        "first": [first for first, _ in windows],
+        "last": [last for _, last in windows],
+    }
+    num_old = int(store.rows(COUNT_OLD_SAMPLES, old)[0]["n"])
+    if num_old:
+        store.command(HIDE_OLD_SAMPLES, old)
+        await_removals(store, ["samples"])
+    return num_old
+
+
+def _windows(store: Store) -> list[tuple[int, int]]:
+    """Return the times, Unix ns, of all steps whose spans are kept, ascending and apart."""
+    found: list[tuple[int, int]] = []
+    for row in store.rows(SELECT_EPOCHS, {"end_of_time": END_OF_TIME}):
+        found += _kept_bounds(store, row) if row["is_expired"] else [_padded(row)]
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(found):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def _kept_bounds(store: Store, row: Row) -> list[tuple[int, int]]:
+    bounds = [
+        read_step_bounds(store, row["run_id"], first=first, last=last)
+        for first, last in zip(row["kept_first"], row["kept_last"], strict=True)
+    ]
+    return [(found[0] - MARGIN_NS, found[1] + MARGIN_NS) for found in bounds if found is not None]
+
+
+def _padded(row: Row) -> tuple[int, int]:
+    return (row["first_ns"] - MARGIN_NS, min(row["last_ns"], END_OF_TIME - MARGIN_NS) + MARGIN_NS)

@@ -16,10 +16,10 @@ import weakref
 from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ..identity import Row
     from ..spool.cut import CutKey
@@ -52,6 +52,18 @@ SegmentKey = tuple[str, int, int, int]
 """run_id, epoch, rank, segment."""
 
 
+_SHARED: weakref.WeakKeyDictionary[Store, Ledger] = weakref.WeakKeyDictionary()
+
+_MAKING = threading.Lock()
+
+Found = TypeVar("Found")
+
+COUNT_DOUBTFUL = """
+SELECT count() AS num_doubtful FROM ledger
+WHERE run_id = {run_id:String} AND state = 'repeated'
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """Rows of one segment of which the ledger, or another writer, knows."""
@@ -78,10 +90,6 @@ class Piece:
     """By table."""
 
     num_torn: int
-
-
-_SHARED: weakref.WeakKeyDictionary[Store, Ledger] = weakref.WeakKeyDictionary()
-_MAKING = threading.Lock()
 
 
 class Ledger:
@@ -296,3 +304,35 @@ def _identity(key: CutKey) -> dict[str, Any]:
 
 def _segment_key(row: Row) -> SegmentKey:
     return (row["run_id"], row["epoch"], row["rank"], row["segment"])
+
+
+def may_repeat(store: Store, run_id: str) -> bool:
+    """Return whether the ledger knows of a cut of this run that may be stored twice."""
+    return bool(store.rows(COUNT_DOUBTFUL, {"run_id": run_id})[0]["num_doubtful"])
+
+
+def each_once(
+    store: Store,
+    run_id: str,
+    ask: Callable[[str], Found],
+    *,
+    plain: str,
+    once: str,
+) -> Found:
+    """Return what ``plain`` selects if no row of the run can be there twice, else ``once``.
+
+    A repetition is noted before it goes in, so one that came while ``plain`` was read is
+    known afterwards.
+
+    Args:
+        store: The store.
+        run_id: The run that is asked about.
+        ask: Runs a statement.
+        plain: Reads rows as they lie there.
+        once: Reads the same without duplicates, which takes longer.
+    """
+    if not may_repeat(store, run_id):
+        found = ask(plain)
+        if not may_repeat(store, run_id):
+            return found
+    return ask(once)

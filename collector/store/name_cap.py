@@ -46,8 +46,6 @@ class NameCap:
         self._store = store
         self._names: dict[str, set[str]] = {}
         self._lock = threading.Lock()
-        self.num_other: dict[str, int] = {}
-        """Spans stored as `OTHER_NAME` by this process, by run."""
 
     @classmethod
     def of(cls, store: Store) -> NameCap:
@@ -81,10 +79,7 @@ class NameCap:
             return spans
         is_other = np.zeros(len(name_codes), dtype=bool)
         for place, codes in beyond.items():
-            of_run = (run_codes == place) & np.isin(name_codes, codes)
-            is_other |= of_run
-            run_id = runs[place]
-            self.num_other[run_id] = self.num_other.get(run_id, 0) + int(of_run.sum())
+            is_other |= (run_codes == place) & np.isin(name_codes, codes)
         texts = (*names, OTHER_NAME)
         column = coded_strings(np.where(is_other, len(names), name_codes), texts)
         return spans.set_column(spans.schema.get_field_index("name"), "name", _used(column))

@@ -11,11 +11,18 @@ import json
 import os
 import sys
 import threading
+import time
 from contextlib import closing
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 from weakref import WeakSet
 
-from ..errors import StoreClosedError, StoreError, StoreHeldError, StoreQueryError
+from ..errors import (
+    StoreClosedError,
+    StoreError,
+    StoreHeldError,
+    StoreQueryError,
+    StoreVersionError,
+)
 from .cluster import cluster_settings, statements_for
 from .location import (
     EmbeddedLocation,
@@ -26,11 +33,10 @@ from .location import (
     printable_url,
     read_server_file,
 )
-from .migrate import SELECT_VERSION, migrate
-from .unreachable import unreachable_reason
+from .migrations import CREATE_VERSION_TABLE, SELECT_VERSION, known_migrations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -87,6 +93,20 @@ it freed for itself; as it comes that may be 4 MB each, filled in the course of 
 160 kB at most (source: jemalloc(3), opt.tcache_max)."""
 
 UNKNOWN_TABLE = 60
+
+
+SELECT_BROKEN = """
+SELECT table, count() AS num_parts, any(path) AS example FROM system.detached_parts
+WHERE database = currentDatabase() AND startsWith(reason, 'broken')
+GROUP BY table ORDER BY table
+"""
+
+NO_ANSWER = "the store's server does not answer"
+
+
+RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
+"""Pauses before a server is asked again. Two collectors that start at once change the same tables;
+a replica that has not yet heard of the one change refuses the other."""
 
 
 def open_store(url: str, *, read_only: bool = False) -> Store:
@@ -370,3 +390,86 @@ def _first_line(error: BaseException) -> str:
     if unreachable is not None:
         return unreachable
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def damage_of(store: Store) -> tuple[str, ...]:
+    """Return one line for each table that lacks rows because their files are damaged.
+
+    The engine moves such files into the table's folder ``detached`` when it opens the store,
+    and goes on without them; nothing else tells that rows are missing.
+    """
+    return tuple(
+        f"table {row['table']} lacks the rows of {row['num_parts']} damaged parts, which the engine"
+        f" has put aside (as {row['example']}): restore them from a backup"
+        for row in store.rows(SELECT_BROKEN)
+    )
+
+
+def unreachable_reason(error: BaseException) -> str | None:
+    """Return why a request came to no answer; None where the server did answer.
+
+    The driver's own text holds the request's whole address: every bound value, and a new number
+    at each try, so that no two tries say the same.
+
+    Args:
+        error: What the driver raised.
+    """
+    from urllib3.exceptions import HTTPError
+
+    if not isinstance(error.__cause__, HTTPError):
+        return None
+    return f"{NO_ANSWER} ({_innermost(error.__cause__)})"
+
+
+def _innermost(error: BaseException) -> str:
+    """Return what the system said, or else what kind of error it was."""
+    found: BaseException = error
+    seen: set[int] = set()
+    while id(found) not in seen:
+        seen.add(id(found))
+        if isinstance(found, OSError) and found.strerror:
+            return found.strerror
+        reason = getattr(found, "reason", None)
+        inner = (
+            reason if isinstance(reason, BaseException) else found.__cause__ or found.__context__
+        )
+        found = inner or found
+    return "timed out" if "Timeout" in type(found).__name__ else type(found).__name__
+
+
+def migrate(store: Store, *, sleep: Callable[[float], None] = time.sleep) -> int:
+    """Apply every migration that the store lacks, in order; return its version.
+
+    A current store costs one read. Statements for the embedded engine alone are left out for a
+    server. A migration that was cut short runs again:
+    its version is recorded after its last statement. A server may be brought up
+    by several collectors at once; each statement can be said twice.
+
+    Raises:
+        StoreVersionError: The store is of a newer version than this code.
+        StoreQueryError: A statement was refused; by a server, after the last retry.
+    """
+    is_shared = isinstance(store.location, ServerLocation)
+    for delay_s in RETRY_DELAYS_S if is_shared else ():
+        try:
+            return _apply(store)
+        except StoreQueryError:
+            sleep(delay_s)
+    return _apply(store)
+
+
+def _apply(store: Store) -> int:
+    newest = known_migrations()[-1].version
+    found = store.schema_version()
+    if found > newest:
+        raise StoreVersionError(store.url, found=found, known=newest)
+    if found < newest:
+        store.command(CREATE_VERSION_TABLE)
+    is_server = isinstance(store.location, ServerLocation)
+    for migration in known_migrations()[found:]:
+        is_meant = not (is_server and migration.is_of_embedded_engine)
+        for statement in migration.statements() if is_meant else ():
+            store.command(statement)
+        row = {"version": migration.version, "name": migration.name}
+        store.insert_rows("schema_version", [row])
+    return newest

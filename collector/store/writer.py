@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ..arrow_columns import to_numpy
+from ..arrow_columns import numbers, to_numpy
 from ..spool.cut import CutKey, Resume
 from ..wire.codec import TABLES, CutBatch
-from .first_times import with_first_times
 from .ledger import SENT, Ledger, Piece, Range, missing, segment_key
 from .name_cap import NameCap
 
@@ -64,6 +63,15 @@ exactly that part."""
 MANY_PARTS = 64
 """More slices than this are copied together: the engine takes each for a block of its own, and
 two thousand blocks of a hundred rows took several times as long as one."""
+
+
+SELECT_TIMES = """
+SELECT run_id, epoch, segment, row, any(start_ns) AS start_ns FROM spans
+WHERE (run_id, epoch) IN {epochs:Array(Tuple(String, Int32))}
+AND step BETWEEN {first_step:Int32} AND {last_step:Int32}
+AND (run_id, epoch, segment) IN {segments:Array(Tuple(String, Int32, UInt64))}
+GROUP BY run_id, epoch, segment, row
+"""
 
 
 class CutState(StrEnum):
@@ -325,3 +333,41 @@ def _is_rivalled(pieces: Iterable[Piece], rivals: dict[SegmentKey, list[Range]])
         for piece in pieces
         for part in rivals.get(segment_key(piece.key), ())
     )
+
+
+def with_first_times(store: Store, spans: pa.Table, again: Iterable[CutKey]) -> pa.Table:
+    """Return the spans with the times of those rows that the store holds already.
+
+    Args:
+        store: Where they may be.
+        spans: What is to go in, of any cuts.
+        again: The cuts among them that may be there.
+
+    Raises:
+        StoreError: The store could not be read.
+    """
+    segments = sorted({(key.run_id, key.epoch, key.segment) for key in again})
+    if not segments or not spans.num_rows:
+        return spans
+    step = to_numpy(spans["step"])
+    rows = store.rows(
+        SELECT_TIMES,
+        {
+            "epochs": sorted({(run_id, epoch) for run_id, epoch, _ in segments}),
+            "segments": segments,
+            "first_step": int(step.min()),
+            "last_step": int(step.max()),
+        },
+    )
+    if not rows:
+        return spans
+    first = {
+        (row["run_id"], row["epoch"], row["segment"], row["row"]): row["start_ns"] for row in rows
+    }
+    identity = (spans[name].to_pylist() for name in ("run_id", "epoch", "segment", "row"))
+    own = to_numpy(spans["start_ns"]).tolist()
+    start_ns = [
+        first.get(row, at) for row, at in zip(zip(*identity, strict=True), own, strict=True)
+    ]
+    place = spans.schema.get_field_index("start_ns")
+    return spans.set_column(place, "start_ns", numbers(np.array(start_ns, dtype=np.int64)))

@@ -15,8 +15,7 @@ import pytest
 
 from rankscope.collector.store import store
 from rankscope.collector.store.cluster import CLUSTER_SETTINGS, ClusterStatements, Statement
-from rankscope.collector.store.migrate import migrate
-from rankscope.collector.store.store import Store
+from rankscope.collector.store.store import Store, migrate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,7 +12,9 @@ import pytest
 
 import rankscope
 from rankscope import collector
-from rankscope.collector.read.runs import list_runs, read_run, read_spans, read_steps
+from rankscope.collector.read.runs import list_runs, read_run
+from rankscope.collector.read.spans import read_spans
+from rankscope.collector.read.steps import read_steps
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.removal import free_hidden, free_where_many_hidden
 from rankscope.collector.spool.tail import SpoolTail
@@ -23,7 +25,7 @@ from rankscope.collector.store.cluster import (
     sharding_key,
 )
 from rankscope.collector.store.location import ServerLocation, parse_store_url
-from rankscope.collector.store.migrate import CREATE_VERSION_TABLE, known_migrations
+from rankscope.collector.store.migrations import CREATE_VERSION_TABLE, known_migrations
 from rankscope.collector.store.writer import StoreWriter
 from tests.deploy.one_node import one_node_cluster
 from tests.support.collector.spool_builder import SpoolBuilder

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.errors import StoreError, StoreQueryError
-from rankscope.collector.read.runs import list_runs, may_repeat, read_spans
+from rankscope.collector.read.runs import list_runs
+from rankscope.collector.read.spans import read_spans
 from rankscope.collector.spool.tail import SpoolTail
-from rankscope.collector.store.migrate import known_migrations
+from rankscope.collector.store.ledger import may_repeat
+from rankscope.collector.store.migrations import known_migrations
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from tests.deploy.servers import database_of_its_own

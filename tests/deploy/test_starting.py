@@ -8,7 +8,8 @@ import pytest
 
 from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.store.location import parse_store_url
-from rankscope.collector.store.migrate import RETRY_DELAYS_S, known_migrations, migrate
+from rankscope.collector.store.migrations import known_migrations
+from rankscope.collector.store.store import RETRY_DELAYS_S, migrate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from rankscope.collector.read.runs import may_repeat
+from rankscope.collector.store.ledger import may_repeat
 from rankscope.collector.store.location import read_server_file
 from rankscope.collector.store.store import open_store
 from tests.faults.checker import Oracle, check, content_hash, key_of

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankscope.collector.read.rollups import open_steps
-from rankscope.collector.read.runs import read_run, read_spans
+from rankscope.collector.read.runs import read_run
+from rankscope.collector.read.spans import read_spans
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter

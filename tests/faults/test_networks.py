@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from rankscope.collector.agent.link import DEADLINES, Deadlines
-from rankscope.collector.read.runs import may_repeat
+from rankscope.collector.store.ledger import may_repeat
 from rankscope.collector.store.store import open_store
 from tests.faults.checker import Oracle, check, content_hash, key_of
 from tests.faults.proxy import FaultProxy, Faults

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.read.runs import read_spans
+from rankscope.collector.read.spans import read_spans
 from rankscope.collector.store.store import open_store
 from rankscope.collector.wire.codec import encode_cuts
 from tests.faults.cycles import PATIENCE_S, RUN

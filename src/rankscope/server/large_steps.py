@@ -12,7 +12,7 @@ from rankscope.analysis.drawing.picture import StepPicture
 from rankscope.analysis.drawing.pixel_areas import KindCells, step_areas
 from rankscope.analysis.drawing.raster import StepRaster, row_by_rank
 from rankscope.analysis.drawing.timeline import no_spans
-from rankscope.collector.read.portions import Portion, portions_of, read_outline
+from rankscope.collector.read.spans import Portion, portions_of, read_outline
 from rankscope.dashboard.figures.timeline_raster import MAX_ROWS, NUM_BINS
 from rankscope.dashboard.figures.timeline_rows import rank_order
 
@@ -21,7 +21,7 @@ from .step_parts import read_part
 if TYPE_CHECKING:
     from rankscope.analysis.trace.tables import RunInfo, SpanSource
     from rankscope.collector.read.pictures import StepPlace
-    from rankscope.collector.read.portions import StepOutline
+    from rankscope.collector.read.spans import StepOutline
     from rankscope.collector.store.store import Store
     from rankscope.dashboard.address import GroupBy
 

@@ -16,7 +16,7 @@ from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.read.findings import read_findings
 from rankscope.collector.read.heartbeats import longest_unheard
 from rankscope.collector.read.pictures import StepPlace, read_kept
-from rankscope.collector.read.portions import Portion, count_portion
+from rankscope.collector.read.spans import Portion, count_portion
 from rankscope.collector.read.steps import read_step_times
 from rankscope.tracer.span import NS_PER_S
 

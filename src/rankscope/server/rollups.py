@@ -14,7 +14,6 @@ from rankscope.analysis.drawing.timeline import records_groups, timeline_of
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.collector.arrow_columns import coded_strings, numbers, repeated_string
 from rankscope.collector.read.pictures import StepKey, StepPlace, write_pixels
-from rankscope.collector.read.portions import Portion, portions_of, read_outline
 from rankscope.collector.read.rollups import (
     FIRST_PLACE,
     ClosedStep,
@@ -25,7 +24,7 @@ from rankscope.collector.read.rollups import (
     runs_rolled_up,
     write_rollups,
 )
-from rankscope.collector.read.runs import read_spans_once
+from rankscope.collector.read.spans import Portion, portions_of, read_outline, read_spans_once
 from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.tracer.span import KINDS
 

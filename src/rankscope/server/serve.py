@@ -224,7 +224,7 @@ def _tell_damage(store: Store) -> None:
     """Say what an embedded store lacks; a server of its own has its own log."""
     if store.path is None:
         return
-    from rankscope.collector.store.damage import damage_of
+    from rankscope.collector.store.store import damage_of
 
     for line in damage_of(store):
         say(line)
@@ -259,7 +259,7 @@ def _open_spool(folder: Path, store: Store, topology: Topology, stack: ExitStack
     Raises:
         BadInputError: Something is there, and none of it can be read.
     """
-    from rankscope.collector.retention.deleted_run_filter import UndeletedSink
+    from rankscope.collector.retention.deletion import UndeletedSink
     from rankscope.collector.spool.tail import SegmentFate, SpoolTail
     from rankscope.collector.store.writer import StoreWriter
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rankscope.analysis.drawing.picture import StepPart
 from rankscope.analysis.drawing.raster import step_raster
 from rankscope.analysis.drawing.timeline import portion_of
-from rankscope.collector.read.portions import read_arrivals, read_portion
+from rankscope.collector.read.spans import read_arrivals, read_portion
 from rankscope.dashboard.figures.timeline_raster import MAX_BARS, MAX_ROWS, NUM_BINS
 
 from ..sources.arrow_tables import arrivals_table, span_table
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.picture import StepPicture
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.trace.tables import RunInfo
-    from rankscope.collector.read.portions import Portion
+    from rankscope.collector.read.spans import Portion
     from rankscope.collector.store.store import Store
 
 MAX_DRAWN_SPANS = 200_000

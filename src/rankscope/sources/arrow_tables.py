@@ -71,7 +71,7 @@ def _left_out(table: pa.Table) -> NDArray[np.uint32]:
 
 
 def arrivals_table(table: pa.Table) -> Arrivals:
-    """Return what `collector.read.portions.read_arrivals` read."""
+    """Return what `collector.read.spans.read_arrivals` read."""
     return Arrivals(
         group_id=to_numpy(table["group_id"]),
         src_rank=to_numpy(table["source_rank"]),

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.recurrence import Followed, Place, Sighting, follow
-from rankscope.collector.read.findings import read_findings
-from rankscope.collector.read.places import (
+from rankscope.collector.read.findings import (
     MOST_RANKS,
+    read_findings,
     read_places,
     read_told_jobs,
     read_told_places,
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.analysis.trace.tables import RunInfo
-    from rankscope.collector.read.findings import StoredFinding
-    from rankscope.collector.read.places import StoredPlace
+    from rankscope.collector.read.findings import StoredFinding, StoredPlace
     from rankscope.collector.store.store import Store
 
 

@@ -21,16 +21,18 @@ from rankscope.collector.read.runs import (
     previous_run,
     read_events,
     read_exits,
-    read_last_steps,
     read_manifests,
-    read_microbatches,
     read_run,
-    read_spans,
-    read_step_bounds,
-    read_steps,
     run_names,
 )
 from rankscope.collector.read.samples import read_samples
+from rankscope.collector.read.spans import read_spans
+from rankscope.collector.read.steps import (
+    read_last_steps,
+    read_microbatches,
+    read_step_bounds,
+    read_steps,
+)
 from rankscope.collector.retention.deletion import was_deleted
 from rankscope.collector.spool.descriptions import COORD_AXES
 from rankscope.tracer.spool import KEPT_REASONS

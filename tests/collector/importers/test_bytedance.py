@@ -14,7 +14,8 @@ from rankscope.collector.importers.bytedance import import_bytedance
 from rankscope.collector.importers.bytedance_file import ROWS_AT_ONCE
 from rankscope.collector.importers.bytedance_meta import read_meta
 from rankscope.collector.importers.bytedance_rows import read_trace
-from rankscope.collector.read.runs import read_spans, run_names
+from rankscope.collector.read.runs import run_names
+from rankscope.collector.read.spans import read_spans
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from tests.support.collector.trace_builder import Row, operation, write_meta, write_trace

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.ingest.admission import ByteBudget
+from rankscope.collector.ingest.request_bodies import ByteBudget
 from rankscope.collector.ingest.retryable import BusyError
 
 if TYPE_CHECKING:

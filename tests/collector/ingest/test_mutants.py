@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from rankscope.collector.errors import WireError
-from rankscope.collector.ingest.decoder_pool import DecoderPool
+from rankscope.collector.ingest.decoder import DecoderPool
 from rankscope.collector.ingest.service import ServiceLimits
 from rankscope.collector.ingest.shared_memory import new_memory, seal
 from rankscope.collector.wire.codec import WireLimits, encode_cuts

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import struct
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankscope.collector.errors import WireError
-from rankscope.collector.ingest.decoder_pool import Decoder, DecoderPool
+from rankscope.collector.ingest.decoder import Decoder, DecoderPool
 from rankscope.collector.ingest.retryable import BusyError
 from rankscope.collector.ingest.service import ServiceLimits
 from rankscope.collector.ingest.shared_memory import new_memory, seal
@@ -247,6 +247,18 @@ class StoppedDecoder(Decoder):
         os.kill(self.pid, signal.SIGSTOP)
 
 
+class AskedDecoder(Decoder):
+    """A decoder that reports when it was given a body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_asked = threading.Event()
+
+    def decode(self, body: int, limits: WireLimits) -> CutBatch:
+        self.was_asked.set()
+        return super().decode(body, limits)
+
+
 @pytest.fixture
 def pool() -> Iterator[DecoderPool]:
     made = DecoderPool(1, make=FragileDecoder)
@@ -302,17 +314,16 @@ def test_a_decoder_that_never_answers_is_ended(body: int) -> None:
 
 def test_a_pool_that_is_closed_lets_nobody_wait(body: int) -> None:
     """The decoder stands still, as one that chews on a hard body; its user is told at once."""
-    FragileDecoder.killers = 0
-    pool = DecoderPool(1)
+    pool = DecoderPool(1, make=AskedDecoder)
     pool.decode(body, DEFAULT_LIMITS)
     (decoder,) = pool.all
+    assert isinstance(decoder, AskedDecoder)
     assert decoder.pid is not None
+    decoder.was_asked.clear()
     os.kill(decoder.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(max_workers=2) as threads:
         waiting = [threads.submit(pool.decode, body, DEFAULT_LIMITS) for _ in range(2)]
-        until_s = time.monotonic() + 30
-        while decoder.is_idle and time.monotonic() < until_s:
-            time.sleep(0.001)
+        assert decoder.was_asked.wait(30)
         pool.close()
         for future in waiting:
             with pytest.raises(BusyError, match="ending"):

@@ -9,7 +9,8 @@ import pytest
 
 from rankscope.collector.http.tokens import Role
 from rankscope.collector.ingest.router import ARROW_TYPE
-from rankscope.collector.read.runs import may_repeat, read_events, read_run
+from rankscope.collector.read.runs import read_events, read_run
+from rankscope.collector.store.ledger import may_repeat
 from rankscope.collector.store.name_cap import MAX_NAMES
 from rankscope.collector.wire.codec import encode_cuts
 from tests.support.collector.cut_builder import SEGMENT, span_cut

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rankscope.collector.read.heartbeats import SILENCE_NS, SilenceWatch
 from rankscope.collector.read.runs import list_runs
-from rankscope.collector.read.silence import SILENCE_NS, SilenceWatch
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Retention
 from tests.collector.retention.test_retention import (

@@ -7,8 +7,7 @@ import pytest
 
 from rankscope.collector.errors import RunDeletedError, RunNameError
 from rankscope.collector.read.runs import list_runs, read_run, run_names
-from rankscope.collector.retention.deleted_run_filter import UndeletedSink
-from rankscope.collector.retention.deletion import REFRESH_NS, Deletions
+from rankscope.collector.retention.deletion import REFRESH_NS, Deletions, UndeletedSink
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.spool_builder import SpoolBuilder

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.retention.deleted_run_filter import UndeletedSink
-from rankscope.collector.retention.deletion import Deletions
+from rankscope.collector.retention.deletion import Deletions, UndeletedSink
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter

@@ -12,6 +12,7 @@ from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import (
     DAY_NS,
     HOUR_NS,
+    MARGIN_NS,
     STEPS_AFTER,
     STEPS_BEFORE,
     Due,
@@ -21,7 +22,6 @@ from rankscope.collector.retention.retention import (
     due_of,
     kept_steps,
 )
-from rankscope.collector.retention.samples import MARGIN_NS
 
 if TYPE_CHECKING:
     from rankscope.collector.store.store import Store

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.read.runs import read_events, read_microbatches, read_spans, read_steps
+from rankscope.collector.read.runs import read_events
+from rankscope.collector.read.spans import read_spans
+from rankscope.collector.read.steps import read_microbatches, read_steps
 from rankscope.collector.spool.segment import open_spans
 from rankscope.collector.spool.tail import SegmentFate, SpoolTail
 from rankscope.collector.store.writer import StoreWriter

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.collector.read.runs import read_microbatches, read_run, read_spans, read_steps
+from rankscope.collector.read.runs import read_run
+from rankscope.collector.read.spans import read_spans
+from rankscope.collector.read.steps import read_microbatches, read_steps
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource

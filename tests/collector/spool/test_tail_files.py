@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.read.runs import read_events, read_spans
+from rankscope.collector.read.runs import read_events
+from rankscope.collector.read.spans import read_spans
 from rankscope.collector.spool.tail import SegmentFate, SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource

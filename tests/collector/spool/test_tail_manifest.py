@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.read.places import read_places
+from rankscope.collector.read.findings import read_places
 from rankscope.collector.read.runs import read_run
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.collector.errors import StoreError
-from rankscope.collector.read.runs import may_repeat, read_events, read_run
+from rankscope.collector.read.runs import read_events, read_run
 from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.ledger import may_repeat
 from rankscope.collector.store.store import Store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource

@@ -27,7 +27,7 @@ with open_store("chdb://" + sys.argv[1]) as store:
 
 READ = """
 import sys
-from rankscope.collector.store.damage import damage_of
+from rankscope.collector.store.store import damage_of
 from rankscope.collector.errors import StoreError
 from rankscope.collector.store.store import open_store
 try:

@@ -23,7 +23,6 @@ def test_names_beyond_the_cap_become_one_and_are_counted(store: Store, run_id: s
 
     assert kept is first.rows.spans
     assert capped["name"].to_pylist() == ["s0", OTHER_NAME, OTHER_NAME]
-    assert cap.num_other == {run_id: 2}
     assert capped["row"].to_pylist() == more.rows.spans["row"].to_pylist()
 
 

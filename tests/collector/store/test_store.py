@@ -26,8 +26,8 @@ from rankscope.collector.errors import (
     StoreVersionError,
 )
 from rankscope.collector.store.location import write_server_file
-from rankscope.collector.store.migrate import known_migrations, migrate
-from rankscope.collector.store.store import ALLOCATOR_VARIABLE, Store, open_store
+from rankscope.collector.store.migrations import known_migrations
+from rankscope.collector.store.store import ALLOCATOR_VARIABLE, Store, migrate, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,7 @@ import threading
 import pytest
 
 from rankscope.collector.errors import StoreError
-from rankscope.collector.store.store import Store
-from rankscope.collector.store.unreachable import unreachable_reason
+from rankscope.collector.store.store import Store, unreachable_reason
 from tests.support.ports import fixed_port
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.errors import StoreVersionError
-from rankscope.collector.read.runs import read_run, read_spans
-from rankscope.collector.store import migrate as migration
-from rankscope.collector.store.migrate import known_migrations
+from rankscope.collector.read.runs import read_run
+from rankscope.collector.read.spans import read_spans
+from rankscope.collector.store import store as store_module
+from rankscope.collector.store.migrations import known_migrations
 from rankscope.collector.store.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def test_a_store_of_an_earlier_version_is_brought_up_with_its_rows(
     # GIVEN a store as the release of that version left it
     url = f"chdb://{tmp_path / 'store'}"
     with monkeypatch.context() as earlier:
-        earlier.setattr(migration, "known_migrations", lambda: known_migrations()[:version])
+        earlier.setattr(store_module, "known_migrations", lambda: known_migrations()[:version])
         with open_store(url) as store:
             assert store.schema_version() == version
             store.insert_rows("spans", [SPAN])

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.read.runs import may_repeat
-from rankscope.collector.store.ledger import Ledger, Range, missing
+from rankscope.collector.store.ledger import Ledger, Range, may_repeat, missing
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.cut_builder import SEGMENT, span_cut
 from tests.support.collector.stored import shown

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from rankscope.collector.arrow_columns import to_numpy
 from rankscope.collector.read.rollups import open_steps
-from rankscope.collector.read.runs import may_repeat, read_spans
+from rankscope.collector.read.spans import read_spans
+from rankscope.collector.store.ledger import may_repeat
 from rankscope.collector.store.writer import CutState, StoreWriter
 from tests.support.collector.cut_builder import span_cut
 from tests.support.collector.interrupted_store import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.arrow_columns import to_numpy
-from rankscope.collector.read.runs import read_spans
+from rankscope.collector.read.spans import read_spans
 from rankscope.collector.store.ledger import Ledger
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.cut_builder import span_cut

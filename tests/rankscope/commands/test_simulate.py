@@ -13,15 +13,10 @@ import pytest
 from rankscope.__main__ import main
 from rankscope.collector.arrow_columns import to_numpy
 from rankscope.collector.errors import RunExistsError
-from rankscope.collector.read.runs import (
-    read_events,
-    read_microbatches,
-    read_run,
-    read_spans,
-    read_steps,
-    run_names,
-)
+from rankscope.collector.read.runs import read_events, read_run, run_names
 from rankscope.collector.read.samples import read_samples
+from rankscope.collector.read.spans import read_spans
+from rankscope.collector.read.steps import read_microbatches, read_steps
 from rankscope.collector.store.store import Store, open_store
 from rankscope.commands.simulate import truth_line
 from rankscope.errors import BadInputError

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.read.gaps import PATIENCE_NS
-from rankscope.collector.read.runs import read_run
+from rankscope.collector.read.runs import PATIENCE_NS, read_run
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource, run_info_of

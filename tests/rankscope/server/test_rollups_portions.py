@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.read.portions import SELECT_PORTION
 from rankscope.collector.read.rollups import open_steps
+from rankscope.collector.read.spans import SELECT_PORTION
 from rankscope.collector.store.store import Store, open_store
 from tests.support.rankscope.rolling_rig import (
     describe,

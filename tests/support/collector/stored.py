@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.read.runs import read_spans
+from rankscope.collector.read.spans import read_spans
 
 if TYPE_CHECKING:
     from rankscope.collector.store.store import Store

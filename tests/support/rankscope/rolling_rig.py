@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.breakdown.kind_times import kind_times
 from rankscope.analysis.drawing.timeline import step_timeline
-from rankscope.collector.read.rollups import read_rollups
 from rankscope.server.rollups import Rolling
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KINDS, NONE
@@ -18,6 +17,10 @@ if TYPE_CHECKING:
 
 RANKS = (0, 1)
 GROUP = 7
+SELECT_ROLLUPS = """
+SELECT epoch, step, rank, kind, num_spans, num_unsplit, busy_ns, wait_ns, transfer_ns, exposed_ns
+FROM rollups FINAL WHERE run_id = {run_id:String} ORDER BY epoch, step, rank, kind
+"""
 MS = 1_000_000
 NUM_STEPS = 3
 _NUMBERS = itertools.count()
@@ -77,8 +80,7 @@ def put(store: Store, run_id: str, rows: list[dict[str, Any]]) -> None:
 
 def rolled(store: Store, run_id: str) -> list[dict[str, Any]]:
     """Return what the store has rolled up of a run."""
-    rows: list[dict[str, Any]] = read_rollups(store, run_id).to_pylist()
-    return rows
+    return store.rows(SELECT_ROLLUPS, {"run_id": run_id})
 
 
 def from_scratch(store: Store, run_id: str) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ import numpy as np
 from rankscope.tracer.span import COMM_KINDS, NONE, SpanKind
 
 from ..arrow_columns import to_numpy
+from ..store.ledger import each_once
+from .steps import step_range
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +69,30 @@ GROUP BY group_id, source_rank, target_rank, seq
 """
 
 FIRST_NS, LAST_NS = -(1 << 62), 1 << 62
+
+
+SELECT_SPANS = """
+SELECT
+    epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
+    src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
+FROM spans
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+ORDER BY epoch, step, rank, start_ns, segment, row
+"""
+
+SELECT_SPANS_ONCE = """
+SELECT
+    epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
+    src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
+FROM spans FINAL
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+ORDER BY epoch, step, rank, start_ns, segment, row
+"""
+
+COUNT_SPANS = """
+SELECT count() AS num_spans FROM spans
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,3 +207,33 @@ def portions_of(
     if len(blocks) > begin:
         cuts.append((begin, len(blocks)))
     return cuts
+
+
+def read_spans(
+    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
+) -> pa.Table:
+    """Return the spans of these steps, by (epoch, step, rank, start_ns).
+
+    Spans outside any step are left out.
+    """
+    bound = step_range(run_id, first, last)
+    return each_once(
+        store,
+        run_id,
+        lambda sql: _read_spans(store, sql, bound),
+        plain=SELECT_SPANS,
+        once=SELECT_SPANS_ONCE,
+    )
+
+
+def read_spans_once(store: Store, run_id: str, *, first: int, last: int) -> pa.Table:
+    """Return what `read_spans` does, free of duplicates that the ledger does not tell of yet.
+
+    Between the second storing of a cut and the note about it, rows stand there twice.
+    """
+    return store.arrow(SELECT_SPANS_ONCE, step_range(run_id, first, last))
+
+
+def _read_spans(store: Store, sql: str, bound: dict[str, Any]) -> pa.Table:
+    (counted,) = store.rows(COUNT_SPANS, bound)
+    return store.long_arrow(sql, bound, num_rows=counted["num_spans"])
