@@ -75,8 +75,8 @@ class Switch:
 
     def __init__(self, model: DistributedDataParallel) -> None:
         """Watch what `tracer.install` is going to replace; call `installed` after it."""
+        from rankscope.tracer import patches as patch
         from rankscope.tracer.capture import intercept
-        from rankscope.tracer.record import patches as patch
 
         self._model = model
         self._patches: list[tuple[Any, str, Any, Any]] = []

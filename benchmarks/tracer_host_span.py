@@ -42,7 +42,7 @@ from rankscope.tracer.spool import read_anchor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankscope.tracer.record.protocol import Tracer
+    from rankscope.tracer.record.interface import Tracer
 
 ROUNDS = 60
 CALLS = 2_000

@@ -14,8 +14,8 @@ from .record.current import (
     step,
 )
 from .record.decorator import traced
+from .record.interface import Tracer
 from .record.noop import NOOP_TRACER
-from .record.protocol import Tracer
 from .span import NONE, SpanFlag, SpanKind
 
 __all__ = [

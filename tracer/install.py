@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from .job.identity import Identity
     from .job.manifest import JobDescription
-    from .record.protocol import Tracer
+    from .record.interface import Tracer
     from .spool import Anchor
     from .topology import Coords, Layout
 

@@ -16,7 +16,7 @@ from torch.utils.data._utils import signal_handling
 from rankscope import tracer
 from rankscope.tracer.capture.compute import Compute
 from rankscope.tracer.capture.garbage import capture_garbage
-from rankscope.tracer.record.error_origin import is_ours
+from rankscope.tracer.errors import is_ours
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import DropReason
 from tests.support.paths import ROOT

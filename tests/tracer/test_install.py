@@ -14,7 +14,7 @@ from tests.support.tracer.recording import run_script
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.tracer.record.protocol import Tracer
+    from rankscope.tracer.record.interface import Tracer
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from ..span import SpanKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..record.patches import Patches
+    from ..patches import Patches
     from ..record.recorder import Recorder
 
 DISTRIBUTED_MODULE = "torch.distributed.checkpoint.state_dict_saver"

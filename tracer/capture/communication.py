@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from ..errors import is_ours
 from ..native.host_launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance
 from ..record.capture_failures import COMMUNICATION
-from ..record.error_origin import is_ours
 from ..span import NONE, SpanFlag
 from ..spool import DropReason
 from .completion import Completions

@@ -16,7 +16,7 @@ from .uncompiled import Uncompiled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..record.patches import Patches
+    from ..patches import Patches
     from ..record.recorder import Recorder
 
 DYNAMO_MODULE = "torch._dynamo.callback"

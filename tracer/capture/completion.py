@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ..record.error_origin import is_ours
+from ..errors import is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable

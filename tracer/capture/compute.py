@@ -9,7 +9,7 @@ from ..native.choice import compute_span
 from ..native.compute_span import Inside
 from ..native.host_span import UnkeptSpan
 from ..record.capture_failures import COMPUTE
-from ..record.no_device_timing import NO_DEVICE_TIMING
+from ..record.device_timer import NO_DEVICE_TIMING
 from ..record.noop import NOOP_SPAN
 from ..span import NONE, SpanKind
 from .guard import Guard

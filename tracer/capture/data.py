@@ -14,7 +14,7 @@ from .guard import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..record.patches import Patches
+    from ..patches import Patches
     from ..record.recorder import Recorder
 
 LOADER_MODULE = "torch.utils.data.dataloader"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ParamSpec
 
-from ..record.error_origin import is_ours
+from ..errors import is_ours
 from ..spool import DropReason
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import CodeType, FrameType
 
-    from ..record.patches import Patches
+    from ..patches import Patches
     from .communication import Communication
     from .launch import Launch
 

@@ -22,7 +22,7 @@ from .module import traced_backward
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..record.patches import Patches
+    from ..patches import Patches
     from .compute import Compute
     from .steps import StepCounter
 

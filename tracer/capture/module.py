@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..record.no_device_timing import NO_DEVICE_TIMING
+from ..record.device_timer import NO_DEVICE_TIMING
 from ..span import NONE, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from ..record.patches import Patches
+    from ..patches import Patches
     from .compute import Compute
     from .steps import StepCounter
 

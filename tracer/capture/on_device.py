@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..device.comm_stream import CommStream
-from ..record.no_device_timing import NO_DEVICE_TIMING
+from ..record.device_timer import NO_DEVICE_TIMING
 from ..span import SpanFlag
 from ..spool import DropReason
 

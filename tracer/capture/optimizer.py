@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..device.span import timed_span
 from ..record.capture_failures import OPTIMIZER
-from ..record.no_device_timing import NO_DEVICE_TIMING
+from ..record.device_timer import NO_DEVICE_TIMING
 from ..span import SpanKind
 from .guard import Guard
 

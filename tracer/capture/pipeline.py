@@ -10,7 +10,7 @@ from ..span import NONE, SpanKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..record.patches import Patches
+    from ..patches import Patches
     from .compute import Compute
 
 METHODS = {

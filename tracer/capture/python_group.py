@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from ..record.patches import Patches
+    from ..patches import Patches
     from .communication import Communication
     from .launch import Launch
 

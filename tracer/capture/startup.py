@@ -12,7 +12,7 @@ from ..span import NONE, SpanKind
 from .spanned import spanned
 
 if TYPE_CHECKING:
-    from ..record.patches import Patches
+    from ..patches import Patches
     from ..record.recorder import Recorder
 
 LEAST_START_NS = 1_000_000_000

@@ -13,7 +13,7 @@ import sys
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..record.error_origin import OURS
+from ..errors import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

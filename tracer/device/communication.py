@@ -9,7 +9,7 @@ from .comm_stream import Bounds, CommStream
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..record.no_device_timing import DeviceTimer
+    from ..record.device_timer import DeviceTimer
     from .clock import DeviceClock
     from .mark import Mark
 

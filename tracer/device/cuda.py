@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..record.no_device_timing import NCCL
+from ..record.device_timer import NCCL
 from .cudart import CudaRuntime
 
 if TYPE_CHECKING:

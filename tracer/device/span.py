@@ -5,8 +5,8 @@ from __future__ import annotations
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
+from ..record.device_timer import NO_DEVICE_TIMING
 from ..record.lane import head_word
-from ..record.no_device_timing import NO_DEVICE_TIMING
 from ..span import KIND_CODES, NONE, SpanFlag
 from ..spool import RecordType
 from .pending import PendingSpan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ..record.no_device_timing import NO_DEVICE_TIMING, NoDeviceTiming
+from ..record.device_timer import NO_DEVICE_TIMING, NoDeviceTiming
 from .timing import DeviceTiming
 
 if TYPE_CHECKING:

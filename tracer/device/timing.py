@@ -7,8 +7,8 @@ import time
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
+from ..errors import is_ours
 from ..record.capture_failures import TIMED
-from ..record.error_origin import is_ours
 from ..spool import DEVICE_CLOCK_FILE, DropReason
 from .clock import DeviceClock
 from .mark import Mark

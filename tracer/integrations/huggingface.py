@@ -11,7 +11,7 @@ import transformers
 
 from rankscope import tracer
 
-from ..record.patches import Patches
+from ..patches import Patches
 from .settings import data_parallel, harmless, named, traced_save
 
 if TYPE_CHECKING:

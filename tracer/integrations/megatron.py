@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope import tracer
 
 from ..job.flops import ModelFlops, megatron_flops
-from ..record.patches import Patches
+from ..patches import Patches
 from ..topology import Coords, Layout
 from .settings import Placement, harmless, named, traced_save
 

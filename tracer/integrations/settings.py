@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict
 
+from ..errors import is_ours
 from ..record.current import current_tracer, span
-from ..record.error_origin import is_ours
 from ..record.notice import tell
 from ..record.plain_values import type_name
 from ..record.recorder import Recorder

@@ -8,8 +8,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..record.error_origin import is_ours
-from ..record.patches import Patches
+from ..errors import is_ours
+from ..patches import Patches
 from ..record.plain_values import plain, plain_int
 from ..spool import DropReason
 

@@ -7,8 +7,8 @@ from collections import deque
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
+from ..errors import OURS
 from ..native.choice import frames_of_threads
-from ..record.error_origin import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

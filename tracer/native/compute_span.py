@@ -6,7 +6,7 @@ import threading
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Protocol
 
-from ..record.protocol import SpanContext
+from ..record.interface import SpanContext
 from ..span import NONE
 from .lane_state import ERROR_HEAD
 

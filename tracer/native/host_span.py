@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..record.error_origin import is_ours
+from ..errors import is_ours
 from .lane_state import ERROR_HEAD, pack_core, pack_word
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from .recorder import Recorder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .protocol import SpanContext, Tracer
+    from .interface import SpanContext, Tracer
 
 HOST = SpanKind.HOST
 

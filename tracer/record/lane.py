@@ -7,11 +7,11 @@ from operator import length_hint
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
+from ..errors import is_ours
 from ..native.choice import LaneState
 from ..native.lane_state import ERROR_HEAD, PLACE
 from ..span import NONE
 from ..spool import DropReason, RecordType
-from .error_origin import is_ours
 from .segment import NO_SEGMENT, Segment
 
 if TYPE_CHECKING:

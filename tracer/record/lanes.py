@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..native.choice import ReadySpan
+    from .interface import SpanContext
     from .process_file import ProcessFile
-    from .protocol import SpanContext
     from .sampling import Sampling
     from .segment_pool import SegmentSource
 

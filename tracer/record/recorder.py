@@ -15,10 +15,10 @@ from .account import Account
 from .arguments import Arguments
 from .background_thread import SpoolThread
 from .capture_failures import Lacking
+from .device_timer import NO_DEVICE_TIMING
 from .exit_record import ended, failed, reserve_exit, write_exit
 from .head_words import HeadWords
 from .lanes import Lanes
-from .no_device_timing import NO_DEVICE_TIMING
 from .noop import NOOP_SPAN
 from .notice import tell
 from .open_spans import Showing
@@ -27,16 +27,16 @@ from .process_file import ProcessFile
 from .sampling import Settings
 from .segment_pool import SegmentSource, SpoolLimits
 from .steering import Steering
-from .step_records import StepRecords
+from .steps import StepRecords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from .control import Handler
+    from .device_timer import DeviceTimer
+    from .interface import SpanContext
     from .lane import Lane
-    from .no_device_timing import DeviceTimer
-    from .protocol import SpanContext
 
 
 class Recorder:

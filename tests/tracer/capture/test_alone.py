@@ -216,7 +216,7 @@ def test_an_error_of_the_capture_turns_it_off_and_leaves_the_job_alone(
     tracer.install(spool=tmp_path, run="run")
     monkeypatch.setattr(dist, "get_process_group_ranks", broken)
     # The frame that raises is a test's; as torch's own it would lie below torch's folder.
-    monkeypatch.setattr("rankscope.tracer.record.error_origin.OURS", __file__)
+    monkeypatch.setattr("rankscope.tracer.errors.OURS", __file__)
     values = torch.ones(2)
     tracer.begin_steps()
     tracer.step()
@@ -270,7 +270,7 @@ def test_a_forward_that_cannot_be_recorded_is_lacking_in_its_step_alone(
     model = nn.Linear(2, 2)
     tracer.install(spool=tmp_path, run="run", model=model)
     monkeypatch.setattr("rankscope.tracer.capture.compute.compute_span", breaks)
-    monkeypatch.setattr("rankscope.tracer.record.error_origin.OURS", __file__)
+    monkeypatch.setattr("rankscope.tracer.errors.OURS", __file__)
     tracer.begin_steps()
     for _ in range(4):
         model(torch.ones(2))

@@ -18,7 +18,7 @@ from tests.support.tracer.recording import AlarmError, recorder_in
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.tracer.record.protocol import SpanContext
+    from rankscope.tracer.record.interface import SpanContext
     from rankscope.tracer.record.recorder import Recorder
 
 SMALL_BYTES = 4096 + 8 * 128

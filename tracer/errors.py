@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from types import FunctionType, MethodType
 
-OURS = str(Path(__file__).parents[1])
+OURS = str(Path(__file__).parent)
 LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 INSTALLED = ("site-packages", "dist-packages")
 
