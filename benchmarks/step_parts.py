@@ -39,7 +39,7 @@ from torch import nn
 from benchmarks.intervals import interval
 from benchmarks.step_rank import NUM_EXPERTS, NUM_LAYERS, TOKENS, WIDTH, Model
 from rankscope import tracer
-from rankscope.tracer.record.noop import NOOP_SPAN
+from rankscope.tracer.record.interface import NOOP_SPAN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

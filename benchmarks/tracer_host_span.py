@@ -34,7 +34,7 @@ from rankscope import tracer
 from rankscope.tracer.install import spool_identity
 from rankscope.tracer.job.identity import read_identity
 from rankscope.tracer.record.current import current_tracer, set_current
-from rankscope.tracer.record.noop import NOOP_SPAN, NOOP_TRACER
+from rankscope.tracer.record.interface import NOOP_SPAN, NOOP_TRACER
 from rankscope.tracer.record.recorder import Recorder
 from rankscope.tracer.record.segment_pool import SpoolLimits
 from rankscope.tracer.spool import read_anchor

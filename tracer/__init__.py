@@ -12,10 +12,9 @@ from .record.current import (
     shutdown,
     span,
     step,
+    traced,
 )
-from .record.decorator import traced
-from .record.interface import Tracer
-from .record.noop import NOOP_TRACER
+from .record.interface import NOOP_TRACER, Tracer
 from .span import NONE, SpanFlag, SpanKind
 
 __all__ = [

@@ -14,8 +14,8 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .errors import tell
 from .install import install
-from .record.notice import tell
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+from .errors import tell
 from .record.current import current_tracer, set_current, shutdown
 from .record.exit_record import write_json
-from .record.noop import NOOP_TRACER
-from .record.notice import tell
+from .record.interface import NOOP_TRACER
 from .record.plain_values import type_name
 from .record.recorder import Recorder
 from .record.sampling import Settings

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.tracer.record.current import set_current
-from rankscope.tracer.record.noop import NOOP_TRACER
+from rankscope.tracer.record.interface import NOOP_TRACER
 from tests.support.tracer.recording import recorder_in
 
 if TYPE_CHECKING:

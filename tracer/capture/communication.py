@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ..errors import is_ours
 from ..native.host_launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance
-from ..record.capture_failures import COMMUNICATION
+from ..record.steps import COMMUNICATION
 from ..span import NONE, SpanFlag
 from ..spool import DropReason
 from .completion import Completions

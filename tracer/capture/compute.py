@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Protocol
 
 from ..device.span import DeviceSpan
 from ..native.choice import compute_span
-from ..native.compute_span import Inside
 from ..native.host_span import UnkeptSpan
-from ..record.capture_failures import COMPUTE
 from ..record.device_timer import NO_DEVICE_TIMING
-from ..record.noop import NOOP_SPAN
+from ..record.interface import NOOP_SPAN, SpanContext
+from ..record.steps import COMPUTE
 from ..span import NONE, SpanKind
 from .guard import Guard
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from ..native.compute_span import ComputeContext
     from ..record.lane import Lane
     from ..record.recorder import Recorder
 
@@ -28,6 +27,27 @@ UNSEEN_BACKWARD = (
     " Tensor.backward or torch.autograd.backward; around another call put"
     " tracer.span('backward', kind=SpanKind.BACKWARD)"
 )
+
+
+class ComputeContext(SpanContext, Protocol):
+    """A span of compute that may also be given up."""
+
+    def cancel(self) -> None:
+        """Leave it, once, without recording it."""
+        ...
+
+
+class Inside(threading.local):
+    """What a thread is at."""
+
+    yes = False
+    """Whether it is in a compute span."""
+
+    place: tuple[int, int] | None = None
+    """Micro-batch and chunk of what it does next, where somebody knows; else they are counted."""
+
+    forward: tuple[int, ComputeContext] | None = None
+    """The `id` of the root module whose forward is recorded, and its span."""
 
 
 class Compute:

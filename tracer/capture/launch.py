@@ -16,6 +16,7 @@ from ..spool import HAS_COMM, RecordType
 if TYPE_CHECKING:
     from ..device.comm_stream import Bounds, CommStream
     from ..record.recorder import Recorder
+    from .group import CommGroup
 
 WAIT_CODE = KIND_CODES[SpanKind.WAIT]
 ON_DEVICE = int(SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN)
@@ -35,6 +36,10 @@ class Launch(HostLaunch):
     """A communication that this rank has entered."""
 
     __slots__ = ()
+
+    recorder: Recorder
+    group: CommGroup
+    device: DeviceComm | None
 
     def enter_device(self, device: int, chain: CommStream, *, chained: bool) -> None:
         """Mark where the launching stream stands; where that cannot be, no record will follow.

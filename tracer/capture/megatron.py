@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from ..record.capture_failures import COMPUTE
+from ..record.steps import COMPUTE
 from ..span import NONE
 from .guard import Guard
 from .module import traced_backward

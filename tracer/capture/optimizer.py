@@ -7,8 +7,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ..device.span import timed_span
-from ..record.capture_failures import OPTIMIZER
 from ..record.device_timer import NO_DEVICE_TIMING
+from ..record.steps import OPTIMIZER
 from ..span import SpanKind
 from .guard import Guard
 

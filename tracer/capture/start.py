@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..device.start import watch_for_cuda
 from ..patches import Patches
-from ..record.capture_failures import COMMUNICATION, COMPUTE, OPTIMIZER, TIMED
+from ..record.steps import COMMUNICATION, COMPUTE, OPTIMIZER, TIMED
 from .checkpoint import DISTRIBUTED_MODULE, SAFETENSORS_MODULE, Saves
 from .compilation import capture_compilations
 from .data import LOADER_MODULE, capture_loaders

@@ -8,7 +8,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from ..errors import is_ours
-from ..record.capture_failures import TIMED
+from ..record.steps import TIMED
 from ..spool import DEVICE_CLOCK_FILE, DropReason
 from .clock import DeviceClock
 from .mark import Mark
@@ -137,7 +137,7 @@ class DeviceTiming:
             try:
                 if self._resolve():
                     self._recorder.hurry(BUSY_S)
-                self._recorder.account.resolver_lag_ns = self._lag_ns()
+                self._recorder.resolver_lag_ns = self._lag_ns()
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
                 # No signal handler runs on this thread: it can only be ours.
                 self._problem = problem

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict
 
-from ..errors import is_ours
+from ..errors import is_ours, tell
 from ..record.current import current_tracer, span
-from ..record.notice import tell
 from ..record.plain_values import type_name
 from ..record.recorder import Recorder
 from ..span import SpanKind

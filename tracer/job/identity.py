@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..record.notice import tell
+from ..errors import tell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,7 @@ from ..native.choice import frames_of_threads
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..native.thread_frames import Line
+    from ..native.choice import Line
     from ..record.recorder import Recorder
 
 NS_PER_S = 1_000_000_000

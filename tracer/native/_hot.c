@@ -1672,7 +1672,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *threads; /* `tracer.record.lanes.Lanes.threads` */
+    PyObject *threads; /* `tracer.record.lane.Lanes.threads` */
     Found found[NUM_FOUND];
 } Finder;
 

@@ -8,37 +8,71 @@ same in Python, and a span by hand takes seven times the time.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import sys
+import threading
 from typing import TYPE_CHECKING
 
-from .host_span import Enterable, Span, enterable
+from .host_launch import HostLaunch
+from .host_span import (
+    Enterable,
+    Finder,
+    ReadySpan,
+    Span,
+    compute_span,
+    enterable,
+    find_with,
+    nothing,
+    quick_span,
+)
+from .lane_state import DropCount, LaneState, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import CodeType, FrameType
 
-    from ..record.lane import Lane
-    from .compute_span import compute_span
-    from .host_launch import HostLaunch
-    from .host_span import Finder, ReadySpan, find_with, nothing, quick_span
-    from .lane_state import DropCount, LaneState, numbers
-    from .thread_frames import frames_of_threads
-else:
-    from .compute_span import compute_span
-    from .host_launch import HostLaunch
-    from .host_span import Finder, ReadySpan, find_with, nothing, quick_span
-    from .lane_state import DropCount, LaneState, numbers
-    from .thread_frames import frames_of_threads
+Line = tuple["CodeType", int | None]
+"""What a frame runs, and which line of it; None: of no line."""
 
-    if os.environ.get("RANKSCOPE_PURE_PYTHON", "0") in {"", "0"}:
-        with contextlib.suppress(ImportError):
-            from . import _hot
 
-            compute_span = _hot.compute_span
-            find_with, nothing, quick_span = _hot.find_with, _hot.nothing, _hot.quick_span
-            frames_of_threads = _hot.frames_of_threads
-            numbers = _hot.Numbers
-            DropCount, Finder, HostLaunch = _hot.DropCount, _hot.Finder, _hot.HostLaunch
-            LaneState, ReadySpan = _hot.LaneState, _hot.ReadySpan
+def frames_of_threads(most: int, /) -> list[tuple[int, list[Line]]]:
+    """Return the Python stack of each thread but the calling one, by `threading.get_ident`.
+
+    Args:
+        most: Frames of a thread that are told, innermost first.
+    """
+    mine, was_enabled = threading.get_ident(), gc.isenabled()
+    gc.disable()
+    try:
+        return [
+            (ident, _lines(frame, most))
+            for ident, frame in sys._current_frames().items()
+            if ident != mine
+        ]
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _lines(frame: FrameType | None, most: int) -> list[Line]:
+    lines: list[Line] = []
+    while frame is not None and len(lines) < most:
+        lines.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return lines
+
+
+if not TYPE_CHECKING and os.environ.get("RANKSCOPE_PURE_PYTHON", "0") in {"", "0"}:
+    with contextlib.suppress(ImportError):
+        from . import _hot
+
+        compute_span = _hot.compute_span
+        find_with, nothing, quick_span = _hot.find_with, _hot.nothing, _hot.quick_span
+        frames_of_threads = _hot.frames_of_threads
+        numbers = _hot.Numbers
+        DropCount, Finder, HostLaunch = _hot.DropCount, _hot.Finder, _hot.HostLaunch
+        LaneState, ReadySpan = _hot.LaneState, _hot.ReadySpan
 
 IS_COMPILED = ReadySpan.__module__ == "rankscope.tracer.native._hot"
 """Whether spans are entered and left by compiled code."""
@@ -77,7 +111,7 @@ def quickened(unrecorded: Enterable) -> Callable[[Span], Span]:
     return quicken
 
 
-def ready_span(lane: Lane, head: int) -> ReadySpan:
+def ready_span(lane: LaneState, head: int) -> ReadySpan:
     """Return a span that its lane's thread may enter over and over, once at a time.
 
     Args:

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import threading
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..span import NONE, SpanFlag
 from ..spool import COMM, HAS_COMM
 
 if TYPE_CHECKING:
-    from ..capture.group import CommGroup
-    from ..device.communication import DeviceComm
-    from ..record.lane import Lane
-    from ..record.recorder import Recorder
-    from .lane_state import OpenEntry
+    from .lane_state import LaneState, OpenEntry
 
 # As plain integers: an operation on the enumeration costs a microsecond each.
 HOST_CLOCK = int(SpanFlag.HOST_CLOCK)
@@ -34,6 +30,37 @@ share which one call issued (0 for none)."""
 
 Heads = tuple[int, int]
 """First words of a communication's record and of its wait's, their flags left out."""
+
+
+class Group(Protocol):
+    """What is written of a communication's group."""
+
+    @property
+    def group_id(self) -> int:
+        """As `tracer.span.group_id_of`."""
+        ...
+
+    @property
+    def track_id(self) -> int:
+        """Name of its track."""
+        ...
+
+
+class CommRecorder(Protocol):
+    """Where communications are written."""
+
+    @property
+    def comm_lane(self) -> LaneState:
+        """The lane of all communications."""
+        ...
+
+
+class Marks(Protocol):
+    """Marks on a device."""
+
+    def give_back(self) -> None:
+        """Let go of them."""
+        ...
 
 
 class HostLaunch:
@@ -61,9 +88,9 @@ class HostLaunch:
 
     def __init__(
         self,
-        recorder: Recorder,
-        group: CommGroup,
-        lane: Lane,
+        recorder: CommRecorder,
+        group: Group,
+        lane: LaneState,
         instance: Instance,
         heads: Heads,
         flags: int,
@@ -93,7 +120,7 @@ class HostLaunch:
         self.is_lost = False
         """Whether nothing will ever be known of that."""
 
-        self.device: DeviceComm | None = None
+        self.device: Marks | None = None
         """The marks."""
 
         self.end_ns: int | None = None
@@ -156,7 +183,7 @@ class HostLaunch:
         )
         self.hide()
 
-    def waited_on_host(self, lane: Lane, start_ns: int, end_ns: int, flags: int, /) -> None:
+    def waited_on_host(self, lane: LaneState, start_ns: int, end_ns: int, flags: int, /) -> None:
         """Note that the calling thread was blocked on this over the interval.
 
         Args:
@@ -170,12 +197,12 @@ class HostLaunch:
             self.end(end_ns, flags | END_BOUND if found_done else flags)
         self._end_wait(lane, start_ns, end_ns, flags)
 
-    def returned_on_host(self, lane: Lane, end_ns: int, /) -> None:
+    def returned_on_host(self, lane: LaneState, end_ns: int, /) -> None:
         """Note that the call has returned and left no work: it waited by itself."""
         self.end(end_ns)
         self._end_wait(lane, self.start_ns, end_ns, 0)
 
-    def _end_wait(self, lane: Lane, start_ns: int, end_ns: int, flags: int) -> None:
+    def _end_wait(self, lane: LaneState, start_ns: int, end_ns: int, flags: int) -> None:
         lane.append(
             self.wait_head | (HOST_CLOCK | flags | HAS_COMM) << 16,
             start_ns,

@@ -16,13 +16,13 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..errors import is_ours
+from ..span import NONE
 from .lane_state import ERROR_HEAD, pack_core, pack_word
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ..record.lane import Lane
-    from .lane_state import OpenEntry
+    from .lane_state import LaneState, OpenEntry
 
 Enter = Callable[..., None]
 Leave = Callable[..., None]
@@ -42,6 +42,22 @@ class Enterable(Protocol):
     ) -> None: ...
 
 
+class Inside(Protocol):
+    """What a thread is at."""
+
+    yes: bool
+    """Whether it is in a compute span."""
+
+
+class StepOwner(Protocol):
+    """Knows the step that runs."""
+
+    @property
+    def step_number(self) -> int:
+        """The step that runs."""
+        ...
+
+
 # What ``with`` passes, or `ExitStack`, which passes the span itself first.
 def nothing(_a: object = None, _b: object = None, _c: object = None, _d: object = None) -> None:
     """Take what a span is entered or left with, and do nothing."""
@@ -56,7 +72,7 @@ class Finder:
         """Prepare.
 
         Args:
-            threads: `tracer.record.lanes.Lanes.threads`.
+            threads: `tracer.record.lane.Lanes.threads`.
         """
         self._threads = threads
 
@@ -95,7 +111,7 @@ class ReadySpan:
     span: Enterable
     """What ``with`` is given."""
 
-    def __init__(self, lane: Lane, head: int) -> None:
+    def __init__(self, lane: LaneState, head: int) -> None:
         self.head = head
         self.place = lane.place
         self.start_ns: int | None = None
@@ -113,7 +129,7 @@ def enterable(enter: Enter, leave: Leave) -> Enterable:
 
 
 def _closures(  # noqa: C901 - a branch costs less than a call
-    ready: ReadySpan, lane: Lane, head: int
+    ready: ReadySpan, lane: LaneState, head: int
 ) -> tuple[Enter, Leave]:
     source = lane.source
     head_bytes = head.to_bytes(8, "little")
@@ -173,21 +189,23 @@ class HostSpan:
 
     __slots__ = ("head", "lane", "opened", "place", "start_ns")
 
-    lane: Lane
+    lane: LaneState
     head: int
     place: bytes
     opened: OpenEntry | None
-    start_ns: int
+    start_ns: int | None
 
     def __enter__(self) -> HostSpan:
         lane = self.lane
         try:
-            self.opened = None
+            self.start_ns = self.opened = None
             self.place = lane.place
-            self.start_ns = start_ns = monotonic_ns()
+            start_ns = monotonic_ns()
             if not lane.depth:
                 self.opened = lane.open(start_ns, self.head)
+            # Last, and without a call: no `__exit__` follows what a handler raises above.
             lane.depth += 1
+            self.start_ns = start_ns
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             lane.swallow(problem)
         return self
@@ -198,21 +216,25 @@ class HostSpan:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        lane = self.lane
+        lane, start_ns = self.lane, self.start_ns
+        if start_ns is None:  # an error of ours, counted then
+            return
         try:
-            start_ns = self.start_ns
             duration_ns = monotonic_ns() - start_ns
             lane.depth = depth = lane.depth - 1
             head = self.head if exc_type is None else self.head | ERROR_HEAD
-            lane.write(head, start_ns, duration_ns, self.place, start_ns, depth)
-            if self.opened is not None:
-                self.opened.close()
+            try:
+                lane.write(head, start_ns, duration_ns, self.place, start_ns, depth)
+            finally:  # also where a handler of the job has raised
+                if self.opened is not None:
+                    self.opened.close()
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             lane.swallow(problem)
 
     def cancel(self) -> None:
         """Leave the span without recording it."""
-        self.lane.depth -= 1
+        if self.start_ns is not None:
+            self.lane.depth -= 1
         if self.opened is not None:
             self.opened.close()
 
@@ -254,7 +276,76 @@ class UnkeptSpan(HostSpan):
         """Do nothing."""
 
 
-def host_span(lane: Lane, head: int) -> HostSpan:
+class ComputeSpan(HostSpan):
+    """A span that also sets its lane's place, before it begins: so it has it."""
+
+    __slots__ = ("chunk", "inside", "microbatch", "recorder")
+
+    inside: Inside
+    recorder: StepOwner
+    microbatch: int
+    chunk: int
+
+    def __enter__(self) -> ComputeSpan:
+        lane = self.lane
+        try:
+            lane.set_place(lane.step, self.microbatch, self.chunk)
+            super().__enter__()
+            self.inside.yes = True
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            lane.swallow(problem)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.inside.yes = False
+        try:
+            super().__exit__(exc_type, exc, traceback)
+        finally:  # also where a handler of the job has raised
+            self._leave_place()
+
+    def cancel(self) -> None:
+        """Leave the span without recording it."""
+        self.inside.yes = False
+        try:
+            super().cancel()
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self.lane.swallow(problem)
+        self._leave_place()
+
+    def _leave_place(self) -> None:
+        """Let what follows belong to the step alone."""
+        try:
+            self.lane.set_place(self.recorder.step_number, NONE, NONE)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self.lane.swallow(problem)
+
+
+def compute_span(
+    inside: Inside, recorder: StepOwner, lane: LaneState, head: int, microbatch: int, chunk: int, /
+) -> ComputeSpan:
+    """Return a span that also sets its lane's place.
+
+    Args:
+        inside: Told while it lasts.
+        recorder: Whose step goes on once it is over.
+        lane: The calling thread's.
+        head: `tracer.record.lane.head_word` of its record.
+        microbatch: Which it belongs to, or `NONE`.
+        chunk: Likewise.
+    """
+    span = ComputeSpan()
+    span.inside, span.recorder, span.lane = inside, recorder, lane
+    span.head, span.microbatch, span.chunk = head, microbatch, chunk
+    span.opened = span.start_ns = None
+    return span
+
+
+def host_span(lane: LaneState, head: int) -> HostSpan:
     """Return a span that inherits its lane's place.
 
     Args:
@@ -267,7 +358,7 @@ def host_span(lane: Lane, head: int) -> HostSpan:
     return span
 
 
-def placed_span(lane: Lane, head: int, microbatch: int, chunk: int) -> PlacedSpan:
+def placed_span(lane: LaneState, head: int, microbatch: int, chunk: int) -> PlacedSpan:
     """Return a span of a micro-batch or chunk of its own; `NONE` inherits the lane's."""
     span = PlacedSpan()
     span.lane = lane

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import struct
 from operator import length_hint
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..span import NONE, SpanFlag
 from ..spool import COMM_OFFSET, LAUNCH, LAUNCH_OFFSET, OPEN_ENTRY, RECORD_BYTES, WORD, RecordType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import mmap
+    from collections import deque
+    from collections.abc import Callable, Iterator, Sized
 
     from _typeshed import WriteableBuffer
 
-    from ..record.sampling import Sampling
-    from ..record.segment import Segment
-    from ..record.segment_pool import SegmentSource
 
 MAX_DEPTH = 65_535
 SPAN = int(RecordType.SPAN)
@@ -83,6 +82,52 @@ class DropCount:
         self.buffer = buffer
 
 
+class SegmentRows(Protocol):
+    """What a lane needs of the segment that it writes to."""
+
+    @property
+    def buffer(self) -> mmap.mmap | bytearray:
+        """The mapped file."""
+        ...
+
+    @property
+    def rows(self) -> Iterator[int]:
+        """Where the rows not yet claimed begin."""
+        ...
+
+    @property
+    def open_slots(self) -> deque[int]:
+        """Where the free lines of the open table begin."""
+        ...
+
+
+class Spares(Protocol):
+    """What a lane needs of where its segments come from."""
+
+    @property
+    def spares(self) -> Sized:
+        """Ready segments."""
+        ...
+
+    @property
+    def drops(self) -> DropCount:
+        """Counts what is lost where there is none."""
+        ...
+
+
+class LeftOut(Protocol):
+    """Says which spans are not recorded."""
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is left out."""
+        ...
+
+    def leaves_out(self, head: int, place: bytes) -> bool:
+        """Return whether a span is not to be recorded."""
+        ...
+
+
 class LaneState:
     """What a lane and its spans share."""
 
@@ -94,15 +139,18 @@ class LaneState:
     place: bytes
     """What spans that say nothing else belong to; see `set_place`."""
 
-    segment: Segment
+    segment: SegmentRows
     step: int
     track_id: int
 
     # What the lane itself has:
-    source: SegmentSource
-    sampling: Sampling
+    source: Spares
+    sampling: LeftOut
     write_in_next: Callable[[int, int, int, bytes, int, int, bytes | None], None]
     open_in_first: Callable[[int, int, tuple[int, int]], OpenEntry | None]
+    leave_slowly: Callable[..., None]
+    place_of: Callable[..., bytes]
+    swallow: Callable[[BaseException], None]
 
     def set_place(self, step: int, microbatch: int, chunk: int, /) -> None:
         """Set what spans that say nothing else belong to."""
@@ -224,8 +272,8 @@ class OpenEntry:
 
     __slots__ = ("_segment", "_slot")
 
-    def __init__(self, segment: Segment, slot: int) -> None:
-        self._segment: Segment | None = segment
+    def __init__(self, segment: SegmentRows, slot: int) -> None:
+        self._segment: SegmentRows | None = segment
         self._slot = slot
 
     def close(self) -> None:

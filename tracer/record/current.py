@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
-from typing import TYPE_CHECKING
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from ..native.choice import find_with, quickened
 from ..span import NONE, SpanKind
-from .noop import NOOP_SPAN, NOOP_TRACER
+from .interface import NOOP_SPAN, NOOP_TRACER
+from .plain_values import plain_text
 from .recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .interface import SpanContext, Tracer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+UNNAMED = "traced"
 
 HOST = SpanKind.HOST
 
@@ -23,7 +32,7 @@ _make_span: Callable[..., SpanContext] | None = None
 """Makes any span; None where there is no tracer."""
 
 _find: Callable[[str], SpanContext | None] | None = None
-"""`tracer.record.lanes.Lanes.finder`; None where plain host spans are not recorded."""
+"""`tracer.record.lane.Lanes.finder`; None where plain host spans are not recorded."""
 
 
 def current_tracer() -> Tracer:
@@ -147,6 +156,25 @@ def shutdown() -> None:
             tracer.swallow(problem)
 
 
+@overload
+def traced(target: Callable[P, R]) -> Callable[P, R]: ...
+@overload
+def traced(target: str) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def traced(
+    target: Callable[P, R] | str,
+) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a span of every call of a function, named by ``target`` or by the function.
+
+    The span of an ``async`` function lasts from its first line to its last. A call
+    of a generator function makes the generator, and so does its span: what runs
+    later is the caller's loop. A `classmethod` or `staticmethod` stays one, and what
+    cannot be called is returned as it is.
+    """
+    if issubclass(type(target), str):
+        return functools.partial(_traced, cast("str", target))
+    return cast("Callable[P, R]", _traced(None, target))
+
+
 def _swallow(problem: Exception) -> None:
     """Count an error of the tracer's own; hand on one that is the job's."""
     tracer = _tracer
@@ -161,6 +189,51 @@ def _keep_or_not() -> None:
     finder = own.lanes.finder if isinstance(own, Recorder) and own.keeps(HOST) else None
     _find = None if finder is None else finder.find
     find_with(finder)
+
+
+def _traced(name: str | None, target: Any) -> Any:  # noqa: ANN401
+    kind = type(target)
+    if kind is classmethod or kind is staticmethod:
+        return kind(_traced(name, target.__func__))
+    if not callable(target):  # a property, say
+        return target
+    return _wrapped(name, target)
+
+
+def _wrapped(name: str | None, function: Callable[P, R]) -> Callable[P, R]:
+    label = _name_of(function) if name is None else name
+    if type(function) is FunctionType and inspect.iscoroutinefunction(function):
+        return _like(function, _async_call(label, cast("Callable[P, Any]", function)))
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with span(label):
+            return function(*args, **kwargs)
+
+    return _like(function, call)
+
+
+def _async_call(name: str, function: Callable[P, Any]) -> Callable[P, Any]:
+    async def call(*args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401
+        with span(name):
+            return await function(*args, **kwargs)
+
+    return call
+
+
+def _name_of(function: object) -> str:
+    """Return what a callable calls itself; asking may run code of the job's."""
+    try:
+        return plain_text(getattr(function, "__qualname__", None)) or UNNAMED
+    except Exception:  # noqa: BLE001 - promise 1: harmless
+        return UNNAMED
+
+
+def _like(function: Callable[P, R], call: Callable[P, R]) -> Callable[P, R]:
+    """Return ``call`` with the name and attributes of ``function``, as far as those can be had."""
+    try:
+        return functools.wraps(function)(call)
+    except Exception:  # noqa: BLE001 - promise 1: harmless
+        return call
 
 
 def _forget_in_child() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from ..device.mark import Mark
-    from ..device.pending import Pending
 
 
 NCCL = "nccl"
@@ -16,7 +13,10 @@ NCCL = "nccl"
 
 
 class DeviceTimer(Protocol):
-    """What the captures ask of the device timing. No method raises or waits."""
+    """What the captures ask of the device timing. No method raises or waits.
+
+    Its marks and what is pending are types of `tracer.device`, opaque here.
+    """
 
     @property
     def comm_backend(self) -> str:
@@ -32,19 +32,19 @@ class DeviceTimer(Protocol):
         """Return the device of the first tensor among ``objects`` where its work is timed."""
         ...
 
-    def mark(self, device: int) -> Mark | None:
+    def mark(self, device: int) -> Any | None:  # noqa: ANN401
         """Mark where the current stream stands; None, counted, where that cannot be."""
         ...
 
-    def push(self, pending: Pending) -> None:
+    def push(self, pending: Any) -> None:  # noqa: ANN401
         """Take what is to be written down once the device has come to its marks."""
         ...
 
-    def give_back(self, mark: Mark) -> None:
+    def give_back(self, mark: Any) -> None:  # noqa: ANN401
         """Take back a mark that is no longer needed."""
         ...
 
-    def track_id(self, mark: Mark) -> int:
+    def track_id(self, mark: Any) -> int:  # noqa: ANN401
         """Return the track of a mark's stream."""
         ...
 
@@ -68,14 +68,14 @@ class NoDeviceTiming:
     def mark(self, device: int) -> None:
         """Return None."""
 
-    def push(self, pending: Pending) -> None:
+    def push(self, pending: Any) -> None:  # noqa: ANN401
         """Let go of it: it came too late."""
         pending.lose()
 
-    def give_back(self, mark: Mark) -> None:
+    def give_back(self, mark: Any) -> None:  # noqa: ANN401
         """Do nothing."""
 
-    def track_id(self, mark: Mark) -> int:
+    def track_id(self, mark: Any) -> int:  # noqa: ANN401
         """Return the track of everything unnamed."""
         return 0
 

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections import deque
 from operator import length_hint
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import is_ours
-from ..native.choice import LaneState
+from ..native.choice import Finder, LaneState, ready_span
+from ..native.host_span import host_span
 from ..native.lane_state import ERROR_HEAD, PLACE
 from ..span import NONE
 from ..spool import DropReason, RecordType
 from .segment import NO_SEGMENT, Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from ..native.choice import ReadySpan
     from ..native.lane_state import OpenEntry
+    from .interface import SpanContext
     from .process_file import ProcessFile
     from .sampling import Sampling
     from .segment_pool import SegmentSource
+
+
+MAX_LANES = 64
+"""Threads that record at once; further ones share the last lane."""
+
+MAX_READY = 1024
+"""Spans made once and kept, in all threads together: 2 MiB at most. Others are made each time."""
+
+SHOW_AFTER_NS = 200_000_000
+"""A shorter span explains no hang, and showing it would cost more than recording it."""
 
 
 def head_word(record_type: RecordType, *, kind: int, flags: int, name_id: int) -> int:
@@ -44,6 +58,9 @@ class Lane(LaneState):
         "source",
     )
 
+    segment: Segment
+    source: SegmentSource
+
     def __init__(
         self,
         number: int,
@@ -63,7 +80,7 @@ class Lane(LaneState):
         """Spans of this lane's thread that are made once and entered often, by `head_word`."""
 
         self.ready_by_name: dict[str, ReadySpan] = {}
-        """Those of them that `tracer.record.lanes.Lanes.finder` finds by their name alone."""
+        """Those of them that `tracer.record.lane.Lanes.finder` finds by their name alone."""
 
         self.source = source
         self._process = process
@@ -172,3 +189,178 @@ class Lane(LaneState):
             return self.segment
         finally:
             self._turning.release()
+
+
+class _LaneHolder:
+    """Gives a lane back when its thread's locals die, so that short threads cost no disk."""
+
+    __slots__ = ("_finder", "_free", "lane")
+
+    def __init__(self, lane: Lane, free: deque[Lane], finder: Finder) -> None:
+        self.lane = lane
+        self._free = free
+        self._finder = finder
+
+    def __del__(self) -> None:
+        self._finder.forget()  # before another thread may have the lane
+        self._free.append(self.lane)
+
+
+class Lanes:
+    """The lanes of a process."""
+
+    def __init__(
+        self,
+        *,
+        process: ProcessFile,
+        source: SegmentSource,
+        sampling: Sampling,
+        wake: Callable[[], None],
+    ) -> None:
+        self._process = process
+        self._source = source
+        self._sampling = sampling
+        self._wake = wake
+        self._step = NONE
+        self._lanes: list[Lane] = []
+        self._numbers = itertools.count()
+        self._free: deque[Lane] = deque()
+        self._num_ready = itertools.count()
+        # Of this very class: a subclass's attributes take twice the time.
+        self.threads: Any = threading.local()
+        """What each thread holds, missing before its first span: ``lane``, ``holder``, and
+        ``ready``, its plain spans by name."""
+
+        self.finder = Finder(self.threads)
+        """Finds those."""
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(list(self._lanes))
+
+    def mine(self) -> Lane:
+        """Return the calling thread's lane."""
+        try:
+            lane: Lane = self.threads.lane
+        except AttributeError:
+            return self._join()
+        return lane
+
+    def new(self, track: str) -> Lane:
+        """Return a lane of its own, for whoever writes to ``track``."""
+        lane = Lane(
+            next(self._numbers),
+            track_id=self._process.name_id(track),
+            source=self._source,
+            process=self._process,
+            sampling=self._sampling,
+            wake=self._wake,
+        )
+        lane.set_place(self._step, NONE, NONE)
+        lane.begin_in(self._source.starter())
+        self._lanes.append(lane)
+        self._wake()  # others may begin at this moment too
+        return lane
+
+    def begin_step(self, step: int) -> None:
+        """Let what begins from now on belong to ``step``, in all threads."""
+        self._step = step
+        for lane in self._lanes:
+            lane.set_place(step, NONE, NONE)
+
+    def span(self, head: int, name: str | None = None) -> SpanContext:
+        """Return a span of the calling thread that is not in use: a ready one, if it can be.
+
+        Args:
+            head: `tracer.record.lane.head_word`.
+            name: Under which `finder` shall find it; None: it shall not.
+        """
+        lane = self.mine()
+        ready = lane.ready.get(head)
+        if ready is None:
+            ready = self._make_ready(lane, head, name)
+        if ready is None or ready.start_ns is not None:
+            return host_span(lane, head)
+        return ready.span
+
+    def _make_ready(self, lane: Lane, head: int, name: str | None) -> ReadySpan | None:
+        # Threads that share a lane must not share spans: one might be in use by two.
+        if "ready" not in self.threads.__dict__ or next(self._num_ready) >= MAX_READY:
+            return None
+        ready = lane.ready.setdefault(head, ready_span(lane, head))
+        if name is not None:
+            lane.ready_by_name[name] = ready
+        return ready
+
+    def _join(self) -> Lane:
+        """Give the calling thread a lane: a free one, a new one, or the shared last one."""
+        current = threading.current_thread()
+        track = "main" if current is threading.main_thread() else current.name or "thread"
+        try:
+            lane = self._free.pop()
+        except IndexError:
+            lane = self.new(track) if len(self._lanes) < MAX_LANES else self._lanes[-1]
+        else:
+            lane.track_id = self._process.name_id(track)
+            lane.depth = 0
+            lane.set_place(self._step, NONE, NONE)
+        is_shared = len(self._lanes) >= MAX_LANES and lane is self._lanes[-1]
+        if not is_shared:
+            self.threads.holder = _LaneHolder(lane, self._free, self.finder)
+            self.threads.ready = lane.ready_by_name
+        self.threads.lane = lane
+        return lane
+
+
+class _Shown(NamedTuple):
+    ready: ReadySpan
+    start_ns: int
+    entry: OpenEntry | None
+
+
+class Showing:
+    """Keeps the outermost ready span of each lane in the open table while it lasts.
+
+    Done by the background thread once a second, because a training
+    thread would pay more for the two lines than for the span's record.
+    """
+
+    def __init__(self, lanes: Iterable[Lane]) -> None:
+        self._lanes = lanes
+        self._shown: dict[int, _Shown] = {}
+
+    def refresh(self) -> None:
+        """Show what has begun since, and take off what has ended."""
+        now_ns = monotonic_ns()
+        for lane in self._lanes:
+            shown = self._shown.get(lane.number)
+            if shown is not None:
+                if shown.ready.start_ns == shown.start_ns:
+                    continue
+                self._take_off(lane.number)
+            self._show_outermost(lane, now_ns)
+
+    def close(self) -> None:
+        """Take everything off."""
+        for number in list(self._shown):
+            self._take_off(number)
+
+    def _show_outermost(self, lane: Lane, now_ns: int) -> None:
+        in_use = [
+            (start_ns, ready.head, ready)
+            for ready in list(lane.ready.values())
+            if (start_ns := ready.start_ns) is not None
+        ]
+        if not in_use:
+            return
+        start_ns, head, ready = min(in_use, key=lambda found: found[0])
+        if now_ns - start_ns < SHOW_AFTER_NS:
+            return
+        entry = lane.open(start_ns, head)
+        self._shown[lane.number] = _Shown(ready, start_ns, entry)
+        if ready.start_ns != start_ns:  # it ended meanwhile
+            self._take_off(lane.number)
+
+    def _take_off(self, number: int) -> None:
+        entry = self._shown.pop(number).entry
+        if entry is not None:
+            entry.close()

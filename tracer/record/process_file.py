@@ -8,10 +8,14 @@ import itertools
 import mmap
 import os
 from dataclasses import replace
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from ..native.choice import IS_COMPILED, DropCount
+from ..span import NONE
 from ..spool import (
+    ACCOUNT,
+    ACCOUNT_OFFSET,
     DROPPED_OFFSET,
     HEADER_BYTES,
     KEPT_REASONS,
@@ -135,6 +139,20 @@ class ProcessFile:
     def num_lost(self) -> int:
         """Return how many records are gone, for whichever reason."""
         return sum(drops.count for drops in self._lost)
+
+    def write_counts(
+        self, *, num_produced: int, num_stored: int, own_cpu_ns: int, resolver_lag_ns: int | None
+    ) -> None:
+        """Write what the tracer did and what it cost into the header."""
+        ACCOUNT.pack_into(
+            self.buffer,
+            ACCOUNT_OFFSET,
+            num_produced,
+            num_stored,
+            monotonic_ns(),
+            own_cpu_ns,
+            NONE if resolver_lag_ns is None else resolver_lag_ns,
+        )
 
     def name_id(self, name: str) -> int:
         """Return the id of ``name``, interned on first sight; 0 (`OTHER_NAME`) once full.

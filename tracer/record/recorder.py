@@ -8,26 +8,28 @@ import time
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
+from ..errors import tell
 from ..native.host_span import HostSpan, UnkeptSpan, host_span, placed_span
-from ..span import KIND_CODES, NONE, SpanKind
-from ..spool import EVENTS_FILE, GROUPS_FILE, NAME_BYTES, DropReason, SpoolIdentity
-from .account import Account
-from .arguments import Arguments
+from ..span import KIND_CODES, NONE, SpanFlag, SpanKind
+from ..spool import (
+    EVENTS_FILE,
+    GROUPS_FILE,
+    NAME_BYTES,
+    NAME_CAPACITY,
+    DropReason,
+    RecordType,
+    SpoolIdentity,
+)
 from .background_thread import SpoolThread
-from .capture_failures import Lacking
 from .device_timer import NO_DEVICE_TIMING
 from .exit_record import ended, failed, reserve_exit, write_exit
-from .head_words import HeadWords
-from .lanes import Lanes
-from .noop import NOOP_SPAN
-from .notice import tell
-from .open_spans import Showing
-from .plain_values import plain, plain_text, type_name
+from .interface import NOOP_SPAN
+from .lane import Lanes, Showing, head_word
+from .plain_values import Arguments, plain, plain_text, type_name
 from .process_file import ProcessFile
-from .sampling import Settings
+from .sampling import Settings, Steering
 from .segment_pool import SegmentSource, SpoolLimits
-from .steering import Steering
-from .steps import StepRecords
+from .steps import Lacking, StepRecords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,7 +106,10 @@ class Recorder:
             wake=self._background.wake,
         )
         self._showing = Showing(self.lanes)
-        self.account = Account(self._process, self.lanes)
+        self.resolver_lag_ns: int | None = None
+        """Age of the oldest device span not yet resolved; None: no device is timed."""
+
+        self._own_cpu_ns = 0
         self.comm_lane = self.lanes.new("comm")
 
     def start(self) -> None:
@@ -328,7 +333,7 @@ class Recorder:
         self._showing.close()
         for lane in self.lanes:
             lane.seal()
-        self.account.publish()
+        self._publish_counts()
         if self._failure is None:
             write_exit(self.folder, ended(time.time_ns()))
         # Captures and hooks that cannot be taken back hold this recorder for good.
@@ -358,8 +363,21 @@ class Recorder:
                 chore()
             except Exception:  # noqa: BLE001 - promise 1: harmless
                 self.drop(DropReason.INTERNAL_ERROR)
-        self.account.note_own_cost()
-        self.account.publish()
+        self._own_cpu_ns = time.thread_time_ns()
+        self._publish_counts()
+
+    def _publish_counts(self) -> None:
+        """Write what was recorded and what it cost into the process file's header."""
+        self._process.publish_drops()
+        # Drops first: what is claimed meanwhile then counts as produced and stored.
+        num_lost = self._process.num_lost()
+        num_stored = sum(lane.num_stored() for lane in self.lanes)
+        self._process.write_counts(
+            num_produced=num_stored + num_lost,
+            num_stored=num_stored,
+            own_cpu_ns=self._own_cpu_ns,
+            resolver_lag_ns=self.resolver_lag_ns,
+        )
 
     def _tell_no_room(self, why: str) -> None:
         self.event("tracer", "no room for more records: dropping and counting them", {"why": why})
@@ -387,6 +405,42 @@ class Recorder:
     def index(self, value: object) -> int:
         """Return ``value`` where it can be a micro-batch or chunk, else `NONE`, counted."""
         return self._arguments.index(value)
+
+
+class HeadWords:
+    """Makes each word once."""
+
+    __slots__ = ("_arguments", "_process", "_words")
+
+    def __init__(self, process: ProcessFile, arguments: Arguments) -> None:
+        self._process = process
+        self._arguments = arguments
+        self._words: dict[tuple[str, SpanKind], int] = {}
+
+    def of(self, name: object, kind: object) -> int:
+        """Return `tracer.record.lane.head_word` of a host span; what cannot be used is replaced."""
+        if type(name) is str and type(kind) is SpanKind:
+            known = self._words.get((name, kind))
+            if known is not None:
+                return known
+        if type(kind) is not SpanKind:
+            self._process.drop(DropReason.BAD_ARGUMENT)
+            kind = SpanKind.OTHER
+        head = head_word(
+            RecordType.SPAN,
+            kind=KIND_CODES[kind],
+            flags=int(SpanFlag.HOST_CLOCK),
+            name_id=self._process.name_id(self._arguments.name(name)),
+        )
+        # Names of the caller's choosing: without a bound this would grow for ever.
+        is_bounded = len(self._words) < NAME_CAPACITY
+        if type(name) is str and 0 < len(name) < NAME_BYTES and is_bounded:
+            self._words[name, kind] = head
+        return head
+
+    def has(self, kind: SpanKind) -> bool:
+        """Return whether a span of ``kind`` was ever begun."""
+        return any(known is kind for _, known in self._words)
 
 
 def _unknown() -> None:

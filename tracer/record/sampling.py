@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..span import COMM_KINDS, KIND_CODES, NONE, SpanKind, kind_bits
-from .plain_values import plain_int, plain_text
+from .control import Control
+from .plain_values import INT32_MAX, plain_int, plain_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 ALL_KINDS = (1 << len(KIND_CODES)) - 1
 """Every kind's bit: nothing recorded but steps, micro-batches and events."""
 
-INT32_MAX = 2**31 - 1
 REMEMBERED_STEPS = 64
 """Steps back that a span may reach which ends late (an asynchronous communication)."""
 
@@ -153,3 +154,52 @@ class Sampling:
         """
         left_out = self._by_step.get(_STEP.unpack_from(place)[0], self.left_out)
         return bool(left_out >> ((head >> 8) & 0xFF) & 1)
+
+
+class Steering:
+    """Follows the control files of a process."""
+
+    def __init__(
+        self,
+        process_folder: Path,
+        first: Settings,
+        *,
+        tell: Callable[[str, dict[str, object]], None],
+        on_bad: Callable[[], None],
+    ) -> None:
+        self.sampling = Sampling(first)
+        self.on_keeping_changed: Callable[[], None] = _nothing
+        """Called when other kinds are kept than before."""
+
+        self.control = Control(process_folder, on_problem=self._tell_problem)
+        self._first = first
+        self._step = NONE
+        self._tell = tell
+        self._on_bad = on_bad
+        self.control.tell(self._take)
+
+    def begin_step(self, step: int) -> None:
+        """Let settings that were offered for ``step`` hold, and tell when they change."""
+        self._step = step
+        before = self.sampling.settings
+        if self.sampling.begin_step(step):
+            self.on_keeping_changed()
+        now = self.sampling.settings
+        if now is not before and now != before:
+            self._tell(f"settings changed at step {step}", {**asdict(now), "step": step})
+
+    def _take(self, document: Mapping[str, object]) -> None:
+        try:
+            self.sampling.offer(changed(self._first, document), first_step_of(document))
+        except SettingError as problem:
+            self._tell_problem(str(problem))
+        if self._step == NONE:  # no step will begin soon, or ever
+            self.begin_step(NONE)
+
+    def _tell_problem(self, problem: str) -> None:
+        self._on_bad()
+        self._tell(problem, {})
+
+
+def _nothing() -> None:
+    pass

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import sys
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from ..native.lane_state import PLACE
-from ..span import NONE, SpanFlag
+from ..span import COMM_KINDS, NONE, SpanFlag, SpanKind, kind_bits
 from ..spool import MICROBATCH, STEP, RecordType
-from .device_memory import peak_memory_bytes
 from .lane import head_word
 
 if TYPE_CHECKING:
-    from .arguments import Arguments
+    from collections.abc import Iterable
+
     from .lane import Lane
+    from .plain_values import Arguments
 
 STEP_HEAD = head_word(RecordType.STEP, kind=0, flags=int(SpanFlag.HOST_CLOCK), name_id=0)
 MICROBATCH_HEAD = head_word(
     RecordType.MICROBATCH, kind=0, flags=int(SpanFlag.HOST_CLOCK), name_id=0
 )
+
+COMPUTE = (SpanKind.FORWARD, SpanKind.BACKWARD)
+OPTIMIZER = (SpanKind.OPTIMIZER,)
+COMMUNICATION = (*COMM_KINDS, SpanKind.OTHER, SpanKind.WAIT)
+"""What nobody records once the capture of that name has failed."""
+
+TIMED = (*COMPUTE, *OPTIMIZER, *COMMUNICATION)
+"""What all of them record, and what is timed on a device where there is one."""
 
 
 class StepRecords:
@@ -68,3 +78,32 @@ class StepRecords:
         )
         place = PLACE.pack(step, self._arguments.index(index), lane.chunk, lane.track_id)
         lane.append(MICROBATCH_HEAD, now_ns, 0, place, now_ns, 0, second)
+
+
+class Lacking:
+    """What is missing, by the bits of `kind_bits`. Hooks of any thread may tell it."""
+
+    def __init__(self) -> None:
+        self._for_good = 0
+        self._in_step = 0
+
+    def from_now_on(self, kinds: Iterable[SpanKind]) -> None:
+        """Note that nothing of ``kinds`` is recorded any more, beginning with this step."""
+        self._for_good |= kind_bits(kinds)
+
+    def in_step(self, kind: SpanKind) -> None:
+        """Note that this step lacks a span of ``kind``."""
+        self._in_step |= kind_bits((kind,))
+
+    def end_step(self) -> int:
+        """Return the bits of what the step that ends lacks, and begin the next."""
+        found, self._in_step = self._in_step | self._for_good, 0
+        return found
+
+
+def peak_memory_bytes() -> int:
+    """Return the device allocator's peak since the process began; `NONE` without a device."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return NONE
+    return int(torch.cuda.max_memory_allocated())

@@ -329,9 +329,9 @@ def test_the_resolvers_lag_is_told_while_something_is_pending(
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
         pass
     timed.turns(2)
-    assert timed.recorder.account.resolver_lag_ns == pytest.approx(40 * MS, abs=MS)
+    assert timed.recorder.resolver_lag_ns == pytest.approx(40 * MS, abs=MS)
     timed.turns(2)
-    assert timed.recorder.account.resolver_lag_ns == 0
+    assert timed.recorder.resolver_lag_ns == 0
     timed.shutdown()
 
 

@@ -20,10 +20,9 @@ from torch.utils.data import DataLoader
 from rankscope import tracer
 from rankscope.tracer.capture import compute, data
 from rankscope.tracer.capture.on_device import OnDevice
-from rankscope.tracer.record.lane import Lane
-from rankscope.tracer.record.lanes import Lanes
+from rankscope.tracer.record.lane import Lane, Lanes
 from rankscope.tracer.record.recorder import Recorder
-from rankscope.tracer.record.steering import Steering
+from rankscope.tracer.record.sampling import Steering
 from rankscope.tracer.spool import DropReason
 from tests.support.tracer.reading import dropped
 

@@ -45,7 +45,7 @@ ALIKE = (
     "record/test_overflow.py",
     "record/test_recorder.py",
     "record/test_segment_pool.py",
-    "record/test_span_by_name.py",
+    "record/test_current.py",
     "record/test_span_faults.py",
     "test_harmless.py",
 )

@@ -16,7 +16,7 @@ from rankscope.tracer.record.control import (
     write_control,
 )
 from rankscope.tracer.record.current import set_current
-from rankscope.tracer.record.noop import NOOP_TRACER
+from rankscope.tracer.record.interface import NOOP_TRACER
 from rankscope.tracer.record.sampling import ALL_KINDS, Settings
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import DropReason, RecordType

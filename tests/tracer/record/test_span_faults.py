@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rankscope import tracer
 from rankscope.tracer.record.current import set_current
-from rankscope.tracer.record.noop import NOOP_TRACER
+from rankscope.tracer.record.interface import NOOP_TRACER
 from rankscope.tracer.spool import DropReason
 from tests.support.tracer.reading import dropped, num_lost, read_spans
 from tests.support.tracer.recording import LONGEST_S, AlarmError, recorder_in
@@ -335,7 +335,7 @@ def test_an_error_of_the_tracers_own_is_counted_and_reaches_nobody(
     tracer.begin_steps()
     monkeypatch.setattr("rankscope.tracer.record.lane.Lane.write", broken)
     monkeypatch.setattr("rankscope.tracer.record.lane.Lane.append", broken)
-    monkeypatch.setattr("rankscope.tracer.record.lanes.Lanes.span", broken)
+    monkeypatch.setattr("rankscope.tracer.record.lane.Lanes.span", broken)
     tracer.step(tokens=3)
     tracer.microbatch(0)
     with tracer.span("new"), tracer.span("x", kind=tracer.SpanKind.DATA, microbatch=2):

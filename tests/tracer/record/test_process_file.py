@@ -39,7 +39,7 @@ def test_the_account_is_renewed_while_the_process_runs(tmp_path: Path) -> None:
     for _ in range(5):
         with recorder.span("x"):
             pass
-    recorder.account.resolver_lag_ns = 70
+    recorder.resolver_lag_ns = 70
     wait_until(lambda: account_in(tmp_path).num_stored == 5)
     wait_until(lambda: account_in(tmp_path).own_cpu_ns > 0)
     account = account_in(tmp_path)
