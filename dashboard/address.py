@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
-from rankscope.analysis.drawing.picture import Window
+from rankscope.analysis.drawing.raster import Window
+from rankscope.analysis.drawing.rows import GroupBy
 
 _MAX_DIGITS = 15
 
@@ -18,15 +19,6 @@ class Page(StrEnum):
     RUN = "run"
     TIMELINE = "timeline"
     UNKNOWN = "?"
-
-
-class GroupBy(StrEnum):
-    """The axis by whose position the timeline gathers its ranks."""
-
-    PP = "pp"
-    DP = "dp"
-    TP = "tp"
-    RANK = "rank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from rankscope.analysis.drawing.picture import StepPart, StepPicture, Window
+    from rankscope.analysis.drawing.raster import StepPicture, Window
+    from rankscope.analysis.drawing.rows import GroupBy
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.liveness import Heard
     from rankscope.analysis.report.progress import Failed, UnderWay
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import RunSummary
-
-    from .address import GroupBy
 
 
 class ReportProvider(Protocol):
@@ -53,10 +52,8 @@ class ReportProvider(Protocol):
         """
         ...
 
-    def part(
-        self, run_id: str, *, epoch: int, step: int, part: StepPart, most: int
-    ) -> StepTimeline | None:
-        """Return the spans of a part of a step; None where there are none, or more than ``most``.
+    def window_spans(self, picture: StepPicture, *, max_spans: int) -> StepTimeline | None:
+        """Return the spans of a picture's window; None if there are none or too many.
 
         The timeline's begin and end are the whole step's.
         """

@@ -1,115 +1,384 @@
-"""Make more ranks, steps or spans than a screen has pixels fit it, without losing the worst."""
+"""A step as pixels: for each line of ranks and each bin of time, the kind that fills most of it.
+
+Areas are counted in whole nanoseconds, so sums are exact: the areas of neighbouring bins, and of
+the ranks of one line, add up to those of the larger cell. A step that is drawn in portions, or at
+several resolutions, has the same cells as one that is drawn whole.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.tracer.span import NONE
+from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 
-from .pixel_areas import KindCells, step_areas
+from .rows import row_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from ..report.report import RankStepExcess
+    from rankscope.tracer.topology import Coords
+
+    from .rows import GroupBy
     from .timeline import StepTimeline
+
+    RankBlocks = tuple[tuple[int, ...], ...]
+    AreasByKind = dict[int, "NDArray[np.int64]"]
+
+MAX_BARS = 10_000
+"""Spans that are drawn one by one; a step with more is drawn as pixels. Plotly 7.1 pans 10,000
+bars in 0.3 s, and more of them slower."""
+
+MAX_LINES = 512
+"""Lines of a picture: about as many as a screen shows apart."""
+
+NUM_BINS = 900
+"""Bins of a picture of a whole step: one for each pixel of a usual window's width."""
+
+_WAIT = KIND_CODES[SpanKind.WAIT]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExcessBlocks:
-    """A heat-map of who was slow when, neighbours joined."""
+class KindCells:
+    """The kind of each cell, shape (lines, bins) each."""
 
-    rank_blocks: tuple[tuple[int, int], ...]
-    """First and last rank of each row."""
+    kind: NDArray[np.int8]
+    """Code of the kind with the largest share of the cell; -1 if nothing was there."""
 
-    step_blocks: tuple[tuple[int, int], ...]
-    """First and last step of each column."""
-
-    excess_ns: NDArray[np.float64]
-    """Shape (rank blocks, step blocks): the largest excess in the block; NaN where unknown."""
-
-
-def worst_in_blocks(excess: RankStepExcess, *, max_rows: int, max_columns: int) -> ExcessBlocks:
-    """Join neighbouring ranks and steps until they fit, each block showing its largest excess.
-
-    The mean would hide one slow rank among its neighbours; the largest cannot.
-
-    Args:
-        excess: Shape (ranks, steps).
-        max_rows: Most rows of the result, at least 1.
-        max_columns: Most columns of the result, at least 1.
-    """
-    rows, rank_blocks = _blocks(excess.ranks, max_rows)
-    columns, step_blocks = _blocks(excess.steps, max_columns)
-    worst = excess.excess_ns
-    if worst.size:
-        worst = np.fmax.reduceat(np.fmax.reduceat(worst, rows, axis=0), columns, axis=1)
-    return ExcessBlocks(rank_blocks=rank_blocks, step_blocks=step_blocks, excess_ns=worst)
+    filled_ratio: NDArray[np.float32]
+    """Covered share of the cell; above 1 if several ranks or tracks share it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRaster:
-    """A step as a grid of pixels: what filled most of each."""
+    """A step as a grid of pixels."""
 
-    rank_blocks: tuple[tuple[int, ...], ...]
-    """The ranks of each row pair, in the order asked for."""
+    rank_blocks: RankBlocks
+    """The ranks of each line, from the top."""
 
     edges_ns: NDArray[np.int64]
-    """Shape (bins + 1,): where the bins begin and end, relative to the step's begin."""
+    """Shape (bins + 1,): begin and end of the bins, from the step's begin."""
 
     compute: KindCells
-    """What is no communication."""
+    """Everything but communication."""
 
     comm: KindCells
-    """Communication: its kind where it moved bytes, `WAIT` where it waited."""
+    """Communication: its kind while it moved bytes, `WAIT` while it waited."""
 
 
-def step_raster(
-    timeline: StepTimeline, ranks: Sequence[int], *, max_rows: int, num_bins: int
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A part of a step's picture: a stretch of time and neighbouring rows of ranks."""
+
+    begin_ns: int
+    """From the step's begin, as ``end_ns``."""
+
+    end_ns: int
+    first_row: int
+    """Place of the uppermost rank in the picture's order, from 0."""
+
+    end_row: int
+
+    def clip(self, length_ns: int, num_ranks: int) -> Window:
+        """Return the part inside a step of this length and number of ranks, never empty."""
+        begin = min(max(self.begin_ns, 0), max(length_ns - 1, 0))
+        first = min(max(self.first_row, 0), max(num_ranks - 1, 0))
+        return Window(
+            begin_ns=begin,
+            end_ns=max(min(self.end_ns, length_ns), begin + 1),
+            first_row=first,
+            end_row=max(min(self.end_row, num_ranks), first + 1),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPicture:
+    """The raster of a step or of a window of it, with what the page says beside it."""
+
+    run: str
+    epoch: int
+    step: int
+    begin_ns: int
+    """Start of the step's first span, Unix time; end of its last one."""
+
+    end_ns: int
+    num_spans: int
+    """Of the whole step, as ``num_ranks``."""
+
+    num_ranks: int
+    raster: StepRaster
+    coords: dict[int, Coords]
+    window: Window | None = None
+    """The part that is shown; None: the whole step."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that are shown, from the top."""
+        return tuple(rank for block in self.raster.rank_blocks for rank in block)
+
+    def likely_spans(self) -> float:
+        """Return how many spans are shown, if ranks and time are filled evenly."""
+        if self.window is None:
+            return float(self.num_spans)
+        share = (self.window.end_ns - self.window.begin_ns) / (self.end_ns - self.begin_ns)
+        return self.num_spans * share * len(self.ranks) / self.num_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAreas:
+    """Covered nanoseconds of each cell by kind code, shape (lines, bins) each."""
+
+    rank_blocks: RankBlocks
+    edges_ns: NDArray[np.int64]
+    """Shape (bins + 1,): begin and end of the bins, from the step's begin."""
+
+    outer: AreasByKind
+    """Spans that are no communication and are nested in no other."""
+
+    inner: AreasByKind
+    """Spans that are no communication and are nested in one of these."""
+
+    comm: AreasByKind
+    """Communication: its kind while it moved bytes, `WAIT` while it waited."""
+
+    def join_bins(self, num_joined: int) -> StepAreas:
+        """Join ``num_joined`` neighbouring bins; the number of bins is a multiple of it."""
+        first = np.arange(0, len(self.edges_ns) - 1, num_joined)
+
+        def join(areas: AreasByKind) -> AreasByKind:
+            return {code: np.add.reduceat(area, first, axis=1) for code, area in areas.items()}
+
+        return replace(
+            self,
+            edges_ns=self.edges_ns[::num_joined],
+            outer=join(self.outer),
+            inner=join(self.inner),
+            comm=join(self.comm),
+        )
+
+    def raster(self) -> StepRaster:
+        """Return the kind with the most time of each cell.
+
+        A nested span takes its time from the span around it.
+        """
+        kind, most, total = self._largest(self.outer)
+        nested_kind, nested_most, nested_total = self._largest(self.inner)
+        kind = np.where(nested_most > most - nested_total, nested_kind, kind)
+        comm_kind, _, comm_total = self._largest(self.comm)
+        return StepRaster(
+            rank_blocks=self.rank_blocks,
+            edges_ns=self.edges_ns,
+            compute=KindCells(kind=kind, filled_ratio=self._ratio(total)),
+            comm=KindCells(kind=comm_kind, filled_ratio=self._ratio(comm_total)),
+        )
+
+    def _largest(
+        self, areas: AreasByKind
+    ) -> tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
+        """Return for each cell the kind with the largest area (-1: none), that area, the sum."""
+        shape = (len(self.rank_blocks), len(self.edges_ns) - 1)
+        kind = np.full(shape, NONE, dtype=np.int8)
+        most, total = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        for code in sorted(areas):
+            area = areas[code]
+            larger = area > most
+            kind[larger] = code
+            np.maximum(most, area, out=most)
+            total += area
+        return kind, most, total
+
+    def _ratio(self, total: NDArray[np.int64]) -> NDArray[np.float32]:
+        # A step with fewer nanoseconds than bins has bins of no width, which hold nothing.
+        width = np.maximum(np.diff(self.edges_ns), 1)
+        ratio: NDArray[np.float32] = (total / width).astype(np.float32)
+        return ratio
+
+
+def draw_picture(timeline: StepTimeline, group_by: GroupBy) -> StepPicture:
+    """Draw a whole step, its rows ordered by ``group_by``."""
+    ranks = row_order(timeline, group_by)
+    return StepPicture(
+        run=timeline.run,
+        epoch=timeline.epoch,
+        step=timeline.step,
+        begin_ns=timeline.begin_ns,
+        end_ns=timeline.end_ns,
+        num_spans=len(timeline.spans),
+        num_ranks=len(ranks),
+        raster=draw_raster(timeline, ranks, max_lines=MAX_LINES, num_bins=NUM_BINS),
+        coords=timeline.coords,
+    )
+
+
+def redraw_window(picture: StepPicture, part: StepTimeline) -> StepPicture:
+    """Draw the window of a picture anew, from the spans in it.
+
+    Args:
+        picture: The picture of a window.
+        part: The spans of its ranks in its time; begin and end are the whole step's.
+    """
+    if picture.window is None:
+        return picture
+    begin_ns = picture.window.begin_ns
+    window = replace(
+        part,
+        begin_ns=part.begin_ns + begin_ns,
+        end_ns=part.begin_ns + picture.window.end_ns,
+    )
+    raster = draw_raster(window, picture.ranks, max_lines=MAX_LINES, num_bins=NUM_BINS)
+    return replace(picture, raster=replace(raster, edges_ns=raster.edges_ns + begin_ns))
+
+
+def draw_raster(
+    timeline: StepTimeline, ranks: Sequence[int], *, max_lines: int, num_bins: int
 ) -> StepRaster:
-    """Average a step over the area of each pixel and keep the kind with the largest share.
-
-    Spans nested in others take their time from these; below the second level
-    they count as what they lie in.
+    """Draw a step as pixels.
 
     Args:
         timeline: The step.
-        ranks: Row order; ranks left out are not drawn.
-        max_rows: Most row pairs; neighbours in ``ranks`` are joined beyond it.
+        ranks: From the top; ranks that are left out are not drawn.
+        max_lines: Neighbouring ranks are joined until no more lines are needed.
         num_bins: Columns.
     """
-    first, _ = _blocks(ranks, max_rows)
-    blocks = np.split(np.array(ranks, dtype=np.int64), first[1:])
-    areas = step_areas(timeline, row_by_rank(blocks), num_rows=len(first), num_bins=num_bins)
+    blocks = split_ranks(ranks, ranks_per_line(len(ranks), max_lines=max_lines))
+    return measure_areas(timeline, blocks, num_bins=num_bins).raster()
+
+
+def stack_rasters(rasters: Sequence[StepRaster]) -> StepRaster:
+    """Return the lines of several rasters with the same bins, one below the other."""
     return StepRaster(
-        rank_blocks=tuple(tuple(block.tolist()) for block in blocks),
-        edges_ns=areas.edges_ns,
-        compute=areas.compute_cells(),
-        comm=areas.comm_cells(),
+        rank_blocks=tuple(block for one in rasters for block in one.rank_blocks),
+        edges_ns=rasters[0].edges_ns,
+        compute=_stack_cells([one.compute for one in rasters]),
+        comm=_stack_cells([one.comm for one in rasters]),
     )
 
 
-def row_by_rank(blocks: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return the row of each rank by rank, -1 for ranks that stand in none of these rows."""
-    ranks = np.concatenate([*blocks, np.zeros(0, dtype=np.int64)])
-    row_of = np.full(int(ranks.max(initial=0)) + 1, NONE, dtype=np.int64)
-    row_of[ranks] = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
-    return row_of
+def ranks_per_line(num_ranks: int, *, max_lines: int = MAX_LINES) -> int:
+    """Return how many neighbouring ranks share a line of a picture of all ranks."""
+    return max(1, -(-num_ranks // max_lines))
 
 
-def _blocks(
-    labels: Sequence[int], most: int
-) -> tuple[NDArray[np.intp], tuple[tuple[int, int], ...]]:
-    """Cut a row of labels into at most ``most`` blocks of equal size (the last may be smaller)."""
-    size = max(1, -(-len(labels) // most))
-    first = np.arange(0, len(labels), size)
-    last = [min(begin + size, len(labels)) - 1 for begin in first.tolist()]
-    blocks = tuple(
-        (labels[begin], labels[stop]) for begin, stop in zip(first.tolist(), last, strict=True)
+def split_ranks(ranks: Sequence[int], size: int) -> RankBlocks:
+    """Split ranks into blocks of ``size`` neighbours; the last one may be smaller."""
+    return tuple(tuple(ranks[at : at + size]) for at in range(0, len(ranks), size))
+
+
+def bin_edges(length_ns: int, num_bins: int) -> NDArray[np.int64]:
+    """Return ``length_ns * k // num_bins`` for k = 0 to ``num_bins``, shape (bins + 1,).
+
+    Every fourth edge of four times as many bins is one of these.
+    """
+    whole, rest = divmod(max(length_ns, 1), num_bins)
+    at = np.arange(num_bins + 1, dtype=np.int64)
+    edges: NDArray[np.int64] = at * whole + at * rest // num_bins
+    return edges
+
+
+def measure_areas(
+    timeline: StepTimeline, rank_blocks: Sequence[tuple[int, ...]], *, num_bins: int
+) -> StepAreas:
+    """Measure how much of each cell the spans of a step cover.
+
+    Spans nested deeper than one level are part of the span around them.
+
+    Args:
+        timeline: The step; its begin and end are the picture's. Time outside is left out.
+        rank_blocks: The ranks of each line; spans of other ranks are left out.
+        num_bins: Columns.
+    """
+    spans = timeline.spans
+    line_by_rank = _lines_by_rank(rank_blocks)
+    known = spans.rank < len(line_by_rank)
+    line = np.where(known, line_by_rank[np.minimum(spans.rank, len(line_by_rank) - 1)], NONE)
+    start = spans.start_ns - timeline.begin_ns
+    end = start + spans.duration_ns
+    comm = timeline.communication
+    waiting = np.where(comm, np.clip(timeline.wait_ns, 0, spans.duration_ns), 0)
+    length = timeline.end_ns - timeline.begin_ns
+    moves = np.clip(start + waiting, 0, length)
+    start, end = np.clip(start, 0, length), np.clip(end, 0, length)
+    grid = _Grid(len(rank_blocks), bin_edges(length, num_bins))
+    shown, kind = line >= 0, spans.kind
+    blocked = np.full_like(kind, _WAIT)
+    return StepAreas(
+        rank_blocks=tuple(rank_blocks),
+        edges_ns=grid.edges,
+        outer=grid.areas(line, start, end, kind, shown & ~comm & (spans.depth == 0)),
+        inner=grid.areas(line, start, end, kind, shown & ~comm & (spans.depth == 1)),
+        comm=grid.areas(line, moves, end, kind, shown & comm)
+        | grid.areas(line, start, moves, blocked, shown & comm & (waiting > 0)),
     )
-    return first, blocks
+
+
+class _Grid:
+    def __init__(self, num_lines: int, edges: NDArray[np.int64]) -> None:
+        self._num_lines = num_lines
+        self.edges = edges
+        self._num_bins = len(edges) - 1
+        self._width = np.diff(edges)
+
+    def areas(
+        self,
+        line: NDArray[np.int64],
+        start: NDArray[np.int64],
+        end: NDArray[np.int64],
+        kind: NDArray[np.int8],
+        keep: NDArray[np.bool_],
+    ) -> AreasByKind:
+        """Return by kind code how many ns of each cell the kept spans cover."""
+        kept = np.flatnonzero(keep)
+        line, start, end, kind = line[kept], start[kept], end[kept], kind[kept]
+        found = {}
+        for code in np.flatnonzero(np.bincount(kind)).tolist():
+            own = np.flatnonzero(kind == code)
+            found[code] = self._after(line[own], start[own]) - self._after(line[own], end[own])
+        return found
+
+    def _after(self, line: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return for each cell the time of its bin after ``at``, summed over a line's moments.
+
+        A moment before the bin counts the whole width; one inside it, the rest of it.
+        """
+        column = self._bin(at)
+        inside = column < self._num_bins  # the step's end is in no bin
+        if not inside.all():
+            line, at, column = line[inside], at[inside], column[inside]
+        size, shape = self._num_lines * self._num_bins, (self._num_lines, self._num_bins)
+        cell = line * self._num_bins + column
+        begun = np.bincount(cell, minlength=size).reshape(shape)
+        # bincount sums floats: exact below 2^53 ns, 104 days.
+        passed = np.bincount(cell, weights=at - self.edges[column], minlength=size)
+        after: NDArray[np.int64] = np.cumsum(begun, axis=1) * self._width
+        after -= passed.astype(np.int64).reshape(shape)
+        return after
+
+    def _bin(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
+        length = int(self.edges[-1])
+        if length < self._num_bins:  # some bins have no width: a guess may be far off
+            return np.searchsorted(self.edges, at, side="right") - 1
+        guess: NDArray[Any] = (at * (self._num_bins / length)).astype(np.int64)
+        np.clip(guess, 0, self._num_bins, out=guess)
+        guess -= at < self.edges[guess]
+        upper = self.edges[np.minimum(guess + 1, self._num_bins)]
+        guess += (at >= upper) & (guess < self._num_bins)
+        return guess
+
+
+def _lines_by_rank(rank_blocks: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
+    """Return the line of each rank, by rank; -1 for ranks that are in no block."""
+    ranks = np.array([rank for block in rank_blocks for rank in block], dtype=np.int64)
+    lines = np.full(int(ranks.max(initial=0)) + 1, NONE, dtype=np.int64)
+    lines[ranks] = np.repeat(np.arange(len(rank_blocks)), [len(block) for block in rank_blocks])
+    return lines
+
+
+def _stack_cells(cells: list[KindCells]) -> KindCells:
+    return KindCells(
+        kind=np.concatenate([one.kind for one in cells]),
+        filled_ratio=np.concatenate([one.filled_ratio for one in cells]),
+    )

@@ -1,9 +1,6 @@
-"""Keep steps as pixels: for steps with more spans than can be drawn one by one.
+"""Tiles of pixels of large steps, in table ``pictures``.
 
-The pyramid's top is the whole step in one tile, a line of pixels for each block of
-neighbouring ranks. Below it the step is cut into 4, 16, ... tiles of equal length, and
-into lines of fewer ranks, as long as several spans fall on each pixel. Each ordering of
-the ranks has its own pyramid, equal ones share it.
+What the tiles, levels and orderings are is decided by whoever draws them; here they are rows.
 """
 
 from __future__ import annotations
@@ -23,13 +20,12 @@ if TYPE_CHECKING:
 
     from ..store.store import Store
 
-TILES_PER_ZOOM = 4
 WHOLE_STEP, FINER = 0, 1
 FILL_UNIT = 8
 """A pixel that is covered once has this fill; half of it is told apart exactly."""
 
 MAX_FILL = 255
-MAX_LINES = 128
+LINES_PER_ROW = 128
 """Of a row of table ``pictures``, so that a few lines are found without reading all."""
 
 PLANES = ("compute_kind", "compute_fill", "comm_kind", "comm_fill")
@@ -54,8 +50,6 @@ LIMIT 1 BY tile, first_line
 """
 """Not FINAL: of a step that is being drawn anew the old rows are still there, beside the new."""
 
-ALL_LINES = (1 << 32) - 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pixels:
@@ -77,7 +71,7 @@ class Pixels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class PictureLevel:
     """Which pixels of a step."""
 
     ordering: str
@@ -85,16 +79,6 @@ class Level:
     zoom: int
     depth: int = WHOLE_STEP
     """`FINER` levels are kept no longer than the step's spans."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Area:
-    """Which tiles and lines of a level."""
-
-    first_tile: int = 0
-    end_tile: int = 1
-    first_line: int = 0
-    end_line: int = ALL_LINES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,26 +122,26 @@ class StepKey:
     revision: int
 
 
-def tile_rows(key: StepKey, level: Level, pixels: Pixels) -> pa.Table:
+def tile_rows(key: StepKey, level: PictureLevel, pixels: Pixels, *, num_tiles: int) -> pa.Table:
     """Return rows of table ``pictures``: all tiles of some lines.
 
     Args:
         key: The step that was drawn.
         level: What of it.
         pixels: All bins of these lines.
+        num_tiles: Tiles of equal width into which the bins are split.
     """
     planes = _planes(pixels)
-    num_tiles = TILES_PER_ZOOM**level.zoom
     num_lines = len(pixels.rank_blocks)
     num_bins = planes[0].shape[1] // num_tiles
-    places = [(tile, at) for at in range(0, num_lines, MAX_LINES) for tile in range(num_tiles)]
+    places = [(tile, at) for at in range(0, num_lines, LINES_PER_ROW) for tile in range(num_tiles)]
     cut: dict[str, list[bytes]] = {name: [] for name in PLANES}
     for tile, at in places:
         bins = slice(tile * num_bins, (tile + 1) * num_bins)
         for name, plane in zip(PLANES, planes, strict=True):
-            cut[name].append(plane[at : at + MAX_LINES, bins].tobytes())
+            cut[name].append(plane[at : at + LINES_PER_ROW, bins].tobytes())
     num = len(places)
-    ends = [min(at + MAX_LINES, num_lines) for _, at in places]
+    ends = [min(at + LINES_PER_ROW, num_lines) for _, at in places]
     ranks = [pixels.rank_blocks[at:end] for (_, at), end in zip(places, ends, strict=True)]
     columns: dict[str, Any] = {
         "run_id": repeated_string(key.place.run_id, num),
@@ -190,10 +174,12 @@ def read_kept(store: Store, place: StepPlace) -> KeptStep | None:
     return KeptStep(**found[0]) if found else None
 
 
-def read_pixels(store: Store, key: StepKey, level: Level, area: Area) -> Pixels | None:
-    """Return the pixels of the tiles and of the lines that touch an area.
+def read_pixels(
+    store: Store, key: StepKey, level: PictureLevel, *, tiles: range, lines: range
+) -> Pixels | None:
+    """Return the pixels of some tiles and of the lines that are wanted.
 
-    Lines come in packs of up to `MAX_LINES`, so there may be more on both sides. None where
+    A row of the table has up to `LINES_PER_ROW` lines, so there may be more on both sides. None if
     a tile is missing: it was never kept, or is no longer.
     """
     found = store.arrow(
@@ -201,18 +187,16 @@ def read_pixels(store: Store, key: StepKey, level: Level, area: Area) -> Pixels 
         {
             **key.place.bound(), "revision": key.revision,
             "ordering": level.ordering, "line_ranks": level.line_ranks, "zoom": level.zoom,
-            "first_tile": area.first_tile, "end_tile": area.end_tile,
-            "first_line": area.first_line, "end_line": area.end_line,
+            "first_tile": tiles.start, "end_tile": tiles.stop,
+            "first_line": lines.start, "end_line": lines.stop,
         },
     )  # fmt: skip
-    tiles, num_lines = to_numpy(found["tile"]), to_numpy(found["num_lines"])
-    num_tiles = area.end_tile - area.first_tile
-    if not found.num_rows or len(tiles) % num_tiles:
+    held, num_lines = to_numpy(found["tile"]), to_numpy(found["num_lines"])
+    if not found.num_rows or len(held) % len(tiles):
         return None
-    packs = len(tiles) // num_tiles
-    wanted = np.repeat(np.arange(area.first_tile, area.end_tile), packs)
-    sizes = num_lines.reshape(num_tiles, packs)
-    if not np.array_equal(tiles, wanted) or (sizes != sizes[0]).any():
+    packs = len(held) // len(tiles)
+    sizes = num_lines.reshape(len(tiles), packs)
+    if not np.array_equal(held, np.repeat(tiles, packs)) or (sizes != sizes[0]).any():
         return None
     planes = [_plane(found, name, sizes, np.int8 if "kind" in name else np.uint8)
               for name in PLANES]  # fmt: skip

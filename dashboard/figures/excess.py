@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
 
-from rankscope.analysis.drawing.raster import worst_in_blocks
 from rankscope.tracer.span import NS_PER_S
 
 from ..theme import DIVERGING, axis_unit, dressed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
     from rankscope.analysis.report.report import RankStepExcess, RunReport
 
 MAX_ROWS = 768
@@ -22,6 +26,20 @@ _PIXELS_PER_ROW = 30
 _LEAST_HEIGHT = 220
 _MOST_HEIGHT = 560
 _TALL_CELLS = 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExcessBlocks:
+    """A heat-map of who was slow when, neighbours joined."""
+
+    rank_blocks: tuple[tuple[int, int], ...]
+    """First and last rank of each row."""
+
+    step_blocks: tuple[tuple[int, int], ...]
+    """First and last step of each column."""
+
+    excess_ns: NDArray[np.float64]
+    """Shape (rank blocks, step blocks): the largest excess in the block; NaN where unknown."""
 
 
 def excess_figure(report: RunReport) -> go.Figure:
@@ -88,3 +106,34 @@ def _high(excess_ns: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> float
 
 def _range(block: tuple[int, int]) -> str:
     return f"{block[0]}" if block[0] == block[1] else f"{block[0]}-{block[1]}"
+
+
+def worst_in_blocks(excess: RankStepExcess, *, max_rows: int, max_columns: int) -> ExcessBlocks:
+    """Join neighbouring ranks and steps until they fit, each block showing its largest excess.
+
+    The mean would hide one slow rank among its neighbours; the largest cannot.
+
+    Args:
+        excess: Shape (ranks, steps).
+        max_rows: Most rows of the result, at least 1.
+        max_columns: Most columns of the result, at least 1.
+    """
+    rows, rank_blocks = _blocks(excess.ranks, max_rows)
+    columns, step_blocks = _blocks(excess.steps, max_columns)
+    worst = excess.excess_ns
+    if worst.size:
+        worst = np.fmax.reduceat(np.fmax.reduceat(worst, rows, axis=0), columns, axis=1)
+    return ExcessBlocks(rank_blocks=rank_blocks, step_blocks=step_blocks, excess_ns=worst)
+
+
+def _blocks(
+    labels: Sequence[int], most: int
+) -> tuple[NDArray[np.intp], tuple[tuple[int, int], ...]]:
+    """Cut a row of labels into at most ``most`` blocks of equal size (the last may be smaller)."""
+    size = max(1, -(-len(labels) // most))
+    first = np.arange(0, len(labels), size)
+    last = [min(begin + size, len(labels)) - 1 for begin in first.tolist()]
+    blocks = tuple(
+        (labels[begin], labels[stop]) for begin, stop in zip(first.tolist(), last, strict=True)
+    )
+    return first, blocks

@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
+from rankscope.analysis.drawing.rows import Rows, arrange_rows
 from rankscope.tracer.span import KINDS, NS_PER_MS, SpanKind
 
 from ..theme import INK, KIND_COLORS, dressed
 from .timeline_hover import hover_texts
-from .timeline_rows import Rows, group_lines, group_names, lay_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from numpy.typing import NDArray
 
-    from rankscope.analysis.drawing.picture import Window
+    from rankscope.analysis.drawing.raster import Window
+    from rankscope.analysis.drawing.rows import GroupBy
     from rankscope.analysis.drawing.timeline import StepTimeline
-
-    from ..address import GroupBy
 
 _WAIT_ALPHA = 0.22
 _LEAST_HEIGHT = 260
@@ -45,7 +46,7 @@ def timeline_figure(
         group_by: What the rows are gathered by.
         window: The stretch of time that fills the figure; None: the step.
     """
-    rows = lay_rows(timeline, group_by)
+    rows = arrange_rows(timeline, group_by)
     texts = hover_texts(timeline)
     split = (timeline.wait_ns > 0) & (timeline.wait_ns <= timeline.spans.duration_ns)
     figure = go.Figure()
@@ -179,11 +180,12 @@ def _dressed(figure: go.Figure, timeline: StepTimeline, rows: Rows, group_by: Gr
 
 def dress_rows(figure: go.Figure, rows: Rows, group_by: GroupBy) -> None:
     """Name the rows on the y axis and part the groups by lines."""
+    ticks = _ticks(len(rows.ranks))
     figure.update_yaxes(
         range=[len(rows.ranks) - 0.5, -0.5],
         tickmode="array",
-        tickvals=rows.tick_rows,
-        ticktext=rows.tick_texts,
+        tickvals=ticks,
+        ticktext=[f"rank {rows.ranks[row]}" for row in ticks],
         showgrid=False,
         automargin=False,
         uirevision=f"{figure.layout.uirevision} {group_by}",
@@ -193,3 +195,60 @@ def dress_rows(figure: go.Figure, rows: Rows, group_by: GroupBy) -> None:
         shapes=group_lines((at - 0.5 for at, _ in rows.groups if at > 0), line),
         annotations=group_names(rows.groups, yanchor="middle", align="left"),
     )
+
+
+MOST_NAMES = 64
+
+
+def group_lines(rows: Iterable[float], line: dict[str, object]) -> list[dict[str, object]]:
+    """Return lines across the figure at these heights, as plotly's shapes.
+
+    Plotly's own ``add_hline`` takes a time that grows with the square of their number.
+    """
+    return [
+        {
+            "type": "line",
+            "x0": 0,
+            "x1": 1,
+            "xref": "x domain",
+            "y0": row,
+            "y1": row,
+            "yref": "y",
+            "line": line,
+        }
+        for row in rows
+    ]
+
+
+def group_names(groups: Sequence[tuple[float, str]], **place: object) -> list[dict[str, object]]:
+    """Return the names of groups in the left margin, as plotly's annotations.
+
+    Beyond `MOST_NAMES` only evenly spaced ones have room.
+
+    Args:
+        groups: Height and name of each.
+        place: How a name stands at its height.
+    """
+    every = max(1, -(-len(groups) // MOST_NAMES))
+    return [
+        {
+            "text": f"<b>{label}</b>",
+            "x": 0,
+            "xref": "paper",
+            "xanchor": "left",
+            "xshift": -126,
+            "y": at,
+            "yref": "y",
+            "showarrow": False,
+            **place,
+        }
+        for at, label in groups[::every]
+    ]
+
+
+def _ticks(num_rows: int) -> tuple[int, ...]:
+    """Return the rows that are named: all, or evenly spaced ones when there are many."""
+    return tuple(range(0, num_rows, max(1, -(-num_rows // _MOST_TICKS))))
+
+
+_MOST_TICKS = 64

@@ -6,33 +6,24 @@ from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 
-from rankscope.analysis.drawing.picture import picture_of
+from rankscope.analysis.drawing.rows import group_starts
 from rankscope.analysis.report.text import format_ranges
 from rankscope.tracer.span import KIND_CODES, KINDS, NS_PER_MS
 
 from ..theme import INK, KIND_COLORS, plain_dress
-from .timeline_rows import MOST_NAMES, group_lines, group_names, group_starts, row_order
+from .timeline import MOST_NAMES, group_lines, group_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rankscope.analysis.drawing.picture import StepPicture
-    from rankscope.analysis.drawing.pixel_areas import KindCells
-    from rankscope.analysis.drawing.raster import StepRaster
-    from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.drawing.raster import KindCells, StepPicture, StepRaster
+    from rankscope.analysis.drawing.rows import GroupBy
 
-    from ..address import GroupBy
 
-MAX_BARS = 10_000
-"""Most spans drawn one by one: plotly 7.1 pans 10,000 bars in 0.3 s, and slower beyond."""
-
-MAX_ROWS = 512
 MAX_PAIRED = 128
 """Most rows with two lines each: more would fall between the screen's pixels."""
 
-NUM_BINS = 900
 _FAINT = 0.4
 _EMPTY = 0
 _HALF = 0.5
@@ -41,51 +32,18 @@ _LEFT = 184
 """Room for the names of groups and, beside them, for those of lines of several ranks."""
 
 
-def raster_figure(timeline: StepTimeline, group_by: GroupBy) -> go.Figure:
-    """Draw the step as pixels, a row for each rank or block of neighbouring ranks.
+def raster_figure(picture: StepPicture, group_by: GroupBy) -> dict[str, Any]:
+    """Draw a step as pixels, a row for each rank or block of neighbouring ranks.
 
     A cell has the colour of the kind with the largest share of its area, pale
     where less than half of the cell is covered. Up to `MAX_PAIRED` rows stand
     compute above communication; beyond it one line shows compute, and
     communication where nothing was computed.
+
+    Returns:
+        The plain document that the browser gets: plotly's own objects check every label again,
+        which took three times as long as reading and drawing the picture.
     """
-    return picture_figure(
-        picture_of(timeline, row_order(timeline, group_by), max_rows=MAX_ROWS, num_bins=NUM_BINS),
-        group_by,
-    )
-
-
-def picture_figure(picture: StepPicture, group_by: GroupBy) -> go.Figure:
-    """Draw what `raster_figure` does from pixels that are there already.
-
-    Args:
-        picture: The step, its rows in the order of ``group_by``.
-        group_by: What the rows are gathered by.
-    """
-    return go.Figure(_document(picture, group_by))
-
-
-def picture_document(picture: StepPicture, group_by: GroupBy) -> dict[str, Any]:
-    """Return the same figure as the plain document that the browser gets.
-
-    Plotly's own objects check every label again, which took three times as long as reading
-    and drawing the picture.
-    """
-    figure = _document(picture, group_by)
-    heatmap = figure["data"][0]
-    cells = heatmap["z"]
-    shape = f"{cells.shape[0]}, {cells.shape[1]}"
-    heatmap["z"] = {"dtype": "u1", "bdata": b64encode(cells).decode("ascii"), "shape": shape}
-    heatmap["x"] = heatmap["x"].tolist()
-    return figure
-
-
-def lines_per_block(picture: StepPicture) -> int:
-    """Return how many lines each block of ranks has in the figure."""
-    return 2 if len(picture.raster.rank_blocks) <= MAX_PAIRED else 1
-
-
-def _document(picture: StepPicture, group_by: GroupBy) -> dict[str, Any]:
     raster = picture.raster
     num_lines = lines_per_block(picture)
     lines = ("", ", communication")[:num_lines]
@@ -95,11 +53,16 @@ def _document(picture: StepPicture, group_by: GroupBy) -> dict[str, Any]:
         for block in raster.rank_blocks
         for line in lines
     ]
+    cells = _cells(raster, num_lines=num_lines)
     heatmap = {
         "type": "heatmap",
-        "x": (raster.edges_ns[:-1] + np.diff(raster.edges_ns) / 2) / NS_PER_MS,
+        "x": ((raster.edges_ns[:-1] + np.diff(raster.edges_ns) / 2) / NS_PER_MS).tolist(),
         "y": labels,
-        "z": np.ascontiguousarray(_cells(raster, num_lines=num_lines)),
+        "z": {
+            "dtype": "u1",
+            "bdata": b64encode(cells.tobytes()).decode("ascii"),
+            "shape": f"{cells.shape[0]}, {cells.shape[1]}",
+        },
         "zmin": -0.5,
         "zmax": 2 * len(KINDS) + 0.5,
         "colorscale": _colorscale(),
@@ -114,6 +77,11 @@ def _document(picture: StepPicture, group_by: GroupBy) -> dict[str, Any]:
         "data": [heatmap, *_legend({code - 1 for code in codes.tolist()})],
         "layout": _layout(picture, group_by, num_labels=len(labels)),
     }
+
+
+def lines_per_block(picture: StepPicture) -> int:
+    """Return how many lines each block of ranks has in the figure."""
+    return 2 if len(picture.raster.rank_blocks) <= MAX_PAIRED else 1
 
 
 def _layout(picture: StepPicture, group_by: GroupBy, *, num_labels: int) -> dict[str, Any]:
@@ -134,29 +102,16 @@ def _layout(picture: StepPicture, group_by: GroupBy, *, num_labels: int) -> dict
     return layout
 
 
-def raster_note(timeline: StepTimeline) -> str:
+def raster_note(picture: StepPicture) -> str:
     """Say what a pixel stands for; the page shows it beside the figure."""
-    num_ranks = len(np.unique(timeline.spans.rank))
-    return _note(len(timeline.spans), line_ranks=-(-num_ranks // MAX_ROWS), num_ranks=num_ranks)
-
-
-def pixel_note(picture: StepPicture) -> str:
-    """Say what a pixel stands for in a picture, or in a part of one."""
-    return _note(
-        picture.num_spans,
-        line_ranks=len(picture.raster.rank_blocks[0]),
-        num_ranks=len(picture.ranks),
-    )
-
-
-def _note(num_spans: int, *, line_ranks: int, num_ranks: int) -> str:
+    line_ranks = len(picture.raster.rank_blocks[0])
     said = [
-        f"Showing {num_spans:,} spans as areas: more than {MAX_BARS:,} cannot be drawn one by one.",
+        f"{picture.num_spans:,} spans as a density picture.",
         "A pixel has the colour of the kind that fills most of it, and is pale if half empty.",
     ]
     if line_ranks > 1:
         said.append(f"Each row averages up to {line_ranks} ranks.")
-    if -(-num_ranks // line_ranks) <= MAX_PAIRED:
+    if lines_per_block(picture) > 1:
         said.append("The upper line of a rank is compute, the lower communication.")
     else:
         said.append("Communication shows where nothing was computed.")

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from rankscope.analysis.drawing.picture import StepPart, Window
+from rankscope.analysis.drawing.raster import MAX_BARS, Window, draw_picture
 from rankscope.analysis.report.progress import UnderWay
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.report.text import format_count, format_duration, format_seconds
@@ -18,13 +18,7 @@ from rankscope.tracer.span import NS_PER_MS
 
 from ..address import Page, View, read_address, write_address
 from ..figures.timeline import timeline_figure
-from ..figures.timeline_raster import (
-    MAX_BARS,
-    picture_document,
-    pixel_note,
-    raster_figure,
-    raster_note,
-)
+from ..figures.timeline_raster import raster_figure, raster_note
 from ..text import visible
 from .clock import LIVE_MS, RESCUE, SOON_MS, clock, next_tick, pace_of
 from .empty import missing_run, no_data, no_runs, no_steps
@@ -36,7 +30,7 @@ from .timeline_zoom import WHOLE, zoomed, zooms_of
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.drawing.picture import StepPicture
+    from rankscope.analysis.drawing.raster import StepPicture
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.progress import Failed
 
@@ -251,7 +245,7 @@ def _step(provider: ReportProvider, view: View, run_id: str, base_path: str) -> 
         if timeline is None:
             return _Shown(view=view, problem=[drawing(run_id, view.step)], pace_ms=SOON_MS)
         shown = _drawn(replace(view, window=None), known, timeline, base_path, revision)
-    elif (part := _part(provider, picture)) is not None:
+    elif (part := _window_spans(provider, picture)) is not None:
         shown = _drawn(view, known, part, base_path, revision)
     else:
         view = view if picture.window else replace(view, window=None)
@@ -266,30 +260,11 @@ def _not_yet(found: RunReport | UnderWay | Failed) -> str:
     return "; the analysis is under way" if isinstance(found, UnderWay) else "; no analysis"
 
 
-def _part(provider: ReportProvider, picture: StepPicture) -> StepTimeline | None:
-    """Return the spans of a window, where they can be drawn one by one and are still kept."""
-    window = picture.window
-    if window is None:
+def _window_spans(provider: ReportProvider, picture: StepPicture) -> StepTimeline | None:
+    """Return the spans of a window, if they can be drawn one by one and are still kept."""
+    if picture.window is None or picture.likely_spans() > 2 * MAX_BARS:
         return None
-    if _likely_spans(picture, window) > 2 * MAX_BARS:
-        return None
-    return provider.part(
-        picture.run,
-        epoch=picture.epoch,
-        step=picture.step,
-        part=StepPart(
-            ranks=picture.ranks,
-            begin_ns=window.begin_ns,
-            end_ns=window.end_ns,
-            bounds_ns=(picture.begin_ns, picture.end_ns),
-        ),
-        most=MAX_BARS,
-    )
-
-
-def _likely_spans(picture: StepPicture, window: Window) -> float:
-    share = (window.end_ns - window.begin_ns) / (picture.end_ns - picture.begin_ns)
-    return picture.num_spans * share * len(picture.ranks) / picture.num_ranks
+    return provider.window_spans(picture, max_spans=MAX_BARS)
 
 
 def _settled(view: View, known: Steps) -> View:
@@ -320,34 +295,34 @@ def _drawn(
     base_path: str,
     revision: list[int] | None,
 ) -> _Shown:
-    num_spans, num_ranks = len(timeline.spans), len(set(timeline.spans.rank.tolist()))
-    many = num_spans > MAX_BARS
+    """Show spans one by one, or as pixels if they are too many."""
+    if len(timeline.spans) > MAX_BARS:
+        picture = draw_picture(timeline, view.group_by)
+        return replace(_pictured(view, known, picture, base_path, revision), picture=None)
+    num_ranks = len(set(timeline.spans.rank.tolist()))
     return _Shown(
         view=view,
         revision=revision,
         title=f"Step {timeline.step}",
-        about=_about(known, timeline, num_spans=num_spans, num_ranks=num_ranks),
+        about=_about(known, timeline, num_spans=len(timeline.spans), num_ranks=num_ranks),
         controls=timeline_controls(view, known, base_path),
-        figure=raster_figure(timeline, view.group_by)
-        if many
-        else timeline_figure(timeline, view.group_by, view.window),
-        note=raster_note(timeline) if many else _window_note(view.window),
+        figure=timeline_figure(timeline, view.group_by, view.window),
+        note=_window_note(view.window),
     )
 
 
 def _pictured(
     view: View, known: Steps, picture: StepPicture, base_path: str, revision: list[int] | None
 ) -> _Shown:
-    """Show pixels that were drawn when the step closed."""
-    num_spans, num_ranks = picture.num_spans, picture.num_ranks
+    """Show pixels."""
     return _Shown(
         view=view,
         revision=revision,
         title=f"Step {picture.step}",
-        about=_about(known, picture, num_spans=num_spans, num_ranks=num_ranks),
+        about=_about(known, picture, num_spans=picture.num_spans, num_ranks=picture.num_ranks),
         controls=timeline_controls(view, known, base_path),
-        figure=picture_document(picture, view.group_by),
-        note=" ".join(part for part in (_window_note(picture.window), pixel_note(picture)) if part),
+        figure=raster_figure(picture, view.group_by),
+        note=f"{_window_note(picture.window)} {raster_note(picture)}".strip(),
         picture=picture,
     )
 

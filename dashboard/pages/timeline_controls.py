@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 
-from ..address import GroupBy, View, write_address
+from rankscope.analysis.drawing.rows import GroupBy
+
+from ..address import View, write_address
 from .frame import labelled
 
 if TYPE_CHECKING:

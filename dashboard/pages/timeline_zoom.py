@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.drawing.picture import Window
+from rankscope.analysis.drawing.raster import Window
 from rankscope.tracer.span import NS_PER_MS
 
 from ..figures.timeline_raster import lines_per_block
 
 if TYPE_CHECKING:
-    from rankscope.analysis.drawing.picture import StepPicture
+    from rankscope.analysis.drawing.raster import StepPicture
 
 WHOLE = Window(begin_ns=0, end_ns=0, first_row=0, end_row=0)
 """What a double-click asks for."""

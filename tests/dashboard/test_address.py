@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.dashboard.address import GroupBy, Page, View, read_address, write_address
+from rankscope.analysis.drawing.rows import GroupBy
+from rankscope.dashboard.address import Page, View, read_address, write_address
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1)
 

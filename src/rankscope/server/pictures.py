@@ -1,34 +1,110 @@
-"""Show a step, or a part of it, from the pixels that were kept as it closed."""
+"""Pictures of steps with more spans than bars can show: stored as tiles, or drawn in portions.
+
+`rankscope.analysis.drawing` draws; this module connects it with the store.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.drawing.picture import StepPicture, Window
-from rankscope.analysis.drawing.pixel_areas import KindCells, bin_edges
-from rankscope.analysis.drawing.raster import StepRaster
+from rankscope.analysis.drawing.raster import (
+    NUM_BINS,
+    KindCells,
+    StepPicture,
+    Window,
+    measure_areas,
+    ranks_per_line,
+    split_ranks,
+    stack_rasters,
+)
+from rankscope.analysis.drawing.rows import rank_order
+from rankscope.analysis.drawing.tiles import (
+    TileLines,
+    cut_window,
+    draw_tiles,
+    levels_for_window,
+    tiles_of_window,
+)
+from rankscope.analysis.drawing.timeline import no_spans, portion_of
 from rankscope.collector.read.pictures import (
-    TILES_PER_ZOOM,
-    Area,
-    Level,
+    FINER,
+    WHOLE_STEP,
+    PictureLevel,
+    Pixels,
     StepKey,
     read_kept,
     read_pixels,
+    tile_rows,
 )
-from rankscope.dashboard.figures.timeline_raster import MAX_ROWS, NUM_BINS
+from rankscope.collector.read.spans import (
+    Portion,
+    portions_of,
+    read_arrivals,
+    read_outline,
+    read_portion,
+)
 
-from .kept_pictures import zooms_of
+from ..sources.arrow_tables import arrivals_table, span_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankscope.collector.read.pictures import KeptStep, Pixels, StepPlace
+    import pyarrow as pa
+
+    from rankscope.analysis.drawing.rows import GroupBy
+    from rankscope.analysis.drawing.tiles import Level, TilePlan
+    from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.trace.tables import RunInfo, SpanSource
+    from rankscope.collector.read.pictures import StepPlace
     from rankscope.collector.store.store import Store
-    from rankscope.dashboard.address import GroupBy
     from rankscope.tracer.topology import Coords
 
-MAX_VIEW_BINS = 2 * NUM_BINS
-"""Of a picture: a screen has no room for more."""
+    from .background_jobs import Aside
+
+PORTION_SPANS = 1_048_576
+"""Spans held at once while a step is drawn in portions. A step of 4.5 million spans took 0.7 GB
+and 7.8 s of CPU; with portions of half as many 0.5 GB and 10 s, as a whole 1.1 GB and 4 s. Each
+portion needs the arrivals of whole groups, which take longer to read than its own spans."""
+
+MAX_PICTURES = 8
+"""Drawn pictures in memory, some 5 MB each; in time the stored tiles replace each of them."""
+
+
+def make_tiles(
+    part: StepTimeline, plan: TilePlan, key: StepKey, *, ordering: str, lines: tuple[int, int]
+) -> list[pa.Table]:
+    """Return the rows to store of some lines of an ordering, at every level.
+
+    Args:
+        part: The spans of the lines' ranks; begin and end are the whole step's.
+        plan: The step's tiles.
+        key: The step.
+        ordering: One of `TilePlan.orders`.
+        lines: First and end line of the whole step's picture.
+    """
+    return [
+        tile_rows(
+            key,
+            PictureLevel(
+                ordering=ordering,
+                line_ranks=drawn.level.line_ranks,
+                zoom=drawn.level.zoom,
+                depth=WHOLE_STEP if plan.is_top(drawn.level) else FINER,
+            ),
+            Pixels(
+                rank_blocks=drawn.rank_blocks,
+                compute_kind=drawn.compute.kind,
+                compute_ratio=drawn.compute.filled_ratio,
+                comm_kind=drawn.comm.kind,
+                comm_ratio=drawn.comm.filled_ratio,
+                first_line=drawn.first_line,
+            ),
+            num_tiles=drawn.level.num_tiles,
+        )
+        for drawn in draw_tiles(part, plan, ordering=ordering, lines=lines)
+    ]
 
 
 def read_picture(
@@ -36,30 +112,32 @@ def read_picture(
     place: StepPlace,
     *,
     group_by: GroupBy,
-    coords_of: Callable[[int], dict[int, Coords]],
+    read_coords: Callable[[int], dict[int, Coords]],
     window: Window | None = None,
 ) -> StepPicture | None:
-    """Return a step's picture; None where none is kept, or while it is being drawn anew.
+    """Return a step's picture from its tiles; None if none are stored or they are being replaced.
 
     Args:
         store: The store.
         place: The step.
-        group_by: What the rows are gathered by.
-        coords_of: Says where the epoch's ranks stand, given how many groups and ranks were known.
-        window: What of it; None: all. The finest level that fits is taken, or the finest kept.
+        group_by: What the rows are grouped by.
+        read_coords: Returns the positions of the epoch's ranks, given how many groups and ranks
+            were known when the tiles were made.
+        window: What of the step; None: all of it. Shown at the finest level that fits, or at the
+            finest one that is stored.
     """
     kept = read_kept(store, place)
     if kept is None or not kept.line_ranks:
         return None
-    whole = Window(
-        begin_ns=0, end_ns=kept.end_ns - kept.begin_ns, first_row=0, end_row=kept.num_ranks
-    )
-    shown = whole if window is None else window.within(whole.end_ns, whole.end_row)
-    key = StepKey(place=place, revision=kept.revision)
-    for level in levels_for(kept, kept.orderings[group_by.value], shown):
-        area = _area(level, shown, whole)
-        pixels = read_pixels(store, key, level, area)
-        if pixels is not None:
+    length_ns = kept.end_ns - kept.begin_ns
+    whole = Window(begin_ns=0, end_ns=length_ns, first_row=0, end_row=kept.num_ranks)
+    shown = whole if window is None else window.clip(length_ns, kept.num_ranks)
+    key, ordering = StepKey(place=place, revision=kept.revision), kept.orderings[group_by.value]
+    for level in levels_for_window(
+        shown, length_ns=length_ns, num_spans=kept.num_spans, num_ranks=kept.num_ranks
+    ):
+        found = _read_tiles(store, key, ordering, level, shown, length_ns=length_ns)
+        if found is not None:
             return StepPicture(
                 run=place.run_id,
                 epoch=place.epoch,
@@ -68,64 +146,146 @@ def read_picture(
                 end_ns=kept.end_ns,
                 num_spans=kept.num_spans,
                 num_ranks=kept.num_ranks,
-                raster=_raster(pixels, level, area, shown, whole),
-                coords=coords_of(kept.num_described),
+                raster=cut_window(found, shown, length_ns=length_ns),
+                coords=read_coords(kept.num_described),
                 window=None if shown == whole else shown,
             )
     return None
 
 
-def levels_for(kept: KeptStep, ordering: str, shown: Window) -> list[Level]:
-    """Return the levels that may show a window, the one with most pixels in it first.
-
-    Args:
-        kept: The step.
-        ordering: In which its pixels are kept.
-        shown: A part of it.
-    """
-    share = (shown.end_ns - shown.begin_ns) / max(kept.end_ns - kept.begin_ns, 1)
-    num_rows = shown.end_row - shown.first_row
-    zooms = zooms_of(num_spans=kept.num_spans, num_ranks=kept.num_ranks)
-    found = []
-    for line_ranks, max_zoom in zooms.items():
-        if line_ranks != kept.line_ranks and num_rows > MAX_ROWS * line_ranks:
-            continue
-        for zoom in range(max_zoom + 1):
-            num_bins = NUM_BINS * TILES_PER_ZOOM**zoom * share
-            if num_bins > MAX_VIEW_BINS:
-                break
-            pixels = min(num_bins, NUM_BINS) * (num_rows / line_ranks)
-            found.append((pixels, Level(ordering=ordering, line_ranks=line_ranks, zoom=zoom)))
-    return [level for _, level in sorted(found, key=lambda one: -one[0])]
-
-
-def _area(level: Level, shown: Window, whole: Window) -> Area:
-    num_tiles = TILES_PER_ZOOM**level.zoom
-    length = whole.end_ns
-    return Area(
-        first_tile=min(shown.begin_ns * num_tiles // max(length, 1), num_tiles - 1),
-        end_tile=min(-(-shown.end_ns * num_tiles // max(length, 1)), num_tiles),
-        first_line=shown.first_row // level.line_ranks,
-        end_line=-(-shown.end_row // level.line_ranks),
+def _read_tiles(
+    store: Store, key: StepKey, ordering: str, level: Level, window: Window, *, length_ns: int
+) -> TileLines | None:
+    tiles, lines = tiles_of_window(level, window, length_ns=length_ns)
+    stored = PictureLevel(ordering=ordering, line_ranks=level.line_ranks, zoom=level.zoom)
+    pixels = read_pixels(store, key, stored, tiles=tiles, lines=lines)
+    if pixels is None:
+        return None
+    return TileLines(
+        level=level,
+        first_line=pixels.first_line,
+        rank_blocks=pixels.rank_blocks,
+        compute=KindCells(kind=pixels.compute_kind, filled_ratio=pixels.compute_ratio),
+        comm=KindCells(kind=pixels.comm_kind, filled_ratio=pixels.comm_ratio),
     )
 
 
-def _raster(pixels: Pixels, level: Level, area: Area, shown: Window, whole: Window) -> StepRaster:
-    """Cut what is shown out of the tiles: every bin and line that it touches."""
-    edges = bin_edges(whole.end_ns, NUM_BINS * TILES_PER_ZOOM**level.zoom)
-    before = area.first_tile * NUM_BINS
-    first = max(int(edges.searchsorted(shown.begin_ns, side="right")) - 1, before)
-    end = min(int(edges.searchsorted(shown.end_ns, side="left")), area.end_tile * NUM_BINS)
-    end = max(end, first + 1)
-    lines = slice(area.first_line - pixels.first_line, area.end_line - pixels.first_line)
-    bins = slice(first - before, end - before)
-    return StepRaster(
-        rank_blocks=pixels.rank_blocks[lines],
-        edges_ns=edges[first : end + 1],
-        compute=KindCells(
-            kind=pixels.compute_kind[lines, bins], filled_ratio=pixels.compute_ratio[lines, bins]
-        ),
-        comm=KindCells(
-            kind=pixels.comm_kind[lines, bins], filled_ratio=pixels.comm_ratio[lines, bins]
-        ),
+def read_part(
+    store: Store, info: RunInfo, portion: Portion, *, bounds_ns: tuple[int, int]
+) -> StepTimeline:
+    """Return a portion of a step as a timeline, its waits taken from the whole step.
+
+    Args:
+        store: The store.
+        info: The run, of a format that records groups.
+        portion: What of the step.
+        bounds_ns: Begin and end of the whole step.
+    """
+    rows = read_portion(store, portion)
+    return portion_of(
+        info,
+        span_table(rows),
+        arrivals_table(read_arrivals(store, portion, rows)),
+        epoch=portion.epoch,
+        step=portion.step,
+        bounds_ns=bounds_ns,
+    )
+
+
+class LargeSteps:
+    """Pictures of steps that are too large to be held, while their tiles are not stored yet.
+
+    Each is drawn once in the background, however many clients ask for it.
+
+    Args:
+        store: The store.
+        source: The store's runs.
+        aside: Draws them.
+    """
+
+    def __init__(self, store: Store, source: SpanSource, aside: Aside) -> None:
+        self._store = store
+        self._source = source
+        self._aside = aside
+        self._lock = threading.Lock()
+        self._pictures: OrderedDict[tuple[StepPlace, GroupBy], StepPicture] = OrderedDict()
+
+    def ask(self, place: StepPlace, *, group_by: GroupBy, patience_s: float) -> StepPicture | None:
+        """Return the step's picture; None while it is being drawn.
+
+        Args:
+            place: The step, of a run whose format records groups.
+            group_by: What the rows are grouped by.
+            patience_s: How long to wait for it.
+
+        Raises:
+            UnknownRunError: The store holds no run of that name.
+            EmptyRunError: The step holds no spans.
+        """
+        key = (place, group_by)
+        with self._lock:
+            if key in self._pictures:
+                self._pictures.move_to_end(key)
+                return self._pictures[key]
+        done = self._aside.ask(key, lambda: self._draw(place, group_by), patience_s=patience_s)
+        drawn: StepPicture | None = None if done is None else done.result()
+        return drawn
+
+    def _draw(self, place: StepPlace, group_by: GroupBy) -> StepPicture:
+        info = self._source.run_info(place.run_id)
+        drawn = draw_in_portions(self._store, info, place, group_by=group_by)
+        with self._lock:
+            self._pictures[place, group_by] = drawn
+            while len(self._pictures) > MAX_PICTURES:
+                self._pictures.popitem(last=False)
+        return drawn
+
+
+def draw_in_portions(
+    store: Store,
+    info: RunInfo,
+    place: StepPlace,
+    *,
+    group_by: GroupBy,
+    portion_spans: int = PORTION_SPANS,
+) -> StepPicture:
+    """Return the picture of a whole step, reading a portion of its ranks at a time.
+
+    Args:
+        store: The store.
+        info: The run, of a format that records groups.
+        place: The step.
+        group_by: What the rows are grouped by.
+        portion_spans: Spans held at once; those of one line may be more.
+
+    Raises:
+        EmptyRunError: The step holds no spans.
+    """
+    outline = read_outline(store, info.run_id, epoch=place.epoch, step=place.step)
+    if not outline.num_all:
+        raise no_spans(info.run_id, epoch=place.epoch, step=place.step)
+    bounds_ns = (outline.begin_ns, outline.end_ns)
+    coords = {
+        rank.rank: rank.coords
+        for epoch in info.epochs if epoch.epoch == place.epoch for rank in epoch.ranks
+    }  # fmt: skip
+    ranks = outline.ranks.tolist()
+    blocks = split_ranks(rank_order(ranks, coords, group_by), ranks_per_line(len(ranks)))
+    num_spans = dict(zip(ranks, outline.num_spans.tolist(), strict=True))
+    rasters = []
+    for first, end in portions_of(blocks, num_spans, max_spans=portion_spans):
+        own = [rank for block in blocks[first:end] for rank in block]
+        portion = Portion(run_id=info.run_id, epoch=place.epoch, step=place.step, ranks=own)
+        part = read_part(store, info, portion, bounds_ns=bounds_ns)
+        rasters.append(measure_areas(part, blocks[first:end], num_bins=NUM_BINS).raster())
+    return StepPicture(
+        run=info.run_id,
+        epoch=place.epoch,
+        step=place.step,
+        begin_ns=outline.begin_ns,
+        end_ns=outline.end_ns,
+        num_spans=outline.num_all,
+        num_ranks=len(ranks),
+        raster=stack_rasters(rasters),
+        coords=coords,
     )

@@ -8,6 +8,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.breakdown.mfu import compute_mfu
+from rankscope.analysis.drawing.raster import redraw_window
+from rankscope.analysis.drawing.tiles import MAX_REDRAWN_SPANS, needs_spans
 from rankscope.analysis.drawing.timeline import records_groups, step_timeline
 from rankscope.analysis.report.liveness import MAX_SHOWN, RECENT_NS, SILENT_NS, Heard, SilentRank
 from rankscope.analysis.report.progress import Doing, Failed, Phase, SeenSteps, UnderWay
@@ -23,17 +25,15 @@ from rankscope.tracer.span import NS_PER_S
 from ..errors import exit_code_of, plain_line
 from .background_jobs import Aside
 from .finding_tracker import tracked_finding
-from .large_steps import LargeSteps
-from .pictures import read_picture
-from .step_parts import MAX_DRAWN_SPANS, drawn_anew, needs_spans, part_of, read_part
+from .pictures import LargeSteps, read_part, read_picture
 
 if TYPE_CHECKING:
-    from rankscope.analysis.drawing.picture import StepPart, StepPicture, Window
+    from rankscope.analysis.drawing.raster import StepPicture, Window
+    from rankscope.analysis.drawing.rows import GroupBy
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
     from rankscope.collector.store.store import Store
-    from rankscope.dashboard.address import GroupBy
     from rankscope.tracer.topology import Coords
 
     from .reports import Reports
@@ -84,7 +84,7 @@ class StoreProvider:
         self._heard_lock = threading.Lock()
         self._heard: dict[str, tuple[int, Heard | None]] = {}
         self._timelines: OrderedDict[tuple[str, int, int, int], StepTimeline] = OrderedDict()
-        self._coords: tuple[tuple[str, int, int], dict[int, Coords]] = (("", 0, 0), {})
+        self._last_coords: tuple[tuple[str, int, int], dict[int, Coords]] = (("", 0, 0), {})
 
     def runs(self) -> tuple[RunSummary, ...]:
         """Return every run, the newest first."""
@@ -208,7 +208,7 @@ class StoreProvider:
             self._store,
             place,
             group_by=group_by,
-            coords_of=lambda num_described: self._coords_of(run_id, epoch, num_described),
+            read_coords=lambda num_described: self._coords(run_id, epoch, num_described),
             window=window,
         )
         if kept is not None:
@@ -224,33 +224,30 @@ class StoreProvider:
     def _sharpened(self, kept: StepPicture) -> StepPicture:
         if not needs_spans(kept):
             return kept
-        part = self.part(
-            kept.run, epoch=kept.epoch, step=kept.step, part=part_of(kept), most=MAX_DRAWN_SPANS
-        )
-        return kept if part is None else drawn_anew(kept, part)
+        part = self.window_spans(kept, max_spans=MAX_REDRAWN_SPANS)
+        return kept if part is None else redraw_window(kept, part)
 
-    def part(
-        self, run_id: str, *, epoch: int, step: int, part: StepPart, most: int
-    ) -> StepTimeline | None:
-        """Return the spans of a part of a step; None where there are none, or more than ``most``.
+    def window_spans(self, picture: StepPicture, *, max_spans: int) -> StepTimeline | None:
+        """Return the spans of a picture's window; None if there are none or too many.
 
         Raises:
             UnknownRunError: The store holds no run of that name.
         """
-        if self._store is None:
+        if self._store is None or picture.window is None:
             return None
         portion = Portion(
-            run_id=run_id,
-            epoch=epoch,
-            step=step,
-            ranks=part.ranks,
-            after_ns=part.bounds_ns[0] + part.begin_ns,
-            before_ns=part.bounds_ns[0] + part.end_ns,
+            run_id=picture.run,
+            epoch=picture.epoch,
+            step=picture.step,
+            ranks=picture.ranks,
+            after_ns=picture.begin_ns + picture.window.begin_ns,
+            before_ns=picture.begin_ns + picture.window.end_ns,
         )
-        info = self._source.run_info(run_id)
-        if not records_groups(info) or not 0 < count_portion(self._store, portion) <= most:
+        info = self._source.run_info(picture.run)
+        if not records_groups(info) or not 0 < count_portion(self._store, portion) <= max_spans:
             return None
-        return read_part(self._store, info, portion, bounds_ns=part.bounds_ns)
+        bounds_ns = (picture.begin_ns, picture.end_ns)
+        return read_part(self._store, info, portion, bounds_ns=bounds_ns)
 
     def drawn_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         """Return a number that changes whenever the kept picture of a step does."""
@@ -259,7 +256,7 @@ class StoreProvider:
         kept = read_kept(self._store, StepPlace(run_id=run_id, epoch=epoch, step=step))
         return 0 if kept is None else kept.revision
 
-    def _coords_of(self, run_id: str, epoch: int, num_described: int) -> dict[int, Coords]:
+    def _coords(self, run_id: str, epoch: int, num_described: int) -> dict[int, Coords]:
         """Return where the ranks stand; kept for the run that was asked for last.
 
         Spans come all the time while a run trains, descriptions at its start: reading those of
@@ -267,14 +264,14 @@ class StoreProvider:
         """
         key = (run_id, num_described, epoch)
         with self._lock:
-            if self._coords[0] == key:
-                return self._coords[1]
+            if self._last_coords[0] == key:
+                return self._last_coords[1]
         incarnation = [
             found for found in self._source.run_info(run_id).epochs if found.epoch == epoch
         ]
         coords = {rank.rank: rank.coords for found in incarnation for rank in found.ranks}
         with self._lock:
-            self._coords = (key, coords)
+            self._last_coords = (key, coords)
         return coords
 
     def heard(self, run_id: str) -> Heard | None:

@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from rankscope.analysis.breakdown.kind_times import kind_times
+from rankscope.analysis.drawing.raster import split_ranks
+from rankscope.analysis.drawing.tiles import TilePlan, plan_tiles
 from rankscope.analysis.drawing.timeline import records_groups, timeline_of
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.collector.arrow_columns import coded_strings, numbers, repeated_string
@@ -31,8 +33,7 @@ from rankscope.tracer.span import KINDS
 from ..sources.arrow_tables import span_table
 from ..sources.store_source import StoreSource
 from ..terminal import lines as terminal
-from .kept_pictures import drawn, plan_of
-from .step_parts import read_part
+from .pictures import make_tiles, read_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from rankscope.collector.read.rollups import OpenStep, Place
     from rankscope.collector.store.store import Store
 
-    from .kept_pictures import Plan
 
 BATCH_SPANS = 131_072
 """Read at once; a step that has more is read in portions of so many. After
@@ -219,12 +219,12 @@ class Rolling:
                 continue  # deleted meanwhile
             timeline = timeline_of(info, own, epoch=step.epoch, step=step.step)
             ranks = np.unique(own.rank).tolist()
-            plan = plan_of(ranks, timeline.coords, num_spans=len(own))
+            plan = plan_tiles(ranks, timeline.coords, num_spans=len(own))
             done = self._closed(info, step, _bounds(timeline), plan, counts=(len(own), len(ranks)))
             tables.append(rollup_rows(info.run_id, done, kind_times(timeline)))
             for ordering in plan.orders:
                 lines = (0, len(plan.blocks(ordering)))
-                pictures += drawn(timeline, plan, _key(done), ordering=ordering, lines=lines)
+                pictures += make_tiles(timeline, plan, _key(done), ordering=ordering, lines=lines)
             closed.append(done)
         if closed:
             write_pixels(self._store, pictures)
@@ -241,13 +241,13 @@ class Rolling:
             rank.rank: rank.coords
             for epoch in info.epochs if epoch.epoch == step.epoch for rank in epoch.ranks
         }  # fmt: skip
-        plan = plan_of(ranks, coords, num_spans=outline.num_all)
+        plan = plan_tiles(ranks, coords, num_spans=outline.num_all)
         counts = (outline.num_all, len(ranks))
         done = self._closed(info, step, (outline.begin_ns, outline.end_ns), plan, counts=counts)
         tables: list[pa.Table] = []
         num_seen = 0
         walks = {ordering: plan.blocks(ordering) for ordering in plan.orders}
-        for ordering, blocks in (walks or {"": [(rank,) for rank in ranks]}).items():
+        for ordering, blocks in (walks or {"": split_ranks(ranks, 1)}).items():
             is_first = not tables
             for lines in portions_of(blocks, num_spans, max_spans=self._batch_spans):
                 own = [rank for block in blocks[lines[0] : lines[1]] for rank in block]
@@ -255,7 +255,7 @@ class Rolling:
                 bounds = (outline.begin_ns, outline.end_ns)
                 part = read_part(self._store, info, portion, bounds_ns=bounds)
                 if walks:
-                    tiles = drawn(part, plan, _key(done), ordering=ordering, lines=lines)
+                    tiles = make_tiles(part, plan, _key(done), ordering=ordering, lines=lines)
                     write_pixels(self._store, tiles)
                 if is_first:
                     tables.append(rollup_rows(info.run_id, done, kind_times(part)))
@@ -270,7 +270,7 @@ class Rolling:
         info: RunInfo,
         step: OpenStep,
         bounds_ns: tuple[int, int],
-        plan: Plan,
+        plan: TilePlan,
         *,
         counts: tuple[int, int],
     ) -> ClosedStep:

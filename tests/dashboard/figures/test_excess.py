@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.report.report import RankStepExcess, StepTimes
-from rankscope.dashboard.figures.excess import excess_figure, excess_note
+from rankscope.dashboard.figures.excess import excess_figure, excess_note, worst_in_blocks
 from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import report, traces
 
@@ -74,3 +74,38 @@ def test_no_steps_draw_an_empty_map() -> None:
     nothing = RankStepExcess(ranks=(), steps=(), excess_ns=np.zeros((0, 0)))
 
     assert np.size(traces(excess_figure(replace(report(), excess=nothing)))[0].z) == 0
+
+
+def excess(*rows: list[float]) -> RankStepExcess:
+    values = np.array(rows, dtype=np.float64)
+    return RankStepExcess(
+        ranks=tuple(range(values.shape[0])),
+        steps=tuple(10 + column for column in range(values.shape[1])),
+        excess_ns=values,
+    )
+
+
+def test_what_fits_keeps_a_cell_for_each_rank_and_step() -> None:
+    shown = worst_in_blocks(excess([1.0, 2.0], [3.0, 4.0]), max_rows=2, max_columns=2)
+
+    assert shown.rank_blocks == ((0, 0), (1, 1))
+    assert shown.step_blocks == ((10, 10), (11, 11))
+    assert shown.excess_ns.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_a_block_shows_its_worst_member_and_unknown_only_where_all_are() -> None:
+    nan = float("nan")
+    shown = worst_in_blocks(
+        excess([1.0, nan, 5.0], [9.0, nan, nan], [nan, nan, 2.0]), max_rows=2, max_columns=3
+    )
+
+    assert shown.rank_blocks == ((0, 1), (2, 2))
+    assert np.array_equal(shown.excess_ns, [[9.0, nan, 5.0], [nan, nan, 2.0]], equal_nan=True)
+
+
+def test_no_ranks_or_steps_make_no_blocks() -> None:
+    nothing = RankStepExcess(ranks=(), steps=(), excess_ns=np.zeros((0, 0)))
+
+    shown = worst_in_blocks(nothing, max_rows=5, max_columns=5)
+
+    assert (shown.rank_blocks, shown.step_blocks, shown.excess_ns.size) == ((), (), 0)

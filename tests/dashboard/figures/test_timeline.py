@@ -1,21 +1,22 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.analysis.drawing.raster import draw_picture
+from rankscope.analysis.drawing.rows import GroupBy, arrange_rows, row_order
 from rankscope.analysis.drawing.timeline import step_timeline
 from rankscope.analysis.trace.tables import GroupInfo
-from rankscope.dashboard.address import GroupBy
 from rankscope.dashboard.figures.timeline import timeline_figure
 from rankscope.dashboard.figures.timeline_hover import hover_texts
 from rankscope.dashboard.figures.timeline_raster import raster_figure, raster_note
-from rankscope.dashboard.figures.timeline_rows import lay_rows, row_order
 from rankscope.dashboard.theme import KIND_COLORS
 from rankscope.tracer.span import Span, SpanFlag, SpanKind, UnixNs
 from rankscope.tracer.topology import Layout
-from tests.support.dashboard.builders import FakeProvider, report, span_table, traces
+from tests.support.dashboard.builders import FakeProvider, report, shades_of, span_table, traces
 from tests.support.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def test_rows_gather_the_ranks_of_one_position(group_by: GroupBy, ranks: tuple[i
 def test_ranks_without_a_known_position_come_last() -> None:
     timeline = step(compute(99, 0, 9), compute(5, 0, 9))
 
-    rows = lay_rows(timeline, GroupBy.PP)
+    rows = arrange_rows(timeline, GroupBy.PP)
 
     assert rows.ranks == (5, 99)
     assert rows.groups == ((0, "PP 1"), (1, "position unknown"))
@@ -115,7 +116,7 @@ def test_ranks_without_a_known_position_come_last() -> None:
 def test_where_no_position_is_known_ranks_stand_in_order_without_groups() -> None:
     timeline = replace(step(compute(2, 0, 9), compute(1, 0, 9)), coords={})
 
-    rows = lay_rows(timeline, GroupBy.PP)
+    rows = arrange_rows(timeline, GroupBy.PP)
 
     assert (rows.ranks, rows.groups) == ((1, 2), ())
 
@@ -123,7 +124,7 @@ def test_where_no_position_is_known_ranks_stand_in_order_without_groups() -> Non
 def test_communication_stands_below_compute_in_its_ranks_row() -> None:
     timeline = step(compute(0, 0, 9), comm(0, 9, 12), compute(1, 0, 9), comm(1, 9, 12))
 
-    centers = lay_rows(timeline, GroupBy.PP).center.tolist()
+    centers = arrange_rows(timeline, GroupBy.PP).center.tolist()
 
     assert -0.5 < centers[0] < centers[1] < 0.5 < centers[2] < centers[3] < 1.5
 
@@ -135,17 +136,17 @@ def test_an_importers_single_track_parts_communication_by_kind() -> None:
         replace(comm(0, 6, 12), track="", kind=SpanKind.DP_COMM, seq=1),
     )
 
-    centers = lay_rows(timeline, GroupBy.PP).center
+    centers = arrange_rows(timeline, GroupBy.PP).center
 
     assert len(set(centers.tolist())) == 3
     assert centers[0] == centers.min()
 
 
 def test_one_rank_with_one_track_fills_its_row() -> None:
-    rows = lay_rows(step(compute(0, 0, 9)), GroupBy.PP)
+    timeline = step(compute(0, 0, 9))
 
-    assert rows.center.tolist() == pytest.approx([0.0], abs=0.03)
-    assert rows.tick_texts == ("rank 0",)
+    assert arrange_rows(timeline, GroupBy.PP).center.tolist() == pytest.approx([0.0], abs=0.03)
+    assert timeline_figure(timeline, GroupBy.PP).layout.yaxis.ticktext == ("rank 0",)
 
 
 def test_hovering_tells_what_is_known_and_leaves_out_the_rest() -> None:
@@ -190,26 +191,28 @@ def test_names_from_outside_are_inert_under_the_pointer() -> None:
 def test_a_crowd_is_drawn_as_areas_and_says_what_a_pixel_is() -> None:
     crowd = report(layout=Layout(pp=8, dp=16, tp=4), slow_rank=77)
     timeline = step_timeline(training_provider(crowd), "demo-42", epoch=0, step=3)
+    picture = draw_picture(timeline, GroupBy.PP)
 
-    figure = raster_figure(timeline, GroupBy.PP)
+    figure = raster_figure(picture, GroupBy.PP)
 
-    assert len(traces(figure)[0].y) == 512
-    assert "Showing 21,504 spans as areas" in raster_note(timeline)
-    assert "Communication shows where nothing was computed." in raster_note(timeline)
-    names = {trace.name for trace in traces(figure)[1:]}
+    assert len(figure["data"][0]["y"]) == 512
+    assert "21,504 spans as a density picture" in raster_note(picture)
+    assert "Communication shows where nothing was computed." in raster_note(picture)
+    names = {trace["name"] for trace in figure["data"][1:]}
     assert names == {"forward", "backward", "optimizer", "tp-comm", "dp-comm", "wait"}
-    assert len(figure.to_json()) < 1_000_000  # of the 2 MB that a browser is sent at most
+    assert len(json.dumps(figure)) < 1_000_000  # of the 2 MB that a browser is sent at most
 
 
 def test_a_pixel_has_the_colour_of_its_kind_and_none_where_nothing_was() -> None:
     # Rank 0 computes 0 to 9 and communicates 9 to 12: three quarters, and the last one.
-    timeline = step(compute(0, 0, 9_000), comm(0, 9_000, 12_000))
-    drawn = traces(raster_figure(timeline, GroupBy.PP))[0]
+    picture = draw_picture(step(compute(0, 0, 9_000), comm(0, 9_000, 12_000)), GroupBy.PP)
+    figure = raster_figure(picture, GroupBy.PP)
+    heatmap, shades = figure["data"][0], shades_of(figure)
 
     def color(line: int, part: float) -> str:
-        value = float(drawn.z[line][int(part * len(drawn.z[line]))])
-        place = (value - drawn.zmin) / (drawn.zmax - drawn.zmin)
-        return next(str(c) for edge, c in reversed(drawn.colorscale) if edge <= place)
+        value = float(shades[line][int(part * len(shades[line]))])
+        place = (value - heatmap["zmin"]) / (heatmap["zmax"] - heatmap["zmin"])
+        return next(str(c) for edge, c in reversed(heatmap["colorscale"]) if edge <= place)
 
     forward, tp_comm = (KIND_COLORS[kind] for kind in (SpanKind.FORWARD, SpanKind.TP_COMM))
     assert color(0, 0.5) == rgba(forward)
@@ -223,9 +226,9 @@ def rgba(color: str) -> str:
 
 
 def test_few_ranks_have_two_lines_each_as_areas() -> None:
-    timeline = step(compute(0, 0, 9), comm(0, 9, 12))
+    picture = draw_picture(step(compute(0, 0, 9), comm(0, 9, 12)), GroupBy.PP)
 
-    labels = list(traces(raster_figure(timeline, GroupBy.PP))[0].y)
+    labels = raster_figure(picture, GroupBy.PP)["data"][0]["y"]
 
     assert labels == ["rank 0", "rank 0, communication"]
-    assert "the lower communication" in raster_note(timeline)
+    assert "the lower communication" in raster_note(picture)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rankscope.analysis.drawing.picture import Window
+from rankscope.analysis.drawing.raster import Window
 from rankscope.dashboard.address import Page, View, read_address, write_address
 from rankscope.dashboard.pages.timeline_zoom import WHOLE, zoomed
 

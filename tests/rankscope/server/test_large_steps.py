@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.drawing.picture import picture_of
+from rankscope.analysis.drawing.raster import draw_picture
+from rankscope.analysis.drawing.rows import GroupBy
 from rankscope.analysis.drawing.timeline import step_timeline
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.read.pictures import StepPlace
 from rankscope.collector.store.store import Store, open_store
-from rankscope.dashboard.address import GroupBy, Page, View
-from rankscope.dashboard.figures.timeline_raster import MAX_ROWS, NUM_BINS
-from rankscope.dashboard.figures.timeline_rows import row_order
+from rankscope.dashboard.address import Page, View
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.server import provider as provider_module
 from rankscope.server.background_jobs import Aside
-from rankscope.server.large_steps import LargeSteps, draw_in_portions
+from rankscope.server.pictures import LargeSteps, draw_in_portions
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.simulation import store_simulation
@@ -51,7 +50,7 @@ def test_a_picture_drawn_in_portions_is_the_one_that_all_spans_give(
 ) -> None:
     source = StoreSource(store)
     timeline = step_timeline(source, RUN, epoch=0, step=0)
-    whole = picture_of(timeline, row_order(timeline, by), max_rows=MAX_ROWS, num_bins=NUM_BINS)
+    whole = draw_picture(timeline, by)
 
     drawn = draw_in_portions(
         store, source.run_info(RUN), PLACE, group_by=by, portion_spans=portion_spans
@@ -86,7 +85,7 @@ def test_a_page_of_a_large_step_fills_without_holding_its_spans(
     # WHEN a page asks for it, THEN it says what it waits for, and shows it in time
     assert "Drawing step 0 of run 'wide'" in words(timeline_page(provider, view, base_path="/"))
     give_up_s = time.monotonic() + PATIENCE_S
-    while "spans as areas" not in (shown := words(timeline_page(provider, view, base_path="/"))):
+    while "density picture" not in (shown := words(timeline_page(provider, view, base_path="/"))):
         assert time.monotonic() < give_up_s, "it was never drawn"
     assert "spans of 1,025 ranks, epoch 0" in shown
 

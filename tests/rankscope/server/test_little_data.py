@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
+from rankscope.analysis.drawing.rows import GroupBy
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.analysis.trace.tables import RunSummary
-from rankscope.dashboard.address import GroupBy, Page, View
+from rankscope.dashboard.address import Page, View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.server.provider import StoreProvider

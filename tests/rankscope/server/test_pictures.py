@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rankscope.analysis.drawing.picture import Window, picture_of
-from rankscope.analysis.drawing.raster import step_raster
+from rankscope.analysis.drawing.raster import NUM_BINS, Window, draw_picture, draw_raster
+from rankscope.analysis.drawing.rows import GroupBy, row_order
+from rankscope.analysis.drawing.tiles import Level, finest_zooms
 from rankscope.analysis.drawing.timeline import StepTimeline, step_timeline
 from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.read.pictures import (
-    TILES_PER_ZOOM,
-    Area,
-    Level,
+    PictureLevel,
     StepKey,
     StepPlace,
     read_kept,
@@ -23,17 +22,9 @@ from rankscope.collector.read.pictures import (
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import DAY_NS, Retention
 from rankscope.collector.store.store import Store, open_store
-from rankscope.dashboard.address import GroupBy, Page, View
-from rankscope.dashboard.figures.timeline_raster import (
-    MAX_ROWS,
-    NUM_BINS,
-    picture_document,
-    picture_figure,
-    raster_figure,
-)
-from rankscope.dashboard.figures.timeline_rows import row_order
+from rankscope.dashboard.address import Page, View
+from rankscope.dashboard.figures.timeline_raster import raster_figure
 from rankscope.dashboard.pages.timeline import timeline_page
-from rankscope.server.kept_pictures import zooms_of
 from rankscope.server.pictures import read_picture
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
@@ -43,14 +34,12 @@ from rankscope.sources.store_source import StoreSource
 from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import simulate
 from tests.dashboard.pages.test_overview import words
-from tests.support.dashboard.builders import traces
 from tests.support.receiver import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.analysis.drawing.picture import StepPicture
-    from rankscope.analysis.drawing.raster import StepRaster
+    from rankscope.analysis.drawing.raster import StepPicture, StepRaster
     from rankscope.collector.read.pictures import Pixels
 
 FEW, MANY, DEEP = "few", "many", "deep"
@@ -94,11 +83,11 @@ def picture_in(
         rank.rank: rank.coords for rank in StoreSource(store).run_info(run_id).epochs[0].ranks
     }
     return read_picture(
-        store, place_of(run_id), group_by=by, coords_of=lambda _: coords, window=window
+        store, place_of(run_id), group_by=by, read_coords=lambda _: coords, window=window
     )
 
 
-def assert_every_level_is_what_spans_give(store: Store, run_id: str) -> list[Level]:
+def assert_every_level_is_what_spans_give(store: Store, run_id: str) -> list[PictureLevel]:
     """Compare each kept cell of a step with one drawn from its spans; return what was kept."""
     timeline = timeline_in(store, run_id)
     kept = read_kept(store, place_of(run_id))
@@ -108,16 +97,18 @@ def assert_every_level_is_what_spans_give(store: Store, run_id: str) -> list[Lev
     compared = []
     for by in GroupBy:
         ranks = row_order(timeline, by)
-        zooms = zooms_of(num_spans=kept.num_spans, num_ranks=kept.num_ranks)
+        zooms = finest_zooms(num_spans=kept.num_spans, num_ranks=kept.num_ranks)
         for line_ranks, max_zoom in zooms.items():
             num_lines = -(-len(ranks) // line_ranks)
             for zoom in range(max_zoom + 1):
-                level = Level(ordering=kept.orderings[by], line_ranks=line_ranks, zoom=zoom)
-                num_tiles = TILES_PER_ZOOM**zoom
-                pixels = read_pixels(store, key, level, Area(end_tile=num_tiles))
+                level = PictureLevel(ordering=kept.orderings[by], line_ranks=line_ranks, zoom=zoom)
+                num_tiles = Level(line_ranks, zoom).num_tiles
+                pixels = read_pixels(
+                    store, key, level, tiles=range(num_tiles), lines=range(num_lines)
+                )
                 assert pixels is not None, level
                 num_bins = NUM_BINS * num_tiles
-                fresh = step_raster(timeline, ranks, max_rows=num_lines, num_bins=num_bins)
+                fresh = draw_raster(timeline, ranks, max_lines=num_lines, num_bins=num_bins)
                 assert_equal_cells(pixels, fresh)
                 compared.append(level)
     return compared
@@ -199,13 +190,10 @@ def test_the_figure_is_the_one_that_spans_give(store: Store, run_id: str, by: Gr
     kept = picture_in(store, run_id, by)
 
     assert kept is not None
-    fresh = picture_of(timeline, row_order(timeline, by), max_rows=MAX_ROWS, num_bins=NUM_BINS)
+    fresh = draw_picture(timeline, by)
     assert kept.raster.edges_ns.tolist() == fresh.raster.edges_ns.tolist()
     assert (kept.num_spans, kept.num_ranks) == (fresh.num_spans, fresh.num_ranks)
-    drawn, again = (traces(f)[0].z for f in (picture_figure(kept, by), raster_figure(timeline, by)))
-    assert np.array_equal(drawn, again)
-    sent = picture_document(kept, by)["data"][0]["z"]
-    assert sent["shape"] == f"{drawn.shape[0]}, {drawn.shape[1]}"
+    assert raster_figure(kept, by)["data"][0] == raster_figure(fresh, by)["data"][0]
 
 
 def test_a_part_of_a_step_comes_from_a_finer_level(store: Store) -> None:
@@ -222,7 +210,7 @@ def test_a_part_of_a_step_comes_from_a_finer_level(store: Store) -> None:
     num_bins = part.raster.compute.kind.shape[1]
     assert NUM_BINS <= num_bins <= NUM_BINS + 2  # the step's picture has 225 there
     timeline = timeline_in(store, DEEP)
-    fresh = step_raster(timeline, part.ranks, max_rows=2, num_bins=4 * NUM_BINS)
+    fresh = draw_raster(timeline, part.ranks, max_lines=2, num_bins=4 * NUM_BINS)
     first = fresh.edges_ns.tolist().index(part.raster.edges_ns[0])
     assert np.array_equal(part.raster.compute.kind, fresh.compute.kind[:, first : first + num_bins])
 
@@ -230,13 +218,13 @@ def test_a_part_of_a_step_comes_from_a_finer_level(store: Store) -> None:
 def test_finer_levels_are_kept_while_several_spans_fall_on_each_of_their_pixels() -> None:
     # 12,288 ranks on 512 lines of 24: 460,800 pixels; four times as many by cutting either way,
     # twelve times on lines of two.
-    assert zooms_of(num_spans=7_372_799, num_ranks=12_288) == {24: 0}
-    assert zooms_of(num_spans=7_372_800, num_ranks=12_288) == {24: 1, 6: 0}
-    assert zooms_of(num_spans=24_576_000, num_ranks=12_288) == {24: 1, 6: 0, 2: 0}
-    assert zooms_of(num_spans=20_000, num_ranks=1) == {1: 1}
+    assert finest_zooms(num_spans=7_372_799, num_ranks=12_288) == {24: 0}
+    assert finest_zooms(num_spans=7_372_800, num_ranks=12_288) == {24: 1, 6: 0}
+    assert finest_zooms(num_spans=24_576_000, num_ranks=12_288) == {24: 1, 6: 0, 2: 0}
+    assert finest_zooms(num_spans=20_000, num_ranks=1) == {1: 1}
     # Finer lines lie within coarser ones, whatever their number.
     for num_ranks in range(1, 9_000, 7):
-        sizes = list(zooms_of(num_spans=10**9, num_ranks=num_ranks))
+        sizes = list(finest_zooms(num_spans=10**9, num_ranks=num_ranks))
         assert all(coarse % fine == 0 for coarse, fine in itertools.pairwise(sizes))
         assert sizes[-1] == 1
 
@@ -251,7 +239,7 @@ def test_the_page_shows_it_without_reading_a_span(store: Store) -> None:
     page = timeline_page(provider, View(page=Page.TIMELINE, run=FEW, step=0), base_path="/")
 
     assert "spans of 256 ranks, epoch 0" in words(page)
-    assert "spans as areas" in words(page)
+    assert "spans as a density picture" in words(page)
 
 
 def test_a_window_of_few_spans_shows_each_of_them_with_its_wait(store: Store) -> None:
@@ -264,7 +252,7 @@ def test_a_window_of_few_spans_shows_each_of_them_with_its_wait(store: Store) ->
 
     assert "A part of the step" in words(page)
     assert "8 ranks" in words(page)
-    assert "as areas" not in words(page)
+    assert "density picture" not in words(page)
     whole = timeline_in(store, FEW)
     part = picture_in(store, FEW, window=window)
     assert part is not None
@@ -304,7 +292,7 @@ def test_a_step_that_bars_can_carry_has_none(store: Store) -> None:
 
     assert picture_in(store, "small") is None
     nobody = StepPlace(run_id="nobody", epoch=0, step=0)
-    assert read_picture(store, nobody, group_by=GroupBy.PP, coords_of=lambda _: {}) is None
+    assert read_picture(store, nobody, group_by=GroupBy.PP, read_coords=lambda _: {}) is None
 
 
 def test_a_deleted_run_takes_its_pictures_along(store: Store) -> None:

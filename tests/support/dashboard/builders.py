@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +37,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import plotly.graph_objects as go
+    from numpy.typing import NDArray
 
-    from rankscope.analysis.drawing.picture import StepPart, StepPicture, Window
+    from rankscope.analysis.drawing.raster import StepPicture, Window
+    from rankscope.analysis.drawing.rows import GroupBy
     from rankscope.analysis.report.liveness import Heard
     from rankscope.analysis.report.progress import Failed, UnderWay
-    from rankscope.dashboard.address import GroupBy
 
 
 def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] = ()) -> SpanTable:
@@ -137,10 +139,8 @@ class FakeProvider:
         self._check(run_id)
         return None
 
-    def part(
-        self, run_id: str, *, epoch: int, step: int, part: StepPart, most: int
-    ) -> StepTimeline | None:
-        raise NotImplementedError("there are no pictures to look into")
+    def window_spans(self, picture: StepPicture, *, max_spans: int) -> StepTimeline | None:
+        raise NotImplementedError("no picture has a window here")
 
     def drawn_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         self._check(run_id)
@@ -328,3 +328,10 @@ def _starved(slow_rank: int | None, coords: dict[int, Coords]) -> tuple[Starved,
 def traces(figure: go.Figure) -> list[Any]:
     """Return the figure's traces; what plotly adds to each kind of them has no static type."""
     return list(figure.data)
+
+
+def shades_of(figure: dict[str, Any]) -> NDArray[np.uint8]:
+    """Return the shades of a figure of pixels, shape (lines, bins)."""
+    packed = figure["data"][0]["z"]
+    shape = [int(size) for size in packed["shape"].split(",")]
+    return np.frombuffer(b64decode(packed["bdata"]), np.uint8).reshape(shape)

@@ -1,0 +1,128 @@
+"""Rows of a timeline: the order of the ranks, their groups, and the lanes of their tracks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankscope.tracer.span import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from rankscope.tracer.topology import Coords
+
+    from .timeline import StepTimeline
+
+_ROW_FILL = 0.86
+_COMPUTE_SHARE = 0.5
+_LANE_FILL = 0.94
+
+
+class GroupBy(StrEnum):
+    """The axis by whose position the rows are grouped."""
+
+    PP = "pp"
+    DP = "dp"
+    TP = "tp"
+    RANK = "rank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows, numbered from 0 at the top, and the place of every span on them."""
+
+    ranks: tuple[int, ...]
+    """From the top; the ranks of a group are neighbours."""
+
+    center: NDArray[np.float64]
+    """Shape (spans,): middle of the span's lane, in rows."""
+
+    height: NDArray[np.float64]
+    """Shape (spans,): thickness of the lane, in rows."""
+
+    groups: tuple[tuple[int, str], ...]
+    """First row and name of each group; empty if nothing is grouped."""
+
+
+def row_order(timeline: StepTimeline, group_by: GroupBy) -> tuple[int, ...]:
+    """Return the ranks of the step from the top; see `rank_order`."""
+    return rank_order(np.unique(timeline.spans.rank).tolist(), timeline.coords, group_by)
+
+
+def rank_order(
+    ranks: Iterable[int], coords: dict[int, Coords], group_by: GroupBy
+) -> tuple[int, ...]:
+    """Return ranks from the top: by the grouped axis, then the others, then rank.
+
+    Ranks of unknown position come last.
+    """
+
+    def place(rank: int) -> tuple[int, ...]:
+        at = coords.get(rank)
+        if group_by is GroupBy.RANK or at is None:
+            return (at is None, 0, 0, 0, 0, rank)
+        return (0, getattr(at, group_by.value), at.pp, at.dp, at.tp, rank)
+
+    return tuple(sorted(ranks, key=place))
+
+
+def group_starts(
+    ranks: tuple[int, ...], coords: dict[int, Coords], group_by: GroupBy
+) -> tuple[tuple[int, str], ...]:
+    """Return the first row and the name of each group; nothing if nothing can be grouped."""
+    if group_by is GroupBy.RANK or coords.keys().isdisjoint(ranks):
+        return ()
+    groups: list[tuple[int, str]] = []
+    for row, rank in enumerate(ranks):
+        at = coords.get(rank)
+        label = "position unknown"
+        if at is not None:
+            label = f"{group_by.value.upper()} {getattr(at, group_by.value)}"
+        if not groups or groups[-1][1] != label:
+            groups.append((row, label))
+    return tuple(groups)
+
+
+def arrange_rows(timeline: StepTimeline, group_by: GroupBy) -> Rows:
+    """Give each rank a row and each of its tracks a lane, compute above communication.
+
+    Tracks with communication share the lower part of every row in the same order, so that one
+    kind of traffic has the same height in all rows.
+    """
+    ranks = row_order(timeline, group_by)
+    from_top = np.array(ranks, dtype=np.int64)
+    ascending = np.argsort(from_top)
+    row = ascending[np.searchsorted(from_top[ascending], timeline.spans.rank)]
+    top, height = _lanes(timeline)
+    return Rows(
+        ranks=ranks,
+        center=row - _ROW_FILL / 2 + top + height / 2,
+        height=height,
+        groups=group_starts(ranks, timeline.coords, group_by),
+    )
+
+
+def _lanes(timeline: StepTimeline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return top and height of each span's lane within its row, shape (spans,) each."""
+    spans = timeline.spans
+    comm = timeline.communication & (spans.depth == 0)
+    # An imported trace without tracks has one for everything: split its communication by kind.
+    mixed = np.isin(spans.track, np.intersect1d(spans.track[comm], spans.track[~comm]))
+    lane = spans.track.astype(np.int64) * (len(KINDS) + 1)
+    lane += np.where(comm & mixed, spans.kind.astype(np.int64) + 1, 0)
+    lower = np.unique(lane[comm]).tolist()
+    upper = sorted(set(lane.tolist()) - set(lower))
+    top, height = np.zeros(len(spans)), np.zeros(len(spans))
+    share = _COMPUTE_SHARE if upper and lower else float(bool(upper))
+    for lanes, begin, size in ((upper, 0.0, share), (lower, share, 1 - share)):
+        for place, one in enumerate(lanes):
+            thickness = size * _ROW_FILL / len(lanes)
+            top[lane == one] = begin * _ROW_FILL + place * thickness
+            height[lane == one] = thickness * _LANE_FILL
+    return top, height
