@@ -1,4 +1,4 @@
-"""The verdict: one sentence that a person woken at night reads first."""
+"""The diagnosis of a run in a sentence or three: who is slow, who is held up, what fixing saves."""
 
 from __future__ import annotations
 
@@ -6,76 +6,102 @@ from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import NS_PER_S
 
-from .report.text import format_duration, format_percent, format_ranks
+from .report.text import format_count, format_duration, format_percent, format_ranks, format_steps
 
 if TYPE_CHECKING:
     from .report.report import Finding, RunReport
 
+MIN_GAIN_RATIO = 0.005
+"""Share of the lost time below which the verdict mentions no gain: it would read as 0 %."""
 
-LEAST_GAIN = 0.005
-"""Share of the lost time below which nothing is said of a gain."""
+MIN_WAIT_RATIO = 0.01
+"""Share of a step that a rank must wait for a culprit to count as held up."""
 
 VERBS = {
-    "slow-compute": ("is truly slow", "are truly slow"),
-    "clock-throttle": ("is slow: its clock is throttled", "are slow: their clocks are throttled"),
-    "slow-link": ("has a slow connection", "are joined by a slow link"),
-    "host-stall": ("launches late: its host stalls", "launch late: their host stalls"),
-    "data-stall": ("waits for its input", "wait for their input"),
-    "launch-skew": ("enters collectives late", "enter collectives late, now one and now another"),
-    "misconfiguration": ("is configured unlike the others", "are configured unlike the others"),
+    "slow-compute": ("computes slower than its peers", "compute slower than their peers"),
+    "clock-throttle": (
+        "is slow because its clock is throttled",
+        "are slow because their clocks are throttled",
+    ),
+    "slow-link": ("has a slow link", "share a slow link"),
+    "host-stall": (
+        "launches late because its host stalls",
+        "launch late because their host stalls",
+    ),
+    "data-stall": ("waits for input", "wait for input"),
+    "launch-skew": ("enters collectives late", "take turns in entering collectives late"),
+    "expert-imbalance": (
+        "has experts that get more tokens than others",
+        "have experts that get more tokens than others",
+    ),
+    "misconfiguration": (
+        "is configured differently from the other ranks",
+        "are configured differently from the other ranks",
+    ),
     "crash": ("failed first", "failed first"),
-    "hang": ("hangs, and all others wait for it", "hang, and all others wait for them"),
+    "hang": ("hangs", "hang"),
 }
-"""What is wrong with one rank, and with several."""
+"""What is wrong with one rank, and with several; `slow-compute` if the cause is not listed."""
 
-WHAT = {
-    "gc-pause": "Garbage collection stops ranks in turn, and all wait for each of them",
+SUBJECTLESS = {
+    "gc-pause": "Garbage collection pauses ranks in turn, and each pause holds up all others",
     "network-degradation": "The network is slow",
     "sequence-imbalance": "Micro-batches of unequal length make ranks wait for each other",
-    "layout": "The parallel layout itself costs time",
-    "launch-skew": "Ranks enter collectives late, now one and now another",
-    "data-stall": "The job waits for its input",
+    "layout": "The parallel layout costs time",
+    "launch-skew": "Ranks take turns in entering collectives late",
+    "data-stall": "The whole job waits for input",
     "checkpoint": "Checkpoints take time",
-    "misconfiguration": "The job is configured unlike before",
+    "misconfiguration": "The configuration differs from the previous run",
 }
-NOT_OF_RANKS = frozenset({"gc-pause", "network-degradation", "sequence-imbalance", "layout"})
-"""Causes that are no matter of the ranks they show on."""
+"""The same if the finding names no rank, or if its ranks are not to blame (`BLAMELESS`)."""
 
-ONE_THING = NOT_OF_RANKS | {"stage-imbalance", "slow-link"}
-"""Causes whose sentence speaks of one thing, however many ranks it names."""
+BLAMELESS = frozenset({"gc-pause", "network-degradation", "sequence-imbalance", "layout"})
+"""Causes that show on ranks and are not caused by them."""
+
+SINGULAR = BLAMELESS | {"stage-imbalance", "slow-link"}
+"""Causes whose sentence is about one thing, however many ranks it names."""
 
 ENDINGS = frozenset({"crash", "hang"})
-"""Causes for which the waits of the steps before tell nothing."""
+"""Causes that end the job: the waits of the steps before are not about them."""
+
+AXIS_NAMES = {
+    "dp": "data-parallel",
+    "tp": "tensor-parallel",
+    "pp": "pipeline",
+    "cp": "context-parallel",
+}
 
 
 def verdict_sentence(report: RunReport) -> str:
-    """Say which rank is truly slow, which only wait for it, and what mending it would win."""
+    """Return the verdict: the top finding, the ranks that it holds up, and what a fix saves."""
     finding = report.top_finding
     if finding.cause == "healthy":
-        beside = ", ".join(sorted({other.cause for other in report.findings[1:]}))
-        return f"Healthy: {finding.evidence}." + (f" Told beside it: {beside}." if beside else "")
+        others = ", ".join(sorted({other.cause for other in report.findings[1:]}))
+        return f"Healthy: {finding.evidence}." + (f" Also found: {others}." if others else "")
     if finding.cause == "insufficient-evidence":
         return f"Insufficient evidence: {finding.evidence}."
-    others = len(report.findings) - 1
-    more = f" {others} more finding{'s' * (others > 1)} below." if others else ""
-    return f"{_subject(report, finding)}{_starved(report, finding)}{_gain(report, finding)}{more}"
-
-
-def _subject(report: RunReport, finding: Finding) -> str:
-    when = ""
-    if finding.steps is not None and finding.steps != (report.steps[0], report.steps[-1]):
-        first, last = finding.steps
-        when = f" in step {first}" if first == last else f" in steps {first} to {last}"
-    if finding.cause == "stage-imbalance":
-        stage = report.coords[finding.ranks[0]].pp
-        return f"Stage {stage} has more work than the others ({format_ranks(finding.ranks)}){when}."
-    if finding.cause in NOT_OF_RANKS or not finding.ranks:
-        return f"{WHAT[finding.cause]} ({finding.cause}){when}."
-    return f"{_culprit(report, finding)} {_verb(finding)}{when} ({finding.cause})."
+    num_others = len(report.findings) - 1
+    more = f" {format_count(num_others, 'more finding')} below." if num_others else ""
+    return f"{_culprit(report, finding)}{_held_up(report, finding)}{_gain(report, finding)}{more}"
 
 
 def _culprit(report: RunReport, finding: Finding) -> str:
-    """Name who is at fault, a single one with its place in the layout."""
+    """Return what is wrong, with whom, in which steps."""
+    when = ""
+    if finding.steps is not None and finding.steps != (report.steps[0], report.steps[-1]):
+        when = f" in {format_steps(finding.steps)}"
+    if finding.cause == "stage-imbalance":
+        stage = report.coords[finding.ranks[0]].pp
+        return f"Stage {stage} has more work than the others ({format_ranks(finding.ranks)}){when}."
+    if finding.cause in BLAMELESS or not finding.ranks:
+        return f"{SUBJECTLESS[finding.cause]} ({finding.cause}){when}."
+    if finding.cause == "slow-link" and (link := _link(report, finding.ranks)):
+        return f"{link} is slow{when} (slow-link)."
+    return f"{_ranks_at_fault(report, finding)} {_verb(finding)}{when} ({finding.cause})."
+
+
+def _ranks_at_fault(report: RunReport, finding: Finding) -> str:
+    """Return the ranks, a single one with its position in the layout."""
     name = format_ranks(finding.ranks)
     coords = report.coords.get(finding.ranks[0])
     if coords is not None and report.has_layout and len(finding.ranks) == 1:
@@ -88,50 +114,71 @@ def _culprit(report: RunReport, finding: Finding) -> str:
     return f"{name[0].upper()}{name[1:]}"
 
 
+def _link(report: RunReport, ranks: tuple[int, ...]) -> str:
+    """Return the link between two ranks, or the group of more; empty for one rank or no group."""
+    if len(ranks) == 2:  # noqa: PLR2004
+        return f"The link between {format_ranks(ranks)}"
+    coords = [report.coords[rank].to_dict() for rank in ranks if rank in report.coords]
+    sizes = {axis: report.layout.to_dict()[axis] for axis in AXIS_NAMES}
+    varying = [axis for axis in sizes if len({each[axis] for each in coords}) > 1]
+    if not report.has_layout or len(varying) != 1 or len(coords) != sizes[varying[0]]:
+        return ""
+    fixed = ", ".join(
+        f"{'stage' if axis == 'pp' else axis} {coords[0][axis]}"
+        for axis in ("pp", "dp", "tp", "cp")
+        if axis != varying[0] and sizes[axis] > 1
+    )
+    group = f"{AXIS_NAMES[varying[0]]} group" + (f" ({fixed})" if fixed else "")
+    return f"A link of {group}, {format_count(len(ranks), 'rank')},"
+
+
 def _verb(finding: Finding) -> str:
     one, several = VERBS.get(finding.cause, VERBS["slow-compute"])
     return one if len(finding.ranks) == 1 else several
 
 
-def _starved(report: RunReport, finding: Finding) -> str:
-    culprits = set(finding.ranks)
-    if finding.cause in NOT_OF_RANKS | ENDINGS:
+def _held_up(report: RunReport, finding: Finding) -> str:
+    """Return how many ranks wait for the culprits, and which one loses most."""
+    pronoun = _pronoun(finding)
+    if finding.cause == "hang":
+        return f" All other ranks wait for {pronoun}."
+    if finding.cause in BLAMELESS | ENDINGS:
         return ""
-    waiting = [
+    culprits = set(finding.ranks)
+    lost = [
         (entry.rank, sum(part.ratio for part in entry.waits_on if part.rank in culprits))
         for entry in report.starved
         if entry.rank not in culprits
     ]
-    waiting = [(rank, share) for rank, share in waiting if share >= 0.01]  # noqa: PLR2004
-    if not waiting:
+    lost = [(rank, ratio) for rank, ratio in lost if ratio >= MIN_WAIT_RATIO]
+    if not lost:
         return ""
-    rank, worst = max(waiting, key=lambda entry: entry[1])
-    what = _pronoun(finding)
-    if len(waiting) == 1:
-        return f" Rank {rank} only waits for {what}, {format_percent(worst)} of its step."
+    rank, most = max(lost, key=lambda entry: entry[1])
+    if len(lost) == 1:
+        return f" Rank {rank} is held up by {pronoun} ({format_percent(most)} of each step)."
     return (
-        f" {len(waiting):,} other ranks only wait for {what},"
-        f" rank {rank} most: {format_percent(worst)} of its step."
+        f" {format_count(len(lost), 'rank')} are held up by {pronoun};"
+        f" rank {rank} loses most ({format_percent(most)} of each step)."
     )
 
 
 def _pronoun(finding: Finding) -> str:
-    """Stand in for the subject: several ranks, or one rank, stage, link, network, ..."""
-    is_one = len(finding.ranks) == 1 or finding.cause in ONE_THING or not finding.ranks
+    is_one = len(finding.ranks) == 1 or finding.cause in SINGULAR or not finding.ranks
     return "it" if is_one else "them"
 
 
 def _gain(report: RunReport, finding: Finding) -> str:
-    if finding.recoverable_ratio is None or finding.slowdown is None:
+    """Return what fixing the finding would save; empty if that is unknown or next to nothing."""
+    ratio = finding.recoverable_ratio
+    if ratio is None or finding.slowdown is None or ratio < MIN_GAIN_RATIO:
         return ""
-    share = finding.recoverable_ratio
-    if share < LEAST_GAIN:
-        return ""
-    part = "all" if share >= 1.0 else format_percent(share)
-    lost = ""
+    fixing = f" Fixing {_pronoun(finding)} would"
     times = report.step_time_s
-    if times.actual is not None and times.ideal is not None:
-        # The share is of the full replay, launch gaps included, which is the recorded time.
-        won = share * (times.actual - times.ideal)
-        lost = f", {format_duration(won * NS_PER_S)} a step"
-    return f" Mending {_pronoun(finding)} wins back {part} of the time lost to slowness{lost}."
+    if not times.actual or times.ideal is None:
+        return f"{fixing} recover {format_percent(ratio)} of the time lost to stragglers."
+    # The ratio is of the full replay, launch gaps included: that is the recorded time.
+    saved = ratio * (times.actual - times.ideal)
+    return (
+        f"{fixing} save {format_duration(saved * NS_PER_S)} per step"
+        f" ({format_percent(saved / times.actual)})."
+    )

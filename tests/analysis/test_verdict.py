@@ -6,12 +6,12 @@ import pytest
 
 from rankscope.analysis.report.report import Finding, RunReport, Starved, StepTimes, WaitsOn
 from rankscope.analysis.verdict import verdict_sentence
-from rankscope.tracer.topology import Layout
+from rankscope.tracer.topology import Coords, Layout
 from tests.support.dashboard.builders import report
 
 
-def told(cause: str, ranks: tuple[int, ...], *, waiting: tuple[int, ...] = (0,)) -> RunReport:
-    """GIVEN a step of 2.0 s that would be 1.0 s, a tenth of which others wait for rank 5."""
+def diagnosed(cause: str, ranks: tuple[int, ...], *, waiting: tuple[int, ...] = (0,)) -> RunReport:
+    """Return a diagnosis: a step takes 2 s, ideally 1; ranks wait for rank 5 for 10 % of it."""
     finding = Finding(
         cause=cause,
         ranks=ranks,
@@ -29,51 +29,88 @@ def told(cause: str, ranks: tuple[int, ...], *, waiting: tuple[int, ...] = (0,))
     return replace(report(), findings=(finding,), starved=starved, step_time_s=times)
 
 
-def test_others_wait_for_one_rank_and_mending_it_wins() -> None:
-    assert verdict_sentence(told("slow-compute", (5,))) == (
-        "Rank 5 (dp 0, stage 1, tp 1) is truly slow (slow-compute)."
-        " Rank 0 only waits for it, 10 % of its step."
-        " Mending it wins back 50 % of the time lost to slowness, 500 ms a step."
+def test_one_rank_is_held_up_by_another_and_a_fix_saves_time() -> None:
+    assert verdict_sentence(diagnosed("slow-compute", (5,))) == (
+        "Rank 5 (dp 0, stage 1, tp 1) computes slower than its peers (slow-compute)."
+        " Rank 0 is held up by it (10 % of each step)."
+        " Fixing it would save 500 ms per step (25 %)."
     )
 
 
-def test_others_wait_for_several_ranks_and_mending_them_wins() -> None:
-    sentence = verdict_sentence(told("host-stall", (5, 7), waiting=(0, 1)))
+def test_several_ranks_are_held_up_by_several() -> None:
+    sentence = verdict_sentence(diagnosed("host-stall", (5, 7), waiting=(0, 1)))
 
     assert sentence == (
-        "Ranks 5 and 7 launch late: their host stalls (host-stall)."
-        " 2 other ranks only wait for them, rank 0 most: 10 % of its step."
-        " Mending them wins back 50 % of the time lost to slowness, 500 ms a step."
+        "Ranks 5 and 7 launch late because their host stalls (host-stall)."
+        " 2 ranks are held up by them; rank 0 loses most (10 % of each step)."
+        " Fixing them would save 500 ms per step (25 %)."
     )
 
 
 @pytest.mark.parametrize("cause", ["stage-imbalance", "slow-link"])
 def test_a_stage_and_a_link_are_one_thing_though_they_have_several_ranks(cause: str) -> None:
-    sentence = verdict_sentence(told(cause, (5, 7)))
+    sentence = verdict_sentence(diagnosed(cause, (5, 7)))
 
-    assert "Rank 0 only waits for it, 10 % of its step." in sentence
-    assert "Mending it wins back" in sentence
+    assert "Rank 0 is held up by it (10 % of each step)." in sentence
+    assert "Fixing it would save" in sentence
+
+
+@pytest.mark.parametrize(
+    ("ranks", "subject"),
+    [
+        ((5,), "Rank 5 (dp 0, stage 1, tp 1) has a slow link"),
+        ((5, 7), "The link between ranks 5 and 7 is slow"),
+        ((0, 2, 4, 6), "Ranks 0, 2, 4 and 6 share a slow link"),
+    ],
+)
+def test_a_slow_link_is_named_by_its_ends(ranks: tuple[int, ...], subject: str) -> None:
+    assert verdict_sentence(diagnosed("slow-link", ranks)).startswith(f"{subject} (slow-link).")
+
+
+def test_a_slow_link_of_a_whole_group_is_named_by_the_group() -> None:
+    layout = Layout(dp=4, pp=2, tp=2)
+    coords = {rank: Coords(dp=rank // 2 % 4, pp=rank // 8, tp=rank % 2) for rank in range(16)}
+    slow = replace(
+        diagnosed("slow-link", (8, 10, 12, 14)), layout=layout, coords=coords, world_size=16
+    )
+
+    assert verdict_sentence(slow).startswith(
+        "A link of data-parallel group (stage 1, tp 0), 4 ranks, is slow (slow-link)."
+    )
 
 
 def test_many_waiting_ranks_are_counted_with_a_separator() -> None:
     layout = Layout(dp=1537, pp=4, tp=2)
     waiting = tuple(rank for rank in range(12_296) if rank not in (5, 7))
-    many = replace(told("slow-compute", (5, 7), waiting=waiting), layout=layout, world_size=12_296)
+    many = diagnosed("slow-compute", (5, 7), waiting=waiting)
 
-    assert "12,294 other ranks only wait for them" in verdict_sentence(many)
+    sentence = verdict_sentence(replace(many, layout=layout, world_size=12_296))
+
+    assert "12,294 ranks are held up by them" in sentence
 
 
 @pytest.mark.parametrize(
-    ("cause", "said"),
+    ("cause", "sentence"),
     [
-        ("hang", "hangs, and all others wait for it in step 12 (hang)."),
+        ("hang", "hangs in step 12 (hang). All other ranks wait for it."),
         ("crash", "failed first in step 12 (crash)."),
     ],
 )
-def test_how_a_job_ended_names_the_step_and_no_waits_of_those_before(cause: str, said: str) -> None:
-    made = told(cause, (5,))
+def test_how_a_job_ended_names_the_step_and_no_waits_of_those_before(
+    cause: str, sentence: str
+) -> None:
+    made = diagnosed(cause, (5,))
     ended = replace(made.findings[0], steps=(12, 12), recoverable_ratio=None)
 
-    sentence = verdict_sentence(replace(made, findings=(ended,)))
+    found = verdict_sentence(replace(made, findings=(ended,)))
 
-    assert sentence == f"Rank 5 (dp 0, stage 1, tp 1) {said}"
+    assert found == f"Rank 5 (dp 0, stage 1, tp 1) {sentence}"
+
+
+def test_other_findings_are_listed_beside_a_healthy_run() -> None:
+    healthy = diagnosed("healthy", ())
+    checkpoint = replace(healthy.findings[0], cause="checkpoint")
+
+    found = verdict_sentence(replace(healthy, findings=(*healthy.findings, checkpoint)))
+
+    assert found == "Healthy: numbers. Also found: checkpoint."

@@ -51,7 +51,7 @@ def test_both_pages_show_a_run_and_complain_of_nothing(browser: Browser, tmp_pat
         visit.page.get_by_label("Token").fill(server.token)
         visit.page.get_by_role("button", name="Sign in").click()
 
-        visit.page.get_by_text("truly slow").first.wait_for(timeout=PATIENCE_MS)
+        visit.page.get_by_text("computes slower than its peers").first.wait_for(timeout=PATIENCE_MS)
         assert visit.page.url == f"{server.url}/run/AR"
         visit.page.locator(".js-plotly-plot").first.wait_for(timeout=PATIENCE_MS)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.analysis.report.text import EMPTY, format_ranges
+from rankscope.analysis.report.text import EMPTY, MAX_NAMED, format_ranges
 
 from ..terminal.lines import aligned, format_time
 from .flags import AsJson, Store
@@ -156,7 +156,7 @@ def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -
         (
             finding.run_id,
             finding.cause,
-            format_ranges(finding.ranks),
+            format_ranges(finding.ranks, max_ranges=MAX_NAMED),
             _finding_steps(finding),
             format_time(finding.opened_ns),
             "stands" if finding.closed_ns is None else format_time(finding.closed_ns),

@@ -5,7 +5,13 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.report.text import UNKNOWN, format_percent, format_range, format_ranges
+from rankscope.analysis.report.text import (
+    MAX_NAMED,
+    UNKNOWN,
+    format_percent,
+    format_range,
+    format_ranges,
+)
 
 from .lines import aligned
 
@@ -126,7 +132,7 @@ def _findings(findings: tuple[Finding, ...], follows: tuple[str, ...], width: in
     rows = [
         (
             finding.cause,
-            format_ranges(finding.ranks),
+            format_ranges(finding.ranks, max_ranges=MAX_NAMED),
             format_range(finding.steps),
             _number(finding.slowdown),
             _percent(finding.recoverable_ratio),

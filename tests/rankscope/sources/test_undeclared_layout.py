@@ -70,7 +70,9 @@ def test_the_slow_rank_alone_is_named_not_all_of_the_job(store: Store, tmp_path:
     first = report.findings[0]
     assert (first.cause, first.ranks) == ("slow-compute", (SLOW,))
     assert "one worker" not in first.evidence
-    assert verdict_sentence(report).startswith(f"Rank {SLOW} is truly slow (slow-compute).")
+    assert verdict_sentence(report).startswith(
+        f"Rank {SLOW} computes slower than its peers (slow-compute)."
+    )
     assert {entry.rank for entry in report.starved} == {0, 1, 3}
     assert (report.layout, report.mfu) == (Layout(), None)
     text = report_text(report, verdict="", width=100)
