@@ -5,6 +5,7 @@ VENV := .venv
 AUDIT := .venv-audit
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+NATIVE := $(wildcard tracer/native/*.[ch])
 TORCH ?= 2.6.0
 OTHER := .venv-torch-$(TORCH)
 SERVE ?= 1
@@ -22,7 +23,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
 # The stamp stands for an installation of exactly these files, so a second run installs nothing.
-$(STAMP): pyproject.toml constraints.txt tracer/native/_hot.c
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@command -v $(PYTHON) > /dev/null || { echo "rankscope needs Python 3.11 or newer, and there is no $(PYTHON): install it, or make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "rankscope needs Python 3.11 or newer, this is %d.%d: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" % sys.version_info[:2])'
 	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { echo "this Python has no venv module: install it (on Debian and Ubuntu the package python3-venv) and run again" >&2; exit 2; }

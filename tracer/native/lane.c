@@ -1,0 +1,483 @@
+/* Lanes: how records are written, and the open table. */
+
+#include "hot.h"
+
+/* `tracer.spool.OPEN_ENTRY`. */
+typedef struct {
+    int64_t start_ns;
+    uint64_t group_id;
+    int64_t seq;
+    uint32_t name_id;
+    int32_t step;
+    uint8_t kind;
+    uint8_t depth;
+    uint8_t unused[6];
+    int64_t check;
+} OpenLine;
+
+static PyObject *s_rows, *s_buffer, *s_source, *s_spares, *s_drops, *s_open_slots, *s_pop, *s_append,
+    *s_sampling, *s_active;
+
+/* -- records ------------------------------------------------------------------------------ */
+
+/* Count a record for which there is no room: 1; where there is a spare segment: 0; an error: -1.
+   Here and not in Python: what is dropped must cost no more than what is kept. */
+int
+count_drop(PyObject *source, PyObject *spares)
+{
+    Py_ssize_t num_spares = PyObject_Size(spares);
+    if (num_spares) {
+        return num_spares < 0 ? -1 : 0;
+    }
+    PyObject *drops = PyObject_GetAttr(source, s_drops);
+    if (drops == NULL) {
+        return -1;
+    }
+    int status = 1;
+    if (Py_IS_TYPE(drops, &DropCountType)) {
+        count_one((DropCount *)drops);
+    } else {
+        PyErr_SetString(PyExc_TypeError, "drops are no DropCount");
+        status = -1;
+    }
+    Py_DECREF(drops);
+    return status;
+}
+
+/* `count_drop` for a lane. */
+static int
+count_drop_of(LaneState *lane)
+{
+    PyObject *source = PyObject_GetAttr((PyObject *)lane, s_source);
+    PyObject *spares = source == NULL ? NULL : PyObject_GetAttr(source, s_spares);
+    int status = spares == NULL ? -1 : count_drop(source, spares);
+    Py_XDECREF(source);
+    Py_XDECREF(spares);
+    return status;
+}
+
+/* Write a record, in the next segment where this one is full; or count it as lost: 0 or -1. */
+int
+put_record(LaneState *lane, uint64_t head, const char *place, int64_t start_ns, int64_t end_ns,
+           long depth, int64_t launch_ns, const void *second)
+{
+    if (depth < 0) { /* the lane is another thread's by now, who began anew */
+        lane->depth = depth = 0;
+    }
+    int status = write_record(lane, head, place, start_ns, end_ns, depth, launch_ns, second);
+    if (status == 0) {
+        status = count_drop_of(lane);
+    }
+    if (status == 0) {
+        PyObject *done = PyObject_CallMethod((PyObject *)lane, "write_in_next", "KLLy#Lly#", head,
+                                             start_ns, end_ns - start_ns, place, PLACE_BYTES,
+                                             launch_ns, depth, second, (Py_ssize_t)SECOND_BYTES);
+        status = done == NULL ? -1 : 0;
+        Py_XDECREF(done);
+    }
+    return status < 0 ? -1 : 0;
+}
+
+/* Whether a record is one of a span that is not wanted: 1, 0, or -1. */
+static int
+is_left_out(LaneState *lane, uint64_t head, const char *place)
+{
+    PyObject *sampling = PyObject_GetAttr((PyObject *)lane, s_sampling);
+    PyObject *active = sampling == NULL ? NULL : PyObject_GetAttr(sampling, s_active);
+    int status = active == NULL ? -1 : PyObject_IsTrue(active);
+    if (status == 1) {
+        PyObject *answer = (head & 0xFF) != SPAN
+                               ? Py_NewRef(Py_False)
+                               : PyObject_CallMethod(sampling, "leaves_out", "Ky#", head, place,
+                                                     PLACE_BYTES);
+        status = answer == NULL ? -1 : PyObject_IsTrue(answer);
+        Py_XDECREF(answer);
+    }
+    Py_XDECREF(sampling);
+    Py_XDECREF(active);
+    return status;
+}
+
+/* `put_record`, but for a span that is not wanted: 0 or -1. */
+int
+append_record(LaneState *lane, uint64_t head, const char *place, int64_t start_ns, int64_t end_ns,
+              long depth, int64_t launch_ns, const void *second)
+{
+    int left_out = place == NULL ? -1 : is_left_out(lane, head, place);
+    if (left_out) {
+        return left_out < 0 ? -1 : 0;
+    }
+    return put_record(lane, head, place, start_ns, end_ns, depth, launch_ns, second);
+}
+
+typedef int (*WayToWrite)(LaneState *, uint64_t, const char *, int64_t, int64_t, long, int64_t,
+                          const void *);
+
+/* Write by the arguments of `tracer.native.lane_state.LaneState.write`. */
+static PyObject *
+write_by(WayToWrite way, LaneState *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    if (num_args != 6 && num_args != 7) {
+        PyErr_SetString(PyExc_TypeError, "a record is of head, start, duration, place, launch,"
+                                         " depth and maybe a second half");
+        return NULL;
+    }
+    uint64_t head = PyLong_AsUnsignedLongLong(args[0]);
+    int64_t start_ns = PyLong_AsLongLong(args[1]), duration_ns = PyLong_AsLongLong(args[2]);
+    int64_t launch_ns = PyLong_AsLongLong(args[4]), end_ns;
+    long depth = PyLong_AsLong(args[5]);
+    PyObject *second = num_args == 7 && args[6] != Py_None ? args[6] : NULL;
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (__builtin_add_overflow(start_ns, duration_ns, &end_ns)) {
+        PyErr_SetString(PyExc_OverflowError, "a span ends past the end of time");
+        return NULL;
+    }
+    if (second != NULL && (!PyBytes_Check(second) || PyBytes_GET_SIZE(second) != SECOND_BYTES)) {
+        PyErr_SetString(PyExc_TypeError, "the second half of a record is not 64 bytes");
+        return NULL;
+    }
+    const char *half = second == NULL ? NULL : PyBytes_AS_STRING(second);
+    if (way(self, head, read_place(args[3]), start_ns, end_ns, depth, launch_ns, half) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+lane_write(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    return write_by(put_record, self, args, num_args);
+}
+
+static PyObject *
+lane_append(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    return write_by(append_record, self, args, num_args);
+}
+
+/* -- OpenEntry: a line of the open table --------------------------------------------------- */
+
+/* Get the buffer of `owner` with room for `size` bytes at `offset`, a multiple of eight: 0 or -1. */
+static int
+open_buffer(PyObject *owner, int64_t offset, Py_ssize_t size, Py_buffer *view)
+{
+    PyObject *buffer = PyObject_GetAttr(owner, s_buffer);
+    if (buffer == NULL) {
+        return -1;
+    }
+    int status = PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE);
+    Py_DECREF(buffer);
+    if (status == 0 && check_offset(view, offset, size) < 0) {
+        PyBuffer_Release(view);
+        status = -1;
+    }
+    return status;
+}
+
+/* Take it off: 0 or -1. */
+int
+close_entry(OpenEntry *self)
+{
+    PyObject *segment = self->segment, *done = NULL;
+    if (segment == NULL) {
+        return 0;
+    }
+    self->segment = NULL;
+    Py_buffer buffer;
+    if (open_buffer(segment, self->at, sizeof(OpenLine), &buffer) == 0) {
+        store_last((char *)buffer.buf + self->at, 0);
+        PyBuffer_Release(&buffer);
+        PyObject *slots = PyObject_GetAttr(segment, s_open_slots);
+        done = slots == NULL ? NULL : PyObject_CallMethodOneArg(slots, s_append, self->slot);
+        Py_XDECREF(slots);
+    }
+    Py_DECREF(segment);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static PyObject *
+entry_close(OpenEntry *self, PyObject *Py_UNUSED(ignored))
+{
+    if (close_entry(self) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static void
+entry_dealloc(OpenEntry *self)
+{
+    Py_XDECREF(self->segment);
+    Py_XDECREF(self->slot);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef entry_methods[] = {
+    {"close", (PyCFunction)entry_close, METH_NOARGS, "Free the line, once."},
+    {NULL},
+};
+
+PyTypeObject OpenEntryType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "rankscope.tracer.native._hot.OpenEntry",
+    .tp_doc = "A line of the open table: something that has begun and not ended.",
+    .tp_basicsize = sizeof(OpenEntry),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = (destructor)entry_dealloc,
+    .tp_methods = entry_methods,
+};
+
+/* Take a line of the segment's table: where it begins; NULL without an error where none is free. */
+static PyObject *
+take_slot(PyObject *segment)
+{
+    PyObject *slots = PyObject_GetAttr(segment, s_open_slots);
+    PyObject *slot = slots == NULL ? NULL : PyObject_CallMethodNoArgs(slots, s_pop);
+    Py_XDECREF(slots);
+    if (slot == NULL && PyErr_ExceptionMatches(PyExc_IndexError)) {
+        PyErr_Clear();
+    }
+    return slot;
+}
+
+/* Write the line of a begun span into the table of the lane's segment. */
+void
+write_line(LaneState *lane, int64_t at, int64_t start_ns, uint64_t head, uint64_t group_id,
+           int64_t seq)
+{
+    OpenLine line = {.start_ns = start_ns,
+                     .group_id = group_id,
+                     .seq = seq,
+                     .name_id = (uint32_t)(head >> 32),
+                     .step = lane->at.step,
+                     .kind = (uint8_t)(head >> 8)};
+    char *to = (char *)lane->buffer.buf + at;
+    memcpy(to, &line, offsetof(OpenLine, check));
+    store_last(to + offsetof(OpenLine, check), start_ns);
+}
+
+/* Show a begun span: its line; None where the table is full; NULL is an error. */
+PyObject *
+open_entry(LaneState *lane, int64_t start_ns, uint64_t head, uint64_t group_id, int64_t seq)
+{
+    if (lane->segment == NULL) { /* the collector has cleared it */
+        Py_RETURN_NONE;
+    }
+    PyObject *slot = take_slot(lane->segment);
+    if (slot == NULL) { /* the table is full, or the lane has no segment yet */
+        return PyErr_Occurred() ? NULL
+                                : PyObject_CallMethod((PyObject *)lane, "open_in_first", "LK(KL)",
+                                                      start_ns, head, group_id, seq);
+    }
+    int64_t at = PyLong_AsLongLong(slot);
+    OpenEntry *entry = NULL;
+    if (!PyErr_Occurred() && check_offset(&lane->buffer, at, sizeof(OpenLine)) == 0) {
+        entry = PyObject_New(OpenEntry, &OpenEntryType);
+    }
+    if (entry == NULL) {
+        Py_DECREF(slot);
+        return NULL;
+    }
+    entry->segment = Py_NewRef(lane->segment);
+    entry->slot = slot;
+    entry->at = at;
+    write_line(lane, at, start_ns, head, group_id, seq);
+    return (PyObject *)entry;
+}
+
+static PyObject *
+lane_open(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    uint64_t group_id = 0;
+    int64_t seq = NONE;
+    if (num_args != 2 && num_args != 3) {
+        PyErr_SetString(PyExc_TypeError, "open takes start, head and maybe group and seq");
+        return NULL;
+    }
+    int64_t start_ns = PyLong_AsLongLong(args[0]);
+    uint64_t head = PyLong_AsUnsignedLongLong(args[1]);
+    if (num_args == 3) {
+        if (!PyTuple_Check(args[2]) || PyTuple_GET_SIZE(args[2]) != 2) {
+            PyErr_SetString(PyExc_TypeError, "a communication is a group and a number");
+            return NULL;
+        }
+        group_id = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(args[2], 0));
+        seq = PyLong_AsLongLong(PyTuple_GET_ITEM(args[2], 1));
+    }
+    return PyErr_Occurred() ? NULL : open_entry(self, start_ns, head, group_id, seq);
+}
+
+/* -- LaneState: what a lane and its spans share ------------------------------------------- */
+
+static PyMemberDef lane_members[] = {
+    {"depth", T_LONG, offsetof(LaneState, depth), 0, NULL},
+    {"place", T_OBJECT_EX, offsetof(LaneState, place), READONLY, NULL},
+    {"step", T_INT, offsetof(LaneState, at.step), READONLY, NULL},
+    {"microbatch", T_INT, offsetof(LaneState, at.microbatch), READONLY, NULL},
+    {"chunk", T_INT, offsetof(LaneState, at.chunk), READONLY, NULL},
+    {"track_id", T_UINT, offsetof(LaneState, at.track_id), 0, NULL},
+    {NULL},
+};
+
+/* Set what spans that say nothing else belong to: 0 or -1. */
+int
+put_at(LaneState *self, int32_t step, int32_t microbatch, int32_t chunk)
+{
+    Place at = {step, microbatch, chunk, self->at.track_id};
+    PyObject *place = PyBytes_FromStringAndSize((char *)&at, sizeof(at));
+    if (place == NULL) {
+        return -1;
+    }
+    self->at = at;
+    Py_XSETREF(self->place, place);
+    return 0;
+}
+
+/* Read a number of four bytes: 0 or -1. */
+int
+read_number(PyObject *number, int32_t *into)
+{
+    long value = PyLong_AsLong(number);
+    if (value == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    if (value < INT32_MIN || value > INT32_MAX) {
+        PyErr_Format(PyExc_OverflowError, "%ld does not fit into four bytes", value);
+        return -1;
+    }
+    *into = (int32_t)value;
+    return 0;
+}
+
+static PyObject *
+lane_set_place(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    int32_t step, microbatch, chunk;
+    if (num_args != 3) {
+        PyErr_SetString(PyExc_TypeError, "a place is a step, a micro-batch and a chunk");
+        return NULL;
+    }
+    if (read_number(args[0], &step) < 0 || read_number(args[1], &microbatch) < 0 ||
+        read_number(args[2], &chunk) < 0 || put_at(self, step, microbatch, chunk) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef lane_methods[] = {
+    {"set_place", (PyCFunction)(void (*)(void))lane_set_place, METH_FASTCALL,
+     "Set what spans that say nothing else belong to."},
+    {"append", (PyCFunction)(void (*)(void))lane_append, METH_FASTCALL,
+     "Write one record, unless it is of a span that is not wanted."},
+    {"write", (PyCFunction)(void (*)(void))lane_write, METH_FASTCALL, "Write one record."},
+    {"open", (PyCFunction)(void (*)(void))lane_open, METH_FASTCALL,
+     "Show a begun span to whoever looks at the process from outside."},
+    {NULL},
+};
+
+static PyObject *
+lane_get_segment(LaneState *self, void *Py_UNUSED(closure))
+{
+    if (self->segment == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "segment");
+        return NULL;
+    }
+    return Py_NewRef(self->segment);
+}
+
+static int
+lane_set_segment(LaneState *self, PyObject *segment, void *Py_UNUSED(closure))
+{
+    if (segment == NULL) {
+        PyErr_SetString(PyExc_TypeError, "a lane always has a segment");
+        return -1;
+    }
+    PyObject *rows = PyObject_GetAttr(segment, s_rows);
+    PyObject *bytes = rows == NULL ? NULL : PyObject_GetAttr(segment, s_buffer);
+    Py_buffer buffer, former = self->buffer;
+    if (bytes == NULL || PyObject_GetBuffer(bytes, &buffer, PyBUF_WRITABLE) < 0) {
+        Py_XDECREF(rows);
+        Py_XDECREF(bytes);
+        return -1;
+    }
+    Py_DECREF(bytes);
+    self->buffer = buffer;
+    Py_CLEAR(self->kept); /* which the former segment takes with it */
+    Py_XSETREF(self->rows, rows);
+    Py_XSETREF(self->segment, Py_NewRef(segment));
+    PyBuffer_Release(&former);
+    return 0;
+}
+
+static PyGetSetDef lane_getset[] = {
+    {"segment", (getter)lane_get_segment, (setter)lane_set_segment, "What it writes to.", NULL},
+    {NULL},
+};
+
+static int
+lane_traverse(LaneState *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->place);
+    Py_VISIT(self->segment);
+    Py_VISIT(self->rows);
+    Py_VISIT(self->buffer.obj);
+    return 0;
+}
+
+static int
+lane_clear(LaneState *self)
+{
+    Py_CLEAR(self->place);
+    Py_CLEAR(self->segment);
+    Py_CLEAR(self->rows);
+    Py_CLEAR(self->kept);
+    PyBuffer_Release(&self->buffer);
+    return 0;
+}
+
+static void
+lane_dealloc(LaneState *self)
+{
+    PyObject_GC_UnTrack(self);
+    lane_clear(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+PyTypeObject LaneStateType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "rankscope.tracer.native._hot.LaneState",
+    .tp_doc = "What a lane and its spans share.",
+    .tp_basicsize = sizeof(LaneState),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = (destructor)lane_dealloc,
+    .tp_traverse = (traverseproc)lane_traverse,
+    .tp_clear = (inquiry)lane_clear,
+    .tp_methods = lane_methods,
+    .tp_members = lane_members,
+    .tp_getset = lane_getset,
+};
+
+int
+add_lane(PyObject *module)
+{
+    static const InternedName names[] = {
+        {&s_rows, "rows"},
+        {&s_buffer, "buffer"},
+        {&s_source, "source"},
+        {&s_spares, "spares"},
+        {&s_drops, "drops"},
+        {&s_open_slots, "open_slots"},
+        {&s_pop, "pop"},
+        {&s_append, "append"},
+        {&s_sampling, "sampling"},
+        {&s_active, "active"},
+    };
+    if (intern_names(names, Py_ARRAY_LENGTH(names)) < 0 || PyType_Ready(&OpenEntryType) < 0) {
+        return -1;
+    }
+    return PyModule_AddType(module, &LaneStateType);
+}
