@@ -30,7 +30,7 @@ from .replay.step_graph import circles
 from .replay.what_if import Replayer, ratio, what_if
 from .report.report import RankStepExcess, RunReport, StepTimes
 from .report.text import format_percent
-from .statistics.peer_comparison import profile_of
+from .statistics.peers import compare_with_peers
 from .trace.errors import CycleError, EmptyRunError
 from .trace.rows import select_rows
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .replay.model import ComputeItems, Reading
     from .replay.what_if import WhatIf
     from .report.report import Finding
-    from .statistics.peer_comparison import Profile
+    from .statistics.peers import ComputeProfile
     from .trace.context import RunContext
     from .trace.tables import RunInfo, SpanSource, SpanTable, StepTable
 
@@ -140,7 +140,7 @@ def _report_of(
         evened = even_lengths(reading.items, context.microbatches)
         profile = _profile(reading.items, coords, evened)
 
-        def case(compared: Profile) -> Case:
+        def case(compared: ComputeProfile) -> Case:
             return Case(
                 reading=reading,
                 profile=compared,
@@ -239,17 +239,19 @@ def _replayable(
 
 def _profile(
     items: ComputeItems, coords: Mapping[int, Coords], evened: ComputeItems | None
-) -> Profile | None:
+) -> ComputeProfile | None:
     """Compare the ranks' compute, as if micro-batches were of equal length where that is known."""
     if not len(items):
         return None
-    return profile_of(items if evened is None else evened, coords, is_evened=evened is not None)
+    return compare_with_peers(
+        items if evened is None else evened, coords, is_evened=evened is not None
+    )
 
 
 def _findings(
     run: RunInfo,
-    profile: Profile | None,
-    case: Callable[[Profile], Case],
+    profile: ComputeProfile | None,
+    case: Callable[[ComputeProfile], Case],
 ) -> tuple[Finding, ...]:
     overruns = run.pace_overrun_ratio
     if run.paced and overruns is not None and overruns > MOST_OVERRUNS_RATIO:
@@ -374,7 +376,7 @@ def _seconds_by_step(
     return {step: float(time) / NS_PER_S for step, time in zip(steps, times_ns, strict=True)}
 
 
-def _excess(profile: Profile | None) -> RankStepExcess:
+def _excess(profile: ComputeProfile | None) -> RankStepExcess:
     if profile is None:
         return RankStepExcess(ranks=(), steps=(), excess_ns=np.zeros((0, 0)))
     return RankStepExcess(

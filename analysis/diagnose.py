@@ -23,7 +23,7 @@ from .price.findings import priced
 from .readers.tp_partners import workers_of
 from .report.report import Finding
 from .report.text import format_count, format_ranks
-from .statistics.peer_comparison import profile_of
+from .statistics.peers import compare_with_peers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .causes.candidate import Candidate
     from .replay.model import ComputeItems, Reading
     from .replay.what_if import Replayer
-    from .statistics.peer_comparison import Profile
+    from .statistics.peers import ComputeProfile
     from .trace.context import RunContext
     from .trace.tables import RankInfo
 
@@ -55,7 +55,7 @@ class Case:
     """All that a diagnosis goes by."""
 
     reading: Reading
-    profile: Profile
+    profile: ComputeProfile
     replayer: Replayer
     ranks: Mapping[int, RankInfo]
     context: RunContext
@@ -135,7 +135,7 @@ def _of_unequal_compute(
     evened = even_columns(case.reading.items, _coords(case))
     if evened is None:
         return compute, sequences
-    profile = profile_of(evened, _coords(case), is_evened=True)
+    profile = compare_with_peers(evened, _coords(case), is_evened=True)
     beside = tuple(
         each for each in _of_compute(case, profile, host, workers) if not _is_brief_compute(each)
     )
@@ -146,7 +146,7 @@ def _of_unequal_compute(
 
 def _of_compute(
     case: Case,
-    profile: Profile,
+    profile: ComputeProfile,
     host: Sequence[Candidate],
     workers: Mapping[int, tuple[int, ...]],
 ) -> tuple[Candidate, ...]:
@@ -249,7 +249,7 @@ def _not_judged(ranks: tuple[int, ...]) -> Finding:
     )
 
 
-def _no_slow_rank(profile: Profile, slowdown: float | None) -> Finding:
+def _no_slow_rank(profile: ComputeProfile, slowdown: float | None) -> Finding:
     """Return `healthy`, or that nobody could be compared."""
     excess: NDArray[np.float64] = profile.excess_ratio
     compared = ~np.isnan(excess).all(axis=1)
@@ -278,7 +278,7 @@ def _no_slow_rank(profile: Profile, slowdown: float | None) -> Finding:
     )
 
 
-def _too_few_peers(ranks: Sequence[int], profile: Profile) -> Finding:
+def _too_few_peers(ranks: Sequence[int], profile: ComputeProfile) -> Finding:
     verb = "computes" if len(ranks) == 1 else "compute"
     return insufficient(
         f"{format_ranks(tuple(ranks))} {verb} more than 10 % longer than the one or two ranks of"

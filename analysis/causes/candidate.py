@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..report.text import format_ranks
-from ..statistics.phases import SHORT_STEPS
+from ..statistics.phases import MIN_LASTING_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -115,7 +115,7 @@ def while_shown(model: ReplayModel, candidate: Candidate) -> NDArray[np.bool_]:
 
 def is_brief(candidate: Candidate) -> bool:
     """Tell whether a candidate shows in a step or two, or in some now and then."""
-    is_short = candidate.steps[1] - candidate.steps[0] + 1 < SHORT_STEPS
+    is_short = candidate.steps[1] - candidate.steps[0] + 1 < MIN_LASTING_STEPS
     return is_short or candidate.shown_steps is not None
 
 

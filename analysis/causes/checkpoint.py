@@ -9,7 +9,7 @@ import numpy as np
 from ..arrays.group_stats import faster_steps, row_medians
 from ..replay.model import Place
 from ..report.text import format_count, format_duration
-from ..statistics.phases import DUE_RATIO
+from ..statistics.phases import MIN_EXCESS_RATIO
 from .candidate import Candidate
 from .host_gaps import INPUT_PLACES, WORKING_PLACES
 
@@ -38,7 +38,7 @@ def common_dips(stalls: Stalls) -> tuple[Candidate, ...]:
     unusual = before - row_medians(before)[:, None] + after - row_medians(after)[:, None]
     lost = inside + unusual
     dips = np.flatnonzero(
-        (lost / stalls.compute_ns[:, None] >= DUE_RATIO).mean(axis=0) >= ALL_RANKS_SHARE
+        (lost / stalls.compute_ns[:, None] >= MIN_EXCESS_RATIO).mean(axis=0) >= ALL_RANKS_SHARE
     )
     if not len(dips):
         return ()
@@ -108,7 +108,7 @@ def _dip(
         part=stalls.part(chosen),
         usual_ns=stalls.usual_at(chosen, expected),
         excess_ratio=float(np.median((lost_ns / stalls.compute_ns[:, None])[:, dips])),
-        threshold=DUE_RATIO,
+        threshold=MIN_EXCESS_RATIO,
         evidence=(
             f"all ranks stand still together for {typical} {what}, {each},"
             f" in steps {int(steps[0])} to {int(steps[-1])}"
@@ -139,7 +139,7 @@ def places_of_dips(stalls: Stalls, usual: NDArray[np.bool_]) -> NDArray[np.bool_
     for place in Place:
         lost = stalls.total(place)
         lost -= faster_steps(lost)
-        found[place] = np.median(lost / stalls.compute_ns[:, None], axis=0) >= DUE_RATIO / 2
+        found[place] = np.median(lost / stalls.compute_ns[:, None], axis=0) >= MIN_EXCESS_RATIO / 2
     found[:, usual] = False
     found[:, ~usual & ~found.any(axis=0)] = True
     return found
@@ -152,5 +152,5 @@ def without_dips(stalls: Stalls, dips: tuple[Candidate, ...]) -> NDArray[np.bool
     before, rest = stalls.total(*INPUT_PLACES), stalls.total(*WORKING_PLACES, Place.CHECKPOINT)
     total = before + rest
     unusual = (total - row_medians(total)[:, None]) / stalls.compute_ns[:, None]
-    usual: NDArray[np.bool_] = (unusual >= DUE_RATIO).mean(axis=0) < ALL_RANKS_SHARE
+    usual: NDArray[np.bool_] = (unusual >= MIN_EXCESS_RATIO).mean(axis=0) < ALL_RANKS_SHARE
     return usual

@@ -10,7 +10,7 @@ import numpy as np
 from ..readers.tp_partners import least_of_partners
 from ..replay.model import COMPUTE_KINDS, of_kinds
 from ..report.text import format_percent, format_ranks
-from ..statistics.phases import DUE_RATIO
+from ..statistics.phases import MIN_EXCESS_RATIO
 from .candidate import in_steps
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..replay.model import ReplayModel
-    from ..statistics.peer_comparison import Profile
+    from ..statistics.peers import ComputeProfile
     from ..trace.context import SampleTable
     from ..trace.tables import RankInfo
     from .candidate import Candidate
@@ -85,7 +85,7 @@ def as_one_worker(partners: tuple[int, ...], evidence: str) -> str:
 
 def told_by_samples(
     found: Sequence[Candidate],
-    profile: Profile,
+    profile: ComputeProfile,
     model: ReplayModel,
     *,
     workers: Mapping[int, tuple[int, ...]],
@@ -113,7 +113,7 @@ def told_by_samples(
         mine = workers[each.ranks[0]]
         partners = tuple(sorted(rank for rank, worker in workers.items() if worker == mine))
         rest = (1.0 + each.excess_ratio) / (1.0 + most_explained(each.sample)) - 1.0
-        if rest < max(DUE_RATIO, each.threshold):
+        if rest < max(MIN_EXCESS_RATIO, each.threshold):
             told.append(replace(each, evidence=f"{each.evidence}; {_reads(each.sample)}"))
         elif len(partners) == 1:
             explains = f"which explains {format_percent(most_explained(each.sample))} of it at most"
@@ -177,7 +177,7 @@ def _usual_at(
     return np.where(in_steps(model, found.steps) & computes, usual, np.nan)
 
 
-def _while_low(throttle: Candidate, profile: Profile, devices: Devices) -> tuple[int, int]:
+def _while_low(throttle: Candidate, profile: ComputeProfile, devices: Devices) -> tuple[int, int]:
     """Return the steps around a throttle's in which clock and compute still show it.
 
     Where a partner was slower for a while, the throttle itself may have lasted longer.

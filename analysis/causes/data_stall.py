@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays.group_stats import EARLIER_QUANTILE, MATES_ENOUGH, median_by_kind
 from ..report.text import format_ranks
-from ..statistics.phases import standing_out_now_and_then
+from ..statistics.phases import find_recurring_phases
 from .candidate import Candidate, joined_parts
 from .host_gaps import INPUT_PLACES, Stalls, late_rows, late_stages, stall_candidate
 
@@ -83,12 +83,12 @@ def _apart_from_dips(
     after = np.zeros(len(usual), dtype=np.bool_)
     after[1:] = ~usual[:-1]
     kept = []
-    for phase in standing_out_now_and_then(excess, few=few):
-        if phase.shown is None:
+    for phase in find_recurring_phases(excess, has_few_peers=few):
+        if phase.columns is None:
             if phase.num_steps > 1 or not after[phase.first]:
                 kept.append(phase)
             continue
-        shown = tuple(column for column in phase.shown if not after[column])
+        shown = tuple(column for column in phase.columns if not after[column])
         if shown:
             whole = len(shown) == shown[-1] - shown[0] + 1
             kept.append(
@@ -97,7 +97,7 @@ def _apart_from_dips(
                     first=shown[0],
                     last=shown[-1],
                     excess_ratio=float(np.nanmedian(excess[phase.row, list(shown)])),
-                    shown=None if whole else shown,
+                    columns=None if whole else shown,
                 )
             )
     return tuple(kept)

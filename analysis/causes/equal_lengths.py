@@ -10,8 +10,8 @@ import numpy as np
 from ..arrays.group_stats import group_medians
 from ..arrays.grouping import number_rows
 from ..arrays.sorting import places_of, stable_order
-from ..statistics.baseline import common_ratio, own_medians, step_medians
-from ..statistics.peer_comparison import MIN_PEERS
+from ..statistics.baseline import common_step_ratio, medians_by_key, step_medians
+from ..statistics.peers import MIN_PEERS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -69,9 +69,9 @@ def equal_durations(
     first[of_span] = np.arange(len(of_span))
     whole = np.bincount(of_span, weights=duration_ns, minlength=num)
     rank, step, label = rank[first], step[first], label[first]
-    usual = own_medians(whole, rank, label)
+    usual = medians_by_key(whole, rank, label)
     ratio = np.divide(whole, usual, out=np.ones(num), where=usual > 0)
-    common = common_ratio(ratio, step)
+    common = common_step_ratio(ratio, step)
     even = whole / common
     mean = _means(even, label)
     own = speed[first] if speed is not None else _own_speed(even, mean, rank=rank, step=step)
@@ -116,7 +116,7 @@ def equal_experts(
     even = duration_ns[rows] * evened_ns[before] / duration_ns[before]
     rank, label = model.rank[rows], operations.label[rows]
     spreads = [
-        float(np.mean(np.abs(took / own_medians(took, rank, label) - 1.0)))
+        float(np.mean(np.abs(took / medians_by_key(took, rank, label) - 1.0)))
         for took in (even, duration_ns[rows])
     ]
     if spreads[0] >= spreads[1]:
@@ -146,7 +146,7 @@ def speeds_at_equal_lengths(
     at = places_of(rank, ranks)
     took = evened.self_ns[rows].astype(np.float64)
     # Lengths have been taken out, so what is left of a step is the whole job's.
-    took /= step_medians(took / own_medians(took, rank, kind, evened.chunk[rows]), step)
+    took /= step_medians(took / medians_by_key(took, rank, kind, evened.chunk[rows]), step)
     mean = _means(took, model.stage[first][at], kind, evened.chunk[rows])
     of_rank = np.ones(len(ranks))
     of_rank[at] = _own_speed(took, mean, rank=rank, step=step)
@@ -242,7 +242,7 @@ def _scale_of(
     scale, correlation = np.ones(len(rows)), 0.0
     key = (items.rank[rows], items.kind[rows], items.chunk[rows])
     for _ in range(NUM_ROUNDS):
-        usual = own_medians(items.self_ns[rows] / scale, *key)
+        usual = medians_by_key(items.self_ns[rows] / scale, *key)
         if not (usual > 0).all():
             return None
         ratio = items.self_ns[rows] / usual
@@ -287,16 +287,16 @@ def even_columns(items: ComputeItems, coords: Mapping[int, Coords]) -> ComputeIt
     )
     if np.unique(column, return_counts=True)[1].min() < MIN_PEERS:
         return None
-    usual = own_medians(items.self_ns, items.rank, items.kind, items.chunk)
+    usual = medians_by_key(items.self_ns, items.rank, items.kind, items.chunk)
     if not (usual > 0).all():
         return None
     ratio = items.self_ns / usual
-    ratio /= common_ratio(ratio, items.step)
+    ratio /= common_step_ratio(ratio, items.step)
     length = _middle_ranks(ratio, items, column[at])
     if not _follows(ratio, length):
         return None
-    level = usual / own_medians(usual, stage[at], items.kind, items.chunk)
-    scale = length * own_medians(level, column[at])
+    level = usual / medians_by_key(usual, stage[at], items.kind, items.chunk)
+    scale = length * medians_by_key(level, column[at])
     scale /= scale.mean()
     return replace(items, self_ns=np.rint(items.self_ns / scale).astype(np.int64))
 

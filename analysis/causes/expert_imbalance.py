@@ -9,8 +9,8 @@ import numpy as np
 from ..arrays.group_stats import row_medians, summed
 from ..replay.model import COMPUTE_KINDS, of_kinds
 from ..report.text import format_duration, format_percent, format_ranks
-from ..statistics.peer_comparison import MIN_PEERS, median_of_others
-from ..statistics.phases import DUE_RATIO, PERSISTENT_RATIO, SHORT_STEPS, standing_out
+from ..statistics.peers import MIN_PEERS, median_of_peers
+from ..statistics.phases import MIN_EXCESS_RATIO, MIN_LASTING_STEPS, PERSISTENT_RATIO, find_phases
 from .candidate import Candidate
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from ..replay.model import ReplayModel
     from ..replay.what_if import Replayer
-    from ..statistics.peer_comparison import Profile
+    from ..statistics.peers import ComputeProfile
     from ..statistics.phases import Phase
 
 
 def experts_candidate(
     experts: NDArray[np.bool_] | None,
-    profile: Profile,
+    profile: ComputeProfile,
     replayer: Replayer,
     blamed: Collection[int],
 ) -> Candidate | None:
@@ -44,7 +44,7 @@ def experts_candidate(
         blamed: Ranks whose compute is slow as a whole.
 
     Returns:
-        None where no rank stands out, or mending all of them wins less than `DUE_RATIO`.
+        None where no rank stands out, or mending all of them wins less than `MIN_EXCESS_RATIO`.
     """
     if experts is None or not experts.any():
         return None
@@ -53,8 +53,8 @@ def experts_candidate(
     excess[np.isin(profile.ranks, list(blamed))] = np.nan
     phases = [
         phase
-        for phase in standing_out(excess, shortest=SHORT_STEPS)
-        if phase.excess_ratio >= DUE_RATIO
+        for phase in find_phases(excess, min_steps=MIN_LASTING_STEPS)
+        if phase.excess_ratio >= MIN_EXCESS_RATIO
     ]
     if not phases:
         return None
@@ -62,7 +62,7 @@ def experts_candidate(
     recorded_ns = replayer.model.operations.duration_ns
     without = float(replayer.full_with(np.where(part, usual_ns, recorded_ns)).mean())
     lost = float(replayer.full_recorded().mean()) / without - 1.0
-    if lost < DUE_RATIO:
+    if lost < MIN_EXCESS_RATIO:
         return None
     worst = max(phases, key=lambda phase: phase.excess_ratio)
     columns = slice(worst.first, worst.last + 1)
@@ -79,7 +79,7 @@ def experts_candidate(
         part=part,
         usual_ns=usual_ns,
         excess_ratio=worst.excess_ratio,
-        threshold=max(worst.threshold, DUE_RATIO),
+        threshold=max(worst.threshold, MIN_EXCESS_RATIO),
         evidence=(
             f"{format_ranks(ranks)}: experts get more tokens than others; those of rank"
             f" {int(profile.ranks[worst.row])} compute {times[0]} a step against {times[1]} in its"
@@ -121,7 +121,7 @@ def without_their_stages(
 
 
 def _by_rank(
-    experts: NDArray[np.bool_], profile: Profile, replayer: Replayer
+    experts: NDArray[np.bool_], profile: ComputeProfile, replayer: Replayer
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the experts' compute by rank and step, and that of the others of its stage.
 
@@ -142,14 +142,14 @@ def _by_rank(
         if len(mine) > MIN_PEERS:
             outside = profile.total_ns[mine]
             relative = outside / row_medians(outside.T)[None]
-            expected[mine] = median_of_others(total[mine] / relative) * relative
+            expected[mine] = median_of_peers(total[mine] / relative) * relative
     return total, expected
 
 
 def _part(
     experts: NDArray[np.bool_],
     phases: list[Phase],
-    profile: Profile,
+    profile: ComputeProfile,
     replayer: Replayer,
     share: NDArray[np.float64],
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:

@@ -9,7 +9,7 @@ import numpy as np
 from ..arrays.group_stats import group_medians, summed
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent
-from ..statistics.phases import DUE_RATIO
+from ..statistics.phases import MIN_EXCESS_RATIO
 from .candidate import Candidate
 from .host_gaps import HOST_STALL_STEPS, ONE_RANK_SHARE
 
@@ -76,7 +76,7 @@ def untold_pauses(
     longest = max(LEAST_PAUSE_NS, PAUSE_FACTOR * _typical(stalls))
     chosen = allowed & stalls.among(*INSIDE) & (stalls.gaps.gap_ns >= longest)
     chosen &= ~np.isin(stalls.gaps.rank, list(blamed))
-    chosen &= stalls.gaps.gap_ns >= DUE_RATIO * stalls.compute_ns[stalls.row]
+    chosen &= stalls.gaps.gap_ns >= MIN_EXCESS_RATIO * stalls.compute_ns[stalls.row]
     if not chosen.any():
         return ()
     worst = int(np.argmax(np.where(chosen, stalls.gaps.gap_ns, 0)))
@@ -89,7 +89,7 @@ def untold_pauses(
             steps=(int(steps[0]), int(steps[-1])),
             part=stalls.part(chosen),
             excess_ratio=float(stalls.gaps.gap_ns[worst] / stalls.compute_ns[stalls.row[worst]]),
-            threshold=DUE_RATIO,
+            threshold=MIN_EXCESS_RATIO,
             evidence=(
                 f"rank {rank} stood still for {format_duration(float(stalls.gaps.gap_ns[worst]))}"
                 f" inside step {step}, and nobody held it up; so rare, it may be garbage"
@@ -163,7 +163,7 @@ def _pauses(stalls: Stalls, chosen: NDArray[np.bool_], where: str) -> Candidate 
     # A step waits for the longest of the pauses that its ranks take at different times.
     worst = ratio.max(axis=0)
     level = float(worst.mean())
-    if level < LEAST_LOSS_RATIO and float(worst.max()) < DUE_RATIO:
+    if level < LEAST_LOSS_RATIO and float(worst.max()) < MIN_EXCESS_RATIO:
         return None
     long = chosen & (stalls.gaps.gap_ns >= np.median(stalls.gaps.gap_ns[chosen]) / 2)
     steps = np.unique(stalls.gaps.step[long])
@@ -175,7 +175,7 @@ def _pauses(stalls: Stalls, chosen: NDArray[np.bool_], where: str) -> Candidate 
         steps=(int(steps[0]), int(steps[-1])),
         part=stalls.part(chosen),
         excess_ratio=max(level, float(worst.max())),
-        threshold=LEAST_LOSS_RATIO if level >= LEAST_LOSS_RATIO else DUE_RATIO,
+        threshold=LEAST_LOSS_RATIO if level >= LEAST_LOSS_RATIO else MIN_EXCESS_RATIO,
         evidence=(
             f"{format_count(len(times), 'pause')} of {format_duration(float(np.median(times)))}"
             f" {where} on {format_count(len(ranks), 'rank')} in turn, in"

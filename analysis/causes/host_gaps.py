@@ -11,8 +11,8 @@ from ..arrays.group_stats import EARLIER_QUANTILE, row_medians, summed
 from ..arrays.sorting import places_of
 from ..replay.model import Place
 from ..report.text import format_duration, format_percent, format_ranks
-from ..statistics.noise import level_deviation
-from ..statistics.phases import DUE_RATIO, standing_out
+from ..statistics.noise import deviation_without_jumps
+from ..statistics.phases import MIN_EXCESS_RATIO, find_phases
 from .candidate import Candidate
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..replay.model import GapItems
-    from ..statistics.peer_comparison import Profile
+    from ..statistics.peers import ComputeProfile
     from ..statistics.phases import Phase
 
 INPUT_PLACES = (Place.INPUT, Place.DATA)
@@ -39,7 +39,7 @@ ONE_RANK_SHARE = 0.7
 class Stalls:
     """Host gaps as matrices over the ranks and steps of a profile."""
 
-    profile: Profile
+    profile: ComputeProfile
     gaps: GapItems
     row: NDArray[np.int64]
     """Shape (gaps,): row of the profile, -1 for a rank or a step without compute."""
@@ -129,7 +129,7 @@ class Stalls:
         return usual
 
 
-def stalls_of(profile: Profile, gaps: GapItems, duration_ns: NDArray[np.float64]) -> Stalls:
+def stalls_of(profile: ComputeProfile, gaps: GapItems, duration_ns: NDArray[np.float64]) -> Stalls:
     """Lay a run's host gaps out over the ranks and steps of its profile."""
     at = np.minimum(places_of(gaps.rank, profile.ranks), len(profile.ranks) - 1)
     column = np.minimum(places_of(gaps.step, profile.steps), len(profile.steps) - 1)
@@ -169,11 +169,11 @@ def late_stages(
     excess[:, ~usual] = np.nan
     if not usual.any():
         return ()
-    return standing_out(
+    return find_phases(
         excess,
-        few=np.ones(len(stages), dtype=np.bool_),
-        shortest=HOST_STALL_STEPS,
-        deviation=level_deviation(excess),
+        has_few_peers=np.ones(len(stages), dtype=np.bool_),
+        min_steps=HOST_STALL_STEPS,
+        deviation=deviation_without_jumps(excess),
     )
 
 
@@ -209,9 +209,9 @@ def stall_candidate(
     chosen = stalls.among(*places[0]) & np.isin(stalls.row, rows)
     chosen &= (stalls.column >= phase.first) & (stalls.column <= phase.last)
     when = f"in steps {int(profile.steps[phase.first])} to {int(profile.steps[phase.last])}"
-    if phase.shown is not None:
-        chosen &= np.isin(stalls.column, phase.shown)
-        when = f"in {len(phase.shown)} of the {phase.num_steps} {when.removeprefix('in ')}"
+    if phase.columns is not None:
+        chosen &= np.isin(stalls.column, phase.columns)
+        when = f"in {len(phase.columns)} of the {phase.num_steps} {when.removeprefix('in ')}"
     extra = phase.excess_ratio * float(np.median(stalls.compute_ns[rows]))
     ranks = tuple(sorted(profile.ranks[rows].tolist()))
     first, last = int(profile.steps[phase.first]), int(profile.steps[phase.last])
@@ -222,7 +222,7 @@ def stall_candidate(
         steps=(first, last),
         part=stalls.part(chosen),
         excess_ratio=phase.excess_ratio,
-        threshold=max(phase.threshold, DUE_RATIO if several else 0.0),
+        threshold=max(phase.threshold, MIN_EXCESS_RATIO if several else 0.0),
         evidence=(
             f"{format_ranks(ranks)}: {format_duration(extra)} a step"
             f" {places[1]}{'' if several else ' that its peers do not lose'},"
@@ -234,6 +234,6 @@ def stall_candidate(
         ),
         is_everywhere=several,
         shown_steps=None
-        if phase.shown is None
-        else tuple(profile.steps[list(phase.shown)].tolist()),
+        if phase.columns is None
+        else tuple(profile.steps[list(phase.columns)].tolist()),
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays.group_stats import median_by_kind, row_medians, summed
 from ..replay.model import Place
-from ..statistics.phases import standing_out
+from ..statistics.phases import find_phases
 from .host_gaps import HOST_STALL_STEPS, ONE_RANK_SHARE, late_rows, late_stages, stall_candidate
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def host_stalls(
     where = "between its launches"
     found = [
         stall_candidate("host-stall", stalls, phase, [phase.row], (LATE_PLACES, where), usual_ns)
-        for phase in standing_out(excess, few=~enough)
+        for phase in find_phases(excess, has_few_peers=~enough)
         if _recurs(excess[phase.row], num_late[phase.row], phase)
     ]
     named = {rank for candidate in found for rank in candidate.ranks}

@@ -10,8 +10,8 @@ import numpy as np
 from ..arrays.group_stats import MATES_ENOUGH, row_medians
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent, format_ranks
-from ..statistics.noise import NORMAL_90TH, NORMAL_MEDIAN, num_deviations, step_deviation
-from ..statistics.phases import standing_out
+from ..statistics.noise import NORMAL_90TH, NORMAL_MEDIAN, required_deviations, step_deviation
+from ..statistics.phases import find_phases
 from .candidate import Candidate, joined_parts
 from .host_gaps import HOST_STALL_STEPS, ONE_RANK_SHARE
 
@@ -61,7 +61,9 @@ def launch_skews(
     found = []
     changes = step_deviation(late)
     noise = min(changes, _deviation_of_members(lag, members))
-    phases = standing_out(late, few=few, shortest=HOST_STALL_STEPS, deviation=noise, may_grow=True)
+    phases = find_phases(
+        late, has_few_peers=few, min_steps=HOST_STALL_STEPS, deviation=noise, may_vary=True
+    )
     for phase in phases:
         rows = members[phase.row]
         grown = _from_its_beginning(phase, late[phase.row], deviation=changes)
@@ -144,17 +146,17 @@ def _phase_of_all(late: NDArray[np.float64]) -> Phase | None:
         return None
     level = late.mean(axis=0)
     error = float(np.nanmedian(late.std(axis=0, ddof=1))) / float(np.sqrt(len(late)))
-    phases = standing_out(
+    phases = find_phases(
         level[None],
-        few=np.ones(1, dtype=np.bool_),
-        shortest=HOST_STALL_STEPS,
+        has_few_peers=np.ones(1, dtype=np.bool_),
+        min_steps=HOST_STALL_STEPS,
         deviation=error,
-        may_grow=True,
+        may_vary=True,
     )
     for phase in phases:
         inside = late[:, phase.first : phase.last + 1]
         inside = inside[:, ~np.isnan(inside).any(axis=0)]
-        clear = num_deviations(len(level)) / np.sqrt(inside.size)
+        clear = required_deviations(len(level)) / np.sqrt(inside.size)
         if inside.size and inside.mean() >= clear * inside.std(ddof=1):
             return phase
     return None
@@ -200,7 +202,7 @@ def _smallest(groups: Sequence[tuple[int, ...]], stage: Mapping[int, int]) -> li
 
 def _from_its_beginning(phase: Phase, late: NDArray[np.float64], *, deviation: float) -> Phase:
     """Take in the steps right before a phase in which the lag had begun to grow."""
-    clear = num_deviations(len(late)) * deviation
+    clear = required_deviations(len(late)) * deviation
     first = phase.first
     while first > 0 and late[first - 1] > clear:
         first -= 1

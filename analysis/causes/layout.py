@@ -14,7 +14,7 @@ from ..arrays.grouping import number_rows
 from ..breakdown.bubble import bubble_ratio
 from ..report.report import Finding
 from ..report.text import format_count, format_percent
-from ..statistics.phases import DUE_RATIO
+from ..statistics.phases import MIN_EXCESS_RATIO
 from ..trace.devices import element_bytes, memory_bytes_per_s, peak_flops_per_s
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _too_small_products(
     """Tell matrix products that memory, not arithmetic, bounds, and which cut of them costs more.
 
     Compared are twice the micro-batch (half as many of them) and half the
-    tensor parallelism; told is the one that wins more, from `DUE_RATIO` on.
+    tensor parallelism; told is the one that wins more, from `MIN_EXCESS_RATIO` on.
     """
     device = device_of(ranks.values())
     layer = layer_of(context.manifests, context.microbatches, tp=run.layout.tp)
@@ -182,7 +182,7 @@ def _too_small_products(
         wider = reachable_ratio(replace(layer, tp=layer.tp // 2), device)
     best = max(larger, wider)
     gain = 1.0 - reached / best
-    if gain < DUE_RATIO:
+    if gain < MIN_EXCESS_RATIO:
         return None
     smaller = "micro-batches of twice the size, half as many,"
     if wider > larger:

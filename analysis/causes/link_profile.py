@@ -9,10 +9,10 @@ import numpy as np
 
 from ..arrays.group_stats import MATES_ENOUGH, group_medians, median_by_kind, row_medians
 from ..arrays.sorting import places_of
-from ..statistics.baseline import LEAST_STEPS, usual_in_faster_steps
-from ..statistics.noise import level_deviation, step_deviation
-from ..statistics.phases import CLEAR_FACTOR, SHORT_STEPS, standing_out
-from ..statistics.significance import error_of_level, stands_apart
+from ..statistics.baseline import MIN_BASELINE_STEPS, faster_steps_baseline
+from ..statistics.noise import deviation_without_jumps, step_deviation
+from ..statistics.phases import MIN_LASTING_STEPS, PEER_PEAK_FACTOR, find_phases
+from ..statistics.significance import is_significant, level_standard_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -151,7 +151,7 @@ def _expected(
     if enough.all() or len(value) < MATES_ENOUGH:
         # Too few links of a kind: their own other steps are all there is.
         few = ~enough
-        mates[few] = usual_in_faster_steps(value[few])
+        mates[few] = faster_steps_baseline(value[few])
         return mates, few
     everywhere = np.broadcast_to(row_medians(value.T), value.shape)
     slower_mate = np.full_like(value, -np.inf)
@@ -186,14 +186,14 @@ def slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
         noise = step_deviation(excess[calm]) if len(calm) else None
         # Links without alike ones may all become slow, and well again, in the same steps.
         alone = len(calm) > 0 and profile.own[calm].all()
-        own = level_deviation(excess[calm], num_levels=BORDERS) if alone else None
+        own = deviation_without_jumps(excess[calm], num_levels=BORDERS) if alone else None
         for mine, deviation in ((calm, own), (risen, noise)):
             if not len(mine):
                 continue
-            phases = standing_out(
+            phases = find_phases(
                 excess[mine],
-                few=profile.few[mine],
-                shortest=1 if often else LONE_STEPS,
+                has_few_peers=profile.few[mine],
+                min_steps=1 if often else LONE_STEPS,
                 deviation=deviation,
             )
             found += [(int(mine[phase.row]), phase) for phase in phases]
@@ -202,7 +202,7 @@ def slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
         for slow in (_slow_link(profile, link, phase) for link, phase in found)
         if _num_instances(profile, slow) >= LEAST_ALIKE
         and _differs_from_other_steps(profile, slow)
-        and (slow.phase.num_steps >= LONE_STEPS or slow.phase.margin >= CLEAR_FACTOR)
+        and (slow.phase.num_steps >= LONE_STEPS or slow.phase.margin >= PEER_PEAK_FACTOR)
         and _lost(profile, slow) >= least_ns * (1 if slow.phase.num_steps >= LONE_STEPS else BRIEF)
     )
 
@@ -215,9 +215,9 @@ def _differs_from_other_steps(profile: LinkProfile, slow: SlowLink) -> bool:
     phase = slow.phase
     if not profile.few[slow.link]:
         return True
-    if len(profile.steps) - phase.num_steps < LEAST_STEPS:
+    if len(profile.steps) - phase.num_steps < MIN_BASELINE_STEPS:
         return not profile.own[slow.link]
-    return stands_apart(profile.total_ns[slow.link], phase, num_rows=int(profile.few.sum()))
+    return is_significant(profile.total_ns[slow.link], phase, num_series=int(profile.few.sum()))
 
 
 def _slow_link(profile: LinkProfile, link: int, phase: Phase) -> SlowLink:
@@ -262,7 +262,7 @@ def usual_where_risen(value: NDArray[np.float64], place: NDArray[np.int64]) -> N
         Same shape; NaN where nothing rose.
     """
     usual = np.full_like(value, np.nan)
-    if value.shape[1] < SHORT_STEPS + LEAST_STEPS:
+    if value.shape[1] < MIN_LASTING_STEPS + MIN_BASELINE_STEPS:
         return usual
     stages = np.sort(place, axis=1)
     ways, way = np.unique(place, axis=0, return_inverse=True)
@@ -283,22 +283,22 @@ def _usual_of_one(
     common = row_medians(relative.T)
     level = row_medians(mine.T)[None]
     even = level / common
-    usual = usual_in_faster_steps(even)
+    usual = faster_steps_baseline(even)
     # Where the others fell, these links themselves did nothing.
-    excess = np.minimum(even / usual, level / usual_in_faster_steps(level)) - 1.0
+    excess = np.minimum(even / usual, level / faster_steps_baseline(level)) - 1.0
     # Links that change slowly, each by itself, lie close from step to step: that proves no level.
-    own = error_of_level(mine / row_medians(mine)[:, None])
-    error = float(np.hypot(own, error_of_level(relative)))
-    phases = standing_out(
+    own = level_standard_error(mine / row_medians(mine)[:, None])
+    error = float(np.hypot(own, level_standard_error(relative)))
+    phases = find_phases(
         excess,
-        few=np.ones(1, dtype=np.bool_),
-        shortest=SHORT_STEPS,
+        has_few_peers=np.ones(1, dtype=np.bool_),
+        min_steps=MIN_LASTING_STEPS,
         deviation=max(step_deviation(relative / common - 1.0), error),
     )
     if (
         not phases
         or not _begin_and_end_together(mine / common, phases[0])
-        or not stands_apart(excess[0], phases[0], num_rows=num_ways, least_deviation=error)
+        or not is_significant(excess[0], phases[0], num_series=num_ways, min_deviation=error)
     ):
         return np.full(mine.shape[1], np.nan)
     column = np.arange(mine.shape[1])
@@ -311,7 +311,7 @@ def _begin_and_end_together(mine: NDArray[np.float64], phase: Phase) -> bool:
 
     Nearly all of them change by half of the excess, or more, from one step to the next.
     """
-    relative = mine / usual_in_faster_steps(mine)
+    relative = mine / faster_steps_baseline(mine)
     for before in (phase.first - 1, phase.last):
         change = np.abs(relative[:, before + 1 : before + 2] - relative[:, before : before + 1])
         if before < 0 or not change.size or np.isnan(change).all():

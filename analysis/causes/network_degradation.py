@@ -10,10 +10,10 @@ import numpy as np
 from ..arrays.group_stats import row_medians
 from ..arrays.sorting import sort_rows
 from ..report.text import format_count, format_percent, format_ranks
-from ..statistics.baseline import usual_in_faster_steps
-from ..statistics.noise import calm_deviation, flapping_deviation, num_deviations
-from ..statistics.phases import DUE_RATIO, Phase, standing_out
-from ..statistics.significance import error_of_level, stands_apart
+from ..statistics.baseline import faster_steps_baseline
+from ..statistics.noise import lower_half_deviation, median_change_deviation, required_deviations
+from ..statistics.phases import MIN_EXCESS_RATIO, Phase, find_phases
+from ..statistics.significance import is_significant, level_standard_error
 from .candidate import Candidate
 from .clock_throttle import PART_MARK
 from .link_profile import LONE_STEPS, slow_links
@@ -266,16 +266,16 @@ def common_slowness(
         ratio[~crosses] = np.nan
     # All links together: the faster steps of one link alone may be mere luck.
     level = row_medians(ratio.T)[None]
-    excess = level / usual_in_faster_steps(level) - 1.0
-    level_error = error_of_level(ratio)
-    changing = flapping_deviation(excess[0])
+    excess = level / faster_steps_baseline(level) - 1.0
+    level_error = level_standard_error(ratio)
+    changing = median_change_deviation(excess[0])
     # The median of so few changes is itself uncertain: two of its standard errors are added.
     changing *= 1.0 + 2.0 / np.sqrt(2.0 * max(excess.shape[1] - 1, 1))
     deviation = max(changing, level_error)
-    phases = standing_out(
-        excess, few=np.ones(1, dtype=np.bool_), shortest=LONE_STEPS, deviation=deviation
+    phases = find_phases(
+        excess, has_few_peers=np.ones(1, dtype=np.bool_), min_steps=LONE_STEPS, deviation=deviation
     )
-    steady = phases and stands_apart(level[0], phases[0], num_rows=1, least_deviation=level_error)
+    steady = phases and is_significant(level[0], phases[0], num_series=1, min_deviation=level_error)
     if not steady and least_steps < LONE_STEPS:
         deviation = max(min(changing, _calm(excess[0])), level_error)
     phase = phases[0] if steady else _flapping(excess[0], deviation, least_steps)
@@ -285,7 +285,7 @@ def common_slowness(
     within = excess[0] >= phase.excess_ratio / 2
     within[: phase.first] = within[phase.last + 1 :] = False
     outside = ratio[:, ~within]
-    before = row_medians(outside) if outside.shape[1] else usual_in_faster_steps(ratio)[:, 0]
+    before = row_medians(outside) if outside.shape[1] else faster_steps_baseline(ratio)[:, 0]
     slower = np.nan_to_num(row_medians(ratio[:, within]) / before - 1.0) >= phase.excess_ratio / 2
     known = (~np.isnan(ratio)).any(axis=1)
     return (phase, slower) if slower.sum() >= MOST_SHARE * known.sum() else None
@@ -293,12 +293,12 @@ def common_slowness(
 
 def _calm(excess: NDArray[np.float64]) -> float:
     """Return the noise of the calm half of the steps, and two of its standard errors."""
-    return calm_deviation(excess) * (1.0 + 2.0 / float(np.sqrt(max(len(excess) - 2, 1))))
+    return lower_half_deviation(excess) * (1.0 + 2.0 / float(np.sqrt(max(len(excess) - 2, 1))))
 
 
 def _flapping(excess: NDArray[np.float64], deviation: float, least_steps: int) -> Phase | None:
     """Return the phase of single slow steps, at least so many, that stand out."""
-    threshold = max(DUE_RATIO, num_deviations(len(excess)) * deviation)
+    threshold = max(MIN_EXCESS_RATIO, required_deviations(len(excess)) * deviation)
     slow = np.flatnonzero(excess >= threshold)
     if len(slow) < least_steps:
         return None

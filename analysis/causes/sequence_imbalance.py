@@ -13,8 +13,8 @@ from ..arrays.grouping import number_rows
 from ..arrays.sorting import sort_rows
 from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, ReplayModel, of_kinds
 from ..report.text import format_percent
-from ..statistics.baseline import common_ratio, own_medians, step_medians
-from ..statistics.phases import DUE_RATIO
+from ..statistics.baseline import common_step_ratio, medians_by_key, step_medians
+from ..statistics.phases import MIN_EXCESS_RATIO
 from .candidate import Candidate
 from .equal_lengths import (
     LEAST_CORRELATION,
@@ -76,7 +76,7 @@ def sequence_effect(
         None where there are too few micro-batches, or nothing varies together.
     """
     ratio = _against_own_median(items)
-    ratio = ratio / common_ratio(ratio, items.step)
+    ratio = ratio / common_step_ratio(ratio, items.step)
     forward, backward = _pairs(items)
     free = ~np.isin(items.rank[forward], list(blamed))
     forward, backward = forward[free], backward[free]
@@ -99,7 +99,7 @@ def sequence_effect(
 
 def _against_own_median(items: ComputeItems) -> NDArray[np.float64]:
     """Return each item over the median of its rank, kind and chunk."""
-    median = own_medians(items.self_ns, items.rank, items.kind, items.chunk)
+    median = medians_by_key(items.self_ns, items.rank, items.kind, items.chunk)
     ratio: NDArray[np.float64] = items.self_ns / np.maximum(median, 1.0)
     return ratio
 
@@ -154,7 +154,7 @@ def _length_correlation(
         slope, level = np.polyfit(x, y, 1)
         y = y / step_medians(y / (level + slope * x), step)
         if often:
-            y = y / own_medians(y / (level + slope * x), rank, chunk)
+            y = y / medians_by_key(y / (level + slope * x), rank, chunk)
     return _correlation(y, x)
 
 
@@ -178,7 +178,7 @@ def sequence_candidate(
         evened: Compute by micro-batch as if lengths were equal, where that is known.
 
     Returns:
-        None where the spread costs less than `DUE_RATIO` of a usual step.
+        None where the spread costs less than `MIN_EXCESS_RATIO` of a usual step.
     """
     model = replayer.model
     chosen = of_kinds(model, FORWARD_KINDS | BACKWARD_KINDS) & model.on_device
@@ -195,7 +195,7 @@ def sequence_candidate(
     usual_ns = float(np.median(without))
     won_ns = float((replayer.full_recorded() - without).mean())
     lost = won_ns / usual_ns if usual_ns > 0 else 0.0
-    if lost < DUE_RATIO:
+    if lost < MIN_EXCESS_RATIO:
         return None
     steps = model.operations.steps
     what = (
@@ -210,7 +210,7 @@ def sequence_candidate(
         part=chosen,
         usual_ns=evened_ns,
         excess_ratio=lost,
-        threshold=DUE_RATIO,
+        threshold=MIN_EXCESS_RATIO,
         evidence=(
             f"micro-batches differ by {format_percent(effect.spread_ratio)} in compute on all ranks"
             f" alike, and {what}: with equal ones a step would be"

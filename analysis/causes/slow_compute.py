@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..report.text import format_count
-from ..statistics.peer_comparison import Basis
-from ..statistics.phases import DUE_RATIO, standing_out_now_and_then
+from ..statistics.peers import Basis
+from ..statistics.phases import MIN_EXCESS_RATIO, find_recurring_phases
 from .candidate import Candidate
 from .clock_throttle import as_one_worker, most_explained
 from .stage_imbalance import (
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..replay.model import ReplayModel
-    from ..statistics.peer_comparison import Profile
+    from ..statistics.peers import ComputeProfile
     from ..statistics.phases import Phase
     from ..trace.tables import RankInfo
     from .clock_throttle import Devices
@@ -35,7 +35,7 @@ EVENED = "; these times are as with micro-batches of equal length"
 
 
 def compute_candidates(
-    profile: Profile,
+    profile: ComputeProfile,
     model: ReplayModel,
     ranks: Mapping[int, RankInfo],
     *,
@@ -134,10 +134,10 @@ def _first_run(suspect: Suspect) -> tuple[int, int]:
 def _rank_evidence(suspect: Suspect) -> str:
     against = {
         Basis.PEERS: f"for the {suspect.num_peers:,} other ranks of its stage",
-        Basis.MATES: "for the others of its stage, which agree with stages of equal work",
+        Basis.FEW_PEERS: "for the others of its stage, which agree with stages of equal work",
         Basis.STAGES: "for the ranks of stages of equal work",
         Basis.EARLIER: "in its own earlier steps",
-        Basis.NOBODY: "",
+        Basis.NOTHING: "",
     }[suspect.basis]
     steps = f"steps {suspect.first_step} to {suspect.last_step}"
     when = f"in {steps} ({format_count(suspect.num_steps, 'step')} traced)"
@@ -150,7 +150,7 @@ def _rank_evidence(suspect: Suspect) -> str:
 
 
 def slow_ranks(
-    profile: Profile, workers: Mapping[int, tuple[int, ...]] | None = None
+    profile: ComputeProfile, workers: Mapping[int, tuple[int, ...]] | None = None
 ) -> tuple[Suspect, ...]:
     """Find the ranks whose compute is longer than their peers', persistently or in some steps.
 
@@ -159,21 +159,21 @@ def slow_ranks(
         workers: What each rank shares with the partners that look just like it: a slow one makes
             them all longer; None: nothing.
     """
-    few = np.array([basis not in (Basis.PEERS, Basis.MATES) for basis in profile.basis])
+    few = np.array([basis not in (Basis.PEERS, Basis.FEW_PEERS) for basis in profile.basis])
     alike = None
     if workers is not None:
         shared = [workers[rank] for rank in profile.ranks.tolist()]
         numbers = {worker: number for number, worker in enumerate(dict.fromkeys(shared))}
         alike = np.array([numbers[worker] for worker in shared])
-    phases = standing_out_now_and_then(profile.excess_ratio, few=few, alike=alike)
+    phases = find_recurring_phases(profile.excess_ratio, has_few_peers=few, partners=alike)
     return tuple(_suspect(profile, phase) for phase in phases)
 
 
-def _suspect(profile: Profile, phase: Phase) -> Suspect:
+def _suspect(profile: ComputeProfile, phase: Phase) -> Suspect:
     """Measure the slow phase of one rank."""
     row, columns = phase.row, np.arange(phase.first, phase.last + 1)
-    if phase.shown is not None:
-        columns = np.array(phase.shown)
+    if phase.columns is not None:
+        columns = np.array(phase.columns)
     return Suspect(
         ranks=(int(profile.ranks[row]),),
         first_step=int(profile.steps[phase.first]),
@@ -186,11 +186,11 @@ def _suspect(profile: Profile, phase: Phase) -> Suspect:
         compute_ns=float(np.nanmedian(profile.total_ns[row, columns])),
         num_peers=int((profile.stage == profile.stage[row]).sum()) - 1,
         basis=profile.basis[row],
-        shown_steps=None if phase.shown is None else tuple(profile.steps[columns].tolist()),
+        shown_steps=None if phase.columns is None else tuple(profile.steps[columns].tolist()),
     )
 
 
-def unexplained(profile: Profile) -> tuple[int, ...]:
+def unexplained(profile: ComputeProfile) -> tuple[int, ...]:
     """Name the ranks that differ from the few there are to compare with, but have too few peers.
 
     With one or two peers nobody can say which of them is slow.
@@ -198,10 +198,10 @@ def unexplained(profile: Profile) -> tuple[int, ...]:
     level = np.nanmedian(profile.total_ns, axis=1)
     found = []
     for row, basis in enumerate(profile.basis):
-        if basis not in (Basis.EARLIER, Basis.NOBODY):
+        if basis not in (Basis.EARLIER, Basis.NOTHING):
             continue
         mates = np.flatnonzero(profile.stage == profile.stage[row])
         fastest = level[mates].min()
-        if level[row] > fastest * (1.0 + DUE_RATIO):
+        if level[row] > fastest * (1.0 + MIN_EXCESS_RATIO):
             found.append(int(profile.ranks[row]))
     return tuple(found)

@@ -11,8 +11,8 @@ import numpy as np
 from ..arrays.group_stats import group_medians, row_medians
 from ..arrays.grouping import number_rows
 from ..report.text import format_duration, format_percent
-from ..statistics.noise import num_deviations, robust_deviation
-from ..statistics.phases import DUE_RATIO
+from ..statistics.noise import required_deviations, robust_deviation
+from ..statistics.phases import MIN_EXCESS_RATIO
 from .candidate import Candidate
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _whose_pairs_stand_out(members: set[int], pair_excess: Mapping[int, float]) 
     others = np.array([excess for rank, excess in pair_excess.items() if rank != worst])
     if len(others) < LEAST_LINKS:
         return None
-    clear = max(num_deviations(len(others)) * robust_deviation(others), LEAST_PAIR_EXCESS)
+    clear = max(required_deviations(len(others)) * robust_deviation(others), LEAST_PAIR_EXCESS)
     return worst if inside[worst] >= clear else None
 
 
@@ -395,7 +395,7 @@ def is_explained(
     columns = slice(slow.phase.first, slow.phase.last + 1)
     expected_ns = profile.expected_ns[slow.link, columns] * (1.0 + max(there))
     lost_ns = float(np.nanmedian(profile.total_ns[slow.link, columns] - expected_ns))
-    return rest < max(DUE_RATIO, slow.phase.threshold) or lost_ns < least_ns
+    return rest < max(MIN_EXCESS_RATIO, slow.phase.threshold) or lost_ns < least_ns
 
 
 def part_of_links(profile: LinkProfile, links: Sequence[int]) -> NDArray[np.bool_]:

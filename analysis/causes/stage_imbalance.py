@@ -13,11 +13,11 @@ import numpy as np
 
 from ..arrays.group_stats import row_medians
 from ..report.text import format_duration, format_percent
-from ..statistics.baseline import usual_in_faster_steps
-from ..statistics.noise import num_deviations, robust_deviation, step_deviation
-from ..statistics.peer_comparison import MIN_PEERS, Basis
-from ..statistics.phases import SHORT_STEPS, Phase, standing_out
-from ..statistics.significance import stands_apart
+from ..statistics.baseline import faster_steps_baseline
+from ..statistics.noise import required_deviations, robust_deviation, step_deviation
+from ..statistics.peers import MIN_PEERS, Basis
+from ..statistics.phases import MIN_LASTING_STEPS, Phase, find_phases
+from ..statistics.significance import is_significant
 from .candidate import Candidate
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..replay.model import ReplayModel
-    from ..statistics.peer_comparison import Profile
+    from ..statistics.peers import ComputeProfile
     from ..trace.tables import RankInfo
 
 LEAST_SHARE = 0.5
@@ -74,7 +74,7 @@ class Suspect:
         return self.excess_ratio / self.threshold
 
 
-def risen_stages(profile: Profile) -> tuple[Suspect, ...]:
+def risen_stages(profile: ComputeProfile) -> tuple[Suspect, ...]:
     """Find stages half of whose ranks, or more, compute longer in some steps than in their others.
 
     What the other stages' ranks take in a step, over what each of them usually takes, is the job's
@@ -91,7 +91,7 @@ def risen_stages(profile: Profile) -> tuple[Suspect, ...]:
     return tuple(suspect for suspect in found if suspect is not None)
 
 
-def _risen(profile: Profile, stage: int) -> Suspect | None:
+def _risen(profile: ComputeProfile, stage: int) -> Suspect | None:
     rows = np.flatnonzero(profile.stage == stage)
     others = np.flatnonzero(profile.stage != stage)
     if len(rows) < LEAST_RANKS or len(others) < MIN_PEERS:
@@ -99,14 +99,14 @@ def _risen(profile: Profile, stage: int) -> Suspect | None:
     relative = profile.total_ns[others] / row_medians(profile.total_ns[others])[:, None]
     common = row_medians(relative.T)
     even = profile.total_ns[rows] / common
-    usual = usual_in_faster_steps(even)
+    usual = faster_steps_baseline(even)
     # Where the other stages fell, or all rose, the stage itself did nothing.
-    own = profile.total_ns[rows] / usual_in_faster_steps(profile.total_ns[rows])
+    own = profile.total_ns[rows] / faster_steps_baseline(profile.total_ns[rows])
     excess = np.minimum(even / usual, own) - 1.0
-    phases = standing_out(
+    phases = find_phases(
         excess,
-        few=np.ones(len(rows), dtype=np.bool_),
-        shortest=SHORT_STEPS,
+        has_few_peers=np.ones(len(rows), dtype=np.bool_),
+        min_steps=MIN_LASTING_STEPS,
         deviation=step_deviation(relative / common - 1.0),
     )
     together = _together(phases)
@@ -116,7 +116,7 @@ def _risen(profile: Profile, stage: int) -> Suspect | None:
     phase = _middle_phase(together)
     level = row_medians((excess[slow]).T)
     num_stages = len(np.unique(profile.stage))
-    if not stands_apart(level, phase, num_rows=num_stages):
+    if not is_significant(level, phase, num_series=num_stages):
         return None
     mine = rows if len(slow) >= STAGE_SHARE * len(rows) else rows[slow]
     columns = slice(phase.first, phase.last + 1)
@@ -165,7 +165,7 @@ def _num_shared(one: Phase, other: Phase) -> int:
     return min(one.last, other.last) - max(one.first, other.first) + 1
 
 
-def slow_stages(profile: Profile) -> tuple[Suspect, ...]:
+def slow_stages(profile: ComputeProfile) -> tuple[Suspect, ...]:
     """Find stages most of whose ranks compute longer than the other stages, for a while or always.
 
     A rank alone in its stage counts in the last stage only.
@@ -183,7 +183,7 @@ def slow_stages(profile: Profile) -> tuple[Suspect, ...]:
     excess = level / typical - 1.0
     alone = [len(rows) == 1 for rows in rows_of[:-1]]
     excess[np.flatnonzero(alone)] = np.nan
-    phases = standing_out(excess, few=np.ones(len(excess), dtype=np.bool_), shortest=1)
+    phases = find_phases(excess, has_few_peers=np.ones(len(excess), dtype=np.bool_), min_steps=1)
     found = (
         _slow_stage(profile, rows_of[phase.row], phase, typical[phase.row]) for phase in phases
     )
@@ -199,14 +199,14 @@ def _middle(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _slow_stage(
-    profile: Profile, rows: NDArray[np.int64], phase: Phase, typical: NDArray[np.float64]
+    profile: ComputeProfile, rows: NDArray[np.int64], phase: Phase, typical: NDArray[np.float64]
 ) -> Suspect | None:
     columns = slice(phase.first, phase.last + 1)
     ratio = row_medians(profile.total_ns[rows, columns] / typical[columns]) - 1.0
     noise = robust_deviation(
         profile.total_ns[rows, columns] / row_medians(profile.total_ns[rows, columns])[:, None]
     )
-    clear = num_deviations(profile.total_ns[rows].size) * noise / np.sqrt(phase.num_steps)
+    clear = required_deviations(profile.total_ns[rows].size) * noise / np.sqrt(phase.num_steps)
     threshold = max(phase.threshold, clear)
     if phase.excess_ratio < threshold:
         return None
@@ -230,7 +230,7 @@ def _slow_stage(
 
 
 def stage_candidate(
-    suspect: Suspect, profile: Profile, model: ReplayModel, ranks: Mapping[int, RankInfo]
+    suspect: Suspect, profile: ComputeProfile, model: ReplayModel, ranks: Mapping[int, RankInfo]
 ) -> Candidate:
     """Tell a stage with more work from one whose ranks have all become slow.
 

@@ -17,7 +17,7 @@ from ..readers.tp_partners import least_of_partners
 from ..replay.model import COMPUTE_KINDS, of_kinds
 from ..replay.what_if import ratio, recoverable
 from ..report.report import Finding
-from ..statistics.baseline import common_ratio, own_medians
+from ..statistics.baseline import common_step_ratio, medians_by_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -344,9 +344,9 @@ def _by_step(
     rows = np.flatnonzero(others & (ideal_ns > 0))
     step = model.operations.step[rows]
     found = np.ones(len(model.operations.steps))
-    usual = own_medians(duration_ns[rows], model.rank[rows], model.operations.label[rows])
+    usual = medians_by_key(duration_ns[rows], model.rank[rows], model.operations.label[rows])
     ratio = np.divide(duration_ns[rows], usual, out=np.ones(len(rows)), where=usual > 0)
-    is_common = common_ratio(ratio, step) != 1.0
+    is_common = common_step_ratio(ratio, step) != 1.0
     if is_common.any():
         took = np.bincount(step, weights=duration_ns[rows], minlength=len(found))
         expected = np.bincount(step, weights=ideal_ns[rows], minlength=len(found))

@@ -12,11 +12,11 @@ from ..arrays.grouping import number_rows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LEAST_STEPS = 2
+MIN_BASELINE_STEPS = 2
 """Steps that each of the two classes must have: one alone agrees with nobody."""
 
 
-def usual_in_faster_steps(value: NDArray[np.float64]) -> NDArray[np.float64]:
+def faster_steps_baseline(value: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return what each row takes in the faster of the two classes that its steps fall into.
 
     The classes are cut where ``k (n - k) (high - low)^2`` is largest, ``low`` being the upper
@@ -29,7 +29,7 @@ def usual_in_faster_steps(value: NDArray[np.float64]) -> NDArray[np.float64]:
 
     Returns:
         Same shape, equal along each row: the upper median of its faster class; the median of all
-        its steps where there are fewer than twice `LEAST_STEPS`.
+        its steps where there are fewer than twice `MIN_BASELINE_STEPS`.
 
     Source:
         Otsu, "A threshold selection method from gray-level histograms" (1979): the largest
@@ -46,15 +46,15 @@ def _of_faster_class(known: NDArray[np.float64]) -> float:
     if not num:
         return float("nan")
     ordered = np.sort(known)
-    if num < 2 * LEAST_STEPS:
+    if num < 2 * MIN_BASELINE_STEPS:
         return float(np.median(ordered))
-    sizes = np.arange(LEAST_STEPS, num - LEAST_STEPS + 1)
+    sizes = np.arange(MIN_BASELINE_STEPS, num - MIN_BASELINE_STEPS + 1)
     low, high = ordered[sizes // 2], ordered[(num + sizes - 1) // 2]
     best = int(np.argmax(sizes * (num - sizes) * (high - low) ** 2))
     return float(low[best])
 
 
-def common_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> NDArray[np.float64]:
+def common_step_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> NDArray[np.float64]:
     """Return by how much each step's compute is longer than usual, where nearly all of it is.
 
     Args:
@@ -80,7 +80,7 @@ def step_medians(value: NDArray[np.float64], step: NDArray[np.int32]) -> NDArray
     return group_medians(value, number, num)[0][number]
 
 
-def own_medians(value: NDArray[Any], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+def medians_by_key(value: NDArray[Any], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
     """Return for each row the median over the rows with its key, shape and unit of ``value``."""
     group, num_groups = number_rows(*key)
     return group_medians(value, group, num_groups)[0][group]

@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ROBUST_SCALE = 1.4826
+DEVIATION_PER_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 
 
@@ -22,7 +22,7 @@ NORMAL_90TH = 1.6449
 """... and its 90th percentile."""
 
 
-ERROR_RATE = 0.0003
+FALSE_ALARM_RATE = 0.0003
 """Share of healthy runs in which a test of this kind may find something: with a few such tests a
 run about 0.1 alarms come in 300 runs. No alarm in 300 healthy runs is what is asked."""
 
@@ -36,7 +36,7 @@ def robust_deviation(values: NDArray[np.float64]) -> float:
     known = values[~np.isnan(values)]
     if not len(known):
         return float("nan")
-    return ROBUST_SCALE * float(np.median(np.abs(known - np.median(known))))
+    return DEVIATION_PER_MAD * float(np.median(np.abs(known - np.median(known))))
 
 
 def step_deviation(values: NDArray[np.float64]) -> float:
@@ -60,7 +60,7 @@ def step_deviation(values: NDArray[np.float64]) -> float:
     return float(max(middle / NORMAL_MEDIAN, high / NORMAL_90TH) / np.sqrt(2.0))
 
 
-def level_deviation(values: NDArray[np.float64], *, num_levels: int = 1) -> float:
+def deviation_without_jumps(values: NDArray[np.float64], *, num_levels: int = 1) -> float:
     """Return the noise from step to step of rows that may all change their level at once.
 
     `step_deviation` has the other rows to go by. What is common to all of them, input that is
@@ -86,7 +86,7 @@ def level_deviation(values: NDArray[np.float64], *, num_levels: int = 1) -> floa
     return float(max(middle / of_middle, high / of_high) / np.sqrt(2.0))
 
 
-def num_deviations(num_samples: int) -> float:
+def required_deviations(num_samples: int) -> float:
     """Return how many deviations stand clear of the noise among so many samples.
 
     The largest of n normal samples lies about ``sqrt(2 ln n)`` deviations out.
@@ -94,10 +94,11 @@ def num_deviations(num_samples: int) -> float:
     return max(4.0, 2.0 + float(np.sqrt(2.0 * np.log(max(num_samples, 1)))))
 
 
-def num_estimated_deviations(num_samples: int, freedom: int) -> float:
+def required_t(num_samples: int, freedom: int) -> float:
     """Return how many deviations stand clear where the deviation itself was estimated.
 
-    Of normal noise one sample of ``num_samples`` lies as far out in `ERROR_RATE` of all cases.
+    Of normal noise one sample of ``num_samples`` lies as far out in `FALSE_ALARM_RATE` of
+    all cases.
 
     Args:
         num_samples: Among which one that stands clear is looked for.
@@ -107,12 +108,12 @@ def num_estimated_deviations(num_samples: int, freedom: int) -> float:
         Student's t by Wallace, "Bounds on normal approximations to Student's" (1959): ``z`` of the
         normal distribution is ``(8 f + 1) / (8 f + 3) sqrt(f ln(1 + t^2 / f))`` within 0.02.
     """
-    normal = NormalDist().inv_cdf(1.0 - ERROR_RATE / num_samples)
+    normal = NormalDist().inv_cdf(1.0 - FALSE_ALARM_RATE / num_samples)
     normal *= (8 * freedom + 3) / (8 * freedom + 1)
     return float(np.sqrt(freedom * np.expm1(normal**2 / freedom)))
 
 
-def calm_deviation(values: NDArray[np.float64]) -> float:
+def lower_half_deviation(values: NDArray[np.float64]) -> float:
     """Return the noise of the lower half of one row: what comes and goes only adds.
 
     Two single steps of eight that stand out are four of its seven changes, so that even the median
@@ -127,7 +128,7 @@ def calm_deviation(values: NDArray[np.float64]) -> float:
     return float(np.median(below) / NORMAL_MEDIAN)
 
 
-def flapping_deviation(values: NDArray[np.float64]) -> float:
+def median_change_deviation(values: NDArray[np.float64]) -> float:
     """Return the noise of one row that may jump up and down many times: its median change only.
 
     Args:

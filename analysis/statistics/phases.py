@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import row_medians
-from .noise import ROBUST_SCALE, num_deviations, robust_deviation, step_deviation
+from .noise import DEVIATION_PER_MAD, required_deviations, robust_deviation, step_deviation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DUE_RATIO = 0.09
+MIN_EXCESS_RATIO = 0.09
 """A measured excess from which a finding is due in even one step: what is 10 % (design.md section
 5) may be measured a point lower."""
 
@@ -26,25 +26,25 @@ PERSISTENT_RATIO = 0.05
 """An excess below which not even a persistent one is told: healthy devices of one kind differ by
 a few percent. Source: arXiv 2402.15627 calls machines slow from about 10 % on."""
 
-FEW_PERSISTENT_RATIO = 0.075
+FEW_PEERS_PERSISTENT_RATIO = 0.075
 """The same where there is little to compare with."""
 
-NUM_PERSISTENT_STEPS = 5
-"""Steps that an excess below `DUE_RATIO` must last; `SHORT_STEPS` where it stands clear of what
-all other rows ever showed."""
+MIN_PERSISTENT_STEPS = 5
+"""Steps that an excess below `MIN_EXCESS_RATIO` must last; `MIN_LASTING_STEPS` where it stands
+clear of what all other rows ever showed."""
 
-SHORT_STEPS = 3
+MIN_LASTING_STEPS = 3
 """A phase shorter than this must also stand clear of what all other rows ever showed."""
 
-CLEAR_FACTOR = 1.5
+PEER_PEAK_FACTOR = 1.5
 
-FAULTY_SHARE = 0.005
+MAX_FAULTY_SHARE = 0.005
 """Share of many rows that may be at fault at once: arXiv 2402.15627 saw as many slow machines."""
 
 PHASE_LEVELS = (0.06, 0.2, 0.6)
 """Excesses at which a phase is looked for: half of one parts slow steps from usual ones."""
 
-MEDIAN_ERROR = 1.2533
+MEDIAN_STANDARD_ERROR = 1.2533
 """Standard error of a median over that of a mean, for normal noise."""
 
 
@@ -64,7 +64,7 @@ class Phase:
     threshold: float
     """What the excess had to exceed."""
 
-    shown: tuple[int, ...] | None = None
+    columns: tuple[int, ...] | None = None
     """Columns that lie clear, where those between them do not; None: all."""
 
     @property
@@ -78,13 +78,13 @@ class Phase:
         return self.excess_ratio / self.threshold
 
 
-def standing_out(
+def find_phases(
     excess: NDArray[np.float64],
     *,
-    few: NDArray[np.bool_] | None = None,
-    shortest: int = 1,
+    has_few_peers: NDArray[np.bool_] | None = None,
+    min_steps: int = 1,
     deviation: float | None = None,
-    may_grow: bool = False,
+    may_vary: bool = False,
 ) -> tuple[Phase, ...]:
     """Find the rows that stand out, lastingly or in some steps; one phase a row.
 
@@ -93,10 +93,11 @@ def standing_out(
 
     Args:
         excess: Shape (rows, steps); NaN where unknown.
-        few: Shape (rows,): rows with so little to compare with that only `DUE_RATIO` counts.
-        shortest: Phases of fewer steps are not told.
+        has_few_peers: Shape (rows,): rows with so little to compare with that only
+            `MIN_EXCESS_RATIO` counts.
+        min_steps: Phases of fewer steps are not told.
         deviation: Of the noise, where it is known; None: from the changes between steps.
-        may_grow: Whether a phase's own changes are part of it, and no noise.
+        may_vary: Whether a phase's own changes are part of it, and no noise.
 
     Returns:
         By row, ascending.
@@ -105,37 +106,39 @@ def standing_out(
         deviation = step_deviation(excess[~np.isnan(excess).all(axis=1)])
     lasting, short = _phases(
         excess,
-        is_few=np.zeros(len(excess), dtype=np.bool_) if few is None else few,
+        has_few_peers=np.zeros(len(excess), dtype=np.bool_)
+        if has_few_peers is None
+        else has_few_peers,
         deviation=deviation,
-        may_grow=may_grow,
-        alike=np.arange(len(excess)),
+        may_vary=may_vary,
+        partners=np.arange(len(excess)),
     )
-    found = (*lasting, *(short if shortest < SHORT_STEPS else ()))
+    found = (*lasting, *(short if min_steps < MIN_LASTING_STEPS else ()))
     return tuple(
-        sorted((each for each in found if each.num_steps >= shortest), key=lambda each: each.row)
+        sorted((each for each in found if each.num_steps >= min_steps), key=lambda each: each.row)
     )
 
 
-def standing_out_now_and_then(
+def find_recurring_phases(
     excess: NDArray[np.float64],
     *,
-    few: NDArray[np.bool_],
-    alike: NDArray[np.int64] | None = None,
+    has_few_peers: NDArray[np.bool_],
+    partners: NDArray[np.int64] | None = None,
 ) -> tuple[Phase, ...]:
-    """Find what `standing_out` does; short phases of one row are one, from the first to the last.
+    """Find what `find_phases` does; short phases of one row are one, from the first to the last.
 
     Args:
         excess: Shape (rows, steps); NaN where unknown.
-        few: Shape (rows,): as there.
-        alike: Shape (rows,): rows of equal number show the same thing, so what one shows says as
+        has_few_peers: Shape (rows,): as there.
+        partners: Shape (rows,): rows of equal number show the same thing, so what one shows says as
             little of the others' noise as of its own; None: no two do.
     """
     lasting, short = _phases(
         excess,
-        is_few=few,
+        has_few_peers=has_few_peers,
         deviation=step_deviation(excess[~np.isnan(excess).all(axis=1)]),
-        may_grow=False,
-        alike=np.arange(len(excess)) if alike is None else alike,
+        may_vary=False,
+        partners=np.arange(len(excess)) if partners is None else partners,
     )
     found = (*lasting, *(_recurring(each, excess[each.row]) for each in short))
     return tuple(sorted(found, key=lambda each: each.row))
@@ -144,22 +147,26 @@ def standing_out_now_and_then(
 def _phases(
     excess: NDArray[np.float64],
     *,
-    is_few: NDArray[np.bool_],
+    has_few_peers: NDArray[np.bool_],
     deviation: float,
-    may_grow: bool,
-    alike: NDArray[np.int64],
+    may_vary: bool,
+    partners: NDArray[np.int64],
 ) -> tuple[tuple[Phase, ...], tuple[Phase, ...]]:
     """Return the lasting phases, and the short ones of all other rows."""
     known = np.flatnonzero(~np.isnan(excess).all(axis=1))
     if np.isnan(deviation):
         return (), ()
-    clear = num_deviations(excess[known].size)
+    clear = required_deviations(excess[known].size)
     lasting = _lasting(
-        excess[known], is_few[known], (deviation, clear), may_grow=may_grow, alike=alike[known]
+        excess[known],
+        has_few_peers[known],
+        (deviation, clear),
+        may_vary=may_vary,
+        partners=partners[known],
     )
     found = {int(known[place]): phase for place, phase in lasting.items()}
     calm = np.array([row for row in known.tolist() if row not in found], dtype=np.int64)
-    short = _short(excess, calm, (deviation, clear), alike)
+    short = _short(excess, calm, (deviation, clear), partners)
 
     def phases(rows: dict[int, tuple[int, int, float, float]]) -> tuple[Phase, ...]:
         return tuple(
@@ -193,42 +200,44 @@ def _recurring(phase: Phase, excess: NDArray[np.float64]) -> Phase:
         first=int(shown[0]),
         last=int(shown[-1]),
         excess_ratio=float(np.nanmedian(excess[shown])),
-        shown=None if len(shown) == shown[-1] - shown[0] + 1 else tuple(shown.tolist()),
+        columns=None if len(shown) == shown[-1] - shown[0] + 1 else tuple(shown.tolist()),
     )
 
 
 def _lasting(
     excess: NDArray[np.float64],
-    few: NDArray[np.bool_],
+    has_few_peers: NDArray[np.bool_],
     noise: tuple[float, float],
     *,
-    may_grow: bool,
-    alike: NDArray[np.int64],
+    may_vary: bool,
+    partners: NDArray[np.int64],
 ) -> dict[int, tuple[int, int, float, float]]:
     """Return (first, last, median, threshold) of each row's surest phase of several steps."""
     deviation, clear = noise
     between = _deviation_of_others(row_medians(excess))
-    unseen = np.where(few, np.inf, CLEAR_FACTOR * _highest_of_others(excess, alike))
+    unseen = np.where(
+        has_few_peers, np.inf, PEER_PEAK_FACTOR * _highest_of_others(excess, partners)
+    )
     best: dict[int, tuple[int, int, float, float]] = {}
     for level in PHASE_LEVELS:
-        first, last = best_segments(excess - level / 2)
+        first, last = max_subarrays(excess - level / 2)
         # Once more, at half of what was found: that is where it begins and ends.
         middle = row_medians(_inside(excess, first, last))
-        first, last = best_segments(excess - middle[:, None] / 2)
+        first, last = max_subarrays(excess - middle[:, None] / 2)
         phase = _inside(excess, first, last)
         num = (~np.isnan(phase)).sum(axis=1)
         middle = row_medians(phase)
-        spread = ROBUST_SCALE * row_medians(np.abs(phase - middle[:, None]))
-        if may_grow:
+        spread = DEVIATION_PER_MAD * row_medians(np.abs(phase - middle[:, None]))
+        if may_vary:
             spread = np.zeros_like(spread)
-        error = MEDIAN_ERROR * np.maximum(spread, deviation) / np.sqrt(np.maximum(num, 1))
+        error = MEDIAN_STANDARD_ERROR * np.maximum(spread, deviation) / np.sqrt(np.maximum(num, 1))
         # Unlike stages, or one rank's few first steps, are too thin a ground for little.
-        least = np.where(few, FEW_PERSISTENT_RATIO, PERSISTENT_RATIO)
-        brief = np.minimum(np.maximum(least, unseen), DUE_RATIO)
-        least = np.where(num >= NUM_PERSISTENT_STEPS, least, brief)
+        least = np.where(has_few_peers, FEW_PEERS_PERSISTENT_RATIO, PERSISTENT_RATIO)
+        brief = np.minimum(np.maximum(least, unseen), MIN_EXCESS_RATIO)
+        least = np.where(num >= MIN_PERSISTENT_STEPS, least, brief)
         threshold = np.maximum(least, clear * error)
         threshold = np.maximum(threshold, clear * between)
-        for row in np.flatnonzero((num >= SHORT_STEPS) & (middle >= threshold)).tolist():
+        for row in np.flatnonzero((num >= MIN_LASTING_STEPS) & (middle >= threshold)).tolist():
             found = (int(first[row]), int(last[row]), float(middle[row]), float(threshold[row]))
             if row not in best or found[2] / found[3] > best[row][2] / best[row][3]:
                 best[row] = found
@@ -239,50 +248,50 @@ def _short(
     excess: NDArray[np.float64],
     calm: NDArray[np.int64],
     noise: tuple[float, float],
-    alike: NDArray[np.int64],
+    partners: NDArray[np.int64],
 ) -> dict[int, tuple[int, int, float, float]]:
     """Return (first, last, median, threshold) of the calm rows' steps that stand out of all."""
     if not len(calm):
         return {}
     deviation, clear = noise
     peak = np.nanmax(excess[calm], axis=1)
-    others = _highest_of_others(excess[calm], alike[calm])
-    threshold_of = np.maximum(max(DUE_RATIO, clear * deviation), CLEAR_FACTOR * others)
+    others = _highest_of_others(excess[calm], partners[calm])
+    threshold_of = np.maximum(max(MIN_EXCESS_RATIO, clear * deviation), PEER_PEAK_FACTOR * others)
     found = {}
     for place in np.flatnonzero(peak >= threshold_of).tolist():
         threshold = float(threshold_of[place])
         row = excess[calm[place]]
-        (first,), (last,) = best_segments(row[None] - threshold / 2)
+        (first,), (last,) = max_subarrays(row[None] - threshold / 2)
         middle = float(np.nanmedian(row[first : last + 1]))
         found[int(calm[place])] = (int(first), int(last), middle, threshold)
     return found
 
 
 def _highest_of_others(
-    excess: NDArray[np.float64], alike: NDArray[np.int64]
+    excess: NDArray[np.float64], partners: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return what the other rows show at most in any step, but for a few that may be at fault.
 
     Args:
         excess: Shape (rows, steps).
-        alike: Shape (rows,): rows of equal number are no others of each other.
+        partners: Shape (rows,): rows of equal number are no others of each other.
     """
     if not len(excess):
         return np.zeros(0)
-    _, number = np.unique(alike, return_inverse=True)
+    _, number = np.unique(partners, return_inverse=True)
     if not number.any():
-        number = np.arange(len(excess))  # All are alike: they have but each other.
+        number = np.arange(len(excess))  # All are partners: they have but each other.
     peak = np.full(int(number.max()) + 1, -np.inf)
     np.maximum.at(peak, number, np.nanmax(excess, axis=1))
     highest = np.sort(peak)[::-1]
-    allowed = min(int(FAULTY_SHARE * len(peak)), len(peak) - 1)
+    allowed = min(int(MAX_FAULTY_SHARE * len(peak)), len(peak) - 1)
     others: NDArray[np.float64] = np.where(
         peak >= highest[allowed], np.append(highest, 0.0)[allowed + 1], highest[allowed]
     )
     return others[number]
 
 
-def best_segments(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def max_subarrays(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return, for each row, the (first, last) columns of the run with the largest sum.
 
     With values measured from a threshold this is where a slow phase begins

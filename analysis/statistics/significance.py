@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .baseline import LEAST_STEPS
-from .noise import NORMAL_MEDIAN, num_deviations, num_estimated_deviations
-from .peer_comparison import median_of_others
-from .phases import MEDIAN_ERROR
+from .baseline import MIN_BASELINE_STEPS
+from .noise import NORMAL_MEDIAN, required_deviations, required_t
+from .peers import median_of_peers
+from .phases import MEDIAN_STANDARD_ERROR
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .phases import Phase
 
 
-def stands_apart(
-    values: NDArray[np.float64], phase: Phase, *, num_rows: int, least_deviation: float = 0.0
+def is_significant(
+    values: NDArray[np.float64], phase: Phase, *, num_series: int, min_deviation: float = 0.0
 ) -> bool:
     """Tell whether a phase differs from the row's other steps by more than both vary.
 
@@ -29,24 +29,24 @@ def stands_apart(
     Args:
         values: Shape (steps,): the row; NaN where unknown.
         phase: A run of its steps.
-        num_rows: Rows that the phase was looked for in.
-        least_deviation: What each value is unsure by at least, where that is known otherwise.
+        num_series: Rows that the phase was looked for in.
+        min_deviation: What each value is unsure by at least, where that is known otherwise.
     """
     columns = np.arange(len(values))
     within = (columns >= phase.first) & (columns <= phase.last) & ~np.isnan(values)
     inside, outside = values[within], values[~within & ~np.isnan(values)]
-    if len(outside) < LEAST_STEPS:
+    if len(outside) < MIN_BASELINE_STEPS:
         return False
     spread = np.concatenate((inside - inside.mean(), outside - outside.mean())).std(ddof=2)
     error = np.sqrt(1 / len(inside) + 1 / len(outside))
     difference = inside.mean() - outside.mean()
-    num = num_rows * len(values)
-    clear = num_estimated_deviations(num, len(inside) + len(outside) - 2)
-    least = max(clear * spread, num_deviations(num) * least_deviation)
+    num = num_series * len(values)
+    clear = required_t(num, len(inside) + len(outside) - 2)
+    least = max(clear * spread, required_deviations(num) * min_deviation)
     return bool(difference >= least * error)
 
 
-def error_of_level(ratio: NDArray[np.float64]) -> float:
+def level_standard_error(ratio: NDArray[np.float64]) -> float:
     """Return the standard error of a step's median over the links, by what the links differ by.
 
     By luck a few levels lie closer together from step to step than each of them is sure.
@@ -62,9 +62,9 @@ def error_of_level(ratio: NDArray[np.float64]) -> float:
     if num < 2:  # noqa: PLR2004
         return 0.0
     # Each against the others, whose mean would vary by 1 / (n - 1) of what a link does.
-    residual = (known / median_of_others(known) - 1.0) * np.sqrt((num - 1) / num)
+    residual = (known / median_of_peers(known) - 1.0) * np.sqrt((num - 1) / num)
     if np.isnan(residual).all():
         return 0.0  # each step has one link alone
     # Less than half of the links may be slow otherwise than the others.
     deviation = float(np.nanmedian(np.abs(residual))) / NORMAL_MEDIAN
-    return MEDIAN_ERROR * deviation / float(np.sqrt(num))
+    return MEDIAN_STANDARD_ERROR * deviation / float(np.sqrt(num))

@@ -8,7 +8,7 @@ import pytest
 from rankscope.analysis.causes.equal_lengths import even_lengths
 from rankscope.analysis.causes.sequence_imbalance import sequence_effect
 from rankscope.analysis.replay.model import ComputeItems
-from rankscope.analysis.statistics.baseline import common_ratio
+from rankscope.analysis.statistics.baseline import common_step_ratio
 from rankscope.analysis.trace.context import MicrobatchTable, no_microbatches
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
@@ -35,7 +35,7 @@ def test_a_step_is_long_as_a_whole_where_nearly_all_of_it_is() -> None:
     step = np.array([0, 0, 0, 1, 1, 1], dtype=np.int32)
 
     # THEN the first step is 3 times as long as usual, the second as long as usual
-    assert common_ratio(ratio, step).tolist() == [3.0, 3.0, 3.0, 1.0, 1.0, 1.0]
+    assert common_step_ratio(ratio, step).tolist() == [3.0, 3.0, 3.0, 1.0, 1.0, 1.0]
 
 
 def test_a_first_step_that_warms_up_is_no_imbalance_of_sequences() -> None:

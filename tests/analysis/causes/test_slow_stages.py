@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.causes.stage_imbalance import risen_stages
-from rankscope.analysis.statistics.peer_comparison import Basis, Profile
+from rankscope.analysis.statistics.peers import Basis, ComputeProfile
 
 MS = 1e6
 NUM_STEPS = 10
 JITTER = np.array([0.0, 0.01, -0.01, 0.005, -0.005, 0.01, 0.0, -0.01, 0.005, 0.0])
 
 
-def profile(slow: dict[int, float], first: int, last: int, *, warm_up: float = 1.0) -> Profile:
+def profile(
+    slow: dict[int, float], first: int, last: int, *, warm_up: float = 1.0
+) -> ComputeProfile:
     """Return 2 stages of 8 ranks of 100 ms (stage 1: 120 ms) that jitter by 1 %, some slow."""
     total = np.full((16, NUM_STEPS), 100.0) * MS
     total[8:] *= 1.2
@@ -20,13 +22,13 @@ def profile(slow: dict[int, float], first: int, last: int, *, warm_up: float = 1
     for rank, factor in slow.items():
         total[rank, first : last + 1] *= factor
     total[:, 0] *= warm_up
-    return Profile(
+    return ComputeProfile(
         ranks=np.arange(16, dtype=np.int32),
         steps=np.arange(NUM_STEPS, dtype=np.int32),
         stage=np.repeat([0, 1], 8).astype(np.int32),
         total_ns=total,
         expected_ns=np.full((16, NUM_STEPS), np.nan),
-        basis=(Basis.NOBODY,) * 16,
+        basis=(Basis.NOTHING,) * 16,
     )
 
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.statistics.baseline import usual_in_faster_steps
+from rankscope.analysis.statistics.baseline import faster_steps_baseline
 
 
 def usual(*steps: float) -> float:
-    return float(usual_in_faster_steps(np.array([steps]))[0, 0])
+    return float(faster_steps_baseline(np.array([steps]))[0, 0])
 
 
 def test_the_usual_is_that_of_the_faster_steps_however_few_they_are() -> None:

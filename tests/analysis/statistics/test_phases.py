@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.arrays.group_stats import row_medians
 from rankscope.analysis.statistics.phases import (
-    best_segments,
-    standing_out,
-    standing_out_now_and_then,
+    find_phases,
+    find_recurring_phases,
+    max_subarrays,
 )
-from rankscope.analysis.statistics.significance import error_of_level
+from rankscope.analysis.statistics.significance import level_standard_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,14 +25,14 @@ NONE = np.zeros(6, dtype=np.bool_)
 def test_a_slow_phase_keeps_its_dip_and_leaves_the_far_spike_out() -> None:
     values = np.array([[-1.0, 2.0, -1.0, -1.0, -1.0, 1.0, 1.0, -0.5, 1.0, 1.0, -1.0]])
 
-    first, last = best_segments(values)
+    first, last = max_subarrays(values)
 
     assert (first.tolist(), last.tolist()) == ([5], [9])
 
 
 @given(st.lists(st.lists(st.integers(-20, 20), min_size=8, max_size=8), min_size=1, max_size=5))
 def test_no_other_run_of_steps_has_a_larger_sum(rows: list[list[int]]) -> None:
-    first, last = best_segments(np.array(rows, dtype=np.float64))
+    first, last = max_subarrays(np.array(rows, dtype=np.float64))
 
     for values, begin, end in zip(rows, first.tolist(), last.tolist(), strict=True):
         best = max(sum(values[i : j + 1]) for i in range(8) for j in range(i, 8))
@@ -49,22 +49,22 @@ def test_a_median_passes_over_the_unknown() -> None:
 def test_where_nothing_is_known_nobody_stands_out(excess: NDArray[np.float64]) -> None:
     few = np.zeros(len(excess), dtype=np.bool_)
 
-    assert standing_out(excess, deviation=0.01) == ()
-    assert standing_out_now_and_then(excess, few=few) == ()
+    assert find_phases(excess, deviation=0.01) == ()
+    assert find_recurring_phases(excess, has_few_peers=few) == ()
 
 
 def test_links_of_which_each_step_has_one_have_no_error_of_their_own() -> None:
     ratio = np.full((3, 6), np.nan)
     ratio[np.arange(6) % 3, np.arange(6)] = 1.0
 
-    assert error_of_level(ratio) == 0.0
+    assert level_standard_error(ratio) == 0.0
 
 
 def test_a_row_that_stands_out_from_its_fourth_step_is_told_from_there() -> None:
     excess = np.zeros((6, 12))
     excess[2, 3:] = 0.2
 
-    (phase,) = standing_out(excess)
+    (phase,) = find_phases(excess)
 
     assert (phase.row, phase.first, phase.last, phase.excess_ratio) == (2, 3, 11, 0.2)
 
@@ -73,15 +73,15 @@ def test_one_step_is_told_unless_longer_phases_are_asked_for() -> None:
     excess = np.zeros((6, 12))
     excess[2, 3] = 0.2
 
-    assert [phase.row for phase in standing_out(excess)] == [2]
-    assert standing_out(excess, shortest=3) == ()
+    assert [phase.row for phase in find_phases(excess)] == [2]
+    assert find_phases(excess, min_steps=3) == ()
 
 
 def test_two_rows_that_both_reach_the_same_height_once_are_noise() -> None:
     excess = np.zeros((6, 12))
     excess[2, 3] = excess[4, 7] = 0.2
 
-    assert standing_out(excess) == ()
+    assert find_phases(excess) == ()
 
 
 def test_a_row_slow_now_and_then_is_one_phase_from_the_first_time_to_the_last() -> None:
@@ -90,34 +90,34 @@ def test_a_row_slow_now_and_then_is_one_phase_from_the_first_time_to_the_last() 
     excess[2, [2, 9, 16]] = 0.3, 0.2, 0.4
     excess[2, 18] = 0.04
 
-    (phase,) = standing_out_now_and_then(excess, few=NONE)
+    (phase,) = find_recurring_phases(excess, has_few_peers=NONE)
 
     assert (phase.row, phase.first, phase.last) == (2, 2, 16)
-    assert (phase.shown, phase.excess_ratio) == ((2, 9, 16), 0.3)
+    assert (phase.columns, phase.excess_ratio) == ((2, 9, 16), 0.3)
     # AND without being asked for, or where it is slow throughout, nothing is put together
-    (alone,) = standing_out(excess)
-    assert (alone.first, alone.last, alone.shown) == (16, 16, None)
+    (alone,) = find_phases(excess)
+    assert (alone.first, alone.last, alone.columns) == (16, 16, None)
     excess[2, 2:17] = 0.3
-    (lasting,) = standing_out_now_and_then(excess, few=NONE)
-    assert (lasting.first, lasting.last, lasting.shown) == (2, 16, None)
+    (lasting,) = find_recurring_phases(excess, has_few_peers=NONE)
+    assert (lasting.first, lasting.last, lasting.columns) == (2, 16, None)
 
 
 def test_steps_between_those_that_show_a_phase_are_none_of_it_though_these_outweigh_them() -> None:
     excess = np.zeros((6, 16))
     excess[2, [2, 6, 10]] = 0.3, 0.2, 0.4
 
-    (phase,) = standing_out_now_and_then(excess, few=NONE)
+    (phase,) = find_recurring_phases(excess, has_few_peers=NONE)
 
-    assert (phase.shown, phase.excess_ratio) == ((2, 6, 10), 0.3)
+    assert (phase.columns, phase.excess_ratio) == ((2, 6, 10), 0.3)
 
 
 def test_two_steps_next_to_each_other_show_a_phase_throughout() -> None:
     excess = np.zeros((6, 16))
     excess[2, 5:7] = 0.1, 0.4
 
-    (phase,) = standing_out_now_and_then(excess, few=NONE)
+    (phase,) = find_recurring_phases(excess, has_few_peers=NONE)
 
-    assert (phase.first, phase.last, phase.shown) == (5, 6, None)
+    assert (phase.first, phase.last, phase.columns) == (5, 6, None)
 
 
 def test_rows_that_show_the_same_thing_are_no_noise_of_each_other() -> None:
@@ -126,12 +126,15 @@ def test_rows_that_show_the_same_thing_are_no_noise_of_each_other() -> None:
     excess[2:4, 5] = 0.2
     partners = np.array([0, 0, 1, 1, 2, 2])
 
-    found = standing_out_now_and_then(excess, few=NONE, alike=partners)
+    found = find_recurring_phases(excess, has_few_peers=NONE, partners=partners)
 
     assert [(phase.row, phase.first, phase.last) for phase in found] == [(2, 5, 5), (3, 5, 5)]
     # AND as rows by themselves they may be noise, as where all six are partners
-    assert standing_out_now_and_then(excess, few=NONE) == ()
-    assert standing_out_now_and_then(excess, few=NONE, alike=np.zeros(6, dtype=np.int64)) == ()
+    assert find_recurring_phases(excess, has_few_peers=NONE) == ()
+    assert (
+        find_recurring_phases(excess, has_few_peers=NONE, partners=np.zeros(6, dtype=np.int64))
+        == ()
+    )
     # AND so may partners who rise as high as others do once
     excess[0, 8] = 0.15
-    assert standing_out_now_and_then(excess, few=NONE, alike=partners) == ()
+    assert find_recurring_phases(excess, has_few_peers=NONE, partners=partners) == ()

@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.analysis.causes.host_gaps import Stalls, stalls_of
 from rankscope.analysis.replay.model import GapItems, Place
-from rankscope.analysis.statistics.peer_comparison import Basis, Profile
+from rankscope.analysis.statistics.peers import Basis, ComputeProfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ def stalls_with(gaps: Iterable[Gap], *, stage: Sequence[int], num_steps: int) ->
     """
     num_ranks = len(stage)
     total = np.full((num_ranks, num_steps), 100.0 * MS)
-    profile = Profile(
+    profile = ComputeProfile(
         ranks=np.arange(num_ranks, dtype=np.int32),
         steps=np.arange(num_steps, dtype=np.int32),
         stage=np.array(stage, dtype=np.int32),

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.replay.model import ComputeItems
-from rankscope.analysis.statistics.peer_comparison import (
+from rankscope.analysis.statistics.peers import (
     Basis,
-    Profile,
-    median_of_others,
-    profile_of,
+    ComputeProfile,
+    compare_with_peers,
+    median_of_peers,
 )
 from rankscope.tracer.topology import Coords
 
@@ -25,13 +25,13 @@ from rankscope.tracer.topology import Coords
 def test_each_row_is_held_against_the_median_of_the_others(rows: list[list[int]]) -> None:
     value = np.array(rows, dtype=np.float64)
 
-    found = median_of_others(value)
+    found = median_of_peers(value)
 
     for row in range(len(value)):
         assert found[row].tolist() == np.median(np.delete(value, row, axis=0), axis=0).tolist()
 
 
-def profile(times: dict[int, list[float]], *, stage_of: dict[int, int]) -> Profile:
+def profile(times: dict[int, list[float]], *, stage_of: dict[int, int]) -> ComputeProfile:
     """One forward micro-batch a step; ``times`` by rank, one for each step."""
     rows = [(rank, step, ns) for rank, steps in times.items() for step, ns in enumerate(steps)]
     rank, step, ns = (list(column) for column in zip(*rows, strict=True))
@@ -44,7 +44,7 @@ def profile(times: dict[int, list[float]], *, stage_of: dict[int, int]) -> Profi
         microbatch=zero.astype(np.int32),
         self_ns=np.array(ns, np.int64),
     )
-    return profile_of(items, {r: Coords(pp=s) for r, s in stage_of.items()})
+    return compare_with_peers(items, {r: Coords(pp=s) for r, s in stage_of.items()})
 
 
 def test_a_rank_with_three_peers_in_its_stage_is_held_against_them() -> None:
@@ -59,14 +59,14 @@ def test_one_stage_mate_counts_where_other_stages_agree_with_it() -> None:
 
     found = profile(times, stage_of={0: 0, 1: 0, 2: 1, 3: 1})
 
-    assert found.basis[1] is Basis.MATES
+    assert found.basis[1] is Basis.FEW_PEERS
     assert found.excess_ratio[1].tolist() == [pytest.approx(0.8)]
 
 
 def test_one_stage_mate_alone_proves_nothing() -> None:
     found = profile({0: [10.0], 1: [18.0]}, stage_of={0: 0, 1: 0})
 
-    assert found.basis == (Basis.NOBODY, Basis.NOBODY)
+    assert found.basis == (Basis.NOTHING, Basis.NOTHING)
     assert np.isnan(found.excess_ratio).all()
 
 
@@ -81,7 +81,7 @@ def test_a_last_stage_alone_is_not_held_against_the_others() -> None:
     # It may have the output head besides its layers.
     found = profile({0: [10], 1: [10], 2: [10], 3: [15]}, stage_of={0: 0, 1: 1, 2: 2, 3: 3})
 
-    assert found.basis[3] is Basis.NOBODY
+    assert found.basis[3] is Basis.NOTHING
 
 
 def test_a_single_pause_in_one_micro_batch_does_not_look_like_a_slow_rank() -> None:
@@ -95,6 +95,6 @@ def test_a_single_pause_in_one_micro_batch_does_not_look_like_a_slow_rank() -> N
         self_ns=np.array([10, 10, 10, 10, 10] * 3 + [10, 10, 900, 10, 10], np.int64),
     )
 
-    found = profile_of(items, {rank: Coords() for rank in range(4)})
+    found = compare_with_peers(items, {rank: Coords() for rank in range(4)})
 
     assert found.excess_ratio[3].tolist() == [0.0]

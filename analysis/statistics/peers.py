@@ -36,14 +36,14 @@ class Basis(Enum):
     """What a rank's compute is compared with."""
 
     PEERS = "the other ranks of its stage"
-    MATES = "the few other ranks of its stage, which agree with stages of equal work"
+    FEW_PEERS = "the few other ranks of its stage, which agree with stages of equal work"
     STAGES = "ranks of stages of equal work"
     EARLIER = "its own earlier steps"
-    NOBODY = "nobody"
+    NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class ComputeProfile:
     """Compute by rank and step. NaN where a rank computed nothing in a step."""
 
     ranks: NDArray[np.int32]
@@ -77,9 +77,9 @@ class Profile:
         return ratio
 
 
-def profile_of(
+def compare_with_peers(
     items: ComputeItems, coords: Mapping[int, Coords], *, is_evened: bool = False
-) -> Profile:
+) -> ComputeProfile:
     """Compare each rank with its peers, step by step.
 
     Args:
@@ -91,11 +91,11 @@ def profile_of(
     total = _totals(items, ranks, steps)
     stage = np.array([coords[int(rank)].pp for rank in ranks], dtype=np.int32)
     expected = np.full_like(total, np.nan)
-    basis = [Basis.NOBODY] * len(ranks)
+    basis = [Basis.NOTHING] * len(ranks)
     for number in np.unique(stage).tolist():
         rows = np.flatnonzero(stage == number)
         _compare_stage(rows, stage, total, expected, basis)
-    return Profile(
+    return ComputeProfile(
         ranks=ranks,
         steps=steps,
         stage=stage,
@@ -133,7 +133,7 @@ def _compare_stage(
     others = np.flatnonzero(stage != stage[rows[0]])
     is_last = bool(stage[rows[0]] == stage.max()) and len(others) > 0
     if len(rows) > MIN_PEERS:
-        expected[rows] = median_of_others(total[rows])
+        expected[rows] = median_of_peers(total[rows])
         for row in rows:
             basis[row] = Basis.PEERS
         return
@@ -141,7 +141,7 @@ def _compare_stage(
     for row in rows:
         mates = rows[rows != row]
         peers = _confirmed_mates(level, mates, others) if len(mates) else others[:0]
-        basis[row] = Basis.MATES
+        basis[row] = Basis.FEW_PEERS
         # A last stage alone may well have more to do (the output head).
         if not len(mates) and not is_last:
             peers = _agreeing(level, others)
@@ -152,7 +152,7 @@ def _compare_stage(
             expected[row] = _own_earlier(total, row)
             basis[row] = Basis.EARLIER
         else:
-            basis[row] = Basis.NOBODY
+            basis[row] = Basis.NOTHING
 
 
 def _confirmed_mates(
@@ -190,7 +190,7 @@ def _agreeing(level: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np
     return agreeing if enough else rows[:0]
 
 
-def median_of_others(value: NDArray[np.float64]) -> NDArray[np.float64]:
+def median_of_peers(value: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return, for each row and column, the median of the other rows of that column.
 
     Args:
