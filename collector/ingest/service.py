@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from ..errors import StoreError, WireError
 from ..http.tokens import Role
-from ..store.ledger import Ledger
 from ..store.writer import CutState, StoreWriter
 from ..wire.codec import TABLES, CutBatch, WireLimits
 from ..wire.sizes import checked_inflated_bytes
@@ -104,7 +103,7 @@ class IngestService:
         monotonic_s: Clock for the pauses while the store can't be written to.
         unix_ns: Clock for when rows were written.
         free: Room on the store's disk, in bytes.
-        has_rivals: As `collector.store.ledger.Ledger` has it.
+        writer: Writes cuts into the store; None: one of its own.
     """
 
     def __init__(  # noqa: PLR0913  # effects come in here
@@ -118,7 +117,7 @@ class IngestService:
         monotonic_s: Callable[[], float] = time.monotonic,
         unix_ns: Callable[[], int] = time.time_ns,
         free: Callable[[Path], int] = free_bytes,
-        has_rivals: bool | None = None,
+        writer: StoreWriter | None = None,
     ) -> None:
         self._store = store
         self._is_deleted = is_deleted
@@ -135,10 +134,7 @@ class IngestService:
         self.inflated_budget = ByteBudget(
             self._limits.max_inflated_bytes_under_way, what="bytes of decoded rows"
         )
-        ledger = None if has_rivals is None else Ledger(store, has_rivals=has_rivals)
-        self._writer = StoreWriter(
-            store, unix_ns=unix_ns, on_conflict=self._conflict, ledger=ledger
-        )
+        self._writer = writer or StoreWriter(store, unix_ns=unix_ns)
         self._owners = Owners(store, unix_ns=unix_ns)
         self.decoders = DecoderPool(self._limits.num_decoders, say=say)
         self.commit = GroupCommit(self._write, trouble=self.trouble)
@@ -259,7 +255,12 @@ class IngestService:
 
     def _write(self, batches: Sequence[CutBatch]) -> list[list[CutState]]:
         check_room(self._store.path, free=self._free)
-        return self._writer.store(batches)
+        states = self._writer.store(batches)
+        for batch, of_batch in zip(batches, states, strict=True):
+            for key, state in zip(batch.keys, of_batch, strict=True):
+                if state is CutState.CONFLICT:
+                    self._conflict(key)
+        return states
 
     def _checked_rows(self, table: str, rows: list[Row], owner: str | None) -> list[Row]:
         """Return rows as they are stored, if this sender may store them."""

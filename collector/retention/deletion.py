@@ -10,8 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING
 
 from ..errors import RunDeletedError
 from ..identity import checked_run_name
@@ -91,16 +90,13 @@ class _Tombstone:
 
 
 class Deletions:
-    """The tombstones of one store. Threads share it; `of` returns the one of its process.
+    """The tombstones of one store. Threads share it.
 
     Args:
         store: The store.
         unix_ns: Clock of the tombstones.
         monotonic_ns: Clock for how old the known tombstones are.
     """
-
-    _of: ClassVar[WeakKeyDictionary[Store, Deletions]] = WeakKeyDictionary()
-    _making: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
         self,
@@ -115,15 +111,6 @@ class Deletions:
         self._lock = threading.Lock()
         self._known: dict[str, _Tombstone] = {}
         self._read_ns: int | None = None
-
-    @classmethod
-    def of(cls, store: Store) -> Deletions:
-        """Return the tombstones that everybody in this process shares for a store."""
-        with cls._making:
-            found = cls._of.get(store)
-            if found is None:
-                found = cls._of[store] = cls(store)
-            return found
 
     def is_deleted(self, run_id: str) -> bool:
         """Return whether the run has a tombstone; one of another process counts within a second.

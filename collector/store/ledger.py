@@ -12,7 +12,6 @@ writes and sequential reads.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -51,10 +50,6 @@ REPEATED = "repeated"
 SegmentKey = tuple[str, int, int, int]
 """run_id, epoch, rank, segment."""
 
-
-_SHARED: weakref.WeakKeyDictionary[Store, Ledger] = weakref.WeakKeyDictionary()
-
-_MAKING = threading.Lock()
 
 Found = TypeVar("Found")
 
@@ -109,15 +104,6 @@ class Ledger:
         self._marks: OrderedDict[SegmentKey, int] | None = (
             None if self.has_rivals else OrderedDict()
         )
-
-    @classmethod
-    def of(cls, store: Store) -> Ledger:
-        """Return the one of a store that all writers of this process share."""
-        with _MAKING:
-            found = _SHARED.get(store)
-            if found is None:
-                found = _SHARED[store] = cls(weakref.proxy(store))
-            return found
 
     @contextmanager
     def alone(self, keys: Iterable[CutKey]) -> Iterator[None]:

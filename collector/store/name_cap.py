@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -28,10 +27,6 @@ SELECT DISTINCT name FROM spans WHERE run_id = {run_id:String} LIMIT {most:UInt3
 """
 
 
-_SHARED: weakref.WeakKeyDictionary[Store, NameCap] = weakref.WeakKeyDictionary()
-_MAKING = threading.Lock()
-
-
 class NameCap:
     """The names of each run that came lately, and how many spans lost theirs.
 
@@ -46,15 +41,6 @@ class NameCap:
         self._store = store
         self._names: dict[str, set[str]] = {}
         self._lock = threading.Lock()
-
-    @classmethod
-    def of(cls, store: Store) -> NameCap:
-        """Return the one of a store that all writers of this process share."""
-        with _MAKING:
-            found = _SHARED.get(store)
-            if found is None:
-                found = _SHARED[store] = cls(weakref.proxy(store))
-            return found
 
     def capped(self, spans: pa.Table) -> pa.Table:
         """Return the spans with names beyond their run's cap replaced by `OTHER_NAME`.

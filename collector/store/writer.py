@@ -106,11 +106,12 @@ class StoreWriter:
     ``repeated``, and reads of that run remove duplicates from then on. So it is with a cut
     that another collector set out to store too.
 
+    All that write to one store in one process share one writer; threads may.
+
     Args:
         store: An open store.
         unix_ns: Clock for when rows were written.
-        on_conflict: Hears of each cut that came again with other content.
-        ledger: That of the store; None: the one that all writers of this process share.
+        ledger: The store's ledger; None: a new one.
     """
 
     def __init__(
@@ -118,14 +119,12 @@ class StoreWriter:
         store: Store,
         *,
         unix_ns: Callable[[], int] = time.time_ns,
-        on_conflict: Callable[[CutKey], None] | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         self._store = store
         self._unix_ns = unix_ns
-        self._on_conflict = on_conflict
-        self._ledger = ledger or Ledger.of(store)
-        self._names = NameCap.of(store)
+        self._ledger = ledger or Ledger(store)
+        self._names = NameCap(store)
         # Anew at each start: what an earlier life of this process set out to do is a rival's.
         self._writer = secrets.token_hex(WRITER_BYTES)
 
@@ -169,7 +168,6 @@ class StoreWriter:
         # A rival in this process is waited for, one elsewhere is seen by its attempt.
         with self._ledger.alone(key for batch in batches for key in batch.keys):
             plans = self._stored(batches)
-        self._tell_conflicts(batches, plans)
         return [[plan.state for plan in of_batch] for of_batch in plans]
 
     def _stored(self, batches: Sequence[CutBatch]) -> list[list[_Planned]]:
@@ -223,14 +221,6 @@ class StoreWriter:
                 again = (piece.key for piece in _pieces(plans, CutState.REPEATED))
                 whole = with_first_times(self._store, whole, again)
             self._store.insert_arrow(table, whole)
-
-    def _tell_conflicts(self, batches: Sequence[CutBatch], plans: list[list[_Planned]]) -> None:
-        if self._on_conflict is None:
-            return
-        for batch, of_batch in zip(batches, plans, strict=True):
-            for key, plan in zip(batch.keys, of_batch, strict=True):
-                if plan.state is CutState.CONFLICT:
-                    self._on_conflict(key)
 
 
 def _pieces(plans: list[list[_Planned]], state: CutState) -> list[Piece]:

@@ -200,6 +200,7 @@ def _print_result(report: RunReport, plan: DemoPlan, *, as_json: bool) -> None:
 
 
 def _serve(store: Store, doors: Listening) -> None:
+    from rankscope.collector.retention.deletion import Deletions
     from rankscope.collector.retention.retention import Keep
 
     from ..server.serve import serve_opened
@@ -207,6 +208,16 @@ def _serve(store: Store, doors: Listening) -> None:
     from ..sources.store_source import StoreSource
 
     before = StoreSource(store).runs()
-    besides = [open_upkeep(store, Keep())]
+    deletions = Deletions(store)
+    besides = [open_upkeep(store, deletions, Keep())]
     with logged_to(Log()) as log:
-        serve_opened(store, doors, tail=None, webhook=None, before=before, besides=besides, log=log)
+        serve_opened(
+            store,
+            doors,
+            deletions,
+            tail=None,
+            webhook=None,
+            before=before,
+            besides=besides,
+            log=log,
+        )

@@ -13,7 +13,6 @@ from rankscope.collector.http.gate import STRICT_POLICY
 from rankscope.collector.http.limits import EdgeLimits, fit_connections
 from rankscope.collector.http.metrics import Metrics, Reading
 from rankscope.collector.http.socket_server import EdgeServer
-from rankscope.collector.retention.deletion import Deletions
 from rankscope.tracer.span import NS_PER_S
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from rankscope.collector.http.gate import Access, AsgiApp
     from rankscope.collector.http.refusals import Refusals
     from rankscope.collector.ingest.service import IngestService
+    from rankscope.collector.retention.deletion import Deletions
     from rankscope.collector.store.store import Store
 
     from .listen import Listening
@@ -42,15 +42,18 @@ class Guards:
     metrics: Metrics
 
 
-def open_routers(store: Store, ingest: IngestService | None, stack: ExitStack) -> list[APIRouter]:
+def open_routers(
+    store: Store, deletions: Deletions, ingest: IngestService | None, stack: ExitStack
+) -> list[APIRouter]:
     """Return the routes besides the pages.
 
     Args:
         store: An embedded one can be read by statements here; a server has its own address.
+        deletions: The store's tombstones.
         ingest: Takes in what agents send; None: nothing is sent here.
         stack: Closes what the routes need.
     """
-    routers = [deletion_router(store, Deletions.of(store))]
+    routers = [deletion_router(store, deletions)]
     if store.path is not None:
         from rankscope.collector.gateway.engine import QueryEngine
         from rankscope.collector.gateway.routes import query_router

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rankscope.collector.notify.webhook import Webhook
     from rankscope.collector.spool.tail import SpoolTail
     from rankscope.collector.store.store import Store
+    from rankscope.collector.store.writer import StoreWriter
 
     from .alerting import Alerting
     from .listen import Listening
@@ -101,6 +102,8 @@ def serve_store(options: ServeOptions) -> None:
         WebhookUrlError: The webhook's address cannot be posted to.
         StoreError: The store could not be opened.
     """
+    from rankscope.collector.store.writer import StoreWriter
+
     if options.only is Part.DASHBOARD and options.spool is not None:
         raise BadInputError("a dashboard alone follows no spool: leave out --spool, or --only")
     with ExitStack() as stack:
@@ -115,21 +118,27 @@ def serve_store(options: ServeOptions) -> None:
         place_ranks(store, topology)
         # Noted before the first look at the spool: what it brings is news to alert on.
         before = StoreSource(store).runs()
-        tail = None if options.spool is None else _open_spool(options.spool, store, topology, stack)
+        deletions, writer = Deletions(store), StoreWriter(store)
+        tail = (
+            None
+            if options.spool is None
+            else _open_spool(options.spool, writer, deletions, topology, stack)
+        )
         besides = [
-            open_upkeep(store, options.keep),
+            open_upkeep(store, deletions, options.keep),
             memory_loop(store),
-            *_sampler_loops(options, store, stack),
+            *_sampler_loops(options, store, deletions, stack),
         ]
         takes_in = options.only is not Part.DASHBOARD
         serve_opened(
             store,
             doors,
+            deletions,
             tail=tail,
             webhook=webhook,
             before=before if options.only is not Part.COLLECTOR else None,
             besides=besides,
-            ingest=_open_ingest(store, topology, stack) if takes_in else None,
+            ingest=_open_ingest(store, writer, deletions, topology, stack) if takes_in else None,
             log=log,
         )
 
@@ -137,6 +146,7 @@ def serve_store(options: ServeOptions) -> None:
 def serve_opened(  # noqa: PLR0913  # what a server is made of
     store: Store,
     doors: Listening,
+    deletions: Deletions,
     *,
     tail: SpoolTail | None,
     webhook: Webhook | None,
@@ -150,6 +160,7 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
     Args:
         store: The store; the caller closes it.
         doors: Where to listen; the caller closes them.
+        deletions: The store's tombstones.
         tail: Follows the spool that ranks write to; None: only what the store holds is shown.
         webhook: Receiver of alerts; the caller closes it.
         before: The runs as the store had them at the start: no alert tells of these again;
@@ -188,7 +199,7 @@ def serve_opened(  # noqa: PLR0913  # what a server is made of
             access,
             None if before is None else StoreProvider(source, reports, store=store),
             checks,
-            routers=open_routers(store, ingest, stack),
+            routers=open_routers(store, deletions, ingest, stack),
             names=doors.names,
             guards=guards,
         )
@@ -253,7 +264,9 @@ def _read_topology(path: Path | None) -> Topology:
     return Topology() if path is None else read_topology(path)
 
 
-def _open_spool(folder: Path, store: Store, topology: Topology, stack: ExitStack) -> SpoolTail:
+def _open_spool(
+    folder: Path, writer: StoreWriter, deletions: Deletions, topology: Topology, stack: ExitStack
+) -> SpoolTail:
     """Return a tail that has looked once, so that a spool that can't be read fails at once.
 
     Raises:
@@ -261,10 +274,9 @@ def _open_spool(folder: Path, store: Store, topology: Topology, stack: ExitStack
     """
     from rankscope.collector.retention.deletion import UndeletedSink
     from rankscope.collector.spool.tail import SegmentFate, SpoolTail
-    from rankscope.collector.store.writer import StoreWriter
 
     # A rank whose share of the spool is full would drop what comes next.
-    sink = PlacedSink(UndeletedSink(StoreWriter(store), Deletions.of(store)), topology)
+    sink = PlacedSink(UndeletedSink(writer, deletions), topology)
     tail = SpoolTail(folder, sink, segment_fate=SegmentFate.FREE_WHILE_RUNNING)
     stack.callback(tail.close)
     progress = tail.poll()
@@ -275,7 +287,9 @@ def _open_spool(folder: Path, store: Store, topology: Topology, stack: ExitStack
     return tail
 
 
-def _sampler_loops(options: ServeOptions, store: Store, stack: ExitStack) -> list[Loop]:
+def _sampler_loops(
+    options: ServeOptions, store: Store, deletions: Deletions, stack: ExitStack
+) -> list[Loop]:
     if options.spool is None or not options.samples:
         return []
     import socket
@@ -292,7 +306,7 @@ def _sampler_loops(options: ServeOptions, store: Store, stack: ExitStack) -> lis
     sources = host_sources(options.spool, on_heartbeats=beat_sink(beats.add))
     sampler = Sampler(sources, sink, say=say)
     stack.callback(sampler.close)
-    return [sampler_loop(sampler), heartbeat_loop(store, beats, Deletions.of(store))]
+    return [sampler_loop(sampler), heartbeat_loop(store, beats, deletions)]
 
 
 def _alerting(store: Store, *, webhook: Webhook | None, url: str) -> Alerting:
@@ -306,11 +320,22 @@ def _alerting(store: Store, *, webhook: Webhook | None, url: str) -> Alerting:
     return Alerting(store, webhook=webhook, page_url=page_url)
 
 
-def _open_ingest(store: Store, topology: Topology, stack: ExitStack) -> IngestService:
+def _open_ingest(
+    store: Store,
+    writer: StoreWriter,
+    deletions: Deletions,
+    topology: Topology,
+    stack: ExitStack,
+) -> IngestService:
     from rankscope.collector.ingest.service import IngestService
 
-    is_deleted = Deletions.of(store).is_deleted
-    service = IngestService(store, is_deleted=is_deleted, placed=topology.placed, say=say)
+    service = IngestService(
+        store,
+        writer=writer,
+        is_deleted=deletions.is_deleted,
+        placed=topology.placed,
+        say=say,
+    )
     stack.callback(service.close)
     service.start()
     return service

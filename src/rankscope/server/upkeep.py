@@ -6,7 +6,6 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Keep, Retention
 
 from ..errors import BadInputError
@@ -17,6 +16,7 @@ from .rollups import Rolling
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rankscope.collector.retention.deletion import Deletions
     from rankscope.collector.store.store import Store
 
 UPKEEP_PAUSE_S = 5.0
@@ -76,14 +76,14 @@ class Upkeep:
             self._say(f"removed run {run_id!r}: kept long enough")
 
 
-def open_upkeep(store: Store, keep: Keep) -> Loop:
+def open_upkeep(store: Store, deletions: Deletions, keep: Keep) -> Loop:
     """Return the loop that keeps a store in order.
 
     Args:
         store: The store.
+        deletions: Its tombstones.
         keep: How long what is kept.
     """
-    deletions = Deletions.of(store)
     upkeep = Upkeep(deletions, Retention(store, deletions, keep=keep), Rolling(store))
     return Loop("upkeep", upkeep.turn, pause_s=UPKEEP_PAUSE_S)
 

@@ -75,7 +75,7 @@ def test_no_request_of_any_form_is_an_error_of_ours(
 ) -> None:
     book, made = tokens(tmp_path)
     headers = {"authorization": f"Bearer {made[sort]}"} if made[sort] else {}
-    more = [deletion_router(store, Deletions.of(store)), query_router(engine)]
+    more = [deletion_router(store, Deletions(store)), query_router(engine)]
     with serving(store, tokens=book, more=more, metrics=Metrics()) as collector:
         described = collector.ask(
             "GET", "/v1/openapi.json", headers={"authorization": f"Bearer {OWN}"}

@@ -16,6 +16,7 @@ from rankscope.collector.wire.codec import encode_cuts
 from tests.support.collector.cut_builder import SEGMENT, span_cut
 from tests.support.collector.serving import OWN, serving, tokens_for
 from tests.support.collector.stored import shown
+from tests.support.collector.writing import rival
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -279,8 +280,8 @@ def test_two_collectors_of_one_store_given_overlapping_bodies_show_each_row_once
             return {answer.status_code for answer in await asyncio.gather(*asked)}
 
     with (
-        serving(store, has_rivals=True) as one,
-        serving(store, has_rivals=True) as two,
+        serving(store, writer=rival(store)) as one,
+        serving(store, writer=rival(store)) as two,
     ):
         assert asyncio.run(both(one, two)) == {200}
 
