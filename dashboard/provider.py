@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.raster import StepPicture, Window
     from rankscope.analysis.drawing.rows import GroupBy
     from rankscope.analysis.drawing.timeline import StepTimeline
-    from rankscope.analysis.report.liveness import Heard
-    from rankscope.analysis.report.progress import Failed, UnderWay
+    from rankscope.analysis.report.liveness import RankLiveness
+    from rankscope.analysis.report.progress import AnalysisFailed, AnalysisInProgress
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import RunSummary
 
@@ -25,7 +25,7 @@ class ReportProvider(Protocol):
         """Return every run, the newest first."""
         ...
 
-    def report(self, run_id: str) -> RunReport | UnderWay | Failed | None:
+    def report(self, run_id: str) -> RunReport | AnalysisInProgress | AnalysisFailed | None:
         """Return the diagnosis; None while the run is known and has no step to analyse yet.
 
         It does not wait long: while the diagnosis is made it returns how far that is.
@@ -59,11 +59,11 @@ class ReportProvider(Protocol):
         """
         ...
 
-    def drawn_revision(self, run_id: str, *, epoch: int, step: int) -> int:
+    def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         """Return a number that changes whenever the kept picture of a step does."""
         ...
 
-    def heard(self, run_id: str) -> Heard | None:
+    def liveness(self, run_id: str) -> RankLiveness | None:
         """Return how many ranks of a live run are heard of; None where nobody tells of any."""
         ...
 

@@ -1,4 +1,4 @@
-"""An analysis that is not finished: what it does just now, and what is known of the run without."""
+"""Progress of an unfinished analysis, and what is known of the run without one."""
 
 from __future__ import annotations
 
@@ -13,65 +13,65 @@ if TYPE_CHECKING:
     from .report import Finding, Mfu
 
 
-class Doing(StrEnum):
-    """What an analysis does."""
+class Activity(StrEnum):
+    """The current part of an analysis."""
 
     WAITING = "waiting"
-    """Others are made before it."""
+    """Other runs are analysed first."""
 
     READING = "reading"
-    """It reads what the ranks recorded."""
+    """The records of the ranks are read."""
 
     COMPARING = "comparing"
-    """It replays the steps and compares the ranks."""
+    """The steps are replayed and the ranks compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class Progress:
     """How far an analysis is."""
 
-    doing: Doing
+    activity: Activity
     num_spans: int = 0
-    """Spans that it has read so far."""
+    """Spans read so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenSteps:
-    """Steps as their ranks marked them; nothing of it needs a span."""
+class MarkedSteps:
+    """Steps as the ranks marked them, which needs no span."""
 
     epochs: tuple[int, ...]
     """Ascending, those that have steps."""
 
     actual_s_by_step: Mapping[int, float]
     """First begin to last end over all ranks, in step order; of a repeated step, the last epoch's.
-    An analysis may refine it by what the devices tell."""
+    An analysis may refine it by the device's times."""
 
     mfu: Mfu | None
-    """Of the newest of these steps; None where it cannot be known."""
+    """Of the newest of these steps; None if it cannot be known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnderWay:
+class AnalysisInProgress:
     """A diagnosis that is being made."""
 
     run: RunSummary
-    phase: Phase
-    seconds: float
-    """Since it was asked for."""
+    progress: Progress
+    elapsed_s: float
+    """Time since it was requested."""
 
-    seen: SeenSteps | None
-    """None: these are being read as well."""
+    steps: MarkedSteps | None
+    """None: they are being read as well."""
 
-    told: tuple[Finding, ...] = ()
-    """Findings that stood when the run was last analysed, by a server before this one."""
+    earlier_findings: tuple[Finding, ...] = ()
+    """Findings that were open when the run was last analysed, by an earlier server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class AnalysisFailed:
     """A diagnosis that could not be made."""
 
     run: RunSummary
-    why: str
+    reason: str
     """In one line."""
 
-    seen: SeenSteps | None
+    steps: MarkedSteps | None

@@ -14,7 +14,7 @@ from ..theme import IDEAL, MFU, SLOW, STEP_TIME, dressed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rankscope.analysis.report.progress import SeenSteps
+    from rankscope.analysis.report.progress import MarkedSteps
     from rankscope.analysis.report.report import RunReport
 
 _MOST_MARKED = 150
@@ -53,7 +53,7 @@ def step_time_figure(report: RunReport) -> go.Figure:
     )
 
 
-def seen_figure(run_id: str, seen: SeenSteps) -> go.Figure:
+def seen_figure(run_id: str, seen: MarkedSteps) -> go.Figure:
     """Draw what is known of the steps without a diagnosis, as `series_figure` does."""
     return series_figure(
         StepSeries(

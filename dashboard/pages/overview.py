@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from rankscope.analysis.report.progress import UnderWay
+from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import UnknownRunError
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.liveness import Heard
-    from rankscope.analysis.report.progress import Failed
+    from rankscope.analysis.report.liveness import RankLiveness
+    from rankscope.analysis.report.progress import AnalysisFailed
     from rankscope.analysis.trace.tables import RunSummary
 
     from ..provider import ReportProvider
@@ -194,10 +194,10 @@ def _revision(provider: ReportProvider, run_id: str | None) -> int | None:
         return None
 
 
-def _heard(provider: ReportProvider, run_id: str | None) -> Heard | None:
+def _heard(provider: ReportProvider, run_id: str | None) -> RankLiveness | None:
     """Return who is heard of in a run that trains, or was lost; None in any other."""
     states = {run.run_id: run.state for run in provider.runs()}
-    return provider.heard(run_id) if run_id and states.get(run_id) in LIVE_STATES else None
+    return provider.liveness(run_id) if run_id and states.get(run_id) in LIVE_STATES else None
 
 
 def _look(provider: ReportProvider, run_id: str | None, base_path: str) -> _Shown:
@@ -243,17 +243,19 @@ def _state(runs: Sequence[RunSummary], run_id: str) -> str:
     return next((run.state for run in runs if run.run_id == run_id), "")
 
 
-def _early(found: UnderWay | Failed) -> _Shown:
+def _early(found: AnalysisInProgress | AnalysisFailed) -> _Shown:
     """Show what is known without a diagnosis, each part in the place that it will have."""
-    is_busy = isinstance(found, UnderWay)
+    is_busy = isinstance(found, AnalysisInProgress)
     when = LATER if is_busy else NEVER
-    run_id, seen = found.run.run_id, found.seen
+    run_id, seen = found.run.run_id, found.steps
     blank = blank_figure(when, height=340)
     said: list[Component] = [html.P(when, className="quiet")]
     return _Shown(
         run=run_id,
         revision=None,
-        verdict=no_verdict_yet(found) if isinstance(found, UnderWay) else no_verdict(found),
+        verdict=no_verdict_yet(found)
+        if isinstance(found, AnalysisInProgress)
+        else no_verdict(found),
         key_figures=early_figures(found),
         steps=blank if seen is None else seen_figure(run_id, seen),
         workers=blank,

@@ -28,7 +28,7 @@ from .progress import known_figures
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.progress import Failed, UnderWay
+    from rankscope.analysis.report.progress import AnalysisFailed, AnalysisInProgress
     from rankscope.analysis.report.report import Finding, RunReport, Starved
 
 _CALM = {"healthy": "calm", "insufficient-evidence": "unsure"}
@@ -99,7 +99,7 @@ def key_figures(report: RunReport) -> list[Component]:
     ]
 
 
-def early_figures(found: UnderWay | Failed) -> list[Component]:
+def early_figures(found: AnalysisInProgress | AnalysisFailed) -> list[Component]:
     """Return those of the run's numbers that need no diagnosis."""
     return [_figure(*words) for words in known_figures(found)]
 

@@ -17,13 +17,13 @@ from .frame import card, labelled
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.liveness import Heard, SilentRank
+    from rankscope.analysis.report.liveness import RankLiveness, SilentRank
 
 MINUTE_S, HOUR_S = 60, 3600
 HEAD = {"rank": "number", "host": "", "state": "", "step": "number", "silent for": "number"}
 
 
-def heard_card(heard: Heard | None) -> list[Component]:
+def heard_card(heard: RankLiveness | None) -> list[Component]:
     """Return nothing where nobody tells of a rank, or none is heard: the run says that itself."""
     if heard is None or heard.num_silent == heard.num_ranks:
         return []
@@ -59,7 +59,7 @@ def age_text(age_ns: int) -> str:
     return f"{seconds // HOUR_S:,} h {seconds % HOUR_S // MINUTE_S} min"
 
 
-def _sentence(heard: Heard) -> str:
+def _sentence(heard: RankLiveness) -> str:
     told = (
         f"{heard.num_silent:,} of {format_count(heard.num_ranks, 'rank')} silent for more than"
         f" {SILENT_NS // NS_PER_S} s, while {heard.num_recent:,} were heard within"

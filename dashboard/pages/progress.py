@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dash import html
 
-from rankscope.analysis.report.progress import Doing, UnderWay
+from rankscope.analysis.report.progress import Activity, AnalysisInProgress
 from rankscope.analysis.report.text import (
     format_count,
     format_percent,
@@ -20,7 +20,7 @@ from .frame import card
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.progress import Failed, SeenSteps
+    from rankscope.analysis.report.progress import AnalysisFailed, MarkedSteps
     from rankscope.analysis.report.report import Finding
     from rankscope.analysis.trace.tables import RunSummary
 
@@ -28,7 +28,7 @@ LATER = "after the analysis"
 NEVER = "needs the analysis"
 
 
-def no_verdict_yet(found: UnderWay) -> list[Component]:
+def no_verdict_yet(found: AnalysisInProgress) -> list[Component]:
     """Return, in the place of the verdict, what the analysis does and what is known before it."""
     return [
         html.Div(
@@ -38,19 +38,19 @@ def no_verdict_yet(found: UnderWay) -> list[Component]:
                 html.P([html.Span(fact) for fact in _facts(found.run)], className="facts"),
                 # A screen reader hears of what changes, not of each second.
                 html.P(
-                    f"{found.seconds:,.0f} s so far. This page fills by itself.",
+                    f"{found.elapsed_s:,.0f} s so far. This page fills by itself.",
                     className="about",
                     **quietly(),
                 ),
                 html.Div(className="busy-bar", **hidden_from_readers()),
-                *map(_told, found.told),
+                *map(_told, found.earlier_findings),
             ],
             className="verdict busy",
         )
     ]
 
 
-def no_verdict(found: Failed) -> list[Component]:
+def no_verdict(found: AnalysisFailed) -> list[Component]:
     """Return, in the place of the verdict, why there is none."""
     return [
         html.Div(
@@ -59,7 +59,7 @@ def no_verdict(found: Failed) -> list[Component]:
                 html.H1(
                     "No verdict: this run could not be analysed.", className="verdict-sentence"
                 ),
-                html.P(visible(found.why), className="failure"),
+                html.P(visible(found.reason), className="failure"),
                 html.P([html.Span(fact) for fact in _facts(found.run)], className="facts"),
                 html.P(
                     "It is tried again every half minute while this page is open. The server's"
@@ -72,10 +72,10 @@ def no_verdict(found: Failed) -> list[Component]:
     ]
 
 
-def known_figures(found: UnderWay | Failed) -> list[tuple[str, str, str]]:
+def known_figures(found: AnalysisInProgress | AnalysisFailed) -> list[tuple[str, str, str]]:
     """Return the key figures as word, value and meaning; "…" where the analysis tells."""
-    seen = found.seen
-    when = LATER if isinstance(found, UnderWay) else NEVER
+    seen = found.steps
+    when = LATER if isinstance(found, AnalysisInProgress) else NEVER
     return [
         ("step time", _mean_text(seen), "mean, as the ranks marked it"),
         ("ideal", "…", when),
@@ -120,13 +120,13 @@ def hidden_from_readers() -> dict[str, Any]:
     return {"aria-hidden": "true"}
 
 
-def _doing(found: UnderWay) -> str:
-    phase = found.phase
-    if phase.doing is Doing.WAITING:
+def _doing(found: AnalysisInProgress) -> str:
+    progress = found.progress
+    if progress.activity is Activity.WAITING:
         return "other runs are analysed first"
-    if phase.doing is Doing.READING or not phase.num_spans:
+    if progress.activity is Activity.READING or not progress.num_spans:
         return f"reading what {format_count(found.run.world_size, 'rank')} recorded"
-    return f"replaying {format_count(phase.num_spans, 'span')} and comparing the ranks"
+    return f"replaying {format_count(progress.num_spans, 'span')} and comparing the ranks"
 
 
 def _facts(run: RunSummary) -> list[str]:
@@ -155,13 +155,13 @@ def _told(finding: Finding) -> Component:
     )
 
 
-def _mean_text(seen: SeenSteps | None) -> str:
+def _mean_text(seen: MarkedSteps | None) -> str:
     if seen is None or not seen.actual_s_by_step:
         return "…"
     return format_seconds(sum(seen.actual_s_by_step.values()) / len(seen.actual_s_by_step))
 
 
-def _mfu(seen: SeenSteps | None) -> str:
+def _mfu(seen: MarkedSteps | None) -> str:
     if seen is None:
         return "being read"
     if seen.mfu is None:

@@ -10,7 +10,7 @@ from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.drawing.raster import MAX_BARS, Window, draw_picture
-from rankscope.analysis.report.progress import UnderWay
+from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.report.text import format_count, format_duration, format_seconds
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.drawing.raster import StepPicture
     from rankscope.analysis.drawing.timeline import StepTimeline
-    from rankscope.analysis.report.progress import Failed
+    from rankscope.analysis.report.progress import AnalysisFailed
 
     from ..provider import ReportProvider
     from .frame import Figure
@@ -201,7 +201,7 @@ def _revision(
     epoch, step = place
     if epoch is None or step is None:
         return [run, 0]
-    return [run, provider.drawn_revision(run_id, epoch=epoch, step=step)]
+    return [run, provider.picture_revision(run_id, epoch=epoch, step=step)]
 
 
 def _look(provider: ReportProvider, view: View, base_path: str) -> _Shown:
@@ -233,7 +233,7 @@ def _step(provider: ReportProvider, view: View, run_id: str, base_path: str) -> 
         problem = [no_steps(run_id, state=state)]
         pace = pace_of(runs, run_id)
         return _Shown(view=view, revision=revision, problem=problem, pace_ms=pace)
-    known = steps_of_report(found) if isinstance(found, RunReport) else steps_of_seen(found.seen)
+    known = steps_of_report(found) if isinstance(found, RunReport) else steps_of_seen(found.steps)
     view = _settled(view, known)
     if view.step is None:
         return _Shown(view=view, problem=[reading_steps(run_id)], pace_ms=SOON_MS)
@@ -250,14 +250,16 @@ def _step(provider: ReportProvider, view: View, run_id: str, base_path: str) -> 
     else:
         view = view if picture.window else replace(view, window=None)
         shown = _pictured(view, known, picture, base_path, revision)
-    pace = SOON_MS if isinstance(found, UnderWay) else pace_of(runs, run_id)
+    pace = SOON_MS if isinstance(found, AnalysisInProgress) else pace_of(runs, run_id)
     return replace(shown, pace_ms=pace, about=f"{shown.about}{_not_yet(found)}")
 
 
-def _not_yet(found: RunReport | UnderWay | Failed) -> str:
+def _not_yet(found: RunReport | AnalysisInProgress | AnalysisFailed) -> str:
     if isinstance(found, RunReport):
         return ""
-    return "; the analysis is under way" if isinstance(found, UnderWay) else "; no analysis"
+    return (
+        "; the analysis is under way" if isinstance(found, AnalysisInProgress) else "; no analysis"
+    )
 
 
 def _window_spans(provider: ReportProvider, picture: StepPicture) -> StepTimeline | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.progress import SeenSteps
+    from rankscope.analysis.report.progress import MarkedSteps
     from rankscope.analysis.report.report import RunReport
 
 
@@ -50,7 +50,7 @@ def steps_of_report(report: RunReport) -> Steps:
     )
 
 
-def steps_of_seen(seen: SeenSteps | None) -> Steps:
+def steps_of_seen(seen: MarkedSteps | None) -> Steps:
     """Return the steps that are known without a diagnosis; best is the newest."""
     steps = () if seen is None else tuple(seen.actual_s_by_step)
     return Steps(

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from playwright.sync_api import expect
 
-from rankscope.analysis.report.progress import Doing, Phase, UnderWay
+from rankscope.analysis.report.progress import Activity, AnalysisInProgress, Progress
 from rankscope.dashboard.pages import clock
 from tests.browser.conftest import served
 from tests.support.dashboard.builders import FakeProvider, report
@@ -241,7 +241,7 @@ def test_a_live_run_refreshes_where_answers_take_longer_than_the_pages_pace(
         seen.page.wait_for_selector("text=Rank 5 is still slow.")
         seen.page.goto(f"{url}{TIMELINE}")
         seen.page.wait_for_selector("#timeline-graph .barlayer .point")
-        provider.undrawn = True
+        provider.is_drawing = True
         provider.num_changes += 1
 
         seen.page.wait_for_selector("text=Drawing step 3")
@@ -286,11 +286,13 @@ def _refused(route: Route, away: set[str]) -> None:
 def test_a_page_that_waits_says_what_for_and_fills_by_itself(browser: Browser) -> None:
     provider = training_provider()
     (run,) = provider.runs()
-    phase = Phase(doing=Doing.COMPARING, num_spans=4_521_984)
-    provider.under_way = {"demo-42": UnderWay(run=run, phase=phase, seconds=7, seen=None)}
+    progress = Progress(activity=Activity.COMPARING, num_spans=4_521_984)
+    provider.unfinished = {
+        "demo-42": AnalysisInProgress(run=run, progress=progress, elapsed_s=7, steps=None)
+    }
     with served(provider) as url, opened(browser, f"{url}/run/demo-42") as seen:
         seen.page.wait_for_selector("text=No verdict yet: replaying 4,521,984 spans")
-        provider.under_way = {}
+        provider.unfinished = {}
         provider.num_changes += 1
 
         seen.page.wait_for_selector("#overview-workers .heatmaplayer image")

@@ -11,8 +11,20 @@ from rankscope.analysis.breakdown.mfu import compute_mfu
 from rankscope.analysis.drawing.raster import redraw_window
 from rankscope.analysis.drawing.tiles import MAX_REDRAWN_SPANS, needs_spans
 from rankscope.analysis.drawing.timeline import records_groups, step_timeline
-from rankscope.analysis.report.liveness import MAX_SHOWN, RECENT_NS, SILENT_NS, Heard, SilentRank
-from rankscope.analysis.report.progress import Doing, Failed, Phase, SeenSteps, UnderWay
+from rankscope.analysis.report.liveness import (
+    MAX_SHOWN,
+    RECENT_NS,
+    SILENT_NS,
+    RankLiveness,
+    SilentRank,
+)
+from rankscope.analysis.report.progress import (
+    Activity,
+    AnalysisFailed,
+    AnalysisInProgress,
+    MarkedSteps,
+    Progress,
+)
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.read.findings import read_findings
@@ -76,13 +88,13 @@ class StoreProvider:
         self._large_aside, self._small_aside = Aside(), Aside()
         self._looks_aside = Aside()
         self._large_steps = None if store is None else LargeSteps(store, source, self._large_aside)
-        self._seen: dict[str, SeenSteps] = {}
+        self._seen: dict[str, MarkedSteps] = {}
         self._store = store
         self._source = source
         self._reports = reports
         self._lock = threading.Lock()
         self._heard_lock = threading.Lock()
-        self._heard: dict[str, tuple[int, Heard | None]] = {}
+        self._heard: dict[str, tuple[int, RankLiveness | None]] = {}
         self._timelines: OrderedDict[tuple[str, int, int, int], StepTimeline] = OrderedDict()
         self._last_coords: tuple[tuple[str, int, int], dict[int, Coords]] = (("", 0, 0), {})
 
@@ -90,7 +102,7 @@ class StoreProvider:
         """Return every run, the newest first."""
         return self._source.runs()
 
-    def report(self, run_id: str) -> RunReport | UnderWay | Failed | None:
+    def report(self, run_id: str) -> RunReport | AnalysisInProgress | AnalysisFailed | None:
         """Return the diagnosis; None while the run is known and has no step to analyse yet.
 
         The first one is made aside; until it is there, and where it can't be made, what is known
@@ -113,7 +125,7 @@ class StoreProvider:
         if isinstance(error, UnknownRunError):
             raise error
         if isinstance(error, Exception):
-            return Failed(run=run, why=_why(error), seen=self._seen.get(run_id))
+            return AnalysisFailed(run=run, reason=_why(error), steps=self._seen.get(run_id))
         made: RunReport | None = done.result()
         return made
 
@@ -121,15 +133,15 @@ class StoreProvider:
         """Return where the run is analysed: a small one never waits for two large ones."""
         return self._small_aside if run.num_spans <= SMALL_SPANS else self._large_aside
 
-    def _under_way(self, run: RunSummary, key: tuple[str, str]) -> UnderWay:
+    def _under_way(self, run: RunSummary, key: tuple[str, str]) -> AnalysisInProgress:
         aside = self._aside_of(run)
-        begun = Doing.READING if aside.has_begun(key) else Doing.WAITING
-        return UnderWay(
+        begun = Activity.READING if aside.has_begun(key) else Activity.WAITING
+        return AnalysisInProgress(
             run=run,
-            phase=self._reports.phase(run.run_id) or Phase(doing=begun),
-            seconds=aside.age_ns(key) / NS_PER_S,
-            seen=self._seen.get(run.run_id),
-            told=() if self._store is None else read_told(self._store, run.run_id),
+            progress=self._reports.progress(run.run_id) or Progress(activity=begun),
+            elapsed_s=aside.age_ns(key) / NS_PER_S,
+            steps=self._seen.get(run.run_id),
+            earlier_findings=() if self._store is None else read_told(self._store, run.run_id),
         )
 
     def _look_aside(self, run_id: str) -> None:
@@ -249,7 +261,7 @@ class StoreProvider:
         bounds_ns = (picture.begin_ns, picture.end_ns)
         return read_part(self._store, info, portion, bounds_ns=bounds_ns)
 
-    def drawn_revision(self, run_id: str, *, epoch: int, step: int) -> int:
+    def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         """Return a number that changes whenever the kept picture of a step does."""
         if self._store is None:
             return 0
@@ -274,7 +286,7 @@ class StoreProvider:
             self._last_coords = (key, coords)
         return coords
 
-    def heard(self, run_id: str) -> Heard | None:
+    def liveness(self, run_id: str) -> RankLiveness | None:
         """Return how many ranks of a live run are heard of; None where nobody tells of any.
 
         Viewers of one run share an answer for `HEARD_FOR_NS`, and for ten times as long as it took.
@@ -301,7 +313,7 @@ def _why(error: Exception) -> str:
     return line if exit_code_of(error) is not None else f"{type(error).__name__}: {line}"
 
 
-def read_heard(store: Store, run_id: str, *, now_ns: int) -> Heard | None:
+def read_heard(store: Store, run_id: str, *, now_ns: int) -> RankLiveness | None:
     """Return how many ranks of a run are heard of; None where nobody tells of any.
 
     Args:
@@ -318,7 +330,7 @@ def read_heard(store: Store, run_id: str, *, now_ns: int) -> Heard | None:
     )
     if not rows:
         return None
-    return Heard(
+    return RankLiveness(
         num_ranks=rows[0]["num_ranks"],
         num_recent=rows[0]["num_recent"],
         num_silent=rows[0]["num_silent"],
@@ -343,7 +355,7 @@ MAX_MFU_ROWS = 250_000
 """Rows of steps, one a rank, that are read for the MFU: the newest 20 steps of 12,288 ranks."""
 
 
-def read_seen(store: Store, source: SpanSource, run_id: str) -> SeenSteps:
+def read_seen(store: Store, source: SpanSource, run_id: str) -> MarkedSteps:
     """Return what the newest `MAX_STEPS` steps of a run tell of themselves.
 
     Raises:
@@ -357,7 +369,7 @@ def read_seen(store: Store, source: SpanSource, run_id: str) -> SeenSteps:
         num_ranks = max(row["num_ranks"] for row in rows)
         first = steps[-max(1, MAX_MFU_ROWS // num_ranks) :][0]
         mfu = compute_mfu(source.run_info(run_id), source.steps(run_id, first=first))
-    return SeenSteps(
+    return MarkedSteps(
         epochs=tuple(sorted({row["epoch"] for row in rows})),
         actual_s_by_step={step: seconds[step] for step in steps},
         mfu=mfu,

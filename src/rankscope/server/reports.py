@@ -16,7 +16,7 @@ import numpy as np
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.breakdown.mfu import compute_mfu
-from rankscope.analysis.report.progress import Doing, Phase
+from rankscope.analysis.report.progress import Activity, Progress
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.window import RunWindow
 from rankscope.collector.spool.descriptions import RUNNING
@@ -143,9 +143,9 @@ class Reports:
         entry = self._entry(run_id)
         return entry is not None and entry.size is not None
 
-    def phase(self, run_id: str) -> Phase | None:
+    def progress(self, run_id: str) -> Progress | None:
         """Return how far the analysis of a run is; None where none is under way."""
-        return self._source.phase(run_id)
+        return self._source.progress(run_id)
 
     def keep_only(self, run_ids: Collection[str]) -> None:
         """Forget every other run: it is not in the store any more."""
@@ -232,23 +232,23 @@ class WatchedSource:
     def __init__(self, source: SpanSource) -> None:
         self._source = source
         self._lock = threading.Lock()
-        self._phases: dict[str, Phase] = {}
+        self._progress: dict[str, Progress] = {}
 
-    def phase(self, run_id: str) -> Phase | None:
+    def progress(self, run_id: str) -> Progress | None:
         """Return how far the run's analysis is; None where none is under way."""
         with self._lock:
-            return self._phases.get(run_id)
+            return self._progress.get(run_id)
 
     @contextmanager
     def watched(self, run_id: str) -> Iterator[None]:
         """Note what an analysis of the run does until the block ends."""
         with self._lock:
-            self._phases[run_id] = Phase(doing=Doing.READING)
+            self._progress[run_id] = Progress(activity=Activity.READING)
         try:
             yield
         finally:
             with self._lock:
-                self._phases.pop(run_id, None)
+                self._progress.pop(run_id, None)
 
     def runs(self) -> tuple[RunSummary, ...]:
         """Return every run, the newest first."""
@@ -264,9 +264,9 @@ class WatchedSource:
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
         """Return the spans of these steps."""
-        self._note(run_id, Doing.READING, num_spans=0)
+        self._note(run_id, Activity.READING, num_spans=0)
         found = self._source.spans(run_id, first=first, last=last)
-        self._note(run_id, Doing.COMPARING, num_spans=len(found))
+        self._note(run_id, Activity.COMPARING, num_spans=len(found))
         return found
 
     def context(
@@ -275,9 +275,9 @@ class WatchedSource:
         """Return what is known around the spans of these steps."""
         return self._source.context(run_id, first=first, last=last)
 
-    def _note(self, run_id: str, doing: Doing, *, num_spans: int) -> None:
+    def _note(self, run_id: str, activity: Activity, *, num_spans: int) -> None:
         with self._lock:
-            before = self._phases.get(run_id)
+            before = self._progress.get(run_id)
             if before is not None:
                 num_read = before.num_spans + num_spans
-                self._phases[run_id] = Phase(doing=doing, num_spans=num_read)
+                self._progress[run_id] = Progress(activity=activity, num_spans=num_read)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rankscope.analysis.report.liveness import Heard, SilentRank
+from rankscope.analysis.report.liveness import RankLiveness, SilentRank
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.overview_liveness import age_text, heard_card
 from tests.dashboard.pages.test_overview import words
@@ -9,7 +9,7 @@ from tests.support.dashboard.builders import FakeProvider, report
 SECOND_NS = 1_000_000_000
 
 
-def heard(*, num_ranks: int, num_recent: int, num_silent: int) -> Heard:
+def heard(*, num_ranks: int, num_recent: int, num_silent: int) -> RankLiveness:
     silent = tuple(
         SilentRank(
             rank=rank,
@@ -20,10 +20,12 @@ def heard(*, num_ranks: int, num_recent: int, num_silent: int) -> Heard:
         )
         for rank in range(min(num_silent, 10))
     )
-    return Heard(num_ranks=num_ranks, num_recent=num_recent, num_silent=num_silent, silent=silent)
+    return RankLiveness(
+        num_ranks=num_ranks, num_recent=num_recent, num_silent=num_silent, silent=silent
+    )
 
 
-def shown(found: Heard | None) -> str:
+def shown(found: RankLiveness | None) -> str:
     return " / ".join(words(part) for part in heard_card(found))
 
 
@@ -70,7 +72,7 @@ def test_an_age_is_told_in_the_two_units_that_count() -> None:
 def test_only_a_run_that_trains_or_was_lost_tells_who_is_heard() -> None:
     found = heard(num_ranks=8, num_recent=8, num_silent=0)
     for state, is_told in (("running", True), ("lost", True), ("ended", False), ("failed", False)):
-        provider = FakeProvider(reports={"a": report(), "b": None}, state=state, heard_of=found)
+        provider = FakeProvider(reports={"a": report(), "b": None}, state=state, live=found)
 
         # A run without a step to analyse too: it may hang in its first.
         for run in ("a", "b"):

@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.analysis.report.progress import Doing, Failed, Phase, SeenSteps, UnderWay
+from rankscope.analysis.report.progress import (
+    Activity,
+    AnalysisFailed,
+    AnalysisInProgress,
+    MarkedSteps,
+    Progress,
+)
 from rankscope.analysis.report.report import Mfu
 from rankscope.analysis.trace.tables import RunSummary
 from rankscope.dashboard.address import Page, View
@@ -25,30 +31,37 @@ RUN = RunSummary(
     num_steps=4,
     started_ns=None,
 )
-SEEN = SeenSteps(
+SEEN = MarkedSteps(
     epochs=(0,),
     actual_s_by_step={2: 1.5, 3: 2.5},
     mfu=Mfu(convention="as declared", mean=0.324, by_step={2: 0.36, 3: 0.288}),
 )
 
 
-def under_way(doing: Doing, *, num_spans: int = 0, seen: SeenSteps | None = None) -> UnderWay:
-    return UnderWay(run=RUN, phase=Phase(doing=doing, num_spans=num_spans), seconds=12.4, seen=seen)
+def under_way(
+    activity: Activity, *, num_spans: int = 0, steps: MarkedSteps | None = None
+) -> AnalysisInProgress:
+    return AnalysisInProgress(
+        run=RUN,
+        progress=Progress(activity=activity, num_spans=num_spans),
+        elapsed_s=12.4,
+        steps=steps,
+    )
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (under_way(Doing.WAITING), "No verdict yet: other runs are analysed first."),
-        (under_way(Doing.READING), "No verdict yet: reading what 12,288 ranks recorded."),
+        (under_way(Activity.WAITING), "No verdict yet: other runs are analysed first."),
+        (under_way(Activity.READING), "No verdict yet: reading what 12,288 ranks recorded."),
         (
-            under_way(Doing.COMPARING, num_spans=4_521_984),
+            under_way(Activity.COMPARING, num_spans=4_521_984),
             "No verdict yet: replaying 4,521,984 spans and comparing the ranks.",
         ),
     ],
 )
-def test_the_overview_says_what_the_analysis_does(found: UnderWay, said: str) -> None:
-    provider = FakeProvider(reports={"demo-42": None}, under_way={"demo-42": found})
+def test_the_overview_says_what_the_analysis_does(found: AnalysisInProgress, said: str) -> None:
+    provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
     shown = words(overview_page(provider, "demo-42", base_path="/"))
 
@@ -58,8 +71,8 @@ def test_the_overview_says_what_the_analysis_does(found: UnderWay, said: str) ->
 
 
 def test_what_needs_no_analysis_is_shown_while_it_is_made() -> None:
-    found = under_way(Doing.READING, seen=SEEN)
-    provider = FakeProvider(reports={"demo-42": None}, under_way={"demo-42": found})
+    found = under_way(Activity.READING, steps=SEEN)
+    provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
     shown = words(overview_page(provider, "demo-42", base_path="/"))
 
@@ -70,8 +83,8 @@ def test_what_needs_no_analysis_is_shown_while_it_is_made() -> None:
 
 def test_what_was_found_before_stands_there_until_the_analysis_is_done() -> None:
     top = replace(report().findings[0], ranks=tuple(range(6_144, 6_152)), steps=(2, 3))
-    found = replace(under_way(Doing.READING), told=(top,))
-    provider = FakeProvider(reports={"demo-42": None}, under_way={"demo-42": found})
+    found = replace(under_way(Activity.READING), earlier_findings=(top,))
+    provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
     shown = words(overview_page(provider, "demo-42", base_path="/"))
 
@@ -82,8 +95,8 @@ def test_what_was_found_before_stands_there_until_the_analysis_is_done() -> None
 
 
 def test_an_analysis_that_fails_says_why() -> None:
-    found = Failed(run=RUN, why="the store cannot lock", seen=SEEN)
-    provider = FakeProvider(reports={"demo-42": None}, under_way={"demo-42": found})
+    found = AnalysisFailed(run=RUN, reason="the store cannot lock", steps=SEEN)
+    provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
     shown = words(overview_page(provider, "demo-42", base_path="/"))
 
@@ -94,7 +107,7 @@ def test_an_analysis_that_fails_says_why() -> None:
 
 def test_a_step_is_shown_before_the_analysis_is_done() -> None:
     provider = training_provider()
-    provider.under_way = {"demo-42": under_way(Doing.READING, seen=SEEN)}
+    provider.unfinished = {"demo-42": under_way(Activity.READING, steps=SEEN)}
 
     shown = words(timeline_page(provider, View(page=Page.TIMELINE), base_path="/"))
 
@@ -106,7 +119,7 @@ def test_a_step_is_shown_before_the_analysis_is_done() -> None:
 
 def test_a_step_that_is_being_drawn_says_so() -> None:
     provider = training_provider()
-    provider.undrawn = True
+    provider.is_drawing = True
 
     shown = words(timeline_page(provider, View(page=Page.TIMELINE, step=3), base_path="/"))
 

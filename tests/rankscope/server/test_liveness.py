@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.analysis.report.liveness import Heard, SilentRank
+from rankscope.analysis.report.liveness import RankLiveness, SilentRank
 from rankscope.collector.store.store import open_store
 from rankscope.server.provider import read_heard
 
@@ -63,7 +63,7 @@ def test_a_rank_is_as_its_newest_heartbeat_of_the_newest_epoch_says(store: Store
         ],
     )
 
-    assert read_heard(store, "moved", now_ns=NOW_NS) == Heard(
+    assert read_heard(store, "moved", now_ns=NOW_NS) == RankLiveness(
         num_ranks=2,
         num_recent=1,
         num_silent=1,

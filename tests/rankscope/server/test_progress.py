@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.report.progress import Doing, Failed, UnderWay
+from rankscope.analysis.report.progress import Activity, AnalysisFailed, AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.analysis.trace.tables import RunSummary
@@ -100,8 +100,8 @@ def test_a_page_is_answered_while_the_run_is_analysed(source: SlowSource) -> Non
     found = provider.report("tiny")
 
     # THEN it is told what is being done, and later the diagnosis
-    assert isinstance(found, UnderWay)
-    assert found.phase.doing is Doing.READING
+    assert isinstance(found, AnalysisInProgress)
+    assert found.progress.activity is Activity.READING
     assert found.run.world_size == 4
     source.may.set()
     give_up_s = time.monotonic() + PATIENCE_S
@@ -144,8 +144,8 @@ def test_a_defect_of_the_analysis_is_told_in_words(source: SlowSource) -> None:
 
     found = provider.report("tiny")
 
-    assert isinstance(found, Failed)
-    assert found.why == "ZeroDivisionError: a defect"
+    assert isinstance(found, AnalysisFailed)
+    assert found.reason == "ZeroDivisionError: a defect"
 
 
 def test_a_small_run_does_not_wait_for_two_large_ones(source: SlowSource) -> None:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.drawing.raster import StepPicture, Window
     from rankscope.analysis.drawing.rows import GroupBy
-    from rankscope.analysis.report.liveness import Heard
-    from rankscope.analysis.report.progress import Failed, UnderWay
+    from rankscope.analysis.report.liveness import RankLiveness
+    from rankscope.analysis.report.progress import AnalysisFailed, AnalysisInProgress
 
 
 def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] = ()) -> SpanTable:
@@ -86,11 +86,11 @@ class FakeProvider:
     groups: dict[str, tuple[GroupInfo, ...]] = field(default_factory=dict)
     sentence: str = "Rank 5 computes 1.80x slower than its peers; ranks 1, 4 and 7 wait for it."
     state: str = "ended"
-    heard_of: Heard | None = None
-    under_way: dict[str, UnderWay | Failed] = field(default_factory=dict)
+    live: RankLiveness | None = None
+    unfinished: dict[str, AnalysisInProgress | AnalysisFailed] = field(default_factory=dict)
     """Runs whose diagnosis is not there yet."""
 
-    undrawn: bool = False
+    is_drawing: bool = False
     """Whether each step is still being drawn."""
 
     num_changes: int = 0
@@ -111,25 +111,25 @@ class FakeProvider:
             for run_id, report in self.reports.items()
         )
 
-    def report(self, run_id: str) -> RunReport | UnderWay | Failed | None:
+    def report(self, run_id: str) -> RunReport | AnalysisInProgress | AnalysisFailed | None:
         self._check(run_id)
         self.num_reports += 1
-        if run_id in self.under_way:
-            return self.under_way[run_id]
+        if run_id in self.unfinished:
+            return self.unfinished[run_id]
         return self.reports[run_id]
 
     def verdict(self, report: RunReport) -> str:
         return self.sentence
 
-    def heard(self, run_id: str) -> Heard | None:
-        return self.heard_of
+    def liveness(self, run_id: str) -> RankLiveness | None:
+        return self.live
 
     def revision(self, run_id: str) -> int:
         self._check(run_id)
         return self.num_changes
 
     def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline | None:
-        if self.undrawn:
+        if self.is_drawing:
             return None
         return step_timeline(self, run_id, epoch=epoch, step=step)
 
@@ -142,7 +142,7 @@ class FakeProvider:
     def window_spans(self, picture: StepPicture, *, max_spans: int) -> StepTimeline | None:
         raise NotImplementedError("no picture has a window here")
 
-    def drawn_revision(self, run_id: str, *, epoch: int, step: int) -> int:
+    def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         self._check(run_id)
         return 0
 
