@@ -90,7 +90,7 @@ class AgentClocks:
         self._renewed_ns = self._begun_ns
         self._told_ns: int | None = None
         self._untold: list[Row] = []
-        for line in journal.clock_lines:
+        for line in journal.clock_rows():
             self._add((line["host"], line["boot_id"]), _stretch(line))
 
     def host_time(self, identity: SpoolIdentity) -> HostTime:
@@ -183,7 +183,7 @@ class AgentClocks:
             "offset_ns": stretch.offset_ns,
             "drift_ppb": stretch.drift_ppb,
         }
-        self._journal.note_clock(line)
+        self._journal.add_clock(line)
         self._add(key, stretch)
 
     def _add(self, key: tuple[str, str], stretch: Stretch) -> None:

@@ -1,362 +1,336 @@
-"""What the agent promised: cuts that are on their way, cuts that arrived, rows that were lost."""
+"""Journal of the agent: cuts that were sent, rows that were given up, maps of host clocks.
+
+A SQLite database in WAL mode with ``synchronous=FULL``: a change is on disk when the method that
+makes it returns, and survives a kill and a power cut.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import zlib
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
 from ..spool.cut import CutKey
-from .errors import JournalError, JournalVersionError
+from .errors import JournalError, JournalVersionError, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from ..spool.cut import Cut
 
-JOURNAL_VERSION = 1
-"""What the lines mean. The first line tells it; it is of this form in every version. A journal
-without it is of version 1."""
+DATABASE = "journal.db"
+VERSION_FILE = "journal"
+"""Holds the journal of version 1, JSON lines with checksums. Later versions keep one line in it,
+their version, so that an agent of version 1 refuses the folder instead of starting anew."""
 
-COMPACT_BYTES = 4 << 20
-"""A journal that grew by so much since it was last written anew is written anew: a restart
-reads it in some tens of ms."""
+JOURNAL_VERSION = 2
+MAX_ENTRIES = 100_000
+"""Of one table. The oldest beyond it are deleted; the agent asks the collector about those."""
 
-VERSION_LINE: dict[str, Any] = {"journal": JOURNAL_VERSION}
+CHECKSUM_LENGTH = 8
+DAMAGED_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
-MAX_RUNS = 1_000
-MAX_SEGMENTS = 100_000
-"""Of one run; what is forgotten beyond is asked of the collector."""
+# SQLite has no unsigned 64-bit integer: a segment is text of 16 hex digits.
+SCHEMA = (
+    """
+    CREATE TABLE sent (
+        run_id TEXT, epoch INT, rank INT, process TEXT, segment TEXT, first_row INT, end_row INT,
+        sha256 TEXT, UNIQUE (run_id, segment, first_row, end_row)
+    )
+    """,
+    "CREATE TABLE settled (run_id TEXT, segment TEXT, end_row INT, UNIQUE (run_id, segment))",
+    """
+    CREATE TABLE dropped (
+        run_id TEXT, process TEXT, reason TEXT, num_rows INT, UNIQUE (run_id, process, reason)
+    )
+    """,
+    "CREATE TABLE clock (host TEXT, boot_id TEXT, begin_ns INT, offset_ns INT, drift_ppb INT)",
+)
 
-Line = dict[str, Any]
-
-CHECK_LETTERS = 8
-
-
-@dataclass(slots=True)
-class _Run:
-    """What the journal says of one run."""
-
-    end_rows: dict[int, int] = field(default_factory=dict)
-    unanswered: dict[CutKey, str] = field(default_factory=dict)
-    dropped: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By process, by reason."""
+INSERT_SENT = "INSERT OR IGNORE INTO sent VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+DELETE_SENT = """
+DELETE FROM sent WHERE run_id = ? AND segment = ? AND first_row = ? AND end_row = ?
+"""
+SELECT_SENT = """
+SELECT run_id, epoch, rank, process, segment, first_row, end_row
+FROM sent WHERE run_id = ? ORDER BY rowid
+"""
+UPSERT_SETTLED = """
+INSERT INTO settled VALUES (?, ?, ?)
+ON CONFLICT DO UPDATE SET end_row = max(end_row, excluded.end_row)
+"""
+SELECT_IS_SETTLED = """
+SELECT EXISTS (SELECT 1 FROM settled WHERE run_id = ?1 AND segment = ?2 AND end_row >= ?4)
+   AND NOT EXISTS (SELECT 1 FROM sent
+                   WHERE run_id = ?1 AND segment = ?2 AND first_row = ?3 AND end_row = ?4)
+"""
+UPSERT_DROPPED = """
+INSERT INTO dropped VALUES (?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET num_rows = num_rows + excluded.num_rows
+"""
+INSERT_CLOCK = "INSERT INTO clock VALUES (:host, :boot_id, :begin_ns, :offset_ns, :drift_ppb)"
+DELETE_OLDEST = "DELETE FROM {0} WHERE rowid <= (SELECT max(rowid) FROM {0}) - {1}"
 
 
 class Journal:
-    """The agent's memory. Every method returns once what it notes is on disk, or raises.
+    """The agent's durable memory.
+
+    Opening it takes over a journal of version 1. A damaged database is moved away, and the agent
+    asks the collector what it has stored, as after the loss of the file.
 
     Args:
-        path: The file.
-        storage: What writes; another one in tests.
+        folder: The agent's state folder.
+        connect: Opens the database; tests pass a connection that fails.
 
     Raises:
-        JournalError: The file can't be read or made.
-        JournalVersionError: A newer agent wrote it; it is left as it is.
-    """
-
-    def __init__(self, path: Path, *, storage: Storage | None = None) -> None:
-        self._path = path
-        self._runs: dict[str, _Run] = {}
-        self._clock_lines: list[Line] = []
-        try:
-            self._file = JournalFile(path, storage=storage, check=self._check_version)
-        except OSError as error:
-            raise JournalError(f"{path} can't be opened ({error.strerror or error})") from error
-        self.num_damaged = self._file.num_damaged
-        for line in self._file.lines:
-            self._apply(line)
-        self._file.lines = ()
-        self._size_at_rewrite = self._file.num_bytes
-
-    def end_rows(self, run_id: str) -> Mapping[int, int]:
-        """Return the first row of each segment that has not arrived."""
-        return self._run(run_id).end_rows
-
-    def unanswered(self, run_id: str) -> tuple[CutKey, ...]:
-        """Return the cuts that may have been sent and were not confirmed, the oldest first."""
-        return tuple(self._run(run_id).unanswered)
-
-    def dropped(self, run_id: str) -> Mapping[str, Mapping[str, int]]:
-        """Return the rows that were given up, by process and reason; it goes on counting."""
-        return self._run(run_id).dropped
-
-    def is_settled(self, key: CutKey) -> bool:
-        """Return whether a cut needs no more sending."""
-        run = self._run(key.run_id)
-        return key not in run.unanswered and run.end_rows.get(key.segment, 0) >= key.end_row
-
-    @property
-    def clock_lines(self) -> Sequence[Line]:
-        """The stretches of host clocks, as they were noted."""
-        return self._clock_lines
-
-    def note_cuts(self, cuts: Iterable[Cut]) -> None:
-        """Note cuts before they are sent for the first time."""
-        known = [cut for cut in cuts if cut.key not in self._run(cut.key.run_id).unanswered]
-        self._note([{"cut": asdict(cut.key), "sha256": cut.sha256} for cut in known])
-
-    def note_settled(self, keys: Iterable[CutKey]) -> None:
-        """Note that cuts arrived."""
-        self._note([{"done": asdict(key)} for key in keys])
-
-    def note_dropped(self, key: CutKey, *, reason: str, num_rows: int) -> None:
-        """Note that the rows of a cut are given up, all or some of them."""
-        self._note([{"done": asdict(key), "reason": reason, "num_rows": num_rows}])
-
-    def note_clock(self, line: Line) -> None:
-        """Note a stretch of a host's clock before it is used."""
-        self._note([{"clock": line}])
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
-
-    def _check_version(self, lines: Sequence[Line]) -> None:
-        """Refuse what means something else than here: cuts that were sent would be cut anew."""
-        newest = max((line.get("journal", 0) for line in lines), default=0)
-        if newest > JOURNAL_VERSION:
-            raise JournalVersionError(self._path, found=newest, known=JOURNAL_VERSION)
-
-    def _note(self, lines: Sequence[Line]) -> None:
-        if not lines:
-            return
-        try:
-            grown = self._file.num_bytes - self._size_at_rewrite
-            if not self._file.is_sound or grown > COMPACT_BYTES:
-                self._file.rewrite(self._all_lines())
-                self._size_at_rewrite = self._file.num_bytes
-            is_fresh = not self._file.num_bytes
-            self._file.append([VERSION_LINE, *lines] if is_fresh else lines, durable=True)
-        except OSError as error:
-            raise JournalError(
-                f"the journal {self._path} can't be written ({error.strerror or error}):"
-                " nothing is sent until it can"
-            ) from error
-        for line in lines:
-            self._apply(line)
-
-    def _apply(self, line: Line) -> None:
-        if "clock" in line:
-            self._clock_lines.append(line["clock"])
-        elif "cut" in line:
-            key = CutKey(**line["cut"])
-            self._touched(key.run_id).unanswered[key] = line["sha256"]
-        elif "done" in line:
-            self._settle(CutKey(**line["done"]), line)
-        elif "run" in line:
-            self._touched(line["run"]).end_rows[line["segment"]] = line["end_row"]
-        elif "dropped" in line:
-            of_run = self._touched(line["dropped"]).dropped
-            of_run.setdefault(line["process"], {})[line["reason"]] = line["num_rows"]
-
-    def _settle(self, key: CutKey, line: Line) -> None:
-        run = self._touched(key.run_id)
-        run.unanswered.pop(key, None)
-        before = run.end_rows.pop(key.segment, 0)
-        run.end_rows[key.segment] = max(before, key.end_row)
-        while len(run.end_rows) > MAX_SEGMENTS:
-            run.end_rows.pop(next(iter(run.end_rows)))
-        if "reason" in line:
-            of_process = run.dropped.setdefault(key.process, {})
-            of_process[line["reason"]] = of_process.get(line["reason"], 0) + line["num_rows"]
-
-    def _run(self, run_id: str) -> _Run:
-        return self._runs.setdefault(run_id, _Run())
-
-    def _touched(self, run_id: str) -> _Run:
-        """Return a run and make it the last that is forgotten."""
-        run = self._runs.pop(run_id, _Run())
-        self._runs[run_id] = run
-        while len(self._runs) > MAX_RUNS:
-            del self._runs[next(iter(self._runs))]
-        return run
-
-    def _all_lines(self) -> list[Line]:
-        """Return the lines that bring about the present state."""
-        lines: list[Line] = [VERSION_LINE, *({"clock": line} for line in self._clock_lines)]
-        for run_id, run in self._runs.items():
-            lines += _lines_of(run_id, run)
-        return lines
-
-
-def _lines_of(run_id: str, run: _Run) -> list[dict[str, Any]]:
-    ends: list[Line] = [
-        {"run": run_id, "segment": segment, "end_row": end_row}
-        for segment, end_row in run.end_rows.items()
-    ]
-    dropped: list[Line] = [
-        {"dropped": run_id, "process": process, "reason": reason, "num_rows": num_rows}
-        for process, reasons in run.dropped.items()
-        for reason, num_rows in reasons.items()
-    ]
-    cuts: list[Line] = [
-        {"cut": asdict(key), "sha256": sha256} for key, sha256 in run.unanswered.items()
-    ]
-    return ends + dropped + cuts
-
-
-class Storage(Protocol):
-    """The few things that a journal asks of a disk."""
-
-    def append(self, descriptor: int, data: bytes) -> None:
-        """Write all of ``data`` at the end of the file."""
-
-    def sync(self, descriptor: int) -> None:
-        """Return once the file is on disk."""
-
-
-class Disk:
-    """The real one."""
-
-    def append(self, descriptor: int, data: bytes) -> None:
-        """Write all of ``data`` at the end of the file."""
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-
-    def sync(self, descriptor: int) -> None:
-        """Return once the file is on disk."""
-        os.fsync(descriptor)
-
-
-class JournalFile:
-    """Lines of JSON, each with its checksum.
-
-    Opening it reads what is there. A torn last line is cut off; a damaged line in the
-    middle is passed over and counted.
-
-    After a write or a sync that failed nobody knows what is on disk, so nothing is
-    appended behind it: the next `append` raises until `rewrite` made a new file.
-
-    Args:
-        path: The file; made if it is not there.
-        storage: What writes; another one in tests.
-        check: Shown the lines before anything is cut off; what it raises leaves the file as it is.
-
-    Raises:
-        OSError: It can't be opened, read or made whole.
+        JournalError: The database can't be opened.
+        JournalVersionError: A newer agent wrote it. It is left unchanged.
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        storage: Storage | None = None,
-        check: Callable[[Sequence[Line]], None] = lambda _lines: None,
+        self, folder: Path, *, connect: Callable[..., sqlite3.Connection] = sqlite3.connect
     ) -> None:
-        self._path = path
-        self._storage = storage or Disk()
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self.is_sound = True
-        """Whether the file may be appended to."""
+        self.path = folder / DATABASE
+        self.damaged: Path | None = None
+        """Path to which a damaged database was moved."""
 
         self.num_damaged = 0
-        """Lines that were passed over when it was opened."""
+        """Lines of a version 1 journal that were skipped because their checksum is wrong."""
 
-        self.num_bytes = 0
+        self._dropped: dict[str, dict[str, dict[str, int]]] = {}
         try:
-            self.lines = self._read(check)
-            sync_folder(path.parent)
-        except BaseException:
-            self.close()
-            raise
+            self._db = self._open_sound(connect)
+            with ExitStack() as stack:
+                stack.callback(self._db.close)
+                self._prepare(folder / VERSION_FILE)
+                for row in self._db.execute("SELECT * FROM dropped"):
+                    self._count_dropped(*row)
+                stack.pop_all()
+        except (sqlite3.Error, OSError) as error:
+            raise JournalError(f"{self.path} can't be opened ({reason_of(error)})") from error
 
-    def append(self, lines: Iterable[Line], *, durable: bool) -> None:
-        """Add lines.
+    def end_rows(self, run_id: str) -> dict[int, int]:
+        """Return the first row of each segment that is not settled."""
+        sql = "SELECT segment, end_row FROM settled WHERE run_id = ?"
+        return {int(segment, 16): end_row for segment, end_row in self._select(sql, run_id)}
 
-        Args:
-            lines: What to add.
-            durable: Whether to return only once they are on disk.
+    def unanswered(self, run_id: str) -> tuple[CutKey, ...]:
+        """Return the cuts that may have been sent and are not settled, the oldest first."""
+        columns = ("run_id", "epoch", "rank", "process", "segment", "first_row", "end_row")
+        rows = [dict(zip(columns, row, strict=True)) for row in self._select(SELECT_SENT, run_id)]
+        return tuple(CutKey(**{**row, "segment": int(row["segment"], 16)}) for row in rows)
 
-        Raises:
-            OSError: They may or may not be there.
-        """
-        if not self.is_sound:
-            raise OSError("an earlier write failed")
-        data = b"".join(_packed(line) for line in lines)
-        try:
-            self._storage.append(self._descriptor, data)
-            if durable:
-                self._storage.sync(self._descriptor)
-        except OSError:
-            self.is_sound = False
-            raise
-        self.num_bytes += len(data)
+    def dropped(self, run_id: str) -> Mapping[str, Mapping[str, int]]:
+        """Return the number of given up rows by process and reason; the mapping is kept current."""
+        return self._dropped.setdefault(run_id, {})
 
-    def rewrite(self, lines: Iterable[Line]) -> None:
-        """Put a new file with these lines into the place of the old one.
+    def is_settled(self, key: CutKey) -> bool:
+        """Return whether a cut was acknowledged or given up."""
+        ((found,),) = self._select(SELECT_IS_SETTLED, *_place(key))
+        return bool(found)
 
-        Raises:
-            OSError: The old file is still there, and as unsound as it was.
-        """
-        scratch = self._path.with_suffix(".tmp")
-        data = b"".join(_packed(line) for line in lines)
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        descriptor = os.open(scratch, flags, 0o600)
-        try:
-            self._storage.append(descriptor, data)
-            self._storage.sync(descriptor)
-            scratch.replace(self._path)
-            sync_folder(self._path.parent)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self.close()
-        self._descriptor, self.num_bytes, self.is_sound = descriptor, len(data), True
+    def clock_rows(self) -> list[dict[str, Any]]:
+        """Return the stretches of host clocks, in the order in which they were added."""
+        columns = ("host", "boot_id", "begin_ns", "offset_ns", "drift_ppb")
+        rows = self._select("SELECT * FROM clock ORDER BY rowid")
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+
+    def add_sent(self, cuts: Iterable[Cut]) -> None:
+        """Add cuts before they are sent for the first time; known ones stay as they are."""
+        with self._transaction() as db:
+            db.executemany(INSERT_SENT, [_sent_row(cut.key, cut.sha256) for cut in cuts])
+            db.execute(DELETE_OLDEST.format("sent", MAX_ENTRIES))
+
+    def settle(self, keys: Iterable[CutKey]) -> None:
+        """Mark cuts as acknowledged."""
+        with self._transaction() as db:
+            _settle(db, keys)
+
+    def drop(self, key: CutKey, *, reason: str, num_rows: int) -> None:
+        """Mark a cut as settled although ``num_rows`` of its rows are given up."""
+        with self._transaction() as db:
+            _settle(db, [key])
+            db.execute(UPSERT_DROPPED, (key.run_id, key.process, reason, num_rows))
+            db.execute(DELETE_OLDEST.format("dropped", MAX_ENTRIES))
+        self._count_dropped(key.run_id, key.process, reason, num_rows)
+
+    def add_clock(self, row: Mapping[str, Any]) -> None:
+        """Add a stretch of a host's clock before it is used."""
+        with self._transaction() as db:
+            db.execute(INSERT_CLOCK, row)
 
     def close(self) -> None:
-        """Let go of the file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Close the database."""
+        self._db.close()
 
-    def _read(self, check: Callable[[Sequence[Line]], None]) -> Sequence[Line]:
-        data = b""
-        while piece := os.read(self._descriptor, 1 << 20):
-            data += piece
-        found: list[Line] = []
-        whole = data.rfind(b"\n") + 1
-        raw_lines = data[:whole].splitlines(keepends=True)
-        unpacked = [_unpacked(raw) for raw in raw_lines]
-        while unpacked and unpacked[-1] is None:  # torn: a sector of zeros may end in anything
-            whole -= len(raw_lines[len(unpacked) - 1])
-            unpacked.pop()
-        for line in unpacked:
-            if line is None:
-                self.num_damaged += 1
-            else:
-                found.append(line)
-        check(found)
-        if whole < len(data):
-            os.ftruncate(self._descriptor, whole)
-            os.fsync(self._descriptor)
-        os.lseek(self._descriptor, whole, os.SEEK_SET)
-        self.num_bytes = whole
-        return found
+    def _select(self, sql: str, *values: object) -> list[Any]:
+        try:
+            return self._db.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise JournalError(f"{self.path} can't be read ({reason_of(error)})") from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with self._db:
+                yield self._db
+        except sqlite3.Error as error:
+            raise JournalError(
+                f"the journal {self.path} can't be written ({reason_of(error)}):"
+                " nothing is sent until it can"
+            ) from error
+
+    def _count_dropped(self, run_id: str, process: str, reason: str, num_rows: int) -> None:
+        of_process = self._dropped.setdefault(run_id, {}).setdefault(process, {})
+        of_process[reason] = of_process.get(reason, 0) + num_rows
+
+    def _open_sound(self, connect: Callable[..., sqlite3.Connection]) -> sqlite3.Connection:
+        """Return a connection to the database; to a new one if the present one is damaged."""
+        database = _open(self.path, connect)
+        if _is_sound(database):
+            return database
+        database.close()
+        self.damaged = self.path.with_suffix(".damaged")
+        self.path.replace(self.damaged)
+        # SQLite would replay it into the new database.
+        self.path.with_name(f"{DATABASE}-wal").unlink(missing_ok=True)
+        return _open(self.path, connect)
+
+    def _prepare(self, version_file: Path) -> None:
+        """Create the tables of a new database and fill them from a journal of version 1.
+
+        Raises:
+            JournalVersionError: The journal is of a later version.
+        """
+        ((version,),) = self._db.execute("PRAGMA user_version").fetchall()
+        _check_version(self.path, version)
+        if not version:
+            lines, self.num_damaged = _read_lines(version_file)
+            _check_version(version_file, max((line.get("journal", 0) for line in lines), default=0))
+            with self._db as db:
+                db.execute("BEGIN")
+                for statement in SCHEMA:
+                    db.execute(statement)
+                for line in lines:
+                    _import_line(db, line)
+                db.execute(f"PRAGMA user_version = {JOURNAL_VERSION}")
+        # Only now: until the database is complete, the lines are the journal.
+        guard = _packed({"journal": JOURNAL_VERSION})
+        if not version_file.exists() or version_file.read_bytes() != guard:
+            scratch = version_file.with_suffix(".tmp")
+            write_durably(scratch, guard)
+            scratch.replace(version_file)
+            sync_folder(version_file.parent)
+
+
+def _open(path: Path, connect: Callable[..., sqlite3.Connection]) -> sqlite3.Connection:
+    # SQLite itself would let others read it.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    # Opened in the main thread, used in the agent's.
+    database = connect(path, timeout=0.0, check_same_thread=False)
+    # Alone, SQLite needs no shared memory, which could kill the process with SIGBUS.
+    database.execute("PRAGMA locking_mode = EXCLUSIVE")
+    database.execute("PRAGMA synchronous = FULL")
+    return database
+
+
+def _is_sound(database: sqlite3.Connection) -> bool:
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        ((found,),) = database.execute("PRAGMA quick_check(1)").fetchall()
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF in DAMAGED_CODES:
+            return False
+        raise
+    return bool(found == "ok")
+
+
+def _check_version(path: Path, version: int) -> None:
+    if version > JOURNAL_VERSION:
+        raise JournalVersionError(path, found=version, known=JOURNAL_VERSION)
+
+
+def _settle(db: sqlite3.Connection, keys: Iterable[CutKey]) -> None:
+    places = [_place(key) for key in keys]
+    db.executemany(DELETE_SENT, places)
+    db.executemany(UPSERT_SETTLED, [(run, segment, end) for run, segment, _, end in places])
+    db.execute(DELETE_OLDEST.format("settled", MAX_ENTRIES))
+
+
+def _place(key: CutKey) -> tuple[str, str, int, int]:
+    return key.run_id, f"{key.segment:016x}", key.first_row, key.end_row
+
+
+def _sent_row(key: CutKey, sha256: str) -> tuple[object, ...]:
+    run_id, segment, first_row, end_row = _place(key)
+    return run_id, key.epoch, key.rank, key.process, segment, first_row, end_row, sha256
+
+
+def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the lines of a version 1 journal, and how many others have a wrong checksum.
+
+    The last lines, if torn, are not counted: the agent was killed while it wrote them.
+    """
+    if not path.exists():
+        return [], 0
+    lines = [_unpacked(line) for line in path.read_bytes().splitlines(keepends=True)]
+    while lines and lines[-1] is None:
+        lines.pop()
+    return [line for line in lines if line is not None], lines.count(None)
+
+
+def _packed(line: Mapping[str, Any]) -> bytes:
+    body = json.dumps(line, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def _unpacked(raw: bytes) -> dict[str, Any] | None:
+    """Return a line of version 1; None if its checksum is wrong."""
+    checksum, body = raw[:CHECKSUM_LENGTH], raw[CHECKSUM_LENGTH + 1 :].removesuffix(b"\n")
+    if checksum != b"%08x" % zlib.crc32(body):
+        return None
+    line = json.loads(body)
+    return line if isinstance(line, dict) else None
+
+
+def _import_line(db: sqlite3.Connection, line: dict[str, Any]) -> None:
+    """Add what a line of version 1 says."""
+    match line:
+        case {"clock": row}:
+            db.execute(INSERT_CLOCK, row)
+        case {"cut": cut, "sha256": sha256}:
+            db.execute(INSERT_SENT, _sent_row(CutKey(**cut), sha256))
+        case {"done": cut}:
+            key = CutKey(**cut)
+            _settle(db, [key])
+            if "reason" in line:
+                values = (key.run_id, key.process, line["reason"], line["num_rows"])
+                db.execute(UPSERT_DROPPED, values)
+        case {"run": run_id, "segment": segment, "end_row": end_row}:
+            db.execute(UPSERT_SETTLED, (run_id, f"{segment:016x}", end_row))
+        case {"dropped": run_id, "process": process, "reason": reason, "num_rows": num_rows}:
+            db.execute(UPSERT_DROPPED, (run_id, process, reason, num_rows))
+        case _:
+            pass  # the version
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file, readable by its owner alone; return once it is on disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Return once the names in a folder are on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _packed(line: Line) -> bytes:
-    body = json.dumps(line, separators=(",", ":")).encode()
-    return b"%08x %s\n" % (zlib.crc32(body), body)
-
-
-def _unpacked(raw: bytes) -> Line | None:
-    """Return the line; None where it is not what was written."""
-    check, space, body = raw[:CHECK_LETTERS], raw[CHECK_LETTERS : CHECK_LETTERS + 1], raw[9:-1]
-    if space != b" " or check != b"%08x" % zlib.crc32(body):
-        return None
-    line = json.loads(body)
-    return line if isinstance(line, dict) else None

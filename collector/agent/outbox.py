@@ -21,7 +21,7 @@ from .answers import (
     checked_states,
 )
 from .errors import GoneError, HeldError, JournalError, LinkError, RefusedError
-from .journal import sync_folder
+from .journal import sync_folder, write_durably
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -187,7 +187,7 @@ class Outbox:
     def ingest(self, cuts: Sequence[Cut]) -> None:
         """Send cuts, noted first; returns when each is stored, or set aside for good."""
         todo = [cut for cut in cuts if not self._journal.is_settled(cut.key)]
-        self._journal.note_cuts(todo)
+        self._journal.add_sent(todo)
         for batch in self._batches(todo):
             self._delivery.deliver(batch, post=self._post_cuts, park=self._park_cut)
 
@@ -218,7 +218,7 @@ class Outbox:
             return
         pairs = list(zip(cuts, states, strict=True))
         arrived = [cut.key for cut, state in pairs if state in SETTLED_STATES]
-        self._journal.note_settled(arrived)
+        self._journal.settle(arrived)
         self.num_rows_settled += sum(map(_num_rows, arrived))
         self._max_rows = min(2 * self._max_rows, MAX_ROWS)
         if deleted := [cut for cut, state in pairs if state == DELETED]:
@@ -238,7 +238,7 @@ class Outbox:
             "sha256": cut.sha256,
         }
         self._park(name, encode_cuts([cut]), refusal, document)
-        self._journal.note_dropped(key, reason=REFUSED, num_rows=_num_records(cut))
+        self._journal.drop(key, reason=REFUSED, num_rows=_num_records(cut))
 
     def _park(
         self, name: str, body: bytes, refusal: RefusedError, document: Mapping[str, object]
@@ -250,7 +250,7 @@ class Outbox:
     def _give_up_deleted(self, cuts: Sequence[Cut]) -> None:
         self._tell_deleted(cuts[0].key.run_id)
         for cut in cuts:
-            self._journal.note_dropped(cut.key, reason=RUN_DELETED, num_rows=_num_records(cut))
+            self._journal.drop(cut.key, reason=RUN_DELETED, num_rows=_num_records(cut))
 
     def _tell_deleted(self, run_id: str) -> None:
         if run_id not in self._deleted:
@@ -295,10 +295,10 @@ class Parking:
             num_files, num_bytes = self._used()
             is_kept = num_bytes + len(body) <= self._max_bytes and num_files < MAX_PARKED_FILES
             if is_kept:
-                _write(self.folder / f"{name}.body", body)
+                write_durably(self.folder / f"{name}.body", body)
             if num_files < MAX_PARKED_FILES:
                 told = json.dumps({**document, "is_body_kept": is_kept}, indent=1)
-                _write(self.folder / f"{name}.json", told.encode())
+                write_durably(self.folder / f"{name}.json", told.encode())
             sync_folder(self.folder)
         except OSError as error:
             raise JournalError(
@@ -309,14 +309,6 @@ class Parking:
     def _used(self) -> tuple[int, int]:
         sizes = [entry.stat().st_size for entry in os.scandir(self.folder)]
         return len(sizes), sum(sizes)
-
-
-def _write(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
 
 
 class BeatShipper:

@@ -87,7 +87,7 @@ class SpoolRoom:
             found = self._unsent(path)
             if found is None:
                 continue
-            self._journal.note_dropped(found.key, reason=FULL, num_rows=found.num_rows)
+            self._journal.drop(found.key, reason=FULL, num_rows=found.num_rows)
             path.unlink(missing_ok=True)
             num_rows += found.num_rows
             excess -= found.num_bytes

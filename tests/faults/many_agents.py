@@ -49,7 +49,7 @@ def start_agent(
         sys.stderr.write(f"{name}: {line}\n")
 
     link, probe_link = Link([url], agent=name), Link([url], agent=name)
-    journal = Journal(state / "journal")
+    journal = Journal(state)
     probes = ProbeThread(
         HostClock(exchange_over(probe_link), monotonic_ns=monotonic_ns, config=probing)
     )

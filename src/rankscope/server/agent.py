@@ -201,10 +201,14 @@ def _sample_loops(
 def _open_journal(state: Path, stack: ExitStack) -> Journal:
     from rankscope.collector.agent.journal import Journal
 
-    journal = Journal(state / "journal")
+    journal = Journal(state)
     stack.callback(journal.close)
     if journal.num_damaged:
-        say(f"{state / 'journal'}: {journal.num_damaged} damaged lines were passed over")
+        say(f"{state / 'journal'}: skipped {journal.num_damaged} damaged lines")
+    if journal.damaged is not None:
+        say(
+            f"{journal.path} was damaged and is now {journal.damaged}: asking the collector instead"
+        )
     return journal
 
 

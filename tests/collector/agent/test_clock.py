@@ -67,8 +67,8 @@ class Host:
         self.clock = clock
         self.found: ClockEstimate | None = None
         self.events: list[ClockEvent] = []
-        self.path = folder / "journal"
-        self.journal = Journal(self.path)
+        self.folder = folder
+        self.journal = Journal(folder)
         self.clocks = self.start()
 
     def start(self) -> AgentClocks:
@@ -82,7 +82,7 @@ class Host:
 
     def restart(self) -> AgentClocks:
         self.journal.close()
-        self.journal = Journal(self.path)
+        self.journal = Journal(self.folder)
         return self.start()
 
 

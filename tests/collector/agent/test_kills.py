@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import os
+import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.agent.journal import Disk
 from tests.faults.checker import Oracle, check
 from tests.faults.proxy import FaultProxy, Faults
-from tests.support.collector.agent_rig import Rig, any_unanswered, assert_clean, write_spans
+from tests.support.collector.agent_rig import Rig, any_unanswered, assert_clean, faulty, write_spans
 from tests.support.collector.fake_collector import FakeCollector
 from tests.support.collector.spool_builder import SpoolBuilder
 
@@ -23,33 +21,19 @@ class CrashError(BaseException):
     """The process is gone."""
 
 
-class CrashingDisk(Disk):
-    """Ends the process at the n-th thing asked of it, before, in the middle of or after it.
+class Killer:
+    """Ends the process at a moment before or after a change of the journal."""
 
-    The machine lives on, so nothing needs to be synced.
-    """
+    def __init__(self) -> None:
+        self._num_left = 0
 
-    def __init__(self, point: int) -> None:
-        self.point = point
-        self.num_asked = 0
+    def kill_at(self, point: int) -> None:
+        """End the process at the n-th moment from now on."""
+        self._num_left = point
 
-    def append(self, descriptor: int, data: bytes) -> None:
-        self._crash_if_due()
-        if self._is_due():
-            super().append(descriptor, data[: len(data) // 2])
-            raise CrashError
-        super().append(descriptor, data)
-        self._crash_if_due()
-
-    def sync(self, descriptor: int) -> None:
-        self._crash_if_due()
-
-    def _is_due(self) -> bool:
-        self.num_asked += 1
-        return self.num_asked == self.point
-
-    def _crash_if_due(self) -> None:
-        if self._is_due():
+    def __call__(self) -> None:
+        self._num_left -= 1
+        if self._num_left == 0:
             raise CrashError
 
 
@@ -69,7 +53,9 @@ def crash_once(folder: Path, point: int) -> bool:
     with Oracle(folder / "oracle", is_synced=False) as oracle, FakeCollector() as collector:
         builder = SpoolBuilder(spool, run_id="run", capacity=16)
         write_spans(builder, oracle, 24)
-        rig = Rig(spool, collector.url, storage=CrashingDisk(point))
+        killer = Killer()
+        rig = Rig(spool, collector.url, connect=faulty(killer))
+        killer.kill_at(point)
         has_crashed = False
         try:
             rig.turn()
@@ -84,7 +70,7 @@ def crash_once(folder: Path, point: int) -> bool:
         if builder.next_row < 16 or builder.segment.name == "seg-000001.rsp":
             write_spans(builder, oracle, 5)
         builder.end()
-        again = Rig(spool, collector.url, storage=CrashingDisk(0))
+        again = Rig(spool, collector.url)
         num_written = len((folder / "oracle").read_bytes().splitlines())
         again.turn_until(
             lambda: len(collector.stored.rows) >= num_written and not any_unanswered(again)
@@ -103,13 +89,10 @@ def test_a_kill_between_storing_and_confirming_doubles_nothing(
     with FakeCollector() as collector:
         builder = SpoolBuilder(spool, run_id="run")
         write_spans(builder, oracle, 24)
-        disk = CrashingDisk(0)
-        rig = Rig(spool, collector.url, storage=disk)
+        killer = Killer()
+        rig = Rig(spool, collector.url, connect=faulty(killer))
 
-        def die_next() -> None:
-            disk.point = disk.num_asked + 1
-
-        collector.after_storing = die_next
+        collector.after_storing = lambda: killer.kill_at(1)
         with pytest.raises(CrashError):
             rig.turn_until(lambda: False)
         rig.close()
@@ -155,29 +138,23 @@ def test_an_agent_killed_while_its_request_stood_in_the_network_cuts_no_row_anew
         again.close()
 
 
-class FullDisk(Disk):
-    """Has no room while it is told so."""
-
-    def __init__(self) -> None:
-        self.is_full = True
-
-    def append(self, descriptor: int, data: bytes) -> None:
-        if self.is_full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().append(descriptor, data)
-
-
 def test_what_can_not_be_noted_is_not_sent(oracle: Oracle, spool: Path, tmp_path: Path) -> None:
-    disk = FullDisk()
+    is_full = False
+
+    def fail() -> None:
+        if is_full:
+            raise sqlite3.OperationalError("database or disk is full")
+
     with FakeCollector() as collector:
         builder = SpoolBuilder(spool, run_id="run")
         write_spans(builder, oracle, 20)
         builder.end()
-        rig = Rig(spool, collector.url, storage=disk)
+        rig = Rig(spool, collector.url, connect=faulty(fail))
+        is_full = True
         for _ in range(5):
             rig.turn()
         assert collector.num_requests("/v1/spans") == 0
-        disk.is_full = False
+        is_full = False
         rig.turn_until(lambda: len(collector.stored.rows) >= 20)
 
         assert_clean(tmp_path, collector.stored)

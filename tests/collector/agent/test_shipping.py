@@ -114,7 +114,7 @@ def test_an_agent_that_lost_its_journal_asks_the_collector(
     first = Rig(spool, collector.url)
     first.turn_until(lambda: bool(collector.stored.rows))
     first.close()
-    (spool / ".agent" / "journal").unlink()
+    (spool / ".agent" / "journal.db").unlink()
 
     write_spans(builder, oracle, 10)
     builder.end()
@@ -262,7 +262,7 @@ def test_a_cut_that_is_there_with_another_content_is_parked_and_the_others_go_on
     rig.turn_until(lambda: len(collector.stored.rows) >= 8)
     collector.stored.cuts = dict.fromkeys(collector.stored.cuts, "another")
     rig.close()
-    (spool / ".agent" / "journal").unlink()
+    (spool / ".agent" / "journal.db").unlink()
     collector.misbehave = lambda path, _: (
         Reply(status=200, document={"end_rows": {}, "unanswered": [], "source_format": None})
         if path == "/v1/resume"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import socket
+import sqlite3
 import time
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 from rankscope.collector.agent.agent import NodeAgent, ranks_in
 from rankscope.collector.agent.clock import AgentClocks
@@ -22,8 +24,8 @@ from tests.support.collector.fake_collector import TOKEN
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+    from types import TracebackType
 
-    from rankscope.collector.agent.journal import Storage
     from rankscope.collector.clock.watch import ClockEvent
     from tests.faults.checker import Oracle
     from tests.support.collector.fake_collector import Stored
@@ -50,7 +52,7 @@ class Rig:
     Args:
         spool: Its spool; the state lies in ``.agent`` in it.
         url: The collector, or several.
-        storage: The journal's disk; None: the real one.
+        connect: Opens the journal's database.
         max_spool_bytes: Limit of the spool; None: none.
         environment: Where the token is.
         deadlines: How long the parts of an exchange may take.
@@ -63,7 +65,7 @@ class Rig:
         spool: Path,
         url: str | Sequence[str],
         *,
-        storage: Storage | None = None,
+        connect: Callable[..., sqlite3.Connection] = sqlite3.connect,
         max_spool_bytes: int | None = None,
         environment: dict[str, str] | None = None,
         deadlines: Deadlines = PATIENT,
@@ -77,7 +79,7 @@ class Rig:
         held = {"RANKSCOPE_TOKEN": TOKEN} if environment is None else environment
         urls = [url] if isinstance(url, str) else url
         self.link = Link(urls, agent="test/0", environment=held, deadlines=deadlines)
-        self.journal = Journal(self.state / "journal", storage=storage)
+        self.journal = Journal(self.state, connect=connect)
         self.outbox = Outbox(
             self.link,
             self.journal,
@@ -123,6 +125,35 @@ class Rig:
         self.agent.close()
         self.journal.close()
         self.link.close()
+
+
+class FaultyConnection(sqlite3.Connection):
+    """A database whose commits call `fault`, before and after; what it raises is raised."""
+
+    fault: Callable[[], None]
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> Literal[False]:
+        if exc_type is None:
+            try:
+                self.fault()
+            except BaseException:
+                self.rollback()
+                raise
+        super().__exit__(exc_type, exc, traceback)
+        if exc_type is None:
+            self.fault()
+        return False
+
+
+def faulty(fault: Callable[[], None]) -> Callable[..., sqlite3.Connection]:
+    """Return what opens a database whose commits call ``fault``, before and after."""
+    factory = type("Faulty", (FaultyConnection,), {"fault": staticmethod(fault)})
+    return partial(sqlite3.connect, factory=factory)
 
 
 def write_spans(
