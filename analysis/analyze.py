@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.tracer.span import NS_PER_S
 
-from .arrays.grouping import distinct
+from .arrays.grouping import sorted_unique
 from .breakdown.bandwidth import bandwidths
 from .breakdown.mfu import compute_mfu
 from .breakdown.starved import starved_ranks, trail_of
@@ -24,9 +24,9 @@ from .diagnose import Case, diagnose, insufficient
 from .price.operation_sets import compare_culprits
 from .quality import left_out_sentence, quality_of
 from .readers.bytedance.reader import read_bytedance
-from .readers.tracer.device_steps import steps_on_device
+from .readers.tracer.device_steps import align_steps_to_device
 from .readers.tracer.reader import read_traced
-from .replay.step_graph import circles
+from .replay.step_graph import find_cycles
 from .replay.what_if import Replayer, ratio, what_if
 from .report.report import RankStepExcess, RunReport, StepTimes
 from .report.text import format_percent
@@ -105,13 +105,13 @@ def analyze_known(
             f"run {run_id!r} has no spans in the steps asked for; "
             + (f"it died: {died}" if died else "see `rankscope runs`")
         )
-    steps = steps_on_device(spans, steps)
+    steps = align_steps_to_device(spans, steps)
     return _report_of(run, spans, steps, _read_run(run, spans, steps), context)
 
 
 def read_run(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
     """Turn spans of any known format into operations with their dependencies."""
-    return _read_run(run, spans, steps_on_device(spans, steps))
+    return _read_run(run, spans, align_steps_to_device(spans, steps))
 
 
 def _read_run(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
@@ -224,7 +224,7 @@ def _replayable(
         try:
             return reading, Replayer(reading.model)
         except CycleError:
-            found = circles(reading.model)
+            found = find_cycles(reading.model)
             if not found:
                 raise
         kept = sorted(set(reading.steps) - set(found))
@@ -320,7 +320,7 @@ def _nothing_to_replay(
         told: What is known without a replay.
         reading: The same as operations; None: there are no spans.
     """
-    numbers = distinct(spans.step)
+    numbers = sorted_unique(spans.step)
     actual = [
         int((rows.start_ns + rows.duration_ns).max() - rows.start_ns.min())
         for rows in (_step_of(spans, int(step)) for step in numbers)

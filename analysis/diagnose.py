@@ -20,7 +20,7 @@ from .causes.network_degradation import slow_network
 from .causes.sequence_imbalance import sequence_candidate, sequence_effect
 from .causes.slow_compute import compute_candidates, unexplained
 from .price.findings import priced
-from .readers.tp_partners import workers_of
+from .readers.tp_partners import find_workers
 from .report.report import Finding
 from .report.text import format_count, format_ranks
 from .statistics.peers import compare_with_peers
@@ -75,7 +75,7 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
     What raises no alarm (a checkpoint) comes after what does.
     """
     links = case.reading.transfers.links
-    workers = workers_of(case.ranks, (link.kind for link in links))
+    workers = find_workers(case.ranks, (link.kind for link in links))
     host = _host_candidates(case)
     compute, sequences = _of_unequal_compute(case, host, workers)
     candidates = (*compute, *_network_candidates(case, compute), *host)
@@ -106,8 +106,8 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
     unclear = set(unexplained(case.profile))
     if unclear:
         return (_too_few_peers(tuple(sorted(unclear)), case.profile), *findings)
-    if case.reading.unjudged:
-        return (_not_judged(case.reading.unjudged), *findings)
+    if case.reading.not_compared:
+        return (_not_judged(case.reading.not_compared), *findings)
     return (_no_slow_rank(case.profile, case.slowdown), *findings)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .arrays.grouping import number_rows
+from .arrays.grouping import factorize
 from .report.report import Quality
 from .trace.tables import num_expected
 
@@ -57,7 +57,7 @@ def _coverage(run: RunInfo, steps: StepTable, reading: Reading) -> float | None:
     if run.source_format == "bytedance":
         expected = run.layout.dp * run.layout.pp
     rows = np.flatnonzero(np.isin(steps.step, reading.steps))
-    _, taken = number_rows(steps.step[rows], steps.rank[rows])
+    _, taken = factorize(steps.step[rows], steps.rank[rows])
     return taken / (expected * num_steps)
 
 

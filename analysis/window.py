@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .arrays.sorting import sort_rows
+from .arrays.sorting import argsort_rows
 from .breakdown.mfu import compute_mfu
 from .report.report import Mfu
 from .trace.errors import EmptyRunError, UnknownRunError
@@ -271,5 +271,5 @@ def _between(step: NDArray[np.int32], first: int | None, last: int | None) -> ND
 
 def sort_samples(samples: SampleTable) -> SampleTable:
     """Return samples ordered by (name, host, device, at_ns), as a `SampleTable` has to be."""
-    order = sort_rows(samples.name, samples.host, samples.device, samples.at_ns)
+    order = argsort_rows(samples.name, samples.host, samples.device, samples.at_ns)
     return select_rows(samples, order)

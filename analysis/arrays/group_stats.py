@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .sorting import KEY_BITS, Digit, mixed_keys, sort_rows, stable_order
+from .sorting import KEY_BITS, KeyColumn, argsort_rows, pack_keys, stable_argsort
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MATES_ENOUGH = 4
+MIN_ROWS_OF_KIND = 4
 """Rows of one kind whose common median one odd row does not carry away: 3 peers and itself.
 Source: design.md section 5, least evidence."""
 
-MOST_WHOLE = 1 << 53
+MAX_EXACT_INT = 1 << 53
 """Whole numbers up to here are exact in floating point."""
 
-EARLIER_QUANTILE = 0.25
+BASELINE_QUANTILE = 0.25
 """What has nobody to be held against is held against the quarter of its own steps in which it was
 fastest."""
 
 
-def summed(
+def sum_cells(
     shape: tuple[int, int],
     row: NDArray[np.integer],
     column: NDArray[np.integer],
@@ -60,7 +60,7 @@ def group_medians(
     return medians, num
 
 
-def mean_distances(
+def mean_absolute_deviations(
     value: NDArray[np.float64], group: NDArray[np.int64], num_groups: int
 ) -> NDArray[np.float64]:
     """Return each group's mean distance from its median, 0 where it has no value.
@@ -81,37 +81,37 @@ def _sorted_by_group(value: NDArray[Any], group: NDArray[np.integer[Any]]) -> ND
     if not len(value):
         return value.astype(np.float64)
     lowest, highest = value.min(), value.max()
-    if not -MOST_WHOLE < lowest <= highest < MOST_WHOLE:  # or one is NaN
-        return value[sort_rows(group, value)].astype(np.float64)
+    if not -MAX_EXACT_INT < lowest <= highest < MAX_EXACT_INT:  # or one is NaN
+        return value[argsort_rows(group, value)].astype(np.float64)
     whole = value.astype(np.int64)
     bits = (int(highest) - int(lowest)).bit_length()
     if bits + int(group.max()).bit_length() > KEY_BITS or not (whole == value).all():
-        return value[sort_rows(group, value)].astype(np.float64)
+        return value[argsort_rows(group, value)].astype(np.float64)
     # Times are whole nanoseconds, whatever holds them: with the group above it each is a key,
     # and one sort of the keys themselves does, three times as fast as an order of the rows.
-    keys = mixed_keys((Digit(group, 0, 0), Digit(whole, int(lowest), 1 << bits)))
+    keys = pack_keys((KeyColumn(group, 0, 0), KeyColumn(whole, int(lowest), 1 << bits)))
     keys.sort()
     keys &= (1 << bits) - 1
     keys += int(lowest)
     return keys.astype(np.float64)
 
 
-def faster_steps(value: NDArray[np.float64]) -> NDArray[np.float64]:
+def fast_quartile(value: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return what each row takes in the quarter of its steps in which it is fastest.
 
     Args:
         value: Shape (rows, steps); NaN where unknown.
 
     Returns:
-        Same shape, equal along each row: `EARLIER_QUANTILE` of its known values.
+        Same shape, equal along each row: `BASELINE_QUANTILE` of its known values.
     """
     num = (~np.isnan(value)).sum(axis=1)
-    place = (np.maximum(num - 1, 0) * EARLIER_QUANTILE).astype(np.int64)
+    place = (np.maximum(num - 1, 0) * BASELINE_QUANTILE).astype(np.int64)
     usual = np.sort(value, axis=1)[np.arange(len(value)), place]
     return np.broadcast_to(usual[:, None], value.shape)
 
 
-def median_by_kind(
+def medians_by_kind(
     values: NDArray[np.float64], kind: NDArray[np.integer]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return, for each cell, the median of its column over the rows of its kind.
@@ -121,18 +121,18 @@ def median_by_kind(
         kind: Shape (rows,): rows of equal kind are held against each other.
 
     Returns:
-        Medians, shape (rows, columns), and which rows have `MATES_ENOUGH`, shape (rows,).
+        Medians, shape (rows, columns), and which rows have `MIN_ROWS_OF_KIND`, shape (rows,).
     """
     medians = np.full_like(values, np.nan)
     enough = np.zeros(len(values), dtype=np.bool_)
     if not len(values):
         return medians, enough
-    order = stable_order(kind)
+    order = stable_argsort(kind)
     changes = np.flatnonzero(np.diff(kind[order])) + 1
     for first, last in pairwise([0, *changes.tolist(), len(order)]):
         rows = order[first:last]
         medians[rows] = row_medians(values[rows].T)
-        enough[rows] = len(rows) >= MATES_ENOUGH
+        enough[rows] = len(rows) >= MIN_ROWS_OF_KIND
     return medians, enough
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .sorting import Digit, mixed_keys, order_and_changes, places_in_buckets, stable_order
+from .sorting import KeyColumn, argsort_with_changes, find_in_buckets, pack_keys, stable_argsort
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ _DENSE = 4
 """A table of keys this many times as large as the number of rows is still cheaper than a sort."""
 
 
-def number_rows(*columns: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], int]:
+def factorize(*columns: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], int]:
     """Return a number for each row, equal exactly where all columns are, and how many there are.
 
     Numbers rise with the columns, the first counting most, and have no holes.
@@ -49,18 +49,18 @@ def row_keys(*columns: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
 
 def _keyed(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[NDArray[np.int64], int]:
     """Mix the columns into one number below the one returned beside it."""
-    digits: list[Digit] = []
+    digits: list[KeyColumn] = []
     size = 1
     for column in columns:
         digit = _digit(column)
         if digit.radix == 1:
             continue
         if size * digit.radix > _MAX_KEY:
-            key, size = _compact(mixed_keys(digits), size)
-            digits = [Digit(key, 0, size)]
+            key, size = _compact(pack_keys(digits), size)
+            digits = [KeyColumn(key, 0, size)]
         digits.append(digit)
         size *= digit.radix
-    return mixed_keys(digits) if digits else np.zeros(len(columns[0]), dtype=np.int64), size
+    return pack_keys(digits) if digits else np.zeros(len(columns[0]), dtype=np.int64), size
 
 
 def _compact(key: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], int]:
@@ -77,26 +77,26 @@ def _compact(key: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], int]
 def _numbered(column: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
     """Number each row by its value's place among the distinct ones; tell how many there are."""
     sample = column[:: max(len(column) // _SAMPLE, 1)]
-    if len(distinct(sample)) < len(sample) // 2:
-        values = distinct(column)
-        found = places_in_buckets(column, values) if len(values) <= _FEW_VALUES else None
+    if len(sorted_unique(sample)) < len(sample) // 2:
+        values = sorted_unique(column)
+        found = find_in_buckets(column, values) if len(values) <= _FEW_VALUES else None
         if found is not None:
             return found, len(values)
-    order, changes = order_and_changes(column)
+    order, changes = argsort_with_changes(column)
     number = np.empty(len(column), dtype=np.int64)
     number[order] = np.cumsum(changes)
     return number, int(np.count_nonzero(changes)) + 1
 
 
-def _digit(column: NDArray[np.integer[Any]]) -> Digit:
+def _digit(column: NDArray[np.integer[Any]]) -> KeyColumn:
     """Return the column as a digit, numbered by what occurs in it where its range is wide."""
     if not len(column):
-        return Digit(column, 0, 1)
+        return KeyColumn(column, 0, 1)
     lowest, highest = int(column.min()), int(column.max())
     if highest - lowest < _MAX_RADIX:
-        return Digit(column, lowest, highest - lowest + 1)
+        return KeyColumn(column, lowest, highest - lowest + 1)
     number, num = _numbered(column)
-    return Digit(number, 0, num)
+    return KeyColumn(number, 0, num)
 
 
 def is_one_of(codes: NDArray[np.integer[Any]], wanted: Iterable[int]) -> NDArray[np.bool_]:
@@ -112,7 +112,7 @@ def is_one_of(codes: NDArray[np.integer[Any]], wanted: Iterable[int]) -> NDArray
     return found
 
 
-def distinct(column: NDArray[np.integer[Any]]) -> NDArray[Any]:
+def sorted_unique(column: NDArray[np.integer[Any]]) -> NDArray[Any]:
     """Return the distinct values, ascending; many times as fast as np.unique, which hashes.
 
     Args:
@@ -136,7 +136,7 @@ def distinct(column: NDArray[np.integer[Any]]) -> NDArray[Any]:
 NO_GROUP = -1
 
 
-def positions_in_runs(key: NDArray[np.integer]) -> NDArray[np.int64]:
+def cumcount(key: NDArray[np.integer]) -> NDArray[np.int64]:
     """Number the rows of each run of equal ``key`` from 0; ``key`` must be sorted into runs."""
     index = np.arange(len(key))
     if not len(key):
@@ -145,7 +145,7 @@ def positions_in_runs(key: NDArray[np.integer]) -> NDArray[np.int64]:
     return index - np.maximum.accumulate(np.where(begins, index, 0))
 
 
-def latest_by_group(group: NDArray[np.int64], value: NDArray[np.int64]) -> NDArray[np.int64]:
+def max_over_group(group: NDArray[np.int64], value: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return, for each member of a group, the largest ``value`` over its group.
 
     Rows without a group (`NO_GROUP`) get their own value.
@@ -154,7 +154,7 @@ def latest_by_group(group: NDArray[np.int64], value: NDArray[np.int64]) -> NDArr
     members = np.flatnonzero(group != NO_GROUP)
     if not len(members):
         return latest
-    ordered = members[stable_order(group[members])]
+    ordered = members[stable_argsort(group[members])]
     begins = np.flatnonzero(np.diff(group[ordered], prepend=NO_GROUP))
     sizes = np.diff(np.append(begins, len(ordered)))
     latest[ordered] = np.repeat(np.maximum.reduceat(value[ordered], begins), sizes)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .grouping import distinct
-from .sorting import places_of, sort_rows, stable_order
+from .grouping import sorted_unique
+from .sorting import argsort_rows, find_positions, stable_argsort
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-NOWHERE = -1
+NOT_FOUND = -1
 _MANY = 4
 """Points an interval from which on the intervals are looked for among the points."""
 
@@ -38,15 +38,15 @@ class Line:
     ) -> Line:
         """Make a line that holds all these intervals."""
         if not len(rank):
-            return cls(ranks=distinct(rank), origin_ns=0, stride_ns=1)
+            return cls(ranks=sorted_unique(rank), origin_ns=0, stride_ns=1)
         origin = int(start_ns.min())
         stride = int(end_ns.max()) - origin + 2
-        return cls(ranks=distinct(rank), origin_ns=origin, stride_ns=stride)
+        return cls(ranks=sorted_unique(rank), origin_ns=origin, stride_ns=stride)
 
     def place(self, rank: NDArray[np.int32], time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where a rank's time lies on the line."""
         shift = np.arange(len(self.ranks)) * self.stride_ns - self.origin_ns
-        place: NDArray[np.int64] = shift[places_of(rank, self.ranks)]
+        place: NDArray[np.int64] = shift[find_positions(rank, self.ranks)]
         place += time_ns
         return place
 
@@ -56,23 +56,23 @@ class Line:
         return time
 
 
-def covering(
+def find_covering(
     start: NDArray[np.int64], end: NDArray[np.int64], point: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the index of the interval ``[start, end)`` that holds each point, or `NOWHERE`.
+    """Return the index of the interval ``[start, end)`` that holds each point, or `NOT_FOUND`.
 
     The intervals are sorted and do not overlap.
     """
     if not len(start):
-        return np.full(len(point), NOWHERE, dtype=np.int64)
+        return np.full(len(point), NOT_FOUND, dtype=np.int64)
     index = _last_begun(start, point)
     inside = (index >= 0) & (point < end[np.maximum(index, 0)])
-    found: NDArray[np.int64] = np.where(inside, index, NOWHERE)
+    found: NDArray[np.int64] = np.where(inside, index, NOT_FOUND)
     return found
 
 
 def _last_begun(start: NDArray[np.int64], point: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the index of the last interval that has begun at each point, `NOWHERE` before all."""
+    """Return the index of the last interval begun at each point; `NOT_FOUND` if none has."""
     if len(start) * _MANY > len(point) or (point[1:] < point[:-1]).any():
         return np.searchsorted(start, point, side="right") - 1
     # Few intervals are looked for among the points, instead of the points among the intervals.
@@ -80,12 +80,12 @@ def _last_begun(start: NDArray[np.int64], point: NDArray[np.int64]) -> NDArray[n
     return np.repeat(np.arange(-1, len(start)), np.diff(first, prepend=0, append=len(point)))
 
 
-def outermost(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+def keep_outermost(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the indices of the intervals that no earlier or longer one overlaps, sorted.
 
     An interval that only reaches into another's end is dropped too.
     """
-    order = sort_rows(start, -end)
+    order = argsort_rows(start, -end)
     if not len(order):
         return order
     reach = np.maximum.accumulate(end[order])
@@ -94,12 +94,12 @@ def outermost(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.in
     return kept
 
 
-def union(
+def merge_intervals(
     start: NDArray[np.int64], end: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Merge intervals that touch or overlap; empty ones vanish."""
     real = end > start
-    order = stable_order(start[real])
+    order = stable_argsort(start[real])
     start, end = start[real][order], end[real][order]
     if not len(start):
         return start, end

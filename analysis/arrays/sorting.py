@@ -35,7 +35,7 @@ _BLOCK = 1 << 15
 """Rows whose keys stay in a core's cache."""
 
 
-class Digit(NamedTuple):
+class KeyColumn(NamedTuple):
     """A column as one digit of a key."""
 
     column: NDArray[Any]
@@ -48,7 +48,7 @@ class Digit(NamedTuple):
     """More than its highest value lies above that."""
 
 
-def mixed_keys(digits: Sequence[Digit]) -> NDArray[np.int64]:
+def pack_keys(digits: Sequence[KeyColumn]) -> NDArray[np.int64]:
     """Return the number that each row's digits make up, the first counting most.
 
     Args:
@@ -67,17 +67,17 @@ def mixed_keys(digits: Sequence[Digit]) -> NDArray[np.int64]:
     return keys
 
 
-def keys_with_rows(column: NDArray[Any], lowest: int, row_bits: int) -> NDArray[np.int64]:
+def pack_keys_with_rows(column: NDArray[Any], lowest: int, row_bits: int) -> NDArray[np.int64]:
     """Return what each value lies above the lowest, with its row's number in the bits below.
 
     Args:
-        column: As in `Digit`.
+        column: As in `KeyColumn`.
         lowest: As there.
         row_bits: As many as the number of the last row takes.
     """
     keys = np.empty(len(column), dtype=np.int64)
     rows = np.arange(min(_BLOCK, len(keys)))
-    digit = Digit(column, lowest, 0)
+    digit = KeyColumn(column, lowest, 0)
     for first in range(0, len(keys), _BLOCK):
         here = keys[first : first + _BLOCK]
         _above(digit, first, here)
@@ -87,7 +87,7 @@ def keys_with_rows(column: NDArray[Any], lowest: int, row_bits: int) -> NDArray[
     return keys
 
 
-def _above(digit: Digit, first: int, out: NDArray[np.int64]) -> None:
+def _above(digit: KeyColumn, first: int, out: NDArray[np.int64]) -> None:
     """Write what the rows from ``first`` on lie above the lowest."""
     block = digit.column[first : first + len(out)]
     if block.dtype == np.uint64:  # what int64 cannot hold
@@ -96,7 +96,7 @@ def _above(digit: Digit, first: int, out: NDArray[np.int64]) -> None:
         np.subtract(block, digit.lowest, out=out, dtype=np.int64)
 
 
-def stable_order(column: NDArray[Any]) -> NDArray[np.int64]:
+def stable_argsort(column: NDArray[Any]) -> NDArray[np.int64]:
     """Return the rows by ascending value, equal ones as they stand: ``argsort(kind="stable")``.
 
     Args:
@@ -118,10 +118,10 @@ def stable_order(column: NDArray[Any]) -> NDArray[np.int64]:
     return packed
 
 
-def order_and_changes(
+def argsort_with_changes(
     column: NDArray[np.integer[Any]],
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return `stable_order` and, in that order, which rows differ from the one before.
+    """Return `stable_argsort` and, in that order, which rows differ from the one before.
 
     The first row differs from none. Args: as there, no floats.
     """
@@ -133,14 +133,14 @@ def order_and_changes(
             order = packed & ((1 << row_bits) - 1)
             packed >>= row_bits
             return order, np.append(False, packed[1:] != packed[:-1])
-    order = stable_order(column)
+    order = stable_argsort(column)
     ordered = column[order]
     return order, np.append(False, ordered[1:] != ordered[:-1])
 
 
 def _packed(column: NDArray[Any], lowest: int, row_bits: int) -> NDArray[np.int64]:
     """Return the rows' values above the lowest, each with its row's number below, ascending."""
-    packed = keys_with_rows(column, lowest, row_bits)
+    packed = pack_keys_with_rows(column, lowest, row_bits)
     packed.sort()
     return packed
 
@@ -149,32 +149,32 @@ def _order_of_wide(column: NDArray[Any], lowest: int) -> NDArray[np.int64]:
     """Order what leaves no room for the row's number: by its lower half, then by its upper."""
     # Differences to the lowest value wrap around into the right unsigned ones.
     above = column.astype(np.uint64) - np.uint64(lowest % (1 << 64))
-    order = stable_order((above & np.uint64((1 << 32) - 1)).astype(np.int64))
-    return order[stable_order((above >> np.uint64(32)).astype(np.int64)[order])]
+    order = stable_argsort((above & np.uint64((1 << 32) - 1)).astype(np.int64))
+    return order[stable_argsort((above >> np.uint64(32)).astype(np.int64)[order])]
 
 
-def sort_rows(*columns: NDArray[Any]) -> NDArray[np.int64]:
+def argsort_rows(*columns: NDArray[Any]) -> NDArray[np.int64]:
     """Return the rows by the columns, the first counting most, equal ones as they stand.
 
     Args:
-        columns: Each of shape (rows,), as in `stable_order`.
+        columns: Each of shape (rows,), as in `stable_argsort`.
     """
     if len(columns[0]) <= _FEW:
         return np.lexsort(columns[::-1])
     if (columns[0][1:] > columns[0][:-1]).all():
         return np.arange(len(columns[0]))
     keys = _merged(columns)
-    order = stable_order(keys[-1])
+    order = stable_argsort(keys[-1])
     for key in keys[-2::-1]:
-        order = order[stable_order(key[order])]
+        order = order[stable_argsort(key[order])]
     return order
 
 
 def _merged(columns: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     """Put neighbouring columns into one as long as it leaves room for the row's number."""
     room = KEY_BITS - (len(columns[0]) - 1).bit_length()
-    keys: list[NDArray[Any] | list[Digit]] = []
-    digits: list[Digit] = []
+    keys: list[NDArray[Any] | list[KeyColumn]] = []
+    digits: list[KeyColumn] = []
     used = room + 1
     for column in columns:
         if column.dtype.kind == "f":
@@ -182,7 +182,7 @@ def _merged(columns: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
             used = room + 1
             continue
         lowest, bits = _range_of(column)
-        digit = Digit(column, lowest, 1 << bits)
+        digit = KeyColumn(column, lowest, 1 << bits)
         if bits > room:
             keys.append(column)
             used = room + 1
@@ -193,7 +193,7 @@ def _merged(columns: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         else:
             digits.append(digit)
             used += bits
-    return [mixed_keys(key) if isinstance(key, list) else key for key in keys]
+    return [pack_keys(key) if isinstance(key, list) else key for key in keys]
 
 
 def _range_of(column: NDArray[Any]) -> tuple[int, int]:
@@ -202,7 +202,7 @@ def _range_of(column: NDArray[Any]) -> tuple[int, int]:
     return lowest, (highest - lowest).bit_length()
 
 
-def places_of(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) -> NDArray[np.int64]:
+def find_positions(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) -> NDArray[np.int64]:
     """Return where each value stands in ``ascending``, or would: ``searchsorted`` from the left.
 
     Args:
@@ -219,7 +219,7 @@ def places_of(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) -> NDAr
     return found
 
 
-def places_in_buckets(
+def find_in_buckets(
     values: NDArray[np.integer[Any]], ascending: NDArray[Any]
 ) -> NDArray[np.int64] | None:
     """Return where each value stands in ``ascending``, in which all are; None: it would take long.
@@ -244,7 +244,7 @@ def places_in_buckets(
     return found
 
 
-def is_among(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) -> NDArray[np.bool_]:
+def is_in_sorted(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) -> NDArray[np.bool_]:
     """Tell which values are in ``ascending``; quickest where the values ascend too.
 
     Args:
@@ -253,6 +253,6 @@ def is_among(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) -> NDArr
     """
     if not len(ascending):
         return np.zeros(len(values), dtype=np.bool_)
-    at = np.minimum(places_of(values, ascending), len(ascending) - 1)
+    at = np.minimum(find_positions(values, ascending), len(ascending) - 1)
     found: NDArray[np.bool_] = ascending[at] == values
     return found

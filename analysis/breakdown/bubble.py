@@ -9,10 +9,10 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
-from ..arrays.grouping import number_rows
+from ..arrays.grouping import factorize
 from ..arrays.intervals import Line
-from ..arrays.sorting import stable_order
-from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, P2P_KINDS, of_kinds
+from ..arrays.sorting import stable_argsort
+from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, P2P_KINDS, has_kind
 from ..replay.program import compile_program, operation_times
 from ..replay.what_if import ratio
 from ..report.report import BubbleShape
@@ -79,8 +79,8 @@ def phases_of(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int8]:
     latest, earliest = np.iinfo(np.int64).max, np.iinfo(np.int64).min
     first_backward = np.full(num_cells, latest)
     last_forward = np.full(num_cells, earliest)
-    backward = np.flatnonzero(of_kinds(model, BACKWARD_KINDS))
-    forward = np.flatnonzero(of_kinds(model, FORWARD_KINDS))
+    backward = np.flatnonzero(has_kind(model, BACKWARD_KINDS))
+    forward = np.flatnonzero(has_kind(model, FORWARD_KINDS))
     np.minimum.at(first_backward, cell[backward], operations.start_ns[backward])
     np.maximum.at(last_forward, cell[forward], operations.end_ns[forward])
     both = (first_backward < latest) & (last_forward > earliest)
@@ -128,7 +128,7 @@ def schedule_of(
     if layout.pp == 1 or not forward.any():
         return None
     num_microbatches = int(items.microbatch[forward].max()) + 1
-    held, num_held = number_rows(items.rank[forward], items.chunk[forward])
+    held, num_held = factorize(items.rank[forward], items.chunk[forward])
     rank_of = np.empty(num_held, dtype=np.int64)
     rank_of[held] = items.rank[forward]
     num_chunks = int(np.bincount(rank_of).max())
@@ -149,10 +149,10 @@ def _done_before(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int64]:
     Sends and receives do not count: they run beside the rank's own line.
     """
     operations = model.operations
-    rows = np.flatnonzero(~of_kinds(model, P2P_KINDS))
+    rows = np.flatnonzero(~has_kind(model, P2P_KINDS))
     line = Line.over(model.rank, operations.start_ns, operations.end_ns)
     end = line.place(model.rank[rows], operations.end_ns[rows])
-    order = stable_order(end)
+    order = stable_argsort(end)
     index = np.searchsorted(end[order], line.place(waits.rank, waits.start_ns), side="right") - 1
     found = rows[order[np.maximum(index, 0)]] if len(rows) else np.zeros(len(index), np.int64)
     known = (index >= 0) & (model.rank[found] == waits.rank)

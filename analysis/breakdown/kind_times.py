@@ -9,8 +9,8 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, KINDS, SpanKind
 
-from ..arrays.grouping import distinct
-from ..arrays.intervals import NOWHERE, Line, covering, union
+from ..arrays.grouping import sorted_unique
+from ..arrays.intervals import NOT_FOUND, Line, find_covering, merge_intervals
 from ..replay.model import COMPUTE_KINDS
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def kind_times(timeline: StepTimeline) -> KindTimes:
     """
     spans = timeline.spans
     key = spans.rank.astype(np.int64) * len(KINDS) + spans.kind
-    keys = distinct(key)
+    keys = sorted_unique(key)
     cell = np.searchsorted(keys, key)
     comm = timeline.communication
     split = comm & (timeline.wait_ns >= 0)
@@ -76,16 +76,16 @@ def kind_times(timeline: StepTimeline) -> KindTimes:
     blocked = (comm & (spans.depth > 0)) | (spans.kind == _WAIT)
     compute = np.isin(spans.kind, _COMPUTE_CODES) & ~comm
     covering_compute = _minus(
-        union(start[compute], end[compute]), union(start[blocked], end[blocked])
+        merge_intervals(start[compute], end[compute]), merge_intervals(start[blocked], end[blocked])
     )
     num = len(keys)
     busy, exposed = np.zeros(num, np.int64), np.zeros(num, np.int64)
     for code in np.flatnonzero(np.bincount(spans.kind, minlength=len(KINDS))).tolist():
         own = spans.kind == code
-        whole = union(start[own], end[own])
+        whole = merge_intervals(start[own], end[own])
         _add_by_rank(busy, keys, line, code, whole)
         if (own & comm).any():
-            moving = union(start[own & comm], end[own & comm])
+            moving = merge_intervals(start[own & comm], end[own & comm])
             _add_by_rank(exposed, keys, line, code, _minus(moving, covering_compute))
     return KindTimes(
         rank=(keys // len(KINDS)).astype(np.int32),
@@ -107,7 +107,7 @@ def _minus(whole: Intervals, part: Intervals) -> Intervals:
     borders = np.sort(np.concatenate((*whole, *part)))
     borders = borders[np.diff(borders, prepend=borders[0] - 1) > 0]
     first, last = borders[:-1], borders[1:]
-    left = (covering(*whole, first) != NOWHERE) & (covering(*part, first) == NOWHERE)
+    left = (find_covering(*whole, first) != NOT_FOUND) & (find_covering(*part, first) == NOT_FOUND)
     return first[left], last[left]
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.grouping import NO_GROUP, latest_by_group
-from ..arrays.intervals import NOWHERE, Line, covering
-from ..arrays.sorting import places_of, sort_rows, stable_order
-from ..replay.model import BUFFERED_KIND, COMPUTE_KINDS, HOST_KINDS, P2P_KINDS, of_kinds
+from ..arrays.grouping import NO_GROUP, max_over_group
+from ..arrays.intervals import NOT_FOUND, Line, find_covering
+from ..arrays.sorting import argsort_rows, find_positions, stable_argsort
+from ..replay.model import BUFFERED_KIND, COMPUTE_KINDS, HOST_KINDS, P2P_KINDS, has_kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,16 +46,16 @@ class Occupancy:
     end_ns: NDArray[np.int64]
     length_ns: NDArray[np.int64]
     own: NDArray[np.int64]
-    """The rank's own operation (compute or host) that fills it, else `NOWHERE`."""
+    """The rank's own operation (compute or host) that fills it, else `NOT_FOUND`."""
 
     wait: NDArray[np.int64]
-    """Index of the wait that fills it, else `NOWHERE`; never beside ``own``."""
+    """Index of the wait that fills it, else `NOT_FOUND`; never beside ``own``."""
 
     transfer: NDArray[np.int64]
-    """The communication whose transfer fills it, else `NOWHERE`; beside neither."""
+    """The communication whose transfer fills it, else `NOT_FOUND`; beside neither."""
 
     follows: NDArray[np.int64]
-    """The next operation of the rank's own line in that step, else `NOWHERE`."""
+    """The next operation of the rank's own line in that step, else `NOT_FOUND`."""
 
 
 def rank_steps_of(run: RunInfo, reading: Reading, spans: SpanTable, steps: StepTable) -> RankSteps:
@@ -74,13 +74,13 @@ def rank_steps_of(run: RunInfo, reading: Reading, spans: SpanTable, steps: StepT
     if run.source_format == "bytedance":
         return _whole_steps(numbers, reading, spans)
     taken = np.flatnonzero(np.isin(steps.step, numbers))
-    taken = taken[sort_rows(steps.rank[taken], steps.step[taken], steps.epoch[taken])]
+    taken = taken[argsort_rows(steps.rank[taken], steps.step[taken], steps.epoch[taken])]
     rank, step = steps.rank[taken], steps.step[taken]
     is_last = np.ones(len(taken), dtype=np.bool_)
     is_last[:-1] = (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])
     return _in_order(
         rank[is_last],
-        places_of(step[is_last], numbers),
+        find_positions(step[is_last], numbers),
         steps.start_ns[taken[is_last]],
         steps.end_ns[taken[is_last]],
     )
@@ -113,27 +113,27 @@ def occupancy_of(reading: Reading, rank_steps: RankSteps) -> Occupancy:
     borders = borders[np.diff(borders, prepend=-1) > 0]
     first, last = borders[:-1], borders[1:]
     rank_step = _owner(whole, np.arange(len(rank_steps)), first)
-    inside = rank_step != NOWHERE
+    inside = rank_step != NOT_FOUND
     first, last, rank_step = first[inside], last[inside], rank_step[inside]
     by_own = _owner(own_at, own, first)
     by_wait = np.where(
-        by_own == NOWHERE, _owner(wait_at, np.arange(len(waits.rank)), first), NOWHERE
+        by_own == NOT_FOUND, _owner(wait_at, np.arange(len(waits.rank)), first), NOT_FOUND
     )
-    free = (by_own == NOWHERE) & (by_wait == NOWHERE)
+    free = (by_own == NOT_FOUND) & (by_wait == NOT_FOUND)
     return Occupancy(
         rank_step=rank_step,
         end_ns=line.time_at(last),
         length_ns=last - first,
         own=by_own,
         wait=by_wait,
-        transfer=np.where(free, _owner(transfer_at, transfer, first), NOWHERE),
+        transfer=np.where(free, _owner(transfer_at, transfer, first), NOT_FOUND),
         follows=_next_on_line(model, line, last, rank_steps.step_index[rank_step]),
     )
 
 
 def is_own(model: ReplayModel) -> NDArray[np.bool_]:
     """Tell which operations are a rank's own compute or host time. Shape (ops,)."""
-    return of_kinds(model, COMPUTE_KINDS | HOST_KINDS)
+    return has_kind(model, COMPUTE_KINDS | HOST_KINDS)
 
 
 def exposable_transfers(model: ReplayModel) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -145,20 +145,20 @@ def exposable_transfers(model: ReplayModel) -> tuple[NDArray[np.int64], NDArray[
         Their operations, and when each one's transfer began, in ns.
     """
     operations = model.operations
-    own, p2p = is_own(model), of_kinds(model, P2P_KINDS)
+    own, p2p = is_own(model), has_kind(model, P2P_KINDS)
     src, dst = operations.src, operations.dst
     in_group = operations.group != NO_GROUP
-    known = in_group | of_kinds(model, frozenset({BUFFERED_KIND}))
+    known = in_group | has_kind(model, frozenset({BUFFERED_KIND}))
     held = known[src] & ~own[src] & (model.rank[src] == model.rank[dst]) & ~p2p[dst]
     exposable = in_group & ~own & ~p2p
     exposable[src[held]] = True
     rows = np.flatnonzero(exposable)
-    return rows, latest_by_group(operations.group, operations.start_ns)[rows]
+    return rows, max_over_group(operations.group, operations.start_ns)[rows]
 
 
 def _whole_steps(numbers: NDArray[np.int64], reading: Reading, spans: SpanTable) -> RankSteps:
     taken = np.isin(spans.step, numbers)
-    index = places_of(spans.step[taken], numbers)
+    index = find_positions(spans.step[taken], numbers)
     first = np.full(len(numbers), np.iinfo(np.int64).max)
     last = np.full(len(numbers), np.iinfo(np.int64).min)
     np.minimum.at(first, index, spans.start_ns[taken])
@@ -174,7 +174,7 @@ def _in_order(
     start_ns: NDArray[np.int64],
     end_ns: NDArray[np.int64],
 ) -> RankSteps:
-    order = sort_rows(rank, start_ns)
+    order = argsort_rows(rank, start_ns)
     return RankSteps(
         rank=rank[order],
         step_index=step_index[order],
@@ -192,7 +192,7 @@ def _placed(
     """Return (start, end, index) on the line, sorted; of two that overlap the earlier keeps it."""
     start = line.place(rank, start_ns)
     end = start + (end_ns - start_ns)
-    order = stable_order(start)
+    order = stable_argsort(start)
     start, end = start[order], end[order]
     if len(order):
         reach = np.maximum.accumulate(end)
@@ -206,11 +206,11 @@ def _owner(
     number: NDArray[np.int64],
     point: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the number of the interval that holds each point, else `NOWHERE`."""
+    """Return the number of the interval that holds each point, else `NOT_FOUND`."""
     start, end, index = placed
-    held = covering(start, end, point)
+    held = find_covering(start, end, point)
     found: NDArray[np.int64] = np.where(
-        held == NOWHERE, NOWHERE, np.append(number[index], NOWHERE)[held]
+        held == NOT_FOUND, NOT_FOUND, np.append(number[index], NOT_FOUND)[held]
     )
     return found
 
@@ -220,14 +220,14 @@ def _next_on_line(
 ) -> NDArray[np.int64]:
     """Return what, but p2p, begins next on the rank in its step at or after a place."""
     operations = model.operations
-    rows = np.flatnonzero(~of_kinds(model, P2P_KINDS))
+    rows = np.flatnonzero(~has_kind(model, P2P_KINDS))
     start = line.place(model.rank[rows], operations.start_ns[rows])
-    order = stable_order(start)
+    order = stable_argsort(start)
     rows, start = rows[order], start[order]
     index = np.searchsorted(start, at, side="left")
     known = index < len(rows)
-    found = np.append(rows, NOWHERE)[index]
+    found = np.append(rows, NOT_FOUND)[index]
     same_rank = known.copy()
     same_rank[known] = start[index[known]] // line.stride_ns == (at[known] - 1) // line.stride_ns
     same_rank[known] &= operations.step[found[known]] == step_index[known]
-    return np.where(same_rank, found, NOWHERE)
+    return np.where(same_rank, found, NOT_FOUND)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.grouping import NO_GROUP, number_rows
+from ..arrays.grouping import NO_GROUP, factorize
 from ..arrays.intervals import Line
-from ..arrays.sorting import KEY_BITS, keys_with_rows, sort_rows, stable_order
+from ..arrays.sorting import KEY_BITS, argsort_rows, pack_keys_with_rows, stable_argsort
 from ..report.report import Starved, WaitsOn
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def starved_ranks(
     ratio = found.waited_ns / np.repeat(total, num)
     whole = np.add.reduceat(found.waited_ns, first) / total
     # Pairs come by rank: the most guilty of each stand before the others of the same rank.
-    order = sort_rows(found.rank, -found.waited_ns)
+    order = argsort_rows(found.rank, -found.waited_ns)
     culprit, share = found.on_rank[order].tolist(), ratio[order].tolist()
     starved = [
         Starved(
@@ -164,17 +164,17 @@ def _last_predecessor(model: ReplayModel) -> NDArray[np.int64]:
     edge_bits = len(end).bit_length()
     if len(end) and (int(end.max()) - int(end.min())).bit_length() + edge_bits <= KEY_BITS:
         last = np.full(len(operations), NOBODY, dtype=np.int64)
-        np.maximum.at(last, operations.dst, keys_with_rows(end, int(end.min()), edge_bits))
+        np.maximum.at(last, operations.dst, pack_keys_with_rows(end, int(end.min()), edge_bits))
         found = np.flatnonzero(last != NOBODY)
         before[found] = operations.src[last[found] & ((1 << edge_bits) - 1)]
     elif len(end):
-        order = sort_rows(operations.dst, end)
+        order = argsort_rows(operations.dst, end)
         dst = operations.dst[order]
         before[dst] = operations.src[order]  # of several the last one stays
 
     line = Line.over(model.rank, operations.start_ns, operations.end_ns)
     end = line.place(model.rank, operations.end_ns)
-    by_end = stable_order(end)
+    by_end = stable_argsort(end)
     # Strictly before, so that walking back always gets on, past empty operations too.
     start = line.place(model.rank, operations.start_ns)
     index = np.searchsorted(end[by_end], start, side="left") - 1
@@ -195,7 +195,7 @@ def _last_member(model: ReplayModel) -> NDArray[np.int64]:
     if not len(members):
         return last
     order = members[
-        sort_rows(operations.group[members], operations.start_ns[members], -model.rank[members])
+        argsort_rows(operations.group[members], operations.start_ns[members], -model.rank[members])
     ]
     ends = np.flatnonzero(np.append(np.diff(operations.group[order]) != 0, True))
     last[order] = np.repeat(order[ends], np.diff(np.append(-1, ends)))
@@ -230,7 +230,7 @@ def _summed(
     )
     if not len(rank):
         return _summed([])
-    index, num = number_rows(rank, on)
+    index, num = factorize(rank, on)
     row = np.zeros(num, dtype=np.int64)
     row[index] = np.arange(len(index))
     sums = np.zeros(num, dtype=np.int64)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.intervals import NOWHERE
-from ..arrays.sorting import places_of, stable_order
-from ..replay.model import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS, WaitIntervals, of_kinds
+from ..arrays.intervals import NOT_FOUND
+from ..arrays.sorting import find_positions, stable_argsort
+from ..replay.model import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS, WaitIntervals, has_kind
 from ..report.report import WaitsOn, WaterfallSummary
 from .bubble import Phase, ideal_wait_ns, phases_of, schedule_of
 from .occupancy import Occupancy, occupancy_of, rank_steps_of
@@ -161,7 +161,7 @@ def waterfall_of(
     _add_rest(time, filled, reading.model, is_bytedance=run.source_format == "bytedance")
     bubble = int(time[:, [CODE[part] for part in BUBBLES.values()]].sum())
     ranks = np.unique(rank_steps.rank)
-    row = places_of(rank_steps.rank, ranks)
+    row = find_positions(rank_steps.rank, ranks)
     shape = (len(ranks), len(reading.steps))
     time_ns, total_ns = np.zeros((*shape, len(PARTS)), np.int64), np.zeros(shape, np.int64)
     time_ns[row, rank_steps.step_index] = time
@@ -230,7 +230,7 @@ def summary_of(
     found = waiting_on(model, waterfall, trail=trail)
     by_culprit = np.bincount(found.on_rank, weights=found.waiting_ns)
     whole = float(waterfall.total_ns.sum())
-    largest = stable_order(-by_culprit)[:MOST_CULPRITS].tolist()
+    largest = stable_argsort(-by_culprit)[:MOST_CULPRITS].tolist()
     return WaterfallSummary(
         parts=tuple(part.value for part in PARTS),
         mean_ratio={part.value: ratio for part, ratio in waterfall.mean_ratio().items()},
@@ -249,17 +249,17 @@ def summary_of(
 
 def _add_compute(time: NDArray[np.int64], filled: Occupancy, model: ReplayModel) -> int:
     """Add each rank's compute by kind; return the useful time of forward and backward."""
-    is_compute = of_kinds(model, COMPUTE_KINDS)
-    rows = np.flatnonzero(filled.own != NOWHERE)
+    is_compute = has_kind(model, COMPUTE_KINDS)
+    rows = np.flatnonzero(filled.own != NOT_FOUND)
     rows = rows[is_compute[filled.own[rows]]]
     num_kinds = len(model.kinds)
     own = filled.own[rows]
     cell = filled.rank_step[rows] * num_kinds + model.kind[own]
     size = len(time) * num_kinds
     actual = _sums(cell, filled.length_ns[rows], size)
-    of_operation = np.full(len(model.operations), NOWHERE)
+    of_operation = np.full(len(model.operations), NOT_FOUND)
     of_operation[own] = cell
-    seen = np.flatnonzero(of_operation != NOWHERE)
+    seen = np.flatnonzero(of_operation != NOT_FOUND)
     ideal = np.bincount(of_operation[seen], weights=model.ideal_ns[seen], minlength=size)
     useful = np.minimum(actual, np.rint(ideal).astype(np.int64)).reshape(-1, num_kinds)
     time[:, CODE[Part.USEFUL_COMPUTE]] += useful.sum(axis=1)
@@ -277,15 +277,15 @@ def _add_waits(
 ) -> NDArray[np.int64]:
     """Add waits, each as bubble up to what the schedule causes; return what of each is beyond."""
     waits = reading.waits
-    rows = np.flatnonzero(filled.wait != NOWHERE)
+    rows = np.flatnonzero(filled.wait != NOT_FOUND)
     wait = filled.wait[rows]
     waited = _sums(wait, filled.length_ns[rows], len(waits.rank))
     bubble = np.zeros_like(waited)
     if scheduled_ns is not None:
         bubble = np.minimum(waited, scheduled_ns)
-    rank_step = np.full(len(waited), NOWHERE)
+    rank_step = np.full(len(waited), NOT_FOUND)
     rank_step[wait] = filled.rank_step[rows]
-    seen = np.flatnonzero(rank_step != NOWHERE)
+    seen = np.flatnonzero(rank_step != NOT_FOUND)
     of_wait = rank_step[seen]
     np.add.at(time[:, CODE[Part.WAITING]], of_wait, (waited - bubble)[seen])
     phase = phases_of(reading.model, waits)[seen]
@@ -300,15 +300,15 @@ def _add_rest(
 ) -> None:
     """Add transfers, host time and what nothing tells."""
     part = np.full(len(filled.own), CODE[Part.UNKNOWN], dtype=np.int64)
-    is_compute = of_kinds(model, COMPUTE_KINDS)
-    by_own, free = filled.own != NOWHERE, (filled.own == NOWHERE) & (filled.wait == NOWHERE)
+    is_compute = has_kind(model, COMPUTE_KINDS)
+    by_own, free = filled.own != NOT_FOUND, (filled.own == NOT_FOUND) & (filled.wait == NOT_FOUND)
     code = np.array([CODE[_PART_OF_KIND.get(name, Part.HOST_GAP)] for name in model.kinds])
     part[by_own] = code[model.kind[filled.own[by_own]]]
-    part[filled.transfer != NOWHERE] = CODE[Part.EXPOSED_TRANSFER]
+    part[filled.transfer != NOT_FOUND] = CODE[Part.EXPOSED_TRANSFER]
     if is_bytedance:
         # Of what has a launch gap there: compute, and the pauses that count as such.
-        launched = is_compute | of_kinds(model, frozenset({"gc"}))
-        known = free & (filled.transfer == NOWHERE) & (filled.follows != NOWHERE)
+        launched = is_compute | has_kind(model, frozenset({"gc"}))
+        known = free & (filled.transfer == NOT_FOUND) & (filled.follows != NOT_FOUND)
         known[known] = launched[filled.follows[known]]
         part[known] = CODE[Part.HOST_GAP]
     early = filled.end_ns <= _first_compute(filled, model, len(time))[filled.rank_step]
@@ -322,8 +322,8 @@ def _add_rest(
 def _first_compute(filled: Occupancy, model: ReplayModel, num: int) -> NDArray[np.int64]:
     """Return when each rank's first compute of each step begins; the earliest time if none does."""
     first = np.full(num, np.iinfo(np.int64).max)
-    rows = np.flatnonzero(filled.own != NOWHERE)
-    rows = rows[of_kinds(model, COMPUTE_KINDS)[filled.own[rows]]]
+    rows = np.flatnonzero(filled.own != NOT_FOUND)
+    rows = rows[has_kind(model, COMPUTE_KINDS)[filled.own[rows]]]
     np.minimum.at(first, filled.rank_step[rows], filled.end_ns[rows] - filled.length_ns[rows])
     return np.where(first == np.iinfo(np.int64).max, np.iinfo(np.int64).min, first)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import faster_steps, row_medians
+from ..arrays.group_stats import fast_quartile, row_medians
 from ..replay.model import Place
 from ..report.text import format_count, format_duration
 from ..statistics.phases import MIN_EXCESS_RATIO
@@ -138,7 +138,7 @@ def places_of_dips(stalls: Stalls, usual: NDArray[np.bool_]) -> NDArray[np.bool_
     found = np.zeros((len(Place), len(usual)), dtype=np.bool_)
     for place in Place:
         lost = stalls.total(place)
-        lost -= faster_steps(lost)
+        lost -= fast_quartile(lost)
         found[place] = np.median(lost / stalls.compute_ns[:, None], axis=0) >= MIN_EXCESS_RATIO / 2
     found[:, usual] = False
     found[:, ~usual & ~found.any(axis=0)] = True

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..readers.tp_partners import least_of_partners
-from ..replay.model import COMPUTE_KINDS, of_kinds
+from ..readers.tp_partners import remove_partner_waits
+from ..replay.model import COMPUTE_KINDS, has_kind
 from ..report.text import format_percent, format_ranks
 from ..statistics.phases import MIN_EXCESS_RATIO
 from .candidate import in_steps
@@ -171,9 +171,9 @@ def _usual_at(
     Shape (ops,), ns: what is usual is 1, recorded is ``1 + excess``, and the
     throttle's own is ``share``. NaN for all but compute, and outside the candidate's steps.
     """
-    took = least_of_partners(model, workers)
+    took = remove_partner_waits(model, workers)
     usual = took * (1.0 - share_ratio / (1.0 + found.excess_ratio))
-    computes = model.on_device & of_kinds(model, COMPUTE_KINDS)
+    computes = model.on_device & has_kind(model, COMPUTE_KINDS)
     return np.where(in_steps(model, found.steps) & computes, usual, np.nan)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import EARLIER_QUANTILE, MATES_ENOUGH, median_by_kind
+from ..arrays.group_stats import BASELINE_QUANTILE, MIN_ROWS_OF_KIND, medians_by_kind
 from ..report.text import format_ranks
 from ..statistics.phases import find_recurring_phases
 from .candidate import Candidate, joined_parts
@@ -32,7 +32,7 @@ def data_stalls(
         explained: Shape (gaps,): gaps that something else explains.
     """
     gap = stalls.total(*INPUT_PLACES, but=explained)
-    expected, enough = median_by_kind(gap, stalls.profile.stage)
+    expected, enough = medians_by_kind(gap, stalls.profile.stage)
     expected[~enough] = _usual_of_few(gap, stalls.profile.stage)[~enough]
     excess = (gap - expected) / stalls.compute_ns[:, None]
     excess[:, ~usual] = np.nan
@@ -62,12 +62,12 @@ def _usual_of_few(gap: NDArray[np.float64], stage: NDArray[np.integer]) -> NDArr
     in that step where that is less. No peers agree on what compute should take; but who need not
     wait for input loses nothing, so one peer shows that a gap is not due.
     """
-    own = np.quantile(gap, EARLIER_QUANTILE, axis=1)
+    own = np.quantile(gap, BASELINE_QUANTILE, axis=1)
     usual = np.broadcast_to(own[:, None], gap.shape).copy()
     for row in range(len(gap)):
         mates = np.flatnonzero(stage == stage[row])
         mates = mates[mates != row]
-        if 0 < len(mates) < MATES_ENOUGH - 1:
+        if 0 < len(mates) < MIN_ROWS_OF_KIND - 1:
             usual[row] = np.minimum(own[row], gap[mates].max(axis=0))
     return usual
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..arrays.group_stats import group_medians
-from ..arrays.grouping import number_rows
-from ..arrays.sorting import places_of, stable_order
+from ..arrays.grouping import factorize
+from ..arrays.sorting import find_positions, stable_argsort
 from ..statistics.baseline import common_step_ratio, medians_by_key, step_medians
 from ..statistics.peers import MIN_PEERS
 
@@ -64,7 +64,7 @@ def equal_durations(
     """
     if span is None:
         span = np.arange(len(duration_ns))
-    of_span, num = number_rows(span)
+    of_span, num = factorize(span)
     first = np.zeros(num, dtype=np.int64)
     first[of_span] = np.arange(len(of_span))
     whole = np.bincount(of_span, weights=duration_ns, minlength=num)
@@ -143,19 +143,19 @@ def speeds_at_equal_lengths(
     ranks, first = np.unique(model.rank, return_index=True)
     rows = np.flatnonzero(~np.isin(evened.rank, list(blamed)))
     rank, step, kind = evened.rank[rows], evened.step[rows], evened.kind[rows]
-    at = places_of(rank, ranks)
+    at = find_positions(rank, ranks)
     took = evened.self_ns[rows].astype(np.float64)
     # Lengths have been taken out, so what is left of a step is the whole job's.
     took /= step_medians(took / medians_by_key(took, rank, kind, evened.chunk[rows]), step)
     mean = _means(took, model.stage[first][at], kind, evened.chunk[rows])
     of_rank = np.ones(len(ranks))
     of_rank[at] = _own_speed(took, mean, rank=rank, step=step)
-    speed: NDArray[np.float64] = of_rank[places_of(model.rank, ranks)]
+    speed: NDArray[np.float64] = of_rank[find_positions(model.rank, ranks)]
     return speed
 
 
 def _means(value: NDArray[np.float64], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    group, num = number_rows(*key)
+    group, num = factorize(*key)
     total = np.bincount(group, weights=value, minlength=num)
     means: NDArray[np.float64] = (total / np.bincount(group, minlength=num))[group]
     return means
@@ -183,8 +183,8 @@ def _own_speed(
     Source:
         The best linear predictor of a one-way random effects model (Henderson 1950).
     """
-    of_rank, num_ranks = number_rows(rank)
-    cell, num_cells = number_rows(rank, step)
+    of_rank, num_ranks = factorize(rank)
+    cell, num_cells = factorize(rank, step)
     owner = np.zeros(num_cells, dtype=np.int64)
     owner[cell] = of_rank
     expected = np.bincount(cell, weights=mean, minlength=num_cells)
@@ -281,7 +281,7 @@ def even_columns(items: ComputeItems, coords: Mapping[int, Coords]) -> ComputeIt
     if len(items) < LEAST_ITEMS:
         return None
     ranks = np.unique(items.rank)
-    at = places_of(items.rank, ranks)
+    at = find_positions(items.rank, ranks)
     column, stage = (
         np.array([getattr(coords[rank], axis) for rank in ranks.tolist()]) for axis in ("dp", "pp")
     )
@@ -311,11 +311,11 @@ def _middle_ranks(
         items: The items.
         column: Shape (items,).
     """
-    place, num = number_rows(items.step, items.rank, items.microbatch)
+    place, num = factorize(items.step, items.rank, items.microbatch)
     of_rank = np.bincount(place, weights=ratio, minlength=num) / np.bincount(place, minlength=num)
     first = np.zeros(num, dtype=np.int64)
     first[place] = np.arange(len(place))
-    shared, num_shared = number_rows(items.step[first], column[first], items.microbatch[first])
+    shared, num_shared = factorize(items.step[first], column[first], items.microbatch[first])
     middle: NDArray[np.float64] = group_medians(of_rank, shared, num_shared)[0][shared][place]
     return middle
 
@@ -350,7 +350,7 @@ def squares_of(items: ComputeItems, lengths: MicrobatchTable) -> NDArray[np.floa
         return (table.step.astype(np.int64) * ranks + table.rank) * size + table.microbatch
 
     told = keys(lengths)[known]
-    order = stable_order(told)
+    order = stable_argsort(told)
     wanted = keys(items)
     at = np.minimum(np.searchsorted(told[order], wanted), len(told) - 1)
     squares = lengths.sum_squared_lengths[known][order][at].astype(np.float64)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import row_medians, summed
-from ..replay.model import COMPUTE_KINDS, of_kinds
+from ..arrays.group_stats import row_medians, sum_cells
+from ..replay.model import COMPUTE_KINDS, has_kind
 from ..report.text import format_duration, format_percent, format_ranks
 from ..statistics.peers import MIN_PEERS, median_of_peers
 from ..statistics.phases import MIN_EXCESS_RATIO, MIN_LASTING_STEPS, PERSISTENT_RATIO, find_phases
@@ -108,7 +108,7 @@ def without_their_stages(
         return tuple(candidates)
     duration_ns = model.operations.duration_ns
     surplus_ns = np.where(experts.part, duration_ns - experts.usual_ns, 0.0)
-    compute = of_kinds(model, COMPUTE_KINDS) & model.on_device
+    compute = has_kind(model, COMPUTE_KINDS) & model.on_device
 
     def is_left(each: Candidate) -> bool:
         if each.cause != "stage-imbalance":
@@ -133,7 +133,7 @@ def _by_rank(
     rows = np.flatnonzero(experts)
     row = np.searchsorted(profile.ranks, replayer.model.rank[rows])
     column = np.searchsorted(profile.steps, np.array(operations.steps)[operations.step[rows]])
-    total = summed(profile.total_ns.shape, row, column, operations.duration_ns[rows])
+    total = sum_cells(profile.total_ns.shape, row, column, operations.duration_ns[rows])
     total = np.where(total > 0, total, np.nan)
     expected = np.full_like(total, np.nan)
     has_experts = ~np.isnan(total).all(axis=1)

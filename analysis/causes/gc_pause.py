@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import group_medians, summed
+from ..arrays.group_stats import group_medians, sum_cells
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent
 from ..statistics.phases import MIN_EXCESS_RATIO
@@ -122,7 +122,7 @@ def _paused(stalls: Stalls, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _lasts(stalls: Stalls, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Tell which chosen gaps lie in `HOST_STALL_STEPS` steps on end of one rank. Shape (gaps,)."""
     shape = stalls.profile.total_ns.shape
-    num = summed(shape, stalls.row[chosen], stalls.column[chosen], np.ones(chosen.sum()))
+    num = sum_cells(shape, stalls.row[chosen], stalls.column[chosen], np.ones(chosen.sum()))
     lasts = np.zeros(shape, dtype=np.bool_)
     for first in range(shape[1] - HOST_STALL_STEPS + 1):
         columns = slice(first, first + HOST_STALL_STEPS)
@@ -153,7 +153,7 @@ def _in_turn(stalls: Stalls, chosen: NDArray[np.bool_]) -> bool:
 
 def _pauses(stalls: Stalls, chosen: NDArray[np.bool_], where: str) -> Candidate | None:
     profile = stalls.profile
-    lost = summed(
+    lost = sum_cells(
         profile.total_ns.shape,
         stalls.row[chosen],
         stalls.column[chosen],

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import EARLIER_QUANTILE, row_medians, summed
-from ..arrays.sorting import places_of
+from ..arrays.group_stats import BASELINE_QUANTILE, row_medians, sum_cells
+from ..arrays.sorting import find_positions
 from ..replay.model import Place
 from ..report.text import format_duration, format_percent, format_ranks
 from ..statistics.noise import deviation_without_jumps
@@ -62,7 +62,7 @@ class Stalls:
         if but is not None:
             chosen &= ~but
         shape = self.profile.total_ns.shape
-        return summed(shape, self.row[chosen], self.column[chosen], self.gaps.gap_ns[chosen])
+        return sum_cells(shape, self.row[chosen], self.column[chosen], self.gaps.gap_ns[chosen])
 
     def among(self, *places: Place) -> NDArray[np.bool_]:
         """Tell which gaps lie in these places."""
@@ -100,7 +100,7 @@ class Stalls:
             usual[operation] = 0.0
             return usual
         row, column = self.row[chosen], self.column[chosen]
-        whole = summed(expected.shape, row, column, gap)[row, column]
+        whole = sum_cells(expected.shape, row, column, gap)[row, column]
         usual[operation] = expected[row, column] * np.divide(
             gap, whole, out=np.zeros_like(gap), where=whole > 0
         )
@@ -131,8 +131,8 @@ class Stalls:
 
 def stalls_of(profile: ComputeProfile, gaps: GapItems, duration_ns: NDArray[np.float64]) -> Stalls:
     """Lay a run's host gaps out over the ranks and steps of its profile."""
-    at = np.minimum(places_of(gaps.rank, profile.ranks), len(profile.ranks) - 1)
-    column = np.minimum(places_of(gaps.step, profile.steps), len(profile.steps) - 1)
+    at = np.minimum(find_positions(gaps.rank, profile.ranks), len(profile.ranks) - 1)
+    column = np.minimum(find_positions(gaps.step, profile.steps), len(profile.steps) - 1)
     known = (profile.ranks[at] == gaps.rank) & (profile.steps[column] == gaps.step)
     return Stalls(
         profile=profile,
@@ -161,7 +161,7 @@ def late_stages(
     level = np.array([np.median(ratio[stalls.profile.stage == stage], axis=0) for stage in stages])
     excess = level.copy()
     if not always:
-        own = np.quantile(level, EARLIER_QUANTILE, axis=1)[:, None]
+        own = np.quantile(level, BASELINE_QUANTILE, axis=1)[:, None]
         for place in range(len(stages)):
             others = np.delete(level, place, axis=0)
             is_last = place == len(stages) - 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import median_by_kind, row_medians, summed
+from ..arrays.group_stats import medians_by_kind, row_medians, sum_cells
 from ..replay.model import Place
 from ..statistics.phases import find_phases
 from .host_gaps import HOST_STALL_STEPS, ONE_RANK_SHARE, late_rows, late_stages, stall_candidate
@@ -65,7 +65,7 @@ def _expected(
     stalls: Stalls, gap: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return what a rank of a healthy host loses, and which ranks have enough peers to tell."""
-    expected, enough = median_by_kind(gap, stalls.profile.stage)
+    expected, enough = medians_by_kind(gap, stalls.profile.stage)
     others = np.median(gap, axis=0)
     expected[~enough] = np.minimum(others, row_medians(gap)[:, None])[~enough]
     return expected, enough
@@ -85,7 +85,7 @@ def _num_late(stalls: Stalls, in_dips: NDArray[np.bool_] | None) -> NDArray[np.f
         chosen &= ~in_dips
     where = (stalls.profile.total_ns.shape, stalls.row[chosen], stalls.column[chosen])
     gap = stalls.gaps.gap_ns[chosen].astype(np.float64)
-    whole, squares = summed(*where, gap), summed(*where, gap**2)
+    whole, squares = sum_cells(*where, gap), sum_cells(*where, gap**2)
     return np.divide(whole**2, squares, out=np.zeros_like(whole), where=squares > 0)
 
 

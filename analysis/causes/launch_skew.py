@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import MATES_ENOUGH, row_medians
+from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent, format_ranks
 from ..statistics.noise import NORMAL_90TH, NORMAL_MEDIAN, required_deviations, step_deviation
@@ -54,7 +54,7 @@ def launch_skews(
     if not members:
         return ()
     late = np.array([_lateness(lag[rows]) for rows in members])
-    few = np.array([len(rows) < MATES_ENOUGH for rows in members])
+    few = np.array([len(rows) < MIN_ROWS_OF_KIND for rows in members])
     of_all = _skew_of_all(stalls, lag, members, late)
     if of_all is not None:
         return (of_all,)
@@ -85,7 +85,9 @@ def _deviation_of_members(lag: NDArray[np.float64], members: Sequence[NDArray[np
         members: Rows of each group.
     """
     large = [
-        lag[rows] for rows in members if (~np.isnan(lag[rows])).sum(axis=0).max() >= MATES_ENOUGH
+        lag[rows]
+        for rows in members
+        if (~np.isnan(lag[rows])).sum(axis=0).max() >= MIN_ROWS_OF_KIND
     ]
     far = [np.abs(each - row_medians(each.T))[~np.isnan(each)] for each in large]
     if not far:
@@ -142,7 +144,7 @@ def _phase_of_all(late: NDArray[np.float64]) -> Phase | None:
         late: Shape (groups, steps): by how much the last member lags; NaN where unknown.
     """
     late = late[~np.isnan(late).all(axis=1)]
-    if len(late) < MATES_ENOUGH:
+    if len(late) < MIN_ROWS_OF_KIND:
         return None
     level = late.mean(axis=0)
     error = float(np.nanmedian(late.std(axis=0, ddof=1))) / float(np.sqrt(len(late)))

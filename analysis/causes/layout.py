@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
-from ..arrays.grouping import number_rows
+from ..arrays.grouping import factorize
 from ..breakdown.bubble import bubble_ratio
 from ..report.report import Finding
 from ..report.text import format_count, format_percent
@@ -148,7 +148,7 @@ def _too_few_microbatches(
     forward = items.kind == KIND_CODES[SpanKind.FORWARD]
     if stages == 1 or not forward.any():
         return None
-    cell, _ = number_rows(items.step[forward], items.rank[forward], items.chunk[forward])
+    cell, _ = factorize(items.step[forward], items.rank[forward], items.chunk[forward])
     num = int(np.median(np.bincount(cell)))
     if num * chunks >= stages:
         return None

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import MATES_ENOUGH, group_medians, median_by_kind, row_medians
-from ..arrays.sorting import places_of
+from ..arrays.group_stats import MIN_ROWS_OF_KIND, group_medians, medians_by_kind, row_medians
+from ..arrays.sorting import find_positions
 from ..statistics.baseline import MIN_BASELINE_STEPS, faster_steps_baseline
 from ..statistics.noise import deviation_without_jumps, step_deviation
 from ..statistics.phases import MIN_LASTING_STEPS, PEER_PEAK_FACTOR, find_phases
@@ -103,7 +103,7 @@ def profile_links(
     place = np.array(
         [_stages_of(link.members, coords) for link in transfers.links], dtype=np.int64
     ).reshape(-1, 2)
-    column = places_of(transfers.step, numbers)
+    column = find_positions(transfers.step, numbers)
     for kind in range(int(transfers.alike.max(initial=-1)) + 1):
         rows = np.flatnonzero(transfers.alike == kind)
         links, row = np.unique(transfers.link[rows], return_inverse=True)
@@ -117,7 +117,7 @@ def profile_links(
         expected[links] += np.where(count > 0, against * count, 0.0)
         num[links] += count
         few[links] |= is_few
-        own[links] |= is_few & (len(links) < MATES_ENOUGH)
+        own[links] |= is_few & (len(links) < MIN_ROWS_OF_KIND)
         risen[links] |= ~np.isnan(usual).all(axis=1)
     absent = num == 0
     for matrix in (total, expected):
@@ -147,8 +147,8 @@ def _expected(
     mates there and than those elsewhere.
     """
     _, position = np.unique(place, axis=0, return_inverse=True)
-    mates, enough = median_by_kind(value, position.reshape(-1))
-    if enough.all() or len(value) < MATES_ENOUGH:
+    mates, enough = medians_by_kind(value, position.reshape(-1))
+    if enough.all() or len(value) < MIN_ROWS_OF_KIND:
         # Too few links of a kind: their own other steps are all there is.
         few = ~enough
         mates[few] = faster_steps_baseline(value[few])
@@ -270,7 +270,7 @@ def usual_where_risen(value: NDArray[np.float64], place: NDArray[np.int64]) -> N
     for number, (low, high) in enumerate(np.sort(ways, axis=1).tolist()):
         rows = np.flatnonzero(way == number)
         others = np.flatnonzero((stages[:, 0] != low) | (stages[:, 1] != high))
-        if len(rows) >= MATES_ENOUGH and len(others) >= MATES_ENOUGH:
+        if len(rows) >= MIN_ROWS_OF_KIND and len(others) >= MIN_ROWS_OF_KIND:
             usual[rows] = _usual_of_one(value[rows], value[others], len(ways))
     return usual
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import row_medians
-from ..arrays.sorting import sort_rows
+from ..arrays.sorting import argsort_rows
 from ..report.text import format_count, format_percent, format_ranks
 from ..statistics.baseline import faster_steps_baseline
 from ..statistics.noise import lower_half_deviation, median_change_deviation, required_deviations
@@ -431,7 +431,7 @@ def _growth(
     None where nothing was read outside.
     """
     rows = np.flatnonzero(samples.name == code)
-    rows = rows[sort_rows(samples.host[rows], samples.device[rows], samples.at_ns[rows])]
+    rows = rows[argsort_rows(samples.host[rows], samples.device[rows], samples.at_ns[rows])]
     host, device, at = samples.host[rows], samples.device[rows], samples.at_ns[rows]
     same = (host[1:] == host[:-1]) & (device[1:] == device[:-1])
     grown = np.maximum(np.diff(samples.value[rows]), 0.0)

@@ -9,9 +9,9 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
-from ..arrays.grouping import number_rows
-from ..arrays.sorting import sort_rows
-from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, ReplayModel, of_kinds
+from ..arrays.grouping import factorize
+from ..arrays.sorting import argsort_rows
+from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, ReplayModel, has_kind
 from ..report.text import format_percent
 from ..statistics.baseline import common_step_ratio, medians_by_key, step_medians
 from ..statistics.phases import MIN_EXCESS_RATIO
@@ -109,7 +109,7 @@ def _pairs(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     found = []
     for kind in (FORWARD, BACKWARD):
         rows = np.flatnonzero(items.kind == kind)
-        order = sort_rows(
+        order = argsort_rows(
             items.step[rows], items.rank[rows], items.chunk[rows], items.microbatch[rows]
         )
         found.append(rows[order])
@@ -181,7 +181,7 @@ def sequence_candidate(
         None where the spread costs less than `MIN_EXCESS_RATIO` of a usual step.
     """
     model = replayer.model
-    chosen = of_kinds(model, FORWARD_KINDS | BACKWARD_KINDS) & model.on_device
+    chosen = has_kind(model, FORWARD_KINDS | BACKWARD_KINDS) & model.on_device
     chosen &= ~slow
     if experts is not None:
         chosen &= ~experts
@@ -231,7 +231,7 @@ def _evened(
         duration[rows],
         rank=model.rank[rows],
         step=operations.step[rows],
-        label=number_rows(model.stage[rows], label[rows])[0],
+        label=factorize(model.stage[rows], label[rows])[0],
         span=None if model.span is None else model.span[rows],
         speed=None if speed is None else speed[rows],
     )

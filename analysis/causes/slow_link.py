@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import group_medians, row_medians
-from ..arrays.grouping import number_rows
+from ..arrays.grouping import factorize
 from ..report.text import format_duration, format_percent
 from ..statistics.noise import required_deviations, robust_deviation
 from ..statistics.phases import MIN_EXCESS_RATIO
@@ -357,7 +357,7 @@ def group_excesses(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, 
     rows = np.flatnonzero(is_group[transfers.link] & np.isin(transfers.step, steps))
     if not len(rows):
         return {}
-    cell, num = number_rows(transfers.alike[rows], transfers.link[rows])
+    cell, num = factorize(transfers.alike[rows], transfers.link[rows])
     medians, _ = group_medians(transfers.transfer_ns[rows], cell, num)
     of_cell = np.zeros(num, dtype=np.int64)
     of_cell[cell] = rows

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..arrays.group_stats import group_medians
-from ..arrays.grouping import distinct, number_rows
+from ..arrays.grouping import factorize, sorted_unique
 from ..causes.candidate import while_shown
-from ..readers.tp_partners import least_of_partners
-from ..replay.model import COMPUTE_KINDS, of_kinds
-from ..replay.what_if import ratio, recoverable
+from ..readers.tp_partners import remove_partner_waits
+from ..replay.model import COMPUTE_KINDS, has_kind
+from ..replay.what_if import ratio, recoverable_ratio
 from ..report.report import Finding
 from ..statistics.baseline import common_step_ratio, medians_by_key
 
@@ -117,7 +117,7 @@ def priced(
         return ()
     model = replayer.model
     recorded = Times(duration_ns=model.operations.duration_ns, gap_ns=model.operations.gap_ns)
-    unblamed = Times(duration_ns=least_of_partners(model, workers), gap_ns=model.ideal_gap_ns)
+    unblamed = Times(duration_ns=remove_partner_waits(model, workers), gap_ns=model.ideal_gap_ns)
     ideal = Times(
         duration_ns=ideal_of_others(model, candidates, unblamed.duration_ns),
         gap_ns=model.ideal_gap_ns,
@@ -164,7 +164,7 @@ def priced(
             _finding(
                 change.candidate,
                 ratio(put_back.mean_step(replayer), mended_ns),
-                recoverable(whole_ns, without_ns, least_ns),
+                recoverable_ratio(whole_ns, without_ns, least_ns),
             )
         )
     return tuple(found)
@@ -249,7 +249,7 @@ def _without_alike(ideal: Times, part: NDArray[np.bool_], model: ReplayModel) ->
     """
     on_host = ~model.on_device
     label = model.operations.label
-    alike = on_host & ~part & np.isin(label, distinct(label[part & on_host]))
+    alike = on_host & ~part & np.isin(label, sorted_unique(label[part & on_host]))
     shorter = np.minimum(ideal.duration_ns, model.operations.duration_ns)
     return Times(duration_ns=np.where(alike, shorter, ideal.duration_ns), gap_ns=ideal.gap_ns)
 
@@ -270,7 +270,7 @@ def _own_parts(
     A slow rank's part is all that it does. The checkpoint that it writes, or the link that it
     sends over, costs the job nothing because the rank computes slowly.
     """
-    is_compute = of_kinds(model, COMPUTE_KINDS) & model.on_device
+    is_compute = has_kind(model, COMPUTE_KINDS) & model.on_device
     computes = [bool((part & is_compute).any()) for part in parts]
     others = np.zeros(len(model.rank), dtype=np.bool_)
     for part, does in zip(parts, computes, strict=True):
@@ -318,8 +318,8 @@ def ideal_of_others(
         if each.part is not None:
             inside |= each.part if each.usual_ns is None else each.part & np.isnan(each.usual_ns)
     ideal = model.ideal_ns.astype(np.float64)
-    is_compute = of_kinds(model, COMPUTE_KINDS)
-    for code in distinct(model.kind[is_compute]).tolist():
+    is_compute = has_kind(model, COMPUTE_KINDS)
+    for code in sorted_unique(model.kind[is_compute]).tolist():
         of_kind = model.kind == code
         others = of_kind & model.on_device & ~inside
         expected = float(model.ideal_ns[others].sum())
@@ -363,8 +363,8 @@ def _alike_outside(
 ) -> NDArray[np.float64]:
     """Return ideals with those wanted as the median of what is alike and not inside."""
     label = model.operations.label
-    concerned = np.flatnonzero(np.isin(label, distinct(label[wanted])))
-    number, num = number_rows(label[concerned])
+    concerned = np.flatnonzero(np.isin(label, sorted_unique(label[wanted])))
+    number, num = factorize(label[concerned])
     outside = ~inside[concerned]
     duration_ns = model.operations.duration_ns[concerned]
     median, _ = group_medians(duration_ns[outside], number[outside], num)

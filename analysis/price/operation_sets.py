@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ..arrays.grouping import number_rows
-from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, of_kinds
-from ..replay.what_if import ratio, recoverable
+from ..arrays.grouping import factorize
+from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, has_kind
+from ..replay.what_if import ratio, recoverable_ratio
 from ..report.report import CulpritComparison
 from .selection import EmptyPartError
 
@@ -95,8 +95,8 @@ def rebalanced(replayer: Replayer, stage: int) -> PartPrice:
     """
     model = replayer.model
     duration = model.operations.duration_ns
-    compute = of_kinds(model, FORWARD_KINDS | BACKWARD_KINDS)
-    pair, num_pairs = number_rows(model.stage[compute], model.rank[compute])
+    compute = has_kind(model, FORWARD_KINDS | BACKWARD_KINDS)
+    pair, num_pairs = factorize(model.stage[compute], model.rank[compute])
     stage_of_pair = np.zeros(num_pairs, dtype=np.int64)
     stage_of_pair[pair] = model.stage[compute]
     num_ranks = np.bincount(stage_of_pair)
@@ -123,7 +123,7 @@ def planned_pauses(replayer: Replayer) -> PartPrice:
         EmptyPartError: The run has no such pause.
     """
     model = replayer.model
-    pauses = of_kinds(model, PAUSE_KINDS)
+    pauses = has_kind(model, PAUSE_KINDS)
     duration = model.operations.duration_ns
     if not duration[pauses].any():
         raise EmptyPartError("the run has no gc or checkpoint pause to plan")
@@ -212,7 +212,7 @@ def _price(
 
 
 def _recoverable(replayer: Replayer, step_ns: NDArray[np.float64]) -> float | None:
-    return recoverable(
+    return recoverable_ratio(
         float(replayer.full_recorded().mean()),
         float(step_ns.mean()),
         float(replayer.full_ideal().mean()),

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.tracer.span import KINDS
 
-from ..arrays.grouping import number_rows
+from ..arrays.grouping import factorize
 from ..readers.bytedance.format import FOLDED
 from ..trace.errors import AnalysisError
 
@@ -174,7 +174,7 @@ def _recorded_as(
         (spans.rank[rows], _kinds_of(model, spans)[rows], start, start + spans.duration_ns[rows])
     )
     ours = np.stack((model.rank, model.kind, operations.start_ns, operations.end_ns))
-    number, num = number_rows(*np.concatenate((theirs, ours), axis=1).astype(np.int64))
+    number, num = factorize(*np.concatenate((theirs, ours), axis=1).astype(np.int64))
     wanted = np.zeros(num, dtype=np.bool_)
     wanted[number[: len(rows)]] = True
     found: NDArray[np.bool_] = wanted[number[len(rows) :]]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.grouping import number_rows, positions_in_runs
-from ..replay.model import COMPUTE_KINDS, of_kinds
+from ..arrays.grouping import cumcount, factorize
+from ..replay.model import COMPUTE_KINDS, has_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..trace.tables import RankInfo
 
 
-def least_of_partners(
+def remove_partner_waits(
     model: ReplayModel, workers: Mapping[int, tuple[int, ...]]
 ) -> NDArray[np.float64]:
     """Return durations without the waits for partners that compute holds.
@@ -38,7 +38,7 @@ def least_of_partners(
     number = {worker: place for place, worker in enumerate(sorted(set(workers.values())))}
     if len(number) == len(workers):
         return duration_ns
-    rows = np.flatnonzero(model.on_device & of_kinds(model, COMPUTE_KINDS))
+    rows = np.flatnonzero(model.on_device & has_kind(model, COMPUTE_KINDS))
     order = np.lexsort(
         (model.operations.start_ns[rows], model.rank[rows], model.operations.step[rows])
     )
@@ -47,23 +47,21 @@ def least_of_partners(
     of_rank = np.zeros(max(workers) + 1, dtype=np.int64)
     for each, worker in workers.items():
         of_rank[each] = number[worker]
-    rank_step, num_rank_steps = number_rows(step, rank)
+    rank_step, num_rank_steps = factorize(step, rank)
     length = np.bincount(rank_step, minlength=num_rank_steps)[rank_step]
-    piece, num = number_rows(
-        step, of_rank[rank], length, positions_in_runs(rank_step), model.kind[rows]
-    )
+    piece, num = factorize(step, of_rank[rank], length, cumcount(rank_step), model.kind[rows])
     shortest = np.full(num, np.inf)
     np.minimum.at(shortest, piece, duration_ns[rows])
     duration_ns[rows] = shortest[piece]
     return duration_ns
 
 
-INSIDE_COMPUTE = (("tp", "tp-comm"), ("cp", "cp-comm"), ("ep", "ep-comm"))
+AXES_INSIDE_COMPUTE = (("tp", "tp-comm"), ("cp", "cp-comm"), ("ep", "ep-comm"))
 """Axes whose communication lies inside compute, and its span kind: where it is not traced, a
 rank's wait for its partner cannot be cut out."""
 
 
-def workers_of(
+def find_workers(
     ranks: Mapping[int, RankInfo], traced_kinds: Iterable[str]
 ) -> dict[int, tuple[int, ...]]:
     """Return, for each rank, what it shares with the partners that look just like it.
@@ -73,17 +71,17 @@ def workers_of(
         traced_kinds: Span kinds of communication that the trace holds.
     """
     kinds = set(traced_kinds)
-    axes = ["dp", "pp", *(axis for axis, kind in INSIDE_COMPUTE if kind in kinds)]
+    axes = ["dp", "pp", *(axis for axis, kind in AXES_INSIDE_COMPUTE if kind in kinds)]
     return {
         rank: tuple(getattr(info.coords, axis) for axis in axes) for rank, info in ranks.items()
     }
 
 
-def worker_numbers(
+def number_workers(
     ranks: Mapping[int, RankInfo], traced_kinds: Iterable[str], rows: NDArray[np.int32]
 ) -> NDArray[np.int64]:
     """Return one number for each rank of ``rows``, equal for partners that look alike."""
-    workers = workers_of(ranks, traced_kinds)
+    workers = find_workers(ranks, traced_kinds)
     number: dict[tuple[int, ...], int] = {}
     found = [number.setdefault(workers[rank], len(number)) for rank in rows.tolist()]
     return np.array(found, dtype=np.int64)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.grouping import number_rows
-from ..arrays.sorting import stable_order
+from ..arrays.grouping import factorize
+from ..arrays.sorting import stable_argsort
 from ..replay.model import NO_LINK, Link, Transfers
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Members:
+class InstanceMembers:
     """One row per member of a communication instance."""
 
     instance: NDArray[np.int64]
@@ -47,7 +47,7 @@ class Members:
 
 
 def collect_transfers(
-    members: Members,
+    members: InstanceMembers,
     *,
     link_of: Callable[[int], Link],
     spread_of: Callable[[Link], tuple[int, bool]],
@@ -65,14 +65,14 @@ def collect_transfers(
             many members, and whether they lie on several hosts.
         num_operations: Operations of the replay.
     """
-    order = stable_order(members.instance)
+    order = stable_argsort(members.instance)
     first = np.flatnonzero(np.diff(members.instance[order], prepend=-1))
     sizes = np.diff(np.append(first, len(order)))
     lead = order[first]
-    link, num_links = number_rows(*members.carrier[:, lead])
-    links = tuple(link_of(int(lead[row])) for row in _a_row_of_each(link, num_links))
+    link, num_links = factorize(*members.carrier[:, lead])
+    links = tuple(link_of(int(lead[row])) for row in _pick_rows(link, num_links))
     spread = np.array([spread_of(each) for each in links], dtype=np.int64).reshape(-1, 2)
-    kind, _ = number_rows(*members.alike[:, lead], *spread[link].T)
+    kind, _ = factorize(*members.alike[:, lead], *spread[link].T)
     of_operation = np.full(num_operations, NO_LINK, dtype=np.int32)
     of_operation[members.operation[order]] = np.repeat(link, sizes)
     known = np.ones(len(first), dtype=np.bool_)
@@ -93,7 +93,7 @@ def collect_transfers(
     )
 
 
-def _a_row_of_each(number: NDArray[np.int64], num: int) -> list[int]:
+def _pick_rows(number: NDArray[np.int64], num: int) -> list[int]:
     row = np.zeros(num, dtype=np.int64)
     row[number] = np.arange(len(number))
     rows: list[int] = row.tolist()

@@ -9,9 +9,9 @@ import numpy as np
 
 from rankscope.tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanFlag, SpanKind
 
-from ..arrays.group_stats import mean_distances
-from ..arrays.grouping import distinct, is_one_of, number_rows, row_keys
-from ..arrays.sorting import stable_order
+from ..arrays.group_stats import mean_absolute_deviations
+from ..arrays.grouping import factorize, is_one_of, row_keys, sorted_unique
+from ..arrays.sorting import stable_argsort
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +90,7 @@ def split_waits(spans: SpanTable, groups: Sequence[GroupInfo], *, clock_error_ns
 
     A send that ended before its receive began went into a buffer: it waited
     for nobody, and all of it is transfer (within the clock error only where its
-    pair's sends show it, `_buffered`).
+    pair's sends show it, `_is_buffered_send`).
 
     Args:
         spans: Any spans of one run, in any order.
@@ -111,7 +111,7 @@ def split_waits(spans: SpanTable, groups: Sequence[GroupInfo], *, clock_error_ns
     last_rank = np.full(num_spans, NONE, dtype=np.int32)
     instance = np.full(num_spans, -1, dtype=np.int64)
 
-    rows, first, complete = _instances(spans, groups)
+    rows, first, complete = _join_instances(spans, groups)
     if len(rows):
         start, duration = spans.start_ns[rows], spans.duration_ns[rows]
         sizes = np.diff(first, append=len(rows))
@@ -120,7 +120,7 @@ def split_waits(spans: SpanTable, groups: Sequence[GroupInfo], *, clock_error_ns
         last = np.repeat(np.minimum.reduceat(candidates, first), sizes)
         ended = (spans.flags[rows] & SpanFlag.OPEN) == 0
         known = np.repeat(complete, sizes) & ended
-        buffered = _buffered(spans, rows, arrival, first, clock_error_ns=clock_error_ns)
+        buffered = _is_buffered_send(spans, rows, arrival, first, clock_error_ns=clock_error_ns)
         wait = np.where(buffered, 0, arrival - start)
         wait_ns[rows[known]] = wait[known]
         transfer_ns[rows[known]] = (duration - wait)[known]
@@ -154,10 +154,10 @@ def is_one_sided(spans: SpanTable, split: WaitSplit) -> NDArray[np.bool_]:
     rooted = np.array([name in ROOTED for name in spans.names], dtype=np.bool_)
     of_span = rooted[spans.name] if len(spans) else np.zeros(0, dtype=np.bool_)
     early = of_span & (split.instance >= 0) & (split.transfer_ns < 0)
-    return of_span & np.isin(split.instance, distinct(split.instance[early]))
+    return of_span & np.isin(split.instance, sorted_unique(split.instance[early]))
 
 
-def _instances(
+def _join_instances(
     spans: SpanTable, groups: Sequence[GroupInfo]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
     """Bring the spans of each instance together.
@@ -172,7 +172,7 @@ def _instances(
     if not len(rows):
         return rows, rows, np.zeros(0, dtype=np.bool_)
     instance = instance_keys(spans, rows)
-    by_member = stable_order(row_keys(instance, spans.rank[rows]))
+    by_member = stable_argsort(row_keys(instance, spans.rank[rows]))
     rows, instance = rows[by_member], instance[by_member]
 
     changes = np.diff(instance, prepend=instance[0] - 1) != 0
@@ -219,7 +219,7 @@ def num_group_members(
     return np.where(ids[place] == group_id, sizes[place], -1)
 
 
-def _buffered(
+def _is_buffered_send(
     spans: SpanTable,
     rows: NDArray[np.intp],
     arrival: NDArray[np.int64],
@@ -252,9 +252,9 @@ def _buffered(
     pair = np.flatnonzero(sends & (size == _P2P_MEMBERS)[of_row])
     other = 2 * first[of_row[pair]] + 1 - pair
     columns = (spans.epoch, spans.group_id, spans.src_rank, spans.dst_rank)
-    key, num = number_rows(*(column[rows[pair]] for column in columns))
-    apart = mean_distances((end[other] - end[pair]).astype(np.float64), key, num)
-    lasts = mean_distances(spans.duration_ns[rows[pair]].astype(np.float64), key, num)
+    key, num = factorize(*(column[rows[pair]] for column in columns))
+    apart = mean_absolute_deviations((end[other] - end[pair]).astype(np.float64), key, num)
+    lasts = mean_absolute_deviations(spans.duration_ns[rows[pair]].astype(np.float64), key, num)
     locked = np.zeros(len(rows), dtype=np.bool_)
     locked[pair] = (apart < lasts)[key]
     found[unsure] &= ~locked[unsure]
@@ -302,7 +302,7 @@ def split_by_arrivals(
     last_rank = np.full(num, NONE, dtype=np.int32)
     joinable = is_communication(spans) & (spans.group_id != 0) & (spans.seq != NONE)
     rows = np.flatnonzero(joinable)
-    rows, place = _matched(spans, rows, arrivals)
+    rows, place = _match_arrivals(spans, rows, arrivals)
     if len(rows):
         p2p = is_p2p(spans)[rows]
         expected = np.where(p2p, P2P_MEMBERS, num_group_members(spans.group_id[rows], groups))
@@ -326,7 +326,7 @@ def split_by_arrivals(
     )
 
 
-def _matched(
+def _match_arrivals(
     spans: SpanTable, rows: NDArray[np.intp], arrivals: Arrivals
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the rows whose instance is known, and the place of each among ``arrivals``."""

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..trace.errors import CycleError
-from .program import gates_from_start
+from .program import find_gates_with_early_members
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-Meeting = tuple[int, int, int]
+CollectiveKey = tuple[int, int, int]
 """What tells the meetings of one step apart: (type, stage or -1, number)."""
 
 
@@ -47,7 +47,7 @@ class Shape:
     Groups are numbered from 0.
     """
 
-    meeting: Mapping[int, Meeting]
+    meeting: Mapping[int, CollectiveKey]
     """The groups that reach over replicas."""
 
     closing: tuple[int, ...]
@@ -65,18 +65,18 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class Round:
     """What is computed between two exchanges of arrivals."""
 
     nodes: Sequence[int]
     """Each after those that it waits for."""
 
-    meetings: Mapping[Meeting, int]
+    meetings: Mapping[CollectiveKey, int]
     """The gates among them that reach over replicas; their arrivals are exchanged at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaneProgram:
+class ShapeProgram:
     """One shape, ready to replay. Nodes are its operations, then a *gate* for each group,
     then perhaps one for the step's begin.
 
@@ -88,7 +88,7 @@ class LaneProgram:
     before: tuple[tuple[int, ...], ...]
     """The nodes that each node waits for."""
 
-    phases: tuple[Phase, ...]
+    phases: tuple[Round, ...]
     reach: tuple[int, ...]
     """The labels whose durations can move each node's end."""
 
@@ -100,14 +100,14 @@ class LaneProgram:
 
     closing: tuple[int, ...]
 
-    def moved_by(self, labels: int, *, behind: bool) -> list[Phase]:
+    def moved_by(self, labels: int, *, behind: bool) -> list[Round]:
         """Return what ``labels`` move of each phase; ``behind``: through a meeting.
 
         A meeting that they move counts as behind itself.
         """
         moved = self.behind if behind else self.reach
         return [
-            Phase(
+            Round(
                 nodes=[node for node in phase.nodes if moved[node] & labels],
                 meetings={
                     key: gate for key, gate in phase.meetings.items() if moved[gate] & labels
@@ -117,27 +117,28 @@ class LaneProgram:
         ]
 
 
-def compile_lanes(shapes: Sequence[Shape]) -> list[LaneProgram]:
+def compile_shapes(shapes: Sequence[Shape]) -> list[ShapeProgram]:
     """Compile shapes whose replicas take part in the same steps.
 
     Raises:
         CycleError: Operations wait for each other.
     """
-    before = [_before(shape) for shape in shapes]
-    orders = [_topological(nodes) for nodes in before]
+    before = [_find_predecessors(shape) for shape in shapes]
+    orders = [_sort_topologically(nodes) for nodes in before]
     met = [{len(shape) + gate: key for gate, key in shape.meeting.items()} for shape in shapes]
-    phases = _phases(before, orders, met)
+    phases = _assign_rounds(before, orders, met)
     num_phases = max((max(phase, default=0) for phase in phases), default=0) + 1
     lines = [
-        _by_phase(order, phase, num_phases) for order, phase in zip(orders, phases, strict=True)
+        _group_by_round(order, phase, num_phases)
+        for order, phase in zip(orders, phases, strict=True)
     ]
-    reach, behind = _labels(shapes, before, lines, met)
+    reach, behind = _propagate_labels(shapes, before, lines, met)
     return [
-        LaneProgram(
+        ShapeProgram(
             num_ops=len(shape),
             before=tuple(before[k]),
             phases=tuple(
-                Phase(
+                Round(
                     nodes=nodes, meetings={met[k][node]: node for node in nodes if node in met[k]}
                 )
                 for nodes in lines[k]
@@ -151,7 +152,7 @@ def compile_lanes(shapes: Sequence[Shape]) -> list[LaneProgram]:
     ]
 
 
-def _before(shape: Shape) -> list[tuple[int, ...]]:
+def _find_predecessors(shape: Shape) -> list[tuple[int, ...]]:
     """Return what each node waits for: a member of a group for its gate, the gate for the rest.
 
     A last node, if there is one, stands for the step's begin.
@@ -165,7 +166,7 @@ def _before(shape: Shape) -> list[tuple[int, ...]]:
     members = np.flatnonzero(gate >= 0)
     for operation in members.tolist():
         found[operation][num + int(gate[operation])] = None
-    at_start = gates_from_start(shape.dst, members, num + gate[members]).tolist()
+    at_start = find_gates_with_early_members(shape.dst, members, num + gate[members]).tolist()
     for node in at_start:
         found[node][len(found)] = None
     if at_start:
@@ -173,7 +174,7 @@ def _before(shape: Shape) -> list[tuple[int, ...]]:
     return [tuple(sources) for sources in found]
 
 
-def _topological(before: list[tuple[int, ...]]) -> list[int]:
+def _sort_topologically(before: list[tuple[int, ...]]) -> list[int]:
     """Order nodes so that each follows all it waits for (Kahn's algorithm, first come first)."""
     after: dict[int, list[int]] = defaultdict(list)
     for node, sources in enumerate(before):
@@ -191,16 +192,16 @@ def _topological(before: list[tuple[int, ...]]) -> list[int]:
     return order
 
 
-def _phases(
+def _assign_rounds(
     before: list[list[tuple[int, ...]]],
     orders: list[list[int]],
-    met: list[dict[int, Meeting]],
+    met: list[dict[int, CollectiveKey]],
 ) -> list[list[int]]:
     """Return each node's phase: the number of meetings before it on the way with the most.
 
     A meeting has the same phase in all shapes, so they are gone over until none moves.
     """
-    release: dict[Meeting, int] = {}
+    release: dict[CollectiveKey, int] = {}
     num_meetings = len({key for keys in met for key in keys.values()})
     phases = [[0] * len(nodes) for nodes in before]
     for _ in range(num_meetings + 2):
@@ -219,24 +220,24 @@ def _phases(
     raise CycleError(num_meetings)
 
 
-def _by_phase(order: list[int], phase: list[int], num_phases: int) -> list[list[int]]:
+def _group_by_round(order: list[int], phase: list[int], num_phases: int) -> list[list[int]]:
     lines: list[list[int]] = [[] for _ in range(num_phases)]
     for node in order:
         lines[phase[node]].append(node)
     return lines
 
 
-def _labels(
+def _propagate_labels(
     shapes: Sequence[Shape],
     before: list[list[tuple[int, ...]]],
     lines: list[list[list[int]]],
-    met: list[dict[int, Meeting]],
+    met: list[dict[int, CollectiveKey]],
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Return the labels that can move each node, and those that can through a meeting."""
     reach = [[0] * len(nodes) for nodes in before]
     behind = [[0] * len(nodes) for nodes in before]
     for phase in range(len(lines[0]) if lines else 0):
-        at_meeting: dict[Meeting, int] = defaultdict(int)
+        at_meeting: dict[CollectiveKey, int] = defaultdict(int)
         for k, shape in enumerate(shapes):
             bits = [1 << label for label in shape.label.tolist()]
             for node in lines[k][phase]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .batched_program import LaneProgram, Phase
+    from .batched_program import Round, ShapeProgram
 
     Row = NDArray[np.float64]
     """Shape (lanes,), or (1,) where all lanes agree: numpy's broadcasting does the rest."""
@@ -25,21 +25,21 @@ START = np.zeros(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Track:
+class ShapeReplay:
     """Some lanes of one shape, with the durations that they are replayed with."""
 
-    program: LaneProgram
+    program: ShapeProgram
     durations: Sequence[Row]
     """By operation."""
 
-    todo: Sequence[Phase]
+    todo: Sequence[Round]
     """What to compute; all other nodes keep their ends."""
 
     ends: list[Row]
     """By node; filled in by the replay."""
 
 
-class Meet(Protocol):
+class Exchange(Protocol):
     """Says when a meeting is over."""
 
     def __call__(self, tracks: Sequence[int], arrivals: Sequence[Row], /) -> Sequence[Row]:
@@ -52,7 +52,7 @@ class Meet(Protocol):
         ...
 
 
-def replay_tracks(tracks: Sequence[Track], meet: Meet) -> None:
+def replay_rounds(tracks: Sequence[ShapeReplay], meet: Exchange) -> None:
     """Compute when each node ends if it begins as soon as all that it waits for has ended.
 
     That is ``end[n] = max(end[p] for p before n) + duration[n]``, and at a
@@ -65,7 +65,7 @@ def replay_tracks(tracks: Sequence[Track], meet: Meet) -> None:
     for number in range(max(len(track.todo) for track in tracks)):
         keys = {key: None for track in tracks for key in track.todo[number].meetings}
         for track in tracks:
-            _run(track, track.todo[number].nodes)
+            _replay_nodes(track, track.todo[number].nodes)
         for key in keys:
             present = [k for k, track in enumerate(tracks) if key in track.todo[number].meetings]
             gates = [tracks[k].todo[number].meetings[key] for k in present]
@@ -75,7 +75,7 @@ def replay_tracks(tracks: Sequence[Track], meet: Meet) -> None:
                 of[gate] = end
 
 
-def _run(track: Track, nodes: Sequence[int]) -> None:
+def _replay_nodes(track: ShapeReplay, nodes: Sequence[int]) -> None:
     """Compute some nodes of one track; the inner loop of every replay."""
     before, ends, durations = track.program.before, track.ends, track.durations
     num_ops, maximum = track.program.num_ops, np.maximum
@@ -93,10 +93,10 @@ def _run(track: Track, nodes: Sequence[int]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ShapeColumns:
     """The lanes of one shape in a block."""
 
-    program: LaneProgram
+    program: ShapeProgram
     recorded: Sequence[Row]
     """By operation, each of shape (lanes,): durations and transfers."""
 
@@ -128,10 +128,10 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class StepRange:
     """Some steps with all their replicas."""
 
-    parts: Sequence[Part]
+    parts: Sequence[ShapeColumns]
     num_steps: int
 
     def replay(self, durations: Sequence[Sequence[Row]]) -> Ends:
@@ -179,30 +179,30 @@ class Block:
             When the last operation that closes each lane's step has ended.
         """
         part = self.parts[number]
-        tracks = [_behind_meetings(part.program, labels, part.put_back(labels), list(own))]
+        tracks = [_replay_after_collectives(part.program, labels, part.put_back(labels), list(own))]
         there: list[NDArray[np.bool_] | None] = [None]
         for k, other in enumerate(self.parts):
             num_others = np.bincount(other.step, minlength=self.num_steps)[part.step]
             present = num_others > (1 if k == number else 0)
             if present.any():
-                ends = _for_lanes(other, part, ideal[k])
-                tracks.append(_behind_meetings(other.program, labels, other.ideal, ends))
+                ends = _repeat_for_columns(other, part, ideal[k])
+                tracks.append(_replay_after_collectives(other.program, labels, other.ideal, ends))
                 there.append(None if present.all() else present)
-        replay_tracks(tracks, _meet_where(there))
+        replay_rounds(tracks, _exchange_present(there))
         last = last_end(part.program, tracks[0].ends)
         for track, present_or_all in zip(tracks[1:], there[1:], strict=True):
-            last = np.maximum(last, _where(present_or_all, last_end(track.program, track.ends)))
+            last = np.maximum(last, _masked(present_or_all, last_end(track.program, track.ends)))
         return last
 
     def _together(
-        self, durations: Sequence[Sequence[Row]], todo: Sequence[Sequence[Phase]], ends: Ends
+        self, durations: Sequence[Sequence[Row]], todo: Sequence[Sequence[Round]], ends: Ends
     ) -> Ends:
         """Replay all lanes; what is not to do keeps its ends."""
         tracks = [
-            Track(program=part.program, durations=taken, todo=phases, ends=list(of))
+            ShapeReplay(program=part.program, durations=taken, todo=phases, ends=list(of))
             for part, taken, phases, of in zip(self.parts, durations, todo, ends, strict=True)
         ]
-        replay_tracks(tracks, self._meet)
+        replay_rounds(tracks, self._meet)
         return [track.ends for track in tracks]
 
     def _meet(self, taking_part: Sequence[int], arrivals: Sequence[Row]) -> Sequence[Row]:
@@ -223,15 +223,15 @@ class Block:
         return latest
 
 
-def _behind_meetings(
-    program: LaneProgram, labels: int, durations: Sequence[Row], ends: list[Row]
-) -> Track:
+def _replay_after_collectives(
+    program: ShapeProgram, labels: int, durations: Sequence[Row], ends: list[Row]
+) -> ShapeReplay:
     """Return a track of which only what ``labels`` move through a meeting is computed."""
     todo = program.moved_by(labels, behind=True)
-    return Track(program=program, durations=durations, todo=todo, ends=ends)
+    return ShapeReplay(program=program, durations=durations, todo=todo, ends=ends)
 
 
-def last_end(program: LaneProgram, ends: Sequence[Row]) -> Row:
+def last_end(program: ShapeProgram, ends: Sequence[Row]) -> Row:
     """Return when the last of the operations that close the step has ended."""
     last = ends[program.closing[0]]
     for node in program.closing[1:]:
@@ -239,7 +239,7 @@ def last_end(program: LaneProgram, ends: Sequence[Row]) -> Row:
     return last
 
 
-def _for_lanes(other: Part, part: Part, ends: Sequence[Row]) -> list[Row]:
+def _repeat_for_columns(other: ShapeColumns, part: ShapeColumns, ends: Sequence[Row]) -> list[Row]:
     """Return ends that are alike in each step of ``other``, as the lanes of ``part`` see them."""
     steps = other.steps
     at = np.minimum(np.searchsorted(steps, part.step), len(steps) - 1)
@@ -247,19 +247,19 @@ def _for_lanes(other: Part, part: Part, ends: Sequence[Row]) -> list[Row]:
     return [row if len(row) == 1 else row[first_lane] for row in ends]
 
 
-def _meet_where(
+def _exchange_present(
     there: Sequence[NDArray[np.bool_] | None],
 ) -> Callable[[Sequence[int], Sequence[Row]], Sequence[Row]]:
     """Let tracks meet lane by lane, each only where it is present (None: everywhere)."""
 
     def meet(taking_part: Sequence[int], arrivals: Sequence[Row]) -> Sequence[Row]:
-        latest = _where(there[taking_part[0]], arrivals[0])
+        latest = _masked(there[taking_part[0]], arrivals[0])
         for k, arrival in zip(taking_part[1:], arrivals[1:], strict=True):
-            latest = np.maximum(latest, _where(there[k], arrival))
+            latest = np.maximum(latest, _masked(there[k], arrival))
         return [latest] * len(arrivals)
 
     return meet
 
 
-def _where(present: NDArray[np.bool_] | None, row: Row) -> Row:
+def _masked(present: NDArray[np.bool_] | None, row: Row) -> Row:
     return row if present is None else np.where(present, row, -np.inf)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.sorting import stable_order
-from .step_graph import graph_of_steps, slack
+from ..arrays.sorting import stable_argsort
+from .step_graph import build_step_graph, node_slack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,11 +86,11 @@ def critical_path(model: ReplayModel, steps: Sequence[int] | None = None) -> Cri
         EmptyRunError: A step takes no part in the replay.
         CycleError: Operations of a step wait for each other.
     """
-    graph = graph_of_steps(model, steps)
+    graph = build_step_graph(model, steps)
     operations = model.operations
     lengths = graph.node_lengths(operations.duration_ns, operations.gap_ns)
     ends = graph.node_ends(lengths)
-    of_node = _operation_of_node(graph)
+    of_node = _node_operations(graph)
     rank = np.append(model.rank[graph.rows], -1)[of_node]
     nodes = _walk_back(graph, ends, rank)
     nodes = nodes[(of_node[nodes] >= 0) & (lengths[nodes] != 0)]
@@ -110,8 +110,8 @@ def critical_path(model: ReplayModel, steps: Sequence[int] | None = None) -> Cri
     )
 
 
-def slack_of(model: ReplayModel, steps: Sequence[int] | None = None) -> Slack:
-    """Return how much later each operation may end, in the full replay; see `step_graph.slack`.
+def operation_slack(model: ReplayModel, steps: Sequence[int] | None = None) -> Slack:
+    """Return how much later each operation may end in the full replay (`step_graph.node_slack`).
 
     Args:
         model: A run's operations.
@@ -121,7 +121,7 @@ def slack_of(model: ReplayModel, steps: Sequence[int] | None = None) -> Slack:
         EmptyRunError: A step takes no part in the replay.
         CycleError: Operations of a step wait for each other.
     """
-    graph = graph_of_steps(model, steps)
+    graph = build_step_graph(model, steps)
     operations = model.operations
     return Slack(
         steps=graph.steps,
@@ -130,11 +130,11 @@ def slack_of(model: ReplayModel, steps: Sequence[int] | None = None) -> Slack:
         rank=model.rank[graph.rows],
         kind=model.kind[graph.rows],
         kinds=model.kinds,
-        slack_ns=slack(graph, operations.duration_ns, operations.gap_ns),
+        slack_ns=node_slack(graph, operations.duration_ns, operations.gap_ns),
     )
 
 
-def _operation_of_node(graph: StepGraph) -> NDArray[np.int64]:
+def _node_operations(graph: StepGraph) -> NDArray[np.int64]:
     """Return the operation that each node belongs to, -1 for gates and sinks."""
     of_node = np.full(graph.num_nodes, -1, dtype=np.int64)
     num = len(graph.rows)
@@ -147,7 +147,7 @@ def _walk_back(
     graph: StepGraph, ends: NDArray[np.float64], rank: NDArray[np.int32]
 ) -> NDArray[np.int64]:
     """Return the nodes of one longest way to each step's sink, in order of time."""
-    order = stable_order(graph.dst)
+    order = stable_argsort(graph.dst)
     sources = graph.src[order]
     first = np.searchsorted(graph.dst[order], np.arange(graph.num_nodes + 1))
     found: list[int] = []

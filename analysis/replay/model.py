@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.intervals import Line
-from ..arrays.sorting import stable_order
+from ..arrays.sorting import stable_argsort
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,7 +99,7 @@ class Reading:
     """Shape (ops,): which are compute of experts, from which ``items`` are free; None where none
     is known to be."""
 
-    unjudged: tuple[int, ...] = ()
+    not_compared: tuple[int, ...] = ()
     """Ranks that recorded no compute in more than half of ``steps``, ascending."""
 
 
@@ -121,13 +121,13 @@ class WaitIntervals:
     """The last member's arrival."""
 
 
-def without_overlap(waits: WaitIntervals) -> WaitIntervals:
+def remove_overlaps(waits: WaitIntervals) -> WaitIntervals:
     """Cut waits of one rank that overlap, so that each instant counts once, for the earlier."""
     if not len(waits.rank):
         return waits
     line = Line.over(waits.rank, waits.start_ns, waits.end_ns)
     begin = line.place(waits.rank, waits.start_ns)
-    order = stable_order(begin)
+    order = stable_argsort(begin)
     begin = begin[order]
     end = begin + (waits.end_ns - waits.start_ns)[order]
     reach = np.append(begin[0], np.maximum.accumulate(end)[:-1])
@@ -250,7 +250,7 @@ BUFFERED_KIND = "pp-send"
 """A send without a group went into a buffer: it waited for nobody, and all of it is transfer."""
 
 
-def of_kinds(model: ReplayModel, names: frozenset[str]) -> NDArray[np.bool_]:
+def has_kind(model: ReplayModel, names: frozenset[str]) -> NDArray[np.bool_]:
     """Tell which operations are of one of these kinds. Shape (ops,)."""
     wanted = np.array([name in names for name in model.kinds], dtype=np.bool_)
     found: NDArray[np.bool_] = wanted[model.kind]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays.grouping import NO_GROUP
 from ..trace.errors import GraphTooLargeError
-from .step_graph import graph_of_steps, slack
+from .step_graph import build_step_graph, node_slack
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -50,9 +50,9 @@ def dependency_graph(
         GraphTooLargeError: There are more than `MOST_NODES` operations.
     """
     numbers = [step] if isinstance(step, int) else sorted(set(step))
-    steps = graph_of_steps(model, numbers)
+    steps = build_step_graph(model, numbers)
     operations = model.operations
-    slack_ns = slack(steps, operations.duration_ns, operations.gap_ns)
+    slack_ns = node_slack(steps, operations.duration_ns, operations.gap_ns)
     rows = steps.rows
     if ranks is not None:
         chosen = np.isin(model.rank[rows], list(ranks))

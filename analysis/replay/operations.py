@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.grouping import distinct, positions_in_runs
-from ..arrays.sorting import stable_order
+from ..arrays.grouping import cumcount, sorted_unique
+from ..arrays.sorting import stable_argsort
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,7 +63,7 @@ class Operations:
         return len(self.duration_ns)
 
 
-def without_host(
+def remove_host_operations(
     operations: Operations, on_device: NDArray[np.bool_]
 ) -> tuple[Operations, NDArray[np.int64]]:
     """Take the operations out that are not on the device.
@@ -93,7 +93,7 @@ def _paths(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return edges between device operations that stand for all paths through the host."""
     into = np.flatnonzero(host[operations.dst])
-    into = into[stable_order(operations.dst[into])]
+    into = into[stable_argsort(operations.dst[into])]
     before = operations.src[into]
     first = np.searchsorted(operations.dst[into], np.arange(len(operations) + 1))
     src, dst = operations.src, operations.dst
@@ -107,7 +107,7 @@ def _paths(
         src, dst = src[through], dst[through]
         num = first[src + 1] - first[src]
         again = np.repeat(np.arange(len(src)), num)
-        src, dst = before[first[src][again] + positions_in_runs(again)], dst[again]
+        src, dst = before[first[src][again] + cumcount(again)], dst[again]
         src, dst = _distinct(src, dst, len(operations))
     return np.concatenate(found_src), np.concatenate(found_dst)
 
@@ -115,5 +115,5 @@ def _paths(
 def _distinct(
     src: NDArray[np.int64], dst: NDArray[np.int64], num: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    key = distinct(src * num + dst)
+    key = sorted_unique(src * num + dst)
     return key // num, key % num

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.grouping import NO_GROUP, number_rows
-from ..arrays.sorting import places_of, stable_order
+from ..arrays.grouping import NO_GROUP, factorize
+from ..arrays.sorting import find_positions, stable_argsort
 from .schedule import Schedule, order_by_level, replay
-from .step_shapes import Frame, frame_of, signatures_of
+from .step_shapes import Partition, hash_structures, partition_operations
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from .operations import Operations
 
 
-LANES_AT_ONCE = 512
+COLUMNS_AT_ONCE = 512
 """Lanes replayed together: their ends stay in a core's cache."""
 
-WHOLE_LANES = 64
+WHOLE_STEP_COLUMNS = 64
 """Whole steps replayed side by side: their ends take 64 times the memory of one."""
 
 NO_OPERATION = -1
@@ -85,7 +85,7 @@ class Program:
         gaps = None if gap_ns is None else np.append(gap_ns, 0.0)
         for found in self.classes:
             num_replicas = found.operation.shape[1]
-            at_once = max(1, LANES_AT_ONCE // num_replicas)
+            at_once = max(1, COLUMNS_AT_ONCE // num_replicas)
             for first in range(0, len(found.step_index), at_once):
                 lanes = slice(first, first + at_once)
                 durations = padded[found.operation[:, :, lanes]]
@@ -124,7 +124,7 @@ class Program:
             if found.operation.shape[1] != len(replicas):
                 times[:, found.step_index] = self._whole(found, recorded, ideal, replica)
                 continue
-            at_once = max(1, LANES_AT_ONCE // (2 * len(replicas)))
+            at_once = max(1, COLUMNS_AT_ONCE // (2 * len(replicas)))
             for first in range(0, len(found.step_index), at_once):
                 lanes = found.operation[:, :, first : first + at_once]
                 num_nodes, num_replicas, num_lanes = lanes.shape
@@ -163,7 +163,7 @@ class Program:
             Shape (replicas, steps of the class), in ns.
         """
         times = np.empty((len(self.replicas), len(found.step_index)))
-        at_once = max(1, WHOLE_LANES // len(found.step_index))
+        at_once = max(1, WHOLE_STEP_COLUMNS // len(found.step_index))
         operation = found.operation[:, 0]
         of_node = np.append(replica, -1)[operation]
         usual, own = ideal[operation], recorded[operation]
@@ -203,25 +203,25 @@ def compile_program(
         CycleError: Operations of a step wait for each other.
     """
     replicas = np.flatnonzero(np.bincount(operations.replica))
-    replica = places_of(operations.replica, replicas)
+    replica = find_positions(operations.replica, replicas)
     num_steps = len(operations.steps)
     whole = operations
     gaps = _Gaps.OF_ALL if late_members else _Gaps.OF_THE_REST
     gaps = gaps if host_gaps else _Gaps.NONE
     left = np.ones(num_steps, dtype=np.bool_)
     classes: list[StepClass] = []
-    if len(replicas) > 1 and _may_be_alike(operations, replica, len(replicas)):
-        frame = frame_of(whole, replica, len(replicas))
-        signature, alike = signatures_of(whole, frame)
+    if len(replicas) > 1 and _may_have_equal_replicas(operations, replica, len(replicas)):
+        frame = partition_operations(whole, replica, len(replicas))
+        signature, alike = hash_structures(whole, frame)
         by_step = signature.reshape(num_steps, len(replicas))
         alike &= (by_step == by_step[:, :1]).all(axis=1)
         classes += _compile(whole, frame, by_step[:, 0], np.flatnonzero(alike), gaps)
         left = ~alike
     if left.any():
-        frame = frame_of(whole, np.zeros(len(whole), dtype=np.int64), 1)
+        frame = partition_operations(whole, np.zeros(len(whole), dtype=np.int64), 1)
         # The only step is like no other: nothing to tell apart.
         alone = num_steps == 1
-        signature = np.zeros(1, dtype=np.uint64) if alone else signatures_of(whole, frame)[0]
+        signature = np.zeros(1, dtype=np.uint64) if alone else hash_structures(whole, frame)[0]
         classes += _compile(whole, frame, signature, np.flatnonzero(left), gaps)
     return Program(
         classes=tuple(classes),
@@ -231,7 +231,9 @@ def compile_program(
     )
 
 
-def _may_be_alike(operations: Operations, replica: NDArray[np.int64], num_replicas: int) -> bool:
+def _may_have_equal_replicas(
+    operations: Operations, replica: NDArray[np.int64], num_replicas: int
+) -> bool:
     """Tell whether some step's replicas have equally many operations: without, none are alike."""
     instance = operations.step * np.int64(num_replicas) + replica
     num_instances = len(operations.steps) * num_replicas
@@ -241,7 +243,7 @@ def _may_be_alike(operations: Operations, replica: NDArray[np.int64], num_replic
 
 def _compile(
     operations: Operations,
-    frame: Frame,
+    frame: Partition,
     signature: NDArray[np.uint64],
     steps: NDArray[np.int64],
     gaps: _Gaps,
@@ -250,7 +252,7 @@ def _compile(
     if not len(steps):
         return []
     edge_instance = frame.instance[operations.dst]
-    by_instance = stable_order(edge_instance)
+    by_instance = stable_argsort(edge_instance)
     edge_instance = edge_instance[by_instance]
     classes = []
     kinds, kind_of_step = np.unique(signature[steps], return_inverse=True)
@@ -273,7 +275,7 @@ def _compile(
     return classes
 
 
-def gates_from_start(
+def find_gates_with_early_members(
     dst: NDArray[np.int64], members: NDArray[np.int64], gate: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the gates that wait for something, and have a member that waits for nothing.
@@ -308,7 +310,7 @@ class _Graph:
 
 def _step_class(
     operations: Operations,
-    frame: Frame,
+    frame: Partition,
     graph: _Graph,
     steps: NDArray[np.int64],
     nodes: NDArray[np.int64],
@@ -322,7 +324,7 @@ def _step_class(
     own before the gate, so that a late launch delays the group.
     """
     members = np.flatnonzero(graph.lead >= 0)
-    gate_of_lead, num_leads = number_rows(graph.lead[members])
+    gate_of_lead, num_leads = factorize(graph.lead[members])
     gate = graph.num_ops + gate_of_lead
     num_nodes = graph.num_ops + num_leads
     arrival = np.arange(graph.num_ops)
@@ -338,7 +340,7 @@ def _step_class(
         dst.append(members)
     dst.insert(0, arrival[graph.dst])
     if gaps is not _Gaps.OF_ALL:
-        at_start = gates_from_start(graph.dst, members, gate)
+        at_start = find_gates_with_early_members(graph.dst, members, gate)
         src.append(np.full(len(at_start), num_nodes))
         dst.append(at_start)
         num_nodes += int(len(at_start) > 0)
@@ -400,7 +402,7 @@ def operation_times(
     ends, arrived = np.zeros(len(operations)), np.zeros(len(operations))
     durations, gaps = np.append(duration_ns, 0.0), np.append(gap_ns, 0.0)
     for found in program.classes:
-        at_once = max(1, LANES_AT_ONCE // found.operation.shape[1])
+        at_once = max(1, COLUMNS_AT_ONCE // found.operation.shape[1])
         for first in range(0, len(found.step_index), at_once):
             operation = found.operation[:, :, first : first + at_once]
             gap = found.gap[:, :, first : first + at_once]

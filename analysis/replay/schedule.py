@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.grouping import distinct
-from ..arrays.sorting import sort_rows, stable_order
+from ..arrays.grouping import sorted_unique
+from ..arrays.sorting import argsort_rows, stable_argsort
 from ..trace.errors import CycleError
 
 if TYPE_CHECKING:
@@ -72,14 +72,14 @@ def order_by_level(
     Raises:
         CycleError: Some nodes wait for each other.
     """
-    level = _levels(num_nodes, src, dst)
+    level = _acyclic_levels(num_nodes, src, dst)
     fan_in = np.bincount(dst, minlength=num_nodes)
     # Within a level: wide nodes first, then by falling fan-in, so that the nodes
     # which have a k-th predecessor are always a prefix.
-    order = sort_rows(level, -fan_in)
+    order = argsort_rows(level, -fan_in)
     position = np.empty(num_nodes, dtype=np.int64)
     position[order] = np.arange(num_nodes)
-    sources = position[src[stable_order(position[dst])]]
+    sources = position[src[stable_argsort(position[dst])]]
     first_edge = np.concatenate(([0], np.cumsum(fan_in[order])))
     borders = np.concatenate(([0], np.cumsum(np.bincount(level))))
     across = across[order]
@@ -136,15 +136,19 @@ def replay(schedule: Schedule, durations: NDArray[np.float64]) -> NDArray[np.flo
     return ends.reshape(durations.shape)
 
 
-def _levels(num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int64]:
-    level = levels_of(num_nodes, src, dst)
+def _acyclic_levels(
+    num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    level = node_levels(num_nodes, src, dst)
     num_circling = int((level == UNORDERED).sum())
     if num_circling:
         raise CycleError(num_circling)
     return level
 
 
-def levels_of(num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int64]:
+def node_levels(
+    num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Return each node's level, `UNORDERED` where it is in a circle or behind one.
 
     Source:
@@ -152,20 +156,20 @@ def levels_of(num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]) ->
     """
     level = np.full(num_nodes, UNORDERED, dtype=np.int64)
     missing = np.bincount(dst, minlength=num_nodes)
-    targets = dst[stable_order(src)]
+    targets = dst[stable_argsort(src)]
     first = np.concatenate(([0], np.cumsum(np.bincount(src, minlength=num_nodes))))
     frontier = np.flatnonzero(missing == 0)
     depth = 0
     while len(frontier):
         level[frontier] = depth
         depth += 1
-        reached = targets[_ranges(first[frontier], first[frontier + 1])]
+        reached = targets[_concatenated_ranges(first[frontier], first[frontier + 1])]
         np.subtract.at(missing, reached, 1)
-        frontier = distinct(reached[missing[reached] == 0])
+        frontier = sorted_unique(reached[missing[reached] == 0])
     return level
 
 
-def _ranges(first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
+def _concatenated_ranges(first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
     """Concatenate ``arange(f, l)`` for each pair."""
     counts = last - first
     total = int(counts.sum())

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.grouping import NO_GROUP
-from ..arrays.sorting import places_of, sort_rows
+from ..arrays.sorting import argsort_rows, find_positions
 from ..report.text import format_ranks
 from ..trace.errors import EmptyRunError
-from .schedule import UNORDERED, levels_of, order_by_level, replay
+from .schedule import UNORDERED, node_levels, order_by_level, replay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +68,7 @@ class StepGraph:
         Raises:
             CycleError: Operations of a step wait for each other.
         """
-        return _longest(self.num_nodes, (self.src, self.dst), lengths)
+        return _longest_paths(self.num_nodes, (self.src, self.dst), lengths)
 
     def node_tails(self, lengths: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the time from when each node begins to its step's end if nothing else were late.
@@ -79,7 +79,7 @@ class StepGraph:
         leads_on[self.src] = True
         leads_on[self.sink] = True
         lengths = np.where(leads_on, lengths, -np.inf)
-        return _longest(self.num_nodes, (self.dst, self.src), lengths)
+        return _longest_paths(self.num_nodes, (self.dst, self.src), lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class ReplayedTimes:
     """Shape (steps,): the step's length."""
 
 
-def graph_of_steps(model: ReplayModel, steps: Sequence[int] | None = None) -> StepGraph:
+def build_step_graph(model: ReplayModel, steps: Sequence[int] | None = None) -> StepGraph:
     """Build the graph of some steps.
 
     Args:
@@ -126,7 +126,7 @@ def graph_of_steps(model: ReplayModel, steps: Sequence[int] | None = None) -> St
             )
     wanted = np.array([operations.steps.index(step) for step in numbers], dtype=np.int64)
     rows = np.flatnonzero(np.isin(operations.step, wanted))
-    step_index = places_of(operations.step[rows], wanted)
+    step_index = find_positions(operations.step[rows], wanted)
     arrival, gate, num_gates = _gates(operations.group[rows])
     num_before_sinks = len(rows) + int((gate >= 0).sum()) + num_gates
     sink = num_before_sinks + np.arange(len(numbers))
@@ -172,7 +172,7 @@ def replayed_times(
     )
 
 
-def slack(
+def node_slack(
     graph: StepGraph, duration_ns: NDArray[np.float64], gap_ns: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return how much later each operation may end without moving its step's end.
@@ -228,7 +228,7 @@ def _edges(
     return np.concatenate(src), np.concatenate(dst)
 
 
-def _longest(
+def _longest_paths(
     num_nodes: int,
     edges: tuple[NDArray[np.int64], NDArray[np.int64]],
     lengths: NDArray[np.float64],
@@ -290,9 +290,9 @@ def ideal_timeline(model: ReplayModel, step: int) -> IdealTimeline:
         EmptyRunError: The step takes no part in the replay.
         CycleError: Operations of the step wait for each other.
     """
-    times = replayed_times(graph_of_steps(model, [step]), model.ideal_ns, model.ideal_gap_ns)
+    times = replayed_times(build_step_graph(model, [step]), model.ideal_ns, model.ideal_gap_ns)
     operations = model.operations
-    order = sort_rows(model.rank[times.rows], times.start_ns, times.end_ns)
+    order = argsort_rows(model.rank[times.rows], times.start_ns, times.end_ns)
     rows = times.rows[order]
     start, end = operations.start_ns[rows], operations.end_ns[rows]
     begin = int(start.min())
@@ -317,7 +317,7 @@ def _whole_ns(time_ns: NDArray[np.float64]) -> NDArray[np.int64]:
     return whole
 
 
-def circles(model: ReplayModel) -> dict[int, str]:
+def find_cycles(model: ReplayModel) -> dict[int, str]:
     """Find the steps that no replay can order.
 
     Args:
@@ -328,18 +328,18 @@ def circles(model: ReplayModel) -> dict[int, str]:
     """
     found = {}
     for step in model.operations.steps:
-        circle = _circle_of(model, step)
+        circle = _describe_cycle(model, step)
         if circle is not None:
             found[step] = circle
     return found
 
 
-def _circle_of(model: ReplayModel, step: int) -> str | None:
-    graph = graph_of_steps(model, (step,))
-    open_ = levels_of(graph.num_nodes, graph.src, graph.dst) == UNORDERED
+def _describe_cycle(model: ReplayModel, step: int) -> str | None:
+    graph = build_step_graph(model, (step,))
+    open_ = node_levels(graph.num_nodes, graph.src, graph.dst) == UNORDERED
     if not open_.any():
         return None
-    nodes = _walk_round(graph.src, graph.dst, open_)
+    nodes = _walk_cycle(graph.src, graph.dst, open_)
     of_node = np.full(graph.num_nodes, -1, dtype=np.int64)
     of_node[graph.arrival] = graph.rows
     of_node[: len(graph.rows)] = graph.rows
@@ -351,7 +351,7 @@ def _circle_of(model: ReplayModel, step: int) -> str | None:
     return f"{who} in a circle ({', '.join(kinds)})"
 
 
-def _walk_round(
+def _walk_cycle(
     src: NDArray[np.int64], dst: NDArray[np.int64], open_: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
     """Return the nodes of one circle: every node left has a predecessor that is left."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.grouping import NO_GROUP
-from ..arrays.sorting import sort_rows, stable_order
+from ..arrays.sorting import argsort_rows, stable_argsort
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class Partition:
     """One way to cut the operations into instances: by step and replica, or by step."""
 
     operations: NDArray[np.int64]
@@ -43,7 +43,9 @@ class Frame:
     """Whether an operation's group reaches beyond its instance."""
 
 
-def frame_of(operations: Operations, replica: NDArray[np.int64], num_replicas: int) -> Frame:
+def partition_operations(
+    operations: Operations, replica: NDArray[np.int64], num_replicas: int
+) -> Partition:
     """Cut operations into instances.
 
     Args:
@@ -52,16 +54,16 @@ def frame_of(operations: Operations, replica: NDArray[np.int64], num_replicas: i
         num_replicas: Of each step.
     """
     instance = operations.step.astype(np.int64) * num_replicas + replica
-    order = stable_order(instance)
+    order = stable_argsort(instance)
     num_instances = len(operations.steps) * num_replicas
     first = np.concatenate(([0], np.cumsum(np.bincount(instance, minlength=num_instances))))
     local = np.empty(len(operations), dtype=np.int64)
     local[order] = np.arange(len(operations)) - first[instance[order]]
-    lead, beyond = _leads(operations.group, instance, local)
-    return Frame(order, instance, local, first, num_replicas, lead, beyond)
+    lead, beyond = _find_leads(operations.group, instance, local)
+    return Partition(order, instance, local, first, num_replicas, lead, beyond)
 
 
-def _mix(*parts: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.uint64]:
+def _hash_rows(*parts: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.uint64]:
     """Hash rows of integers to 64 bits (the finaliser of splitmix64, chained)."""
     state = np.zeros(len(parts[0]), dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -73,7 +75,7 @@ def _mix(*parts: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.uint64]:
     return state
 
 
-def _leads(
+def _find_leads(
     group: NDArray[np.int64], instance: NDArray[np.int64], local: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return each operation's lead, and whether its group reaches beyond its instance."""
@@ -82,7 +84,7 @@ def _leads(
     members = np.flatnonzero(group != NO_GROUP)
     if not len(members):
         return lead, beyond
-    ordered = members[sort_rows(group[members], instance[members], local[members])]
+    ordered = members[argsort_rows(group[members], instance[members], local[members])]
     group, instance = group[ordered], instance[ordered]
     new_group = np.diff(group, prepend=NO_GROUP) != 0
     begins = np.flatnonzero(new_group | (np.diff(instance, prepend=-1) != 0))
@@ -94,8 +96,8 @@ def _leads(
     return lead, beyond
 
 
-def signatures_of(
-    operations: Operations, frame: Frame
+def hash_structures(
+    operations: Operations, frame: Partition
 ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
     """Hash each instance's structure; tell which steps may be cut into replicas at all.
 
@@ -108,24 +110,26 @@ def signatures_of(
     """
     num_instances = len(frame.first) - 1
     signature = np.zeros(num_instances, dtype=np.uint64)
-    per_node = _mix(frame.local, operations.label, frame.lead, frame.beyond, operations.closes_step)
-    per_edge = _mix(frame.local[operations.src], frame.local[operations.dst])
+    per_node = _hash_rows(
+        frame.local, operations.label, frame.lead, frame.beyond, operations.closes_step
+    )
+    per_edge = _hash_rows(frame.local[operations.src], frame.local[operations.dst])
     with np.errstate(over="ignore"):
         np.add.at(signature, frame.instance, per_node)
         np.add.at(signature, frame.instance[operations.dst], per_edge)
     fits = np.ones(len(operations.steps), dtype=np.bool_)
     crossing = frame.instance[operations.src] != frame.instance[operations.dst]
     fits[operations.step[operations.dst[crossing]]] = False
-    fits[_steps_with_uneven_groups(operations, frame)] = False
+    fits[_find_steps_with_uneven_groups(operations, frame)] = False
     return signature, fits
 
 
-def _steps_with_uneven_groups(operations: Operations, frame: Frame) -> NDArray[np.int32]:
+def _find_steps_with_uneven_groups(operations: Operations, frame: Partition) -> NDArray[np.int32]:
     """Find steps with a group that joins several replicas, but not the same nodes of them all."""
     rows = np.flatnonzero(frame.beyond)
     if not len(rows):
         return operations.step[:0]
-    rows = rows[sort_rows(operations.group[rows], frame.instance[rows])]
+    rows = rows[argsort_rows(operations.group[rows], frame.instance[rows])]
     group = operations.group[rows]
     starts = np.flatnonzero(np.diff(group, prepend=NO_GROUP))
     lowest = np.minimum.reduceat(frame.lead[rows], starts)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.grouping import NO_GROUP
-from .operations import without_host
+from .operations import remove_host_operations
 from .program import OperationTimes, Program, compile_program, operation_times
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Replayer:
 
     def __init__(self, model: ReplayModel) -> None:
         self.model = model
-        operations, self._at = without_host(model.operations, model.on_device)
+        operations, self._at = remove_host_operations(model.operations, model.on_device)
         self._device = compile_program(operations, host_gaps=False)
         self._full: Program | None = None
         self._compiling = Lock()
@@ -193,7 +193,7 @@ def what_if(replayer: Replayer) -> WhatIf:
         m_w=None,
         m_s=None,
     )
-    return _with_recoverable(result, replayer)
+    return _add_m_w_and_m_s(result, replayer)
 
 
 def _mean(values: NDArray[np.float64]) -> float:
@@ -206,7 +206,7 @@ def ratio(above: float, below: float) -> float | None:
     return above / below if below > 0 else None
 
 
-def recoverable(recorded: float, without: float, ideal: float) -> float | None:
+def recoverable_ratio(recorded: float, without: float, ideal: float) -> float | None:
     """Return which share of the time above ideal goes with a part: (T - T_without) / (T - T_ideal).
 
     None where the recorded run is no slower than the ideal one.
@@ -214,7 +214,7 @@ def recoverable(recorded: float, without: float, ideal: float) -> float | None:
     return ratio(recorded - without, recorded - ideal)
 
 
-def part_of_excess(recorded: float, without: float, ideal: float) -> float | None:
+def share_of_excess(recorded: float, without: float, ideal: float) -> float | None:
     """Return M of a part made ideal: (T - T_without) / (T - T_ideal), of either sign.
 
     None where the recorded run takes as long as the ideal one, but for rounding.
@@ -226,7 +226,7 @@ def part_of_excess(recorded: float, without: float, ideal: float) -> float | Non
     return (recorded - without) / (recorded - ideal)
 
 
-def _with_recoverable(result: WhatIf, replayer: Replayer) -> WhatIf:
+def _add_m_w_and_m_s(result: WhatIf, replayer: Replayer) -> WhatIf:
     """Add M_W, the worst 3 % of workers made ideal, and M_S, the last stage made ideal."""
     model = replayer.model
     num_stages = int(model.stage.max()) + 1
@@ -256,8 +256,8 @@ def _with_recoverable(result: WhatIf, replayer: Replayer) -> WhatIf:
         by_dp_ns=result.by_dp_ns,
         by_stage_ns=result.by_stage_ns,
         by_worker_ns=result.by_worker_ns,
-        m_w=part_of_excess(recorded, float(replayer.made_ideal(of_worst).mean()), ideal)
+        m_w=share_of_excess(recorded, float(replayer.made_ideal(of_worst).mean()), ideal)
         if workers
         else None,
-        m_s=part_of_excess(recorded, float(replayer.made_ideal(last_stage).mean()), ideal),
+        m_s=share_of_excess(recorded, float(replayer.made_ideal(last_stage).mean()), ideal),
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..arrays.group_stats import group_medians
-from ..arrays.grouping import number_rows
+from ..arrays.grouping import factorize
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,7 +65,7 @@ def common_step_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> ND
         Shape (items,): the median of the step where `COMMON_SHARE` of its items lie above 1, or
         below, else 1.
     """
-    number, num = number_rows(step)
+    number, num = factorize(step)
     median, count = group_medians(ratio, number, num)
     above = np.bincount(number, weights=ratio > 1.0, minlength=num) / count
     below = np.bincount(number, weights=ratio < 1.0, minlength=num) / count
@@ -76,13 +76,13 @@ def common_step_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> ND
 
 def step_medians(value: NDArray[np.float64], step: NDArray[np.int32]) -> NDArray[np.float64]:
     """Return for each row the median of its step, shape and unit of ``value``."""
-    number, num = number_rows(step)
+    number, num = factorize(step)
     return group_medians(value, number, num)[0][number]
 
 
 def medians_by_key(value: NDArray[Any], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
     """Return for each row the median over the rows with its key, shape and unit of ``value``."""
-    group, num_groups = number_rows(*key)
+    group, num_groups = factorize(*key)
     return group_medians(value, group, num_groups)[0][group]
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import group_medians, row_medians
-from ..arrays.grouping import distinct, number_rows
-from ..arrays.sorting import places_of
+from ..arrays.grouping import factorize, sorted_unique
+from ..arrays.sorting import find_positions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +87,7 @@ def compare_with_peers(
         coords: Position of each rank; its stage is ``coords[rank].pp``.
         is_evened: Whether the items are those of `analysis.causes.lengths_known`.
     """
-    ranks, steps = distinct(items.rank), distinct(items.step)
+    ranks, steps = sorted_unique(items.rank), sorted_unique(items.step)
     total = _totals(items, ranks, steps)
     stage = np.array([coords[int(rank)].pp for rank in ranks], dtype=np.int32)
     expected = np.full_like(total, np.nan)
@@ -110,13 +110,13 @@ def _totals(
     items: ComputeItems, ranks: NDArray[np.int32], steps: NDArray[np.int32]
 ) -> NDArray[np.float64]:
     """Sum over (kind, chunk) the median item times the number of items."""
-    cell = places_of(items.rank, ranks) * len(steps) + places_of(items.step, steps)
-    group, num_groups = number_rows(cell, items.kind, items.chunk)
+    cell = find_positions(items.rank, ranks) * len(steps) + find_positions(items.step, steps)
+    group, num_groups = factorize(cell, items.kind, items.chunk)
     median, num = group_medians(items.self_ns, group, num_groups)
     cell_of_group = np.zeros(num_groups, dtype=np.int64)
     cell_of_group[group] = cell
     total = np.full(len(ranks) * len(steps), np.nan)
-    seen = distinct(cell)
+    seen = sorted_unique(cell)
     total[seen] = 0.0
     np.add.at(total, cell_of_group, median * num)
     return total.reshape(len(ranks), len(steps))

@@ -106,10 +106,10 @@ class Run:
     def waterfall(self) -> Waterfall:
         """Where each rank's time went in each step; see `analysis.breakdown.waterfall.Part`."""
         from rankscope.analysis.breakdown.waterfall import waterfall_of
-        from rankscope.analysis.readers.tracer.device_steps import steps_on_device
+        from rankscope.analysis.readers.tracer.device_steps import align_steps_to_device
 
         spans = self.spans()
-        steps = steps_on_device(spans, self.steps())
+        steps = align_steps_to_device(spans, self.steps())
         return waterfall_of(self.info, self.reading, spans, steps)
 
     def critical_path(self, step: int) -> CriticalPath:
@@ -128,9 +128,9 @@ class Run:
         Raises:
             EmptyRunError: The step takes no part in the replay.
         """
-        from rankscope.analysis.replay.critical_path import slack_of
+        from rankscope.analysis.replay.critical_path import operation_slack
 
-        return slack_of(self.reading.model, [step])
+        return operation_slack(self.reading.model, [step])
 
     def ideal_timeline(self, step: int) -> IdealTimeline:
         """Return a step's operations as they were and as they would be were nothing slow.

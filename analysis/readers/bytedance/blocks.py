@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ...arrays.sorting import sort_rows
+from ...arrays.sorting import argsort_rows
 from .format import (
     BACKWARD_COMPUTE,
     CODE,
@@ -40,24 +40,24 @@ NUM_TYPES = len(TYPES)
 UNKNOWN, NO_PARTNERS = -1, -2
 """In place of a type's code: nobody knows it; or it joins replicas, and there is but one."""
 
-LARGEST_TABLE = 1 << 22
+MAX_LOOKUP_SIZE = 1 << 22
 """Step numbers that span more than this are searched instead of looked up."""
 
-MOST_NAMES, LONGEST_NAME = 5, 60
+MAX_NAMES, MAX_NAME_LENGTH = 5, 60
 """Of unknown types that a warning names."""
 
 MAX_INT32 = (1 << 31) - 1
 
 Result = TypeVar("Result")
 
-ROWS_AT_ONCE = 1 << 19
+SLICE_ROWS = 1 << 19
 """Rows of one piece: what it makes in between is small enough to be used again, not mapped anew."""
 
 NUM_THREADS = 2
 
 
-def in_pieces(
-    work: Callable[[slice], Result], num_rows: int, *, rows_at_once: int = ROWS_AT_ONCE
+def map_slices(
+    work: Callable[[slice], Result], num_rows: int, *, rows_at_once: int = SLICE_ROWS
 ) -> list[Result]:
     """Return what ``work`` says of each piece of the rows, in order."""
     pieces = [
@@ -104,13 +104,13 @@ class Blocks:
 
     warnings: tuple[str, ...]
 
-    def contradictions(self) -> dict[int, str]:
+    def find_contradictions(self) -> dict[int, str]:
         """Name the steps in which an operation is missing, or is one too many."""
         shape = (*self.count.shape[:2], self.num_stages, NUM_TYPES)
-        return contradictions(self.count.reshape(shape), self.steps) | self.twice
+        return find_contradictions(self.count.reshape(shape), self.steps) | self.twice
 
 
-def place_blocks(run: RunInfo, columns: Columns) -> Blocks:
+def build_blocks(run: RunInfo, columns: Columns) -> Blocks:
     """Find each operation's place.
 
     Args:
@@ -121,10 +121,10 @@ def place_blocks(run: RunInfo, columns: Columns) -> Blocks:
         KeyError: An operation's rank is not in ``run``.
     """
     type_of_name = np.array([_type_code(run, name) for name in columns.names], dtype=np.int32)
-    taken, warnings = _known(columns, type_of_name)
+    taken, warnings = _find_known_types(columns, type_of_name)
     columns = columns if taken is None else rows_of_columns(columns, taken)
-    steps, index_of_step = _lookup(columns.step)
-    replicas, worker_of_rank, lowest_rank = _workers(run)
+    steps, index_of_step = _index_steps(columns.step)
+    replicas, worker_of_rank, lowest_rank = _index_workers(run)
     _check_ranks(run, columns.rank, worker_of_rank)
     num_workers = len(replicas) * run.layout.pp
     num_blocks = len(steps) * num_workers * NUM_TYPES
@@ -141,17 +141,17 @@ def place_blocks(run: RunInfo, columns: Columns) -> Blocks:
         with one_at_a_time:
             np.add(num_per_block, counts, out=num_per_block)
 
-    in_pieces(number, len(block), rows_at_once=max(ROWS_AT_ONCE, num_blocks))
+    map_slices(number, len(block), rows_at_once=max(SLICE_ROWS, num_blocks))
     count = num_per_block.reshape(len(steps), len(replicas), run.layout.pp * NUM_TYPES)
     per_replica = count.sum(axis=2)
-    order, twice = _by_number(columns, block, num_per_block), dict[int, str]()
+    order, twice = _sort_by_seq(columns, block, num_per_block), dict[int, str]()
     if order is None:
-        order, twice, more = _by_start(columns, block)
+        order, twice, more = _sort_by_start(columns, block)
         warnings += more
     num_traced = int(
         num_per_block.reshape(len(steps), num_workers, NUM_TYPES).any(axis=(0, 2)).sum()
     )
-    warnings += untraced_warnings(num_traced, run.layout.dp * run.layout.pp)
+    warnings += warn_untraced(num_traced, run.layout.dp * run.layout.pp)
     return Blocks(
         columns=columns,
         taken=taken,
@@ -174,7 +174,7 @@ def _type_code(run: RunInfo, name: str) -> int:
     return CODE.get(name, UNKNOWN)
 
 
-def _known(
+def _find_known_types(
     columns: Columns, type_of_name: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     """Return the rows that take part, None if all do; and say what nobody knows."""
@@ -187,36 +187,36 @@ def _known(
     strange = np.flatnonzero((type_of_name == UNKNOWN) & (per_name > 0))
     if not len(strange):
         return taken, ()
-    found = sorted(columns.names[code][:LONGEST_NAME] for code in strange)
-    more = f" and {len(found) - MOST_NAMES} more" * (len(found) > MOST_NAMES)
-    names = ", ".join(found[:MOST_NAMES]) + more
+    found = sorted(columns.names[code][:MAX_NAME_LENGTH] for code in strange)
+    more = f" and {len(found) - MAX_NAMES} more" * (len(found) > MAX_NAMES)
+    names = ", ".join(found[:MAX_NAMES]) + more
     num = int(per_name[strange].sum())
     return taken, (f"{num} operations of unknown type are left out of the replay: {names}",)
 
 
-def _lookup(step: Whole) -> tuple[NDArray[np.int64], Callable[[Whole], NDArray[np.int64]]]:
+def _index_steps(step: Whole) -> tuple[NDArray[np.int64], Callable[[Whole], NDArray[np.int64]]]:
     """Return the step numbers, ascending, and a function from them to their index."""
     lowest, highest = (int(step.min()), int(step.max())) if len(step) else (0, -1)
-    if highest - lowest > LARGEST_TABLE:
+    if highest - lowest > MAX_LOOKUP_SIZE:
         steps = np.unique(step).astype(np.int64)
         return steps, lambda numbers: np.searchsorted(steps, numbers)
-    seen = _seen(step, lowest, highest)
+    seen = _mark_values(step, lowest, highest)
     index = np.cumsum(seen) - 1
     return np.flatnonzero(seen) + lowest, lambda numbers: index[numbers.astype(np.int64) - lowest]
 
 
-def _seen(values: Whole, lowest: int, highest: int) -> NDArray[np.bool_]:
+def _mark_values(values: Whole, lowest: int, highest: int) -> NDArray[np.bool_]:
     """Tell which of the numbers from ``lowest`` to ``highest`` occur."""
     seen = np.zeros(highest - lowest + 1, dtype=np.bool_)
 
     def mark(rows: slice) -> None:
         seen[values[rows].astype(np.int64) - lowest] = True
 
-    in_pieces(mark, len(values))
+    map_slices(mark, len(values))
     return seen
 
 
-def _workers(run: RunInfo) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _index_workers(run: RunInfo) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return the dp positions, each rank's worker as a number, and each worker's lowest rank.
 
     The number is -1 of a rank that the run does not know.
@@ -234,14 +234,14 @@ def _workers(run: RunInfo) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArra
 
 
 def _check_ranks(run: RunInfo, rank: Whole, worker_of_rank: NDArray[np.int64]) -> None:
-    seen = _seen(rank, 0, max(int(rank.max(initial=0)), len(worker_of_rank) - 1))
+    seen = _mark_values(rank, 0, max(int(rank.max(initial=0)), len(worker_of_rank) - 1))
     seen[: len(worker_of_rank)] &= worker_of_rank < 0
     if seen.any():
         strange = int(np.flatnonzero(seen)[0])
         raise KeyError(f"run {run.run_id} has operations of rank {strange}, which it does not list")
 
 
-def _by_number(
+def _sort_by_seq(
     columns: Columns, block: NDArray[np.int32], num_per_block: NDArray[np.int64]
 ) -> Whole | None:
     """Sort rows by block, then seq; None if that is not also the order of their starts."""
@@ -265,11 +265,11 @@ def _by_number(
 
     # Rows of the first block can only lie in it, so if every place is taken it
     # holds just its own; then the same is true of the second, and so on.
-    placed = all(in_pieces(place, num)) and int(order.min(initial=0)) >= 0
-    return order if placed and all(in_pieces(ascends, num)) else None
+    placed = all(map_slices(place, num)) and int(order.min(initial=0)) >= 0
+    return order if placed and all(map_slices(ascends, num)) else None
 
 
-def _by_start(
+def _sort_by_start(
     columns: Columns, block: NDArray[np.int32]
 ) -> tuple[Whole, dict[int, str], tuple[str, ...]]:
     """Sort rows by block, then start, then seq; name what the numbers say against it.
@@ -278,7 +278,7 @@ def _by_start(
         The order; the steps with an operation twice: of one worker, type and number, at one
         time; and what a reader should know.
     """
-    order: NDArray[np.int64] = sort_rows(block, columns.start_ns, columns.seq)
+    order: NDArray[np.int64] = argsort_rows(block, columns.start_ns, columns.seq)
     before, after = order[:-1], order[1:]
     same = block[before] == block[after]
     num_turned = int((same & (columns.seq[before] > columns.seq[after])).sum())
@@ -298,7 +298,7 @@ def _by_start(
     return order, twice, (sentence,)
 
 
-def contradictions(count: NDArray[np.int64], steps: NDArray[np.int64]) -> dict[int, str]:
+def find_contradictions(count: NDArray[np.int64], steps: NDArray[np.int64]) -> dict[int, str]:
     """Find the steps in which workers have other numbers of operations than their partners.
 
     A worker that the whole trace lacks has no part in it: the others may still be compared.
@@ -317,7 +317,7 @@ def contradictions(count: NDArray[np.int64], steps: NDArray[np.int64]) -> dict[i
         found[int(steps[index])] = (
             f"{missing[index]} of {int(traced.sum())} workers have no {OPTIMIZER}"
         )
-    for name, lowest, highest in _numbers_that_should_agree(count, traced):
+    for name, lowest, highest in _counts_that_should_agree(count, traced):
         for index in np.flatnonzero((lowest < highest).any(axis=1)).tolist():
             at = int(np.argmax(highest[index] - lowest[index]))
             found.setdefault(
@@ -328,13 +328,13 @@ def contradictions(count: NDArray[np.int64], steps: NDArray[np.int64]) -> dict[i
     return found
 
 
-def unpaired_transfers(num_by_step: Mapping[int, int]) -> dict[int, str]:
+def describe_unpaired(num_by_step: Mapping[int, int]) -> dict[int, str]:
     """Say how many sends and receives of each step have no partner."""
     sentence = "{} sends and receives have no partner"
     return {step: sentence.format(num) for step, num in num_by_step.items() if num}
 
 
-def untraced_warnings(num_traced: int, num_workers: int) -> tuple[str, ...]:
+def warn_untraced(num_traced: int, num_workers: int) -> tuple[str, ...]:
     """Say how many workers the trace lacks.
 
     Args:
@@ -350,13 +350,13 @@ def untraced_warnings(num_traced: int, num_workers: int) -> tuple[str, ...]:
     return (sentence,)
 
 
-def _numbers_that_should_agree(
+def _counts_that_should_agree(
     count: NDArray[np.int64], traced: NDArray[np.bool_]
 ) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
     """Yield (what, lowest, highest), the numbers of shape (steps, groups)."""
     num_steps, num_workers = len(count), traced.size
     for code in (CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]):
-        yield (TYPES[code], *_range(count[..., code], traced, axis=2))
+        yield (TYPES[code], *_count_range(count[..., code], traced, axis=2))
     both = np.stack((count[..., CODE[FORWARD_COMPUTE]], count[..., CODE[BACKWARD_COMPUTE]]))
     yield (
         "forward and backward computes",
@@ -364,17 +364,17 @@ def _numbers_that_should_agree(
         both.max(axis=0).reshape(num_steps, num_workers),
     )
     for name in sorted(DP_ONLY):
-        yield (name, *_range(count[..., CODE[name]], traced, axis=1))
+        yield (name, *_count_range(count[..., CODE[name]], traced, axis=1))
     ends = [0, -1]
     yield (
         EMBEDDING_GRADS,
-        *_range(count[:, :, ends, CODE[EMBEDDING_GRADS]], traced[:, ends], axis=2),
+        *_count_range(count[:, :, ends, CODE[EMBEDDING_GRADS]], traced[:, ends], axis=2),
     )
     everywhere = count[..., CODE[GRAD_CLIP]].reshape(num_steps, 1, num_workers)
-    yield (GRAD_CLIP, *_range(everywhere, traced.reshape(1, num_workers), axis=2))
+    yield (GRAD_CLIP, *_count_range(everywhere, traced.reshape(1, num_workers), axis=2))
 
 
-def _range(
+def _count_range(
     count: NDArray[np.int64], traced: NDArray[np.bool_], *, axis: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the lowest and highest number over an axis, of traced workers alone."""
@@ -422,13 +422,13 @@ class Rows:
         return np.flatnonzero(self.type == CODE[name])
 
 
-def sorted_rows(run: RunInfo, spans: SpanTable) -> tuple[Rows, Blocks]:
+def sort_rows(run: RunInfo, spans: SpanTable) -> tuple[Rows, Blocks]:
     """Sort a trace's operations; return them and the blocks that they were taken from.
 
     Raises:
         KeyError: An operation's rank is not in ``run``.
     """
-    blocks = place_blocks(run, spans)
+    blocks = build_blocks(run, spans)
     num_stages, num_replicas = blocks.num_stages, len(blocks.replicas)
     count = blocks.count.reshape(-1, NUM_TYPES)
     place = np.flatnonzero(count.any(axis=1))
@@ -459,9 +459,9 @@ def sorted_rows(run: RunInfo, spans: SpanTable) -> tuple[Rows, Blocks]:
     return rows, blocks
 
 
-def in_start_order(rows: Rows, names: tuple[str, ...]) -> NDArray[np.int64]:
+def rows_by_start(rows: Rows, names: tuple[str, ...]) -> NDArray[np.int64]:
     """Return the rows of some types by worker, then by start."""
     members = np.flatnonzero(np.isin(rows.type, [CODE[name] for name in names]))
     if len(names) == 1:
         return members
-    return members[sort_rows(rows.worker[members], rows.start[members], rows.end[members])]
+    return members[argsort_rows(rows.worker[members], rows.start[members], rows.end[members])]

@@ -8,12 +8,12 @@ import numpy as np
 
 from rankscope.tracer.span import SpanKind
 
-from ...arrays.group_stats import mean_distances
-from ...arrays.grouping import NO_GROUP, latest_by_group, number_rows
+from ...arrays.group_stats import mean_absolute_deviations
+from ...arrays.grouping import NO_GROUP, factorize, max_over_group
 from ...arrays.intervals import Line
-from ...arrays.sorting import sort_rows, stable_order
+from ...arrays.sorting import argsort_rows, stable_argsort
 from ...replay.model import GapItems, Link, Place, Transfers
-from ..transfers import Members, collect_transfers
+from ..transfers import InstanceMembers, collect_transfers
 from .format import (
     BACKWARD_COMPUTE,
     BACKWARD_SEND,
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from .graph import Trace
 
 
-ONE_END_NS = 10_000
+SAME_END_NS = 10_000
 """Transfers of one worker that end within this of each other end with one call, whenever each was
 posted. Start and duration are rounded apart: as 32-bit floats by 2 us each, 40 s into a step."""
 
-TIGHT_TRANSFERS = 3
+MAX_CLOCK_BOUND_TRANSFERS = 3
 """Clocks of two ranks are known where they are bounded to within so many of their transfers: two,
 and the difference between the shortest each way."""
 
 MAX_NS = np.iinfo(np.int64).max // 4
 
-MOST_BESIDE = 0.05
+MAX_OVERLAP_RATIO = 0.05
 """Share of the computes that may run beside an open transfer of a worker that waits for each."""
 
 
-def gaps_of(trace: Trace) -> GapItems:
+def find_gaps(trace: Trace) -> GapItems:
     """Return the launch gaps of compute, and the pauses, of a ByteDance trace.
 
     Other operations may have waited for something that the format does not record. Nor does a
@@ -56,14 +56,14 @@ def gaps_of(trace: Trace) -> GapItems:
     others holds the worker up until all of them have ended.
     """
     rows, operations = trace.rows, trace.operations
-    gap = np.minimum(operations.gap_ns.astype(np.int64), since_held_up(trace))
+    gap = np.minimum(operations.gap_ns.astype(np.int64), time_since_last_transfer(trace))
     numbers = np.array(rows.steps, dtype=np.int32)
     place = np.full(len(TYPES), -1, dtype=np.int8)
     place[CODE[FORWARD_COMPUTE]] = Place.FORWARD
     place[CODE[BACKWARD_COMPUTE]] = Place.BACKWARD
     late = np.flatnonzero((gap > 0) & (place[rows.type] >= 0))
     of_gap = place[rows.type[late]]
-    first = _first_computes(trace)
+    first = _find_first_computes(trace)
     of_gap[np.isin(late, first)] = Place.INPUT
     pauses = np.flatnonzero(rows.type == CODE[GC])
     both = np.concatenate((late, pauses))
@@ -76,7 +76,7 @@ def gaps_of(trace: Trace) -> GapItems:
     )
 
 
-def _first_computes(trace: Trace) -> NDArray[np.int64]:
+def _find_first_computes(trace: Trace) -> NDArray[np.int64]:
     """Return each worker's first forward-compute of a step."""
     rows = trace.rows
     forward = CODE[FORWARD_COMPUTE]
@@ -85,7 +85,7 @@ def _first_computes(trace: Trace) -> NDArray[np.int64]:
     return found
 
 
-def transfers_of(trace: Trace) -> Transfers:
+def find_transfers(trace: Trace) -> Transfers:
     """Return the transfers of a ByteDance trace: between stages, and of parameters and gradients.
 
     It records no sizes: sends and receives of one direction are alike over all
@@ -99,7 +99,7 @@ def transfers_of(trace: Trace) -> Transfers:
     bulky = np.isin(rows.type, [CODE[name] for name in PEER_TO_PEER | DP_ONLY])
     members = np.flatnonzero((operations.group != NO_GROUP) & bulky)
     group, kind = operations.group[members], rows.type[members]
-    arrival = latest_by_group(operations.group, rows.start)[members]
+    arrival = max_over_group(operations.group, rows.start)[members]
     pair = np.isin(kind, [CODE[name] for name in PEER_TO_PEER])
     forward = np.isin(kind, [CODE[name] for name in PEER_TO_PEER if name.startswith("forward")])
     sends = np.isin(kind, [CODE[FORWARD_SEND], CODE[BACKWARD_SEND]])
@@ -108,9 +108,9 @@ def transfers_of(trace: Trace) -> Transfers:
     source, target = np.full(len(rank), low), np.full(len(rank), high)
     source[members[sends]] = rank[members[sends]]
     target[members[pair & ~sends]] = rank[members[pair & ~sends]]
-    source = latest_by_group(operations.group, source)[members]
-    target = latest_by_group(operations.group, target)[members]
-    first_rank = -latest_by_group(operations.group, -rank)[members]
+    source = max_over_group(operations.group, source)[members]
+    target = max_over_group(operations.group, target)[members]
+    first_rank = -max_over_group(operations.group, -rank)[members]
     carrier = np.stack(
         (
             np.where(pair, source, -1),
@@ -129,22 +129,22 @@ def transfers_of(trace: Trace) -> Transfers:
                 is_pair=True,
             )
         if not by_group:
-            order = stable_order(group)
+            order = stable_argsort(group)
             by_group[0], by_group[1] = order, group[order]
         begin, end = np.searchsorted(by_group[1], [group[row], group[row] + 1])
         ranks = np.unique(trace.rank[members[by_group[0][begin:end]]])
         return Link(members=tuple(ranks.tolist()), kind=SpanKind.DP_COMM.value, is_pair=False)
 
-    early = left_early(trace, members, arrival, group=group, carrier=carrier)
+    early = is_left_early(trace, members, arrival, group=group, carrier=carrier)
     return collect_transfers(
-        Members(
+        InstanceMembers(
             instance=group,
             step=np.array(rows.steps, dtype=np.int32)[rows.step[members]],
             duration_ns=(rows.end - rows.start)[members],
             num_bytes=np.full(len(members), -1, dtype=np.int64),
             name=kind.astype(np.int32),
             names=TYPES,
-            unclear=early | hidden_by_call(trace, members, group),
+            unclear=early | is_delayed_in_call(trace, members, group),
             carrier=carrier,
             alike=np.stack((np.where(pair, forward, 2 + kind), np.where(pair, -1, first_rank))),
             operation=members,
@@ -155,7 +155,7 @@ def transfers_of(trace: Trace) -> Transfers:
     )
 
 
-def since_held_up(trace: Trace) -> NDArray[np.int64]:
+def time_since_last_transfer(trace: Trace) -> NDArray[np.int64]:
     """Return how long before each operation its worker's last send or receive had ended.
 
     Shape (ops,). The largest number where there was none, and everywhere if transfers run beside
@@ -170,7 +170,7 @@ def since_held_up(trace: Trace) -> NDArray[np.int64]:
     line = Line.over(worker, rows.start, rows.end)
     start = line.place(worker, rows.start)
     end = np.sort(line.place(worker[transfers], rows.end[transfers]))
-    if _run_beside(trace, line, np.sort(start[transfers]), end):
+    if _overlap_compute(trace, line, np.sort(start[transfers]), end):
         return since
     last = np.searchsorted(end, start + NO_OP_SLACK_NS, side="right") - 1
     held = np.flatnonzero((last >= 0) & (end[last] // line.stride_ns == start // line.stride_ns))
@@ -178,7 +178,7 @@ def since_held_up(trace: Trace) -> NDArray[np.int64]:
     return since
 
 
-def hidden_by_call(
+def is_delayed_in_call(
     trace: Trace, members: NDArray[np.int64], group: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Tell the members whose end is that of a call with a transfer whose partner came later.
@@ -191,8 +191,8 @@ def hidden_by_call(
     rows = trace.rows
     pairs = np.isin(rows.type[members], [CODE[name] for name in PEER_TO_PEER])
     transfers = members[pairs]
-    arrival = arrivals(trace, transfers, group[pairs])
-    call, num = _calls(trace, transfers)
+    arrival = arrival_times(trace, transfers, group[pairs])
+    call, num = _find_calls(trace, transfers)
     latest = np.full(num, np.iinfo(np.int64).min)
     np.maximum.at(latest, call, arrival)
     hidden = np.zeros(len(members), dtype=np.bool_)
@@ -200,7 +200,7 @@ def hidden_by_call(
     return hidden
 
 
-def arrivals(
+def arrival_times(
     trace: Trace, transfers: NDArray[np.int64], group: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return when both ends of each transfer were there, by its own worker's clock.
@@ -222,33 +222,35 @@ def arrivals(
     other = np.empty(len(order), dtype=np.int64)
     other[order[::2]], other[order[1::2]] = order[1::2], order[::2]
     rank = trace.rank[transfers].astype(np.int64)
-    pair, num = number_rows(rank, rank[other])
+    pair, num = factorize(rank, rank[other])
     least, most = np.full(num, -MAX_NS), np.full(num, MAX_NS)
     shortest = np.full(num, MAX_NS)
     np.maximum.at(least, pair, start[other] - end)
     np.minimum.at(most, pair, end[other] - start)
     np.minimum.at(shortest, pair, np.minimum(end - start, (end - start)[other]))
     apart = np.clip(0, least, most)
-    tight = (apart != 0) & (most - least <= TIGHT_TRANSFERS * shortest)
+    tight = (apart != 0) & (most - least <= MAX_CLOCK_BOUND_TRANSFERS * shortest)
     apart[tight] = (least[tight] + most[tight]) // 2
     apart[most < least] = 0  # sends were buffered: they bound nothing
     found: NDArray[np.int64] = np.maximum(start, start[other] - apart[pair])
     return found
 
 
-def _calls(trace: Trace, transfers: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+def _find_calls(trace: Trace, transfers: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     """Return the call of each transfer, shape (transfers,), and how many there are."""
     rows = trace.rows
-    order = sort_rows(rows.worker[transfers], rows.end[transfers])
+    order = argsort_rows(rows.worker[transfers], rows.end[transfers])
     worker, end = rows.worker[transfers[order]], rows.end[transfers[order]]
     begins = np.ones(len(order), dtype=np.bool_)
-    begins[1:] = (worker[1:] != worker[:-1]) | (end[1:] - end[:-1] > ONE_END_NS)
+    begins[1:] = (worker[1:] != worker[:-1]) | (end[1:] - end[:-1] > SAME_END_NS)
     call = np.empty(len(order), dtype=np.int64)
     call[order] = np.cumsum(begins) - 1
     return call, int(begins.sum())
 
 
-def _run_beside(trace: Trace, line: Line, start: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
+def _overlap_compute(
+    trace: Trace, line: Line, start: NDArray[np.int64], end: NDArray[np.int64]
+) -> bool:
     """Tell whether transfers run beside computes: one is open in the middle of some.
 
     A host that waits for each at once computes nothing while one is open. At their ends both
@@ -267,10 +269,10 @@ def _run_beside(trace: Trace, line: Line, start: NDArray[np.int64], end: NDArray
     middle = (rows.start[computes] + rows.end[computes]) // 2
     at = line.place(rows.worker[computes].astype(np.int32), middle)
     is_open = np.searchsorted(start, at) > np.searchsorted(end, at, side="right")
-    return bool(is_open.sum() > MOST_BESIDE * len(computes))
+    return bool(is_open.sum() > MAX_OVERLAP_RATIO * len(computes))
 
 
-def left_early(
+def is_left_early(
     trace: Trace,
     members: NDArray[np.int64],
     arrival: NDArray[np.int64],
@@ -297,14 +299,16 @@ def left_early(
     unsure = early & (end - arrival > CLOCK_ERROR_TRANSFER_NS)
     if not unsure.any():
         return early
-    of_group, num = number_rows(group)
+    of_group, num = factorize(group)
     others = np.bincount(of_group, minlength=num)[of_group] - 1
     since = end - int(end.min())  # sums of it are exact
     total = np.zeros(num, dtype=np.int64)
     np.add.at(total, of_group, since)
     apart = since - (total[of_group] - since) / np.maximum(others, 1)
-    key, num_keys = number_rows(*carrier, trace.rank[members].astype(np.int64))
+    key, num_keys = factorize(*carrier, trace.rank[members].astype(np.int64))
     lasts = (end - rows.start[members]).astype(np.float64)
-    together = mean_distances(apart, key, num_keys) < mean_distances(lasts, key, num_keys)
+    together = mean_absolute_deviations(apart, key, num_keys) < mean_absolute_deviations(
+        lasts, key, num_keys
+    )
     early[unsure] &= ~together[key[unsure]]
     return early

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...arrays.grouping import NO_GROUP, latest_by_group, positions_in_runs
-from ...arrays.sorting import sort_rows
+from ...arrays.grouping import NO_GROUP, cumcount, max_over_group
+from ...arrays.sorting import argsort_rows
 from ...replay.model import ReplayModel
 from ...replay.operations import Operations
-from .blocks import Rows, in_start_order, sorted_rows, unpaired_transfers
+from .blocks import Rows, describe_unpaired, rows_by_start, sort_rows
 from .format import (
     BACKWARD_COMPUTE,
     BACKWARD_RECV,
@@ -49,7 +49,7 @@ WARM_UP_COMPUTES = 2
 """The first backward transfers wait for the compute that many before the first backward one."""
 
 
-def infer(
+def infer_dependencies(
     rows: Rows, layout: Layout, *, overlapped: bool
 ) -> tuple[Edges, NDArray[np.int64], NDArray[np.int64]]:
     """Infer what each operation waits for.
@@ -69,15 +69,15 @@ def infer(
         link_pipeline(rows, edges, group, direction, layout.pp, layout.vpp)
         for direction in DIRECTIONS
     ]
-    _streams(rows, edges)
-    _first_backward_transfers(rows, edges)
-    _parameters(rows, edges)
-    _step_end(rows, edges, overlapped=overlapped)
-    _collectives(rows, group, layout.pp)
+    _add_stream_edges(rows, edges)
+    _add_warm_up_edges(rows, edges)
+    _add_parameter_edges(rows, edges)
+    _add_step_end_edges(rows, edges, overlapped=overlapped)
+    _number_collectives(rows, group, layout.pp)
     return edges, group, np.concatenate(unpaired)
 
 
-def _streams(rows: Rows, edges: Edges) -> None:
+def _add_stream_edges(rows: Rows, edges: Edges) -> None:
     """Chain the operations of each of a worker's six streams in order of start."""
     streams = (
         (FORWARD_COMPUTE, BACKWARD_COMPUTE),
@@ -88,35 +88,35 @@ def _streams(rows: Rows, edges: Edges) -> None:
         (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER),
     )
     for names in streams:
-        members = in_start_order(rows, names)
+        members = rows_by_start(rows, names)
         edges.chain(members, rows.worker[members])
 
 
-def _first_backward_transfers(rows: Rows, edges: Edges) -> None:
+def _add_warm_up_edges(rows: Rows, edges: Edges) -> None:
     """Hold a worker's first backward transfers back until its warm-up is nearly done.
 
     They wait for the compute two before the first backward-compute.
     """
-    computes = in_start_order(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
+    computes = rows_by_start(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
     worker = rows.worker[computes]
     backward = np.flatnonzero(rows.type[computes] == CODE[BACKWARD_COMPUTE])
     _, at = np.unique(worker[backward], return_index=True)
     first_backward = backward[at]
-    enough = positions_in_runs(worker)[first_backward] >= WARM_UP_COMPUTES
+    enough = cumcount(worker)[first_backward] >= WARM_UP_COMPUTES
     before = computes[first_backward[enough] - WARM_UP_COMPUTES]
     for name in (BACKWARD_SEND, BACKWARD_RECV):
         has_one = rows.count[rows.worker[before], CODE[name]] > 0
         edges.add(before[has_one], rows.first[rows.worker[before[has_one]], CODE[name]])
 
 
-def _parameters(rows: Rows, edges: Edges) -> None:
+def _add_parameter_edges(rows: Rows, edges: Edges) -> None:
     """Let each chunk's first forward-compute wait for its last params-all-gather."""
-    last_gather = _one_by_chunk(rows, PARAMS_ALL_GATHER, last=True)
-    first_forward = _one_by_chunk(rows, FORWARD_COMPUTE, last=False)
-    edges.add(*_matching(last_gather, first_forward))
+    last_gather = _pick_by_chunk(rows, PARAMS_ALL_GATHER, last=True)
+    first_forward = _pick_by_chunk(rows, FORWARD_COMPUTE, last=False)
+    edges.add(*_match_keys(last_gather, first_forward))
 
 
-def _one_by_chunk(
+def _pick_by_chunk(
     rows: Rows, name: str, *, last: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first or last row of a type for each (worker, chunk), with that key."""
@@ -128,7 +128,7 @@ def _one_by_chunk(
     return members[at], keys
 
 
-def _matching(
+def _match_keys(
     src: tuple[NDArray[np.int64], NDArray[np.int64]],
     dst: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -136,7 +136,7 @@ def _matching(
     return src[0][of_src], dst[0][of_dst]
 
 
-def _step_end(rows: Rows, edges: Edges, *, overlapped: bool) -> None:
+def _add_step_end_edges(rows: Rows, edges: Edges, *, overlapped: bool) -> None:
     """Chain what follows a worker's last compute, with or without overlapped DP communication."""
     chain = [GC, LAYERNORM_GRADS, EMBEDDING_GRADS]
     chain += [SEPARATE_GRADS] if overlapped else [GRADS_REDUCE_SCATTER]
@@ -145,14 +145,14 @@ def _step_end(rows: Rows, edges: Edges, *, overlapped: bool) -> None:
     place[[CODE[name] for name in chain]] = np.arange(1, len(chain) + 1)
     place[[CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]]] = 0
 
-    computes = in_start_order(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
+    computes = rows_by_start(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
     is_last = np.append(rows.worker[computes][1:] != rows.worker[computes][:-1], True)
     is_last = is_last[: len(computes)]  # of no compute none is the last
     members = np.concatenate((computes[is_last], np.flatnonzero(place[rows.type] > 0)))
-    members = members[sort_rows(rows.worker[members], place[rows.type[members]], members)]
+    members = members[argsort_rows(rows.worker[members], place[rows.type[members]], members)]
     edges.chain(members, rows.worker[members])
     if overlapped:
-        last_backward, key = _one_by_chunk(rows, BACKWARD_COMPUTE, last=True)
+        last_backward, key = _pick_by_chunk(rows, BACKWARD_COMPUTE, last=True)
         scatters = rows.of(GRADS_REDUCE_SCATTER)
         base = int(rows.chunk.max(initial=0)) + 2
         wanted = rows.worker[scatters] * base + rows.chunk[scatters] + 1
@@ -166,7 +166,7 @@ def _step_end(rows: Rows, edges: Edges, *, overlapped: bool) -> None:
         edges.add(last, layernorm)
 
 
-def _collectives(rows: Rows, group: NDArray[np.int64], num_stages: int) -> None:
+def _number_collectives(rows: Rows, group: NDArray[np.int64], num_stages: int) -> None:
     """Number the collectives' groups: over dp, over first and last stage, over the whole job."""
     # TP is collapsed, so layernorm-grads-all-reduce has no group that was traced.
     step_stage = rows.step.astype(np.int64) * num_stages + rows.stage
@@ -206,12 +206,12 @@ class Trace:
 
     warnings: tuple[str, ...]
 
-    def contradictions(self) -> dict[int, str]:
+    def find_contradictions(self) -> dict[int, str]:
         """Name the steps that contradict themselves: their replay would prove nothing."""
         steps, num = np.unique(self.rows.step[self.unpaired], return_counts=True)
         numbers = (self.rows.steps[step] for step in steps.tolist())
         alone = dict(zip(numbers, num.tolist(), strict=True))
-        return unpaired_transfers(alone) | self.uneven
+        return describe_unpaired(alone) | self.uneven
 
 
 def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
@@ -225,11 +225,11 @@ def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
     Returns:
         The operations, sorted by (step, dp, stage, type, seq).
     """
-    rows, blocks = sorted_rows(run, spans)
+    rows, blocks = sort_rows(run, spans)
     overlapped = bool((rows.type == CODE[SEPARATE_GRADS]).any())
-    edges, group, unpaired = infer(rows, run.layout, overlapped=overlapped)
+    edges, group, unpaired = infer_dependencies(rows, run.layout, overlapped=overlapped)
     is_comm = np.isin(rows.type, [CODE[name] for name in COMMUNICATION])
-    transfer = rows.end - latest_by_group(group, rows.start)
+    transfer = rows.end - max_over_group(group, rows.start)
     duration = np.where(is_comm, transfer, rows.end - rows.start)
     clock_error = is_comm & (transfer <= CLOCK_ERROR_TRANSFER_NS)
     duration[clock_error] = 0
@@ -241,7 +241,7 @@ def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
         label=rows.type.astype(np.int64) * run.layout.pp + rows.stage,
         group=group,
         duration_ns=duration.astype(np.float64),
-        gap_ns=_gaps(rows, src, dst),
+        gap_ns=_launch_gaps(rows, src, dst),
         start_ns=rows.start,
         end_ns=rows.end,
         closes_step=rows.type == CODE[OPTIMIZER],
@@ -254,12 +254,12 @@ def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
         rank=spans.rank[rows.row],
         num_clock_errors=int(clock_error.sum()),
         unpaired=unpaired,
-        uneven=blocks.contradictions(),
+        uneven=blocks.find_contradictions(),
         warnings=blocks.warnings,
     )
 
 
-def model_of(trace: Trace) -> ReplayModel:
+def build_model(trace: Trace) -> ReplayModel:
     """Give each operation its ideal: by type over all dp positions, stages and steps.
 
     The mean duration for compute, the median transfer for communication, the
@@ -288,7 +288,7 @@ def model_of(trace: Trace) -> ReplayModel:
     )
 
 
-def _gaps(rows: Rows, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.float64]:
+def _launch_gaps(rows: Rows, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return how long each compute operation began after all that it waits for had ended.
 
     Only compute tells of a launch delay: a communication that begins late may

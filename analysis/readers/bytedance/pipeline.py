@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...arrays.grouping import positions_in_runs
-from ...arrays.sorting import stable_order
+from ...arrays.grouping import cumcount
+from ...arrays.sorting import stable_argsort
 from .format import (
     BACKWARD_COMPUTE,
     BACKWARD_RECV,
@@ -124,8 +124,8 @@ def link_pipeline(
     recv_chunk, send_chunk = (0, num_chunks - 1) if forwards else (num_chunks - 1, 0)
     edge_stage = (0, num_stages - 1) if forwards else (num_stages - 1, 0)
 
-    recv_compute = _compute_of(rows, recvs, compute, edge_stage[0], recv_chunk, late=True)
-    send_compute = _compute_of(rows, sends, compute, edge_stage[1], send_chunk, late=False)
+    recv_compute = _match_computes(rows, recvs, compute, edge_stage[0], recv_chunk, late=True)
+    send_compute = _match_computes(rows, sends, compute, edge_stage[1], send_chunk, late=False)
     recvs, recv_compute = recvs[recv_compute >= 0], recv_compute[recv_compute >= 0]
     sends, send_compute = sends[send_compute >= 0], send_compute[send_compute >= 0]
     has_peer = ~(
@@ -141,10 +141,10 @@ def link_pipeline(
     later = rows.nth[recv_compute] > 0
     edges.add(recv_compute[later] - 1, recvs[later])
     edges.add(send_compute, sends)
-    return _pair(rows, group, sends, recvs, direction, num_stages)
+    return _pair_transfers(rows, group, sends, recvs, direction, num_stages)
 
 
-def _compute_of(
+def _match_computes(
     rows: Rows,
     transfers: NDArray[np.int64],
     compute: int,
@@ -160,7 +160,7 @@ def _compute_of(
     fewer than computes (``late``), the first compute has none.
     """
     worker = rows.worker[transfers]
-    nth = positions_in_runs(worker)
+    nth = cumcount(worker)
     num_workers = len(rows.first)
     num = np.bincount(worker, minlength=num_workers)
     num_computes = rows.count[:, compute]
@@ -179,7 +179,7 @@ def _compute_of(
     return found
 
 
-def _pair(
+def _pair_transfers(
     rows: Rows,
     group: NDArray[np.int64],
     sends: NDArray[np.int64],
@@ -195,12 +195,12 @@ def _pair(
     target = (rows.stage[sends] + direction.towards) % num_stages
     send_key = rows.worker_dp[rows.worker[sends]] * num_stages + target
     recv_key = rows.worker_dp[rows.worker[recvs]] * num_stages + rows.stage[recvs]
-    order = stable_order(send_key)
+    order = stable_argsort(send_key)
     sends, send_key = sends[order], send_key[order]
     longest = max(int(np.bincount(rows.worker[sends]).max(initial=0)), 1) + 1
     longest = max(longest, int(np.bincount(rows.worker[recvs]).max(initial=0)) + 1)
-    send_name = send_key * longest + positions_in_runs(send_key)
-    recv_name = recv_key * longest + positions_in_runs(recv_key)
+    send_name = send_key * longest + cumcount(send_key)
+    recv_name = recv_key * longest + cumcount(recv_key)
     _, of_send, of_recv = np.intersect1d(
         send_name, recv_name, assume_unique=True, return_indices=True
     )

@@ -8,13 +8,13 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 
-from ...arrays.grouping import NO_GROUP, latest_by_group, positions_in_runs
-from ...arrays.sorting import places_of, sort_rows
-from ...replay.model import ComputeItems, Reading, WaitIntervals, without_overlap
+from ...arrays.grouping import NO_GROUP, cumcount, max_over_group
+from ...arrays.sorting import argsort_rows, find_positions
+from ...replay.model import ComputeItems, Reading, WaitIntervals, remove_overlaps
 from ...trace.rows import select_rows
 from ..waits import WaitSplit
-from .blocks import in_start_order
-from .evidence import gaps_of, transfers_of
+from .blocks import rows_by_start
+from .evidence import find_gaps, find_transfers
 from .format import (
     BACKWARD_COMPUTE,
     CLOCK_ERROR_TRANSFER_NS,
@@ -25,7 +25,7 @@ from .format import (
     GRADS_REDUCE_SCATTER,
     SEPARATE_GRADS,
 )
-from .graph import model_of, read_trace
+from .graph import build_model, read_trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +45,7 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
         spans: Its operations.
     """
     trace = read_trace(run, spans)
-    left_out, warnings = trace.contradictions(), list(trace.warnings)
+    left_out, warnings = trace.find_contradictions(), list(trace.warnings)
     unknown = np.setdiff1d(spans.step, trace.rows.steps).tolist()
     left_out |= dict.fromkeys(unknown, "it holds no operation of a known type")
     if left_out:
@@ -58,11 +58,11 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
             " and count as 0"
         )
     return Reading(
-        model=model_of(trace),
+        model=build_model(trace),
         items=_items(trace),
         waits=_waits(trace),
-        gaps=gaps_of(trace),
-        transfers=transfers_of(trace),
+        gaps=find_gaps(trace),
+        transfers=find_transfers(trace),
         steps=rows.steps,
         actual_ns=_recorded_times(rows.steps, spans),
         left_out=left_out,
@@ -72,7 +72,7 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
 
 def _recorded_times(steps: tuple[int, ...], spans: SpanTable) -> NDArray[np.int64]:
     """Return last end - first start of each step, over all its operations."""
-    index = places_of(spans.step, np.array(steps))
+    index = find_positions(spans.step, np.array(steps))
     first = np.full(len(steps), np.iinfo(np.int64).max)
     last = np.full(len(steps), np.iinfo(np.int64).min)
     np.minimum.at(first, index, spans.start_ns)
@@ -83,10 +83,10 @@ def _recorded_times(steps: tuple[int, ...], spans: SpanTable) -> NDArray[np.int6
 
 def _items(trace: Trace) -> ComputeItems:
     rows = trace.rows
-    compute = in_start_order(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
+    compute = rows_by_start(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
     forward = rows.type[compute] == CODE[FORWARD_COMPUTE]
     kind = np.where(forward, KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
-    order = sort_rows(
+    order = argsort_rows(
         rows.step[compute], trace.rank[compute], kind, rows.chunk[compute], rows.start[compute]
     )
     compute, kind = compute[order], kind[order].astype(np.int8)
@@ -97,7 +97,7 @@ def _items(trace: Trace) -> ComputeItems:
         rank=trace.rank[compute],
         kind=kind,
         chunk=rows.chunk[compute],
-        microbatch=positions_in_runs(np.cumsum(changes)).astype(np.int32),
+        microbatch=cumcount(np.cumsum(changes)).astype(np.int32),
         self_ns=(rows.end - rows.start)[compute],
     )
 
@@ -109,13 +109,13 @@ def _waits(trace: Trace) -> WaitIntervals:
     the step's end, from the start of the communication itself.
     """
     rows, operations = trace.rows, trace.operations
-    arrival = latest_by_group(operations.group, rows.start)
+    arrival = max_over_group(operations.group, rows.start)
     consumed = _consumed_by_compute(trace)
     serial = np.flatnonzero(np.isin(rows.type, [CODE[name] for name in SERIAL_COMMUNICATION]))
     comm = np.concatenate((consumed[0], serial))
     begin = np.concatenate((np.maximum(consumed[1], rows.start[consumed[0]]), rows.start[serial]))
     real = arrival[comm] > begin
-    return without_overlap(
+    return remove_overlaps(
         WaitIntervals(
             rank=trace.rank[comm[real]],
             operation=comm[real],
@@ -128,7 +128,7 @@ def _waits(trace: Trace) -> WaitIntervals:
 def _consumed_by_compute(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return communications that a compute waits for, and when that worker's last one ended."""
     rows, operations = trace.rows, trace.operations
-    computes = in_start_order(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
+    computes = rows_by_start(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
     before = np.full(len(rows.row), np.iinfo(np.int64).min)
     follows = rows.worker[computes[1:]] == rows.worker[computes[:-1]]
     before[computes[1:][follows]] = rows.end[computes[:-1][follows]]
@@ -158,11 +158,11 @@ def split_bytedance_waits(run: RunInfo, spans: SpanTable) -> WaitSplit:
     known = group != NO_GROUP
     rows, member = trace.rows.row[known], group[known]
     start, duration = spans.start_ns[rows], spans.duration_ns[rows]
-    arrival = latest_by_group(member, start)
+    arrival = max_over_group(member, start)
     # The lowest of several last arrivals is the largest of the negated ranks.
     rank = spans.rank[rows].astype(np.int64)
     lowest = np.iinfo(np.int64).min
-    last = -latest_by_group(member, np.where(start == arrival, -rank, lowest))
+    last = -max_over_group(member, np.where(start == arrival, -rank, lowest))
 
     wait_ns = np.full(len(spans), -1, dtype=np.int64)
     transfer_ns, instance = wait_ns.copy(), wait_ns.copy()

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...arrays.sorting import sort_rows
+from ...arrays.sorting import argsort_rows
 from ...replay.batched_program import Shape
-from .blocks import NUM_TYPES, Rows, in_pieces
+from .blocks import NUM_TYPES, Rows, map_slices
 from .format import (
     BACKWARD_COMPUTE,
     CLOCK_ERROR_TRANSFER_NS,
@@ -30,7 +30,7 @@ from .format import (
     SEPARATE_GRADS,
     TYPES,
 )
-from .graph import infer
+from .graph import infer_dependencies
 from .pipeline import DIRECTIONS, is_real_recv, is_real_send
 
 if TYPE_CHECKING:
@@ -40,22 +40,22 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Layout
 
-    from ...replay.batched_program import Meeting
+    from ...replay.batched_program import CollectiveKey
     from .blocks import Blocks
     from .format import Whole
 
-MEETINGS = (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_GRADS, GRAD_CLIP)
+CROSS_REPLICA_TYPES = (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_GRADS, GRAD_CLIP)
 """Collectives over the data-parallel replicas, the last over all stages too."""
 
 STREAMS = ((FORWARD_COMPUTE, BACKWARD_COMPUTE), (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER))
 """Types that share a stream of a worker; of the others the order is that of their numbers."""
 
-LANES_AT_ONCE = 256
+TRANSPOSE_COLUMNS = 256
 """Replicas whose columns are turned together: both sides stay in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
+class ShapeTable:
     """All replicas of one shape."""
 
     shape: Shape
@@ -81,7 +81,7 @@ class Sheet:
     """Sends and receives of one lane without a partner, though its worker has operations."""
 
 
-def sheets_of(blocks: Blocks, layout: Layout, keep: NDArray[np.bool_]) -> list[Sheet]:
+def build_shape_tables(blocks: Blocks, layout: Layout, keep: NDArray[np.bool_]) -> list[ShapeTable]:
     """Sort replicas by shape.
 
     Args:
@@ -94,18 +94,18 @@ def sheets_of(blocks: Blocks, layout: Layout, keep: NDArray[np.bool_]) -> list[S
     taken = np.flatnonzero(np.repeat(keep, num_replicas) & count.any(axis=1))
     overlapped = bool(blocks.count[keep][..., CODE[SEPARATE_GRADS] :: NUM_TYPES].any())
     sheets = []
-    for equal_count in _alike([count[taken].T]):
+    for equal_count in _group_equal_columns([count[taken].T]):
         instances = taken[equal_count]
         counts = count[instances[0]]
-        start, end, chunk = _columns(blocks, instances)
-        for lanes in _alike(list(_features(counts, start, end, chunk))):
+        start, end, chunk = _gather_times(blocks, instances)
+        for lanes in _group_equal_columns(list(_structure_features(counts, start, end, chunk))):
             at = int(lanes[0])
-            rows = _rows(counts, start[:, at], end[:, at], chunk[:, at])
-            edges, group, unpaired = infer(rows, layout, overlapped=overlapped)
+            rows = _single_column_rows(counts, start[:, at], end[:, at], chunk[:, at])
+            edges, group, unpaired = infer_dependencies(rows, layout, overlapped=overlapped)
             whole = len(lanes) == len(instances)
             sheets.append(
-                Sheet(
-                    shape=_shape(rows, *edges.arrays(), group),
+                ShapeTable(
+                    shape=_build_shape(rows, *edges.arrays(), group),
                     type=rows.type.astype(np.int64),
                     stage=rows.stage.astype(np.int64),
                     start_ns=start if whole else start[:, lanes],
@@ -118,7 +118,7 @@ def sheets_of(blocks: Blocks, layout: Layout, keep: NDArray[np.bool_]) -> list[S
     return sheets
 
 
-def _alike(tables: list[Whole]) -> list[NDArray[np.int64]]:
+def _group_equal_columns(tables: list[Whole]) -> list[NDArray[np.int64]]:
     """Return the columns in classes of equal content; the tables stand below each other."""
     same = np.ones(tables[0].shape[1], dtype=np.bool_)
     for table in tables:
@@ -131,7 +131,7 @@ def _alike(tables: list[Whole]) -> list[NDArray[np.int64]]:
     return [np.flatnonzero(same), *(np.array(columns) for columns in classes.values())]
 
 
-def _columns(
+def _gather_times(
     blocks: Blocks, instances: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Whole]:
     """Return start, end and chunk of some replicas' operations, each of shape (ops, lanes)."""
@@ -149,11 +149,11 @@ def _columns(
         end[:, lanes] = starts.T
         chunk[:, lanes] = columns.chunk[rows].T
 
-    in_pieces(fill, len(instances), rows_at_once=LANES_AT_ONCE)
+    map_slices(fill, len(instances), rows_at_once=TRANSPOSE_COLUMNS)
     return start, end, chunk
 
 
-def _features(
+def _structure_features(
     counts: NDArray[np.int64],
     start: NDArray[np.int64],
     end: NDArray[np.int64],
@@ -166,7 +166,7 @@ def _features(
         rows = {name: slice(first[stage + k], last[stage + k]) for name, k in CODE.items()}
         for names in STREAMS:
             members = np.concatenate([np.arange(rows[n].start, rows[n].stop) for n in names])
-            yield _start_order(start[members], end[members])
+            yield _sort_by_start(start[members], end[members])
             yield chunk[members]
         for direction in DIRECTIONS:
             compute = rows[direction.compute]
@@ -177,12 +177,12 @@ def _features(
             yield is_real_send(sends, end[compute.start]).astype(np.int8)
 
 
-def _start_order(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sort_by_start(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return each lane's order of (start, end, row), shape (members, lanes).
 
     Where the first lane's order leaves no doubt, it is taken instead of sorted anew.
     """
-    order = sort_rows(start[:, 0], end[:, 0])
+    order = argsort_rows(start[:, 0], end[:, 0])
     ordered = start[order]
     clear = (ordered[1:] > ordered[:-1]).all(axis=0)
     orders = np.broadcast_to(order[:, None], start.shape)
@@ -193,7 +193,7 @@ def _start_order(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np
     return orders
 
 
-def _rows(
+def _single_column_rows(
     counts: NDArray[np.int64],
     start: NDArray[np.int64],
     end: NDArray[np.int64],
@@ -224,13 +224,13 @@ def _rows(
     )
 
 
-def _shape(
+def _build_shape(
     rows: Rows, src: NDArray[np.int64], dst: NDArray[np.int64], group: NDArray[np.int64]
 ) -> Shape:
     numbers, gate = np.unique(group, return_inverse=True)
     gate -= int(numbers[0] < 0)
-    meeting: dict[int, Meeting] = {}
-    for name in MEETINGS:
+    meeting: dict[int, CollectiveKey] = {}
+    for name in CROSS_REPLICA_TYPES:
         for row in rows.of(name).tolist():
             stage = -1 if name == GRAD_CLIP else int(rows.stage[row])
             meeting[int(gate[row])] = (CODE[name], stage, int(rows.nth[row]))
@@ -245,7 +245,7 @@ def _shape(
 
 
 def recorded_durations(
-    sheets: Sequence[Sheet], num_steps: int
+    sheets: Sequence[ShapeTable], num_steps: int
 ) -> tuple[list[NDArray[np.float64]], int]:
     """Return durations of compute, transfers of communication.
 
@@ -254,12 +254,12 @@ def recorded_durations(
 
     Args:
         sheets: The trace.
-        num_steps: Steps that ``Sheet.step`` counts.
+        num_steps: Steps that ``ShapeTable.step`` counts.
 
     Returns:
         By sheet, shape (ops, lanes), in ns; and how many transfers are clock errors.
     """
-    over = _meetings_begin(sheets, num_steps)
+    over = _collective_arrivals(sheets, num_steps)
     durations, num_clock_errors = [], 0
     for sheet in sheets:
         taken = np.empty(sheet.start_ns.shape)
@@ -277,10 +277,12 @@ def recorded_durations(
     return durations, num_clock_errors
 
 
-def _meetings_begin(sheets: Sequence[Sheet], num_steps: int) -> dict[Meeting, NDArray[np.int64]]:
+def _collective_arrivals(
+    sheets: Sequence[ShapeTable], num_steps: int
+) -> dict[CollectiveKey, NDArray[np.int64]]:
     """Return when the last member of each meeting started, by step."""
     lowest = np.iinfo(np.int64).min
-    over: dict[Meeting, NDArray[np.int64]] = {}
+    over: dict[CollectiveKey, NDArray[np.int64]] = {}
     for sheet in sheets:
         members = sheet.shape.members()
         begins = np.flatnonzero(np.diff(sheet.step, prepend=-1))
@@ -293,7 +295,7 @@ def _meetings_begin(sheets: Sequence[Sheet], num_steps: int) -> dict[Meeting, ND
 
 
 def ideal_durations(
-    sheets: Sequence[Sheet], durations: Sequence[NDArray[np.float64]]
+    sheets: Sequence[ShapeTable], durations: Sequence[NDArray[np.float64]]
 ) -> NDArray[np.float64]:
     """Return each type's ideal over all dp positions, stages and steps.
 

@@ -15,29 +15,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...arrays.grouping import distinct
-from ...arrays.sorting import places_of, sort_rows
-from ...replay.batched_program import compile_lanes
-from ...replay.batched_replay import Block, Part
-from ...replay.what_if import WORST_SHARE, WhatIf, part_of_excess
+from ...arrays.grouping import sorted_unique
+from ...arrays.sorting import argsort_rows, find_positions
+from ...replay.batched_program import compile_shapes
+from ...replay.batched_replay import ShapeColumns, StepRange
+from ...replay.what_if import WORST_SHARE, WhatIf, share_of_excess
 from ...trace.errors import CycleError, EmptyRunError
-from .blocks import NUM_TYPES, place_blocks, unpaired_transfers
+from .blocks import NUM_TYPES, build_blocks, describe_unpaired
 from .format import FOLDED, TYPES
-from .shapes import ideal_durations, recorded_durations, sheets_of
+from .shapes import build_shape_tables, ideal_durations, recorded_durations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from ...replay.batched_program import LaneProgram
+    from ...replay.batched_program import ShapeProgram
     from ...replay.batched_replay import Row
     from ...trace.tables import RunInfo
     from .blocks import Blocks
     from .format import Columns
-    from .shapes import Sheet
+    from .shapes import ShapeTable
 
-ENDS_AT_ONCE = 1 << 22
+MAX_ENDS = 1 << 22
 """Nodes times lanes replayed together: fewer cost more calls, more leave the core's cache.
 
 Of AR's 868 nodes that makes rows of 4,800 lanes, and 34 MB.
@@ -50,8 +50,8 @@ class Scenarios:
     def __init__(
         self,
         blocks: Blocks,
-        sheets: Sequence[Sheet],
-        programs: Sequence[LaneProgram],
+        sheets: Sequence[ShapeTable],
+        programs: Sequence[ShapeProgram],
         recorded: Sequence[NDArray[np.float64]],
         steps: NDArray[np.int64],
     ) -> None:
@@ -98,8 +98,8 @@ class Scenarios:
         without_last = together["but the last stage"]
         return replace(
             result,
-            m_w=part_of_excess(recorded, float(without_worst.mean()), ideal),
-            m_s=part_of_excess(recorded, float(without_last.mean()), ideal),
+            m_w=share_of_excess(recorded, float(without_worst.mean()), ideal),
+            m_s=share_of_excess(recorded, float(without_last.mean()), ideal),
         )
 
     def _stages(self) -> dict[int, int]:
@@ -124,27 +124,27 @@ class Scenarios:
             found[kind] = found.get(kind, 0) | 1 << label
         return found
 
-    def _blocks(self) -> Iterator[tuple[slice, Block]]:
+    def _blocks(self) -> Iterator[tuple[slice, StepRange]]:
         """Cut the steps into blocks; yield each with its place among the steps."""
         num_ends = sum(
             len(sheet.step) * len(program.before)
             for sheet, program in zip(self._sheets, self._programs, strict=True)
         )
-        at_once = max(1, ENDS_AT_ONCE * len(self._steps) // num_ends)
+        at_once = max(1, MAX_ENDS * len(self._steps) // num_ends)
         for begin in range(0, len(self._steps), at_once):
             steps = self._steps[begin : begin + at_once]
             parts = (self._part(number, steps) for number in range(len(self._sheets)))
-            block = Block(parts=[part for part in parts if part], num_steps=len(steps))
+            block = StepRange(parts=[part for part in parts if part], num_steps=len(steps))
             yield slice(begin, begin + len(steps)), block
 
-    def _part(self, number: int, steps: NDArray[np.int64]) -> Part | None:
+    def _part(self, number: int, steps: NDArray[np.int64]) -> ShapeColumns | None:
         """Return the lanes of one shape in some steps, if it has any."""
         sheet = self._sheets[number]
         first, last = np.searchsorted(sheet.step, [steps[0], steps[-1] + 1])
         if first == last:
             return None
         step = np.searchsorted(steps, sheet.step[first:last])
-        return Part(
+        return ShapeColumns(
             program=self._programs[number],
             recorded=list(self._recorded[number][:, first:last]),
             ideal=self._ideal[number],
@@ -196,7 +196,7 @@ class Scenarios:
         slowdown = np.full((len(replicas), self._trace.num_stages), -np.inf)
         for stage, times in result.by_stage_ns.items():
             slowdown[:, stage] = np.minimum(by_dp, times.mean()) / ideal
-        order = sort_rows(-slowdown.ravel(), self._trace.lowest_rank.ravel())
+        order = argsort_rows(-slowdown.ravel(), self._trace.lowest_rank.ravel())
         num_worst = math.ceil(WORST_SHARE * len(result.by_worker_ns))
         worst = np.zeros(slowdown.size, dtype=np.bool_)
         worst[order[:num_worst]] = True
@@ -258,17 +258,17 @@ def what_if_trace(run: RunInfo, columns: Columns) -> TraceWhatIf:
         EmptyRunError: No whole step is left.
         CycleError: Operations wait for each other.
     """
-    blocks = place_blocks(run, columns)
-    sheets, left_out = _whole_steps(run, blocks)
+    blocks = build_blocks(run, columns)
+    sheets, left_out = _find_whole_steps(run, blocks)
     try:
-        programs = compile_lanes([sheet.shape for sheet in sheets])
+        programs = compile_shapes([sheet.shape for sheet in sheets])
     except CycleError:
-        circling = _circling(sheets, blocks.steps)
+        circling = _find_cycles(sheets, blocks.steps)
         if not circling:
             raise
         left_out = left_out | circling
-        sheets = _sheets(run, blocks, left_out)
-        programs = compile_lanes([sheet.shape for sheet in sheets])
+        sheets = _build_tables(run, blocks, left_out)
+        programs = compile_shapes([sheet.shape for sheet in sheets])
     keep = ~np.isin(blocks.steps, list(left_out))
     recorded, num_clock_errors = recorded_durations(sheets, len(blocks.steps))
     scenarios = Scenarios(blocks, sheets, programs, recorded, np.flatnonzero(keep))
@@ -283,46 +283,48 @@ def what_if_trace(run: RunInfo, columns: Columns) -> TraceWhatIf:
     )
 
 
-def _whole_steps(run: RunInfo, blocks: Blocks) -> tuple[list[Sheet], dict[int, str]]:
+def _find_whole_steps(run: RunInfo, blocks: Blocks) -> tuple[list[ShapeTable], dict[int, str]]:
     """Return the structures of the steps that can be replayed, and why the others cannot."""
-    left_out = blocks.contradictions()
-    sheets = _sheets(run, blocks, left_out)
-    alone = _unpaired(sheets, blocks.steps)
+    left_out = blocks.find_contradictions()
+    sheets = _build_tables(run, blocks, left_out)
+    alone = _find_unpaired(sheets, blocks.steps)
     if alone:
         left_out = left_out | alone
-        sheets = _sheets(run, blocks, left_out)
+        sheets = _build_tables(run, blocks, left_out)
     return sheets, left_out
 
 
-def _sheets(run: RunInfo, blocks: Blocks, left_out: dict[int, str]) -> list[Sheet]:
+def _build_tables(run: RunInfo, blocks: Blocks, left_out: dict[int, str]) -> list[ShapeTable]:
     keep = ~np.isin(blocks.steps, list(left_out))
     if not keep.any():
         reason = next(iter(left_out.values()), "it holds no operation of a known type")
         raise EmptyRunError(f"run {run.run_id} has no whole step: {reason}")
-    return sheets_of(blocks, run.layout, keep)
+    return build_shape_tables(blocks, run.layout, keep)
 
 
-def _unpaired(sheets: Sequence[Sheet], steps: NDArray[np.int64]) -> dict[int, str]:
+def _find_unpaired(sheets: Sequence[ShapeTable], steps: NDArray[np.int64]) -> dict[int, str]:
     """Name the steps with sends and receives that have no partner."""
     num = np.zeros(len(steps), dtype=np.int64)
     for sheet in sheets:
         np.add.at(num, sheet.step, sheet.num_unpaired)
-    return unpaired_transfers(dict(zip(steps.tolist(), num.tolist(), strict=True)))
+    return describe_unpaired(dict(zip(steps.tolist(), num.tolist(), strict=True)))
 
 
-def _circling(sheets: Sequence[Sheet], steps: NDArray[np.int64]) -> dict[int, str]:
+def _find_cycles(sheets: Sequence[ShapeTable], steps: NDArray[np.int64]) -> dict[int, str]:
     """Name the steps with a replica whose operations wait for each other."""
     found: dict[int, str] = {}
     for sheet in sheets:
         try:
-            compile_lanes([sheet.shape])
+            compile_shapes([sheet.shape])
         except CycleError as error:
             why = f"{error.num_nodes} operations depend on each other in a circle"
-            found |= dict.fromkeys(steps[distinct(sheet.step)].tolist(), why)
+            found |= dict.fromkeys(steps[sorted_unique(sheet.step)].tolist(), why)
     return found
 
 
-def _recorded_times(sheets: Sequence[Sheet], blocks: Blocks, columns: Columns) -> NDArray[np.int64]:
+def _recorded_times(
+    sheets: Sequence[ShapeTable], blocks: Blocks, columns: Columns
+) -> NDArray[np.int64]:
     """Return last end - first start of each step, over all operations, replayed or not."""
     num_steps = len(blocks.steps)
     first = np.full(num_steps, np.iinfo(np.int64).max)
@@ -334,7 +336,7 @@ def _recorded_times(sheets: Sequence[Sheet], blocks: Blocks, columns: Columns) -
         rest = np.ones(len(columns.step), dtype=np.bool_)
         rest[blocks.taken] = False
         rest &= np.isin(columns.step, blocks.steps)
-        step, start = places_of(columns.step[rest], blocks.steps), columns.start_ns[rest]
+        step, start = find_positions(columns.step[rest], blocks.steps), columns.start_ns[rest]
         np.minimum.at(first, step, start)
         np.maximum.at(last, step, start + columns.duration_ns[rest])
     times: NDArray[np.int64] = last - first

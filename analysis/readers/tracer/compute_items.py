@@ -8,12 +8,12 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, KINDS, SpanKind
 
-from ...arrays.grouping import distinct, is_one_of, number_rows, positions_in_runs
-from ...arrays.intervals import NOWHERE
-from ...arrays.sorting import places_of, sort_rows
+from ...arrays.grouping import cumcount, factorize, is_one_of, sorted_unique
+from ...arrays.intervals import NOT_FOUND
+from ...arrays.sorting import argsort_rows, find_positions
 from ...replay.model import ComputeItems
-from ..tp_partners import worker_numbers
-from .pieces import WHOLE, Pieces, is_deferred, own_compute
+from ..tp_partners import number_workers
+from .pieces import WHOLE, Pieces, is_deferred_part, is_own_compute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...trace.tables import RankInfo, RunInfo, SpanTable
-    from .matched_waits import Joined
+    from .matched_waits import MatchedWaits
 
-LEAST_OUTSIDE_RATIO = 0.1
+MIN_OUTSIDE_RATIO = 0.1
 """Share of the compute that must lie outside the experts for it to speak for the rank."""
 
-MOST_ODD_RATIO = 0.01
+MAX_ODD_RATIO = 0.01
 """Share of the compute spans in which what opens may stay open: by borders that coincide."""
 
 EP_COMM = KIND_CODES[SpanKind.EP_COMM]
 
 
-def compute_items(
-    joined: Joined,
+def build_compute_items(
+    joined: MatchedWaits,
     pieces: Pieces,
     numbers: NDArray[np.int32],
     run: RunInfo,
@@ -58,11 +58,11 @@ def compute_items(
     """
     spans, windows = joined.spans, joined.windows
     kinds = (KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
-    whole = np.flatnonzero(own_compute(pieces, len(pieces.start)))
+    whole = np.flatnonzero(is_own_compute(pieces, len(pieces.start)))
     whole = whole[is_one_of(spans.kind[pieces.compute[whole]], kinds)]
-    experts = expert_pieces(joined, pieces, portion)
+    experts = is_expert_piece(joined, pieces, portion)
     own = whole[~experts[whole]]
-    index, num = number_rows(pieces.compute[own])
+    index, num = factorize(pieces.compute[own])
     first = np.zeros(num, dtype=np.int64)
     first[index] = np.arange(len(index))
     span = pieces.compute[own[first]]
@@ -72,21 +72,21 @@ def compute_items(
     step = windows.step_index[window]
     rank, kind, chunk = spans.rank[span], spans.kind[span], spans.chunk[span]
     part = portion[span]
-    order = sort_rows(step, rank, kind, chunk, part, spans.start_ns[span])
-    kind_of_rank, _ = number_rows(step[order], rank[order], kind[order], chunk[order], part[order])
-    microbatch = positions_in_runs(kind_of_rank).astype(np.int32)
+    order = argsort_rows(step, rank, kind, chunk, part, spans.start_ns[span])
+    kind_of_rank, _ = factorize(step[order], rank[order], kind[order], chunk[order], part[order])
+    microbatch = cumcount(kind_of_rank).astype(np.int32)
     ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
     if experts.any():
-        self_ns = self_ns * _over_outside(joined, pieces, ranks, whole, experts)[own[first]]
+        self_ns = self_ns * _expert_scale(joined, pieces, ranks, whole, experts)[own[first]]
     own_ns = np.rint(self_ns[order]).astype(np.int64)
-    kinds_traced = {KINDS[code].value for code in distinct(spans.kind[joined.comm]).tolist()}
-    worker = worker_numbers(ranks, kinds_traced, joined.line.ranks)
-    late_ns = _partners_late(
-        (step[order], worker[places_of(rank[order], joined.line.ranks)], kind[order],
+    kinds_traced = {KINDS[code].value for code in sorted_unique(spans.kind[joined.comm]).tolist()}
+    worker = number_workers(ranks, kinds_traced, joined.line.ranks)
+    late_ns = _partner_delays(
+        (step[order], worker[find_positions(rank[order], joined.line.ranks)], kind[order],
          chunk[order], part[order], microbatch),
         spans.start_ns[span][order],
     )  # fmt: skip
-    items = _joined_portions(
+    items = _merge_parts(
         ComputeItems(
             step=numbers[step[order]],
             rank=rank[order],
@@ -103,8 +103,8 @@ def compute_items(
     return items, experts
 
 
-def _over_outside(
-    joined: Joined,
+def _expert_scale(
+    joined: MatchedWaits,
     pieces: Pieces,
     ranks: Mapping[int, RankInfo],
     whole: NDArray[np.int64],
@@ -125,8 +125,8 @@ def _over_outside(
     spans, line = joined.spans, joined.line
     stage_of = np.array([ranks[rank].coords.pp for rank in line.ranks.tolist()])
     span = pieces.compute[whole]
-    stage = stage_of[places_of(spans.rank[span], line.ranks)]
-    work, num = number_rows(spans.kind[span], spans.chunk[span], stage)
+    stage = stage_of[find_positions(spans.rank[span], line.ranks)]
+    work, num = factorize(spans.kind[span], spans.chunk[span], stage)
     length = (pieces.end - pieces.start)[whole]
     total = np.bincount(work, weights=length, minlength=num)
     outside = np.bincount(work, weights=np.where(experts[whole], 0, length), minlength=num)
@@ -139,11 +139,11 @@ def _deferred_ratio(pieces: Pieces, whole: NDArray[np.int64], portion: NDArray[n
     """Return the share of forward and backward compute that lies in later portions."""
     length = (pieces.end - pieces.start)[whole].astype(np.float64)
     total = float(length.sum())
-    deferred = is_deferred(portion[pieces.compute[whole]])
+    deferred = is_deferred_part(portion[pieces.compute[whole]])
     return float(length[deferred].sum()) / total if total else 0.0
 
 
-def _joined_portions(
+def _merge_parts(
     items: ComputeItems,
     spans: SpanTable,
     span: NDArray[np.int64],
@@ -162,39 +162,43 @@ def _joined_portions(
     """
     if not deferred_ratio:
         return items
-    later = is_deferred(portion)
-    alone = np.where(portion == WHOLE, np.arange(len(items)), NOWHERE)
-    work, num = number_rows(
+    later = is_deferred_part(portion)
+    alone = np.where(portion == WHOLE, np.arange(len(items)), NOT_FOUND)
+    work, num = factorize(
         items.step, items.rank, items.kind, items.chunk, spans.microbatch[span], alone
     )
     self_ns = np.bincount(work, weights=items.self_ns, minlength=num).astype(np.int64)
     # Items are in order of (step, rank, kind, chunk, portion): whole ones and first halves mix.
-    order = sort_rows(items.step, items.rank, items.kind, items.chunk, spans.start_ns[span])
+    order = argsort_rows(items.step, items.rank, items.kind, items.chunk, spans.start_ns[span])
     first = order[~later[order]]
     step, rank = items.step[first], items.rank[first]
     kind, chunk = items.kind[first], items.chunk[first]
-    of_rank, _ = number_rows(step, rank, kind, chunk)
+    of_rank, _ = factorize(step, rank, kind, chunk)
     return ComputeItems(
         step=step,
         rank=rank,
         kind=kind,
         chunk=chunk,
-        microbatch=positions_in_runs(of_rank).astype(np.int32),
+        microbatch=cumcount(of_rank).astype(np.int32),
         self_ns=self_ns[work[first]],
         deferred_ratio=deferred_ratio,
     )
 
 
-def _partners_late(key: tuple[NDArray[Any], ...], start_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+def _partner_delays(
+    key: tuple[NDArray[Any], ...], start_ns: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Return how long after each item the last partner began the same one. Shape (items,)."""
-    same, num = number_rows(*key)
+    same, num = factorize(*key)
     latest = np.full(num, np.iinfo(np.int64).min)
     np.maximum.at(latest, same, start_ns)
     late: NDArray[np.int64] = latest[same] - start_ns
     return late
 
 
-def expert_pieces(joined: Joined, pieces: Pieces, portion: NDArray[np.int64]) -> NDArray[np.bool_]:
+def is_expert_piece(
+    joined: MatchedWaits, pieces: Pieces, portion: NDArray[np.int64]
+) -> NDArray[np.bool_]:
     """Tell which pieces of the ranks' own compute are the experts'.
 
     Waits for expert-parallel communication inside a compute span open and close
@@ -210,32 +214,32 @@ def expert_pieces(joined: Joined, pieces: Pieces, portion: NDArray[np.int64]) ->
         Shape (pieces,): all False where there are no experts, where what opens is often not
         closed, or where too little is left outside.
     """
-    own = own_compute(pieces, len(pieces.start))
+    own = is_own_compute(pieces, len(pieces.start))
     nothing = np.zeros(len(own), dtype=np.bool_)
-    ends = _wait_ends(joined)
+    ends = _find_ep_wait_ends(joined)
     if not len(ends) or not own.any():
         return nothing
     spans, line = joined.spans, joined.line
-    rows = distinct(pieces.compute[own])
+    rows = sorted_unique(pieces.compute[own])
     start = line.place(spans.rank[rows], spans.start_ns[rows])
     # A wait that ends as the span begins is of the one before.
     before = np.searchsorted(ends, start, side="right")
     inside = np.searchsorted(ends, start + spans.duration_ns[rows], side="right") - before
     odd = inside % 2 == 1
-    if not inside.any() or odd.mean() > MOST_ODD_RATIO:
+    if not inside.any() or odd.mean() > MAX_ODD_RATIO:
         return nothing
     of_piece = np.flatnonzero(own)
     span = np.searchsorted(rows, pieces.compute[of_piece])
     passed = np.searchsorted(ends, pieces.start[of_piece], side="right") - before[span]
     found = nothing.copy()
-    found[of_piece] = ((passed % 2 == 1) & ~odd[span]) | is_deferred(portion[rows])[span]
+    found[of_piece] = ((passed % 2 == 1) & ~odd[span]) | is_deferred_part(portion[rows])[span]
     length = np.where(own, pieces.end - pieces.start, 0)
     outside = float(length[~found].sum())
-    return found if outside >= LEAST_OUTSIDE_RATIO * float(length.sum()) else nothing
+    return found if outside >= MIN_OUTSIDE_RATIO * float(length.sum()) else nothing
 
 
-def _wait_ends(joined: Joined) -> NDArray[np.int64]:
+def _find_ep_wait_ends(joined: MatchedWaits) -> NDArray[np.int64]:
     """Return where on the line ranks ended waiting for expert-parallel communication, sorted."""
-    known = joined.wait_comm != NOWHERE
+    known = joined.wait_comm != NOT_FOUND
     known[known] = joined.spans.kind[joined.comm[joined.wait_comm[known]]] == EP_COMM
     return np.sort(joined.blocked()[1][known])

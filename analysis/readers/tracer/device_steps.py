@@ -9,8 +9,8 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
 
-from ...arrays.grouping import is_one_of, number_rows
-from ...arrays.sorting import sort_rows
+from ...arrays.grouping import factorize, is_one_of
+from ...arrays.sorting import argsort_rows
 from ..waits import is_communication
 
 if TYPE_CHECKING:
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
     from ...trace.tables import SpanTable, StepTable
 
-ON_STREAM = [
+STREAM_KINDS = [
     KIND_CODES[kind]
     for kind in (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER, SpanKind.WAIT)
 ]
 """What a compute stream does one after the other. Asynchronous communication may outlast its step,
 so it tells no border but where a step begins."""
 
-TIMED = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN | SpanFlag.END_BOUND
+DEVICE_TIMED = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN | SpanFlag.END_BOUND
 """One of these is set in whatever was timed on a device, if only roughly."""
 
 
-def steps_on_device(spans: SpanTable, steps: StepTable) -> StepTable:
+def align_steps_to_device(spans: SpanTable, steps: StepTable) -> StepTable:
     """Return the steps with the borders that the device saw.
 
     A host that runs ahead says that a step ends while the device still
@@ -43,14 +43,14 @@ def steps_on_device(spans: SpanTable, steps: StepTable) -> StepTable:
         spans: The spans of these steps.
         steps: One row per (epoch, step, rank), as the host told them.
     """
-    first, last = _on_stream(spans, steps)
+    first, last = _find_stream_bounds(spans, steps)
     known = last >= 0
     outside = known & ((first < steps.start_ns) | (last > steps.end_ns))
     if not outside.any():
         return steps
-    rank, _ = number_rows(steps.epoch, steps.rank)
+    rank, _ = factorize(steps.epoch, steps.rank)
     moves = np.bincount(rank, weights=outside).astype(np.bool_)[rank] & known
-    order = sort_rows(rank, steps.step)
+    order = argsort_rows(rank, steps.step)
     start, end = steps.start_ns.copy(), steps.end_ns.copy()
     start[moves], end[moves] = first[moves], last[moves]
     before, after = order[:-1], order[1:]
@@ -60,18 +60,20 @@ def steps_on_device(spans: SpanTable, steps: StepTable) -> StepTable:
     return replace(steps, start_ns=start, end_ns=end)
 
 
-def _on_stream(spans: SpanTable, steps: StepTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _find_stream_bounds(
+    spans: SpanTable, steps: StepTable
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return when each step's stream first and last did something for it; -1 where unknown."""
     first = np.full(len(steps), -1, dtype=np.int64)
     last = first.copy()
-    on_device = ((spans.flags & SpanFlag.HOST_CLOCK) == 0) & ((spans.flags & TIMED) != 0)
+    on_device = ((spans.flags & SpanFlag.HOST_CLOCK) == 0) & ((spans.flags & DEVICE_TIMED) != 0)
     # A communication begins after the stream has come to its launch.
-    begins = on_device & (is_one_of(spans.kind, ON_STREAM) | is_communication(spans))
-    ends = is_one_of(spans.kind, ON_STREAM) & ((spans.flags & SpanFlag.DEVICE_END_KNOWN) != 0)
+    begins = on_device & (is_one_of(spans.kind, STREAM_KINDS) | is_communication(spans))
+    ends = is_one_of(spans.kind, STREAM_KINDS) & ((spans.flags & SpanFlag.DEVICE_END_KNOWN) != 0)
     rows = np.flatnonzero(begins | ends)
     if not ends.any() or not len(steps):
         return first, last
-    key, num = number_rows(
+    key, num = factorize(
         np.concatenate((steps.epoch, spans.epoch[rows])),
         np.concatenate((steps.rank, spans.rank[rows])),
         np.concatenate((steps.step, spans.step[rows])),

@@ -9,39 +9,39 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
 
-from ...arrays.grouping import distinct, latest_by_group, number_rows
-from ...arrays.intervals import NOWHERE
-from ...arrays.sorting import is_among, sort_rows
+from ...arrays.grouping import factorize, max_over_group, sorted_unique
+from ...arrays.intervals import NOT_FOUND
+from ...arrays.sorting import argsort_rows, is_in_sorted
 from ...replay.model import GapItems, Link, Place, Transfers
 from ...trace.tables import groups_as_traced
-from ..transfers import Members, collect_transfers
+from ..transfers import InstanceMembers, collect_transfers
 from ..waits import is_p2p
-from .pieces import GAP, Pieces, own_compute
+from .pieces import GAP, Pieces, is_own_compute
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...trace.tables import RunInfo, SpanTable, StepTable
     from ..waits import WaitSplit
-    from .matched_waits import Joined
+    from .matched_waits import MatchedWaits
 
-_PLACE_OF_HOST_KIND = {
+_PLACE_BY_HOST_KIND = {
     KIND_CODES[SpanKind.GC]: Place.GC,
     KIND_CODES[SpanKind.DATA]: Place.DATA,
     KIND_CODES[SpanKind.CHECKPOINT]: Place.CHECKPOINT,
 }
-_PLACE_BEFORE_KIND = {
+_PLACE_BY_NEXT_KIND = {
     KIND_CODES[SpanKind.FORWARD]: Place.FORWARD,
     KIND_CODES[SpanKind.BACKWARD]: Place.BACKWARD,
 }
 
-HELD_RATIO = 0.05
+MAX_DELAY_RATIO = 0.05
 """Share of a communication for which another of its call may have waited: half of the least excess
 that is a finding."""
 
 
-def gaps_of(
-    joined: Joined,
+def find_gaps(
+    joined: MatchedWaits,
     pieces: Pieces,
     steps: StepTable,
     *,
@@ -60,10 +60,10 @@ def gaps_of(
         numbers: Their numbers, ascending.
         piece_number: Shape (pieces,): the operation that each piece became.
     """
-    rows = np.flatnonzero(~own_compute(pieces, len(pieces.start)) & (pieces.end > pieces.start))
+    rows = np.flatnonzero(~is_own_compute(pieces, len(pieces.start)) & (pieces.end > pieces.start))
     window = pieces.window[rows]
-    place = _places(joined, pieces)[rows]
-    between = _between_steps(joined, pieces, steps)
+    place = _gap_places(joined, pieces)[rows]
+    between = _pauses_between_steps(joined, pieces, steps)
     first = np.flatnonzero(between)
     index = joined.windows.step_index
     return GapItems(
@@ -75,27 +75,27 @@ def gaps_of(
     )
 
 
-def _places(joined: Joined, pieces: Pieces) -> NDArray[np.int8]:
+def _gap_places(joined: MatchedWaits, pieces: Pieces) -> NDArray[np.int8]:
     num = len(pieces.start)
-    own = own_compute(pieces, num)
+    own = is_own_compute(pieces, num)
     index = np.arange(num)
     follows = np.minimum.accumulate(np.where(own, index, num)[::-1])[::-1]
     known = follows < num
     known[known] = pieces.window[follows[known]] == pieces.window[known]
     place = np.full(num, Place.OTHER, dtype=np.int8)
     kind = joined.spans.kind[pieces.compute[follows[known]]]
-    for code, before in _PLACE_BEFORE_KIND.items():
+    for code, before in _PLACE_BY_NEXT_KIND.items():
         place[np.flatnonzero(known)[kind == code]] = before
 
-    launched = distinct(joined.launch[~is_p2p(joined.spans)[joined.comm]])
+    launched = sorted_unique(joined.launch[~is_p2p(joined.spans)[joined.comm]])
     # What is launched before a forward or backward (a gather of its weights) feeds it.
-    place[is_among(pieces.end, launched) & (place == Place.OTHER)] = Place.LAUNCH
+    place[is_in_sorted(pieces.end, launched) & (place == Place.OTHER)] = Place.LAUNCH
 
-    earlier = np.maximum.accumulate(np.where(own, index, NOWHERE))
+    earlier = np.maximum.accumulate(np.where(own, index, NOT_FOUND))
     is_first = earlier < 0
     is_first[~is_first] = pieces.window[earlier[~is_first]] != pieces.window[~is_first]
     place[is_first & known] = Place.INPUT
-    for code, of_kind in _PLACE_OF_HOST_KIND.items():
+    for code, of_kind in _PLACE_BY_HOST_KIND.items():
         place[pieces.host_kind == code] = of_kind
     # A gap inside a compute span is what a host span of another kind took from it.
     inside = (pieces.compute != GAP) & (pieces.host_kind == GAP)
@@ -103,9 +103,11 @@ def _places(joined: Joined, pieces: Pieces) -> NDArray[np.int8]:
     return place
 
 
-def _between_steps(joined: Joined, pieces: Pieces, steps: StepTable) -> NDArray[np.int64]:
+def _pauses_between_steps(
+    joined: MatchedWaits, pieces: Pieces, steps: StepTable
+) -> NDArray[np.int64]:
     """Return, at each window's first piece, how long after the rank's step before it began."""
-    order = sort_rows(steps.epoch, steps.rank, steps.step)
+    order = argsort_rows(steps.epoch, steps.rank, steps.step)
     epoch, rank, step = steps.epoch[order], steps.rank[order], steps.step[order]
     follows = np.zeros(len(order), dtype=np.bool_)
     follows[1:] = (epoch[1:] == epoch[:-1]) & (rank[1:] == rank[:-1]) & (step[1:] == step[:-1] + 1)
@@ -115,12 +117,12 @@ def _between_steps(joined: Joined, pieces: Pieces, steps: StepTable) -> NDArray[
     start = joined.line.place(steps.rank[order], steps.start_ns[order])
     of_window = np.zeros(len(joined.windows.start), dtype=np.int64)
     of_window[np.searchsorted(joined.windows.start, start)] = pause
-    first = np.diff(pieces.window, prepend=NOWHERE) != 0
+    first = np.diff(pieces.window, prepend=NOT_FOUND) != 0
     return np.where(first, of_window[pieces.window], 0)
 
 
-def transfers_of(
-    joined: Joined, numbers: NDArray[np.int32], run: RunInfo, *, number: NDArray[np.int64]
+def find_transfers(
+    joined: MatchedWaits, numbers: NDArray[np.int32], run: RunInfo, *, number: NDArray[np.int64]
 ) -> Transfers:
     """Return the transfers of a traced run.
 
@@ -139,7 +141,7 @@ def transfers_of(
     hosts: defaultdict[int, str] = defaultdict(str)
     hosts.update({info.rank: info.host for epoch in run.epochs for info in epoch.ranks})
     unclear = (spans.flags[comm] & SpanFlag.END_BOUND) != 0
-    unclear |= joined.waits_for_nobody | held_by_another(spans, joined.split, comm)
+    unclear |= joined.waits_for_nobody | is_delayed_in_call(spans, joined.split, comm)
     pair = is_p2p(spans)[comm]
     # A ring of context parallel ranks sends inside compute: its pairs are its axis's.
     pair_kind = spans.kind[comm].astype(np.int64)
@@ -161,7 +163,7 @@ def transfers_of(
         )
 
     return collect_transfers(
-        Members(
+        InstanceMembers(
             instance=joined.split.instance[comm],
             step=numbers[joined.windows.step_index[joined.comm_window]],
             duration_ns=spans.duration_ns[comm],
@@ -174,7 +176,7 @@ def transfers_of(
             ),
             alike=np.stack(
                 (
-                    np.where(pair, NOWHERE - 1 - pair_kind, spans.kind[comm]),
+                    np.where(pair, NOT_FOUND - 1 - pair_kind, spans.kind[comm]),
                     np.where(pair, target > source, spans.name[comm]),
                     spans.num_bytes[comm],
                 )
@@ -191,7 +193,7 @@ def _crosses_hosts(members: tuple[int, ...], hosts: defaultdict[int, str]) -> bo
     return len(set(map(hosts.__getitem__, members))) > 1
 
 
-def held_by_another(
+def is_delayed_in_call(
     spans: SpanTable, split: WaitSplit, comm: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Tell the last members of communications that another one of their call kept from ending.
@@ -215,9 +217,9 @@ def held_by_another(
     if not len(at):
         return held
     rows = comm[at]
-    call, _ = number_rows(spans.epoch[rows], spans.rank[rows], spans.interval_id[rows])
+    call, _ = factorize(spans.epoch[rows], spans.rank[rows], spans.interval_id[rows])
     start, wait, length = spans.start_ns[rows], split.wait_ns[rows], spans.duration_ns[rows]
-    latest = latest_by_group(call, start + wait)
+    latest = max_over_group(call, start + wait)
     held[at] = (wait == 0) & (latest <= start + length)
-    held[at] &= latest - start > HELD_RATIO * length
+    held[at] &= latest - start > MAX_DELAY_RATIO * length
     return held

@@ -10,7 +10,7 @@ import numpy as np
 from rankscope.tracer.span import KIND_CODES, SpanKind, kind_bits, kinds_of
 
 from ...arrays.grouping import is_one_of
-from ...arrays.sorting import places_of
+from ...arrays.sorting import find_positions
 from ...report.text import format_ranks
 
 if TYPE_CHECKING:
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 Items = TypeVar("Items", "ComputeItems", "GapItems")
 
-COUNTED = [
+COUNTED_KINDS = [
     KIND_CODES[kind]
     for kind in (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER, SpanKind.WAIT)
 ]
 """What a step has the same number of in a job whose steps are alike. A lost forward looks like a
 host that stood still, a lost wait like compute."""
 
-OF_A_RANK = kind_bits((SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER))
+RANK_COMPUTE_BITS = kind_bits((SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER))
 """Bits of the kinds that a rank may not have recorded while the others can be replayed: whoever
 waits for it still says so."""
 
-LEAST_STEPS = 3
+MIN_STEPS = 3
 """Fewer steps tell no usual number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
+class MissingRecords:
     """Which ranks lack records of which steps."""
 
     ranks: NDArray[np.int32]
@@ -49,7 +49,7 @@ class Losses:
     lacks: NDArray[np.bool_]
     """Shape (ranks, steps)."""
 
-    def beside(self, told: Losses) -> Losses:
+    def beside(self, told: MissingRecords) -> MissingRecords:
         """Return these without those of ``told``, of the same ranks and steps."""
         return replace(self, lacks=self.lacks & ~told.lacks)
 
@@ -64,10 +64,10 @@ class Losses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unrecorded:
+class NotRecorded:
     """Which ranks say that they recorded no compute of a step."""
 
-    losses: Losses
+    losses: MissingRecords
     kinds: int
     """Bits of the kinds, of all these ranks and steps together."""
 
@@ -95,7 +95,7 @@ class Unrecorded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class Remaining:
     """What is left to judge."""
 
     items: ComputeItems
@@ -105,7 +105,7 @@ class Judged:
     """Ranks that say that they recorded no compute in more than half of the steps, ascending."""
 
 
-def only_recorded(
+def drop_incomplete(
     items: ComputeItems,
     gaps: GapItems,
     *,
@@ -113,7 +113,7 @@ def only_recorded(
     spans: SpanTable,
     steps: StepTable,
     numbers: NDArray[np.int32],
-) -> Judged:
+) -> Remaining:
     """Leave out what ranks did in steps of which they lack records.
 
     Args:
@@ -125,19 +125,19 @@ def only_recorded(
         numbers: Numbers of those that do, ascending.
     """
     warnings: list[str] = []
-    unrecorded = unrecorded_of(steps, numbers)
+    unrecorded = find_not_recorded(steps, numbers)
     if unrecorded.kinds:
         warnings += unrecorded.warnings()
-        items = without_losses(items, unrecorded.losses)
-        gaps = without_losses(gaps, unrecorded.losses)
+        items = drop_missing(items, unrecorded.losses)
+        gaps = drop_missing(gaps, unrecorded.losses)
     if run.num_dropped or run.num_torn:
-        losses = losses_of(spans, steps, numbers).beside(unrecorded.losses)
+        losses = find_missing(spans, steps, numbers).beside(unrecorded.losses)
         warnings += losses.warnings()
-        items, gaps = without_losses(items, losses), without_losses(gaps, losses)
-    return Judged(items=items, gaps=gaps, warnings=tuple(warnings), without=unrecorded.mostly)
+        items, gaps = drop_missing(items, losses), drop_missing(gaps, losses)
+    return Remaining(items=items, gaps=gaps, warnings=tuple(warnings), without=unrecorded.mostly)
 
 
-def unrecorded_of(steps: StepTable, numbers: NDArray[np.int32]) -> Unrecorded:
+def find_not_recorded(steps: StepTable, numbers: NDArray[np.int32]) -> NotRecorded:
     """Return which ranks say that they recorded no compute of a step.
 
     Args:
@@ -145,14 +145,16 @@ def unrecorded_of(steps: StepTable, numbers: NDArray[np.int32]) -> Unrecorded:
         numbers: Numbers of the steps that take part, ascending.
     """
     ranks = np.unique(steps.rank)
-    rows = np.flatnonzero(np.isin(steps.step, numbers) & ((steps.left_out & OF_A_RANK) != 0))
+    rows = np.flatnonzero(
+        np.isin(steps.step, numbers) & ((steps.left_out & RANK_COMPUTE_BITS) != 0)
+    )
     lacks = np.zeros((len(ranks), len(numbers)), dtype=np.bool_)
-    lacks[places_of(steps.rank[rows], ranks), places_of(steps.step[rows], numbers)] = True
-    kinds = int(np.bitwise_or.reduce(steps.left_out[rows])) & OF_A_RANK if len(rows) else 0
-    return Unrecorded(losses=Losses(ranks=ranks, steps=numbers, lacks=lacks), kinds=kinds)
+    lacks[find_positions(steps.rank[rows], ranks), find_positions(steps.step[rows], numbers)] = True
+    kinds = int(np.bitwise_or.reduce(steps.left_out[rows])) & RANK_COMPUTE_BITS if len(rows) else 0
+    return NotRecorded(losses=MissingRecords(ranks=ranks, steps=numbers, lacks=lacks), kinds=kinds)
 
 
-def losses_of(spans: SpanTable, steps: StepTable, numbers: NDArray[np.int32]) -> Losses:
+def find_missing(spans: SpanTable, steps: StepTable, numbers: NDArray[np.int32]) -> MissingRecords:
     """Find the ranks that lack forwards, backwards, optimizers or waits of a step.
 
     What a rank has is held against the number that it has in more than half of
@@ -167,26 +169,28 @@ def losses_of(spans: SpanTable, steps: StepTable, numbers: NDArray[np.int32]) ->
     ranks, recorded = np.unique(steps.rank), np.unique(steps.step[steps.left_out == 0])
     counted = np.union1d(recorded, numbers)
     lacks = np.zeros((len(ranks), len(counted)), dtype=np.bool_)
-    rows = np.flatnonzero(is_one_of(spans.kind, COUNTED))
+    rows = np.flatnonzero(is_one_of(spans.kind, COUNTED_KINDS))
     rows = rows[np.isin(spans.step[rows], counted) & np.isin(spans.rank[rows], ranks)]
-    row, column = places_of(spans.rank[rows], ranks), places_of(spans.step[rows], counted)
-    for kind in COUNTED if len(counted) >= LEAST_STEPS else ():
+    row, column = find_positions(spans.rank[rows], ranks), find_positions(spans.step[rows], counted)
+    for kind in COUNTED_KINDS if len(counted) >= MIN_STEPS else ():
         mine = spans.kind[rows] == kind
         num = np.zeros(lacks.shape, dtype=np.int64)
         np.add.at(num, (row[mine], column[mine]), 1)
-        fewer = _fewer_than_usual(num)
+        fewer = _is_below_usual(num)
         lacks |= fewer & (fewer.mean(axis=0) <= 1 / 2)
-    return Losses(ranks=ranks, steps=numbers, lacks=lacks[:, places_of(numbers, counted)])
+    return MissingRecords(
+        ranks=ranks, steps=numbers, lacks=lacks[:, find_positions(numbers, counted)]
+    )
 
 
-def without_losses(items: Items, losses: Losses) -> Items:
+def drop_missing(items: Items, losses: MissingRecords) -> Items:
     """Return the rows of ranks that lack nothing of the row's step.
 
     Args:
         items: Of the ranks and steps of ``losses``.
         losses: Who lacks what.
     """
-    row, column = places_of(items.rank, losses.ranks), places_of(items.step, losses.steps)
+    row, column = find_positions(items.rank, losses.ranks), find_positions(items.step, losses.steps)
     keep = ~losses.lacks[row, column]
     columns = {field.name: getattr(items, field.name) for field in fields(items)}
     kept: dict[str, Any] = {
@@ -195,7 +199,7 @@ def without_losses(items: Items, losses: Losses) -> Items:
     return replace(items, **kept)
 
 
-def _fewer_than_usual(num: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _is_below_usual(num: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Tell the cells of (ranks, steps) below the number that most cells of their row have."""
     # A number that more than half of a row have is its median.
     usual = np.median(num, axis=1)[:, None]

@@ -14,32 +14,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...arrays.grouping import number_rows, positions_in_runs
-from ...arrays.intervals import NOWHERE, union
-from ...arrays.sorting import is_among, sort_rows
+from ...arrays.grouping import cumcount, factorize
+from ...arrays.intervals import NOT_FOUND, merge_intervals
+from ...arrays.sorting import argsort_rows, is_in_sorted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...trace.tables import SpanTable
-    from .pieces import Windows
+    from .pieces import RankSteps
 
 RESUME_SLACK_NS = 50_000
 """What waited for a communication goes on within this of its end. Source: as
 `analysis.breakdown.starved.UNEXPLAINED_GAP_NS`, what launching takes."""
 
-LEAST_STEPS = 3
+MIN_STEPS = 3
 """Steps in which a rank must go on with the end of the same communication, at the same place of
 its program. A host that stalls goes on at any time: of gaps of 1 ms one in ten ends within the
 slack on either side by chance, and one in a thousand three times. Source: design.md section 5 asks
 as much of a host stall."""
 
-LEAST_RANKS = 2
+MIN_RANKS = 2
 """Ranks of a group (of several that were traced) that must show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
+class UnwaitedComm:
     """Communications of which it is asked who waits; all of shape (communications,)."""
 
     comm: NDArray[np.int64]
@@ -55,7 +55,7 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Busy:
+class RankActivity:
     """What ranks are known to do; positions on the line."""
 
     start: NDArray[np.int64]
@@ -71,11 +71,11 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _StreamState:
     """What a rank did as each communication ended; all of shape (communications,)."""
 
     stood: NDArray[np.int64]
-    """From when its stream stood; `NOWHERE` where it did something then."""
+    """From when its stream stood; `NOT_FOUND` where it did something then."""
 
     place: NDArray[np.int64]
     """Which of the step's doings came next, from 0; beyond all where it outlasts the step."""
@@ -87,16 +87,16 @@ class _Seen:
     """Whether it went on with that end."""
 
 
-def unrecorded_waits(
-    spans: SpanTable, windows: Windows, launched: Launched, busy: Busy
+def infer_waits(
+    spans: SpanTable, windows: RankSteps, launched: UnwaitedComm, busy: RankActivity
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Find the waits for communications that have no record of one.
 
-    A rank waited for a communication where, in `LEAST_STEPS` steps, its
+    A rank waited for a communication where, in `MIN_STEPS` steps, its
     stream stood until that communication ended and went on with the end, at
     the same place of its program; where it was as often as not that end with
     which it went on, if it stood at all as the communication ended; and where
-    it never went past that place before. Of a collective, `LEAST_RANKS`
+    it never went past that place before. Of a collective, `MIN_RANKS`
     members must show it. Then it waited there in every step, also where it
     went on later: the rest of such a gap is its own.
 
@@ -114,13 +114,15 @@ def unrecorded_waits(
     if not len(launched.comm) or not len(busy.start):
         nothing = np.zeros(0, dtype=np.int64)
         return nothing, nothing, nothing
-    seen = _seen(windows, launched, busy)
-    waits = _established(spans, windows, launched, seen) & (seen.stood != NOWHERE)
+    seen = _observe_streams(windows, launched, busy)
+    waits = _find_established(spans, windows, launched, seen) & (seen.stood != NOT_FOUND)
     found = np.flatnonzero(waits)
     return found, seen.stood[found], np.minimum(launched.end, seen.goes_on)[found]
 
 
-def _seen(windows: Windows, launched: Launched, busy: Busy) -> _Seen:
+def _observe_streams(
+    windows: RankSteps, launched: UnwaitedComm, busy: RankActivity
+) -> _StreamState:
     window, end = launched.window, launched.end
     begins = np.sort(np.concatenate((busy.start, busy.marks)))
     first = np.searchsorted(begins, windows.start)[window]
@@ -134,61 +136,61 @@ def _seen(windows: Windows, launched: Launched, busy: Busy) -> _Seen:
 
     until = np.minimum(end, goes_on)
     stood = np.maximum(launched.launch, windows.start[window])
-    whole_start, whole_end = union(busy.start, busy.end)
+    whole_start, whole_end = merge_intervals(busy.start, busy.end)
     before = np.searchsorted(whole_start, until) - 1
-    stood = np.maximum(stood, np.where(before >= 0, whole_end[before], NOWHERE))
+    stood = np.maximum(stood, np.where(before >= 0, whole_end[before], NOT_FOUND))
     # What its host did in the gap it did before it waited.
     marks = np.sort(busy.marks)
-    marks = marks[~is_among(marks, busy.unsure)]
+    marks = marks[~is_in_sorted(marks, busy.unsure)]
     before = np.searchsorted(marks, until - RESUME_SLACK_NS) - 1
-    stood = np.maximum(stood, np.where(before >= 0, np.append(marks, 0)[before], NOWHERE))
+    stood = np.maximum(stood, np.where(before >= 0, np.append(marks, 0)[before], NOT_FOUND))
     is_gap = ~outlasts & (until - stood > RESUME_SLACK_NS)
-    is_gap &= ~is_among(goes_on, busy.unsure)
-    return _Seen(
-        stood=np.where(is_gap, stood, NOWHERE),
+    is_gap &= ~is_in_sorted(goes_on, busy.unsure)
+    return _StreamState(
+        stood=np.where(is_gap, stood, NOT_FOUND),
         place=place,
         goes_on=goes_on,
         with_end=is_gap & (goes_on - end <= RESUME_SLACK_NS),
     )
 
 
-def _established(
-    spans: SpanTable, windows: Windows, launched: Launched, seen: _Seen
+def _find_established(
+    spans: SpanTable, windows: RankSteps, launched: UnwaitedComm, seen: _StreamState
 ) -> NDArray[np.bool_]:
     """Tell which communications their rank waits for at the place where it goes on."""
     comm, window = launched.comm, launched.window
     rank, source, target = spans.rank[comm], spans.src_rank[comm], spans.dst_rank[comm]
     # Members of a group run one program; the two ends of a pair wait in places of their own.
-    of_rank = np.where((source >= 0) | (target >= 0), rank, NOWHERE)
-    carrier, _ = number_rows(spans.group_id[comm].view(np.int64), source, target)
-    order = sort_rows(window, carrier, spans.seq[comm])
-    in_step, _ = number_rows(window[order], carrier[order])
+    of_rank = np.where((source >= 0) | (target >= 0), rank, NOT_FOUND)
+    carrier, _ = factorize(spans.group_id[comm].view(np.int64), source, target)
+    order = argsort_rows(window, carrier, spans.seq[comm])
+    in_step, _ = factorize(window[order], carrier[order])
     turn = np.empty(len(comm), dtype=np.int64)
-    turn[order] = positions_in_runs(in_step)
-    what, num = number_rows(carrier, turn, of_rank)
-    there, num_there = number_rows(what, seen.place)
+    turn[order] = cumcount(in_step)
+    what, num = factorize(carrier, turn, of_rank)
+    there, num_there = factorize(what, seen.place)
 
     with_end = np.flatnonzero(seen.with_end)
     support = np.bincount(there[with_end], minlength=num_there)
-    stood = np.bincount(there[seen.stood != NOWHERE], minlength=num_there)
-    steps = _num_distinct(there[with_end], windows.step_index[window[with_end]], num_there)
-    ranks = _num_distinct(there[with_end], rank[with_end], num_there)
-    enough = (steps >= LEAST_STEPS) & (2 * support >= stood)
-    members = np.minimum(_num_distinct(what, rank, num), LEAST_RANKS)
+    stood = np.bincount(there[seen.stood != NOT_FOUND], minlength=num_there)
+    steps = _count_distinct(there[with_end], windows.step_index[window[with_end]], num_there)
+    ranks = _count_distinct(there[with_end], rank[with_end], num_there)
+    enough = (steps >= MIN_STEPS) & (2 * support >= stood)
+    members = np.minimum(_count_distinct(what, rank, num), MIN_RANKS)
     waits = enough[there] & (ranks[there] >= members[what])
     # Whoever went past that place before the end does not wait there.
-    place = np.full(num, NOWHERE)
+    place = np.full(num, NOT_FOUND)
     np.maximum.at(place, what[waits], seen.place[waits])
     past = np.bincount(what[seen.place > place[what]], minlength=num) > 0
     found: NDArray[np.bool_] = waits & (seen.place == place[what]) & ~past[what]
     return found
 
 
-def _num_distinct(
+def _count_distinct(
     key: NDArray[np.int64], value: NDArray[np.integer], num: int
 ) -> NDArray[np.int64]:
     """Count the distinct values of each key."""
-    pair, num_pairs = number_rows(key, value)
+    pair, num_pairs = factorize(key, value)
     first = np.zeros(num_pairs, dtype=np.int64)
     first[pair] = key
     found: NDArray[np.int64] = np.bincount(first, minlength=num)

@@ -13,9 +13,9 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 
-from ...arrays.grouping import distinct, is_one_of, number_rows, positions_in_runs
-from ...arrays.intervals import NOWHERE, Line, covering, outermost, union
-from ...arrays.sorting import is_among, sort_rows, stable_order
+from ...arrays.grouping import cumcount, factorize, is_one_of, sorted_unique
+from ...arrays.intervals import NOT_FOUND, Line, find_covering, keep_outermost, merge_intervals
+from ...arrays.sorting import argsort_rows, is_in_sorted, stable_argsort
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,20 +26,20 @@ COMPUTE_KINDS = (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER)
 HOST_KINDS = (SpanKind.GC, SpanKind.DATA, SpanKind.CHECKPOINT)
 """Spans that take their time away from the compute span around them, where a host computes."""
 
-GAP = NOWHERE
+GAP = NOT_FOUND
 
 FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 
 WHOLE = 0
 """The one span of its micro-batch, or nobody knows its micro-batch."""
 
-MOST_PORTIONS = 4
+MAX_PARTS = 4
 """More spans of one kind in what is said to be one micro-batch are several micro-batches under
 one number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
+class RankSteps:
     """Each (step, rank)'s step, sorted along the line."""
 
     start: NDArray[np.int64]
@@ -78,7 +78,7 @@ class Pieces:
     """How many pieces that span has."""
 
 
-def windows_of(steps: StepTable, line: Line, step_index: NDArray[np.int32]) -> Windows:
+def place_rank_steps(steps: StepTable, line: Line, step_index: NDArray[np.int32]) -> RankSteps:
     """Place the steps of each rank on the line.
 
     Args:
@@ -87,8 +87,8 @@ def windows_of(steps: StepTable, line: Line, step_index: NDArray[np.int32]) -> W
         step_index: Shape (rows,): index of the row's step.
     """
     start = line.place(steps.rank, steps.start_ns)
-    order = stable_order(start)
-    return Windows(
+    order = stable_argsort(start)
+    return RankSteps(
         start=start[order],
         end=line.place(steps.rank, steps.end_ns)[order],
         step_index=step_index[order],
@@ -97,10 +97,10 @@ def windows_of(steps: StepTable, line: Line, step_index: NDArray[np.int32]) -> W
     )
 
 
-def cut(
+def cut_pieces(
     spans: SpanTable,
     line: Line,
-    windows: Windows,
+    windows: RankSteps,
     blocked: tuple[NDArray[np.int64], NDArray[np.int64]],
     launches: NDArray[np.int64],
 ) -> Pieces:
@@ -120,11 +120,11 @@ def cut(
     start = line.place(spans.rank, spans.start_ns)
     end = start + spans.duration_ns
     compute = _rows_of(spans, COMPUTE_KINDS)
-    compute = compute[outermost(start[compute], end[compute])]
+    compute = compute[keep_outermost(start[compute], end[compute])]
     host = _rows_of(spans, HOST_KINDS)
-    host = host[outermost(start[host], end[host])]
-    idle_start, idle_end = union(*blocked)
-    borders = distinct(
+    host = host[keep_outermost(start[host], end[host])]
+    idle_start, idle_end = merge_intervals(*blocked)
+    borders = sorted_unique(
         np.concatenate(
             (
                 windows.start, windows.end, idle_start, idle_end, launches,
@@ -133,20 +133,20 @@ def cut(
         )
     )  # fmt: skip
     first, last = borders[:-1], borders[1:]
-    window = covering(windows.start, windows.end, first)
-    busy = (window != NOWHERE) & (covering(idle_start, idle_end, first) == NOWHERE)
-    first, last, window = _with_anchors(
+    window = find_covering(windows.start, windows.end, first)
+    busy = (window != NOT_FOUND) & (find_covering(idle_start, idle_end, first) == NOT_FOUND)
+    first, last, window = _add_anchors(
         first[busy], last[busy], wait_end=blocked[1], launches=launches, windows=windows
     )
     empty = first == last
-    in_compute = np.where(empty, NOWHERE, covering(start[compute], end[compute], first))
-    in_host = np.where(empty, NOWHERE, covering(start[host], end[host], first))
+    in_compute = np.where(empty, NOT_FOUND, find_covering(start[compute], end[compute], first))
+    in_host = np.where(empty, NOT_FOUND, find_covering(start[host], end[host], first))
     # A device goes on computing while its host does something else.
     on_device = (spans.flags[compute] & SpanFlag.DEVICE_END_KNOWN) != 0
-    in_host[(in_compute != NOWHERE) & np.append(on_device, False)[in_compute]] = NOWHERE
-    span = np.where(in_compute == NOWHERE, GAP, np.append(compute, GAP)[in_compute])
-    host_kind = np.where(in_host == NOWHERE, GAP, spans.kind[np.append(host, 0)[in_host]])
-    ordinal, num_ordinals = _ordinals(span, host_kind)
+    in_host[(in_compute != NOT_FOUND) & np.append(on_device, False)[in_compute]] = NOT_FOUND
+    span = np.where(in_compute == NOT_FOUND, GAP, np.append(compute, GAP)[in_compute])
+    host_kind = np.where(in_host == NOT_FOUND, GAP, spans.kind[np.append(host, 0)[in_host]])
+    ordinal, num_ordinals = _number_pieces(span, host_kind)
     return Pieces(
         start=first,
         end=last,
@@ -158,36 +158,36 @@ def cut(
     )
 
 
-def _with_anchors(
+def _add_anchors(
     first: NDArray[np.int64],
     last: NDArray[np.int64],
     *,
     wait_end: NDArray[np.int64],
     launches: NDArray[np.int64],
-    windows: Windows,
+    windows: RankSteps,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Add an empty piece where a wait ends, for what follows to hang on.
 
     Where a piece begins, that is what follows, unless a communication was launched
     at the same instant: it must not hang on what preceded the wait.
     """
-    ends = distinct(wait_end)
-    hangs = ~is_among(ends, first) | is_among(ends, distinct(launches))
+    ends = sorted_unique(wait_end)
+    hangs = ~is_in_sorted(ends, first) | is_in_sorted(ends, sorted_unique(launches))
     anchors = ends[hangs]
     # A wait may end with the step itself, which is half-open.
-    anchors = anchors[covering(windows.start, windows.end, anchors - 1) != NOWHERE]
+    anchors = anchors[find_covering(windows.start, windows.end, anchors - 1) != NOT_FOUND]
     first, last = np.concatenate((first, anchors)), np.concatenate((last, anchors))
-    order = sort_rows(first, last)
+    order = argsort_rows(first, last)
     first, last = first[order], last[order]
     empty = first == last
-    return first, last, covering(windows.start, windows.end, first - empty)
+    return first, last, find_covering(windows.start, windows.end, first - empty)
 
 
 def _rows_of(spans: SpanTable, kinds: tuple[SpanKind, ...]) -> NDArray[np.int64]:
     return np.flatnonzero(is_one_of(spans.kind, [KIND_CODES[kind] for kind in kinds]))
 
 
-def own_compute(pieces: Pieces, num_operations: int) -> NDArray[np.bool_]:
+def is_own_compute(pieces: Pieces, num_operations: int) -> NDArray[np.bool_]:
     """Tell which operations are a rank's own compute, pieces coming first among them.
 
     Returns:
@@ -198,14 +198,14 @@ def own_compute(pieces: Pieces, num_operations: int) -> NDArray[np.bool_]:
     return own
 
 
-def _ordinals(
+def _number_pieces(
     span: NDArray[np.int64], host_kind: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Number the pieces of each compute span; pieces that a host span took count as one apart."""
     ordinal = np.full(len(span), GAP, dtype=np.int64)
     num = np.zeros(len(span), dtype=np.int64)
     own = np.flatnonzero((span != GAP) & (host_kind == GAP))
-    order = own[stable_order(span[own])]
+    order = own[stable_argsort(span[own])]
     if len(order):
         first = np.flatnonzero(np.diff(span[order], prepend=GAP))
         sizes = np.diff(np.append(first, len(order)))
@@ -214,7 +214,7 @@ def _ordinals(
     return ordinal, num
 
 
-def portions_of(spans: SpanTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def number_parts(spans: SpanTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Tell the backwards of one micro-batch apart by their order.
 
     Where forwards share numbers too, a number says nothing of the micro-batch.
@@ -237,11 +237,11 @@ def portions_of(spans: SpanTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     if _microbatches(spans, forward)[1] != len(forward):
         return found
     size = np.bincount(work, minlength=num)[work]
-    order = sort_rows(work, spans.start_ns[rows[backward]])
+    order = argsort_rows(work, spans.start_ns[rows[backward]])
     place = np.empty(len(backward), dtype=np.int64)
-    place[order] = positions_in_runs(work[order])
+    place[order] = cumcount(work[order])
     number = size * (size - 1) // 2 + place
-    found[backward] = np.where(size > MOST_PORTIONS, WHOLE, number)
+    found[backward] = np.where(size > MAX_PARTS, WHOLE, number)
     return found
 
 
@@ -250,20 +250,20 @@ def _microbatches(spans: SpanTable, rows: NDArray[np.int64]) -> tuple[NDArray[np
     if not len(rows):
         return rows, 0
     columns = (spans.epoch, spans.step, spans.rank, spans.chunk, spans.microbatch)
-    return number_rows(*(column[rows] for column in columns))
+    return factorize(*(column[rows] for column in columns))
 
 
-def is_deferred(portion: NDArray[np.int64]) -> NDArray[np.bool_]:
+def is_deferred_part(portion: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Tell the portions that are not the first of their micro-batch. Shape as given."""
-    first = [size * (size - 1) // 2 for size in range(1, MOST_PORTIONS + 1)]
+    first = [size * (size - 1) // 2 for size in range(1, MAX_PARTS + 1)]
     return ~np.isin(portion, first)
 
 
-def portions_by_span(spans: SpanTable, compute: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return `portions_of` the spans that ``compute`` names, `WHOLE` elsewhere. Shape (spans,)."""
+def number_parts_by_span(spans: SpanTable, compute: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return `number_parts` the spans that ``compute`` names, `WHOLE` elsewhere. Shape (spans,)."""
     portion = np.full(len(spans), WHOLE, dtype=np.int64)
     named = np.zeros(len(spans), dtype=np.bool_)
-    named[compute[compute != NOWHERE]] = True
+    named[compute[compute != NOT_FOUND]] = True
     rows = np.flatnonzero(named)
-    portion[rows] = portions_of(spans, rows)
+    portion[rows] = number_parts(spans, rows)
     return portion

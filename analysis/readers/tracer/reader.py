@@ -9,20 +9,20 @@ import numpy as np
 
 from rankscope.tracer.span import COMM_KINDS, NONE, SpanKind, kind_bits, kinds_of
 
-from ...arrays.grouping import distinct
-from ...arrays.intervals import NOWHERE
-from ...arrays.sorting import places_of
-from ...replay.model import Reading, WaitIntervals, without_overlap
+from ...arrays.grouping import sorted_unique
+from ...arrays.intervals import NOT_FOUND
+from ...arrays.sorting import find_positions
+from ...replay.model import Reading, WaitIntervals, remove_overlaps
 from ...report.text import format_duration, format_ranks
 from ...trace.rows import select_rows
 from ...trace.tables import groups_as_traced, num_expected
 from ..waits import is_communication, is_one_sided, split_waits
-from .compute_items import compute_items
-from .evidence import gaps_of, transfers_of
-from .graph import graph_of
-from .incomplete_steps import OF_A_RANK, only_recorded
-from .matched_waits import Joined, join_waits
-from .pieces import cut, portions_by_span
+from .compute_items import build_compute_items
+from .evidence import find_gaps, find_transfers
+from .graph import build_model
+from .incomplete_steps import RANK_COMPUTE_BITS, drop_incomplete
+from .matched_waits import MatchedWaits, match_waits
+from .pieces import cut_pieces, number_parts_by_span
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,10 +68,12 @@ def read_traced(
     tolerance = UNMEASURED_CLOCK_ERROR_NS if clock_error_ns is None else clock_error_ns
     split = split_waits(spans, groups_as_traced(run), clock_error_ns=tolerance)
     left_out = unplaced | _unusable(run, spans, steps, split)
-    numbers = np.array(sorted(set(distinct(steps.step).tolist()) - set(left_out)), dtype=np.int32)
+    numbers = np.array(
+        sorted(set(sorted_unique(steps.step).tolist()) - set(left_out)), dtype=np.int32
+    )
     all_steps, steps = steps, select_rows(steps, np.isin(steps.step, numbers))
-    joined, warnings = join_waits(spans, steps, numbers, split)
-    pieces = cut(
+    joined, warnings = match_waits(spans, steps, numbers, split)
+    pieces = cut_pieces(
         spans,
         joined.line,
         joined.windows,
@@ -89,22 +91,22 @@ def read_traced(
         warnings.append("one tensor-parallel rank of each worker was traced; it stands for all")
     if repeated:
         warnings.append(f"{repeated} steps ran again in a later epoch; their last run counts")
-    portion = portions_by_span(spans, pieces.compute)
+    portion = number_parts_by_span(spans, pieces.compute)
     with ThreadPoolExecutor(2) as aside:
-        found = aside.submit(compute_items, joined, pieces, numbers, run, portion=portion)
+        found = aside.submit(build_compute_items, joined, pieces, numbers, run, portion=portion)
         named = tuple(numbers.tolist())
-        model, number = graph_of(run, joined, pieces, numbers=named, portion=portion)
+        model, number = build_model(run, joined, pieces, numbers=named, portion=portion)
         piece_number, comm_number = number[: len(pieces.start)], number[len(pieces.start) :]
-        transfers = aside.submit(transfers_of, joined, numbers, run, number=number)
-        gaps = gaps_of(joined, pieces, steps, numbers=numbers, piece_number=piece_number)
+        transfers = aside.submit(find_transfers, joined, numbers, run, number=number)
+        gaps = find_gaps(joined, pieces, steps, numbers=numbers, piece_number=piece_number)
         waits = _wait_intervals(joined, comm_number)
-    index = places_of(steps.step, numbers)
+    index = find_positions(steps.step, numbers)
     first = np.full(len(numbers), np.iinfo(np.int64).max)
     last = np.full(len(numbers), np.iinfo(np.int64).min)
     np.minimum.at(first, index, steps.start_ns)
     np.maximum.at(last, index, steps.end_ns)
     items, of_experts = found.result()
-    judged = only_recorded(items, gaps, run=run, spans=spans, steps=all_steps, numbers=numbers)
+    judged = drop_incomplete(items, gaps, run=run, spans=spans, steps=all_steps, numbers=numbers)
     experts = None
     if of_experts.any():
         experts = np.zeros(len(number), dtype=np.bool_)
@@ -120,7 +122,7 @@ def read_traced(
         transfers=transfers.result(),
         warnings=(*warnings, *judged.warnings),
         experts=experts,
-        unjudged=judged.without,
+        not_compared=judged.without,
     )
 
 
@@ -133,8 +135,10 @@ def _latest_epochs(steps: StepTable, spans: SpanTable) -> tuple[StepTable, SpanT
     if is_last.all():
         return steps, spans, 0
     numbers, epochs = pairs[is_last].T
-    keep = np.isin(steps.step, numbers) & (steps.epoch == epochs[places_of(steps.step, numbers)])
-    at = np.minimum(places_of(spans.step, numbers), len(numbers) - 1)
+    keep = np.isin(steps.step, numbers) & (
+        steps.epoch == epochs[find_positions(steps.step, numbers)]
+    )
+    at = np.minimum(find_positions(spans.step, numbers), len(numbers) - 1)
     keep_spans = (numbers[at] == spans.step) & (spans.epoch == epochs[at])
     return (
         select_rows(steps, keep),
@@ -148,11 +152,11 @@ def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit
     reasons: dict[int, str] = {}
     expected = num_expected(run)
     comm = is_communication(spans) & (spans.group_id != 0) & (spans.seq != NONE)
-    for step in distinct(spans.step[comm & (split.instance == NOWHERE)]).tolist():
+    for step in sorted_unique(spans.step[comm & (split.instance == NOT_FOUND)]).tolist():
         reasons[step] = "a communication lacks the record of a member"
-    for step in distinct(spans.step[split.negative & ~is_one_sided(spans, split)]).tolist():
+    for step in sorted_unique(spans.step[split.negative & ~is_one_sided(spans, split)]).tolist():
         reasons[step] = "a rank left a communication before the last one entered it"
-    for step in set(distinct(steps.step).tolist()) - set(distinct(spans.step).tolist()):
+    for step in set(sorted_unique(steps.step).tolist()) - set(sorted_unique(spans.step).tolist()):
         reasons[step] = "no span of it is stored"
     for step, missing in _not_recorded(run, steps).items():
         reasons[step] = f"spans of it were not recorded: {missing}"
@@ -170,11 +174,11 @@ def _placed(
     told = [rank.rank for epoch in run.epochs for rank in epoch.ranks]
     found: dict[int, set[int]] = {}
     for table in (spans, steps):
-        strange = np.setdiff1d(distinct(table.rank), told)
+        strange = np.setdiff1d(sorted_unique(table.rank), told)
         if not len(strange):
             continue
         rows = np.flatnonzero(np.isin(table.rank, strange))
-        pairs = distinct(table.step[rows].astype(np.int64) << 32 | table.rank[rows])
+        pairs = sorted_unique(table.step[rows].astype(np.int64) << 32 | table.rank[rows])
         for pair in pairs.tolist():
             found.setdefault(pair >> 32, set()).add(pair & 0xFFFF_FFFF)
     if found:
@@ -197,7 +201,7 @@ def _not_recorded(run: RunInfo, steps: StepTable) -> dict[int, str]:
     bits = kind_bits(needed)
     found: dict[int, int] = {}
     mask = steps.left_out & np.uint32(bits)
-    alone = np.flatnonzero((mask != 0) & ((mask & ~np.uint32(OF_A_RANK)) == 0))
+    alone = np.flatnonzero((mask != 0) & ((mask & ~np.uint32(RANK_COMPUTE_BITS)) == 0))
     numbers, counts = np.unique(steps.step[alone], return_counts=True)
     few = numbers[2 * counts < num_expected(run)]
     mask[alone[np.isin(steps.step[alone], few)]] = 0
@@ -207,10 +211,10 @@ def _not_recorded(run: RunInfo, steps: StepTable) -> dict[int, str]:
     return {step: ", ".join(kinds_of(kinds)) for step, kinds in found.items()}
 
 
-def _wait_intervals(joined: Joined, number: NDArray[np.int64]) -> WaitIntervals:
+def _wait_intervals(joined: MatchedWaits, number: NDArray[np.int64]) -> WaitIntervals:
     """Return the part of each blocked interval that lies before the last member's arrival."""
     spans, split = joined.spans, joined.split
-    known = joined.wait_comm != NOWHERE
+    known = joined.wait_comm != NOT_FOUND
     member = joined.wait_comm[known]
     comm = joined.comm[member]
     begin, until = (positions[known] for positions in joined.blocked())
@@ -219,7 +223,7 @@ def _wait_intervals(joined: Joined, number: NDArray[np.int64]) -> WaitIntervals:
     end = np.minimum(arrival, start + (until - begin))
     real = (end > start) & ~joined.one_sided[member]
     # Threads of one rank may wait at the same time.
-    return without_overlap(
+    return remove_overlaps(
         WaitIntervals(
             rank=spans.rank[comm][real],
             operation=number[member[real]],

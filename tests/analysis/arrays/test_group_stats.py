@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rankscope.analysis.arrays.group_stats import group_medians, median_by_kind
+from rankscope.analysis.arrays.group_stats import group_medians, medians_by_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ def test_a_groups_median_is_numpys(name: str) -> None:
 def test_rows_are_held_against_the_median_of_their_kind() -> None:
     values = np.array([[1.0, 4.0], [3.0, np.nan], [10.0, 20.0]])
 
-    medians, enough = median_by_kind(values, np.array([0, 0, 1]))
+    medians, enough = medians_by_kind(values, np.array([0, 0, 1]))
 
     assert medians.tolist() == [[2.0, 4.0], [2.0, 4.0], [10.0, 20.0]]
     assert enough.tolist() == [False, False, False]
@@ -50,7 +50,7 @@ def test_rows_are_held_against_the_median_of_their_kind() -> None:
 
 def test_no_rows_have_no_medians() -> None:
     """A kind of transfer none of whose instances could be used."""
-    medians, enough = median_by_kind(np.zeros((0, 16)), np.zeros(0, dtype=np.int64))
+    medians, enough = medians_by_kind(np.zeros((0, 16)), np.zeros(0, dtype=np.int64))
 
     assert medians.shape == (0, 16)
     assert enough.shape == (0,)

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.arrays.grouping import (
     NO_GROUP,
-    distinct,
-    latest_by_group,
-    number_rows,
-    positions_in_runs,
+    cumcount,
+    factorize,
+    max_over_group,
+    sorted_unique,
 )
 
 NUMBERS = st.lists(st.integers(-(2**62), 2**62) | st.integers(-3, 3), max_size=40)
@@ -22,7 +22,7 @@ ROWS = st.lists(
 
 @given(NUMBERS)
 def test_distinct_values_are_those_of_a_set(values: list[int]) -> None:
-    assert distinct(np.array(values, dtype=np.int64)).tolist() == sorted(set(values))
+    assert sorted_unique(np.array(values, dtype=np.int64)).tolist() == sorted(set(values))
 
 
 def test_many_rows_are_numbered_as_numpy_numbers_distinct_values() -> None:
@@ -32,7 +32,7 @@ def test_many_rows_are_numbered_as_numpy_numbers_distinct_values() -> None:
     many = rng.integers(-(1 << 62), 1 << 62, 40_000)
 
     for column in (hashes, crowded, many):
-        number, num = number_rows(column)
+        number, num = factorize(column)
 
         values, places = np.unique(column, return_inverse=True)
         assert num == len(values)
@@ -43,7 +43,7 @@ def test_many_rows_are_numbered_as_numpy_numbers_distinct_values() -> None:
 def test_rows_are_numbered_in_the_order_of_their_columns(rows: list[tuple[int, int, int]]) -> None:
     columns = [np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)]
 
-    number, num = number_rows(*columns)
+    number, num = factorize(*columns)
 
     order = sorted(set(rows))
     assert num == len(order)
@@ -51,10 +51,10 @@ def test_rows_are_numbered_in_the_order_of_their_columns(rows: list[tuple[int, i
 
 
 def test_rows_of_each_run_are_numbered_from_zero() -> None:
-    assert positions_in_runs(np.array([4, 4, 7, 7, 7, 4])).tolist() == [0, 1, 0, 1, 2, 0]
+    assert cumcount(np.array([4, 4, 7, 7, 7, 4])).tolist() == [0, 1, 0, 1, 2, 0]
 
 
 def test_the_latest_of_a_group_is_told_to_all_its_members() -> None:
     group = np.array([1, NO_GROUP, 1, 0], dtype=np.int64)
 
-    assert latest_by_group(group, np.array([5, 9, 8, 2])).tolist() == [8, 9, 8, 2]
+    assert max_over_group(group, np.array([5, 9, 8, 2])).tolist() == [8, 9, 8, 2]

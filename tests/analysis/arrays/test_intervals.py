@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.arrays.intervals import NOWHERE, Line, covering, outermost, union
+from rankscope.analysis.arrays.intervals import (
+    NOT_FOUND,
+    Line,
+    find_covering,
+    keep_outermost,
+    merge_intervals,
+)
 
 
 def ints(*values: int) -> np.ndarray:
@@ -18,28 +24,28 @@ def test_ranks_stay_apart_on_the_line() -> None:
 
 
 def test_an_interval_holds_its_start_and_not_its_end() -> None:
-    found = covering(ints(10, 30), ints(20, 40), ints(9, 10, 19, 20, 35, 40))
+    found = find_covering(ints(10, 30), ints(20, 40), ints(9, 10, 19, 20, 35, 40))
 
-    assert found.tolist() == [NOWHERE, 0, 0, NOWHERE, 1, NOWHERE]
+    assert found.tolist() == [NOT_FOUND, 0, 0, NOT_FOUND, 1, NOT_FOUND]
 
 
 def test_few_intervals_hold_the_same_points_as_many() -> None:
     start, end = ints(3, 10, 10, 20), ints(5, 10, 14, 21)
     every = np.arange(25)
 
-    among_all = covering(start, end, every)
+    among_all = find_covering(start, end, every)
 
-    one_by_one = [int(covering(start, end, every[k : k + 1])[0]) for k in every.tolist()]
+    one_by_one = [int(find_covering(start, end, every[k : k + 1])[0]) for k in every.tolist()]
     assert among_all.tolist() == one_by_one
-    assert covering(start, end, every[::-1]).tolist() == one_by_one[::-1]
+    assert find_covering(start, end, every[::-1]).tolist() == one_by_one[::-1]
 
 
 def test_nested_intervals_leave_the_outermost() -> None:
     # [0, 50) holds [10, 20); [60, 70) stands alone.
-    assert outermost(ints(10, 0, 60), ints(20, 50, 70)).tolist() == [1, 2]
+    assert keep_outermost(ints(10, 0, 60), ints(20, 50, 70)).tolist() == [1, 2]
 
 
 def test_touching_and_overlapping_intervals_merge_and_empty_ones_vanish() -> None:
-    start, end = union(ints(5, 0, 20, 7), ints(10, 5, 30, 7))
+    start, end = merge_intervals(ints(5, 0, 20, 7), ints(10, 5, 30, 7))
 
     assert (start.tolist(), end.tolist()) == ([0, 20], [10, 30])

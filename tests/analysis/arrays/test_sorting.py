@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.arrays import sorting as ordering
 from rankscope.analysis.arrays.sorting import (
-    Digit,
-    keys_with_rows,
-    mixed_keys,
-    places_in_buckets,
-    places_of,
-    sort_rows,
-    stable_order,
+    KeyColumn,
+    argsort_rows,
+    find_in_buckets,
+    find_positions,
+    pack_keys,
+    pack_keys_with_rows,
+    stable_argsort,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ MANY_ROWS = 100_000
 def test_one_column_is_ordered_as_numpy_orders_it(name: str) -> None:
     column = COLUMNS[name](np.random.default_rng(1))
 
-    assert (stable_order(column) == np.argsort(column, kind="stable")).all()
+    assert (stable_argsort(column) == np.argsort(column, kind="stable")).all()
 
 
 @given(
@@ -64,7 +64,7 @@ def test_several_columns_are_ordered_as_lexsort_orders_them(names: list[str], se
     rng = np.random.default_rng(seed)
     columns = [COLUMNS[name](rng) for name in names]
 
-    assert (sort_rows(*columns) == np.lexsort(columns[::-1])).all()
+    assert (argsort_rows(*columns) == np.lexsort(columns[::-1])).all()
 
 
 def test_the_columns_that_are_sorted_stay_as_they_are() -> None:
@@ -72,15 +72,15 @@ def test_the_columns_that_are_sorted_stay_as_they_are() -> None:
     columns = [COLUMNS[name](rng) for name in ("small", "bytes", "truth")]
     before = [column.copy() for column in columns]
 
-    sort_rows(*columns)
-    stable_order(columns[0])
+    argsort_rows(*columns)
+    stable_argsort(columns[0])
 
     for column, copy in zip(columns, before, strict=True):
         assert (column == copy).all()
 
 
 def test_no_rows_have_an_empty_order() -> None:
-    assert not len(sort_rows(np.array([], dtype=np.int64), np.array([], dtype=np.int32)))
+    assert not len(argsort_rows(np.array([], dtype=np.int64), np.array([], dtype=np.int32)))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_no_rows_have_an_empty_order() -> None:
 def test_a_value_stands_where_a_search_finds_it(ascending: NDArray[np.int64], spread: int) -> None:
     values: NDArray[Any] = np.random.default_rng(3).integers(-spread, spread, NUM_ROWS)
 
-    assert (places_of(values, ascending) == np.searchsorted(ascending, values)).all()
+    assert (find_positions(values, ascending) == np.searchsorted(ascending, values)).all()
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64])
@@ -102,7 +102,7 @@ def test_a_value_is_found_by_its_bucket_where_values_lie_anywhere(dtype: type) -
     ascending = np.sort(rng.integers(limits.min, limits.max, 1_000, dtype=dtype, endpoint=True))
     values = ascending[rng.integers(0, len(ascending), NUM_ROWS)]
 
-    found = places_in_buckets(values, ascending)
+    found = find_in_buckets(values, ascending)
 
     assert found is not None
     assert (found == np.searchsorted(ascending, values)).all()
@@ -111,7 +111,7 @@ def test_a_value_is_found_by_its_bucket_where_values_lie_anywhere(dtype: type) -
 def test_values_that_crowd_together_are_not_looked_for_in_buckets() -> None:
     ascending = np.append(np.arange(100), 1 << 60)
 
-    assert places_in_buckets(ascending, ascending) is None
+    assert find_in_buckets(ascending, ascending) is None
 
 
 def test_few_rows_take_the_plain_way() -> None:
@@ -119,11 +119,11 @@ def test_few_rows_take_the_plain_way() -> None:
 
 
 def test_a_key_is_the_number_that_its_digits_make_up() -> None:
-    keys = mixed_keys(
+    keys = pack_keys(
         [
-            Digit(np.array([5, 6], dtype=np.int32), 5, 2),
-            Digit(np.array([-1, 1], dtype=np.int8), -1, 3),
-            Digit(np.array([True, False]), 0, 2),
+            KeyColumn(np.array([5, 6], dtype=np.int32), 5, 2),
+            KeyColumn(np.array([-1, 1], dtype=np.int8), -1, 3),
+            KeyColumn(np.array([True, False]), 0, 2),
         ]
     )
 
@@ -137,7 +137,7 @@ def test_differences_hold_over_the_whole_range_of_a_type(dtype: type) -> None:
     column: NDArray[Any] = np.full(MANY_ROWS, lowest, dtype=dtype)
     column[-1] = limits.max
 
-    keys = mixed_keys([Digit(column, lowest, 2**32)])
+    keys = pack_keys([KeyColumn(column, lowest, 2**32)])
 
     assert keys[0] == 0
     assert keys[-1] == int(limits.max) - lowest
@@ -146,7 +146,7 @@ def test_differences_hold_over_the_whole_range_of_a_type(dtype: type) -> None:
 def test_a_row_stands_below_its_value() -> None:
     column = np.arange(MANY_ROWS, dtype=np.int64)[::-1] // 10 + 7
 
-    keys = keys_with_rows(column, 7, 17)
+    keys = pack_keys_with_rows(column, 7, 17)
 
     assert (keys >> 17 == column - 7).all()
     assert (keys & (1 << 17) - 1 == np.arange(MANY_ROWS)).all()
@@ -155,5 +155,5 @@ def test_a_row_stands_below_its_value() -> None:
 def test_no_rows_have_no_keys() -> None:
     empty = np.zeros(0, dtype=np.int32)
 
-    assert not len(mixed_keys([Digit(empty, 0, 1)]))
-    assert not len(keys_with_rows(empty, 0, 0))
+    assert not len(pack_keys([KeyColumn(empty, 0, 1)]))
+    assert not len(pack_keys_with_rows(empty, 0, 0))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.arrays.grouping import NO_GROUP
 from rankscope.analysis.breakdown.starved import blame, starved_ranks
-from rankscope.analysis.replay.model import ReplayModel, WaitIntervals, without_overlap
+from rankscope.analysis.replay.model import ReplayModel, WaitIntervals, remove_overlaps
 from rankscope.analysis.replay.operations import Operations
 
 Op = tuple[int, int, int, int]
@@ -98,7 +98,7 @@ def test_the_rank_that_waits_most_comes_first_and_a_short_wait_is_not_listed() -
 
 
 def test_of_overlapping_waits_each_instant_counts_once() -> None:
-    found = without_overlap(waits((0, 1, 0, 10), (0, 2, 4, 15), (0, 3, 6, 12), (1, 2, 3, 5)))
+    found = remove_overlaps(waits((0, 1, 0, 10), (0, 2, 4, 15), (0, 3, 6, 12), (1, 2, 3, 5)))
 
     columns = (found.rank, found.operation, found.start_ns, found.end_ns)
     assert set(zip(*(column.tolist() for column in columns), strict=True)) == {

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.replay.batched_program import Shape, compile_lanes
-from rankscope.analysis.replay.batched_replay import Block, Part
+from rankscope.analysis.replay.batched_program import Shape, compile_shapes
+from rankscope.analysis.replay.batched_replay import ShapeColumns, StepRange
 from rankscope.analysis.trace.errors import CycleError
 
 if TYPE_CHECKING:
-    from rankscope.analysis.replay.batched_program import LaneProgram, Meeting
+    from rankscope.analysis.replay.batched_program import CollectiveKey, ShapeProgram
 
 Pairs = list[tuple[int, int]]
 Table = list[list[float]]
@@ -23,7 +23,7 @@ def shape(
     edges: Pairs,
     *,
     gates: dict[int, int] | None = None,
-    meeting: dict[int, Meeting] | None = None,
+    meeting: dict[int, CollectiveKey] | None = None,
 ) -> Shape:
     """Operation k has label k; the last one closes the step."""
     table = np.array(edges, dtype=np.int64).reshape(-1, 2)
@@ -40,10 +40,12 @@ def shape(
     )
 
 
-def part(program: LaneProgram, recorded: Table, ideal: list[float], steps: list[int]) -> Part:
+def part(
+    program: ShapeProgram, recorded: Table, ideal: list[float], steps: list[int]
+) -> ShapeColumns:
     """``recorded`` by operation, by lane."""
     step = np.array(steps)
-    return Part(
+    return ShapeColumns(
         program=program,
         recorded=[np.array(row) for row in recorded],
         ideal=[np.array([value]) for value in ideal],
@@ -55,8 +57,8 @@ def part(program: LaneProgram, recorded: Table, ideal: list[float], steps: list[
 
 def test_an_operation_begins_when_the_last_that_it_waits_for_has_ended() -> None:
     # 0 (5) and 1 (9) before 2 (1), 2 before 3 (2).
-    (program,) = compile_lanes([shape(4, [(0, 2), (1, 2), (2, 3)])])
-    block = Block(parts=[part(program, [[5], [9], [1], [2]], [0] * 4, [0])], num_steps=1)
+    (program,) = compile_shapes([shape(4, [(0, 2), (1, 2), (2, 3)])])
+    block = StepRange(parts=[part(program, [[5], [9], [1], [2]], [0] * 4, [0])], num_steps=1)
 
     (ends,) = block.replay([block.parts[0].recorded])
 
@@ -65,8 +67,8 @@ def test_an_operation_begins_when_the_last_that_it_waits_for_has_ended() -> None
 
 def test_members_of_a_group_wait_for_each_others_arrival() -> None:
     # 0 (5) before 2 (1), 1 (9) before 3 (2); 2 and 3 are a send and its receive.
-    (program,) = compile_lanes([shape(4, [(0, 2), (1, 3)], gates={2: 0, 3: 0})])
-    block = Block(parts=[part(program, [[5], [9], [1], [2]], [0] * 4, [0])], num_steps=1)
+    (program,) = compile_shapes([shape(4, [(0, 2), (1, 3)], gates={2: 0, 3: 0})])
+    block = StepRange(parts=[part(program, [[5], [9], [1], [2]], [0] * 4, [0])], num_steps=1)
 
     (ends,) = block.replay([block.parts[0].recorded])
 
@@ -86,8 +88,8 @@ def reduction(num_computes: int) -> Shape:
 
 def test_a_member_that_waits_for_nothing_is_there_when_the_step_begins() -> None:
     # 0 ends 5 before the step begins, as clocks may have it; 1 follows it and meets 2.
-    (program,) = compile_lanes([shape(4, [(0, 1), (1, 3)], gates={1: 0, 2: 0})])
-    block = Block(parts=[part(program, [[-5], [2], [2], [1]], [0] * 4, [0])], num_steps=1)
+    (program,) = compile_shapes([shape(4, [(0, 1), (1, 3)], gates={1: 0, 2: 0})])
+    block = StepRange(parts=[part(program, [[-5], [2], [2], [1]], [0] * 4, [0])], num_steps=1)
 
     ends = block.replay([[np.array([value]) for value in (-5.0, 2.0, 2.0, 1.0)]])
 
@@ -95,13 +97,13 @@ def test_a_member_that_waits_for_nothing_is_there_when_the_step_begins() -> None
 
 
 def test_replicas_meet_in_their_own_step_whatever_their_shape() -> None:
-    long, short = compile_lanes([reduction(2), reduction(1)])
+    long, short = compile_shapes([reduction(2), reduction(1)])
     # Step 0: one of each shape arrives, at 3 + 4 and at 5; step 1: two long ones, at 2 and 9.
     parts = [
         part(long, [[3, 1, 4], [4, 1, 5], [1, 1, 1]], [0] * 3, [0, 1, 1]),
         part(short, [[5], [2]], [0] * 2, [0]),
     ]
-    block = Block(parts=parts, num_steps=2)
+    block = StepRange(parts=parts, num_steps=2)
 
     ends = block.replay([each.recorded for each in parts])
 
@@ -111,10 +113,10 @@ def test_replicas_meet_in_their_own_step_whatever_their_shape() -> None:
 
 
 def test_a_replica_alone_waits_for_ideal_ones() -> None:
-    (program,) = compile_lanes([reduction(1)])
+    (program,) = compile_shapes([reduction(1)])
     # Ideally all arrive at 4 and reduce for 2.
     only = part(program, [[3, 9, 4], [1, 1, 7]], [4, 2], [0, 0, 0])
-    block = Block(parts=[only], num_steps=1)
+    block = StepRange(parts=[only], num_steps=1)
     ideal = block.ideal()
     everything = 0b11
 
@@ -126,7 +128,7 @@ def test_a_replica_alone_waits_for_ideal_ones() -> None:
 
 
 def test_only_what_a_label_moves_is_computed_again() -> None:
-    (program,) = compile_lanes([shape(4, [(0, 2), (1, 2), (2, 3)])])
+    (program,) = compile_shapes([shape(4, [(0, 2), (1, 2), (2, 3)])])
 
     (phase,) = program.moved_by(0b0010, behind=False)
 
@@ -135,7 +137,7 @@ def test_only_what_a_label_moves_is_computed_again() -> None:
 
 def test_operations_that_wait_for_each_other_are_named_not_dropped() -> None:
     with pytest.raises(CycleError) as caught:
-        compile_lanes([shape(3, [(0, 1), (1, 2), (2, 1)])])
+        compile_shapes([shape(3, [(0, 1), (1, 2), (2, 1)])])
 
     assert caught.value.num_nodes == 2
 
@@ -145,7 +147,7 @@ def test_shapes_that_meet_in_opposite_order_are_refused() -> None:
     gates = {0: 0, 1: 1}
 
     with pytest.raises(CycleError):
-        compile_lanes(
+        compile_shapes(
             [
                 shape(2, [(0, 1)], gates=gates, meeting={0: first, 1: second}),
                 shape(2, [(0, 1)], gates=gates, meeting={0: second, 1: first}),
@@ -172,9 +174,9 @@ def test_the_replay_is_the_longest_path(
     graph: tuple[int, Pairs, Table, list[float]], labels: int
 ) -> None:
     num, pairs, recorded, ideal = graph
-    (program,) = compile_lanes([shape(num, pairs)])
+    (program,) = compile_shapes([shape(num, pairs)])
     lanes = len(recorded[0])
-    block = Block(parts=[part(program, recorded, ideal, [0] * lanes)], num_steps=1)
+    block = StepRange(parts=[part(program, recorded, ideal, [0] * lanes)], num_steps=1)
 
     (ends,) = block.put_back(labels, block.ideal())
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.readers.bytedance.reader import read_bytedance
 from rankscope.analysis.readers.tracer.reader import read_traced
-from rankscope.analysis.replay.critical_path import critical_path, slack_of
+from rankscope.analysis.replay.critical_path import critical_path, operation_slack
 from rankscope.analysis.replay.what_if import Replayer
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.tracer.topology import Layout
@@ -66,7 +66,7 @@ def test_the_chain_that_decides_the_step_goes_through_the_last_to_arrive() -> No
 def test_slack_is_how_much_later_an_operation_may_end() -> None:
     # Rank 0 may take 110 longer before its meeting at 130, rank 1 90 before its own at 100;
     # rank 2's part in that first meeting may last until the end.
-    assert slack_of(chain()).slack_ns.tolist() == [110, 90, 0, 0, 30, 0, 0, 0]
+    assert operation_slack(chain()).slack_ns.tolist() == [110, 90, 0, 0, 30, 0, 0, 0]
 
 
 def test_what_nothing_follows_and_does_not_close_the_step_may_end_any_time() -> None:
@@ -74,7 +74,7 @@ def test_what_nothing_follows_and_does_not_close_the_step_may_end_any_time() -> 
     closes = np.array([False] * 6 + [True] * 2)
     model = replace(model, operations=replace(model.operations, closes_step=closes))
 
-    assert slack_of(model).slack_ns.tolist() == [110, 90, 0, 0, np.inf, 0, 0, 0]
+    assert operation_slack(model).slack_ns.tolist() == [110, 90, 0, 0, np.inf, 0, 0, 0]
 
 
 def test_a_step_that_is_not_there_says_so() -> None:
@@ -97,7 +97,7 @@ def test_the_path_tiles_every_step_of_the_full_replay(model: ReplayModel) -> Non
 
 @pytest.mark.parametrize("model", [traced_model(), bytedance_model()], ids=["traced", "bytedance"])
 def test_everything_on_the_path_has_no_slack_and_nothing_has_less(model: ReplayModel) -> None:
-    found = slack_of(model)
+    found = operation_slack(model)
     path = critical_path(model)
 
     assert (found.slack_ns >= 0).all()
@@ -129,7 +129,7 @@ def test_an_operation_moves_the_steps_end_just_when_it_exceeds_its_slack(
     pick: int, share: float
 ) -> None:
     model = traced_model(num_steps=1)
-    found = slack_of(model)
+    found = operation_slack(model)
     before = Replayer(model).full_recorded()[0]
     index = pick % len(found.rows)
     late_ns = float(np.rint(share * (found.slack_ns[index] + MS)))

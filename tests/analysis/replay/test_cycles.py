@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.replay.schedule import UNORDERED, levels_of
+from rankscope.analysis.replay.schedule import UNORDERED, node_levels
 from rankscope.analysis.trace.errors import AnalysisError
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from rankscope.tracer.topology import Layout
@@ -73,10 +73,10 @@ def test_a_chain_of_a_hundred_thousand_is_ordered_without_recursion() -> None:
     num = 100_000
     before = np.arange(num - 1)
 
-    assert levels_of(num, before, before + 1).tolist() == list(range(num))
+    assert node_levels(num, before, before + 1).tolist() == list(range(num))
     # The last one waits for the first: all of them go round.
     circle = np.append(before, num - 1), np.append(before + 1, 0)
-    assert (levels_of(num, *circle) == UNORDERED).all()
+    assert (node_levels(num, *circle) == UNORDERED).all()
 
 
 def test_thousands_of_spans_one_after_another_are_no_problem() -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from rankscope.analysis.arrays.grouping import NO_GROUP
 from rankscope.analysis.readers.bytedance.format import CODE
-from rankscope.analysis.readers.bytedance.graph import model_of, read_trace
+from rankscope.analysis.readers.bytedance.graph import build_model, read_trace
 from rankscope.analysis.readers.bytedance.reader import read_bytedance
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.program import compile_program, operation_times
-from rankscope.analysis.replay.step_graph import graph_of_steps, replayed_times
+from rankscope.analysis.replay.step_graph import build_step_graph, replayed_times
 from rankscope.analysis.replay.what_if import Replayer
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.bytedance_cluster import ByteDanceCluster
@@ -53,7 +53,7 @@ def noisy_model(*, dp: int, pp: int, uneven: bool = False) -> ReplayModel:
     if uneven:  # one replica of one step lacks an operation, so its structure is its own
         cluster.rows.remove(next(r for r in cluster.rows if r[:4] == (1, 0, 5, "gc")))
     source = cluster.source()
-    return model_of(read_trace(source.info, source.span_table))
+    return build_model(read_trace(source.info, source.span_table))
 
 
 def test_steps_and_replicas_of_equal_structure_share_one_schedule() -> None:
@@ -143,7 +143,7 @@ def test_steps_and_replicas_together_give_what_each_step_alone_gives(name: str) 
     together = operation_times(
         compile_program(operations, host_gaps=True), operations, operations.duration_ns, gap
     )
-    alone = replayed_times(graph_of_steps(model), operations.duration_ns, gap)
+    alone = replayed_times(build_step_graph(model), operations.duration_ns, gap)
 
     assert alone.rows.tolist() == list(range(len(operations)))
     for column in ("start_ns", "gate_ns", "end_ns"):

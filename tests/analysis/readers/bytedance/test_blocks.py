@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.readers.bytedance.blocks import in_pieces
+from rankscope.analysis.readers.bytedance.blocks import map_slices
 
 
 def test_pieces_cover_all_rows_once_and_answer_in_order() -> None:
     values = np.arange(10)
 
-    assert in_pieces(lambda rows: values[rows].tolist(), 10, rows_at_once=4) == [
+    assert map_slices(lambda rows: values[rows].tolist(), 10, rows_at_once=4) == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
         [8, 9],
@@ -16,4 +16,4 @@ def test_pieces_cover_all_rows_once_and_answer_in_order() -> None:
 
 
 def test_no_rows_are_no_pieces() -> None:
-    assert in_pieces(lambda rows: rows, 0) == []
+    assert map_slices(lambda rows: rows, 0) == []

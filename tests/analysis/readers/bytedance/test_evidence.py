@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.arrays.grouping import NO_GROUP, latest_by_group
+from rankscope.analysis.arrays.grouping import NO_GROUP, max_over_group
 from rankscope.analysis.readers.bytedance.evidence import (
-    arrivals,
-    hidden_by_call,
-    left_early,
-    since_held_up,
+    arrival_times,
+    is_delayed_in_call,
+    is_left_early,
+    time_since_last_transfer,
 )
 from rankscope.analysis.readers.bytedance.format import CODE
 from rankscope.analysis.readers.bytedance.graph import read_trace
@@ -84,7 +84,7 @@ def two_microbatches(*, first_send_ends_ms: float, second_forward_ms: float) -> 
 
 def held_up_ms(trace: Trace) -> float:
     """Of the first stage's second forward-compute."""
-    found = since_held_up(trace)
+    found = time_since_last_transfer(trace)
     row = np.flatnonzero(
         (trace.rank == 0)
         & (trace.rows.type == CODE["forward-compute"])
@@ -129,7 +129,7 @@ def test_a_call_ends_for_all_that_it_posted_one_after_the_other() -> None:
     group = trace.operations.group
     members = np.flatnonzero(group != NO_GROUP)
 
-    hidden = hidden_by_call(trace, members, group[members])
+    hidden = is_delayed_in_call(trace, members, group[members])
 
     # THEN the send's end is not that of its own transfer; the others' are
     names = [(int(trace.rank[row]), int(trace.rows.type[row])) for row in members[hidden]]
@@ -152,8 +152,8 @@ def pairs(times_ms: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -
 def early_sends(trace: Trace) -> list[bool]:
     group = trace.operations.group
     members = np.flatnonzero(group != NO_GROUP)
-    arrival = latest_by_group(group, trace.rows.start)[members]
-    found = left_early(
+    arrival = max_over_group(group, trace.rows.start)[members]
+    found = is_left_early(
         trace,
         members,
         arrival,
@@ -197,7 +197,7 @@ def arrivals_ms(trace: Trace) -> tuple[list[float], list[float]]:
     """Of the sends and of the receives."""
     group = trace.operations.group
     members = np.flatnonzero(group != NO_GROUP)
-    found = (arrivals(trace, members, group[members]) - trace.rows.start[0]) / MS + 95
+    found = (arrival_times(trace, members, group[members]) - trace.rows.start[0]) / MS + 95
     first, second = (found[trace.rank[members] == rank].tolist() for rank in (0, 1))
     return first, second
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rankscope.analysis.readers.bytedance.graph import model_of, read_trace
+from rankscope.analysis.readers.bytedance.graph import build_model, read_trace
 from rankscope.analysis.readers.bytedance.what_if import what_if_trace
 from rankscope.analysis.replay.what_if import Replayer, what_if
 from rankscope.sources.bytedance_file import read_trace_file
@@ -132,7 +132,7 @@ def test_every_result_is_that_of_the_rules_in_plain_loops(seed: int, tmp_path: P
     trace = read_trace(run, source.span_table)
 
     assert_follows(found.result, expected)
-    assert_follows(what_if(Replayer(model_of(trace))), expected)
+    assert_follows(what_if(Replayer(build_model(trace))), expected)
     assert found.num_clock_errors == trace.num_clock_errors == oracle.num_clock_errors
     assert dict(zip(found.result.steps, found.actual_ns.tolist(), strict=True)) == oracle.actual
     assert (found.left_out, found.warnings, oracle.num_unpaired) == ({}, (), 0)

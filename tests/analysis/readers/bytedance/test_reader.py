@@ -9,7 +9,7 @@ import yaml
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.readers.bytedance.format import CODE
-from rankscope.analysis.readers.bytedance.graph import model_of, read_trace
+from rankscope.analysis.readers.bytedance.graph import build_model, read_trace
 from rankscope.analysis.readers.bytedance.reader import read_bytedance, split_bytedance_waits
 from rankscope.analysis.replay.what_if import Replayer, WhatIf, what_if
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
@@ -186,7 +186,7 @@ def published(name: str) -> tuple[Source, dict[str, Any], float, float]:
 @pytest.fixture(scope="module", params=["AR", "ST"])
 def trace(request: pytest.FixtureRequest) -> tuple[WhatIf, dict[str, Any], float, float]:
     source, result, m_w, m_s = published(request.param)
-    model = model_of(read_trace(source.info, source.span_table))
+    model = build_model(read_trace(source.info, source.span_table))
     return what_if(Replayer(model)), result, m_w, m_s
 
 

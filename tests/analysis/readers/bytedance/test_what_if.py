@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.readers.bytedance.blocks import ROWS_AT_ONCE
+from rankscope.analysis.readers.bytedance.blocks import SLICE_ROWS
 from rankscope.analysis.readers.bytedance.format import TraceColumns
-from rankscope.analysis.readers.bytedance.graph import model_of, read_trace
+from rankscope.analysis.readers.bytedance.graph import build_model, read_trace
 from rankscope.analysis.readers.bytedance.reader import read_bytedance
 from rankscope.analysis.readers.bytedance.what_if import what_if_trace
 from rankscope.analysis.replay.what_if import Replayer, what_if
@@ -48,7 +48,7 @@ def shuffled(spans: SpanTable, seed: int) -> SpanTable:
 
 def by_general_replay(source: Source) -> WhatIf:
     """The same by compiling every operation, and a whole replay for each part."""
-    return what_if(Replayer(model_of(read_trace(source.info, source.span_table))))
+    return what_if(Replayer(build_model(read_trace(source.info, source.span_table))))
 
 
 def assert_same(found: WhatIf, expected: WhatIf) -> None:
@@ -152,7 +152,7 @@ def test_chunks_and_overlapped_reductions_belong_to_the_shape() -> None:
     found = what_if_trace(chunked, spans)
 
     assert found.num_shapes == 3
-    assert_same(found.result, what_if(Replayer(model_of(read_trace(chunked, spans)))))
+    assert_same(found.result, what_if(Replayer(build_model(read_trace(chunked, spans)))))
 
 
 @given(seed=st.integers(0, 99))
@@ -196,7 +196,7 @@ def repeated(source: Source, times: int) -> tuple[RunInfo, TraceColumns]:
 
 def test_repeating_the_replicas_of_a_run_changes_no_step_time() -> None:
     source = noisy(4, 3).source()
-    times = ROWS_AT_ONCE // len(source.span_table) + 1  # more rows than one piece
+    times = SLICE_ROWS // len(source.span_table) + 1  # more rows than one piece
 
     few = what_if_trace(source.info, source.span_table).result
     many = what_if_trace(*repeated(source, times)).result

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.analysis.readers.tracer.evidence import held_by_another
+from rankscope.analysis.readers.tracer.evidence import is_delayed_in_call
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.readers.waits import split_waits
 from rankscope.analysis.replay.model import Place
@@ -55,7 +55,7 @@ def held(spans: list[Span], *, interval_id: int = 5) -> list[tuple[int, int]]:
     table = span_table(spans)
     table = replace(table, interval_id=np.full(len(table), interval_id))
     split = split_waits(table, [RING], clock_error_ns=0)
-    rows = np.flatnonzero(held_by_another(table, split, np.arange(len(table))))
+    rows = np.flatnonzero(is_delayed_in_call(table, split, np.arange(len(table))))
     return sorted(zip(table.src_rank[rows].tolist(), table.dst_rank[rows].tolist(), strict=True))
 
 

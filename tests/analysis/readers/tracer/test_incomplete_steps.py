@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.readers.tracer.incomplete_steps import losses_of
+from rankscope.analysis.readers.tracer.incomplete_steps import find_missing
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from tests.support.analysis.cluster import MS, Source, source_of
@@ -63,7 +63,7 @@ def test_a_rank_that_lacks_a_forward_of_a_step_is_told(
     # Step 6 has fewer on most ranks: nothing of it was lost.
     source = without_a_forward(job(), *lost, num_dropped=2)
 
-    found = losses_of(source.span_table, source.step_table, np.arange(NUM_STEPS, dtype=np.int32))
+    found = find_missing(source.span_table, source.step_table, np.arange(NUM_STEPS, dtype=np.int32))
 
     assert tuple(map(tuple, np.argwhere(found.lacks).tolist())) == told
     assert len(found.warnings()) == bool(told)
@@ -72,7 +72,7 @@ def test_a_rank_that_lacks_a_forward_of_a_step_is_told(
 def test_steps_that_take_no_part_tell_what_is_usual() -> None:
     source = without_a_forward(job(), (1, 2), num_dropped=1)
 
-    found = losses_of(source.span_table, source.step_table, np.array([2, 3], dtype=np.int32))
+    found = find_missing(source.span_table, source.step_table, np.array([2, 3], dtype=np.int32))
 
     assert np.argwhere(found.lacks).tolist() == [[1, 0]]
 

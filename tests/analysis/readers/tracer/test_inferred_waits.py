@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.readers.tracer.matched_waits import join_waits
+from rankscope.analysis.readers.tracer.matched_waits import match_waits
 from rankscope.analysis.readers.waits import split_waits
 from rankscope.analysis.trace.tables import GroupInfo, SpanTable, StepTable
 from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
@@ -25,7 +25,7 @@ def waits_ms(
     spans, steps = tables(rows, num_ranks, num_steps, flags)
     group = GroupInfo(group_id=GROUP, kind="dp-comm", name="dp", members=tuple(range(num_ranks)))
     split = split_waits(spans, [group], clock_error_ns=0)
-    joined, _ = join_waits(spans, steps, np.arange(num_steps, dtype=np.int32), split)
+    joined, _ = match_waits(spans, steps, np.arange(num_steps, dtype=np.int32), split)
     found = []
     for start, end, comm in zip(
         joined.line.time_at(joined.wait_start).tolist(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.readers.tracer.matched_waits import Joined, join_waits
+from rankscope.analysis.readers.tracer.matched_waits import MatchedWaits, match_waits
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.readers.waits import split_waits
 from rankscope.analysis.trace.tables import (
@@ -84,14 +84,14 @@ def _flags(seq: int, *, is_bound: bool) -> int:
     return int(SpanFlag.DEVICE_BEGIN_KNOWN | end | SpanFlag.ASYNC)
 
 
-def joined(*rows: Row) -> Joined:
+def joined(*rows: Row) -> MatchedWaits:
     """Join one rank's spans, all of step 0 and its one group."""
     spans, steps = tables(*rows)
     split = split_waits(spans, [DP], clock_error_ns=0)
-    return join_waits(spans, steps, np.zeros(1, dtype=np.int32), split)[0]
+    return match_waits(spans, steps, np.zeros(1, dtype=np.int32), split)[0]
 
 
-def launches_ms(found: Joined) -> list[int]:
+def launches_ms(found: MatchedWaits) -> list[int]:
     order = np.argsort(found.spans.seq[found.comm])
     return [int(at) // MS for at in found.line.time_at(found.launch)[order]]
 

@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run, read_run
 from rankscope.analysis.breakdown.waterfall import waterfall_of
-from rankscope.analysis.replay.critical_path import critical_path, slack_of
+from rankscope.analysis.replay.critical_path import critical_path, operation_slack
 from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Noise, Scenario, TpDetail
@@ -118,7 +118,7 @@ def test_the_critical_path_tiles_the_step_and_has_no_slack(layout: str) -> None:
     run, spans, steps = source.run_info(RUN), source.spans(RUN, last=0), source.steps(RUN, last=0)
     model = read_run(run, spans, steps).model
 
-    path, slack = critical_path(model), slack_of(model)
+    path, slack = critical_path(model), operation_slack(model)
 
     assert path.start_ns[0] == 0
     np.testing.assert_allclose(path.start_ns[1:], path.end_ns[:-1], atol=1)

@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.analysis.analyze import read_run
 from rankscope.analysis.breakdown.bubble import schedule_of
-from rankscope.analysis.readers.tracer.pieces import WHOLE, is_deferred, portions_of
+from rankscope.analysis.readers.tracer.pieces import WHOLE, is_deferred_part, number_parts
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.cluster import MS, Action, Begin, Cluster, Compute, End
@@ -101,8 +101,8 @@ def test_what_is_no_pair_of_halves_stays_whole() -> None:
     table = cluster.span_table()
 
     # Five spans under one number are five micro-batches; two under none are two.
-    assert portions_of(table, np.arange(len(table))).tolist() == [WHOLE] * 8
-    assert is_deferred(np.array([0, 1, 2, 3, 4, 5])).tolist() == [
+    assert number_parts(table, np.arange(len(table))).tolist() == [WHOLE] * 8
+    assert is_deferred_part(np.array([0, 1, 2, 3, 4, 5])).tolist() == [
         False, False, True, False, True, True,
     ]  # fmt: skip
 
