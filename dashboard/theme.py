@@ -7,12 +7,11 @@ the theme asks the server for nothing and keeps every zoom.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import plotly.graph_objects as go
 
 from rankscope.tracer.span import NS_PER_MS, NS_PER_S, SpanKind
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _LEAST_S = 5
 
@@ -118,3 +117,17 @@ _AXIS: dict[str, Any] = {
     "ticklen": 4,
     "automargin": True,
 }
+
+
+def blank_figure(said: str, *, height: int) -> go.Figure:
+    """Return an empty figure that says in its middle why, without axes.
+
+    Args:
+        said: Plain words of ours.
+        height: Pixels; that of the figure that will stand there.
+    """
+    figure = dressed(go.Figure(), height=height, keep=said)
+    figure.add_annotation(text=said, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    return figure

@@ -14,24 +14,34 @@ from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import UnknownRunError
 
 from ..address import Page, View, write_address
-from ..figures.blank import blank_figure
 from ..figures.excess import excess_figure, excess_note
 from ..figures.step_time import seen_figure, step_time_figure
 from ..figures.workers import worker_figure
-from .clock import LIVE_MS, RESCUE, SOON_MS, clock, next_tick, pace_of
-from .empty import missing_run, no_runs, no_steps
-from .frame import announced, card, graph, graph_style, register_graph
+from ..theme import blank_figure
+from .components import (
+    LIVE_MS,
+    RESCUE,
+    SOON_MS,
+    announced,
+    card,
+    clock,
+    graph,
+    graph_style,
+    next_tick,
+    pace_of,
+    register_graph,
+)
 from .overview_cards import (
     early_figures,
     findings_table,
+    heard_card,
     key_figures,
     mfu_reason,
     quality_list,
     starved_list,
     verdict_card,
 )
-from .overview_liveness import heard_card
-from .progress import LATER, NEVER, no_verdict, no_verdict_yet
+from .placeholders import LATER, NEVER, missing_run, no_runs, no_steps, no_verdict, no_verdict_yet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

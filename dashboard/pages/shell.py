@@ -12,8 +12,7 @@ from rankscope.analysis.report.text import format_count
 
 from ..address import Page, View, read_address, write_address
 from ..text import visible
-from .clock import LIVE_MS, QUIET_MS, RESCUE, clock, next_tick, rescue
-from .frame import labelled
+from .components import LIVE_MS, QUIET_MS, RESCUE, clock, labelled, next_tick, rescue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

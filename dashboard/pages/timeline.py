@@ -20,12 +20,29 @@ from ..address import Page, View, read_address, write_address
 from ..figures.timeline import timeline_figure
 from ..figures.timeline_raster import raster_figure, raster_note
 from ..text import visible
-from .clock import LIVE_MS, RESCUE, SOON_MS, clock, next_tick, pace_of
-from .empty import missing_run, no_data, no_runs, no_steps
-from .frame import announced, card, graph, graph_style, register_graph
-from .progress import drawing, reading_steps
-from .timeline_controls import Steps, steps_of_report, steps_of_seen, timeline_controls
-from .timeline_zoom import WHOLE, zoomed, zooms_of
+from .components import (
+    LIVE_MS,
+    RESCUE,
+    SOON_MS,
+    announced,
+    card,
+    clock,
+    graph,
+    graph_style,
+    next_tick,
+    pace_of,
+    register_graph,
+)
+from .placeholders import drawing, missing_run, no_data, no_runs, no_steps, reading_steps
+from .timeline_controls import (
+    WHOLE,
+    Steps,
+    steps_of_report,
+    steps_of_seen,
+    timeline_controls,
+    zoomed,
+    zooms_of,
+)
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -35,7 +52,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.progress import AnalysisFailed
 
     from ..provider import ReportProvider
-    from .frame import Figure
+    from .components import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

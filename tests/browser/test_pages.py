@@ -9,7 +9,7 @@ from urllib.parse import quote
 from playwright.sync_api import expect
 
 from rankscope.analysis.report.progress import Activity, AnalysisInProgress, Progress
-from rankscope.dashboard.pages import clock
+from rankscope.dashboard.pages import components
 from tests.browser.conftest import served
 from tests.support.dashboard.builders import FakeProvider, report
 from tests.support.dashboard.training_builder import training_provider
@@ -230,7 +230,7 @@ def test_a_live_run_refreshes_and_keeps_the_zoom(browser: Browser) -> None:
 def test_a_live_run_refreshes_where_answers_take_longer_than_the_pages_pace(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clock, "LIVE_MS", 200)
+    monkeypatch.setattr(components, "LIVE_MS", 200)
     provider = SlowProvider.of(training_provider(), answer_s=0.6)
     provider.state = "running"
     with served(provider) as url, opened(browser, url) as seen:
@@ -250,8 +250,8 @@ def test_a_live_run_refreshes_where_answers_take_longer_than_the_pages_pace(
 def test_a_page_asks_again_after_a_question_that_nobody_answered(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clock, "LIVE_MS", 200)
-    monkeypatch.setattr(clock, "RESCUE_MS", 2_000)
+    monkeypatch.setattr(components, "LIVE_MS", 200)
+    monkeypatch.setattr(components, "RESCUE_MS", 2_000)
     provider = training_provider()
     provider.state = "running"
     with served(provider) as url:

@@ -5,7 +5,7 @@ import json
 
 from flask import Flask, jsonify
 
-from rankscope.dashboard.compression import compress_large
+from rankscope.dashboard.app import compress_large
 
 LARGE = {"z": "A" * 100_000}
 

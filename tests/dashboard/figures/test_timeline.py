@@ -10,8 +10,7 @@ from rankscope.analysis.drawing.raster import draw_picture
 from rankscope.analysis.drawing.rows import GroupBy, arrange_rows, row_order
 from rankscope.analysis.drawing.timeline import step_timeline
 from rankscope.analysis.trace.tables import GroupInfo
-from rankscope.dashboard.figures.timeline import timeline_figure
-from rankscope.dashboard.figures.timeline_hover import hover_texts
+from rankscope.dashboard.figures.timeline import hover_texts, timeline_figure
 from rankscope.dashboard.figures.timeline_raster import raster_figure, raster_note
 from rankscope.dashboard.theme import KIND_COLORS
 from rankscope.tracer.span import Span, SpanFlag, SpanKind, UnixNs

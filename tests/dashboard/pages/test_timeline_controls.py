@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from rankscope.analysis.drawing.raster import Window
 from rankscope.dashboard.address import Page, View, read_address, write_address
-from rankscope.dashboard.pages.timeline_zoom import WHOLE, zoomed
+from rankscope.dashboard.pages.timeline_controls import WHOLE, zoomed
 
 LINES_OF_24 = [0, 24.0, 512, 0.0, 900.0]
 """A whole step of 12,288 ranks, 900 ms long: from the first rank, 24 a line, 512 lines."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from rankscope.analysis.report.liveness import RankLiveness, SilentRank
 from rankscope.dashboard.pages.overview import overview_page
-from rankscope.dashboard.pages.overview_liveness import age_text, heard_card
+from rankscope.dashboard.pages.overview_cards import age_text, heard_card
 from tests.dashboard.pages.test_overview import words
 from tests.support.dashboard.builders import FakeProvider, report
 
