@@ -36,7 +36,6 @@ def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
     app = Dash(
         "rankscope",
         assets_folder=str(Path(__file__).parent / "assets"),
-        assets_ignore=r".*\.py.*",
         serve_locally=True,
         requests_pathname_prefix=base_path,
         routes_pathname_prefix="/",

@@ -1,1 +1,0 @@
-"""Style sheets and scripts, all served locally."""
