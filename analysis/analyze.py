@@ -16,11 +16,9 @@ from .breakdown.mfu import compute_mfu
 from .breakdown.starved import starved_ranks, trail_of
 from .breakdown.waterfall import summary_of, waterfall_of
 from .causes.crash import crashes
+from .causes.detector import Case, Record
 from .causes.equal_lengths import even_lengths
-from .causes.hang import hangs
-from .causes.layout import layout_findings
-from .causes.misconfiguration import misconfigurations
-from .diagnose import Case, diagnose, insufficient
+from .diagnose import combined, diagnose, ends_run, findings_of_record, insufficient
 from .price.operation_sets import compare_culprits
 from .quality import left_out_sentence, quality_of
 from .readers.bytedance.reader import read_bytedance
@@ -53,10 +51,6 @@ K = TypeVar("K")
 
 MOST_OVERRUNS_RATIO = 0.05
 """Overrun paced segments beyond which a paced run proves nothing. Source: design.md section 6."""
-
-LEAST_SURE = 0.5
-NO_ALARM = frozenset({"layout"})
-ENDINGS = frozenset({"hang", "crash"})
 
 
 def analyze_run(
@@ -96,8 +90,9 @@ def analyze_known(
     spans = source.spans(run_id, first=first, last=last)
     context = source.context(run_id, first=first, last=last)
     if not len(spans) and first is None and last is None:
-        told = _told(run, spans, steps, context)
-        if any(finding.cause in ENDINGS for finding in told):
+        record = Record(run=run, spans=spans, steps=steps, context=context)
+        told = findings_of_record(record)
+        if any(ends_run(finding) for finding in told):
             return _nothing_to_replay(run, spans, steps, told)
     if not len(spans):
         died = "; ".join(finding.evidence for finding in crashes(run, context))
@@ -126,12 +121,19 @@ def _report_of(
 ) -> RunReport:
     """Do so with the steps as the device saw them."""
     coords = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
-    told = _told(run, spans, steps, context)
     reading, replayer = _replayable(run, spans, steps, reading)
+    told = findings_of_record(
+        Record(
+            run=run,
+            spans=spans,
+            steps=steps,
+            context=context,
+            reading=None if replayer is None else reading,
+        )
+    )
     if replayer is None:
         return _nothing_to_replay(run, spans, steps, told, reading)
     ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
-    told += layout_findings(run, reading, ranks, context)
     # numpy lets other threads go on while it works on long arrays.
     with ThreadPoolExecutor(1) as aside:
         recorded = aside.submit(_as_recorded, run, spans, steps, reading, replayer)
@@ -146,13 +148,13 @@ def _report_of(
                 profile=compared,
                 replayer=replayer,
                 ranks=ranks,
+                steps=steps,
                 context=context,
-                step_ns=_step_bounds(steps, reading.steps),
                 slowdown=slowdown,
                 evened=evened,
             )
 
-        findings = _with_told(_findings(run, profile, case), told)
+        findings = combined(_findings(run, profile, case), told)
         trail = trail_of(reading.model)
         rank_times = dict.fromkeys(coords, int(reading.actual_ns.sum()))
         starved = starved_ranks(reading.model, reading.waits, rank_times, trail=trail)
@@ -266,42 +268,6 @@ def _findings(
     if profile is None:
         return (insufficient("the run holds no forward or backward compute to compare"),)
     return diagnose(case(profile))
-
-
-def _with_told(found: tuple[Finding, ...], told: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Add what is known without a replay: ended jobs first, then the rest after the priced ones.
-
-    A run with such a finding is not healthy, but for what was so by design (`layout`) or is a mere
-    change since the run before: these are told beside it.
-    """
-    if not told:
-        return found
-    sure = any(
-        finding.confidence >= LEAST_SURE and finding.cause not in NO_ALARM for finding in told
-    )
-    rest = tuple(finding for finding in found if not (sure and finding.cause == "healthy"))
-    ended = tuple(finding for finding in told if finding.cause in ENDINGS)
-    return (*ended, *rest, *(finding for finding in told if finding.cause not in ENDINGS))
-
-
-def _step_bounds(steps: StepTable, numbers: tuple[int, ...]) -> dict[int, tuple[int, int]]:
-    """Return (begin, end) of each step over all ranks, Unix time."""
-    rows = np.flatnonzero(np.isin(steps.step, numbers))
-    index = np.searchsorted(numbers, steps.step[rows])
-    first = np.full(len(numbers), np.iinfo(np.int64).max)
-    last = np.full(len(numbers), np.iinfo(np.int64).min)
-    np.minimum.at(first, index, steps.start_ns[rows])
-    np.maximum.at(last, index, steps.end_ns[rows])
-    pairs = zip(first.tolist(), last.tolist(), strict=True)
-    return dict(zip(numbers, pairs, strict=True))
-
-
-def _told(
-    run: RunInfo, spans: SpanTable, steps: StepTable, context: RunContext
-) -> tuple[Finding, ...]:
-    """Return what is known without a replay: how the job ended, and how its ranks differ."""
-    ended = (*hangs(run, spans, steps, context), *crashes(run, context))
-    return (*ended, *misconfigurations(run, context))
 
 
 def _nothing_to_replay(

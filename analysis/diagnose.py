@@ -1,237 +1,101 @@
-"""From the evidence to findings: every cause looked for, each priced by replay."""
+"""From the evidence to findings: every cause searched for, each priced by replay."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.tracer.span import SpanKind
-
-from .causes.candidate import is_brief, merged_hosts, merged_workers, while_shown, without_partners
-from .causes.clock_throttle import Devices, told_by_samples
-from .causes.equal_lengths import even_columns
-from .causes.expert_imbalance import experts_candidate, without_their_stages
-from .causes.host_causes import host_candidates
-from .causes.host_gaps import stalls_of
-from .causes.link_profile import profile_links
-from .causes.network_degradation import slow_network
-from .causes.sequence_imbalance import sequence_candidate, sequence_effect
-from .causes.slow_compute import compute_candidates, unexplained
+from .causes.detector import INSUFFICIENT_EVIDENCE
+from .causes.order import CAUSES, FROM_RECORDS, FROM_REPLAY
+from .causes.slow_compute import unexplained
 from .price.findings import priced
-from .readers.tp_partners import find_workers
 from .report.report import Finding
 from .report.text import format_count, format_ranks
-from .statistics.peers import compare_with_peers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from rankscope.tracer.topology import Coords
-
     from .causes.candidate import Candidate
-    from .replay.model import ComputeItems, Reading
-    from .replay.what_if import Replayer
+    from .causes.detector import Case, Record
     from .statistics.peers import ComputeProfile
-    from .trace.context import RunContext
-    from .trace.tables import RankInfo
+
+HEALTHY = "healthy"
+
+LEAST_SURE = 0.5
+"""Confidence from which a finding without a price means that the run is not healthy."""
 
 
-OF_COMPUTE = frozenset({"slow-compute", "clock-throttle"})
-HOLDS_PARTNERS_UP = frozenset({"host-stall", "data-stall", "gc-pause"})
-NO_ALARM = frozenset({"checkpoint"})
-UNTOLD = "insufficient-evidence"
-"""What stands out but cannot be named is told where nothing else is."""
-
-LAUNCHED_AFTER_COMPUTE = frozenset({SpanKind.DP_COMM.value, SpanKind.OTHER.value})
-"""Span kinds of collectives outside the layers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """All that a diagnosis goes by."""
-
-    reading: Reading
-    profile: ComputeProfile
-    replayer: Replayer
-    ranks: Mapping[int, RankInfo]
-    context: RunContext
-    step_ns: Mapping[int, tuple[int, int]]
-    """(begin, end) of each step, Unix time."""
-
-    slowdown: float | None
-    """S of the run."""
-
-    evened: ComputeItems | None = None
-    """Compute as if micro-batches were of equal length, where their lengths are known."""
+def is_alarm(finding: Finding) -> bool:
+    """Return whether a finding replaces `healthy`, if it is sure enough."""
+    return finding.cause not in CAUSES or CAUSES[finding.cause].is_alarm
 
 
 def diagnose(case: Case) -> tuple[Finding, ...]:
-    """Return the findings of a run, the most recoverable first; never none.
+    """Return the priced findings of a run, the most recoverable first; at least one.
 
     What raises no alarm (a checkpoint) comes after what does.
     """
-    links = case.reading.transfers.links
-    workers = find_workers(case.ranks, (link.kind for link in links))
-    host = _host_candidates(case)
-    compute, sequences = _of_unequal_compute(case, host, workers)
-    candidates = (*compute, *_network_candidates(case, compute), *host)
-    if sequences is not None:
-        if not case.profile.is_evened:
-            # One rank's longer step or two are what unequal lengths make.
-            candidates = tuple(each for each in candidates if not _is_brief_compute(each))
-        candidates = (*candidates, sequences)
-    experts = _of_experts(case, candidates)
-    if experts is not None:
-        candidates = without_their_stages(candidates, experts, case.reading.model)
-        candidates = (*candidates, experts)
-    is_alarm = any(each.is_alarm for each in candidates)
-    if is_alarm:
-        candidates = tuple(each for each in candidates if each.cause != UNTOLD)
+    found: tuple[Candidate, ...] = ()
+    for detector in FROM_REPLAY:
+        found = detector.detect(case, found)
+    candidates = [each for each in found if each.explained_by is None]
+    alarms = [each for each in candidates if each.cause.is_alarm]
+    if alarms:
+        candidates = [each for each in candidates if each.cause is not INSUFFICIENT_EVIDENCE]
     findings = sorted(
-        priced(candidates, case.replayer, workers),
+        priced(candidates, case.replayer, case.workers),
         key=lambda finding: (
-            finding.cause in NO_ALARM,
+            not is_alarm(finding),
             -(finding.recoverable_ratio or 0.0),
             finding.ranks,
         ),
     )
-    if is_alarm:
+    if alarms or any(each.cause is INSUFFICIENT_EVIDENCE for each in candidates):
         return tuple(findings)
-    if any(each.cause == UNTOLD for each in findings):
-        return tuple(findings)
+    return (_no_alarm(case), *findings)
+
+
+def findings_of_record(record: Record) -> tuple[Finding, ...]:
+    """Return what is known without a replay, what ended the job first."""
+    return tuple(finding for each in FROM_RECORDS for finding in each.detect(record))
+
+
+def ends_run(finding: Finding) -> bool:
+    """Return whether the job ended with a finding."""
+    return finding.cause in CAUSES and CAUSES[finding.cause].ends_run
+
+
+def combined(
+    priced_findings: tuple[Finding, ...], of_record: tuple[Finding, ...]
+) -> tuple[Finding, ...]:
+    """Return all findings of a run: what ended the job, then what has a price, then the rest.
+
+    A run with a sure finding is not healthy, unless the finding is no alarm (the layout) or a mere
+    change since the run before: these are reported beside it.
+    """
+    is_sick = any(each.confidence >= LEAST_SURE and is_alarm(each) for each in of_record)
+    rest = (each for each in priced_findings if not (is_sick and each.cause == HEALTHY))
+    ended = (each for each in of_record if ends_run(each))
+    return (*ended, *rest, *(each for each in of_record if not ends_run(each)))
+
+
+def _no_alarm(case: Case) -> Finding:
+    """Return `healthy`, or why that cannot be said."""
     unclear = set(unexplained(case.profile))
     if unclear:
-        return (_too_few_peers(tuple(sorted(unclear)), case.profile), *findings)
+        return _too_few_peers(tuple(sorted(unclear)), case.profile)
     if case.reading.not_compared:
-        return (_not_judged(case.reading.not_compared), *findings)
-    return (_no_slow_rank(case.profile, case.slowdown), *findings)
-
-
-def _is_brief_compute(candidate: Candidate) -> bool:
-    return is_brief(candidate) and candidate.cause in OF_COMPUTE
-
-
-def _of_unequal_compute(
-    case: Case, host: Sequence[Candidate], workers: Mapping[int, tuple[int, ...]]
-) -> tuple[tuple[Candidate, ...], Candidate | None]:
-    """Return what computes slowly, and unequal lengths where they cost much.
-
-    Where nobody told the lengths but whole columns show them, ranks that are slow beside them are
-    looked for once more.
-
-    Args:
-        case: The run.
-        host: What hosts do.
-        workers: What each rank shares with the partners that look just like it.
-    """
-    compute = _of_compute(case, case.profile, host, workers)
-    sequences = _of_sequences(case, compute, case.evened)
-    if sequences is None or case.profile.is_evened:
-        return compute, sequences
-    evened = even_columns(case.reading.items, _coords(case))
-    if evened is None:
-        return compute, sequences
-    profile = compare_with_peers(evened, _coords(case), is_evened=True)
-    beside = tuple(
-        each for each in _of_compute(case, profile, host, workers) if not _is_brief_compute(each)
-    )
-    named = {rank for each in beside for rank in each.ranks}
-    compute = (*beside, *(each for each in compute if named.isdisjoint(each.ranks)))
-    return compute, _of_sequences(case, compute, evened) or sequences
-
-
-def _of_compute(
-    case: Case,
-    profile: ComputeProfile,
-    host: Sequence[Candidate],
-    workers: Mapping[int, tuple[int, ...]],
-) -> tuple[Candidate, ...]:
-    """Return what computes slowly.
-
-    Args:
-        case: The run.
-        profile: Its compute: as recorded, or as with micro-batches of equal length.
-        host: What hosts do: it explains the compute of partners.
-        workers: What each rank shares with the partners that look just like it.
-    """
-    devices = Devices(ranks=case.ranks, samples=case.context.samples, step_ns=case.step_ns)
-    compute = compute_candidates(
-        profile,
-        case.reading.model,
-        case.ranks,
-        workers=workers,
-        devices=devices,
-    )
-    stalled = [each for each in host if each.cause in HOLDS_PARTNERS_UP]
-    compute = without_partners(compute, stalled, workers)
-    merged = merged_workers(compute, workers)
-    model = case.reading.model
-    explained = told_by_samples(merged, profile, model, workers=workers, devices=devices)
-    return merged_hosts(explained, case.ranks)
-
-
-def _network_candidates(case: Case, compute: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    return slow_network(
-        profile_links(case.reading.transfers, case.reading.steps, _coords(case)),
-        case.ranks,
-        blamed=[each for each in compute if each.cause != "stage-imbalance"],
-        step_ns=float(np.median(case.reading.actual_ns)),
-        step_start_ns={step: begin for step, (begin, _) in case.step_ns.items()},
-        samples=case.context.samples,
-    )
-
-
-def _coords(case: Case) -> dict[int, Coords]:
-    return {rank: info.coords for rank, info in case.ranks.items()}
-
-
-def _host_candidates(case: Case) -> tuple[Candidate, ...]:
-    reading = case.reading
-    stalls = stalls_of(case.profile, reading.gaps, reading.model.operations.duration_ns)
-    groups = tuple(
-        link.members
-        for link in reading.transfers.links
-        if not link.is_pair and link.kind in LAUNCHED_AFTER_COMPUTE
-    )
-    return host_candidates(stalls, groups, case.ranks)
-
-
-def _of_sequences(
-    case: Case, candidates: Sequence[Candidate], evened: ComputeItems | None
-) -> Candidate | None:
-    of_compute = [each for each in candidates if each.cause in OF_COMPUTE]
-    blamed = {rank for each in of_compute for rank in each.ranks}
-    effect = sequence_effect(
-        case.reading.items,
-        case.context.microbatches,
-        blamed,
-        is_routed=case.reading.experts is None
-        and any(link.kind == SpanKind.EP_COMM for link in case.reading.transfers.links),
-    )
-    if effect is None:
-        return None
-    model = case.reading.model
-    slow = np.zeros(len(model.rank), dtype=np.bool_)
-    for each in of_compute:
-        slow |= np.isin(model.rank, each.ranks) & while_shown(model, each)
-    return sequence_candidate(
-        effect, case.replayer, blamed, slow=slow, experts=case.reading.experts, evened=evened
-    )
-
-
-def _of_experts(case: Case, candidates: Sequence[Candidate]) -> Candidate | None:
-    blamed = {rank for each in candidates if each.cause in OF_COMPUTE for rank in each.ranks}
-    return experts_candidate(case.reading.experts, case.profile, case.replayer, blamed)
+        return _not_judged(case.reading.not_compared)
+    return _no_slow_rank(case.profile, case.slowdown)
 
 
 def insufficient(evidence: str) -> Finding:
     """Return the finding that says that nothing can be said, and why."""
     return Finding(
-        cause="insufficient-evidence",
+        cause=INSUFFICIENT_EVIDENCE.name,
         ranks=(),
         steps=None,
         slowdown=None,
@@ -268,7 +132,7 @@ def _no_slow_rank(profile: ComputeProfile, slowdown: float | None) -> Finding:
     if slowdown is not None:
         text += f"; S = {slowdown:.3f}"
     return Finding(
-        cause="healthy",
+        cause=HEALTHY,
         ranks=(),
         steps=(int(profile.steps[0]), int(profile.steps[-1])),
         slowdown=slowdown,

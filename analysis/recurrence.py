@@ -10,19 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from .causes.order import CAUSES
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
 Position = tuple[int, int, int]
 """(dp, pp, tp)."""
-
-ALIKE = {"clock-throttle": "slow-compute"}
-"""Causes that are one and the same but for what was sampled."""
-
-FOLLOWING = frozenset(
-    {"slow-compute", "slow-link", "host-stall", "data-stall", "misconfiguration", "crash", "hang"}
-)
-"""Causes that have a place. The others are those of a stage, of all ranks, or of none."""
 
 MOST_HOSTS_SHARE = 0.5
 """A finding that names more of the job's hosts says nothing of any of them."""
@@ -132,7 +126,8 @@ def follow(
 
 
 def _cause(sighting: Sighting) -> str:
-    return ALIKE.get(sighting.cause, sighting.cause)
+    cause = CAUSES.get(sighting.cause)
+    return sighting.cause if cause is None else cause.recurs_as or cause.name
 
 
 def _hosts(sighting: Sighting) -> set[str]:
@@ -142,7 +137,8 @@ def _hosts(sighting: Sighting) -> set[str]:
 def _is_local(sighting: Sighting) -> bool:
     hosts = _hosts(sighting)
     most = max(1, MOST_HOSTS_SHARE * sighting.num_hosts)
-    return _cause(sighting) in FOLLOWING and 0 < len(hosts) <= most
+    cause = CAUSES.get(sighting.cause)
+    return cause is not None and cause.has_place and 0 < len(hosts) <= most
 
 
 def _moved(

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import NS_PER_S
 
+from .causes import hang
+from .causes.detector import Subject
+from .causes.order import CAUSES
 from .report.text import format_count, format_duration, format_percent, format_ranks, format_steps
 
 if TYPE_CHECKING:
@@ -16,53 +19,6 @@ MIN_GAIN_RATIO = 0.005
 
 MIN_WAIT_RATIO = 0.01
 """Share of a step that a rank must wait for a culprit to count as held up."""
-
-VERBS = {
-    "slow-compute": ("computes slower than its peers", "compute slower than their peers"),
-    "clock-throttle": (
-        "is slow because its clock is throttled",
-        "are slow because their clocks are throttled",
-    ),
-    "slow-link": ("has a slow link", "share a slow link"),
-    "host-stall": (
-        "launches late because its host stalls",
-        "launch late because their host stalls",
-    ),
-    "data-stall": ("waits for input", "wait for input"),
-    "launch-skew": ("enters collectives late", "take turns in entering collectives late"),
-    "expert-imbalance": (
-        "has experts that get more tokens than others",
-        "have experts that get more tokens than others",
-    ),
-    "misconfiguration": (
-        "is configured differently from the other ranks",
-        "are configured differently from the other ranks",
-    ),
-    "crash": ("failed first", "failed first"),
-    "hang": ("hangs", "hang"),
-}
-"""What is wrong with one rank, and with several; `slow-compute` if the cause is not listed."""
-
-SUBJECTLESS = {
-    "gc-pause": "Garbage collection pauses ranks in turn, and each pause holds up all others",
-    "network-degradation": "The network is slow",
-    "sequence-imbalance": "Micro-batches of unequal length make ranks wait for each other",
-    "layout": "The parallel layout costs time",
-    "launch-skew": "Ranks take turns in entering collectives late",
-    "data-stall": "The whole job waits for input",
-    "checkpoint": "Checkpoints take time",
-    "misconfiguration": "The configuration differs from the previous run",
-}
-"""The same if the finding names no rank, or if its ranks are not to blame (`BLAMELESS`)."""
-
-BLAMELESS = frozenset({"gc-pause", "network-degradation", "sequence-imbalance", "layout"})
-"""Causes that show on ranks and are not caused by them."""
-
-SINGULAR = BLAMELESS | {"stage-imbalance", "slow-link"}
-"""Causes whose sentence is about one thing, however many ranks it names."""
-
-ENDINGS = frozenset({"crash", "hang"})
-"""Causes that end the job: the waits of the steps before are not about them."""
 
 AXIS_NAMES = {
     "dp": "data-parallel",
@@ -90,14 +46,16 @@ def _culprit(report: RunReport, finding: Finding) -> str:
     when = ""
     if finding.steps is not None and finding.steps != (report.steps[0], report.steps[-1]):
         when = f" in {format_steps(finding.steps)}"
-    if finding.cause == "stage-imbalance":
+    cause = CAUSES[finding.cause]
+    if cause.subject is Subject.STAGE:
         stage = report.coords[finding.ranks[0]].pp
         return f"Stage {stage} has more work than the others ({format_ranks(finding.ranks)}){when}."
-    if finding.cause in BLAMELESS or not finding.ranks:
-        return f"{SUBJECTLESS[finding.cause]} ({finding.cause}){when}."
-    if finding.cause == "slow-link" and (link := _link(report, finding.ranks)):
-        return f"{link} is slow{when} (slow-link)."
-    return f"{_ranks_at_fault(report, finding)} {_verb(finding)}{when} ({finding.cause})."
+    if cause.subject is Subject.JOB or not finding.ranks:
+        return f"{cause.sentence} ({cause.name}){when}."
+    if cause.subject is Subject.LINK and (link := _link(report, finding.ranks)):
+        return f"{link} is slow{when} ({cause.name})."
+    verb = cause.one if len(finding.ranks) == 1 else cause.several
+    return f"{_ranks_at_fault(report, finding)} {verb}{when} ({cause.name})."
 
 
 def _ranks_at_fault(report: RunReport, finding: Finding) -> str:
@@ -132,17 +90,12 @@ def _link(report: RunReport, ranks: tuple[int, ...]) -> str:
     return f"A link of {group}, {format_count(len(ranks), 'rank')},"
 
 
-def _verb(finding: Finding) -> str:
-    one, several = VERBS.get(finding.cause, VERBS["slow-compute"])
-    return one if len(finding.ranks) == 1 else several
-
-
 def _held_up(report: RunReport, finding: Finding) -> str:
     """Return how many ranks wait for the culprits, and which one loses most."""
-    pronoun = _pronoun(finding)
-    if finding.cause == "hang":
+    pronoun, cause = _pronoun(finding), CAUSES[finding.cause]
+    if cause is hang.CAUSE:
         return f" All other ranks wait for {pronoun}."
-    if finding.cause in BLAMELESS | ENDINGS:
+    if cause.subject is Subject.JOB or cause.ends_run:
         return ""
     culprits = set(finding.ranks)
     lost = [
@@ -163,8 +116,8 @@ def _held_up(report: RunReport, finding: Finding) -> str:
 
 
 def _pronoun(finding: Finding) -> str:
-    is_one = len(finding.ranks) == 1 or finding.cause in SINGULAR or not finding.ranks
-    return "it" if is_one else "them"
+    is_several = len(finding.ranks) > 1 and CAUSES[finding.cause].subject is Subject.RANKS
+    return "them" if is_several else "it"
 
 
 def _gain(report: RunReport, finding: Finding) -> str:

@@ -12,13 +12,14 @@ from ..report.text import format_ranks
 from ..statistics.phases import MIN_LASTING_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from ..replay.model import ReplayModel
     from ..trace.tables import RankInfo
     from .clock_throttle import Drop
+    from .detector import Cause
 
 WHOLE_HOST_SHARE = 0.8
 """Share of a host's ranks that must show a cause for the host to be the common place."""
@@ -30,8 +31,7 @@ LEAST_WHOLE_HOST = 2
 class Candidate:
     """One cause, where and when it showed, and how clearly."""
 
-    cause: str
-    """One of design.md section 5."""
+    cause: Cause
 
     ranks: tuple[int, ...]
     """Global ranks at fault, ascending."""
@@ -69,8 +69,16 @@ class Candidate:
     shown_steps: tuple[int, ...] | None = None
     """Steps that show it, where others between the first and the last do not; None: all."""
 
-    is_alarm: bool = True
-    """False for what is only told beside the verdict (a checkpoint)."""
+    gaps: NDArray[np.bool_] | None = None
+    """Shape (gaps,): host gaps that it explains; None: none."""
+
+    explained_by: Cause | None = None
+    """The cause that accounts for it, so that it is not reported; None: reported."""
+
+
+def named_ranks(found: Iterable[Candidate], causes: Collection[Cause]) -> frozenset[int]:
+    """Return the ranks that candidates of some causes name."""
+    return frozenset(rank for each in found if each.cause in causes for rank in each.ranks)
 
 
 def joined_parts(
@@ -119,54 +127,6 @@ def is_brief(candidate: Candidate) -> bool:
     return is_short or candidate.shown_steps is not None
 
 
-def merged_workers(
-    found: Sequence[Candidate], workers: Mapping[int, tuple[int, ...]]
-) -> tuple[Candidate, ...]:
-    """Tell partners that are slow at the same time once: each names them all already."""
-    kept: list[Candidate] = []
-    for each in found:
-        for place, other in enumerate(kept):
-            if _same_worker(each, other, workers) and overlap(each, other):
-                kept[place] = max(other, each, key=lambda one: one.excess_ratio / one.threshold)
-                break
-        else:
-            kept.append(each)
-    return tuple(kept)
-
-
-def without_partners(
-    found: Sequence[Candidate],
-    stalled: Sequence[Candidate],
-    workers: Mapping[int, tuple[int, ...]],
-) -> tuple[Candidate, ...]:
-    """Drop slow compute that is only the wait for a stalled or pausing partner.
-
-    A pause, or input missed now and then, explains no more than a few steps, and nothing where a
-    rank shares its worker with nobody: its own stall lies outside its compute.
-    """
-    size = Counter(workers.values())
-    return tuple(
-        each
-        for each in found
-        if not any(
-            size[workers[each.ranks[0]]] > 1
-            and _same_worker(each, other, workers)
-            and overlap(each, other)
-            and (is_brief(each) or not _comes_and_goes(other))
-            for other in stalled
-        )
-    )
-
-
-def _comes_and_goes(candidate: Candidate) -> bool:
-    return candidate.cause == "gc-pause" or candidate.shown_steps is not None
-
-
-def _same_worker(one: Candidate, other: Candidate, workers: Mapping[int, tuple[int, ...]]) -> bool:
-    mine = {workers[rank] for rank in one.ranks}
-    return len(mine) == 1 and bool(mine & {workers[rank] for rank in other.ranks})
-
-
 def overlap(one: Candidate, other: Candidate) -> bool:
     """Tell whether two candidates show in steps in common."""
     return one.steps[0] <= other.steps[1] and other.steps[0] <= one.steps[1]
@@ -180,7 +140,7 @@ def merged_hosts(
     if len(size) == 1:
         return tuple(found)
     kept = list(found)
-    for cause in sorted({each.cause for each in found}):
+    for cause in sorted({each.cause for each in found}, key=lambda cause: cause.name):
         slow: Counter[str] = Counter()
         for each in found:
             if each.cause == cause:

@@ -12,6 +12,7 @@ from ..replay.model import COMPUTE_KINDS, has_kind
 from ..report.text import format_percent, format_ranks
 from ..statistics.phases import MIN_EXCESS_RATIO
 from .candidate import in_steps
+from .detector import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +41,15 @@ follows the clock, and `phases.PERSISTENT_RATIO` is the least slowness that is r
 
 LOW_QUANTILE = 0.25
 """Of a phase's readings of a clock: so low it is granted to have been throughout."""
+
+
+CAUSE = Cause(
+    name="clock-throttle",
+    one="is slow because its clock is throttled",
+    several="are slow because their clocks are throttled",
+    has_place=True,
+    recurs_as="slow-compute",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +124,13 @@ def told_by_samples(
         partners = tuple(sorted(rank for rank, worker in workers.items() if worker == mine))
         rest = (1.0 + each.excess_ratio) / (1.0 + most_explained(each.sample)) - 1.0
         if rest < max(MIN_EXCESS_RATIO, each.threshold):
-            told.append(replace(each, evidence=f"{each.evidence}; {_reads(each.sample)}"))
+            told.append(
+                replace(each, cause=CAUSE, evidence=f"{each.evidence}; {_reads(each.sample)}")
+            )
         elif len(partners) == 1:
             explains = f"which explains {format_percent(most_explained(each.sample))} of it at most"
             evidence = f"{each.evidence}; {_reads(each.sample)}, {explains}"
-            told.append(replace(each, evidence=evidence))
+            told.append(replace(each, cause=CAUSE, evidence=evidence))
         else:
             slow, throttle = _parted(each, each.sample, partners)
             told.append(slow)
@@ -140,7 +152,6 @@ def _parted(found: Candidate, drop: Drop, partners: tuple[int, ...]) -> tuple[Ca
     whose, others = format_ranks(found.ranks), "nothing tells which of them has the rest"
     slow = replace(
         found,
-        cause="slow-compute",
         ranks=partners,
         sample=None,
         evidence=as_one_worker(
@@ -151,6 +162,7 @@ def _parted(found: Candidate, drop: Drop, partners: tuple[int, ...]) -> tuple[Ca
     )
     throttle = replace(
         found,
+        cause=CAUSE,
         excess_ratio=share,
         evidence=(
             f"{whose}: {_reads(drop)}, which makes compute {format_percent(share)} longer; its"

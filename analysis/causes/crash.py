@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from ..report.report import Finding
 from ..report.text import format_duration, format_ranks
+from .detector import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ..trace.context import EventRecord, RankExit, RunContext
     from ..trace.tables import EpochInfo, RunInfo
+    from .detector import Record
 
 TOLD_CONFIDENCE = 0.95
 """The first failure told its own cause, and every other one came later or only followed."""
@@ -114,6 +116,16 @@ OWN_FAULTS: tuple[tuple[ExitClass, re.Pattern[str]], ...] = (
 Source: the texts of c10/cuda and of the kernel's NVRM messages."""
 
 
+CAUSE = Cause(
+    name="crash", one="failed first", several="failed first", ends_run=True, has_place=True
+)
+
+
+def detect(record: Record) -> tuple[Finding, ...]:
+    """Return the first failure of each epoch that had one."""
+    return crashes(record.run, record.context)
+
+
 def crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
     """Name the first failure of each epoch, once for each (ranks, reason).
 
@@ -202,7 +214,7 @@ def _finding(epochs: list[int], first: tuple[Death, ...], deaths: tuple[Death, .
     lost = all(death.reason is ExitClass.LOST for death in first)
     ranks = _ranks(first)
     return Finding(
-        cause="crash",
+        cause=CAUSE.name,
         ranks=ranks,
         steps=(min(steps), max(steps)) if steps else None,
         slowdown=None,

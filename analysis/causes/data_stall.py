@@ -8,10 +8,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import BASELINE_QUANTILE, MIN_ROWS_OF_KIND, medians_by_kind
+from ..replay.model import Place
 from ..report.text import format_ranks
 from ..statistics.phases import find_recurring_phases
+from . import host_stall
 from .candidate import Candidate, joined_parts
-from .host_gaps import INPUT_PLACES, Stalls, late_rows, late_stages, stall_candidate
+from .checkpoint import pause_candidate
+from .detector import Cause
+from .host_gaps import (
+    ALL_RANKS_SHARE,
+    INPUT_PLACES,
+    WORKING_PLACES,
+    Stalls,
+    late_rows,
+    late_stages,
+    stall_candidate,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +31,30 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..statistics.phases import Phase
+    from .detector import Case
+
+
+CAUSE = Cause(
+    name="data-stall",
+    one="waits for input",
+    several="wait for input",
+    sentence="The whole job waits for input",
+    has_place=True,
+)
+
+
+def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Add ranks that miss their input, and common pauses that are no checkpoints."""
+    gaps, pauses = case.gaps, case.common_pauses
+    explained = _first_of_late_hosts(
+        gaps, [each for each in found if each.cause is host_stall.CAUSE]
+    )
+    for each in found:
+        if each.gaps is not None:
+            explained |= each.gaps
+    late = data_stalls(gaps, pauses.other_steps, explained)
+    common = pause_candidate(CAUSE, gaps, pauses, ~pauses.is_planned)
+    return (*found, *(late if common is None else _told_once(common, late)))
 
 
 def data_stalls(
@@ -43,15 +79,15 @@ def data_stalls(
         for phase in late_stages(stalls, gap, usual, always=True)
     ]
     found = [
-        stall_candidate("data-stall", stalls, phase, [phase.row], (INPUT_PLACES, where), usual_ns)
-        for phase in _apart_from_dips(excess, usual, few=~enough)
+        stall_candidate(CAUSE, stalls, phase, [phase.row], (INPUT_PLACES, where), usual_ns)
+        for phase in _apart_from_dips(excess, usual, has_few_peers=~enough)
         if not _is_but_part(stalls, gap, phase, stages)
     ]
     named = {rank for candidate in found for rank in candidate.ranks}
     for phase, late in stages:
         rows = [row for row in late if int(stalls.profile.ranks[row]) not in named]
         if rows:
-            found.append(stall_candidate("data-stall", stalls, phase, rows, (INPUT_PLACES, where)))
+            found.append(stall_candidate(CAUSE, stalls, phase, rows, (INPUT_PLACES, where)))
     return _joined_stages(found)
 
 
@@ -73,7 +109,7 @@ def _usual_of_few(gap: NDArray[np.float64], stage: NDArray[np.integer]) -> NDArr
 
 
 def _apart_from_dips(
-    excess: NDArray[np.float64], usual: NDArray[np.bool_], *, few: NDArray[np.bool_]
+    excess: NDArray[np.float64], usual: NDArray[np.bool_], *, has_few_peers: NDArray[np.bool_]
 ) -> tuple[Phase, ...]:
     """Return what stands out, but for single steps after one in which all ranks stood still.
 
@@ -83,7 +119,7 @@ def _apart_from_dips(
     after = np.zeros(len(usual), dtype=np.bool_)
     after[1:] = ~usual[:-1]
     kept = []
-    for phase in find_recurring_phases(excess, has_few_peers=few):
+    for phase in find_recurring_phases(excess, has_few_peers=has_few_peers):
         if phase.columns is None:
             if phase.num_steps > 1 or not after[phase.first]:
                 kept.append(phase)
@@ -140,3 +176,59 @@ def _joined_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
         is_everywhere=True,
     )
     return (whole, *alone)
+
+
+def _first_of_late_hosts(stalls: Stalls, stalled: Sequence[Candidate]) -> NDArray[np.bool_]:
+    """Tell the gaps before the first compute of hosts that launch late throughout.
+
+    Such a host is late for the step's first launch as well. Where it loses more
+    there than before all other launches together, in most of its steps, its
+    input is late too.
+
+    Returns:
+        Shape (gaps,).
+    """
+    profile = stalls.profile
+    first, later = stalls.total(Place.INPUT), stalls.total(*WORKING_PLACES)
+    explained = np.zeros(len(stalls.gaps), dtype=np.bool_)
+    for each in stalled:
+        rows = np.isin(profile.ranks, each.ranks)
+        inside = (profile.steps >= each.steps[0]) & (profile.steps <= each.steps[1])
+        more = first[rows][:, inside] > later[rows][:, inside]
+        if more.mean() <= 1 / 2:
+            explained |= stalls.among(Place.INPUT) & np.isin(stalls.gaps.rank, each.ranks)
+    return explained
+
+
+def _told_once(common: Candidate, late: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Add common pauses that are part of, or next to, input that all ranks miss throughout to it.
+
+    A step that is later than the others of such a phase stands out as a common pause as well, and
+    took no part in the search for the phase.
+    """
+    grown, is_part = [], False
+    for each in late:
+        takes_in = (
+            not is_part
+            and each.steps[0] <= common.steps[1] + 1
+            and each.steps[1] >= common.steps[0] - 1
+            and len(each.ranks) >= ALL_RANKS_SHARE * len(common.ranks)
+        )
+        grown.append(_grown(each, common) if takes_in else each)
+        is_part |= takes_in
+    return tuple(grown) if is_part else (common, *grown)
+
+
+def _grown(late: Candidate, common: Candidate) -> Candidate:
+    whole = (late, common)
+    part, usual_ns = joined_parts(whole)
+    steps = min(each.steps[0] for each in whole), max(each.steps[1] for each in whole)
+    also = "" if steps == late.steps else f"; {common.evidence}"
+    return replace(
+        late,
+        evidence=late.evidence + also,
+        steps=steps,
+        shown_steps=None,
+        part=part,
+        usual_ns=usual_ns,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,9 @@ from ..replay.model import COMPUTE_KINDS, has_kind
 from ..report.text import format_duration, format_percent, format_ranks
 from ..statistics.peers import MIN_PEERS, median_of_peers
 from ..statistics.phases import MIN_EXCESS_RATIO, MIN_LASTING_STEPS, PERSISTENT_RATIO, find_phases
-from .candidate import Candidate
+from . import sequence_imbalance, stage_imbalance
+from .candidate import Candidate, named_ranks
+from .slow_compute import SLOW_DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -22,6 +25,21 @@ if TYPE_CHECKING:
     from ..replay.what_if import Replayer
     from ..statistics.peers import ComputeProfile
     from ..statistics.phases import Phase
+    from .detector import Case
+
+
+CAUSE = sequence_imbalance.CAUSE
+"""Of the causes that design.md names, the one about tokens that are dealt unequally."""
+
+
+def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Add ranks whose experts get more tokens; they explain stages that are long for them."""
+    reported = [each for each in found if each.explained_by is None]
+    blamed = named_ranks(reported, SLOW_DEVICE)
+    experts = experts_candidate(case.reading.experts, case.profile, case.replayer, blamed)
+    if experts is None:
+        return found
+    return (*without_their_stages(found, experts, case.reading.model), experts)
 
 
 def experts_candidate(
@@ -73,7 +91,7 @@ def experts_candidate(
         format_duration(float(np.nanmedian(each[worst.row, columns]))) for each in (total, expected)
     ]
     return Candidate(
-        cause="sequence-imbalance",
+        cause=CAUSE,
         ranks=ranks,
         steps=(first, last),
         part=part,
@@ -111,13 +129,15 @@ def without_their_stages(
     compute = has_kind(model, COMPUTE_KINDS) & model.on_device
 
     def is_left(each: Candidate) -> bool:
-        if each.cause != "stage-imbalance":
+        if each.cause is not stage_imbalance.CAUSE:
             return True
         mine = compute & np.isin(model.rank, each.ranks)
         share = float(surplus_ns[mine].sum() / duration_ns[mine].sum())
         return (1.0 + each.excess_ratio) * (1.0 - share) - 1.0 >= PERSISTENT_RATIO
 
-    return tuple(each for each in candidates if is_left(each))
+    return tuple(
+        each if is_left(each) else replace(each, explained_by=CAUSE) for each in candidates
+    )
 
 
 def _by_rank(

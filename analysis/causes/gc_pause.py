@@ -10,12 +10,15 @@ from ..arrays.group_stats import group_medians, sum_cells
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent
 from ..statistics.phases import MIN_EXCESS_RATIO
-from .candidate import Candidate
+from . import host_stall
+from .candidate import Candidate, named_ranks
+from .detector import INSUFFICIENT_EVIDENCE, Cause, Subject
 from .host_gaps import HOST_STALL_STEPS, ONE_RANK_SHARE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .detector import Case
     from .host_gaps import Stalls
 
 LEAST_PAUSE_NS = 50_000_000
@@ -33,9 +36,28 @@ LEAST_LOSS_RATIO = 0.01
 beside its step, but all wait for every one of them."""
 
 
+CAUSE = Cause(
+    name="gc-pause",
+    subject=Subject.JOB,
+    sentence="Garbage collection pauses ranks in turn, and each pause holds up all others",
+)
+
+
+def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Add the pauses that ranks take in turn, and a pause that is too rare to be named."""
+    in_common = case.common_pauses.in_gaps
+    blamed = named_ranks(found, {host_stall.CAUSE})
+    pauses = gc_pauses(case.gaps, ~in_common, blamed)
+    allowed = ~in_common
+    for each in pauses:
+        if each.gaps is not None:
+            allowed &= ~each.gaps
+    return (*found, *pauses, *untold_pauses(case.gaps, allowed, blamed))
+
+
 def gc_pauses(
     stalls: Stalls, allowed: NDArray[np.bool_], blamed: frozenset[int]
-) -> tuple[tuple[Candidate, ...], NDArray[np.bool_]]:
+) -> tuple[Candidate, ...]:
     """Find garbage collection: ``gc`` spans, or long gaps before what hosts launch, rank by rank.
 
     A collector stops a host at any launch: some pauses must lie before a
@@ -49,9 +71,6 @@ def gc_pauses(
         stalls: The run's gaps.
         allowed: Shape (gaps,): gaps that no common dip explains.
         blamed: Ranks whose gaps are explained already.
-
-    Returns:
-        The candidates, and which gaps they explain, shape (gaps,).
     """
     recorded = stalls.among(Place.GC) & (stalls.gaps.gap_ns > 0)
     paused = _paused(stalls, allowed & ~np.isin(stalls.gaps.rank, list(blamed)))
@@ -59,8 +78,7 @@ def gc_pauses(
         _pauses(stalls, recorded, "in gc spans") if recorded.any() else None,
         _pauses(stalls, paused, "before what its host launched next") if paused.any() else None,
     )
-    explained = paused if found[1] is not None else np.zeros(len(paused), dtype=np.bool_)
-    return tuple(candidate for candidate in found if candidate is not None), explained
+    return tuple(candidate for candidate in found if candidate is not None)
 
 
 def untold_pauses(
@@ -84,7 +102,7 @@ def untold_pauses(
     steps = np.unique(stalls.gaps.step[chosen])
     return (
         Candidate(
-            cause="insufficient-evidence",
+            cause=INSUFFICIENT_EVIDENCE,
             ranks=tuple(np.unique(stalls.gaps.rank[chosen]).tolist()),
             steps=(int(steps[0]), int(steps[-1])),
             part=stalls.part(chosen),
@@ -96,7 +114,6 @@ def untold_pauses(
                 " collection or anything else on its host"
             ),
             on_host=True,
-            is_alarm=False,
         ),
     )
 
@@ -170,10 +187,11 @@ def _pauses(stalls: Stalls, chosen: NDArray[np.bool_], where: str) -> Candidate 
     ranks = tuple(np.unique(stalls.gaps.rank[long]).tolist())
     times = stalls.gaps.gap_ns[long]
     return Candidate(
-        cause="gc-pause",
+        cause=CAUSE,
         ranks=ranks,
         steps=(int(steps[0]), int(steps[-1])),
         part=stalls.part(chosen),
+        gaps=chosen,
         excess_ratio=max(level, float(worst.max())),
         threshold=LEAST_LOSS_RATIO if level >= LEAST_LOSS_RATIO else MIN_EXCESS_RATIO,
         evidence=(

@@ -14,6 +14,7 @@ from ..readers.waits import is_p2p
 from ..report.report import Finding
 from ..report.text import format_ranks
 from .crash import ExitClass, deaths_of, is_silence
+from .detector import INSUFFICIENT_EVIDENCE, Cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..trace.context import EventRecord, RunContext
     from ..trace.tables import EpochInfo, RunInfo, SpanTable, StepTable
+    from .detector import Record
 
 CONFIDENCE = 0.95
 """Every other member stands in the collective."""
@@ -82,6 +84,20 @@ class Standing:
     def instance(self) -> Instance:
         """What all members of one communication share."""
         return self.group_id, self.seq, self.src_rank, self.dst_rank
+
+
+CAUSE = Cause(
+    name="hang",
+    one="hangs",
+    several="hang",
+    ends_run=True,
+    has_place=True,
+)
+
+
+def detect(record: Record) -> tuple[Finding, ...]:
+    """Return the hang of each epoch that had one."""
+    return hangs(record.run, record.spans, record.steps, record.context)
 
 
 def hangs(
@@ -229,7 +245,7 @@ def _finding(
     confidence *= DROPPED_FACTOR if run.num_dropped else 1.0
     numbers = [one.step for one in shown.inside if one.step >= 0]
     return Finding(
-        cause="hang",
+        cause=CAUSE.name,
         ranks=culprits,
         steps=(min(numbers), max(numbers)) if numbers else None,
         slowdown=None,
@@ -241,7 +257,7 @@ def _finding(
 
 def _untraced(shown: _Stuck, silent: tuple[int, ...]) -> Finding:
     return Finding(
-        cause="insufficient-evidence",
+        cause=INSUFFICIENT_EVIDENCE.name,
         ranks=(),
         steps=None,
         slowdown=None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import BASELINE_QUANTILE, row_medians, sum_cells
+from ..arrays.group_stats import BASELINE_QUANTILE, fast_quartile, row_medians, sum_cells
 from ..arrays.sorting import find_positions
 from ..replay.model import Place
 from ..report.text import format_duration, format_percent, format_ranks
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..replay.model import GapItems
     from ..statistics.peers import ComputeProfile
     from ..statistics.phases import Phase
+    from .detector import Cause
 
 INPUT_PLACES = (Place.INPUT, Place.DATA)
 
@@ -129,6 +130,69 @@ class Stalls:
         return usual
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonPauses:
+    """Steps in which nearly all ranks pause at once: checkpoints, evaluations, missing input."""
+
+    columns: NDArray[np.int64]
+    """Columns of these steps, ascending."""
+
+    is_planned: NDArray[np.bool_]
+    """Shape (pauses,): whether it is a checkpoint or an evaluation, not missing input."""
+
+    in_spans: NDArray[np.bool_]
+    """Shape (pauses,): whether most of it lies in ``checkpoint`` spans."""
+
+    lost_ns: NDArray[np.float64]
+    """Shape (ranks, steps): time lost beyond what the rank usually loses."""
+
+    other_steps: NDArray[np.bool_]
+    """Shape (steps,): steps that no common pause explains."""
+
+    places: NDArray[np.bool_]
+    """Shape (places, steps): where in its steps a common pause lies."""
+
+    in_gaps: NDArray[np.bool_]
+    """Shape (gaps,): gaps that a common pause explains."""
+
+
+def common_pauses(stalls: Stalls) -> CommonPauses:
+    """Find the steps in which nearly all ranks pause at once.
+
+    Planned are those in ``checkpoint`` spans, those after a step's compute, and those of one
+    length that come at equal distances. The others are missing input.
+    """
+    inside = stalls.total(Place.CHECKPOINT)
+    data = stalls.total(Place.DATA)
+    before, after = stalls.total(*INPUT_PLACES), stalls.total(*WORKING_PLACES)
+    unusual = before - row_medians(before)[:, None] + after - row_medians(after)[:, None]
+    lost = inside + unusual
+    dips = np.flatnonzero(
+        (lost / stalls.compute_ns[:, None] >= MIN_EXCESS_RATIO).mean(axis=0) >= ALL_RANKS_SHARE
+    )
+
+    def middle(gap: NDArray[np.float64]) -> NDArray[np.float64]:
+        level: NDArray[np.float64] = np.median(gap[:, dips], axis=0)
+        return level
+
+    in_spans = middle(inside) >= middle(unusual)
+    planned = in_spans | (middle(after) > middle(before))
+    in_data = middle(data - row_medians(data)[:, None]) > middle(lost) / 2
+    for chosen in _of_one_length(middle(lost), ~planned & ~in_data):
+        planned[chosen] = _is_regular(dips[chosen])
+    other_steps = _other_steps(stalls) if len(dips) else np.ones(len(lost[0]), dtype=np.bool_)
+    places = _places_of_pauses(stalls, other_steps)
+    return CommonPauses(
+        columns=dips,
+        is_planned=planned,
+        in_spans=in_spans,
+        lost_ns=lost,
+        other_steps=other_steps,
+        places=places,
+        in_gaps=places[stalls.gaps.place, stalls.column],
+    )
+
+
 def stalls_of(profile: ComputeProfile, gaps: GapItems, duration_ns: NDArray[np.float64]) -> Stalls:
     """Lay a run's host gaps out over the ranks and steps of its profile."""
     at = np.minimum(find_positions(gaps.rank, profile.ranks), len(profile.ranks) - 1)
@@ -187,7 +251,7 @@ def late_rows(stalls: Stalls, gap: NDArray[np.float64], phase: Phase) -> list[in
 
 
 def stall_candidate(
-    cause: str,
+    cause: Cause,
     stalls: Stalls,
     phase: Phase,
     rows: Sequence[int],
@@ -237,3 +301,62 @@ def stall_candidate(
         if phase.columns is None
         else tuple(profile.steps[list(phase.columns)].tolist()),
     )
+
+
+def _of_one_length(
+    lost_ns: NDArray[np.float64], chosen: NDArray[np.bool_]
+) -> list[NDArray[np.int64]]:
+    """Part chosen dips where one is longer than the next shorter one by `LENGTH_FACTOR`."""
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
+        return []
+    rows = rows[np.argsort(lost_ns[rows])]
+    apart = lost_ns[rows[1:]] > LENGTH_FACTOR * lost_ns[rows[:-1]]
+    return [np.sort(part) for part in np.split(rows, np.flatnonzero(apart) + 1)]
+
+
+def _is_regular(dips: NDArray[np.int64]) -> bool:
+    """Tell whether dips come at equal distances, not one after the other.
+
+    One alone, or two, may be part of such a series: nothing speaks against it.
+    """
+    distances = np.unique(np.diff(dips))
+    return len(distances) <= 1 and bool((distances > 1).all())
+
+
+def _places_of_pauses(stalls: Stalls, usual: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Tell where in its steps a common dip lies: elsewhere they tell as much as any other.
+
+    Args:
+        stalls: The run's gaps.
+        usual: Shape (steps,): steps that no common dip explains.
+
+    Returns:
+        Shape (places, steps): where the middle rank loses half of what is due or more; everywhere
+        in a dip that no one place holds.
+    """
+    found = np.zeros((len(Place), len(usual)), dtype=np.bool_)
+    for place in Place:
+        lost = stalls.total(place)
+        lost -= fast_quartile(lost)
+        found[place] = np.median(lost / stalls.compute_ns[:, None], axis=0) >= MIN_EXCESS_RATIO / 2
+    found[:, usual] = False
+    found[:, ~usual & ~found.any(axis=0)] = True
+    return found
+
+
+def _other_steps(stalls: Stalls) -> NDArray[np.bool_]:
+    """Return which steps no common pause explains, if there is any. Shape (steps,)."""
+    before, rest = stalls.total(*INPUT_PLACES), stalls.total(*WORKING_PLACES, Place.CHECKPOINT)
+    total = before + rest
+    unusual = (total - row_medians(total)[:, None]) / stalls.compute_ns[:, None]
+    usual: NDArray[np.bool_] = (unusual >= MIN_EXCESS_RATIO).mean(axis=0) < ALL_RANKS_SHARE
+    return usual
+
+
+ALL_RANKS_SHARE = 0.8
+"""Share of the ranks that stand still in the same steps for a common dip."""
+
+
+LENGTH_FACTOR = 1.5
+"""Dips of one sort, all checkpoints or all evaluations, differ by less than this."""

@@ -9,6 +9,8 @@ import numpy as np
 from ..arrays.group_stats import medians_by_kind, row_medians, sum_cells
 from ..replay.model import Place
 from ..statistics.phases import find_phases
+from .candidate import merged_hosts
+from .detector import Cause
 from .host_gaps import HOST_STALL_STEPS, ONE_RANK_SHARE, late_rows, late_stages, stall_candidate
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from ..statistics.phases import Phase
     from .candidate import Candidate
+    from .detector import Case
     from .host_gaps import Stalls
 
 STALL_PLACES = (Place.FORWARD, Place.BACKWARD, Place.OTHER)
@@ -23,6 +26,21 @@ STALL_PLACES = (Place.FORWARD, Place.BACKWARD, Place.OTHER)
 
 LATE_PLACES = (*STALL_PLACES, Place.LAUNCH, Place.INPUT)
 """All that a host makes late that launches late throughout."""
+
+
+CAUSE = Cause(
+    name="host-stall",
+    one="launches late because its host stalls",
+    several="launch late because their host stalls",
+    has_place=True,
+)
+
+
+def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Add the ranks, or whole hosts, that launch late throughout."""
+    pauses = case.common_pauses
+    steps = ~(pauses.places[Place.FORWARD] | pauses.places[Place.BACKWARD])
+    return (*found, *merged_hosts(host_stalls(case.gaps, steps, pauses.in_gaps), case.ranks))
 
 
 def host_stalls(
@@ -48,7 +66,7 @@ def host_stalls(
     num_late = _num_late(stalls, in_dips)
     where = "between its launches"
     found = [
-        stall_candidate("host-stall", stalls, phase, [phase.row], (LATE_PLACES, where), usual_ns)
+        stall_candidate(CAUSE, stalls, phase, [phase.row], (LATE_PLACES, where), usual_ns)
         for phase in find_phases(excess, has_few_peers=~enough)
         if _recurs(excess[phase.row], num_late[phase.row], phase)
     ]
@@ -57,7 +75,7 @@ def host_stalls(
         rows = late_rows(stalls, gap, phase)
         # One of two ranks lifts its stage's median by half of what it loses.
         if not named.issuperset(stalls.profile.ranks[rows].tolist()):
-            found.append(stall_candidate("host-stall", stalls, phase, rows, (STALL_PLACES, where)))
+            found.append(stall_candidate(CAUSE, stalls, phase, rows, (STALL_PLACES, where)))
     return tuple(found)
 
 

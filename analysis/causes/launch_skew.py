@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankscope.tracer.span import SpanKind
+
 from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent, format_ranks
 from ..statistics.noise import NORMAL_90TH, NORMAL_MEDIAN, required_deviations, step_deviation
 from ..statistics.phases import find_phases
-from .candidate import Candidate, joined_parts
+from . import host_stall
+from .candidate import Candidate, joined_parts, named_ranks
+from .detector import Cause
 from .host_gaps import HOST_STALL_STEPS, ONE_RANK_SHARE
 
 if TYPE_CHECKING:
@@ -21,11 +25,40 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..statistics.phases import Phase
+    from .detector import Case
     from .host_gaps import Stalls
 
 LATE_PLACES = (Place.LAUNCH, Place.OTHER)
 """Where a rank stops after its step's compute: whatever its group does next, it enters late. Where
 reductions are launched inside the backward (DDP), the second is all there is."""
+
+
+CAUSE = Cause(
+    name="launch-skew",
+    one="enters collectives late",
+    several="take turns in entering collectives late",
+    sentence="Ranks take turns in entering collectives late",
+)
+
+LAUNCHED_AFTER_COMPUTE = frozenset({SpanKind.DP_COMM.value, SpanKind.OTHER.value})
+"""Span kinds of collectives outside the layers."""
+
+
+def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Add groups that enter a collective late, now one member and now another."""
+    pauses = case.common_pauses
+    explained = pauses.in_gaps & case.gaps.among(Place.OTHER)
+    for each in found:
+        if each.gaps is not None:
+            explained |= each.gaps
+    groups = tuple(
+        link.members
+        for link in case.reading.transfers.links
+        if not link.is_pair and link.kind in LAUNCHED_AFTER_COMPUTE
+    )
+    steps = ~pauses.places[Place.LAUNCH]
+    blamed = named_ranks(found, {host_stall.CAUSE})
+    return (*found, *launch_skews(case.gaps, groups, steps, blamed, explained))
 
 
 def launch_skews(
@@ -118,8 +151,8 @@ def _skew_of_all(
 
 def _joined_groups(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Tell groups that enter late in turn as one finding: they share what does it."""
-    several = [each for each in found if each.cause == "launch-skew"]
-    alone = [each for each in found if each.cause != "launch-skew"]
+    several = [each for each in found if each.cause is CAUSE]
+    alone = [each for each in found if each.cause is not CAUSE]
     if len(several) <= 1:
         return tuple(found)
     clearest = max(several, key=lambda each: each.excess_ratio / each.threshold)
@@ -247,7 +280,7 @@ def _skew(
         else f"now one and now another of {format_count(len(ranks), 'rank')} {does}"
     )
     return Candidate(
-        cause="host-stall" if alone else "launch-skew",
+        cause=host_stall.CAUSE if alone else CAUSE,
         ranks=ranks,
         steps=steps,
         part=stalls.part(chosen),

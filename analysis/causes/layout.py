@@ -16,6 +16,7 @@ from ..report.report import Finding
 from ..report.text import format_count, format_percent
 from ..statistics.phases import MIN_EXCESS_RATIO
 from ..trace.devices import element_bytes, memory_bytes_per_s, peak_flops_per_s
+from .detector import Cause, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ..replay.model import ComputeItems, Reading
     from ..trace.context import MicrobatchTable, RankManifest, RunContext
     from ..trace.tables import RankInfo, RunInfo
+    from .detector import Record
 
 CERTAIN = 1.0
 """A layout is known, not inferred."""
@@ -71,6 +73,22 @@ class Layer:
         return tuple(shapes)
 
 
+CAUSE = Cause(
+    name="layout",
+    subject=Subject.JOB,
+    sentence="The parallel layout costs time",
+    is_alarm=False,
+)
+
+
+def detect(record: Record) -> tuple[Finding, ...]:
+    """Return what costs time in the layout; nothing if no step can be replayed."""
+    if record.reading is None:
+        return ()
+    ranks = {info.rank: info for epoch in record.run.epochs for info in epoch.ranks}
+    return layout_findings(record.run, record.reading, ranks, record.context)
+
+
 def layout_findings(
     run: RunInfo, reading: Reading, ranks: Mapping[int, RankInfo], context: RunContext
 ) -> tuple[Finding, ...]:
@@ -93,7 +111,7 @@ def layout_findings(
 
 def _finding(steps: tuple[int, int], ranks: tuple[int, ...], evidence: str) -> Finding:
     return Finding(
-        cause="layout",
+        cause=CAUSE.name,
         ranks=ranks,
         steps=steps,
         slowdown=None,

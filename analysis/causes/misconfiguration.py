@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from ..report.report import Finding
 from ..report.text import format_count, format_ranks
+from .detector import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..trace.context import RankManifest, RunContext
     from ..trace.tables import RunInfo
+    from .detector import Record
 
 MAJORITY_RATIO = 0.5
 """More than this share of the ranks must agree for the others to be the ones that differ."""
@@ -67,6 +69,20 @@ class Difference:
     """What these ranks have; the most frequent where they disagree among themselves."""
 
     num_values: int
+
+
+CAUSE = Cause(
+    name="misconfiguration",
+    one="is configured differently from the other ranks",
+    several="are configured differently from the other ranks",
+    sentence="The configuration differs from the previous run",
+    has_place=True,
+)
+
+
+def detect(record: Record) -> tuple[Finding, ...]:
+    """Return the settings that disagree."""
+    return misconfigurations(record.run, record.context)
 
 
 def misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
@@ -262,7 +278,7 @@ def _shown(value: str | None) -> str:
 
 def _misconfiguration(ranks: tuple[int, ...], *, confidence: float, evidence: str) -> Finding:
     return Finding(
-        cause="misconfiguration",
+        cause=CAUSE.name,
         ranks=ranks,
         steps=None,
         slowdown=None,

@@ -16,7 +16,9 @@ from ..statistics.phases import MIN_EXCESS_RATIO, Phase, find_phases
 from ..statistics.significance import is_significant, level_standard_error
 from .candidate import Candidate
 from .clock_throttle import PART_MARK
+from .detector import Cause, Subject
 from .link_profile import LONE_STEPS, slow_links
+from .slow_compute import SLOW_DEVICE
 from .slow_link import (
     BESIDE_LOST_RATIO,
     LEAST_LOST_RATIO,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from ..trace.context import SampleTable
     from ..trace.tables import RankInfo
+    from .detector import Case
     from .link_profile import LinkProfile, SlowLink
     from .slow_link import Culprit
 
@@ -101,6 +104,22 @@ class Trouble:
         if not self.word:
             return "the network's counters are quiet"
         return f"counters of {format_count(len(self.hosts), 'host')} tell of {self.word}"
+
+
+CAUSE = Cause(name="network-degradation", subject=Subject.JOB, sentence="The network is slow")
+
+
+def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Add slow links, or the network that is slow in many places."""
+    network = slow_network(
+        case.links,
+        case.ranks,
+        blamed=[each for each in found if each.cause in SLOW_DEVICE],
+        step_ns=float(np.median(case.reading.actual_ns)),
+        step_start_ns={step: begin for step, (begin, _) in case.step_ns.items()},
+        samples=case.context.samples,
+    )
+    return (*found, *network)
 
 
 def slow_network(
@@ -189,7 +208,7 @@ def _everywhere(
     if alone and len(trouble_in((first, last)).hosts) < PAIR:
         return None
     return Candidate(
-        cause="network-degradation",
+        cause=CAUSE,
         ranks=_members(profile, links.tolist()),
         steps=(first, last),
         part=part_of_links(profile, links.tolist()),
@@ -209,7 +228,7 @@ def _many(profile: LinkProfile, slow: Sequence[SlowLink]) -> Candidate:
     last = int(profile.steps[int(np.median([each.phase.last for each in slow]))])
     excess = float(np.median([each.phase.excess_ratio for each in slow]))
     return Candidate(
-        cause="network-degradation",
+        cause=CAUSE,
         ranks=_members(profile, links),
         steps=(first, last),
         part=part_of_links(profile, links),
@@ -390,7 +409,7 @@ def told_of_only_group(found: Candidate, hosts: Mapping[int, str], trouble: Trou
             "; the job has no other group between hosts, so nothing tells one slow link of it from"
             " a slow network"
         )
-    return replace(found, cause="network-degradation", evidence=evidence)
+    return replace(found, cause=CAUSE, evidence=evidence)
 
 
 def network_trouble(samples: SampleTable, phase_ns: tuple[int, int]) -> Trouble:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,31 +14,39 @@ from ..arrays.sorting import argsort_rows
 from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, ReplayModel, has_kind
 from ..report.text import format_percent
 from ..statistics.baseline import common_step_ratio, medians_by_key, step_medians
+from ..statistics.peers import compare_with_peers
 from ..statistics.phases import MIN_EXCESS_RATIO
-from .candidate import Candidate
+from . import stage_imbalance
+from .candidate import Candidate, is_brief, named_ranks, while_shown
+from .detector import Cause, Subject
 from .equal_lengths import (
     LEAST_CORRELATION,
     LEAST_ITEMS,
     equal_durations,
     equal_experts,
+    even_columns,
     speeds_at_equal_lengths,
     squares_of,
 )
+from .slow_compute import SLOW_DEVICE, find_slow_compute
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
     from ..replay.model import ComputeItems
     from ..replay.what_if import Replayer
     from ..trace.context import MicrobatchTable
+    from .detector import Case
 
 LEAST_OF_RANK = 8
 """Micro-batches of a rank whose median says what is usual for it; of one alone it says nothing."""
 
 NUM_ROUNDS = 4
 """Of finding what lengths explain and what whole steps are longer by, in turn."""
+
+OF_COMPUTE = SLOW_DEVICE | {stage_imbalance.CAUSE}
 
 FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 
@@ -55,6 +63,66 @@ class SequenceEffect:
 
     spread_ratio: float
     """Standard deviation of a micro-batch's compute over its mean."""
+
+
+CAUSE = Cause(
+    name="sequence-imbalance",
+    subject=Subject.JOB,
+    sentence="Micro-batches of unequal length make ranks wait for each other",
+)
+
+
+def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Add unequal lengths if they cost much; they explain compute that is long for a step or two.
+
+    If no length is known but whole columns show them, ranks that are slow beside them are searched
+    for once more.
+    """
+    compute = [each for each in found if each.cause in OF_COMPUTE]
+    sequences = _of_sequences(case, compute, case.evened)
+    if sequences is None or case.profile.is_evened:
+        return found if sequences is None else (*found, sequences)
+    evened = even_columns(case.reading.items, case.coords)
+    if evened is not None:
+        profile = compare_with_peers(evened, case.coords, is_evened=True)
+        beside = [
+            each for each in find_slow_compute(case, profile, found) if not _is_brief_compute(each)
+        ]
+        named = {rank for each in beside for rank in each.ranks}
+        compute = [*beside, *(each for each in compute if named.isdisjoint(each.ranks))]
+        sequences = _of_sequences(case, compute, evened) or sequences
+    others = (each for each in found if each.cause not in OF_COMPUTE)
+    compute = [
+        replace(each, explained_by=CAUSE) if _is_brief_compute(each) else each for each in compute
+    ]
+    return (*others, *compute, sequences)
+
+
+def _is_brief_compute(candidate: Candidate) -> bool:
+    return is_brief(candidate) and candidate.cause in SLOW_DEVICE
+
+
+def _of_sequences(
+    case: Case, compute: Sequence[Candidate], evened: ComputeItems | None
+) -> Candidate | None:
+    blamed = named_ranks(compute, SLOW_DEVICE)
+    effect = sequence_effect(
+        case.reading.items,
+        case.context.microbatches,
+        blamed,
+        is_routed=case.reading.experts is None
+        and any(link.kind == SpanKind.EP_COMM for link in case.reading.transfers.links),
+    )
+    if effect is None:
+        return None
+    model = case.reading.model
+    slow = np.zeros(len(model.rank), dtype=np.bool_)
+    for each in compute:
+        if each.cause in SLOW_DEVICE:
+            slow |= np.isin(model.rank, each.ranks) & while_shown(model, each)
+    return sequence_candidate(
+        effect, case.replayer, blamed, slow=slow, experts=case.reading.experts, evened=evened
+    )
 
 
 def sequence_effect(
@@ -204,7 +272,7 @@ def sequence_candidate(
         else f"forward and backward vary together (correlation {effect.correlation:.2f})"
     )
     return Candidate(
-        cause="sequence-imbalance",
+        cause=CAUSE,
         ranks=(),
         steps=(steps[0], steps[-1]),
         part=chosen,

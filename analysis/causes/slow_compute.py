@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,10 @@ import numpy as np
 from ..report.text import format_count
 from ..statistics.peers import Basis
 from ..statistics.phases import MIN_EXCESS_RATIO, find_recurring_phases
-from .candidate import Candidate
-from .clock_throttle import as_one_worker, most_explained
+from . import clock_throttle, data_stall, gc_pause, host_stall
+from .candidate import Candidate, is_brief, merged_hosts, overlap
+from .clock_throttle import Devices, as_one_worker, most_explained, told_by_samples
+from .detector import Cause
 from .stage_imbalance import (
     Suspect,
     excess_text,
@@ -23,15 +25,54 @@ from .stage_imbalance import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ..replay.model import ReplayModel
     from ..statistics.peers import ComputeProfile
     from ..statistics.phases import Phase
     from ..trace.tables import RankInfo
-    from .clock_throttle import Devices
+    from .detector import Case
 
 EVENED = "; these times are as with micro-batches of equal length"
+
+
+CAUSE = Cause(
+    name="slow-compute",
+    one="computes slower than its peers",
+    several="compute slower than their peers",
+    has_place=True,
+)
+
+SLOW_DEVICE = frozenset({CAUSE, clock_throttle.CAUSE})
+"""Causes that lie in a rank's own device."""
+
+HOLDS_PARTNERS_UP = frozenset({host_stall.CAUSE, data_stall.CAUSE, gc_pause.CAUSE})
+"""Causes that make a rank's partners look slow if their communication is not traced."""
+
+
+def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Add ranks and stages that compute slowly; throttled devices and long stages among them."""
+    return (*found, *find_slow_compute(case, case.profile, found))
+
+
+def find_slow_compute(
+    case: Case, profile: ComputeProfile, found: Sequence[Candidate]
+) -> tuple[Candidate, ...]:
+    """Find what computes slowly, be its cause the device, its clock or the stage's work.
+
+    Args:
+        case: The run.
+        profile: Its compute: as recorded, or as with micro-batches of equal length.
+        found: What hosts do explains the compute of partners.
+    """
+    model = case.reading.model
+    devices = Devices(ranks=case.ranks, samples=case.context.samples, step_ns=case.step_ns)
+    compute = compute_candidates(profile, model, case.ranks, workers=case.workers, devices=devices)
+    stalled = [each for each in found if each.cause in HOLDS_PARTNERS_UP]
+    compute = without_partners(compute, stalled, case.workers)
+    merged = merged_workers(compute, case.workers)
+    explained = told_by_samples(merged, profile, model, workers=case.workers, devices=devices)
+    return merged_hosts(explained, case.ranks)
 
 
 def compute_candidates(
@@ -77,7 +118,7 @@ def compute_candidates(
         _of_rank(suspect, model, devices, tuple(partners[workers[suspect.ranks[0]]]))
         for suspect in slow
     ]
-    found += [stage_candidate(suspect, profile, model, ranks) for suspect in stages]
+    found += [stage_candidate(suspect, profile, model, ranks, if_slow=CAUSE) for suspect in stages]
     if profile.is_evened:
         found = [replace(each, evidence=each.evidence + EVENED) for each in found]
     return tuple(found)
@@ -112,7 +153,7 @@ def _of_rank(
     if drop is None:
         evidence = as_one_worker(partners, evidence)
     return Candidate(
-        cause="slow-compute" if drop is None else "clock-throttle",
+        cause=CAUSE,
         ranks=throttled or partners,
         steps=phase,
         part=np.isin(model.rank, partners),
@@ -205,3 +246,51 @@ def unexplained(profile: ComputeProfile) -> tuple[int, ...]:
         if level[row] > fastest * (1.0 + MIN_EXCESS_RATIO):
             found.append(int(profile.ranks[row]))
     return tuple(found)
+
+
+def merged_workers(
+    found: Sequence[Candidate], workers: Mapping[int, tuple[int, ...]]
+) -> tuple[Candidate, ...]:
+    """Tell partners that are slow at the same time once: each names them all already."""
+    kept: list[Candidate] = []
+    for each in found:
+        for place, other in enumerate(kept):
+            if _same_worker(each, other, workers) and overlap(each, other):
+                kept[place] = max(other, each, key=lambda one: one.excess_ratio / one.threshold)
+                break
+        else:
+            kept.append(each)
+    return tuple(kept)
+
+
+def without_partners(
+    found: Sequence[Candidate],
+    stalled: Sequence[Candidate],
+    workers: Mapping[int, tuple[int, ...]],
+) -> tuple[Candidate, ...]:
+    """Drop slow compute that is only the wait for a stalled or pausing partner.
+
+    A pause, or input missed now and then, explains no more than a few steps, and nothing where a
+    rank shares its worker with nobody: its own stall lies outside its compute.
+    """
+    size = Counter(workers.values())
+    return tuple(
+        each
+        for each in found
+        if not any(
+            size[workers[each.ranks[0]]] > 1
+            and _same_worker(each, other, workers)
+            and overlap(each, other)
+            and (is_brief(each) or not _comes_and_goes(other))
+            for other in stalled
+        )
+    )
+
+
+def _comes_and_goes(candidate: Candidate) -> bool:
+    return candidate.cause is gc_pause.CAUSE or candidate.shown_steps is not None
+
+
+def _same_worker(one: Candidate, other: Candidate, workers: Mapping[int, tuple[int, ...]]) -> bool:
+    mine = {workers[rank] for rank in one.ranks}
+    return len(mine) == 1 and bool(mine & {workers[rank] for rank in other.ranks})

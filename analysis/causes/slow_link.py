@@ -14,6 +14,7 @@ from ..report.text import format_duration, format_percent
 from ..statistics.noise import required_deviations, robust_deviation
 from ..statistics.phases import MIN_EXCESS_RATIO
 from .candidate import Candidate
+from .detector import Cause, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +70,15 @@ class Culprit:
 
     against: str = "of alike ones"
     """What they are held against, in words."""
+
+
+CAUSE = Cause(
+    name="slow-link",
+    subject=Subject.LINK,
+    one="has a slow link",
+    several="share a slow link",
+    has_place=True,
+)
 
 
 def culprits_of(
@@ -410,7 +420,7 @@ def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
     last = int(profile.steps[max(each.phase.last for each in culprit.links)])
     excess = float(np.median([each.phase.excess_ratio for each in culprit.links]))
     return Candidate(
-        cause="slow-link",
+        cause=CAUSE,
         ranks=culprit.ranks,
         steps=(first, last),
         part=part_of_links(profile, [*(each.link for each in culprit.links), *culprit.also]),

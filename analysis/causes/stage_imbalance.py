@@ -19,6 +19,7 @@ from ..statistics.peers import MIN_PEERS, Basis
 from ..statistics.phases import MIN_LASTING_STEPS, Phase, find_phases
 from ..statistics.significance import is_significant
 from .candidate import Candidate
+from .detector import Cause, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,6 +73,9 @@ class Suspect:
     def margin(self) -> float:
         """How far the excess lies above its threshold, as a factor."""
         return self.excess_ratio / self.threshold
+
+
+CAUSE = Cause(name="stage-imbalance", subject=Subject.STAGE)
 
 
 def risen_stages(profile: ComputeProfile) -> tuple[Suspect, ...]:
@@ -230,7 +234,12 @@ def _slow_stage(
 
 
 def stage_candidate(
-    suspect: Suspect, profile: ComputeProfile, model: ReplayModel, ranks: Mapping[int, RankInfo]
+    suspect: Suspect,
+    profile: ComputeProfile,
+    model: ReplayModel,
+    ranks: Mapping[int, RankInfo],
+    *,
+    if_slow: Cause,
 ) -> Candidate:
     """Tell a stage with more work from one whose ranks have all become slow.
 
@@ -250,7 +259,7 @@ def stage_candidate(
         against = "in their own other steps, as no other stage does"
     where = f" on host {min(mine)}" if is_slow and one_host else ""
     return Candidate(
-        cause="slow-compute" if is_slow else "stage-imbalance",
+        cause=if_slow if is_slow else CAUSE,
         ranks=suspect.ranks,
         steps=(suspect.first_step, suspect.last_step),
         part=np.isin(model.rank, suspect.ranks),

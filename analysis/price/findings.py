@@ -283,7 +283,7 @@ def _own_parts(
 
 def _finding(candidate: Candidate, slowdown: float | None, share: float | None) -> Finding:
     return Finding(
-        cause=candidate.cause,
+        cause=candidate.cause.name,
         ranks=candidate.ranks,
         steps=candidate.steps,
         slowdown=slowdown,

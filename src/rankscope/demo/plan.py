@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rankscope.analysis.causes.order import CAUSES
 from rankscope.trainer.config import ModelConfig, TrainerConfig, default_pace_ms
 from rankscope.trainer.errors import FaultSpecError
 from rankscope.trainer.faults.spec import ENDINGS, OF_ALL_RANKS, Fault, FaultCause, parse_fault
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 DEFAULT_RANK = 5
 DEFAULT_FACTOR = 1.8
 HEALTHY = "healthy"
-QUIET = frozenset({HEALTHY, "checkpoint", "layout"})
+QUIET = frozenset({HEALTHY, *(cause.name for cause in CAUSES.values() if not cause.is_alarm)})
 """Causes of findings that are no alarm."""
 
 OTHER_NAMES = {FaultCause.CLOCK_THROTTLE: FaultCause.SLOW_COMPUTE}

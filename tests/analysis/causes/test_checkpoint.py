@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes.checkpoint import common_dips, places_of_dips, without_dips
+from rankscope.analysis.causes.host_gaps import common_pauses
 from rankscope.analysis.replay.model import Place
-from tests.support.analysis.stall_builders import stalls_with
+from tests.support.analysis.stall_builders import host_candidates, stalls_with
 
 if TYPE_CHECKING:
     from rankscope.analysis.causes.host_gaps import Stalls
@@ -27,7 +27,8 @@ def stalls(*dips: Dip) -> Stalls:
 
 
 def told(*dips: Dip) -> list[tuple[str, tuple[int, int], bool]]:
-    return [(each.cause, each.steps, each.is_alarm) for each in common_dips(stalls(*dips))]
+    found = host_candidates(stalls(*dips))
+    return [(each.cause.name, each.steps, each.cause.is_alarm) for each in found]
 
 
 @pytest.mark.parametrize("steps", [(7,), (3, 8), (1, 5, 9)])
@@ -69,8 +70,7 @@ def test_a_dip_after_the_compute_leaves_the_rest_of_its_step_to_tell() -> None:
     # GIVEN 300 ms after the compute of step 3, and 4 ms before a forward in all steps
     gaps = stalls((3, Place.OTHER, 300), *((step, Place.FORWARD, 4) for step in range(NUM_STEPS)))
 
-    usual = without_dips(gaps, common_dips(gaps))
-    places = places_of_dips(gaps, usual)
+    pauses = common_pauses(gaps)
 
-    assert np.flatnonzero(~usual).tolist() == [3]
-    assert np.argwhere(places).tolist() == [[Place.OTHER, 3]]
+    assert np.flatnonzero(~pauses.other_steps).tolist() == [3]
+    assert np.argwhere(pauses.places).tolist() == [[Place.OTHER, 3]]

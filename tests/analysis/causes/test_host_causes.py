@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.causes.host_causes import host_candidates
 from rankscope.analysis.replay.model import Place
-from rankscope.analysis.trace.tables import RankInfo
-from rankscope.tracer.topology import Coords
-from tests.support.analysis.stall_builders import Gap, stalls_with
+from tests.support.analysis.stall_builders import Gap, host_candidates, stalls_with
 
 if TYPE_CHECKING:
     from rankscope.analysis.causes.host_gaps import Stalls
@@ -23,12 +20,8 @@ def stalls(*gaps: Gap) -> Stalls:
 
 def told(*gaps: Gap) -> list[tuple[str, tuple[int, ...], tuple[int, int]]]:
     """Return (cause, ranks, steps) of what was found."""
-    ranks = {
-        rank: RankInfo(rank=rank, coords=Coords(dp=rank), host=f"node{rank}")
-        for rank in range(NUM_RANKS)
-    }
-    found = host_candidates(stalls(*gaps), (tuple(range(NUM_RANKS)),), ranks)
-    return [(each.cause, each.ranks, each.steps) for each in found]
+    found = host_candidates(stalls(*gaps), tuple(range(NUM_RANKS)))
+    return [(each.cause.name, each.ranks, each.steps) for each in found]
 
 
 def test_a_late_host_is_late_for_its_first_launch_too() -> None:

@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.causes.data_stall import data_stalls
-from rankscope.analysis.causes.host_causes import host_candidates
 from rankscope.analysis.causes.host_stall import host_stalls
 from rankscope.analysis.causes.launch_skew import launch_skews
 from rankscope.analysis.replay.model import Place
-from rankscope.analysis.trace.tables import RankInfo
-from rankscope.tracer.topology import Coords
-from tests.support.analysis.stall_builders import stalls_with
+from tests.support.analysis.stall_builders import host_candidates, stalls_with
 
 if TYPE_CHECKING:
     from rankscope.analysis.causes.host_gaps import Stalls
@@ -38,7 +35,7 @@ def test_steps_that_checkpoints_explain_do_not_make_a_stall_unsteady() -> None:
 
     (found,) = host_stalls(gaps, usual)
 
-    assert (found.cause, found.ranks) == ("host-stall", (2,))
+    assert (found.cause.name, found.ranks) == ("host-stall", (2,))
 
 
 def test_members_late_in_turn_in_one_stage_are_no_stalled_host() -> None:
@@ -49,7 +46,7 @@ def test_members_late_in_turn_in_one_stage_are_no_stalled_host() -> None:
 
     (found,) = launch_skews(gaps, groups, np.ones(NUM_STEPS, dtype=np.bool_), frozenset())
 
-    assert (found.cause, found.ranks) == ("launch-skew", (4, 5, 6, 7))
+    assert (found.cause.name, found.ranks) == ("launch-skew", (4, 5, 6, 7))
 
 
 def test_a_host_that_is_late_for_each_launch_of_one_step_stalls() -> None:
@@ -58,7 +55,7 @@ def test_a_host_that_is_late_for_each_launch_of_one_step_stalls() -> None:
 
     (found,) = host_stalls(gaps, np.ones(NUM_STEPS, dtype=np.bool_))
 
-    assert (found.cause, found.ranks, found.steps) == ("host-stall", (2,), (5, 5))
+    assert (found.cause.name, found.ranks, found.steps) == ("host-stall", (2,), (5, 5))
 
 
 def test_one_long_gap_in_a_step_is_no_stall_of_its_host() -> None:
@@ -96,12 +93,11 @@ def test_a_step_that_misses_more_input_than_the_others_is_no_stall_of_its_own() 
     # these steps, which so stands out as a dip
     late_ms = dict(enumerate((70, 38, 30, 40, 36, 45, 38, 40), start=4))
     gaps = [(step, rank, ms) for step, ms in late_ms.items() for rank in range(NUM_RANKS)]
-    ranks = {rank: RankInfo(rank=rank, coords=Coords(dp=rank)) for rank in range(NUM_RANKS)}
 
-    told = host_candidates(stalls(Place.DATA, *gaps), (), ranks)
+    told = host_candidates(stalls(Place.DATA, *gaps))
 
     # THEN one stall is told, from its first step on
-    found = [(each.cause, each.ranks, each.steps) for each in told]
+    found = [(each.cause.name, each.ranks, each.steps) for each in told]
     assert found == [("data-stall", tuple(range(NUM_RANKS)), (4, 11))]
 
 
@@ -114,10 +110,10 @@ def test_the_last_to_come_back_from_a_checkpoint_misses_no_input() -> None:
     assert data_stalls(gaps, usual, none) == ()
     # AND without the checkpoint, or for longer than that step, it is its input
     (found,) = data_stalls(gaps, usual | True, none)
-    assert (found.cause, found.ranks, found.steps) == ("data-stall", (6,), (5, 5))
+    assert (found.cause.name, found.ranks, found.steps) == ("data-stall", (6,), (5, 5))
     longer = stalls(Place.INPUT, (5, 6, 20), (6, 6, 20))
     (found,) = data_stalls(longer, usual, none)
-    assert (found.cause, found.ranks, found.steps) == ("data-stall", (6,), (5, 6))
+    assert (found.cause.name, found.ranks, found.steps) == ("data-stall", (6,), (5, 6))
 
 
 @pytest.mark.parametrize("first", [4, 1, 0])
@@ -130,7 +126,7 @@ def test_a_rank_with_one_peer_misses_input_from_its_onset_on(first: int) -> None
     (found,) = data_stalls(gaps, np.ones(12, dtype=np.bool_), np.zeros(12 - first, dtype=np.bool_))
 
     # THEN all of it is told, not only the 15 ms by which three steps are worse
-    assert (found.cause, found.ranks, found.steps) == ("data-stall", (2,), (first, 11))
+    assert (found.cause.name, found.ranks, found.steps) == ("data-stall", (2,), (first, 11))
     assert found.excess_ratio >= 0.3
 
 
@@ -161,7 +157,7 @@ def test_a_rank_with_one_or_two_peers_misses_input_in_all_of_its_steps(
     (found,) = data_stalls(gaps, np.ones(12, dtype=np.bool_), np.zeros(len(lost), dtype=np.bool_))
 
     # THEN it is held against them: 30 of 100 ms, though its own steps are all alike
-    assert (found.cause, found.ranks, found.steps) == ("data-stall", (1,), (0, 11))
+    assert (found.cause.name, found.ranks, found.steps) == ("data-stall", (1,), (0, 11))
     assert found.excess_ratio == pytest.approx(0.3)
 
 
@@ -173,7 +169,7 @@ def test_input_of_which_a_peer_loses_as_much_is_due_on_a_stage_that_loads() -> N
     (found,) = data_stalls(gaps, np.ones(12, dtype=np.bool_), np.zeros(len(lost), dtype=np.bool_))
 
     # THEN it is told of both, once
-    assert (found.cause, found.ranks) == ("data-stall", (0, 1))
+    assert (found.cause.name, found.ranks) == ("data-stall", (0, 1))
 
 
 def test_input_missed_now_and_then_is_told_from_the_first_time_to_the_last() -> None:
@@ -184,7 +180,7 @@ def test_input_missed_now_and_then_is_told_from_the_first_time_to_the_last() -> 
 
     (found,) = data_stalls(gaps, all_steps, none)
 
-    assert (found.cause, found.ranks, found.steps) == ("data-stall", (2,), (1, 11))
+    assert (found.cause.name, found.ranks, found.steps) == ("data-stall", (2,), (1, 11))
     assert found.shown_steps == (1, 6, 11)
     assert found.excess_ratio == pytest.approx(0.4)
     assert "40.0 ms a step" in found.evidence

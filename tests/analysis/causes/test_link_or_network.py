@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankscope.analysis.causes import slow_link
 from rankscope.analysis.causes.candidate import Candidate
 from rankscope.analysis.causes.link_profile import SlowLink
 from rankscope.analysis.causes.network_degradation import (
@@ -34,7 +35,7 @@ def culprit(*ranks: int, links: tuple[int, ...]) -> Culprit:
 
 def candidate(*ranks: int, part: tuple[bool, ...]) -> Candidate:
     return Candidate(
-        cause="slow-link",
+        cause=slow_link.CAUSE,
         ranks=ranks,
         steps=(4, 7),
         part=np.array(part),
@@ -69,7 +70,7 @@ def test_a_group_on_one_host_or_on_hosts_that_nobody_knows_has_no_network() -> N
 def test_without_counters_the_only_group_is_the_networks_and_says_what_nobody_can_tell() -> None:
     found = told_of_only_group(candidate(*range(8), part=(True,)), TWO_HOSTS, NO_COUNTERS)
 
-    assert (found.cause, found.certainty) == ("network-degradation", 0.5)
+    assert (found.cause.name, found.certainty) == ("network-degradation", 0.5)
     assert found.evidence == (
         "transfers take longer; there are no counters to tell why; the job has no other group"
         " between hosts, so nothing tells one slow link of it from a slow network"
@@ -85,12 +86,12 @@ def test_quiet_counters_on_all_its_hosts_make_the_only_group_a_slow_link() -> No
 
     found = told_of_only_group(slow, TWO_HOSTS, quiet)
 
-    assert (found.cause, found.ranks, found.certainty) == ("slow-link", tuple(range(8)), 1.0)
+    assert (found.cause.name, found.ranks, found.certainty) == ("slow-link", tuple(range(8)), 1.0)
     assert found.evidence == (
         "transfers take longer; the network's counters are quiet on all its hosts, so one link of"
         " it is slow"
     )
-    assert told_of_only_group(slow, TWO_HOSTS, on_one_host).cause == "network-degradation"
+    assert told_of_only_group(slow, TWO_HOSTS, on_one_host).cause.name == "network-degradation"
 
 
 def test_counters_of_one_host_name_its_ranks_and_of_two_the_network() -> None:
@@ -101,11 +102,11 @@ def test_counters_of_one_host_name_its_ranks_and_of_two_the_network() -> None:
     found = told_of_only_group(slow, TWO_HOSTS, one)
     network = told_of_only_group(slow, TWO_HOSTS, both)
 
-    assert (found.cause, found.ranks) == ("slow-link", (4, 5, 6, 7))
+    assert (found.cause.name, found.ranks) == ("slow-link", (4, 5, 6, 7))
     assert found.evidence.endswith(
         "; counters of 1 host tell of retransmits, host 1 (ranks 4 to 7)"
     )
-    assert (network.cause, network.ranks) == ("network-degradation", tuple(range(8)))
+    assert (network.cause.name, network.ranks) == ("network-degradation", tuple(range(8)))
     assert network.evidence.endswith("counters of 2 hosts tell of congestion")
 
 

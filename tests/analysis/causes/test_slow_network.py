@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from rankscope.analysis.causes import slow_compute
 from rankscope.analysis.causes.candidate import Candidate
 from rankscope.analysis.causes.network_degradation import slow_network
 from rankscope.analysis.trace.context import SampleTable
@@ -61,7 +62,7 @@ def told_of(
 def slow_device(rank: int, excess_ratio: float) -> Candidate:
     """Return a rank that computes longer in steps 3 to 7."""
     return Candidate(
-        cause="slow-compute",
+        cause=slow_compute.CAUSE,
         ranks=(rank,),
         steps=(3, 7),
         part=None,
@@ -114,7 +115,7 @@ def told(*slow_stages: int) -> tuple[Candidate, ...]:
 def test_a_slow_uplink_is_one_finding_and_explains_the_group_that_uses_it() -> None:
     (found,) = told(1)
 
-    assert (found.cause, found.ranks) == ("slow-link", tuple(range(4, 12)))
+    assert (found.cause.name, found.ranks) == ("slow-link", tuple(range(4, 12)))
     assert found.steps == (3, 9)
     # 10 ms against 2 ms.
     assert found.excess_ratio == pytest.approx(4.0, rel=0.03)
@@ -130,7 +131,7 @@ def test_a_slow_uplink_is_one_finding_and_explains_the_group_that_uses_it() -> N
 def test_links_between_most_stages_that_became_slow_are_the_network_and_no_uplink() -> None:
     (found,) = told(0, 1)
 
-    assert (found.cause, found.steps) == ("network-degradation", (3, 9))
+    assert (found.cause.name, found.steps) == ("network-degradation", (3, 9))
 
 
 def test_links_as_usual_tell_nothing() -> None:
@@ -144,7 +145,7 @@ def test_the_only_group_is_told_though_it_became_slow_and_well_again_in_a_short_
 
     (found,) = told_of(links, TWO_HOSTS)
 
-    assert (found.cause, found.steps) == ("network-degradation", (4, 8))
+    assert (found.cause.name, found.steps) == ("network-degradation", (4, 8))
     assert found.excess_ratio == pytest.approx(0.6, abs=0.03)
     assert told_of({group(*range(8)): risen(1.0, first=4, last=8)}, TWO_HOSTS) == ()
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from rankscope.analysis.causes.host_gaps import Stalls, stalls_of
-from rankscope.analysis.replay.model import GapItems, Place
+from rankscope.analysis.causes import checkpoint, data_stall, gc_pause, host_stall, launch_skew
+from rankscope.analysis.causes.host_gaps import Stalls, common_pauses, stalls_of
+from rankscope.analysis.replay.model import GapItems, Link, Place
 from rankscope.analysis.statistics.peers import Basis, ComputeProfile
+from rankscope.analysis.trace.tables import RankInfo
+from rankscope.tracer.topology import Coords
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from rankscope.analysis.causes.candidate import Candidate
+    from rankscope.analysis.causes.detector import Case
 
 MS = 1_000_000
 
@@ -46,3 +53,26 @@ def stalls_with(gaps: Iterable[Gap], *, stage: Sequence[int], num_steps: int) ->
         operation=np.full(len(step), -1),
     )
     return stalls_of(profile, items, np.zeros(1))
+
+
+def host_candidates(stalls: Stalls, *groups: tuple[int, ...]) -> tuple[Candidate, ...]:
+    """Run all detectors of host causes, in their order, on ranks of one host each.
+
+    Args:
+        stalls: The gaps.
+        groups: Members of each group that reduces gradients.
+    """
+    ranks = stalls.profile.ranks.tolist()
+    links = tuple(Link(members=group, kind="dp-comm", is_pair=False) for group in groups)
+    case = SimpleNamespace(
+        gaps=stalls,
+        common_pauses=common_pauses(stalls),
+        ranks={
+            rank: RankInfo(rank=rank, coords=Coords(dp=rank), host=f"node{rank}") for rank in ranks
+        },
+        reading=SimpleNamespace(transfers=SimpleNamespace(links=links)),
+    )
+    found: tuple[Candidate, ...] = ()
+    for detector in (checkpoint, host_stall, gc_pause, data_stall, launch_skew):
+        found = detector.detect(cast("Case", case), found)
+    return found

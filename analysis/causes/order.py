@@ -1,0 +1,62 @@
+"""The causes, in the order in which they are searched for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import (
+    checkpoint,
+    clock_throttle,
+    crash,
+    data_stall,
+    expert_imbalance,
+    gc_pause,
+    hang,
+    host_stall,
+    launch_skew,
+    layout,
+    misconfiguration,
+    network_degradation,
+    sequence_imbalance,
+    slow_compute,
+    slow_link,
+    stage_imbalance,
+)
+
+if TYPE_CHECKING:
+    from .detector import CauseModule, Detector, RecordDetector
+
+FROM_RECORDS: tuple[RecordDetector, ...] = (hang, crash, misconfiguration, layout)
+"""Detectors that need no replay. Those of causes that ended the job come first."""
+
+FROM_REPLAY: tuple[Detector, ...] = (
+    checkpoint,
+    # A host that launches late explains gaps before its input, its pauses and its collectives.
+    host_stall,
+    # A pause before a rank's first compute, or before a collective, is neither input nor skew.
+    gc_pause,
+    data_stall,
+    launch_skew,
+    # A stalled host makes its tensor-parallel partners compute longer. Finds `clock_throttle` and
+    # `stage_imbalance` as well: the same excess, told apart by samples and by the stage.
+    slow_compute,
+    # Unequal lengths explain compute that is long in a step or two.
+    sequence_imbalance,
+    # A slow device sends as slowly as it computes. Finds `slow_link` as well.
+    network_degradation,
+    # More tokens explain a stage that is long only inside its experts.
+    expert_imbalance,
+)
+"""Detectors that work on the replayed steps. What an earlier one found explains what a later one
+sees; each line says what."""
+
+_MODULES: tuple[CauseModule, ...] = (
+    *FROM_RECORDS,
+    *FROM_REPLAY,
+    clock_throttle,
+    stage_imbalance,
+    slow_link,
+)
+
+CAUSES = {module.CAUSE.name: module.CAUSE for module in _MODULES}
+"""All causes by name."""
