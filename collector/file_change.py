@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-Marks = tuple[tuple[int, int, int] | None, ...]
+FileStamps = tuple[tuple[int, int, int] | None, ...]
 
 
-def file_marks(*paths: Path) -> Marks:
+def read_file_stamps(*paths: Path) -> FileStamps:
     """Return what changes with any of these files: time, size and inode; None of one not there."""
     return tuple(_mark(path) for path in paths)
 

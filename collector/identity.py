@@ -34,7 +34,7 @@ def segment_id(process: str, number: int) -> int:
     return (int.from_bytes(digest, "big") << SEGMENT_BITS) | number
 
 
-def checked_run_name(run_id: str) -> str:
+def check_run_name(run_id: str) -> str:
     """Return ``run_id`` if it can name a run.
 
     Raises:

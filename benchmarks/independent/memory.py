@@ -18,7 +18,7 @@ from rankscope.analysis.trace.tables import (
     SpanTable,
     StepTable,
 )
-from rankscope.collector.clock.map import HostTime
+from rankscope.collector.clock.map import ClockMap
 from rankscope.collector.spool.records import RECORD, Origin, decode
 from rankscope.sources.arrow_tables import microbatch_table, span_table, step_table
 from rankscope.tracer.spool import HEADER_BYTES, SEGMENT_MAGIC, read_header, read_names, sealed_rows
@@ -112,7 +112,7 @@ def read_spool(
                 records, np.arange(num, dtype=np.uint32), names=names,
                 origin=Origin(
                     run_id=run_id, epoch=0, rank=head.rank, segment=2 * number + part,
-                    clock=HostTime.fixed(head.anchor_unix_ns - head.anchor_monotonic_ns),
+                    clock=ClockMap.fixed(head.anchor_unix_ns - head.anchor_monotonic_ns),
                 ),
             )  # fmt: skip
             for name, rows in tables.items():

@@ -13,7 +13,7 @@ from benchmarks.independent.jobs import Running
 from benchmarks.independent.memory import read_spool
 from benchmarks.independent.spool_bytes import UNIX_NS, Clock, Telling, write_spool
 from rankscope.analysis.analyze import analyze_run
-from rankscope.collector.clock.map import HostTime
+from rankscope.collector.clock.map import ClockMap
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
@@ -40,7 +40,7 @@ class KnownClocks:
     offset_ns: Mapping[str, int]
     error_ns: int
 
-    def host_time(self, identity: SpoolIdentity) -> HostTime:
+    def clock_map(self, identity: SpoolIdentity) -> ClockMap:
         """Return the measured map of a host, and store how good it is."""
         offset = self.offset_ns[identity.host]
         row = {
@@ -48,7 +48,7 @@ class KnownClocks:
             "offset_ns": offset, "drift_ppb": 0, "clock_error_ns": self.error_ns,
         }  # fmt: skip
         self.store.insert_rows("clock", [row])
-        return HostTime.fixed(offset)
+        return ClockMap.fixed(offset)
 
 
 def clocks_of(job: Job, *, off_ns: int) -> dict[str, Clock]:

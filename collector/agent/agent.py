@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from ..errors import CollectorError
 from ..spool.descriptions import CLOCK_LINE, event_row
 from ..spool.process import ProcessFiles
-from ..spool.tail import SegmentFate, SpoolTail, run_folders
-from .errors import HeldError
-from .outbox import EVERY_S, MAX_SAMPLES, NUM_AT_ONCE
+from ..spool.tail import SegmentPolicy, SpoolTail, run_folders
+from .errors import RetryLaterError
+from .outbox import HEARTBEAT_PERIOD_S, HEARTBEATS_PER_REQUEST, MAX_SAMPLES
 from .retry import Backoff
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ..identity import Row
     from .buffer import RowBuffer
     from .clock import AgentClocks
-    from .outbox import BeatShipper, Outbox
-    from .quota import SpoolRoom
+    from .outbox import HeartbeatSender, Outbox
+    from .quota import SpoolQuota
 
 TURN_S = 1.0
 """Between two looks at the spool: many small requests cost the collector more than few large."""
@@ -72,7 +72,7 @@ class NodeAgent:
         clocks: AgentClocks,
         *,
         say: Callable[[str], None],
-        room: SpoolRoom | None = None,
+        room: SpoolQuota | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spool = spool
@@ -85,19 +85,19 @@ class NodeAgent:
         self._clock_rows: list[Row] = []
         self._clock_events: list[Row] = []
         self._buffers: list[tuple[str, RowBuffer]] = []
-        self._beats: tuple[RowBuffer, BeatShipper] | None = None
+        self._beats: tuple[RowBuffer, HeartbeatSender] | None = None
         self._beats_due_s = 0.0
         self._held_until_s = 0.0
         self._is_held_by_token = False
         self._held_token: str | None = None
         self._backoff = Backoff()
-        self._troubles = Troubles(say, monotonic_s=monotonic_s)
+        self._troubles = TroubleLog(say, monotonic_s=monotonic_s)
 
-    def ship_also(self, table: str, buffer: RowBuffer) -> None:
+    def send_rows(self, table: str, buffer: RowBuffer) -> None:
         """Ship what comes into a buffer too, as rows of ``table``."""
         self._buffers.append((table, buffer))
 
-    def ship_beats(self, buffer: RowBuffer, shipper: BeatShipper) -> None:
+    def send_heartbeats(self, buffer: RowBuffer, shipper: HeartbeatSender) -> None:
         """Ship the heartbeats that come into a buffer too."""
         self._beats = (buffer, shipper)
 
@@ -122,7 +122,7 @@ class NodeAgent:
             for name, run in self._runs.items():
                 self._poll(name, run)
             self._ship_sides()
-        except HeldError as error:
+        except RetryLaterError as error:
             self._hold_all(error)
             return min(max(self._held_until_s - self._monotonic_s(), 0.0), TURN_S)
         self._backoff.succeeded()
@@ -148,7 +148,7 @@ class NodeAgent:
                     only_run=folder.name,
                     clocks=self._clocks,
                     batch_rows=BATCH_ROWS,
-                    segment_fate=SegmentFate.FREE,
+                    segment_policy=SegmentPolicy.DELETE,
                 )
                 self._runs[folder.name] = _Run(tail=tail)
 
@@ -157,13 +157,13 @@ class NodeAgent:
             return
         try:
             progress = run.tail.poll()
-        except HeldError as error:
+        except RetryLaterError as error:
             if not error.is_of_run:
                 raise
             self._hold(name, run, error)
         except Exception as error:  # noqa: BLE001  # another run must go on
             told = f"{type(error).__name__}: {error}"
-            self._hold(name, run, HeldError(told, pause_s=DEFECT_PAUSE_S))
+            self._hold(name, run, RetryLaterError(told, pause_s=DEFECT_PAUSE_S))
         else:
             run.backoff.succeeded()
             self._troubles.end(f"run {name}")
@@ -192,8 +192,8 @@ class NodeAgent:
         buffer, shipper = self._beats
         if not len(buffer):
             return
-        buffer.ship(shipper.send, num_at_once=NUM_AT_ONCE)
-        self._beats_due_s = self._monotonic_s() + EVERY_S
+        buffer.ship(shipper.send, num_at_once=HEARTBEATS_PER_REQUEST)
+        self._beats_due_s = self._monotonic_s() + HEARTBEAT_PERIOD_S
 
     def _ship_clock_events(self) -> None:
         """Tell each run that trains here what happened to this host's clocks."""
@@ -215,24 +215,24 @@ class NodeAgent:
             self._outbox.upsert("events", self._clock_events)
             self._clock_events = []
 
-    def _keep_room(self, room: SpoolRoom) -> None:
+    def _keep_room(self, room: SpoolQuota) -> None:
         try:
             runs = self._runs.values()
             line = room.keep(folder for run in runs for folder in run.tail.settled)
-        except (OSError, HeldError) as error:
+        except (OSError, RetryLaterError) as error:
             self._troubles.begin("the spool's limit", str(error))
         else:
             if line is not None:
                 self._say(line)
             self._troubles.end("the spool's limit")
 
-    def _hold_all(self, error: HeldError) -> None:
+    def _hold_all(self, error: RetryLaterError) -> None:
         self._held_until_s = self._monotonic_s() + self._backoff.failed(error.pause_s)
         self._is_held_by_token = error.is_token
         self._held_token = self._outbox.sent_token_text()
         self._troubles.begin(COLLECTOR, error.reason)
 
-    def _hold(self, name: str, run: _Run, error: HeldError) -> None:
+    def _hold(self, name: str, run: _Run, error: RetryLaterError) -> None:
         run.held_until_s = self._monotonic_s() + run.backoff.failed(error.pause_s)
         if error.is_token:
             self._is_held_by_token = True
@@ -258,7 +258,7 @@ def ranks_in(spool: Path, run_id: str) -> list[int]:
     return sorted(ranks)
 
 
-class Troubles:
+class TroubleLog:
     """What does not work just now, by name.
 
     Args:

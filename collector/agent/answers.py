@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..spool.cut import CutKey
-from .errors import GoneError, HeldError, RefusedError
+from .errors import RejectedError, RetryLaterError, RunGoneError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,24 +38,24 @@ def accepted(answer: Answer) -> Any:  # noqa: ANN401  # a JSON document
     """Return the document of an answer that accepts what was sent.
 
     Raises:
-        RefusedError: What was sent is refused.
-        GoneError: Its run was deleted.
-        HeldError: It is to be sent again later.
+        RejectedError: What was sent is refused.
+        RunGoneError: Its run was deleted.
+        RetryLaterError: It is to be sent again later.
     """
     status = answer.status
     if status == OK:
         document = _document(answer)
         if document is None:
-            raise HeldError("the collector's answer is no JSON of at most 64 KiB")
+            raise RetryLaterError("the collector's answer is no JSON of at most 64 KiB")
         return document
     if status == UNAUTHORIZED:
-        raise HeldError(
+        raise RetryLaterError(
             "the collector does not know the token: renew the file that RANKSCOPE_TOKEN_FILE names",
             pause_s=TOKEN_PAUSE_S,
             is_token=True,
         )
     if status == FORBIDDEN:
-        raise HeldError(
+        raise RetryLaterError(
             "the token is not for this run, or not of role ingest: renew the file that"
             " RANKSCOPE_TOKEN_FILE names",
             pause_s=TOKEN_PAUSE_S,
@@ -64,46 +64,46 @@ def accepted(answer: Answer) -> Any:  # noqa: ANN401  # a JSON document
         )
     if status == GONE:
         if not _is_a_collectors(answer):
-            raise HeldError("the address answers 410, and not as a collector does")
-        raise GoneError("the run was deleted")
+            raise RetryLaterError("the address answers 410, and not as a collector does")
+        raise RunGoneError("the run was deleted")
     if status in CONTENT_REFUSALS:
         raise _refusal(answer)
-    raise HeldError(_trouble(status), pause_s=answer.retry_after_s)
+    raise RetryLaterError(_trouble(status), pause_s=answer.retry_after_s)
 
 
-def checked_states(document: object, cuts: Sequence[Cut]) -> list[str]:
+def read_cut_states(document: object, cuts: Sequence[Cut]) -> list[str]:
     """Return what became of each cut, if the answer speaks of exactly these.
 
     Raises:
-        HeldError: It does not.
+        RetryLaterError: It does not.
     """
     told = document.get("cuts") if isinstance(document, dict) else None
     if not isinstance(told, list) or len(told) != len(cuts):
-        raise HeldError("the collector's answer does not tell of the cuts that were sent")
+        raise RetryLaterError("the collector's answer does not tell of the cuts that were sent")
     states = []
     for cut, entry in zip(cuts, told, strict=True):
         of_cut = {"segment": cut.key.segment, "first_row": cut.key.first_row}
         if not isinstance(entry, dict) or any(entry.get(k) != v for k, v in of_cut.items()):
-            raise HeldError("the collector's answer tells of other cuts than were sent")
+            raise RetryLaterError("the collector's answer tells of other cuts than were sent")
         state = entry.get("state")
         if not isinstance(state, str) or state not in KNOWN_STATES:
-            raise HeldError(f"the collector says {str(state)[:40]!r} of a cut: unknown here")
+            raise RetryLaterError(f"the collector says {str(state)[:40]!r} of a cut: unknown here")
         states.append(state)
     return states
 
 
-def check_num_rows(document: object, num_rows: int) -> None:
+def check_stored_rows(document: object, num_rows: int) -> None:
     """Do nothing if the answer tells that all descriptions of a request are stored.
 
     Raises:
-        HeldError: It does not.
+        RetryLaterError: It does not.
     """
     if not isinstance(document, dict) or document.get("num_rows") != num_rows:
-        raise HeldError("the collector's answer does not tell of the rows that were sent")
+        raise RetryLaterError("the collector's answer does not tell of the rows that were sent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldPage:
+class ResumePage:
     """A page of what the collector holds of a run."""
 
     end_rows: dict[int, int]
@@ -113,14 +113,14 @@ class HeldPage:
     """The segment after which the next page begins; None on the last one."""
 
 
-def checked_page(
+def read_resume_page(
     document: Any,  # noqa: ANN401  # a JSON document
     run_id: str,
-) -> HeldPage:
+) -> ResumePage:
     """Return a page of what the collector holds.
 
     Raises:
-        HeldError: The document is of another form.
+        RetryLaterError: The document is of another form.
     """
     try:
         end_rows = {int(segment): int(row) for segment, row in document["end_rows"].items()}
@@ -137,14 +137,14 @@ def checked_page(
             for entry in document["unanswered"]
         ]
         source_format, following = document["source_format"], document.get("next")
-        return HeldPage(
+        return ResumePage(
             end_rows=end_rows,
             unanswered=unanswered,
             source_format=None if source_format is None else str(source_format),
             next_after=None if following is None else int(following),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise HeldError("the collector's answer does not tell what it holds") from None
+        raise RetryLaterError("the collector's answer does not tell what it holds") from None
 
 
 def _refusal(answer: Answer) -> CollectorError:
@@ -152,11 +152,13 @@ def _refusal(answer: Answer) -> CollectorError:
     document = _document(answer)
     if not _is_a_collectors(answer):
         if answer.status != TOO_LARGE:
-            return HeldError(f"the address answers {answer.status}, and not as a collector does")
-        return RefusedError(TOO_LARGE, _reason(answer), is_of_collector=False)
+            return RetryLaterError(
+                f"the address answers {answer.status}, and not as a collector does"
+            )
+        return RejectedError(TOO_LARGE, _reason(answer), is_of_collector=False)
     if answer.status == UNPROCESSABLE and document.get("supported"):
-        return HeldError(f"{_reason(answer)}", pause_s=TOKEN_PAUSE_S, is_of_run=True)
-    return RefusedError(answer.status, _reason(answer))
+        return RetryLaterError(f"{_reason(answer)}", pause_s=TOKEN_PAUSE_S, is_of_run=True)
+    return RejectedError(answer.status, _reason(answer))
 
 
 def _is_a_collectors(answer: Answer) -> bool:

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import NS_PER_S, MonotonicNs
 
-from ..clock.map import PPB, UNKNOWN_ERROR_NS, HostTime, Stretch
+from ..clock.map import PPB, UNKNOWN_ERROR_NS, ClockMap, Stretch
 from ..clock.probe import ProbeReply, parse_reply
 from ..errors import ClockReplyError
 from ..http.static_files import OK
 from ..names import storable_name
-from .errors import HeldError
+from .errors import RetryLaterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rankscope.tracer.spool import SpoolIdentity
 
-    from ..clock.sync import ClockEstimate, HostClock
+    from ..clock.sync import ClockEstimate, ClockSync
     from ..clock.watch import ClockEvent
     from ..identity import Row
     from .journal import Journal
@@ -83,7 +83,7 @@ class AgentClocks:
         self._own = (storable_name(own[0]), own[1].hex())
         self._estimate = estimate
         self._monotonic_ns = monotonic_ns
-        self._maps: dict[tuple[str, str], HostTime] = {}
+        self._maps: dict[tuple[str, str], ClockMap] = {}
         self._asked_ns: int | None = None
         self._renewals = list(RENEWAL_AGES_NS)
         self._begun_ns = monotonic_ns()
@@ -93,11 +93,11 @@ class AgentClocks:
         for line in journal.clock_rows():
             self._add((line["host"], line["boot_id"]), _stretch(line))
 
-    def host_time(self, identity: SpoolIdentity) -> HostTime:
+    def clock_map(self, identity: SpoolIdentity) -> ClockMap:
         """Return the map for the host and boot of a process; it goes on growing.
 
         Raises:
-            HeldError: This host's clock is being tied; ask again soon.
+            RetryLaterError: This host's clock is being tied; ask again soon.
         """
         key = storable_name(identity.host), identity.boot_id.hex()
         known = self._maps.get(key)
@@ -165,7 +165,7 @@ class AgentClocks:
         found = self._estimate()
         has_waited = now_ns - self._asked_ns >= WAIT_NS
         if not has_waited and (found is None or found.num_probes < FIRST_PROBES):
-            raise HeldError("this host's clock is being tied", pause_s=0.1, is_of_run=True)
+            raise RetryLaterError("this host's clock is being tied", pause_s=0.1, is_of_run=True)
         return found
 
     def _is_due(self, now_ns: int) -> bool:
@@ -189,7 +189,7 @@ class AgentClocks:
     def _add(self, key: tuple[str, str], stretch: Stretch) -> None:
         known = self._maps.get(key)
         if known is None:
-            self._maps[key] = HostTime([stretch])
+            self._maps[key] = ClockMap([stretch])
         else:
             known.add(stretch)
 
@@ -207,7 +207,7 @@ class AgentClocks:
         )
 
 
-def next_stretches(known: HostTime, estimate: ClockEstimate, begin_ns: int) -> list[Stretch]:
+def next_stretches(known: ClockMap, estimate: ClockEstimate, begin_ns: int) -> list[Stretch]:
     """Return what leads a map to an estimate: no jump where a slew of `SLEW_NS` can do it.
 
     Args:
@@ -241,13 +241,13 @@ def exchange_over(link: Link) -> Callable[[], ProbeReply]:
     """Return what sends one probe and returns the reply.
 
     It raises `OSError` where none came and `ClockReplyError` where it is none, as
-    `collector.clock.sync.HostClock` has it.
+    `collector.clock.sync.ClockSync` has it.
     """
 
     def exchange() -> ProbeReply:
         try:
             answer = link.post("/v1/clock", b"", content_type="application/json")
-        except HeldError as error:
+        except RetryLaterError as error:
             raise OSError(error.reason) from error
         if answer.status != OK:
             raise OSError(f"the collector answers {answer.status}")
@@ -266,7 +266,7 @@ class ProbeThread:
         clock: What to poll; this thread's alone.
     """
 
-    def __init__(self, clock: HostClock) -> None:
+    def __init__(self, clock: ClockSync) -> None:
         self._clock = clock
         self._latest: ClockEstimate | None = None
         self._events: deque[ClockEvent] = deque(maxlen=MAX_EVENTS)

@@ -28,7 +28,7 @@ class JournalVersionError(AgentConfigError):
         self.known = known
 
 
-class HeldError(StoreError):
+class RetryLaterError(StoreError):
     """What was to be sent stays where it is; it is sent again later, exactly as it was.
 
     Args:
@@ -53,7 +53,7 @@ class HeldError(StoreError):
         self.is_token = is_token
 
 
-class LinkError(HeldError):
+class LinkError(RetryLaterError):
     """The collector gave no answer that could be used.
 
     Args:
@@ -66,7 +66,7 @@ class LinkError(HeldError):
         self.is_late = is_late
 
 
-class JournalError(HeldError):
+class JournalError(RetryLaterError):
     """The agent's own journal can't be written; nothing is sent that is not in it."""
 
 
@@ -77,7 +77,7 @@ def reason_of(error: BaseException) -> str:
     return (line or type(error).__name__)[:200]
 
 
-class RefusedError(CollectorError):
+class RejectedError(CollectorError):
     """What was sent is refused for what it is.
 
     Args:
@@ -94,5 +94,5 @@ class RefusedError(CollectorError):
         self.is_of_collector = is_of_collector
 
 
-class GoneError(CollectorError):
+class RunGoneError(CollectorError):
     """The run was deleted: nothing more of it is wanted."""

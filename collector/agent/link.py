@@ -23,9 +23,9 @@ from urllib3.exceptions import HTTPError, InvalidHeader
 from urllib3.util import Retry
 
 from ..errors import TokenFileError
-from ..file_change import Marks, file_marks
+from ..file_change import FileStamps, read_file_stamps
 from ..http.token_file import OwnToken, read_own_token
-from .errors import AgentConfigError, HeldError, LinkError, reason_of
+from .errors import AgentConfigError, LinkError, RetryLaterError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -153,12 +153,12 @@ class Link:
         """Return the token of this moment.
 
         Raises:
-            HeldError: It can't be read.
+            RetryLaterError: It can't be read.
         """
         try:
             return read_own_token(self._environment)
         except (TokenFileError, OSError) as error:
-            raise HeldError(f"no token: {error}", pause_s=60.0, is_token=True) from error
+            raise RetryLaterError(f"no token: {error}", pause_s=60.0, is_token=True) from error
 
     def get(self, path: str) -> Answer:
         """Ask for ``path``. Raises as `post`."""
@@ -169,7 +169,7 @@ class Link:
 
         Raises:
             LinkError: No answer came, or none in time, or it is no HTTP.
-            HeldError: There is no token, or the link is closed.
+            RetryLaterError: There is no token, or the link is closed.
         """
         return self._exchange("POST", path, body, content_type)
 
@@ -189,7 +189,7 @@ class Link:
         self, method: str, path: str, body: bytes | None, content_type: str
     ) -> Answer:
         if self._is_closed:
-            raise HeldError("the agent is stopping")
+            raise RetryLaterError("the agent is stopping")
         headers = {"X-Rankscope-Agent": self._agent, "Accept": "application/json"}
         self.sent_token = None
         self.sent_token = token = self.token()
@@ -288,7 +288,7 @@ class Link:
             connection.connect()
             if self._is_closed:  # meanwhile: there was nothing yet that `close` could end
                 self._drop()
-                raise HeldError("the agent is stopping")
+                raise RetryLaterError("the agent is stopping")
         return self._connection
 
     def _new_connection(self, endpoint: _Endpoint) -> HTTPConnection:
@@ -392,9 +392,11 @@ class Certificates:
             self._marks = marks
         return self._context
 
-    def _look(self) -> Marks:
+    def _look(self) -> FileStamps:
         files = self._files
-        return file_marks(*(path for path in (files.ca, files.certificate, files.key) if path))
+        return read_file_stamps(
+            *(path for path in (files.ca, files.certificate, files.key) if path)
+        )
 
 
 def _context(tls: TlsFiles) -> ssl.SSLContext:

@@ -16,11 +16,11 @@ from .answers import (
     DELETED,
     SETTLED_STATES,
     accepted,
-    check_num_rows,
-    checked_page,
-    checked_states,
+    check_stored_rows,
+    read_cut_states,
+    read_resume_page,
 )
-from .errors import GoneError, HeldError, JournalError, LinkError, RefusedError
+from .errors import JournalError, LinkError, RejectedError, RetryLaterError, RunGoneError
 from .journal import sync_folder, write_durably
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..identity import Row
     from ..spool.cut import Cut, CutKey
-    from .answers import HeldPage
+    from .answers import ResumePage
     from .journal import Journal
     from .link import Link
     from .retry import Delivery
@@ -62,14 +62,14 @@ MAX_PARKED_BYTES = 256 << 20
 
 MAX_PARKED_FILES = 10_000
 
-EVERY_S = 10.0
+HEARTBEAT_PERIOD_S = 10.0
 """Between two requests; each has one row a rank and second. One a second and host would be more
 inserts than a collector of thousands of hosts can do."""
 
-MAX_BEATS = 10_000
+MAX_HEARTBEATS = 10_000
 """That wait: some 10 MB, and some 20 minutes of eight ranks."""
 
-NUM_AT_ONCE = 1_000
+HEARTBEATS_PER_REQUEST = 1_000
 
 NOT_FOUND = 404
 
@@ -77,14 +77,14 @@ NOT_FOUND = 404
 class Outbox:
     """A `collector.spool.cut.Sink` over HTTP.
 
-    A call that raises `HeldError` has lost nothing: the same cuts may be given again, and
+    A call that raises `RetryLaterError` has lost nothing: the same cuts may be given again, and
     those that were confirmed meanwhile are not sent twice.
 
     Args:
         link: To the collector.
         journal: What was promised before.
         delivery: Deals with refusals.
-        parking: Keeps what is refused for good.
+        dead_letters: Keeps what is refused for good.
         say: Tells a line to whoever watches the agent.
         ranks_of: Returns the ranks of a run on this host.
     """
@@ -95,7 +95,7 @@ class Outbox:
         journal: Journal,
         *,
         delivery: Delivery,
-        parking: Parking,
+        dead_letters: DeadLetters,
         say: Callable[[str], None],
         ranks_of: Callable[[str], list[int]] = lambda _run_id: [],
     ) -> None:
@@ -103,7 +103,7 @@ class Outbox:
         self._link = link
         self._journal = journal
         self._delivery = delivery
-        self._parking = parking
+        self._dead_letters = dead_letters
         self._say = say
         self._max_rows = MAX_ROWS
         self._deleted: set[str] = set()
@@ -114,7 +114,7 @@ class Outbox:
         """Return the token as it is now; None where there is none that can be read."""
         try:
             token = self._link.token()
-        except HeldError:
+        except RetryLaterError:
             return None
         return None if token is None else token.text
 
@@ -141,20 +141,20 @@ class Outbox:
             dropped=self._journal.dropped(run_id),
         )
 
-    def _held_pages(self, run_id: str) -> list[HeldPage]:
+    def _held_pages(self, run_id: str) -> list[ResumePage]:
         """Return what the collector holds; nothing where the run was deleted there."""
         ranks = self._ranks_of(run_id)[:MAX_RANKS]
         asked = [("run_id", run_id), *(("rank", str(rank)) for rank in ranks)]
-        pages: list[HeldPage] = []
+        pages: list[ResumePage] = []
         after: int | None = 0
         while after is not None and len(pages) < MAX_PAGES:
             query = urlencode([*asked, ("after", str(after))])
             try:
                 document = accepted(self._link.get(f"/v1/resume?{query}"))
-            except GoneError:
+            except RunGoneError:
                 self._tell_deleted(run_id)
                 break
-            pages.append(checked_page(document, run_id))
+            pages.append(read_resume_page(document, run_id))
             after = pages[-1].next_after
         return pages
 
@@ -170,11 +170,11 @@ class Outbox:
             body = json.dumps(document).encode()
             try:
                 answer = accepted(self._link.post(f"/v1/rows/{table}", body, content_type=JSON))
-                check_num_rows(answer, len(some))
-            except GoneError:
+                check_stored_rows(answer, len(some))
+            except RunGoneError:
                 self._tell_deleted(str(some[0].get("run_id")))
 
-        def park(row: Row, refusal: RefusedError) -> None:
+        def park(row: Row, refusal: RejectedError) -> None:
             body = json.dumps(row).encode()
             self._park(
                 f"{table}-{hashlib.sha256(body).hexdigest()[:16]}", body, refusal, {"table": table}
@@ -212,8 +212,8 @@ class Outbox:
                 self._max_rows = max(self._max_rows // 2, MIN_ROWS)
             raise
         try:
-            states = checked_states(accepted(answer), cuts)
-        except GoneError:
+            states = read_cut_states(accepted(answer), cuts)
+        except RunGoneError:
             self._give_up_deleted(cuts)
             return
         pairs = list(zip(cuts, states, strict=True))
@@ -225,9 +225,9 @@ class Outbox:
             self._give_up_deleted(deleted)
         for cut, state in pairs:
             if state == CONFLICT:
-                self._park_cut(cut, RefusedError(409, "stored before with another content"))
+                self._park_cut(cut, RejectedError(409, "stored before with another content"))
 
-    def _park_cut(self, cut: Cut, refusal: RefusedError) -> None:
+    def _park_cut(self, cut: Cut, refusal: RejectedError) -> None:
         key = cut.key
         name = f"{key.segment:016x}-{key.first_row}-{key.end_row}"
         document = {
@@ -241,11 +241,13 @@ class Outbox:
         self._journal.drop(key, reason=REFUSED, num_rows=_num_records(cut))
 
     def _park(
-        self, name: str, body: bytes, refusal: RefusedError, document: Mapping[str, object]
+        self, name: str, body: bytes, refusal: RejectedError, document: Mapping[str, object]
     ) -> None:
         told = {**document, "status": refusal.status, "reason": refusal.reason}
-        self._parking.park(name, body, told)
-        self._say(f"the collector refuses a batch ({refusal}): it lies in {self._parking.folder}")
+        self._dead_letters.park(name, body, told)
+        self._say(
+            f"the collector refuses a batch ({refusal}): it lies in {self._dead_letters.folder}"
+        )
 
     def _give_up_deleted(self, cuts: Sequence[Cut]) -> None:
         self._tell_deleted(cuts[0].key.run_id)
@@ -267,7 +269,7 @@ def _num_records(cut: Cut) -> int:
     return _num_rows(cut.key) - cut.num_torn
 
 
-class Parking:
+class DeadLetters:
     """A folder with a file of bytes and a file of reasons for each batch.
 
     Args:
@@ -311,7 +313,7 @@ class Parking:
         return len(sizes), sum(sizes)
 
 
-class BeatShipper:
+class HeartbeatSender:
     """Posts heartbeats, each run's on its own: one that the collector refuses costs no other's.
 
     Args:
@@ -330,7 +332,7 @@ class BeatShipper:
         """Send rows; return when they are stored or refused.
 
         Raises:
-            HeldError: The collector takes nothing just now; the same rows may be given again.
+            RetryLaterError: The collector takes nothing just now; the same rows may be given again.
         """
         by_run: dict[str, list[Row]] = {}
         for row in rows:
@@ -345,12 +347,12 @@ class BeatShipper:
             self._refuse(rows, "the collector is older than this agent and takes no heartbeats")
             return
         try:
-            check_num_rows(accepted(answer), len(rows))
-        except GoneError:
+            check_stored_rows(accepted(answer), len(rows))
+        except RunGoneError:
             self.num_refused += len(rows)  # whoever ships the run's spans tells that it is gone
-        except RefusedError as error:
+        except RejectedError as error:
             self._refuse(rows, f"heartbeats of run {run_id} are refused: {error}")
-        except HeldError as error:
+        except RetryLaterError as error:
             if not error.is_of_run:
                 raise
             self._refuse(rows, f"heartbeats of run {run_id} are refused: {error.reason}")

@@ -15,7 +15,7 @@ from ..errors import CollectorError
 from ..identity import segment_id
 from ..spool.cut import CutKey
 from ..spool.descriptions import ENDED, exit_state
-from ..spool.liveness import Fate, fate_of
+from ..spool.liveness import Liveness, read_liveness
 from ..spool.process import ProcessFiles
 from ..spool.segment import NotReadyError, SegmentReader
 from ..spool.tail import run_folders
@@ -34,7 +34,7 @@ FULL = "agent-spool-full"
 """Reason under which `ranks.dropped` counts the rows."""
 
 
-class SpoolRoom:
+class SpoolQuota:
     """Bounds the bytes of a spool.
 
     What is over and shipped goes first, the oldest process first. Then segments that no
@@ -106,7 +106,7 @@ class SpoolRoom:
         except (OSError, CollectorError, SpoolError, NotReadyError):
             return None
         try:
-            end_row = reader.final_end(is_over=_is_over(files))
+            end_row = reader.end_row_if_final(is_over=_is_over(files))
             if end_row is None:
                 return None
             segment = segment_id(files.process, reader.number)
@@ -125,7 +125,7 @@ class SpoolRoom:
                     first_row=first_row,
                     end_row=end_row,
                 ),
-                num_rows=len(reader.read_again(first_row, end_row).rows),
+                num_rows=len(reader.reread(first_row, end_row).rows),
                 num_bytes=path.stat().st_blocks * BLOCK_BYTES,
             )
         finally:
@@ -157,7 +157,7 @@ def _is_over(files: ProcessFiles) -> bool:
     except CollectorError:
         record = None
     has_ended = record is not None and exit_state(record) == ENDED
-    return has_ended or fate_of(files.identity) is Fate.GONE
+    return has_ended or read_liveness(files.identity) is Liveness.GONE
 
 
 def _newest_segments(spool: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeVar
 
-from .errors import HeldError, RefusedError
+from .errors import RejectedError, RetryLaterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ class Delivery:
         items: Sequence[T],
         *,
         post: Callable[[Sequence[T]], None],
-        park: Callable[[T, RefusedError], None],
+        park: Callable[[T, RejectedError], None],
     ) -> None:
         """Send ``items``; what is refused for what it is goes to ``park``, alone.
 
@@ -90,14 +90,14 @@ class Delivery:
             park: Sets one aside for good.
 
         Raises:
-            HeldError: Some are still to be sent; ``items`` may all be given again.
+            RetryLaterError: Some are still to be sent; ``items`` may all be given again.
         """
         todo = [(items, 0)]
         while todo:
             batch, num_refused = todo.pop()
             try:
                 post(batch)
-            except RefusedError as refusal:
+            except RejectedError as refusal:
                 is_first_to_split = (
                     refusal.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and len(batch) > 1
                 )
@@ -114,17 +114,17 @@ class Delivery:
                 self._num_parked_in_a_row = 0
 
     def _set_aside(
-        self, item: T, refusal: RefusedError, park: Callable[[T, RefusedError], None]
+        self, item: T, refusal: RejectedError, park: Callable[[T, RejectedError], None]
     ) -> None:
         if not refusal.is_of_collector:
-            raise HeldError(
+            raise RetryLaterError(
                 f"what stands before the collector does not let a batch of least length through"
                 f" ({refusal}): let it take bodies of 32 MiB",
                 pause_s=ALL_REFUSED_PAUSE_S,
             )
         if self._num_parked_in_a_row >= MAX_PARKED_IN_A_ROW:
             self._num_parked_in_a_row -= 1  # one more after the pause
-            raise HeldError(
+            raise RetryLaterError(
                 f"the collector refuses everything ({refusal})",
                 pause_s=ALL_REFUSED_PAUSE_S,
             )

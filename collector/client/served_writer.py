@@ -118,13 +118,13 @@ class ServedWriter:
         Raises:
             StoreError: The server refuses them, or goes on being busy.
         """
-        from ..agent.answers import SETTLED_STATES, checked_states
+        from ..agent.answers import SETTLED_STATES, read_cut_states
         from ..ingest.router import ARROW_TYPE
         from ..wire.codec import encode_cuts
 
         for cut in cuts:
             document = self._ship("/v1/spans", encode_cuts([cut]), ARROW_TYPE)
-            (state,) = checked_states(document, [cut])
+            (state,) = read_cut_states(document, [cut])
             if state not in SETTLED_STATES:
                 raise self._refused(f"rows of run {cut.key.run_id!r} are in {state}")
 
@@ -151,16 +151,16 @@ class ServedWriter:
 
     def _ship(self, path: str, body: bytes, content_type: str) -> Any:  # noqa: ANN401  # a JSON document
         from ..agent.answers import accepted
-        from ..agent.errors import GoneError, HeldError, LinkError, RefusedError
+        from ..agent.errors import LinkError, RejectedError, RetryLaterError, RunGoneError
 
         begun_s = self._monotonic_s()
         pause_s = FIRST_PAUSE_S
         while True:
             try:
                 return accepted(self._link.post(path, body, content_type=content_type))
-            except (RefusedError, GoneError) as error:
+            except (RejectedError, RunGoneError) as error:
                 raise self._refused(str(error)) from error
-            except (HeldError, LinkError) as error:
+            except (RetryLaterError, LinkError) as error:
                 if self._monotonic_s() - begun_s > PATIENCE_S:
                     raise self._refused(f"not taken within {PATIENCE_S:.0f} s: {error}") from error
             self._pause(pause_s)

@@ -37,7 +37,7 @@ class Stretch:
     """By how much Unix time runs faster."""
 
 
-class HostTime:
+class ClockMap:
     """The map of one host and boot. Stretches are added at its end and never changed.
 
     A moment is mapped by the stretch in which it lies, not by the one that was the newest when
@@ -52,7 +52,7 @@ class HostTime:
         self._set()
 
     @classmethod
-    def fixed(cls, offset_ns: int) -> HostTime:
+    def fixed(cls, offset_ns: int) -> ClockMap:
         """Return the map of a host of which one offset is known."""
         return cls([Stretch(begin_ns=0, offset_ns=offset_ns)])
 
@@ -102,7 +102,7 @@ class HostTime:
 class Clocks(Protocol):
     """Knows how the monotonic clock of each host stands to Unix time."""
 
-    def host_time(self, identity: SpoolIdentity) -> HostTime:
+    def clock_map(self, identity: SpoolIdentity) -> ClockMap:
         """Return the map for the host and boot of a process."""
         ...
 
@@ -119,7 +119,7 @@ class ClockTable(Protocol):
         ...
 
 
-class HostClocks:
+class AnchorClocks:
     """One offset for each boot of each host: the first anchor that came, kept in the store.
 
     Every process reads an anchor of its own, each a few microseconds off. Were
@@ -133,9 +133,9 @@ class HostClocks:
             (row["host"], row["boot_id"]): row["offset_ns"] for row in sink.clocks()
         }
 
-    def host_time(self, identity: SpoolIdentity) -> HostTime:
+    def clock_map(self, identity: SpoolIdentity) -> ClockMap:
         """Return the map of the process's host, one offset for ever."""
-        return HostTime.fixed(self.offset_ns(identity))
+        return ClockMap.fixed(self.offset_ns(identity))
 
     def offset_ns(self, identity: SpoolIdentity) -> int:
         """Return Unix time - monotonic time on the process's host, storing it if it is new."""

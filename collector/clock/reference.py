@@ -98,7 +98,7 @@ class ReferenceClock:
         )
 
 
-class ProbePace:
+class ProbeRateLimit:
     """Gives everybody who asks a moment of its own for the next probe, one after the other.
 
     An agent that asks has one such moment, so the pause grows with the number of agents to
@@ -130,7 +130,7 @@ class ProbePace:
 def clock_router() -> APIRouter:
     """Return the route over a clock that begins now."""
     router = APIRouter(tags=["ingest"])
-    reference, pace = ReferenceClock.start(), ProbePace(monotonic_ns=read_monotonic_ns)
+    reference, pace = ReferenceClock.start(), ProbeRateLimit(monotonic_ns=read_monotonic_ns)
 
     @router.post(
         "/v1/clock",

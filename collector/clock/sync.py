@@ -99,7 +99,7 @@ class ClockEstimate:
         }
 
 
-class HostClock:
+class ClockSync:
     """Probes the reference and keeps what the probes of the last minutes allow.
 
     Args:

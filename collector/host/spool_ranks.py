@@ -20,9 +20,9 @@ from rankscope.tracer.spool import (
 
 from ..names import storable_name
 from ..spool.descriptions import LOST, MAX_INT32, RUNNING, exit_state
-from ..spool.liveness import Fate, fate_of
-from ..spool.process import ProcessFiles, SpoolProblem
-from ..spool.segment import open_spans
+from ..spool.liveness import Liveness, read_liveness
+from ..spool.process import ProcessFiles, SpoolFolderError
+from ..spool.segment import read_open_spans
 from .gpu import plain_uuid
 
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ class LocalRank:
         self.newest_step = max(self.newest_step, newest_step(self.files.folder))
         try:
             record = self.files.exit_record()
-        except (OSError, SpoolProblem):
+        except (OSError, SpoolFolderError):
             record = {}
         if record is not None:
             return exit_state(record), self.newest_step
-        is_gone = fate_of(self.files.identity) is Fate.GONE
+        is_gone = read_liveness(self.files.identity) is Liveness.GONE
         return LOST if is_gone else RUNNING, self.newest_step
 
     def account_ns(self) -> int | None:
@@ -89,7 +89,7 @@ class LocalRank:
         return read_account(header.ljust(HEADER_BYTES, b"\0")).at_ns or None
 
     def _look_at_device(self) -> None:
-        self.files.look_for_derived()
+        self.files.refresh_derived()
         told = self.files.manifest.get("device")
         device = told if isinstance(told, dict) else {}
         derived = self.files.derived
@@ -114,7 +114,7 @@ def local_ranks(
             continue
         try:
             files = ProcessFiles(folder)
-        except (OSError, SpoolProblem):
+        except (OSError, SpoolFolderError):
             continue
         if files.identity.host == host:
             found[folder] = LocalRank(files=files)
@@ -130,7 +130,7 @@ def newest_step(folder: Path) -> int:
     """
     steps = [-1]
     for path in sorted(folder.glob(SEGMENT_GLOB))[-MAX_SEGMENTS:]:
-        steps += [span.step for span in open_spans(path)]
+        steps += [span.step for span in read_open_spans(path)]
         steps.append(_last_step(path))
     return max(steps)
 

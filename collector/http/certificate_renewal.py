@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ..errors import TlsError
-from ..file_change import file_marks
+from ..file_change import read_file_stamps
 from .tls import ServerTls, TlsFiles, load_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..file_change import Marks
+    from ..file_change import FileStamps
 
 
 class Renewal:
@@ -50,7 +50,7 @@ class Renewal:
         self._tell(f"the renewed certificate is served; it ends {ends:%Y-%m-%d %H:%M} UTC")
         return True
 
-    def _look(self) -> Marks:
+    def _look(self) -> FileStamps:
         client_ca = self._files.client_ca
         named = [self._files.cert, self._files.key, *([] if client_ca is None else [client_ca])]
-        return file_marks(*named)
+        return read_file_stamps(*named)

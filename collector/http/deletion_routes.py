@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, HTTPException, Request
 
 from ..errors import RunNameError
-from ..identity import checked_run_name
+from ..identity import check_run_name
 from .gate import GRANT_KEY
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def deletion_router(store: Store, deletions: Deletions) -> APIRouter:
     def delete_run(run_id: str, request: Request) -> dict[str, Any]:
         grant: Grant = request.scope[GRANT_KEY]
         try:
-            checked_run_name(run_id)
+            check_run_name(run_id)
         except RunNameError as error:
             raise HTTPException(400, str(error)) from None
         if not grant.covers(run_id):

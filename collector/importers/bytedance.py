@@ -19,7 +19,7 @@ from rankscope.tracer.span import NONE
 from rankscope.tracer.spool import open_regular_file
 
 from ..errors import RunBegunError, RunExistsError, TraceError
-from ..identity import checked_run_name, segment_id
+from ..identity import check_run_name, segment_id
 from ..retention.deletion import Deletions
 from ..spool.cut import Cut, CutKey
 from .bytedance_meta import TraceMeta, read_meta
@@ -88,7 +88,7 @@ def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None
         MetaError: No ``meta``, or it is unreadable, incomplete, or contradicts the trace.
         TraceError: The file is no such trace.
     """
-    checked_run_name(run_id)
+    check_run_name(run_id)
     Deletions(store).check(run_id)
     sizes = read_meta(meta, trace=file)
     from .bytedance_rows import read_trace  # loads pyarrow
@@ -156,7 +156,7 @@ def _ship(
     import numpy as np
 
     from ..arrow_columns import numbers
-    from ..spool.records import Decoded
+    from ..spool.records import CutRows
 
     process = _shipped_process(sha256)
     segment = segment_id(process, 0)
@@ -170,7 +170,7 @@ def _ship(
         rows = slice(first, first + writer.cut_rows)
         spans = trace.span_table(run_id, epoch=EPOCH, segment=segment, rows=rows)
         is_last = first + writer.cut_rows >= num_spans
-        decoded = Decoded(
+        decoded = CutRows(
             spans=spans,
             steps=steps if is_last else steps.slice(0, 0),
             microbatches=steps.slice(0, 0),

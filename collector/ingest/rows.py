@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunNameError, WireError
-from ..identity import RUN_NAME, checked_run_name
+from ..identity import RUN_NAME, check_run_name
 from ..names import storable_name
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def _row(known: RowTable, row: object, place: int, *, of_a_host: bool) -> Row:
             raise WireError(422, f"row {place}, {name}: {error}") from error
     if not of_a_host or kept.get("run_id"):
         try:
-            checked_run_name(kept["run_id"])
+            check_run_name(kept["run_id"])
         except RunNameError as error:
             raise WireError(422, f"row {place}: {error}") from error
     return kept

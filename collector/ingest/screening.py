@@ -17,7 +17,7 @@ from rankscope.tracer.span import KINDS, NONE
 
 from ..arrow_columns import coded_strings, numbers, strings, to_codes, to_numpy
 from ..errors import RunNameError, WireError
-from ..identity import checked_run_name
+from ..identity import check_run_name
 from ..names import storable_name
 from ..spool.records import MAX_DURATION_NS, MAX_START_NS
 from ..wire.codec import TABLES, CutBatch
@@ -66,7 +66,7 @@ def screened(batch: CutBatch) -> CutBatch:
 
 def _check_key(key: CutKey, *, sha256: str, num_torn: int) -> None:
     try:
-        checked_run_name(key.run_id)
+        check_run_name(key.run_id)
     except RunNameError as error:
         raise WireError(422, str(error)) from error
     if not PROCESS_FORM.fullmatch(key.process):

@@ -16,7 +16,7 @@ from ..errors import StoreError, WireError
 from ..http.tokens import Role
 from ..store.writer import CutState, StoreWriter
 from ..wire.codec import TABLES, CutBatch, WireLimits
-from ..wire.sizes import checked_inflated_bytes
+from ..wire.sizes import check_inflated_size
 from .commit import GroupCommit
 from .decoder import DecoderPool
 from .request_bodies import Body, ByteBudget, check_declared, declared_bytes, read_body, spool_body
@@ -311,7 +311,7 @@ class IngestService:
 
 
 def _inflated_bytes(body: Body, limits: WireLimits) -> int:
-    return checked_inflated_bytes(
+    return check_inflated_size(
         mapped(body.descriptor),
         max_bytes=limits.max_inflated_bytes,
         max_wire_bytes=limits.max_wire_bytes,

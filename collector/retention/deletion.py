@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import RunDeletedError
-from ..identity import checked_run_name
+from ..identity import check_run_name
 from .removal import await_removals, free_hidden
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Deletions:
             StoreQueryError: The engine took too long; the tombstone stands.
             RunNameError: No run can have this name.
         """
-        checked_run_name(run_id)
+        check_run_name(run_id)
         self._refresh()
         tombstone = self._known.get(run_id)
         if tombstone is None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..identity import Row
-    from .records import Decoded
+    from .records import CutRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Cut:
     num_torn: int
     """Rows in the range that were never committed."""
 
-    rows: Decoded
+    rows: CutRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

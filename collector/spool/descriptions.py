@@ -106,7 +106,7 @@ def rank_row(
         "peak_flops_per_s": _float(device.get("peak_flops_per_s")),
         **_coords(_placed(files), identity.world_size),
         "pid": identity.pid,
-        "manifest_hash": settings_hash(settings_of(manifest)),
+        "manifest_hash": hash_settings(manifest_settings(manifest)),
         "started_ns": _int(manifest.get("started_ns")),
         "exit_state": state,
         "exit_ns": exit_ns,
@@ -257,15 +257,15 @@ def _float(value: object) -> float | None:
 
 def manifest_row(run_id: str, manifest: Mapping[str, Any]) -> Row:
     """Return the row of table ``manifests`` for one manifest."""
-    settings = settings_of(manifest)
+    settings = manifest_settings(manifest)
     return {
         "run_id": run_id,
-        "manifest_hash": settings_hash(settings),
+        "manifest_hash": hash_settings(settings),
         "settings": settings,
     }
 
 
-def settings_of(manifest: Mapping[str, Any]) -> dict[str, str]:
+def manifest_settings(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return a manifest's settings: ``environment.NCCL_DEBUG`` -> value, in order of name.
 
     What is null or empty is unknown, and left out.
@@ -279,7 +279,7 @@ def settings_of(manifest: Mapping[str, Any]) -> dict[str, str]:
     return dict(sorted(found.items())[:MAX_SETTINGS])
 
 
-def settings_hash(settings: Mapping[str, str]) -> str:
+def hash_settings(settings: Mapping[str, str]) -> str:
     """Return a hash that is equal where all settings are."""
     text = json.dumps(settings, sort_keys=True)
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()

@@ -28,7 +28,7 @@ def boot_id() -> bytes:
         return bytes(16)
 
 
-class Fate(Enum):
+class Liveness(Enum):
     """What is known of a process."""
 
     ALIVE = "alive"
@@ -37,26 +37,26 @@ class Fate(Enum):
     """It runs, or ran, where this process can't look."""
 
 
-def fate_of(identity: SpoolIdentity) -> Fate:
+def read_liveness(identity: SpoolIdentity) -> Liveness:
     """Return whether the process that wrote this spool still runs.
 
     A zombie, and another process under the same number, count as gone; so does
     every process of an earlier boot of this host.
     """
     if identity.host != socket.gethostname():
-        return Fate.UNKNOWN
+        return Liveness.UNKNOWN
     if identity.boot_id != boot_id():
-        return Fate.GONE
+        return Liveness.GONE
     try:
         fields = Path(f"/proc/{identity.pid}/stat").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        return Fate.GONE
+        return Liveness.GONE
     except OSError:
-        return Fate.UNKNOWN
+        return Liveness.UNKNOWN
     state, *rest = fields.rpartition(")")[2].split()
     if state in {"Z", "X"} or _is_younger(int(rest[18]), identity):
-        return Fate.GONE
-    return Fate.ALIVE
+        return Liveness.GONE
+    return Liveness.ALIVE
 
 
 def _is_younger(start_ticks: int, identity: SpoolIdentity) -> bool:

@@ -29,7 +29,7 @@ from rankscope.tracer.spool import (
 )
 
 from ..errors import CollectorError, RunNameError
-from ..identity import checked_run_name
+from ..identity import check_run_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ MAX_NESTING = 100
 MAX_INT32 = (1 << 31) - 1
 
 
-class SpoolProblem(CollectorError):  # noqa: N818  # not raised to callers: told in TailProgress
+class SpoolFolderError(CollectorError):
     """A folder of the spool that can't be read; it is left as it is."""
 
 
@@ -57,7 +57,8 @@ class ProcessFiles:
 
         Raises:
             FileNotFoundError: The process has not written them yet.
-            SpoolProblem: They can't be read, are of another version, or say what no table holds.
+            SpoolFolderError: They can't be read, are of another version, or hold a number that no
+                column can hold.
         """
         self.folder = folder
         try:
@@ -68,7 +69,7 @@ class ProcessFiles:
                 header, magic=PROCESS_MAGIC, path=folder / PROCESS_FILE
             )
         except SpoolError as error:
-            raise SpoolProblem(str(error)) from error
+            raise SpoolFolderError(str(error)) from error
         _check_range(folder, self.identity)
         self.manifest: dict[str, Any] = _read_json(folder / MANIFEST_FILE)
         self.derived: dict[str, Any] = {}
@@ -81,14 +82,14 @@ class ProcessFiles:
         self.events = JsonLines(folder / EVENTS_FILE)
         self._texts: dict[int, str] = {0: OTHER_NAME}
 
-    def look_for_derived(self) -> None:
+    def refresh_derived(self) -> None:
         """Read the manifest's part ``derived`` if the manifest was replaced; the rest stays."""
         try:
             stamp_ns = (self.folder / MANIFEST_FILE).stat().st_mtime_ns
             if stamp_ns == self._manifest_stamp_ns:
                 return
             found = _read_json(self.folder / MANIFEST_FILE).get("derived")
-        except (OSError, SpoolProblem):
+        except (OSError, SpoolFolderError):
             return
         self._manifest_stamp_ns = stamp_ns
         self.derived = found if isinstance(found, dict) else {}
@@ -167,13 +168,13 @@ class JsonLines:
 def _check_range(folder: Path, identity: SpoolIdentity) -> None:
     """Refuse numbers that no column of the store can hold, and a name that can't be a run's."""
     try:
-        checked_run_name(identity.run_id)
+        check_run_name(identity.run_id)
     except RunNameError as error:
-        raise SpoolProblem(f"{folder} is left as it is: {error}") from error
+        raise SpoolFolderError(f"{folder} is left as it is: {error}") from error
     for name in ("rank", "world_size", "epoch"):
         value = getattr(identity, name)
         if value > MAX_INT32:
-            raise SpoolProblem(f"{folder} says {name} {value}: it is left as it is")
+            raise SpoolFolderError(f"{folder} says {name} {value}: it is left as it is")
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
@@ -191,11 +192,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise SpoolProblem(f"{path} is not JSON: the process folder is left as it is") from error
+        raise SpoolFolderError(
+            f"{path} is not JSON: the process folder is left as it is"
+        ) from error
     if not isinstance(document, dict):
-        raise SpoolProblem(f"{path} holds no JSON object: the process folder is left as it is")
+        raise SpoolFolderError(f"{path} holds no JSON object: the process folder is left as it is")
     if not _is_flat_enough(document):
-        raise SpoolProblem(
+        raise SpoolFolderError(
             f"{path} is nested deeper than {MAX_NESTING}: the process folder is left as it is"
         )
     return document

@@ -26,16 +26,16 @@ from .descriptions import (
     group_rows,
     rank_row,
 )
-from .liveness import Fate, fate_of
-from .process import SpoolProblem
+from .liveness import Liveness, read_liveness
+from .process import SpoolFolderError
 from .records import Origin, decode
-from .segment import CHUNK_ROWS, NotReadyError, SegmentReader, open_spans
+from .segment import CHUNK_ROWS, NotReadyError, SegmentReader, read_open_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Set
     from pathlib import Path
 
-    from ..clock.map import HostTime
+    from ..clock.map import ClockMap
     from ..identity import Row
     from .cut import Resume
     from .process import ProcessFiles
@@ -65,7 +65,7 @@ class ProcessTail:
         self,
         files: ProcessFiles,
         *,
-        clock: HostTime,
+        clock: ClockMap,
         resume: Resume,
         grace_ns: int,
         chunk_rows: int = CHUNK_ROWS,
@@ -114,7 +114,7 @@ class ProcessTail:
     def look(self, *, now_ns: int) -> Words:
         """Find new segments, read new lines, and see whether the process has ended."""
         files = self.files
-        files.look_for_derived()
+        files.refresh_derived()
         if self._exit_record is None:
             self._exit_record = self._read_exit()
             self._exit_seen_ns = now_ns
@@ -132,7 +132,7 @@ class ProcessTail:
         for key in again:
             reader = self._reader_of(key.segment)
             if reader is not None:
-                yield self._cut(reader, reader.read_again(key.first_row, key.end_row))
+                yield self._cut(reader, reader.reread(key.first_row, key.end_row))
         if again:
             return  # the cursors stand before these cuts until they are stored
         for reader in list(self._readers.values()):
@@ -147,7 +147,7 @@ class ProcessTail:
         reader = self._reader_of(cut.key.segment)
         if reader is not None:
             reader.advance(cut.key.end_row)
-            if reader.is_read_up:
+            if reader.is_exhausted:
                 self._finish(reader)
         read_before = self._end_rows.get(cut.key.segment, 0)
         self._end_rows[cut.key.segment] = max(read_before, cut.key.end_row)
@@ -184,7 +184,7 @@ class ProcessTail:
     def free_segments(self) -> None:
         """Delete the segment files that hold nothing that is not stored."""
         for path in self._finished - self._freed:
-            if not open_spans(path):
+            if not read_open_spans(path):
                 path.unlink(missing_ok=True)
                 self._freed.add(path)
 
@@ -201,7 +201,7 @@ class ProcessTail:
             num_stored = self.files.num_stored()
         except OSError:
             return 0  # the folder went as a whole
-        num_removed = num_removed_rows(
+        num_removed = count_removed_rows(
             self.files.process,
             num_stored=num_stored,
             end_rows=self._end_rows,
@@ -225,7 +225,7 @@ class ProcessTail:
         """Return the exit record; one that can't be read counts as a failure of unknown kind."""
         try:
             return self.files.exit_record()
-        except SpoolProblem as error:
+        except SpoolFolderError as error:
             self.problems.append(str(error))
             return {}
 
@@ -235,9 +235,11 @@ class ProcessTail:
         if record is not None and exit_state(record) == ENDED:
             return True
         # A process that recorded an exception still runs its exit handlers, and may write.
-        fate = fate_of(self.files.identity)
+        fate = read_liveness(self.files.identity)
         is_past_grace = now_ns - self._exit_seen_ns >= self._grace_ns
-        return fate is Fate.GONE or (record is not None and fate is Fate.UNKNOWN and is_past_grace)
+        return fate is Liveness.GONE or (
+            record is not None and fate is Liveness.UNKNOWN and is_past_grace
+        )
 
     def _note_progress(self, cut: Cut) -> None:
         for table in (cut.rows.spans, cut.rows.steps):
@@ -291,7 +293,7 @@ class ProcessTail:
                 "seq": span.seq,
             }
             for path in sorted(files.folder.glob(SEGMENT_GLOB))
-            for span in open_spans(path)
+            for span in read_open_spans(path)
         ]
 
     def _find_segments(self) -> None:
@@ -367,7 +369,7 @@ class ProcessTail:
         )
 
 
-def num_removed_rows(
+def count_removed_rows(
     process: str,
     *,
     num_stored: int,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..clock.map import HostTime
+    from ..clock.map import ClockMap
 
     Records = NDArray[np.void]
 
@@ -102,12 +102,12 @@ class Origin:
     segment: int
     """`collector.identity.segment_id`."""
 
-    clock: HostTime
+    clock: ClockMap
     """Maps the host's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoded:
+class CutRows:
     """The rows of one cut, as the tables hold them."""
 
     spans: pa.Table
@@ -116,7 +116,7 @@ class Decoded:
     bad_rows: pa.Table
 
 
-def decode(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: Origin) -> Decoded:
+def decode(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: Origin) -> CutRows:
     """Decode committed records.
 
     A record that can't be a measurement (an unknown type or kind, a time out of
@@ -134,7 +134,7 @@ def decode(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
     is_step = good & (records["type"] == RecordType.STEP)
     is_microbatch = good & (records["type"] == RecordType.MICROBATCH)
     spans, span_rows = (records, rows) if is_span.all() else (records[is_span], rows[is_span])
-    return Decoded(
+    return CutRows(
         spans=_spans(spans, span_rows, names=names, origin=origin),
         steps=_steps(records[is_step], rows[is_step], origin=origin),
         microbatches=_microbatches(records[is_microbatch], rows[is_microbatch], origin=origin),
@@ -168,7 +168,7 @@ def _spans(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
         return numbers(np.where(has_comm, records[field], records[field].dtype.type(missing)))
 
     launch_ns = np.where(records["launch_ns"] == 0, records["start_ns"], records["launch_ns"])
-    parent, has_parent = parent_rows(records, rows)
+    parent, has_parent = find_parent_rows(records, rows)
     named = {
         **_identity(len(records), origin),
         "step": numbers(records["step"]),
@@ -253,7 +253,7 @@ def _named(ids: NDArray[np.uint32], names: Names) -> Any:  # noqa: ANN401  # an 
     return coded_strings(codes[held], [storable_name(text) for text in texts])
 
 
-def parent_rows(
+def find_parent_rows(
     records: Records, rows: NDArray[np.uint32]
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
     """Return each span's parent row and whether it is known.

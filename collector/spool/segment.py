@@ -140,12 +140,12 @@ class SegmentReader:
         )
 
     @property
-    def is_read_up(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether the cursor stands behind the last row of a lane that has moved on."""
         sealed = sealed_rows(self._header())
         return sealed is not None and self.next_row >= min(sealed, self.capacity)
 
-    def final_end(self, *, is_over: bool) -> int | None:
+    def end_row_if_final(self, *, is_over: bool) -> int | None:
         """Return the row behind the last that there will ever be; None while it is written.
 
         Args:
@@ -156,7 +156,7 @@ class SegmentReader:
             return min(sealed, self.capacity)
         return _num_touched(self._rows(0, self.capacity)) if is_over else None
 
-    def read_again(self, first_row: int, end_row: int) -> Reading:
+    def reread(self, first_row: int, end_row: int) -> Reading:
         """Return exactly these rows, as a cut that was sent before."""
         data = self._rows(first_row, end_row)
         rows = first_row + np.flatnonzero(_committed(data, first_row=first_row))
@@ -247,7 +247,7 @@ def _identity(header: bytes, path: Path) -> SpoolIdentity:
     return identity
 
 
-def open_spans(path: Path) -> list[OpenSpan]:
+def read_open_spans(path: Path) -> list[OpenSpan]:
     """Return what stands in the open table of a segment.
 
     Nothing where it can't be read, or is of another version: its table may mean other things.

@@ -8,9 +8,9 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..clock.map import HostClocks
+from ..clock.map import AnchorClocks
 from .descriptions import LOST, RUNNING, manifest_row, run_row, run_state
-from .process import ProcessFiles, SpoolProblem
+from .process import ProcessFiles, SpoolFolderError
 from .process_tail import ProcessTail
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ CHUNKS_A_BATCH = 4
 """So that the last reading of a batch makes it a quarter larger at most."""
 
 
-class SegmentFate(Enum):
+class SegmentPolicy(Enum):
     """What becomes of a segment once all its rows are stored."""
 
     KEEP = "keep"
-    FREE = "free"
+    DELETE = "delete"
     """Delete it, so that a long job never fills its spool."""
 
-    FREE_WHILE_RUNNING = "free while running"
+    DELETE_WHILE_RUNNING = "delete while running"
     """Delete it as long as its process runs; what an ended one left stays to be looked at."""
 
 
@@ -102,7 +102,7 @@ class SpoolTail:
         spool_dir: Path,
         sink: Sink,
         *,
-        segment_fate: SegmentFate = SegmentFate.KEEP,
+        segment_policy: SegmentPolicy = SegmentPolicy.KEEP,
         only_run: str | None = None,
         clocks: Clocks | None = None,
         batch_rows: int = BATCH_ROWS,
@@ -115,7 +115,7 @@ class SpoolTail:
         Args:
             spool_dir: Folder that holds one folder a run.
             sink: Takes the cuts, a `StoreWriter` for instance.
-            segment_fate: What becomes of segments whose rows are all stored.
+            segment_policy: What becomes of segments whose rows are all stored.
             only_run: Name of the one folder of a run to follow; None: all of them.
             clocks: Map the hosts' clocks; None: each host by the first anchor that came.
             batch_rows: Rows that are held in memory and given to the sink at once.
@@ -126,7 +126,7 @@ class SpoolTail:
         self._spool_dir = Path(spool_dir)
         self._sink = sink
         self._only_run = only_run
-        self._segment_fate = segment_fate
+        self._segment_fate = segment_policy
         self._batch_rows = batch_rows
         self._grace_ns = grace_ns
         self._monotonic_ns = monotonic_ns
@@ -205,7 +205,7 @@ class SpoolTail:
                 self._new_manifests.append(manifest_row(files.run_id, files.manifest))
             except FileNotFoundError:
                 continue  # not written yet
-            except (SpoolProblem, OSError) as error:
+            except (SpoolFolderError, OSError) as error:
                 self._problems.append(str(error))
                 self._settled.add(folder)
                 self._refused.add(folder)
@@ -226,15 +226,15 @@ class SpoolTail:
             self._resumes[run_id] = self._sink.resume(run_id)
         resume = self._resumes[run_id]
         if resume.source_format not in {None, "rankscope"}:
-            raise SpoolProblem(
+            raise SpoolFolderError(
                 f"{files.folder} belongs to run {run_id!r}, and the store holds an import of"
                 f" format {resume.source_format} under that name: use another store or run name"
             )
         if self._clocks is None:
-            self._clocks = HostClocks(self._sink)
+            self._clocks = AnchorClocks(self._sink)
         tail = ProcessTail(
             files,
-            clock=self._clocks.host_time(files.identity),
+            clock=self._clocks.clock_map(files.identity),
             resume=resume,
             grace_ns=self._grace_ns,
             chunk_rows=self._batch_rows // CHUNKS_A_BATCH,
@@ -344,8 +344,8 @@ class SpoolTail:
     def _free(self) -> None:
         """Delete segments that are stored, if that is wanted."""
         for tail in self._active.values():
-            if self._segment_fate is SegmentFate.FREE or (
-                self._segment_fate is SegmentFate.FREE_WHILE_RUNNING and not tail.is_over
+            if self._segment_fate is SegmentPolicy.DELETE or (
+                self._segment_fate is SegmentPolicy.DELETE_WHILE_RUNNING and not tail.is_over
             ):
                 tail.free_segments()
 

@@ -26,7 +26,7 @@ from ..arrow_columns import (
 )
 from ..errors import WireError
 from ..spool.cut import Cut, CutKey
-from ..spool.records import Decoded
+from ..spool.records import CutRows
 from .schema import (
     KEY_COLUMNS,
     OLDEST_VERSION,
@@ -39,7 +39,7 @@ from .schema import (
     struct_type,
     wire_columns,
 )
-from .sizes import checked_inflated_bytes
+from .sizes import check_inflated_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ ZSTD_LEVEL = 1
 
 
 TABLES = ("spans", "steps", "microbatches", "bad_rows")
-"""The tables that a cut has rows of, as `collector.spool.records.Decoded` names them."""
+"""The tables that a cut has rows of, as `collector.spool.records.CutRows` names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +123,12 @@ def decode_batch(
 ) -> CutBatch:
     """Return the cuts of a body, their rows together. Arguments and errors as `decode_cuts`."""
     held = body if isinstance(body, pa.Buffer) else pa.py_buffer(body)
-    checked_inflated_bytes(
+    check_inflated_size(
         held, max_bytes=limits.max_inflated_bytes, max_wire_bytes=limits.max_wire_bytes
     )
     try:
         reader = pa.ipc.open_stream(held)
-        checked_version(reader.schema)
+        check_version(reader.schema)
         unknown = _unknown_columns(reader.schema)
         whole = _read_all(reader, limits)
         return _decoded(whole, unknown=unknown, limits=limits)
@@ -138,7 +138,7 @@ def decode_batch(
         raise WireError(422, f"the body is no sound Arrow stream: {_first_line(error)}") from error
 
 
-def checked_version(schema: pa.Schema) -> int:
+def check_version(schema: pa.Schema) -> int:
     """Return the version that a stream states.
 
     Raises:
@@ -442,5 +442,5 @@ class CutBatch:
             key=self.keys[place],
             sha256=self.sha256[place],
             num_torn=self.num_torn[place],
-            rows=Decoded(**{table: self.rows(table, place) for table in TABLES}),
+            rows=CutRows(**{table: self.rows(table, place) for table in TABLES}),
         )

@@ -89,7 +89,7 @@ WIRE_TABLES: dict[str, tuple[WireColumn, ...]] = {
         _column("record", pa.string()),
     ),
 }
-"""By table, in the order of `spool.records.Decoded`, without run, epoch, rank and segment."""
+"""By table, in the order of `spool.records.CutRows`, without run, epoch, rank and segment."""
 
 KEY_COLUMNS: tuple[WireColumn, ...] = (
     _column("run_id", pa.string()),

@@ -40,7 +40,7 @@ DICTIONARY_DATA = 1
 BATCH_BUFFERS, BATCH_COMPRESSION = 2, 3
 
 
-def checked_inflated_bytes(body: pa.Buffer, *, max_bytes: int, max_wire_bytes: int) -> int:
+def check_inflated_size(body: pa.Buffer, *, max_bytes: int, max_wire_bytes: int) -> int:
     """Return how many bytes the buffers of a stream take once inflated, as it declares them.
 
     Args:

@@ -15,7 +15,7 @@ from rankscope.collector.errors import RunBegunError, RunExistsError
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.spool.cut import Cut, CutKey
 from rankscope.collector.spool.descriptions import manifest_row
-from rankscope.collector.spool.records import Decoded
+from rankscope.collector.spool.records import CutRows
 from rankscope.tracer.span import NONE
 
 from .errors import BadInputError
@@ -113,7 +113,7 @@ def _cuts(simulation: Simulation, tables: StepTables, *, cut_rows: int) -> Itera
     for first in firsts:
         part = spans.slice(first, cut_rows)
         is_last = first == firsts[-1]
-        rows = Decoded(
+        rows = CutRows(
             spans=part,
             steps=steps if is_last else steps.slice(0, 0),
             microbatches=microbatches if is_last else microbatches.slice(0, 0),

@@ -30,7 +30,7 @@ from rankscope.collector.ingest.rows import parsed_rows
 from rankscope.collector.ingest.shared_memory import mapped, new_memory, read_batch, seal
 from rankscope.collector.names import visible
 from rankscope.collector.spool.cut import Resume
-from rankscope.collector.spool.tail import SegmentFate, SpoolTail
+from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
 from rankscope.collector.wire.codec import WireLimits, encode_cuts
 from rankscope.collector.wire.schema import SCHEMA_VERSION
 from rankscope.tracer.spool import DropReason
@@ -253,7 +253,7 @@ class ProcessFolder:
         (self._folder / changed).write_bytes(data[1:] + whole[MAX_INPUT - 1 :])
         collector = _Collector()
         HeartbeatSource(self._spool, sink=collector.hear, address="").read(NOW_NS)
-        tail = SpoolTail(self._spool, collector, segment_fate=SegmentFate.FREE, grace_ns=0)
+        tail = SpoolTail(self._spool, collector, segment_policy=SegmentPolicy.DELETE, grace_ns=0)
         for _ in range(3):
             tail.poll()
         tail.close()

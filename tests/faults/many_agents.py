@@ -19,9 +19,9 @@ from rankscope.collector.agent.agent import NodeAgent, ranks_in
 from rankscope.collector.agent.clock import AgentClocks, ProbeThread, exchange_over
 from rankscope.collector.agent.journal import Journal
 from rankscope.collector.agent.link import Link
-from rankscope.collector.agent.outbox import Outbox, Parking
+from rankscope.collector.agent.outbox import DeadLetters, Outbox
 from rankscope.collector.agent.retry import Delivery
-from rankscope.collector.clock.sync import HostClock, ProbeConfig
+from rankscope.collector.clock.sync import ClockSync, ProbeConfig
 from rankscope.collector.spool.liveness import boot_id
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def start_agent(
     link, probe_link = Link([url], agent=name), Link([url], agent=name)
     journal = Journal(state)
     probes = ProbeThread(
-        HostClock(exchange_over(probe_link), monotonic_ns=monotonic_ns, config=probing)
+        ClockSync(exchange_over(probe_link), monotonic_ns=monotonic_ns, config=probing)
     )
     clocks = AgentClocks(
         journal,
@@ -64,7 +64,7 @@ def start_agent(
         link,
         journal,
         delivery=Delivery(),
-        parking=Parking(state / "dead"),
+        dead_letters=DeadLetters(state / "dead"),
         say=say,
         ranks_of=lambda run_id: ranks_in(spool, run_id),
     )

@@ -91,13 +91,13 @@ def simulate_run(options: "SimulateOptions") -> str:
         StoreError: The store could not be opened or written.
     """
     from rankscope.collector.client.served_store import open_for_reading
-    from rankscope.collector.identity import checked_run_name
+    from rankscope.collector.identity import check_run_name
     from rankscope.collector.store.location import default_store_url
     from rankscope.trainer.simulator.simulation import simulate
 
     from ..simulation import scenario_of, store_simulation, write_files
 
-    checked_run_name(options.run_id)
+    check_run_name(options.run_id)
     simulation = simulate(scenario_of(options), run_id=options.run_id)
     steps = _shown(simulation)
     if options.out is not None:

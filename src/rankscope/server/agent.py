@@ -124,21 +124,21 @@ def _assemble(
     options: AgentOptions, state: Path, *, link: Link, journal: Journal, clocks: AgentClocks
 ) -> NodeAgent:
     from rankscope.collector.agent.agent import NodeAgent, ranks_in
-    from rankscope.collector.agent.outbox import Outbox, Parking
-    from rankscope.collector.agent.quota import SpoolRoom
+    from rankscope.collector.agent.outbox import DeadLetters, Outbox
+    from rankscope.collector.agent.quota import SpoolQuota
     from rankscope.collector.agent.retry import Delivery
 
-    parking = Parking(state / "dead")
+    dead_letters = DeadLetters(state / "dead")
     outbox = Outbox(
         link,
         journal,
         delivery=Delivery(),
-        parking=parking,
+        dead_letters=dead_letters,
         say=say,
         ranks_of=lambda run_id: ranks_in(options.spool, run_id),
     )
     limit = options.max_spool_bytes
-    room = None if limit is None else SpoolRoom(options.spool, limit, journal)
+    room = None if limit is None else SpoolQuota(options.spool, limit, journal)
     return NodeAgent(options.spool, outbox, clocks, say=say, room=room)
 
 
@@ -146,11 +146,11 @@ def _tie_clock(link: Link, journal: Journal) -> tuple[AgentClocks, ProbeThread]:
     from time import monotonic_ns
 
     from rankscope.collector.agent.clock import AgentClocks, ProbeThread, exchange_over
-    from rankscope.collector.clock.sync import HostClock
+    from rankscope.collector.clock.sync import ClockSync
     from rankscope.collector.clock.watch import ClockEvent, ClockEventKind, ClockWatch
     from rankscope.collector.spool.liveness import boot_id
 
-    probes = ProbeThread(HostClock(exchange_over(link), monotonic_ns=monotonic_ns))
+    probes = ProbeThread(ClockSync(exchange_over(link), monotonic_ns=monotonic_ns))
     clock_watch = ClockWatch()
 
     def watch() -> list[ClockEvent]:
@@ -175,7 +175,7 @@ def _sample_loops(
     if not options.samples:
         return []
     from rankscope.collector.agent.buffer import RowBuffer
-    from rankscope.collector.agent.outbox import MAX_BEATS, BeatShipper
+    from rankscope.collector.agent.outbox import MAX_HEARTBEATS, HeartbeatSender
     from rankscope.collector.host.bursts import BurstDesk
     from rankscope.collector.host.heartbeat_rows import beat_sink
     from rankscope.collector.host.sampler import Sampler
@@ -185,16 +185,16 @@ def _sample_loops(
     from .loops import Loop, sampler_loop
 
     host = socket.gethostname()
-    buffer, burst_buffer, beats = RowBuffer(), RowBuffer(MAX_BURST_ROWS), RowBuffer(MAX_BEATS)
+    buffer, burst_buffer, beats = RowBuffer(), RowBuffer(MAX_BURST_ROWS), RowBuffer(MAX_HEARTBEATS)
     sink = buffer_sink(buffer.add, host=host)
     request = (options.state or options.spool / STATE_FOLDER) / BURST_FILE
     desk = BurstDesk(request, buffer_sink(burst_buffer.add, host=host), say=say)
     sources = host_sources(options.spool, on_heartbeats=beat_sink(beats.add))
     sampler = Sampler(sources, sink, unix_ns=clocks.unix_now, say=say)
     stack.callback(sampler.close)
-    agent.ship_also("samples", buffer)
-    agent.ship_also("samples", burst_buffer)
-    agent.ship_beats(beats, BeatShipper(link, say=say))
+    agent.send_rows("samples", buffer)
+    agent.send_rows("samples", burst_buffer)
+    agent.send_heartbeats(beats, HeartbeatSender(link, say=say))
     return [sampler_loop(sampler), Loop("bursts", desk.look, pause_s=BURST_LOOK_S)]
 
 

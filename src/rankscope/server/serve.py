@@ -273,11 +273,11 @@ def _open_spool(
         BadInputError: Something is there, and none of it can be read.
     """
     from rankscope.collector.retention.deletion import UndeletedSink
-    from rankscope.collector.spool.tail import SegmentFate, SpoolTail
+    from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
 
     # A rank whose share of the spool is full would drop what comes next.
     sink = PlacedSink(UndeletedSink(writer, deletions), topology)
-    tail = SpoolTail(folder, sink, segment_fate=SegmentFate.FREE_WHILE_RUNNING)
+    tail = SpoolTail(folder, sink, segment_policy=SegmentPolicy.DELETE_WHILE_RUNNING)
     stack.callback(tail.close)
     progress = tail.poll()
     if progress.problems and not progress.num_processes:
@@ -295,14 +295,14 @@ def _sampler_loops(
     import socket
 
     from rankscope.collector.agent.buffer import RowBuffer
-    from rankscope.collector.agent.outbox import MAX_BEATS
+    from rankscope.collector.agent.outbox import MAX_HEARTBEATS
     from rankscope.collector.host.heartbeat_rows import beat_sink
     from rankscope.collector.host.sampler import Sampler
     from rankscope.collector.host.sources import host_sources
     from rankscope.collector.host.table import store_sink
 
     sink = store_sink(store, host=socket.gethostname())
-    beats = RowBuffer(MAX_BEATS)
+    beats = RowBuffer(MAX_HEARTBEATS)
     sources = host_sources(options.spool, on_heartbeats=beat_sink(beats.add))
     sampler = Sampler(sources, sink, say=say)
     stack.callback(sampler.close)

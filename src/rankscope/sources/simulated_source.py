@@ -9,7 +9,7 @@ import pyarrow as pa
 from rankscope.analysis.trace.context import RankManifest, RunContext
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.read.runs import RunRows
-from rankscope.collector.spool.descriptions import settings_of
+from rankscope.collector.spool.descriptions import manifest_settings
 from rankscope.trainer.simulator.simulation import Simulation
 
 from .arrow_tables import microbatch_table, sample_table, span_table, step_table
@@ -41,7 +41,7 @@ class SimulatedSource:
         self._tables: tuple[StepTables, ...] = tuple(simulation.tables())
         self._rank_rows = list(simulation.rank_rows())
         self._settings = [
-            settings_of(simulation.manifest(rank)) for rank in range(scenario.world_size)
+            manifest_settings(simulation.manifest(rank)) for rank in range(scenario.world_size)
         ]
         groups = [
             {

@@ -14,12 +14,12 @@ from rankscope.collector.agent.clock import (
     ProbeThread,
     next_stretches,
 )
-from rankscope.collector.agent.errors import HeldError
+from rankscope.collector.agent.errors import RetryLaterError
 from rankscope.collector.agent.journal import Journal
 from rankscope.collector.clock.fit import ClockFit
-from rankscope.collector.clock.map import HostTime
+from rankscope.collector.clock.map import ClockMap
 from rankscope.collector.clock.probe import ProbeReply
-from rankscope.collector.clock.sync import ClockEstimate, HostClock, ProbeConfig
+from rankscope.collector.clock.sync import ClockEstimate, ClockSync, ProbeConfig
 from rankscope.collector.clock.watch import ClockEvent, ClockEventKind
 from rankscope.tracer.span import MonotonicNs, UnixNs
 from rankscope.tracer.spool import PROCESS_MAGIC, SpoolIdentity, read_header
@@ -94,11 +94,11 @@ def host(tmp_path: Path, clock: FakeClock) -> Iterator[Host]:
 
 
 def test_no_row_is_placed_before_the_clock_is_tied(host: Host) -> None:
-    with pytest.raises(HeldError, match="being tied"):
-        host.clocks.host_time(host.identity)
+    with pytest.raises(RetryLaterError, match="being tied"):
+        host.clocks.clock_map(host.identity)
 
     host.found = estimate(77 * S)
-    placed = host.clocks.host_time(host.identity)
+    placed = host.clocks.clock_map(host.identity)
 
     assert placed.unix_at(host.clock()) == host.clock() + 77 * S
 
@@ -106,11 +106,11 @@ def test_no_row_is_placed_before_the_clock_is_tied(host: Host) -> None:
 def test_a_collector_that_answers_no_probe_leaves_the_anchor_with_an_unknown_error(
     host: Host,
 ) -> None:
-    with pytest.raises(HeldError):
-        host.clocks.host_time(host.identity)
+    with pytest.raises(RetryLaterError):
+        host.clocks.clock_map(host.identity)
     host.clock.advance_s(6)
 
-    placed = host.clocks.host_time(host.identity)
+    placed = host.clocks.clock_map(host.identity)
 
     assert placed.unix_at(5_000) == 5_000 + OFFSET_NS
     (row,) = host.clocks.take_rows()
@@ -131,17 +131,17 @@ def test_a_host_that_waits_for_a_job_has_the_collectors_time(
     host.found = estimate(OFFSET_NS, num_probes=1)
     assert host.clocks.unix_now() == OFFSET_NS + 5 * S
     host.found = estimate(OFFSET_NS)
-    assert host.clocks.host_time(host.identity).unix_at(5 * S) == OFFSET_NS + 5 * S
+    assert host.clocks.clock_map(host.identity).unix_at(5 * S) == OFFSET_NS + 5 * S
 
 
 def test_a_restarted_agent_places_rows_as_the_last_one_did(host: Host) -> None:
     host.found = estimate(77 * S, at_ns=host.clock(), drift_ppb=40_000)
-    before = host.clocks.host_time(host.identity)
+    before = host.clocks.clock_map(host.identity)
     host.clock.advance_s(16)
     host.found = estimate(77 * S + 2 * MS, at_ns=host.clock(), drift_ppb=50_000)
     host.clocks.renew()
 
-    after = host.restart().host_time(host.identity)
+    after = host.restart().clock_map(host.identity)
 
     for seconds in (0, 1, 16, 17, 20, 30, 4000):
         at_ns = 10**12 + seconds * S
@@ -150,7 +150,7 @@ def test_a_restarted_agent_places_rows_as_the_last_one_did(host: Host) -> None:
 
 def test_a_new_estimate_changes_no_moment_that_may_have_been_sent(host: Host) -> None:
     host.found = estimate(77 * S)
-    placed = host.clocks.host_time(host.identity)
+    placed = host.clocks.clock_map(host.identity)
     host.clock.advance_s(16)
     moments = [10**12, host.clock() - 1, host.clock()]
     before = [placed.unix_at(at_ns) for at_ns in moments]
@@ -168,7 +168,7 @@ def test_a_new_estimate_changes_no_moment_that_may_have_been_sent(host: Host) ->
 def test_a_clock_that_is_hardly_known_yet_is_not_followed(host: Host) -> None:
     # GIVEN another collector's clock, a minute later, of which 31 probes tell
     host.found = estimate(77 * S)
-    placed = host.clocks.host_time(host.identity)
+    placed = host.clocks.clock_map(host.identity)
     host.clock.advance_s(61)
     host.found = estimate(78 * S, at_ns=host.clock(), num_probes=31)
     host.clocks.renew()
@@ -186,7 +186,7 @@ def test_a_clock_that_is_hardly_known_yet_is_not_followed(host: Host) -> None:
 
 def test_the_error_that_is_told_holds_what_is_still_to_be_slewed(host: Host) -> None:
     host.found = estimate(77 * S)
-    host.clocks.host_time(host.identity)
+    host.clocks.clock_map(host.identity)
     host.clock.advance_s(16)
     host.found = estimate(77 * S + MS, at_ns=host.clock(), error_ns=300)
     host.clocks.take_rows()
@@ -202,7 +202,7 @@ def test_the_error_that_is_told_holds_what_is_still_to_be_slewed(host: Host) -> 
 def test_a_difference_beyond_any_measurement_is_stepped_over(
     shift_ns: int, num_stretches: int
 ) -> None:
-    known = HostTime.fixed(10 * S)
+    known = ClockMap.fixed(10 * S)
 
     found = next_stretches(known, estimate(10 * S + shift_ns), 100 * S)
 
@@ -211,7 +211,7 @@ def test_a_difference_beyond_any_measurement_is_stepped_over(
 
 
 def test_time_never_runs_back_while_it_is_slewed() -> None:
-    known = HostTime.fixed(10 * S)
+    known = ClockMap.fixed(10 * S)
     for stretch in next_stretches(known, estimate(10 * S - 4 * MS), 100 * S):
         known.add(stretch)
 
@@ -236,14 +236,14 @@ def test_a_clock_that_drifts_is_followed_within_fifty_microseconds(
         clock.now_ns += round(chooser.expovariate(1 / MS)) + 200_000
         return ProbeReply(reference_id="ref", received_ns=at, replied_ns=at)
 
-    tied = HostClock(exchange, monotonic_ns=clock)
-    placed: HostTime | None = None
+    tied = ClockSync(exchange, monotonic_ns=clock)
+    placed: ClockMap | None = None
     # WHEN it is probed for twenty minutes
     while clock() - begun_ns < 1_200 * S:
         tied.poll()
         host.found = tied.estimate() if (clock() - begun_ns) % S < 100 * MS else host.found
         if placed is None and host.found is not None and host.found.num_probes >= 300:
-            placed = host.clocks.host_time(host.identity)
+            placed = host.clocks.clock_map(host.identity)
         host.clocks.renew()
         clock.advance_s(0.05 if clock() - begun_ns < 30 * S else 0.5)
 
@@ -295,7 +295,7 @@ def test_what_the_first_probes_say_is_known_at_once() -> None:
         return ProbeReply(reference_id="r", received_ns=at, replied_ns=at)
 
     config = ProbeConfig(first_pause_ns=1, pause_ns=1)
-    probes = ProbeThread(HostClock(exchange, monotonic_ns=time.monotonic_ns, config=config))
+    probes = ProbeThread(ClockSync(exchange, monotonic_ns=time.monotonic_ns, config=config))
     probes.start()
 
     # THEN both count, though a third never comes

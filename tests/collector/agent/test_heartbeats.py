@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.collector.agent.buffer import RowBuffer
-from rankscope.collector.agent.outbox import EVERY_S, BeatShipper
+from rankscope.collector.agent.outbox import HEARTBEAT_PERIOD_S, HeartbeatSender
 from tests.support.collector.agent_rig import Rig
 from tests.support.collector.fake_collector import FakeCollector, Reply
 
@@ -28,8 +28,8 @@ class BeatRig(Rig):
     def __init__(self, spool: Path, url: str) -> None:
         super().__init__(spool, url)
         self.beats = RowBuffer()
-        self.shipper = BeatShipper(self.link, say=self.lines.append)
-        self.agent.ship_beats(self.beats, self.shipper)
+        self.shipper = HeartbeatSender(self.link, say=self.lines.append)
+        self.agent.send_heartbeats(self.beats, self.shipper)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_every_second_is_told_in_a_request_each_ten_seconds(
         rig.pauses.now_s = begun_s + second
         rig.agent.turn()
 
-    assert collector.num_requests(PATH) == 30 / EVERY_S
+    assert collector.num_requests(PATH) == 30 / HEARTBEAT_PERIOD_S
     assert seconds_of(collector) == list(range(21))
     assert len(rig.beats) == 9
 
@@ -87,7 +87,7 @@ def test_a_run_that_is_refused_costs_only_its_own_heartbeats(
     for second in range(2):
         rig.beats.add([beat(second, "refused-run"), beat(second)])
         rig.agent.turn()
-        rig.pauses.now_s += EVERY_S
+        rig.pauses.now_s += HEARTBEAT_PERIOD_S
 
     assert seconds_of(collector) == [0, 1]
     assert rig.shipper.num_refused == 2

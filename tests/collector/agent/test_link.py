@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from urllib3.connection import HTTPConnection
 
-from rankscope.collector.agent.errors import AgentConfigError, HeldError, LinkError
+from rankscope.collector.agent.errors import AgentConfigError, LinkError, RetryLaterError
 from rankscope.collector.agent.link import MAX_ANSWER_BYTES, Deadlines, Link
 from tests.support.collector.fake_collector import FakeCollector, Reply
 from tests.support.ports import fixed_port
@@ -223,7 +223,7 @@ def test_a_closed_link_ends_who_waits_on_it() -> None:
         def wait() -> None:
             try:
                 link.get("/")
-            except HeldError as error:
+            except RetryLaterError as error:
                 found.append(error)
 
         waiter = threading.Thread(target=wait)
@@ -235,7 +235,7 @@ def test_a_closed_link_ends_who_waits_on_it() -> None:
 
         assert not waiter.is_alive()
     assert len(found) == 1
-    with pytest.raises(HeldError, match="stopping"):
+    with pytest.raises(RetryLaterError, match="stopping"):
         link.get("/")
 
 
@@ -250,7 +250,7 @@ def test_a_link_that_is_closed_while_it_connects_sends_nothing(
             connect(connection)
 
         monkeypatch.setattr(HTTPConnection, "connect", connect_late)
-        with pytest.raises(HeldError, match="stopping"):
+        with pytest.raises(RetryLaterError, match="stopping"):
             link.get("/v1/resume?run_id=x")
 
     assert collector.requests == []

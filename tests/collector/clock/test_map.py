@@ -5,18 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.collector.clock.map import HostTime, Stretch
+from rankscope.collector.clock.map import ClockMap, Stretch
 
 
 def test_one_offset_moves_every_moment_by_it() -> None:
     moments = np.array([0, 7, 2**60], dtype=np.int64)
 
-    assert HostTime.fixed(100).unix_ns(moments).tolist() == [100, 107, 2**60 + 100]
+    assert ClockMap.fixed(100).unix_ns(moments).tolist() == [100, 107, 2**60 + 100]
 
 
 def test_a_moment_is_mapped_by_the_stretch_in_which_it_lies() -> None:
     # GIVEN a clock that runs 50 ppm slow from 1,000,000 on
-    clock = HostTime([Stretch(begin_ns=0, offset_ns=10)])
+    clock = ClockMap([Stretch(begin_ns=0, offset_ns=10)])
     clock.add(Stretch(begin_ns=1_000_000, offset_ns=10, drift_ppb=50_000))
 
     # THEN moments before are as they were, and later ones creep away: 2 ms x 50 ppm = 100 ns
@@ -25,20 +25,20 @@ def test_a_moment_is_mapped_by_the_stretch_in_which_it_lies() -> None:
 
 
 def test_the_first_stretch_holds_before_its_begin_too() -> None:
-    clock = HostTime([Stretch(begin_ns=1_000_000, offset_ns=5, drift_ppb=1_000_000)])
+    clock = ClockMap([Stretch(begin_ns=1_000_000, offset_ns=5, drift_ppb=1_000_000)])
 
     assert clock.unix_at(0) == 0 + 5 - 1_000
 
 
 def test_a_year_of_drift_does_not_overflow() -> None:
     year_ns = 365 * 24 * 3600 * 10**9
-    clock = HostTime([Stretch(begin_ns=0, offset_ns=0, drift_ppb=500_000)])
+    clock = ClockMap([Stretch(begin_ns=0, offset_ns=0, drift_ppb=500_000)])
 
     assert clock.unix_at(year_ns) == year_ns + year_ns // 2_000
 
 
 def test_no_stretch_is_added_before_the_newest() -> None:
-    clock = HostTime([Stretch(begin_ns=10, offset_ns=0)])
+    clock = ClockMap([Stretch(begin_ns=10, offset_ns=0)])
 
     with pytest.raises(ValueError, match="begins at 9 ns"):
         clock.add(Stretch(begin_ns=9, offset_ns=0))
@@ -53,7 +53,7 @@ def test_a_stretch_added_later_changes_nothing_before_it(
     moments: list[int], begins: list[int], drift_ppb: int
 ) -> None:
     at_ns = np.array(moments, dtype=np.int64)
-    clock = HostTime.fixed(17)
+    clock = ClockMap.fixed(17)
     for begin_ns in sorted(begins):
         before = clock.unix_ns(at_ns)
         clock.add(Stretch(begin_ns=begin_ns, offset_ns=19, drift_ppb=drift_ppb))

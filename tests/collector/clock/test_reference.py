@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rankscope.collector.clock.probe import ProbeReply
-from rankscope.collector.clock.reference import LONGEST_PAUSE_NS, PROBES_PER_S, ProbePace
-from rankscope.collector.clock.sync import HostClock
+from rankscope.collector.clock.reference import LONGEST_PAUSE_NS, PROBES_PER_S, ProbeRateLimit
+from rankscope.collector.clock.sync import ClockSync
 from rankscope.tracer.span import UnixNs
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ NUM_OLDER, NUM_NEWER = 300, 10
 class Job:
     """Hosts that start within a second and look after their clocks 50 times a second."""
 
-    def __init__(self, num_hosts: int, *, pace: Callable[[Callable[[], int]], ProbePace]) -> None:
+    def __init__(
+        self, num_hosts: int, *, pace: Callable[[Callable[[], int]], ProbeRateLimit]
+    ) -> None:
         self.now_ns = 10 * S
         self.asked_ns: list[int] = []
         self.num_asked = [0] * num_hosts
@@ -35,7 +37,7 @@ class Job:
         self.num_obeying = num_hosts
         chooser = random.Random(7)
         self.clocks = [
-            HostClock(self.exchange, monotonic_ns=lambda: self.now_ns, uniform=chooser.uniform)
+            ClockSync(self.exchange, monotonic_ns=lambda: self.now_ns, uniform=chooser.uniform)
             for _ in range(num_hosts)
         ]
         self.looks = [(self.now_ns + chooser.randrange(S), host) for host in range(num_hosts)]
@@ -67,8 +69,8 @@ def busiest_second(asked_ns: list[int]) -> int:
     return most
 
 
-def a_pace(monotonic_ns: Callable[[], int]) -> ProbePace:
-    return ProbePace(monotonic_ns=monotonic_ns)
+def a_pace(monotonic_ns: Callable[[], int]) -> ProbeRateLimit:
+    return ProbeRateLimit(monotonic_ns=monotonic_ns)
 
 
 def test_one_host_probes_as_often_as_it_likes() -> None:
@@ -101,7 +103,7 @@ def test_a_job_of_12288_ranks_that_starts_at_once_asks_no_more_than_can_be_answe
 
 
 def test_who_came_at_one_moment_is_sent_back_at_moments_of_their_own(clock: FakeClock) -> None:
-    pace = ProbePace(monotonic_ns=clock, probes_per_s=1_000)
+    pace = ProbeRateLimit(monotonic_ns=clock, probes_per_s=1_000)
 
     pauses = [pace.next_pause_ns() for _ in range(5)]
 
@@ -114,7 +116,7 @@ def test_who_came_at_one_moment_is_sent_back_at_moments_of_their_own(clock: Fake
 
 def test_agents_that_do_not_keep_to_it_keep_nobody_out(clock: FakeClock) -> None:
     # GIVEN more asked than could be answered in a minute, by older agents
-    pace = ProbePace(monotonic_ns=clock)
+    pace = ProbeRateLimit(monotonic_ns=clock)
     for _ in range(60 * PROBES_PER_S):
         pace.next_pause_ns()
 

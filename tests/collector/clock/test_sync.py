@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from rankscope.collector.clock.probe import ProbeReply
-from rankscope.collector.clock.sync import MAX_ASKED_NS, HostClock, ProbeConfig, newest_agreeing
+from rankscope.collector.clock.sync import MAX_ASKED_NS, ClockSync, ProbeConfig, newest_agreeing
 from rankscope.collector.clock.watch import ClockEventKind
 from rankscope.collector.errors import ClockReplyError
 from rankscope.tracer.span import MonotonicNs, UnixNs
@@ -145,7 +145,7 @@ def test_a_reply_that_took_longer_to_make_than_to_get_is_refused() -> None:
         )
 
     network = FakeNetwork(delays=steady)
-    clock = HostClock(exchange, monotonic_ns=network.clock)
+    clock = ClockSync(exchange, monotonic_ns=network.clock)
 
     assert not clock.probe()
     assert (clock.num_failed, clock.estimate()) == (1, None)
@@ -155,7 +155,7 @@ def test_an_answer_that_is_no_reply_is_counted() -> None:
     def exchange() -> ProbeReply:
         raise ClockReplyError("it is no object")
 
-    clock = HostClock(exchange, monotonic_ns=lambda: START_NS)
+    clock = ClockSync(exchange, monotonic_ns=lambda: START_NS)
 
     assert not clock.probe()
     assert clock.num_failed == 1
@@ -225,7 +225,7 @@ def test_no_collector_is_left_alone_for_longer_than_a_minute() -> None:
 
 def test_a_collector_that_does_not_answer_is_asked_less_and_less_often() -> None:
     network = FakeNetwork(delays=steady, broken=True)
-    clock = HostClock(network.exchange, monotonic_ns=network.clock, uniform=lambda _, most: most)
+    clock = ClockSync(network.exchange, monotonic_ns=network.clock, uniform=lambda _, most: most)
     tried: list[int] = []
     for _ in range(600):
         before = clock.num_failed
@@ -295,7 +295,7 @@ class Host:
     def __init__(self) -> None:
         self.now_ns = 5 * S
         self.reference_id = "first"
-        self.clock = HostClock(self._exchange, monotonic_ns=lambda: self.now_ns)
+        self.clock = ClockSync(self._exchange, monotonic_ns=lambda: self.now_ns)
 
     def run(self, for_ns: int) -> list[int]:
         """Return when it probed."""

@@ -20,7 +20,7 @@ from rankscope.collector.ingest.decoder import DecoderPool
 from rankscope.collector.ingest.service import ServiceLimits
 from rankscope.collector.ingest.shared_memory import new_memory, seal
 from rankscope.collector.wire.codec import WireLimits, encode_cuts
-from rankscope.collector.wire.sizes import checked_inflated_bytes
+from rankscope.collector.wire.sizes import check_inflated_size
 from tests.support.collector.cut_builder import span_cut
 from tests.support.collector.serving import OWN, serving
 
@@ -94,7 +94,7 @@ def verdicts(bodies: Iterable[bytes]) -> Counter[int]:
         try:
             os.write(descriptor, body)
             seal(descriptor)
-            checked_inflated_bytes(
+            check_inflated_size(
                 pa.py_buffer(body),
                 max_bytes=LIMITS.wire.max_inflated_bytes,
                 max_wire_bytes=LIMITS.wire.max_wire_bytes,
@@ -254,7 +254,7 @@ def test_a_negative_length_makes_no_room_for_others(run_id: str) -> None:
             broken = bytearray(body)
             struct.pack_into("<q", broken, place, lie)
             try:
-                declared = checked_inflated_bytes(
+                declared = check_inflated_size(
                     pa.py_buffer(broken), max_bytes=4 * MIB, max_wire_bytes=MIB
                 )
             except WireError:

@@ -14,8 +14,8 @@ import pytest
 from rankscope.collector.read.runs import read_events
 from rankscope.collector.read.spans import read_spans
 from rankscope.collector.read.steps import read_microbatches, read_steps
-from rankscope.collector.spool.segment import open_spans
-from rankscope.collector.spool.tail import SegmentFate, SpoolTail
+from rankscope.collector.spool.segment import read_open_spans
+from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.tracer.spool import SPOOL_VERSION
 from tests.faults.checker import content_hash
@@ -93,7 +93,7 @@ def test_a_layout_that_is_not_read_is_named_counted_and_left(
 ) -> None:
     folder = lay_out(tmp_path, min(version, SPOOL_VERSION), as_version=version)
     before = contents(folder)
-    tail = SpoolTail(tmp_path, StoreWriter(store), segment_fate=SegmentFate.FREE)
+    tail = SpoolTail(tmp_path, StoreWriter(store), segment_policy=SegmentPolicy.DELETE)
 
     progress = tail.poll()
 
@@ -108,7 +108,7 @@ def test_the_open_table_of_another_layout_is_not_read(tmp_path: Path) -> None:
     spool = SpoolBuilder(tmp_path, run_id="run", version=SPOOL_VERSION + 1)
     spool.open_span(0, "op", start_ns=5, step=1)
 
-    assert open_spans(spool.segment) == []
+    assert read_open_spans(spool.segment) == []
 
 
 def test_an_agent_that_was_rolled_back_deletes_nothing_that_it_can_not_read(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.collector.identity import segment_id
-from rankscope.collector.spool.process_tail import num_removed_rows
+from rankscope.collector.spool.process_tail import count_removed_rows
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
@@ -24,7 +24,7 @@ FIRST = segment_id(PROCESS, 0)
 def removed(
     end_rows: dict[int, int], *, there: frozenset[int] = frozenset(), num_given_up: int = 0
 ) -> int:
-    return num_removed_rows(
+    return count_removed_rows(
         PROCESS, num_stored=100, end_rows=end_rows, there=there, num_given_up=num_given_up
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.collector.host.spool_ranks import newest_step
 from rankscope.collector.spool.process import JsonLines
-from rankscope.collector.spool.segment import SegmentReader, open_spans
+from rankscope.collector.spool.segment import SegmentReader, read_open_spans
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def test_a_segment_that_is_no_plain_file_is_an_error_and_holds_nobody_up(strange
     with pytest.raises(OSError, match=r"plain file|symbolic links"):
         SegmentReader(stranger, grace_ns=0)
 
-    assert open_spans(stranger) == []
+    assert read_open_spans(stranger) == []
     assert newest_step(stranger.parent) == -1
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.collector.read.runs import read_events
 from rankscope.collector.read.spans import read_spans
-from rankscope.collector.spool.tail import SegmentFate, SpoolTail
+from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
@@ -30,7 +30,7 @@ def test_a_spool_of_a_future_version_is_named_and_left_alone_and_others_go_on(
     spool = SpoolBuilder(tmp_path, run_id=run_id, rank=0)
     spool.span("fine")
     spool.end()
-    tail = SpoolTail(tmp_path, StoreWriter(store), segment_fate=SegmentFate.FREE)
+    tail = SpoolTail(tmp_path, StoreWriter(store), segment_policy=SegmentPolicy.DELETE)
 
     (problem,) = tail.poll().problems
     assert "spool version 99" in problem
@@ -99,7 +99,7 @@ def test_finished_segments_are_freed_once_stored_and_live_ones_are_kept(
     spool.new_segment()
     spool.span("c", start_ns=2)
     tail = SpoolTail(
-        tmp_path, StoreWriter(store), segment_fate=SegmentFate.FREE, monotonic_ns=clock
+        tmp_path, StoreWriter(store), segment_policy=SegmentPolicy.DELETE, monotonic_ns=clock
     )
 
     tail.poll()
@@ -124,7 +124,7 @@ def test_while_a_process_runs_its_room_is_freed_and_then_its_remains_are_kept(
     tail = SpoolTail(
         tmp_path,
         StoreWriter(store),
-        segment_fate=SegmentFate.FREE_WHILE_RUNNING,
+        segment_policy=SegmentPolicy.DELETE_WHILE_RUNNING,
         monotonic_ns=clock,
     )
 
@@ -144,7 +144,7 @@ def test_a_finished_segment_with_an_open_span_is_kept_for_it(
     spool.seal()
 
     SpoolTail(
-        tmp_path, StoreWriter(store), segment_fate=SegmentFate.FREE, monotonic_ns=clock
+        tmp_path, StoreWriter(store), segment_policy=SegmentPolicy.DELETE, monotonic_ns=clock
     ).poll()
 
     assert names_of(store, run_id) == ["a"]

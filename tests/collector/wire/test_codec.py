@@ -12,7 +12,7 @@ import pytest
 from rankscope.collector.arrow_columns import numbers, optional_numbers, repeated_string, strings
 from rankscope.collector.errors import WireError
 from rankscope.collector.spool.cut import Cut, CutKey
-from rankscope.collector.spool.records import Decoded
+from rankscope.collector.spool.records import CutRows
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.wire.codec import WireLimits, decode_batch, decode_cuts, encode_cuts
 from rankscope.collector.wire.schema import WIRE_TABLES, cuts_schema
@@ -86,7 +86,7 @@ def test_a_cut_without_any_row_keeps_its_range(cuts: list[Cut]) -> None:
         key=cuts[0].key,
         sha256="00",
         num_torn=3,
-        rows=Decoded(**{table: getattr(cuts[0].rows, table).slice(0, 0) for table in WIRE_TABLES}),
+        rows=CutRows(**{table: getattr(cuts[0].rows, table).slice(0, 0) for table in WIRE_TABLES}),
     )
 
     (found,) = decode_cuts(encode_cuts([empty]))
@@ -99,7 +99,7 @@ def test_a_cut_without_any_row_keeps_its_range(cuts: list[Cut]) -> None:
 def test_a_cut_of_several_ranks_says_the_rank_of_each_row(cuts: list[Cut]) -> None:
     """Simulated and imported runs are cut by step and not by rank."""
     spans = pa.concat_tables([cut.rows.spans for cut in cuts])
-    rows = Decoded(
+    rows = CutRows(
         spans=spans, steps=cuts[0].rows.steps, microbatches=cuts[0].rows.microbatches,
         bad_rows=cuts[0].rows.steps.slice(0, 0),
     )  # fmt: skip
@@ -267,7 +267,7 @@ def many_rows(num_rows: int) -> Cut:
             for column in columns
         }
         tables[table] = pa.Table.from_arrays(list(named.values()), names=list(named))
-    return Cut(key=key, sha256=hashlib.sha256().hexdigest(), num_torn=0, rows=Decoded(**tables))
+    return Cut(key=key, sha256=hashlib.sha256().hexdigest(), num_torn=0, rows=CutRows(**tables))
 
 
 def test_a_body_that_inflates_too_far_is_refused_before_it_inflates() -> None:

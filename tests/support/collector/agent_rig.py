@@ -13,8 +13,8 @@ from rankscope.collector.agent.agent import NodeAgent, ranks_in
 from rankscope.collector.agent.clock import AgentClocks
 from rankscope.collector.agent.journal import Journal
 from rankscope.collector.agent.link import Deadlines, Link
-from rankscope.collector.agent.outbox import Outbox, Parking
-from rankscope.collector.agent.quota import SpoolRoom
+from rankscope.collector.agent.outbox import DeadLetters, Outbox
+from rankscope.collector.agent.quota import SpoolQuota
 from rankscope.collector.agent.retry import Delivery
 from rankscope.collector.identity import segment_id
 from rankscope.collector.spool.liveness import boot_id
@@ -84,7 +84,7 @@ class Rig:
             self.link,
             self.journal,
             delivery=Delivery(pause=lambda _s: None),
-            parking=Parking(self.state / "dead"),
+            dead_letters=DeadLetters(self.state / "dead"),
             say=self.lines.append,
             ranks_of=lambda run_id: ranks_in(spool, run_id),
         )
@@ -97,7 +97,7 @@ class Rig:
         )
         room = None
         if max_spool_bytes is not None:
-            room = SpoolRoom(spool, max_spool_bytes, self.journal, monotonic_s=self.pauses)
+            room = SpoolQuota(spool, max_spool_bytes, self.journal, monotonic_s=self.pauses)
         self.agent = NodeAgent(
             spool, self.outbox, clocks, say=self.lines.append, room=room, monotonic_s=self.pauses
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankscope.collector.clock.probe import Probe, ProbeReply
-from rankscope.collector.clock.sync import HostClock, ProbeConfig
+from rankscope.collector.clock.sync import ClockSync, ProbeConfig
 from rankscope.tracer.span import MonotonicNs, UnixNs
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class FakeNetwork:
             pause_ns=self.pause_ns,
         )
 
-    def run(self, clock: HostClock, *, for_ns: int, look_ns: int = 50 * MS) -> None:
+    def run(self, clock: ClockSync, *, for_ns: int, look_ns: int = 50 * MS) -> None:
         end_ns = self.now_ns + for_ns
         while self.now_ns < end_ns:
             clock.poll()
@@ -66,8 +66,8 @@ def steady() -> Delays:
     return 100 * US, 100 * US
 
 
-def host_clock(network: FakeNetwork, config: ProbeConfig | None = None) -> HostClock:
-    return HostClock(network.exchange, monotonic_ns=network.clock, config=config)
+def host_clock(network: FakeNetwork, config: ProbeConfig | None = None) -> ClockSync:
+    return ClockSync(network.exchange, monotonic_ns=network.clock, config=config)
 
 
 def probe_at(at_ns: int, *, offset_ns: int, there_ns: int, back_ns: int, turn_ns: int = 0) -> Probe:

@@ -16,7 +16,7 @@ from rankscope.collector.arrow_columns import (
     strings,
 )
 from rankscope.collector.spool.cut import Cut, CutKey
-from rankscope.collector.spool.records import Decoded
+from rankscope.collector.spool.records import CutRows
 from rankscope.collector.wire.schema import WIRE_TABLES, WireColumn
 from rankscope.tracer.span import NONE
 
@@ -72,7 +72,7 @@ def span_cut(
         ),
         sha256=digest.hexdigest(),
         num_torn=0,
-        rows=Decoded(**tables),
+        rows=CutRows(**tables),
     )
 
 
