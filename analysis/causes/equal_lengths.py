@@ -10,7 +10,7 @@ import numpy as np
 from ..arrays.group_stats import group_medians
 from ..arrays.grouping import factorize
 from ..arrays.sorting import find_positions, stable_argsort
-from ..statistics.baseline import common_step_ratio, medians_by_key, step_medians
+from ..statistics.baseline import common_step_ratio, medians_by_key
 from ..statistics.peers import MIN_PEERS
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def speeds_at_equal_lengths(
     at = find_positions(rank, ranks)
     took = evened.self_ns[rows].astype(np.float64)
     # Lengths have been taken out, so what is left of a step is the whole job's.
-    took /= step_medians(took / medians_by_key(took, rank, kind, evened.chunk[rows]), step)
+    took /= medians_by_key(took / medians_by_key(took, rank, kind, evened.chunk[rows]), step)
     mean = _means(took, model.stage[first][at], kind, evened.chunk[rows])
     of_rank = np.ones(len(ranks))
     of_rank[at] = _own_speed(took, mean, rank=rank, step=step)
@@ -247,7 +247,7 @@ def _scale_of(
             return None
         ratio = items.self_ns[rows] / usual
         # What lengths do not explain of a whole step is the step's: it warms up, say.
-        ratio /= step_medians(ratio / scale, items.step[rows])
+        ratio /= medians_by_key(ratio / scale, items.step[rows])
         low, high = np.quantile(ratio, (OUTERMOST, 1 - OUTERMOST))
         kept = (ratio >= low) & (ratio <= high)
         x, y = relative[kept], ratio[kept]

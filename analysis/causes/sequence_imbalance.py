@@ -13,7 +13,7 @@ from ..arrays.grouping import factorize
 from ..arrays.sorting import argsort_rows
 from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, ReplayModel, has_kind
 from ..report.text import format_percent
-from ..statistics.baseline import common_step_ratio, medians_by_key, step_medians
+from ..statistics.baseline import common_step_ratio, medians_by_key
 from ..statistics.peers import compare_with_peers
 from ..statistics.phases import MIN_EXCESS_RATIO
 from . import stage_imbalance
@@ -220,7 +220,7 @@ def _length_correlation(
     # is usual for a rank: its median item has the length that it happens to have.
     for _ in range(NUM_ROUNDS):
         slope, level = np.polyfit(x, y, 1)
-        y = y / step_medians(y / (level + slope * x), step)
+        y = y / medians_by_key(y / (level + slope * x), step)
         if often:
             y = y / medians_by_key(y / (level + slope * x), rank, chunk)
     return _correlation(y, x)

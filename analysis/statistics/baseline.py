@@ -1,4 +1,4 @@
-"""What something usually takes, by its own steps alone."""
+"""Baselines: what a series or an item usually takes."""
 
 from __future__ import annotations
 
@@ -13,35 +13,40 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MIN_BASELINE_STEPS = 2
-"""Steps that each of the two classes must have: one alone agrees with nobody."""
+"""Steps that each of the two classes must have: a single step confirms nothing."""
+
+COMMON_SHARE = 0.9
+"""Share of a step's items that must all be longer than usual, or all shorter, for the step itself
+to be the reason, as in a first step that warms up. Sequence lengths differ between micro-batches,
+so they do not do that."""
 
 
-def faster_steps_baseline(value: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what each row takes in the faster of the two classes that its steps fall into.
+def faster_steps_baseline(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the median of the faster of the two classes into which each row's steps divide.
 
-    The classes are cut where ``k (n - k) (high - low)^2`` is largest, ``low`` being the upper
+    The classes are split so that ``k (n - k) (high - low)^2`` is largest, with ``low`` the upper
     median of the k fastest steps and ``high`` the lower median of the others. So the slow steps may
-    be few or nearly all, and a lone outlier on either side makes no class. Of a row without two
-    levels about the faster half is left.
+    be few or nearly all, and a single outlier on either side makes no class. If a row has no two
+    levels, about the faster half of its steps remains.
 
     Args:
-        value: Shape (rows, steps); NaN where unknown.
+        values: Shape (rows, steps); NaN if unknown.
 
     Returns:
         Same shape, equal along each row: the upper median of its faster class; the median of all
-        its steps where there are fewer than twice `MIN_BASELINE_STEPS`.
+        its steps if there are fewer than twice `MIN_BASELINE_STEPS`.
 
     Source:
         Otsu, "A threshold selection method from gray-level histograms" (1979): the largest
         variance between two classes; medians instead of means.
     """
-    if value.shape[1] == 1:  # the median of one is itself, of however many thousand rows
-        return np.broadcast_to(value, value.shape)
-    usual = np.array([_of_faster_class(row[~np.isnan(row)]) for row in value], dtype=np.float64)
-    return np.broadcast_to(usual.reshape(-1, 1), value.shape)
+    if values.shape[1] == 1:  # The median of one value is itself: skip thousands of rows.
+        return np.broadcast_to(values, values.shape)
+    usual = np.array([_faster_class_median(row[~np.isnan(row)]) for row in values], np.float64)
+    return np.broadcast_to(usual.reshape(-1, 1), values.shape)
 
 
-def _of_faster_class(known: NDArray[np.float64]) -> float:
+def _faster_class_median(known: NDArray[np.float64]) -> float:
     num = len(known)
     if not num:
         return float("nan")
@@ -55,15 +60,15 @@ def _of_faster_class(known: NDArray[np.float64]) -> float:
 
 
 def common_step_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return by how much each step's compute is longer than usual, where nearly all of it is.
+    """Return how much longer than usual the compute of a whole step is.
 
     Args:
-        ratio: Shape (items,): compute over what is usual for it.
+        ratio: Shape (items,): compute over its baseline.
         step: Shape (items,).
 
     Returns:
-        Shape (items,): the median of the step where `COMMON_SHARE` of its items lie above 1, or
-        below, else 1.
+        Shape (items,): the median of the item's step if `COMMON_SHARE` of the step's items are
+        above 1, or below, else 1.
     """
     number, num = factorize(step)
     median, count = group_medians(ratio, number, num)
@@ -74,18 +79,7 @@ def common_step_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> ND
     return found
 
 
-def step_medians(value: NDArray[np.float64], step: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return for each row the median of its step, shape and unit of ``value``."""
-    number, num = factorize(step)
-    return group_medians(value, number, num)[0][number]
-
-
-def medians_by_key(value: NDArray[Any], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """Return for each row the median over the rows with its key, shape and unit of ``value``."""
+def medians_by_key(values: NDArray[Any], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """Return for each row the median of the rows with its key, in the unit of ``values``."""
     group, num_groups = factorize(*key)
-    return group_medians(value, group, num_groups)[0][group]
-
-
-COMMON_SHARE = 0.9
-"""Share of a step's compute that must be longer than usual, or shorter, for the step to be so:
-a first step that warms up. Lengths differ from micro-batch to micro-batch."""
+    return group_medians(values, group, num_groups)[0][group]

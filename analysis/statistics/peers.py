@@ -1,4 +1,4 @@
-"""How long each rank computed in each step, and how long its peers say it should have."""
+"""Comparison with peers: how long each rank computed, and how long its peers needed."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from ..replay.model import ComputeItems
 
 MIN_PEERS = 3
-"""Peers that a verdict on one rank needs. Source: design.md section 5, least evidence."""
+"""Peers that a diagnosis of one rank needs. Source: design.md section 5, least evidence."""
 
 EQUAL_WORK_RATIO = 0.10
-"""Stages whose typical compute differs by less than this count as doing equal work: any excess
-below it would be no finding of `stage-imbalance` either."""
+"""Stages do equal work if their typical compute differs by less than this: a smaller difference
+would be no finding of `stage-imbalance` either."""
 
 NUM_EARLIER_STEPS = 3
-"""Earlier steps that a rank can be compared with when it has too few peers."""
+"""First steps of a rank that serve as its baseline if it has too few peers."""
 
 
 class Basis(Enum):
-    """What a rank's compute is compared with."""
+    """The baseline that the compute of a rank is compared with."""
 
     PEERS = "the other ranks of its stage"
     FEW_PEERS = "the few other ranks of its stage, which agree with stages of equal work"
@@ -44,7 +44,7 @@ class Basis(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeProfile:
-    """Compute by rank and step. NaN where a rank computed nothing in a step."""
+    """Compute by rank and step, and what it is compared with."""
 
     ranks: NDArray[np.int32]
     """Ascending, the rows of the matrices."""
@@ -56,19 +56,20 @@ class ComputeProfile:
     """Shape (ranks,)."""
 
     total_ns: NDArray[np.float64]
-    """Shape (ranks, steps): the median micro-batch of each kind and chunk, times their number.
+    """Shape (ranks, steps): for each kind and chunk the median micro-batch times their number,
+    summed; NaN if the rank computed nothing in the step.
 
-    The median keeps a single pause in one micro-batch from looking like a slow rank.
+    With the median, a single pause in one micro-batch does not make a rank look slow.
     """
 
     expected_ns: NDArray[np.float64]
-    """Shape (ranks, steps): what the rank is compared with; NaN where there is nothing."""
+    """Shape (ranks, steps): the baseline of the rank; NaN if there is none."""
 
     basis: tuple[Basis, ...]
     """Shape (ranks,)."""
 
     is_evened: bool = False
-    """Whether compute is told as it would be with micro-batches of equal length."""
+    """Whether the compute is as it would be if all micro-batches had equal length."""
 
     @property
     def excess_ratio(self) -> NDArray[np.float64]:
@@ -80,12 +81,17 @@ class ComputeProfile:
 def compare_with_peers(
     items: ComputeItems, coords: Mapping[int, Coords], *, is_evened: bool = False
 ) -> ComputeProfile:
-    """Compare each rank with its peers, step by step.
+    """Compare the compute of each rank with that of its peers, step by step.
+
+    A stage with more than `MIN_PEERS` ranks has peers enough: each rank is compared with the median
+    of the others. In a smaller one the few peers count if stages of equal work confirm them; a rank
+    alone in its stage is compared with those stages; and if neither is possible, with its own first
+    steps.
 
     Args:
-        items: Compute of each rank by micro-batch, waits cut out.
+        items: Compute of each rank by micro-batch, without waits.
         coords: Position of each rank; its stage is ``coords[rank].pp``.
-        is_evened: Whether the items are those of `analysis.causes.lengths_known`.
+        is_evened: Whether the items are as if all micro-batches had equal length.
     """
     ranks, steps = sorted_unique(items.rank), sorted_unique(items.step)
     total = _totals(items, ranks, steps)
@@ -109,7 +115,7 @@ def compare_with_peers(
 def _totals(
     items: ComputeItems, ranks: NDArray[np.int32], steps: NDArray[np.int32]
 ) -> NDArray[np.float64]:
-    """Sum over (kind, chunk) the median item times the number of items."""
+    """Return, for each rank and step, the sum over (kind, chunk) of median times number."""
     cell = find_positions(items.rank, ranks) * len(steps) + find_positions(items.step, steps)
     group, num_groups = factorize(cell, items.kind, items.chunk)
     median, num = group_medians(items.self_ns, group, num_groups)
@@ -129,7 +135,7 @@ def _compare_stage(
     expected: NDArray[np.float64],
     basis: list[Basis],
 ) -> None:
-    """Fill in what the ranks of one stage are compared with."""
+    """Fill in ``expected`` and ``basis`` for the ranks of one stage."""
     others = np.flatnonzero(stage != stage[rows[0]])
     is_last = bool(stage[rows[0]] == stage.max()) and len(others) > 0
     if len(rows) > MIN_PEERS:
@@ -139,40 +145,46 @@ def _compare_stage(
         return
     level = np.nanmedian(total, axis=1)
     for row in rows:
-        mates = rows[rows != row]
-        peers = _confirmed_mates(level, mates, others) if len(mates) else others[:0]
+        few = rows[rows != row]
+        peers = _confirmed_peers(level, few, others) if len(few) else others[:0]
         basis[row] = Basis.FEW_PEERS
-        # A last stage alone may well have more to do (the output head).
-        if not len(mates) and not is_last:
-            peers = _agreeing(level, others)
+        # The last stage may have more work than the others: the output head.
+        if not len(few) and not is_last:
+            peers = _majority(level, others)
             basis[row] = Basis.STAGES
         if len(peers):
             expected[row] = row_medians(total[peers].T)
         elif total.shape[1] > NUM_EARLIER_STEPS:
-            expected[row] = _own_earlier(total, row)
+            expected[row] = _earlier_baseline(total, row)
             basis[row] = Basis.EARLIER
         else:
             basis[row] = Basis.NOTHING
 
 
-def _confirmed_mates(
-    level: NDArray[np.float64], mates: NDArray[np.int64], others: NDArray[np.int64]
+def _confirmed_peers(
+    level: NDArray[np.float64], few: NDArray[np.int64], others: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the mates that a rank can be held against: one or two alone prove nothing.
+    """Return the few peers that are confirmed: one or two ranks alone prove nothing.
 
-    They count when, with the ranks of other stages that do as much work, at
-    least `MIN_PEERS` agree.
+    Args:
+        level: Shape (ranks,): typical compute of each rank.
+        few: The other ranks of the stage.
+        others: The ranks of other stages.
+
+    Returns:
+        The peers that agree with the fastest of them; none unless `MIN_PEERS` ranks agree with it,
+        ranks of other stages included.
     """
-    fastest = level[mates].min()
-    alike = np.abs(level / fastest - 1.0) < EQUAL_WORK_RATIO
-    agreeing: NDArray[np.int64] = mates[alike[mates]]
-    if len(agreeing) + int(alike[others].sum()) < MIN_PEERS:
-        return mates[:0]
+    fastest = level[few].min()
+    is_alike = np.abs(level / fastest - 1.0) < EQUAL_WORK_RATIO
+    agreeing: NDArray[np.int64] = few[is_alike[few]]
+    if len(agreeing) + int(is_alike[others].sum()) < MIN_PEERS:
+        return few[:0]
     return agreeing
 
 
-def _own_earlier(total: NDArray[np.float64], row: int) -> NDArray[np.float64]:
-    """Return a rank's first steps, scaled by how the job as a whole went on from there."""
+def _earlier_baseline(total: NDArray[np.float64], row: int) -> NDArray[np.float64]:
+    """Return the median of a rank's first steps, scaled by how all other ranks changed since."""
     early = row_medians(total[:, :NUM_EARLIER_STEPS])[:, None]
     others = np.delete(total / early, row, axis=0)
     common = row_medians(others.T) if len(others) else np.ones(total.shape[1])
@@ -180,8 +192,8 @@ def _own_earlier(total: NDArray[np.float64], row: int) -> NDArray[np.float64]:
     return own
 
 
-def _agreeing(level: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the rows whose level is that of most of them; all the others' work is unlike."""
+def _majority(level: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the rows whose level is that of most of them; none if they have no majority."""
     if not len(rows):
         return rows
     typical = np.sort(level[rows])[(len(rows) - 1) // 2]
@@ -190,19 +202,19 @@ def _agreeing(level: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np
     return agreeing if enough else rows[:0]
 
 
-def median_of_peers(value: NDArray[np.float64]) -> NDArray[np.float64]:
+def median_of_peers(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return, for each row and column, the median of the other rows of that column.
 
     Args:
-        value: Shape (rows, columns), at least 2 rows; NaN sorts last and counts as absent only
-            where a whole row is missing.
+        values: Shape (rows, columns), at least 2 rows. NaN counts as the largest value of its
+            column.
 
     Returns:
         Same shape.
     """
-    num = len(value)
-    order = np.argsort(value, axis=0)
-    ranked = np.take_along_axis(value, order, axis=0)
+    num = len(values)
+    order = np.argsort(values, axis=0)
+    ranked = np.take_along_axis(values, order, axis=0)
     place = np.empty_like(order)
     np.put_along_axis(place, order, np.arange(num)[:, None], axis=0)
     low, high = (num - 2) // 2, (num - 1) // 2

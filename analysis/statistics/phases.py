@@ -1,8 +1,8 @@
-"""Rows of a matrix (ranks, links, ...) that stand out for a while, told from noise.
+"""Phases: consecutive steps in which a row of a matrix (a rank, a link, ...) is above the noise.
 
-Each row holds, step by step, how much longer something took than expected
-(0.1 for 10 %). What is looked for are *phases*: runs of steps in which a row
-lies clear of the noise.
+A row holds, step by step, how much longer something took than expected: 0.1 for 10 %. A *lasting*
+phase has `MIN_LASTING_STEPS` steps or more. A *short* one must also exceed what any other row ever
+shows.
 """
 
 from __future__ import annotations
@@ -19,38 +19,43 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MIN_EXCESS_RATIO = 0.09
-"""A measured excess from which a finding is due in even one step: what is 10 % (design.md section
-5) may be measured a point lower."""
+"""Measured excess from which even a single step is a finding. The requirement is 10 % (design.md
+section 5), which may be measured a percentage point lower."""
 
 PERSISTENT_RATIO = 0.05
-"""An excess below which not even a persistent one is told: healthy devices of one kind differ by
-a few percent. Source: arXiv 2402.15627 calls machines slow from about 10 % on."""
+"""Excess below which not even a persistent phase is a finding: healthy devices of one kind differ
+by a few percent. Source: arXiv 2402.15627 calls machines slow from about 10 % on."""
 
 FEW_PEERS_PERSISTENT_RATIO = 0.075
-"""The same where there is little to compare with."""
+"""The same for a row with few peers."""
 
 MIN_PERSISTENT_STEPS = 5
-"""Steps that an excess below `MIN_EXCESS_RATIO` must last; `MIN_LASTING_STEPS` where it stands
-clear of what all other rows ever showed."""
+"""Steps that an excess below `MIN_EXCESS_RATIO` must last; `MIN_LASTING_STEPS` if it also exceeds
+`PEER_PEAK_FACTOR` times what the other rows ever show."""
 
 MIN_LASTING_STEPS = 3
-"""A phase shorter than this must also stand clear of what all other rows ever showed."""
+"""Steps of a lasting phase."""
 
 PEER_PEAK_FACTOR = 1.5
+"""Factor over the highest excess of the other rows that a short phase must reach."""
 
 MAX_FAULTY_SHARE = 0.005
-"""Share of many rows that may be at fault at once: arXiv 2402.15627 saw as many slow machines."""
+"""Share of the rows that may be at fault at once: arXiv 2402.15627 saw as many slow machines."""
 
 PHASE_LEVELS = (0.06, 0.2, 0.6)
-"""Excesses at which a phase is looked for: half of one parts slow steps from usual ones."""
+"""Excesses for which phases are searched: half of each separates slow steps from usual ones."""
 
 MEDIAN_STANDARD_ERROR = 1.2533
 """Standard error of a median over that of a mean, for normal noise."""
 
+MAX_EXACT_ROWS = 64
+"""Rows up to which each one is left out of the deviation that it is judged by. Among more rows, one
+changes neither median."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A row's steps, columns ``first`` to ``last``, that lie clear of the noise."""
+    """Steps of a row, columns ``first`` to ``last``, that are above the noise."""
 
     row: int
     first: int
@@ -59,23 +64,51 @@ class Phase:
     """Median over the phase."""
 
     deviation: float
-    """One robust deviation of the excess when nothing is wrong."""
+    """Robust deviation of the excess while nothing is wrong."""
 
     threshold: float
-    """What the excess had to exceed."""
+    """The excess that was required."""
 
     columns: tuple[int, ...] | None = None
-    """Columns that lie clear, where those between them do not; None: all."""
+    """The columns above the noise, if those between them are not; None: all of the phase."""
 
     @property
     def num_steps(self) -> int:
-        """Columns of the phase."""
+        """Columns from the first to the last."""
         return self.last - self.first + 1
 
     @property
     def margin(self) -> float:
-        """How far the excess lies above its threshold, as a factor."""
+        """The excess over its threshold, as a factor."""
         return self.excess_ratio / self.threshold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """A matrix and what is known of its noise."""
+
+    excess: NDArray[np.float64]
+    """Shape (rows, steps); NaN if unknown."""
+
+    has_few_peers: NDArray[np.bool_]
+    """Shape (rows,)."""
+
+    partners: NDArray[np.int64]
+    """Shape (rows,)."""
+
+    deviation: float
+    deviations: float
+    """Deviations that are significant in a matrix of this size."""
+
+    def phase(self, row: int, first: int, last: int, *, excess: float, threshold: float) -> Phase:
+        return Phase(
+            row=row,
+            first=first,
+            last=last,
+            excess_ratio=excess,
+            deviation=self.deviation,
+            threshold=threshold,
+        )
 
 
 def find_phases(
@@ -86,32 +119,23 @@ def find_phases(
     deviation: float | None = None,
     may_vary: bool = False,
 ) -> tuple[Phase, ...]:
-    """Find the rows that stand out, lastingly or in some steps; one phase a row.
+    """Find the rows that are above the noise, for long or in some steps; one phase a row.
 
-    Lasting phases are looked for first. What remains of the other rows then
-    tells how far a short phase must stand out.
+    Lasting phases are searched first. The rows without one then show how high a short phase of
+    another row must be.
 
     Args:
-        excess: Shape (rows, steps); NaN where unknown.
-        has_few_peers: Shape (rows,): rows with so little to compare with that only
-            `MIN_EXCESS_RATIO` counts.
-        min_steps: Phases of fewer steps are not told.
-        deviation: Of the noise, where it is known; None: from the changes between steps.
-        may_vary: Whether a phase's own changes are part of it, and no noise.
+        excess: Shape (rows, steps); NaN if unknown.
+        has_few_peers: Shape (rows,): rows with so few peers that only `MIN_EXCESS_RATIO` counts.
+        min_steps: Leave out shorter phases.
+        deviation: Robust deviation of the noise; None: estimate it from the changes between steps.
+        may_vary: Whether changes within a phase belong to it, rather than to the noise.
 
     Returns:
         By row, ascending.
     """
-    if deviation is None:
-        deviation = step_deviation(excess[~np.isnan(excess).all(axis=1)])
-    lasting, short = _phases(
-        excess,
-        has_few_peers=np.zeros(len(excess), dtype=np.bool_)
-        if has_few_peers is None
-        else has_few_peers,
-        deviation=deviation,
-        may_vary=may_vary,
-        partners=np.arange(len(excess)),
+    lasting, short = _search(
+        excess, has_few_peers=has_few_peers, deviation=deviation, may_vary=may_vary
     )
     found = (*lasting, *(short if min_steps < MIN_LASTING_STEPS else ()))
     return tuple(
@@ -125,162 +149,147 @@ def find_recurring_phases(
     has_few_peers: NDArray[np.bool_],
     partners: NDArray[np.int64] | None = None,
 ) -> tuple[Phase, ...]:
-    """Find what `find_phases` does; short phases of one row are one, from the first to the last.
+    """Find phases as `find_phases` does, and join the short ones of a row into one.
+
+    A row that is slow in every seventh step has one phase from the first of these steps to the
+    last, with only these steps in `Phase.columns`.
 
     Args:
-        excess: Shape (rows, steps); NaN where unknown.
-        has_few_peers: Shape (rows,): as there.
-        partners: Shape (rows,): rows of equal number show the same thing, so what one shows says as
-            little of the others' noise as of its own; None: no two do.
+        excess: Shape (rows, steps); NaN if unknown.
+        has_few_peers: Shape (rows,): rows with so few peers that only `MIN_EXCESS_RATIO` counts.
+        partners: Shape (rows,): rows of equal number show the same thing, so none of them is noise
+            to another; None: no two do.
     """
-    lasting, short = _phases(
-        excess,
-        has_few_peers=has_few_peers,
-        deviation=step_deviation(excess[~np.isnan(excess).all(axis=1)]),
-        may_vary=False,
-        partners=np.arange(len(excess)) if partners is None else partners,
-    )
-    found = (*lasting, *(_recurring(each, excess[each.row]) for each in short))
+    lasting, short = _search(excess, has_few_peers=has_few_peers, partners=partners)
+    found = (*lasting, *(_joined(each, excess[each.row]) for each in short))
     return tuple(sorted(found, key=lambda each: each.row))
 
 
-def _phases(
+def _search(
     excess: NDArray[np.float64],
     *,
-    has_few_peers: NDArray[np.bool_],
-    deviation: float,
-    may_vary: bool,
-    partners: NDArray[np.int64],
+    has_few_peers: NDArray[np.bool_] | None = None,
+    partners: NDArray[np.int64] | None = None,
+    deviation: float | None = None,
+    may_vary: bool = False,
 ) -> tuple[tuple[Phase, ...], tuple[Phase, ...]]:
     """Return the lasting phases, and the short ones of all other rows."""
     known = np.flatnonzero(~np.isnan(excess).all(axis=1))
+    if deviation is None:
+        deviation = step_deviation(excess[known])
     if np.isnan(deviation):
         return (), ()
-    clear = required_deviations(excess[known].size)
-    lasting = _lasting(
-        excess[known],
-        has_few_peers[known],
-        (deviation, clear),
-        may_vary=may_vary,
-        partners=partners[known],
+    num_rows = len(excess)
+    search = _Search(
+        excess=excess,
+        has_few_peers=np.zeros(num_rows, np.bool_) if has_few_peers is None else has_few_peers,
+        partners=np.arange(num_rows) if partners is None else partners,
+        deviation=deviation,
+        deviations=required_deviations(excess[known].size),
     )
-    found = {int(known[place]): phase for place, phase in lasting.items()}
-    calm = np.array([row for row in known.tolist() if row not in found], dtype=np.int64)
-    short = _short(excess, calm, (deviation, clear), partners)
-
-    def phases(rows: dict[int, tuple[int, int, float, float]]) -> tuple[Phase, ...]:
-        return tuple(
-            Phase(
-                row=row,
-                first=first,
-                last=last,
-                excess_ratio=middle,
-                deviation=deviation,
-                threshold=threshold,
-            )
-            for row, (first, last, middle, threshold) in rows.items()
-        )
-
-    return phases(found), phases(short)
+    lasting = _lasting_phases(search, known, may_vary=may_vary)
+    others = np.array([row for row in known.tolist() if row not in lasting], dtype=np.int64)
+    return tuple(lasting.values()), _short_phases(search, others)
 
 
-def _recurring(phase: Phase, excess: NDArray[np.float64]) -> Phase:
-    """Return a short phase with all other steps of its row that lie as clear of the noise.
-
-    What is slow in every seventh step began with the first and has not ended before the last.
-    """
+def _joined(phase: Phase, excess: NDArray[np.float64]) -> Phase:
+    """Return a short phase with all other steps of its row that are as far above the noise."""
     known = np.nan_to_num(excess, nan=-np.inf)
     inside = np.arange(phase.first, phase.last + 1)
     if phase.excess_ratio < phase.threshold:
-        # Steps far above the noise outweigh those between them, which do not show it.
+        # Steps far above the noise outweigh those between them, which are not above it.
         inside = inside[known[inside] >= phase.threshold / 2]
-    shown = np.union1d(np.flatnonzero(known >= phase.threshold), inside)
+    columns = np.union1d(np.flatnonzero(known >= phase.threshold), inside)
+    is_whole = len(columns) == columns[-1] - columns[0] + 1
     return replace(
         phase,
-        first=int(shown[0]),
-        last=int(shown[-1]),
-        excess_ratio=float(np.nanmedian(excess[shown])),
-        columns=None if len(shown) == shown[-1] - shown[0] + 1 else tuple(shown.tolist()),
+        first=int(columns[0]),
+        last=int(columns[-1]),
+        excess_ratio=float(np.nanmedian(excess[columns])),
+        columns=None if is_whole else tuple(columns.tolist()),
     )
 
 
-def _lasting(
-    excess: NDArray[np.float64],
-    has_few_peers: NDArray[np.bool_],
-    noise: tuple[float, float],
-    *,
-    may_vary: bool,
-    partners: NDArray[np.int64],
-) -> dict[int, tuple[int, int, float, float]]:
-    """Return (first, last, median, threshold) of each row's surest phase of several steps."""
-    deviation, clear = noise
-    between = _deviation_of_others(row_medians(excess))
-    unseen = np.where(
-        has_few_peers, np.inf, PEER_PEAK_FACTOR * _highest_of_others(excess, partners)
-    )
-    best: dict[int, tuple[int, int, float, float]] = {}
+def _lasting_phases(
+    search: _Search, rows: NDArray[np.int64], *, may_vary: bool
+) -> dict[int, Phase]:
+    """Return, by row, the lasting phase with the largest margin."""
+    excess, few = search.excess[rows], search.has_few_peers[rows]
+    between_rows = search.deviations * _deviation_of_others(row_medians(excess))
+    peer_peak = PEER_PEAK_FACTOR * _highest_of_others(excess, search.partners[rows])
+    best: dict[int, Phase] = {}
     for level in PHASE_LEVELS:
         first, last = max_subarrays(excess - level / 2)
-        # Once more, at half of what was found: that is where it begins and ends.
+        # Again at half of the excess that was found: that is where the phase begins and ends.
         middle = row_medians(_inside(excess, first, last))
         first, last = max_subarrays(excess - middle[:, None] / 2)
         phase = _inside(excess, first, last)
-        num = (~np.isnan(phase)).sum(axis=1)
+        num_steps = (~np.isnan(phase)).sum(axis=1)
         middle = row_medians(phase)
         spread = DEVIATION_PER_MAD * row_medians(np.abs(phase - middle[:, None]))
         if may_vary:
             spread = np.zeros_like(spread)
-        error = MEDIAN_STANDARD_ERROR * np.maximum(spread, deviation) / np.sqrt(np.maximum(num, 1))
-        # Unlike stages, or one rank's few first steps, are too thin a ground for little.
-        least = np.where(has_few_peers, FEW_PEERS_PERSISTENT_RATIO, PERSISTENT_RATIO)
-        brief = np.minimum(np.maximum(least, unseen), MIN_EXCESS_RATIO)
-        least = np.where(num >= MIN_PERSISTENT_STEPS, least, brief)
-        threshold = np.maximum(least, clear * error)
-        threshold = np.maximum(threshold, clear * between)
-        for row in np.flatnonzero((num >= MIN_LASTING_STEPS) & (middle >= threshold)).tolist():
-            found = (int(first[row]), int(last[row]), float(middle[row]), float(threshold[row]))
-            if row not in best or found[2] / found[3] > best[row][2] / best[row][3]:
+        standard_error = (
+            MEDIAN_STANDARD_ERROR
+            * np.maximum(spread, search.deviation)
+            / np.sqrt(np.maximum(num_steps, 1))
+        )
+        # Stages of unlike work, or a rank's own first steps, are too weak a baseline for less.
+        persistent = np.where(few, FEW_PEERS_PERSISTENT_RATIO, PERSISTENT_RATIO)
+        above_peers = np.maximum(persistent, np.where(few, np.inf, peer_peak))
+        brief = np.minimum(above_peers, MIN_EXCESS_RATIO)
+        threshold = np.where(num_steps >= MIN_PERSISTENT_STEPS, persistent, brief)
+        threshold = np.maximum(threshold, search.deviations * standard_error)
+        threshold = np.maximum(threshold, between_rows)
+        for k in np.flatnonzero((num_steps >= MIN_LASTING_STEPS) & (middle >= threshold)).tolist():
+            row = int(rows[k])
+            found = search.phase(
+                row,
+                int(first[k]),
+                int(last[k]),
+                excess=float(middle[k]),
+                threshold=float(threshold[k]),
+            )
+            if row not in best or found.margin > best[row].margin:
                 best[row] = found
     return best
 
 
-def _short(
-    excess: NDArray[np.float64],
-    calm: NDArray[np.int64],
-    noise: tuple[float, float],
-    partners: NDArray[np.int64],
-) -> dict[int, tuple[int, int, float, float]]:
-    """Return (first, last, median, threshold) of the calm rows' steps that stand out of all."""
-    if not len(calm):
-        return {}
-    deviation, clear = noise
-    peak = np.nanmax(excess[calm], axis=1)
-    others = _highest_of_others(excess[calm], partners[calm])
-    threshold_of = np.maximum(max(MIN_EXCESS_RATIO, clear * deviation), PEER_PEAK_FACTOR * others)
-    found = {}
-    for place in np.flatnonzero(peak >= threshold_of).tolist():
-        threshold = float(threshold_of[place])
-        row = excess[calm[place]]
-        (first,), (last,) = max_subarrays(row[None] - threshold / 2)
-        middle = float(np.nanmedian(row[first : last + 1]))
-        found[int(calm[place])] = (int(first), int(last), middle, threshold)
-    return found
+def _short_phases(search: _Search, rows: NDArray[np.int64]) -> tuple[Phase, ...]:
+    """Return the phases, of any length, that exceed what all other of these rows ever show."""
+    if not len(rows):
+        return ()
+    excess = search.excess[rows]
+    peak = np.nanmax(excess, axis=1)
+    peer_peak = PEER_PEAK_FACTOR * _highest_of_others(excess, search.partners[rows])
+    least = max(MIN_EXCESS_RATIO, search.deviations * search.deviation)
+    thresholds = np.maximum(least, peer_peak)
+    found = []
+    for k in np.flatnonzero(peak >= thresholds).tolist():
+        threshold = float(thresholds[k])
+        (first,), (last,) = max_subarrays(excess[k][None] - threshold / 2)
+        middle = float(np.nanmedian(excess[k][first : last + 1]))
+        found.append(
+            search.phase(int(rows[k]), int(first), int(last), excess=middle, threshold=threshold)
+        )
+    return tuple(found)
 
 
 def _highest_of_others(
     excess: NDArray[np.float64], partners: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return what the other rows show at most in any step, but for a few that may be at fault.
+    """Return the highest excess of the other rows in any step, except a few that may be at fault.
 
     Args:
         excess: Shape (rows, steps).
-        partners: Shape (rows,): rows of equal number are no others of each other.
+        partners: Shape (rows,): rows of equal number are no others of each other, unless all rows
+            are partners.
     """
     if not len(excess):
         return np.zeros(0)
     _, number = np.unique(partners, return_inverse=True)
     if not number.any():
-        number = np.arange(len(excess))  # All are partners: they have but each other.
+        number = np.arange(len(excess))
     peak = np.full(int(number.max()) + 1, -np.inf)
     np.maximum.at(peak, number, np.nanmax(excess, axis=1))
     highest = np.sort(peak)[::-1]
@@ -292,11 +301,10 @@ def _highest_of_others(
 
 
 def max_subarrays(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return, for each row, the (first, last) columns of the run with the largest sum.
+    """Return, for each row, the (first, last) of the consecutive columns with the largest sum.
 
-    With values measured from a threshold this is where a slow phase begins
-    and ends: a lone dip inside does not split it, a lone spike far away does
-    not stretch it.
+    Of values above a threshold, these are the steps of a slow phase: one fast step inside does not
+    split it, and one slow step far away does not extend it.
 
     Args:
         values: Shape (rows, steps), at least one step; NaN counts as 0.
@@ -322,18 +330,15 @@ def max_subarrays(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArr
 def _inside(
     values: NDArray[np.float64], first: NDArray[np.int64], last: NDArray[np.int64]
 ) -> NDArray[np.float64]:
+    """Return the values between two columns of each row, and NaN outside."""
     column = np.arange(values.shape[1])
     inside = (column >= first[:, None]) & (column <= last[:, None])
     return np.where(inside, values, np.nan)
 
 
 def _deviation_of_others(levels: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return, for each row, the robust deviation between the other rows' levels.
-
-    Among many rows one more or less changes neither median, so all rows share one.
-    """
-    few = 64
-    if len(levels) > few:
+    """Return, for each row, the robust deviation between the levels of the other rows."""
+    if len(levels) > MAX_EXACT_ROWS:
         return np.full(len(levels), robust_deviation(levels))
     return np.array(
         [

@@ -1,4 +1,4 @@
-"""Whether a phase of one row differs from the row's other steps, and how sure its level is."""
+"""Student's t test for phases: are these steps slower than the others of their series?"""
 
 from __future__ import annotations
 
@@ -18,53 +18,61 @@ if TYPE_CHECKING:
 
 
 def is_significant(
-    values: NDArray[np.float64], phase: Phase, *, num_series: int, min_deviation: float = 0.0
+    series: NDArray[np.float64], phase: Phase, *, num_series: int, min_deviation: float = 0.0
 ) -> bool:
-    """Tell whether a phase differs from the row's other steps by more than both vary.
+    """Return whether a phase is slower than the other steps of its series, beyond chance.
 
-    Of a noisy row some run of steps always lies above its faster ones. Student's t of the two
-    means, with what is added for having looked at each step of each row; outliers only make it
-    smaller.
-
-    Args:
-        values: Shape (steps,): the row; NaN where unknown.
-        phase: A run of its steps.
-        num_series: Rows that the phase was looked for in.
-        min_deviation: What each value is unsure by at least, where that is known otherwise.
-    """
-    columns = np.arange(len(values))
-    within = (columns >= phase.first) & (columns <= phase.last) & ~np.isnan(values)
-    inside, outside = values[within], values[~within & ~np.isnan(values)]
-    if len(outside) < MIN_BASELINE_STEPS:
-        return False
-    spread = np.concatenate((inside - inside.mean(), outside - outside.mean())).std(ddof=2)
-    error = np.sqrt(1 / len(inside) + 1 / len(outside))
-    difference = inside.mean() - outside.mean()
-    num = num_series * len(values)
-    clear = required_t(num, len(inside) + len(outside) - 2)
-    least = max(clear * spread, required_deviations(num) * min_deviation)
-    return bool(difference >= least * error)
-
-
-def level_standard_error(ratio: NDArray[np.float64]) -> float:
-    """Return the standard error of a step's median over the links, by what the links differ by.
-
-    By luck a few levels lie closer together from step to step than each of them is sure.
+    Two-sample t test with pooled variance. The critical value is raised for having tested every
+    step of every series (Bonferroni), because some consecutive steps of a noisy series are always
+    above its faster ones. Outliers widen the pooled deviation, so they only make the test stricter.
 
     Args:
-        ratio: Shape (links, steps): each link over what is usual for it.
+        series: Shape (steps,): the value of one rank or link in each step; NaN if unknown.
+        phase: The steps under test.
+        num_series: Number of series that were searched for phases.
+        min_deviation: Lower bound of the standard deviation of a value, if known from elsewhere.
 
     Returns:
-        0.0 with one link alone, or one in each step: then only the changes from step to step tell.
+        False if fewer than `MIN_BASELINE_STEPS` steps remain to compare with.
+
+    Source:
+        Student (1908); Bonferroni correction over ``num_series`` x steps tests.
     """
-    known = ratio[~np.isnan(ratio).all(axis=1)]
-    num = len(known)
-    if num < 2:  # noqa: PLR2004
+    steps = np.arange(len(series))
+    in_phase = (steps >= phase.first) & (steps <= phase.last) & ~np.isnan(series)
+    tested, baseline = series[in_phase], series[~in_phase & ~np.isnan(series)]
+    if len(baseline) < MIN_BASELINE_STEPS:
+        return False
+    residuals = np.concatenate((tested - tested.mean(), baseline - baseline.mean()))
+    standard_error = np.sqrt(1 / len(tested) + 1 / len(baseline))
+    num_tests = num_series * len(series)
+    critical_t = required_t(num_tests, degrees_of_freedom=len(residuals) - 2)
+    threshold = max(
+        critical_t * residuals.std(ddof=2), required_deviations(num_tests) * min_deviation
+    )
+    return bool(tested.mean() - baseline.mean() >= threshold * standard_error)
+
+
+def level_standard_error(ratios: NDArray[np.float64]) -> float:
+    """Return the standard error of a step's median over links, from how much the links differ.
+
+    By luck a few levels can differ less from step to step than each of them is uncertain.
+
+    Args:
+        ratios: Shape (links, steps): transfer time of each link over its usual one; NaN if unknown.
+
+    Returns:
+        0.0 if fewer than two links are known, or no step has two: the noise between steps is then
+        the only evidence.
+    """
+    known = ratios[~np.isnan(ratios).all(axis=1)]
+    num_links = len(known)
+    if num_links < 2:  # noqa: PLR2004
         return 0.0
-    # Each against the others, whose mean would vary by 1 / (n - 1) of what a link does.
-    residual = (known / median_of_peers(known) - 1.0) * np.sqrt((num - 1) / num)
-    if np.isnan(residual).all():
-        return 0.0  # each step has one link alone
-    # Less than half of the links may be slow otherwise than the others.
-    deviation = float(np.nanmedian(np.abs(residual))) / NORMAL_MEDIAN
-    return MEDIAN_STANDARD_ERROR * deviation / float(np.sqrt(num))
+    # A residual against the others varies by n / (n - 1) of what one link does: scale it back.
+    residuals = (known / median_of_peers(known) - 1.0) * np.sqrt((num_links - 1) / num_links)
+    if np.isnan(residuals).all():
+        return 0.0
+    # Median absolute deviation: up to half of the links may be slow for another reason.
+    deviation = float(np.nanmedian(np.abs(residuals))) / NORMAL_MEDIAN
+    return MEDIAN_STANDARD_ERROR * deviation / float(np.sqrt(num_links))

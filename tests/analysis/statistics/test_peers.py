@@ -22,7 +22,7 @@ from rankscope.tracer.topology import Coords
         )
     )
 )
-def test_each_row_is_held_against_the_median_of_the_others(rows: list[list[int]]) -> None:
+def test_each_row_is_compared_with_the_median_of_the_others(rows: list[list[int]]) -> None:
     value = np.array(rows, dtype=np.float64)
 
     found = median_of_peers(value)
@@ -32,7 +32,7 @@ def test_each_row_is_held_against_the_median_of_the_others(rows: list[list[int]]
 
 
 def profile(times: dict[int, list[float]], *, stage_of: dict[int, int]) -> ComputeProfile:
-    """One forward micro-batch a step; ``times`` by rank, one for each step."""
+    """Return a profile with one forward micro-batch a step; ``times`` by rank, one a step."""
     rows = [(rank, step, ns) for rank, steps in times.items() for step, ns in enumerate(steps)]
     rank, step, ns = (list(column) for column in zip(*rows, strict=True))
     zero = np.zeros(len(rows))
@@ -47,14 +47,14 @@ def profile(times: dict[int, list[float]], *, stage_of: dict[int, int]) -> Compu
     return compare_with_peers(items, {r: Coords(pp=s) for r, s in stage_of.items()})
 
 
-def test_a_rank_with_three_peers_in_its_stage_is_held_against_them() -> None:
+def test_a_rank_with_three_peers_in_its_stage_is_compared_with_them() -> None:
     found = profile({0: [10], 1: [10], 2: [18], 3: [12]}, stage_of=dict.fromkeys(range(4), 0))
 
     assert found.basis == (Basis.PEERS,) * 4
     assert found.excess_ratio[2].tolist() == [pytest.approx(0.8)]
 
 
-def test_one_stage_mate_counts_where_other_stages_agree_with_it() -> None:
+def test_a_single_peer_counts_if_other_stages_agree_with_it() -> None:
     times = {0: [10.0], 1: [18.0], 2: [10.0], 3: [10.0]}
 
     found = profile(times, stage_of={0: 0, 1: 0, 2: 1, 3: 1})
@@ -63,28 +63,28 @@ def test_one_stage_mate_counts_where_other_stages_agree_with_it() -> None:
     assert found.excess_ratio[1].tolist() == [pytest.approx(0.8)]
 
 
-def test_one_stage_mate_alone_proves_nothing() -> None:
+def test_a_single_peer_alone_proves_nothing() -> None:
     found = profile({0: [10.0], 1: [18.0]}, stage_of={0: 0, 1: 0})
 
     assert found.basis == (Basis.NOTHING, Basis.NOTHING)
     assert np.isnan(found.excess_ratio).all()
 
 
-def test_without_peers_a_rank_is_held_against_its_own_first_steps() -> None:
+def test_without_peers_a_rank_is_compared_with_its_own_first_steps() -> None:
     found = profile({0: [10] * 6, 1: [10, 10, 10, 15, 15, 15]}, stage_of={0: 0, 1: 0})
 
     assert found.basis == (Basis.EARLIER, Basis.EARLIER)
     assert found.excess_ratio[1].tolist() == pytest.approx([0, 0, 0, 0.5, 0.5, 0.5])
 
 
-def test_a_last_stage_alone_is_not_held_against_the_others() -> None:
-    # It may have the output head besides its layers.
+def test_a_last_stage_is_not_compared_with_the_others() -> None:
+    # It may have the output head in addition to its layers.
     found = profile({0: [10], 1: [10], 2: [10], 3: [15]}, stage_of={0: 0, 1: 1, 2: 2, 3: 3})
 
     assert found.basis[3] is Basis.NOTHING
 
 
-def test_a_single_pause_in_one_micro_batch_does_not_look_like_a_slow_rank() -> None:
+def test_a_single_pause_in_one_micro_batch_makes_no_slow_rank() -> None:
     num = 5
     items = ComputeItems(
         step=np.zeros(4 * num, np.int32),

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NONE = np.zeros(6, dtype=np.bool_)
-"""Of six rows none has little to compare with."""
+"""None of six rows has few peers."""
 
 
-def test_a_slow_phase_keeps_its_dip_and_leaves_the_far_spike_out() -> None:
+def test_a_phase_includes_a_fast_step_inside_and_no_far_slow_one() -> None:
     values = np.array([[-1.0, 2.0, -1.0, -1.0, -1.0, 1.0, 1.0, -0.5, 1.0, 1.0, -1.0]])
 
     first, last = max_subarrays(values)
@@ -31,7 +31,7 @@ def test_a_slow_phase_keeps_its_dip_and_leaves_the_far_spike_out() -> None:
 
 
 @given(st.lists(st.lists(st.integers(-20, 20), min_size=8, max_size=8), min_size=1, max_size=5))
-def test_no_other_run_of_steps_has_a_larger_sum(rows: list[list[int]]) -> None:
+def test_no_other_consecutive_steps_have_a_larger_sum(rows: list[list[int]]) -> None:
     first, last = max_subarrays(np.array(rows, dtype=np.float64))
 
     for values, begin, end in zip(rows, first.tolist(), last.tolist(), strict=True):
@@ -39,28 +39,28 @@ def test_no_other_run_of_steps_has_a_larger_sum(rows: list[list[int]]) -> None:
         assert sum(values[begin : end + 1]) == best
 
 
-def test_a_median_passes_over_the_unknown() -> None:
+def test_a_median_ignores_unknown_values() -> None:
     values = np.array([[3.0, np.nan, 1.0], [np.nan, np.nan, np.nan], [1.0, 2.0, 9.0]])
 
     assert np.array_equal(row_medians(values), [2.0, np.nan, 2.0], equal_nan=True)
 
 
 @pytest.mark.parametrize("excess", [np.empty((0, 8)), np.full((3, 8), np.nan)])
-def test_where_nothing_is_known_nobody_stands_out(excess: NDArray[np.float64]) -> None:
+def test_nothing_is_found_in_unknown_values(excess: NDArray[np.float64]) -> None:
     few = np.zeros(len(excess), dtype=np.bool_)
 
     assert find_phases(excess, deviation=0.01) == ()
     assert find_recurring_phases(excess, has_few_peers=few) == ()
 
 
-def test_links_of_which_each_step_has_one_have_no_error_of_their_own() -> None:
+def test_links_never_seen_in_the_same_step_have_no_standard_error() -> None:
     ratio = np.full((3, 6), np.nan)
     ratio[np.arange(6) % 3, np.arange(6)] = 1.0
 
     assert level_standard_error(ratio) == 0.0
 
 
-def test_a_row_that_stands_out_from_its_fourth_step_is_told_from_there() -> None:
+def test_a_phase_begins_at_the_first_slow_step() -> None:
     excess = np.zeros((6, 12))
     excess[2, 3:] = 0.2
 
@@ -69,7 +69,7 @@ def test_a_row_that_stands_out_from_its_fourth_step_is_told_from_there() -> None
     assert (phase.row, phase.first, phase.last, phase.excess_ratio) == (2, 3, 11, 0.2)
 
 
-def test_one_step_is_told_unless_longer_phases_are_asked_for() -> None:
+def test_a_single_step_is_found_unless_longer_phases_are_asked_for() -> None:
     excess = np.zeros((6, 12))
     excess[2, 3] = 0.2
 
@@ -84,8 +84,8 @@ def test_two_rows_that_both_reach_the_same_height_once_are_noise() -> None:
     assert find_phases(excess) == ()
 
 
-def test_a_row_slow_now_and_then_is_one_phase_from_the_first_time_to_the_last() -> None:
-    # GIVEN 30 %, 20 % and 40 % in every seventh step, and 4 % in one that is not clear of the noise
+def test_recurring_slow_steps_are_one_phase_from_the_first_to_the_last() -> None:
+    # GIVEN 30 %, 20 % and 40 % in every seventh step, and 4 % in one within the noise
     excess = np.zeros((6, 20))
     excess[2, [2, 9, 16]] = 0.3, 0.2, 0.4
     excess[2, 18] = 0.04
@@ -94,7 +94,7 @@ def test_a_row_slow_now_and_then_is_one_phase_from_the_first_time_to_the_last() 
 
     assert (phase.row, phase.first, phase.last) == (2, 2, 16)
     assert (phase.columns, phase.excess_ratio) == ((2, 9, 16), 0.3)
-    # AND without being asked for, or where it is slow throughout, nothing is put together
+    # AND they are joined neither by find_phases nor if all steps between are slow too
     (alone,) = find_phases(excess)
     assert (alone.first, alone.last, alone.columns) == (16, 16, None)
     excess[2, 2:17] = 0.3
@@ -102,7 +102,7 @@ def test_a_row_slow_now_and_then_is_one_phase_from_the_first_time_to_the_last() 
     assert (lasting.first, lasting.last, lasting.columns) == (2, 16, None)
 
 
-def test_steps_between_those_that_show_a_phase_are_none_of_it_though_these_outweigh_them() -> None:
+def test_steps_between_slow_ones_are_not_part_of_a_recurring_phase() -> None:
     excess = np.zeros((6, 16))
     excess[2, [2, 6, 10]] = 0.3, 0.2, 0.4
 
@@ -111,7 +111,7 @@ def test_steps_between_those_that_show_a_phase_are_none_of_it_though_these_outwe
     assert (phase.columns, phase.excess_ratio) == ((2, 6, 10), 0.3)
 
 
-def test_two_steps_next_to_each_other_show_a_phase_throughout() -> None:
+def test_two_consecutive_slow_steps_are_a_whole_phase() -> None:
     excess = np.zeros((6, 16))
     excess[2, 5:7] = 0.1, 0.4
 
@@ -120,7 +120,7 @@ def test_two_steps_next_to_each_other_show_a_phase_throughout() -> None:
     assert (phase.first, phase.last, phase.columns) == (5, 6, None)
 
 
-def test_rows_that_show_the_same_thing_are_no_noise_of_each_other() -> None:
+def test_partners_are_no_noise_to_each_other() -> None:
     # GIVEN rows 2 and 3, partners, that both reach 20 % in the same step
     excess = np.zeros((6, 12))
     excess[2:4, 5] = 0.2
@@ -129,12 +129,12 @@ def test_rows_that_show_the_same_thing_are_no_noise_of_each_other() -> None:
     found = find_recurring_phases(excess, has_few_peers=NONE, partners=partners)
 
     assert [(phase.row, phase.first, phase.last) for phase in found] == [(2, 5, 5), (3, 5, 5)]
-    # AND as rows by themselves they may be noise, as where all six are partners
+    # AND without partners they may be noise, and so if all six rows are partners
     assert find_recurring_phases(excess, has_few_peers=NONE) == ()
     assert (
         find_recurring_phases(excess, has_few_peers=NONE, partners=np.zeros(6, dtype=np.int64))
         == ()
     )
-    # AND so may partners who rise as high as others do once
+    # AND so may partners be if another row was nearly as high once
     excess[0, 8] = 0.15
     assert find_recurring_phases(excess, has_few_peers=NONE, partners=partners) == ()
