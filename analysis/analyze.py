@@ -113,7 +113,7 @@ def _read_run(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
     """Do so with the steps as the device saw them."""
     if run.source_format == "bytedance":
         return read_bytedance(run, spans)
-    return read_traced(run, spans, steps, clock_error_ns=run.clock_error_ns)
+    return read_traced(run, spans, steps)
 
 
 def _report_of(

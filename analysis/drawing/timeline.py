@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ..readers.bytedance.reader import split_bytedance_waits
-from ..readers.waits import WaitSplit, is_communication, split_by_arrivals, split_waits
+from ..readers.waits import is_communication, split_traced_waits
 from ..trace.errors import EmptyRunError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Coords
 
-    from ..readers.waits import Arrivals
+    from ..readers.waits import Arrivals, WaitSplit
     from ..trace.tables import EpochInfo, RunInfo, RunSummary, SpanSource, SpanTable
 
 _BYTEDANCE = "bytedance"
@@ -85,7 +85,7 @@ def timeline_of(info: RunInfo, spans: SpanTable, *, epoch: int, step: int) -> St
         step: Their step.
     """
     incarnation = next((known for known in info.epochs if known.epoch == epoch), None)
-    split = _split(spans, info, incarnation)
+    split = _split(spans, info, incarnation, arrivals=None)
     return StepTimeline(
         run=info.run_id,
         epoch=epoch,
@@ -120,8 +120,7 @@ def portion_of(
         bounds_ns: Begin and end of the whole step.
     """
     incarnation = next((known for known in info.epochs if known.epoch == epoch), None)
-    groups = incarnation.groups if incarnation else ()
-    split = split_by_arrivals(spans, groups, arrivals, clock_error_ns=info.clock_error_ns or 0)
+    split = _split(spans, info, incarnation, arrivals=arrivals)
     return StepTimeline(
         run=info.run_id,
         epoch=epoch,
@@ -147,12 +146,18 @@ def records_groups(info: RunInfo | RunSummary) -> bool:
     return info.source_format != _BYTEDANCE
 
 
-def _split(spans: SpanTable, info: RunInfo, incarnation: EpochInfo | None) -> WaitSplit:
-    """Split by the groups that the run records, or that its format lets one infer."""
-    if info.source_format == _BYTEDANCE:
+def _split(
+    spans: SpanTable,
+    info: RunInfo,
+    incarnation: EpochInfo | None,
+    *,
+    arrivals: Arrivals | None,
+) -> WaitSplit:
+    """Split by the groups that the epoch records, or that its format implies."""
+    if not records_groups(info):
         return split_bytedance_waits(info, spans)
-    groups = incarnation.groups if incarnation else ()
-    return split_waits(spans, groups, clock_error_ns=info.clock_error_ns or 0)
+    of_epoch = replace(info, epochs=() if incarnation is None else (incarnation,))
+    return split_traced_waits(of_epoch, spans, arrivals=arrivals)
 
 
 def _rows(table: SpanTable, keep: NDArray[np.bool_]) -> SpanTable:

@@ -246,10 +246,11 @@ def groups_as_traced(run: RunInfo) -> list[GroupInfo]:
     """
     groups: list[GroupInfo] = []
     for epoch in run.epochs:
+        if not is_collapsed(run, epoch):
+            groups += epoch.groups
+            continue
         traced = {rank.rank for rank in epoch.ranks}
         for group in epoch.groups:
-            members = group.members
-            if is_collapsed(run, epoch):
-                members = tuple(rank for rank in members if rank in traced)
+            members = tuple(rank for rank in group.members if rank in traced)
             groups.append(replace(group, members=members))
     return groups

@@ -112,7 +112,7 @@ def test_of_two_ranks_the_one_that_became_slower_is_named() -> None:
 
 def test_the_full_replay_reproduces_the_recorded_steps() -> None:
     source = job({5: 1.8})
-    reading = read_traced(source.info, source.span_table, source.step_table, clock_error_ns=0)
+    reading = read_traced(source.info, source.span_table, source.step_table)
 
     full = Replayer(reading.model).full_recorded()
 
@@ -121,7 +121,7 @@ def test_the_full_replay_reproduces_the_recorded_steps() -> None:
 
 def test_self_time_is_what_the_script_computed() -> None:
     source = source_of(gpt_cluster(LAYOUT, num_steps=1, forward_ns=lambda *_: 10 * MS))
-    reading = read_traced(source.info, source.span_table, source.step_table, clock_error_ns=0)
+    reading = read_traced(source.info, source.span_table, source.step_table)
 
     items = reading.items
     # Two blocks a stage; backward takes twice as long; all waits are cut out.

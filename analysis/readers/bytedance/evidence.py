@@ -99,7 +99,7 @@ def find_transfers(trace: Trace) -> Transfers:
     bulky = np.isin(rows.type, [CODE[name] for name in PEER_TO_PEER | DP_ONLY])
     members = np.flatnonzero((operations.group != NO_GROUP) & bulky)
     group, kind = operations.group[members], rows.type[members]
-    arrival = max_over_group(operations.group, rows.start)[members]
+    arrival = trace.arrival_ns[members]
     pair = np.isin(kind, [CODE[name] for name in PEER_TO_PEER])
     forward = np.isin(kind, [CODE[name] for name in PEER_TO_PEER if name.startswith("forward")])
     sends = np.isin(kind, [CODE[FORWARD_SEND], CODE[BACKWARD_SEND]])

@@ -192,6 +192,9 @@ class Trace:
 
     operations: Operations
     rows: Rows
+    arrival_ns: NDArray[np.int64]
+    """Shape (ops,): latest start over the operation's group; its own start without a group."""
+
     rank: NDArray[np.int32]
     """Shape (ops,): as the trace names its ranks."""
 
@@ -229,7 +232,8 @@ def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
     overlapped = bool((rows.type == CODE[SEPARATE_GRADS]).any())
     edges, group, unpaired = infer_dependencies(rows, run.layout, overlapped=overlapped)
     is_comm = np.isin(rows.type, [CODE[name] for name in COMMUNICATION])
-    transfer = rows.end - max_over_group(group, rows.start)
+    arrival = max_over_group(group, rows.start)
+    transfer = rows.end - arrival
     duration = np.where(is_comm, transfer, rows.end - rows.start)
     clock_error = is_comm & (transfer <= CLOCK_ERROR_TRANSFER_NS)
     duration[clock_error] = 0
@@ -251,6 +255,7 @@ def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
     return Trace(
         operations=operations,
         rows=rows,
+        arrival_ns=arrival,
         rank=spans.rank[rows.row],
         num_clock_errors=int(clock_error.sum()),
         unpaired=unpaired,

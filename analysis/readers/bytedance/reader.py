@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
+from rankscope.tracer.span import KIND_CODES, SpanKind
 
 from ...arrays.grouping import NO_GROUP, cumcount, max_over_group
 from ...arrays.sorting import argsort_rows, find_positions
 from ...replay.model import ComputeItems, Reading, WaitIntervals, remove_overlaps
 from ...trace.rows import select_rows
-from ..waits import WaitSplit
+from ..waits import WaitSplit, split_at_arrivals
 from .blocks import rows_by_start
 from .evidence import find_gaps, find_transfers
 from .format import (
@@ -108,8 +108,8 @@ def _waits(trace: Trace) -> WaitIntervals:
     Before a compute that begins is from the end of the compute before it; at
     the step's end, from the start of the communication itself.
     """
-    rows, operations = trace.rows, trace.operations
-    arrival = max_over_group(operations.group, rows.start)
+    rows = trace.rows
+    arrival = trace.arrival_ns
     consumed = _consumed_by_compute(trace)
     serial = np.flatnonzero(np.isin(rows.type, [CODE[name] for name in SERIAL_COMMUNICATION]))
     comm = np.concatenate((consumed[0], serial))
@@ -154,28 +154,17 @@ def split_bytedance_waits(run: RunInfo, spans: SpanTable) -> WaitSplit:
         arXiv 2505.05713; a transfer of -10 ms or less is clock error there.
     """
     trace = read_trace(run, spans)
-    group = trace.operations.group
-    known = group != NO_GROUP
-    rows, member = trace.rows.row[known], group[known]
-    start, duration = spans.start_ns[rows], spans.duration_ns[rows]
-    arrival = max_over_group(member, start)
-    # The lowest of several last arrivals is the largest of the negated ranks.
+    known = trace.operations.group != NO_GROUP
+    rows, group = trace.rows.row[known], trace.operations.group[known]
+    arrival = trace.arrival_ns[known]
+    # The lowest of several last ranks is the largest of the negated ones.
     rank = spans.rank[rows].astype(np.int64)
-    lowest = np.iinfo(np.int64).min
-    last = -max_over_group(member, np.where(start == arrival, -rank, lowest))
-
-    wait_ns = np.full(len(spans), -1, dtype=np.int64)
-    transfer_ns, instance = wait_ns.copy(), wait_ns.copy()
-    last_rank = np.full(len(spans), NONE, dtype=np.int32)
-    wait_ns[rows] = arrival - start
-    transfer_ns[rows] = duration - (arrival - start)
-    last_rank[rows] = last
-    instance[rows] = member
-    negative = (wait_ns >= 0) & (transfer_ns <= CLOCK_ERROR_TRANSFER_NS)
-    return WaitSplit(
-        wait_ns=wait_ns,
-        transfer_ns=transfer_ns,
-        last_rank=last_rank,
-        instance=instance,
-        negative=negative,
+    negated = np.where(spans.start_ns[rows] == arrival, -rank, np.iinfo(np.int64).min)
+    return split_at_arrivals(
+        spans,
+        rows,
+        arrival,
+        last_rank=-max_over_group(group, negated),
+        instance=group,
+        tolerance_ns=-CLOCK_ERROR_TRANSFER_NS - 1,
     )

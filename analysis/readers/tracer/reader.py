@@ -15,8 +15,8 @@ from ...arrays.sorting import find_positions
 from ...replay.model import Reading, WaitIntervals, remove_overlaps
 from ...report.text import format_duration, format_ranks
 from ...trace.rows import select_rows
-from ...trace.tables import groups_as_traced, num_expected
-from ..waits import is_communication, is_one_sided, split_waits
+from ...trace.tables import num_expected
+from ..waits import is_communication, is_one_sided, split_traced_waits
 from .compute_items import build_compute_items
 from .evidence import find_gaps, find_transfers
 from .graph import build_model
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from ..waits import WaitSplit
 
 
-UNMEASURED_CLOCK_ERROR_NS = 10_000_000
-"""Error allowed for between clocks that nobody measured. Source: arXiv 2505.05713 takes transfers
-of -10 ms and less for clock error."""
-
 OTHER = SpanKind.OTHER
 NEEDED_KINDS = COMM_KINDS | {
     SpanKind.FORWARD,
@@ -46,18 +42,14 @@ NEEDED_KINDS = COMM_KINDS | {
 but unknown."""
 
 
-def read_traced(
-    run: RunInfo, spans: SpanTable, steps: StepTable, *, clock_error_ns: int | None
-) -> Reading:
+def read_traced(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
     """Build the operations of a traced run.
 
     Args:
-        run: Layout, ranks and groups.
+        run: Layout, ranks, groups and clock error.
         spans: Spans of the steps asked for, of any epochs; where a step occurs
             in several, the latest counts.
         steps: The steps' rows.
-        clock_error_ns: Largest error between the ranks' clocks; None where nobody measured it:
-            then `UNMEASURED_CLOCK_ERROR_NS` is allowed for, and the run's warnings say so.
 
     Returns:
         The run; steps with a missing rank, a rank that nobody described, a missing member of a
@@ -65,8 +57,7 @@ def read_traced(
     """
     steps, spans, repeated = _latest_epochs(steps, spans)
     steps, spans, unplaced = _placed(run, steps, spans)
-    tolerance = UNMEASURED_CLOCK_ERROR_NS if clock_error_ns is None else clock_error_ns
-    split = split_waits(spans, groups_as_traced(run), clock_error_ns=tolerance)
+    split = split_traced_waits(run, spans)
     left_out = unplaced | _unusable(run, spans, steps, split)
     numbers = np.array(
         sorted(set(sorted_unique(steps.step).tolist()) - set(left_out)), dtype=np.int32
@@ -80,7 +71,7 @@ def read_traced(
         joined.blocked(),
         joined.launch,
     )
-    if clock_error_ns is None and (split.transfer_ns < -1).any():
+    if run.clock_error_ns is None and (split.transfer_ns < -1).any():
         worst = float(-split.transfer_ns.min())
         warnings.append(
             f"nobody measured the hosts' clocks against each other: some ranks leave"

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.analysis.drawing.timeline import step_timeline
+from rankscope.analysis.drawing.timeline import step_timeline, timeline_of
+from rankscope.analysis.readers.waits import split_traced_waits
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.tracer.span import Span, SpanKind, UnixNs
@@ -51,6 +52,19 @@ def test_a_step_is_cut_out_of_its_run_and_its_communication_split() -> None:
     assert timeline.transfer_ns.tolist() == [-1, 20, -1, 25]
     assert timeline.last_rank.tolist() == [-1, 1, -1, 1]
     assert timeline.coords[5] == Coords(pp=1, dp=0, tp=1)
+
+
+def test_the_split_of_the_page_is_that_of_the_verdict() -> None:
+    # GIVEN clocks whose error is unknown
+    source = provider(*(span(rank, 9 * rank, 40, seq=5) for rank in (0, 1)))
+    info = replace(source.run_info("r"), clock_error_ns=None)
+    spans = source.tables["r"]
+
+    timeline = timeline_of(info, spans, epoch=0, step=3)
+
+    split = split_traced_waits(info, spans)
+    assert timeline.wait_ns.tolist() == split.wait_ns.tolist() == [9, 0]
+    assert timeline.transfer_ns.tolist() == split.transfer_ns.tolist()
 
 
 def test_spans_of_another_epoch_of_the_same_step_stay_out() -> None:

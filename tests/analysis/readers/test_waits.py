@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.readers.waits import split_waits
-from rankscope.analysis.trace.tables import GroupInfo, SpanTable
+from rankscope.analysis.readers.waits import Arrivals, split_traced_waits, split_waits
+from rankscope.analysis.trace.rows import select_rows
+from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RunInfo, SpanTable
 from rankscope.tracer.span import NONE, Span, SpanFlag, SpanKind, UnixNs
+from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import span_table
 
 if TYPE_CHECKING:
@@ -19,9 +21,8 @@ if TYPE_CHECKING:
 TP = GroupInfo(group_id=7, kind="tp-comm", name="tp", members=(0, 1, 2))
 PP = GroupInfo(group_id=9, kind="other", name="pp", members=(0, 4))
 
-PAIR = GroupInfo(group_id=9, kind="pp", name="pp", members=(0, 4))
-
 ERROR_NS = 10
+MS = 1_000_000
 
 
 def collective(rank: int, start_ns: int, end_ns: int, *, seq: int = 0, group: int = 7) -> Span:
@@ -208,6 +209,24 @@ def test_a_transfer_negative_beyond_the_clock_error_is_reported_not_clamped() ->
     assert split.negative.tolist() == [True, False]
 
 
+def test_an_unknown_clock_error_is_not_taken_for_zero() -> None:
+    # GIVEN rank 0 seems to leave 9 ms before rank 1 arrives, and 11 ms before in the next one
+    pair = GroupInfo(group_id=7, kind="tp-comm", name="tp", members=(0, 1))
+    spans = span_table(
+        [
+            collective(rank, start_ms * MS, end_ms * MS, seq=seq)
+            for rank, start_ms, end_ms, seq in (
+                (0, 0, 41, 0), (1, 50, 90, 0), (0, 100, 139, 1), (1, 150, 190, 1),
+            )
+        ]
+    )  # fmt: skip
+
+    split = split_waits(spans, [pair], clock_error_ns=None)
+
+    # THEN up to 10 ms may be the clocks'
+    assert split.negative.tolist() == [False, False, True, False]
+
+
 def test_a_receive_that_ends_before_its_send_begins_is_reported() -> None:
     spans = span_table([p2p(0, 20, 30, src=0, dst=4), p2p(4, 0, 12, src=0, dst=4)])
 
@@ -273,6 +292,53 @@ def test_the_order_of_the_spans_does_not_matter(some: list[Span], chance: random
     assert mixed.last_rank.tolist() == [int(plain.last_rank[row]) for row in order]
 
 
+def arrivals_of(spans: SpanTable) -> Arrivals:
+    """Return the arrivals of each instance, one by one."""
+    rows: dict[tuple[int, ...], list[int]] = {}
+    for row in range(len(spans)):
+        key = (spans.group_id[row], spans.src_rank[row], spans.dst_rank[row], spans.seq[row])
+        rows.setdefault(tuple(map(int, key)), []).append(row)
+    last = [max(found, key=lambda row: (spans.start_ns[row], -spans.rank[row]))
+            for found in rows.values()]  # fmt: skip
+    group, source, target, seq = np.array(list(rows), dtype=np.int64).reshape(-1, 4).T
+    return Arrivals(
+        group_id=group.astype(np.uint64),
+        src_rank=source.astype(np.int32),
+        dst_rank=target.astype(np.int32),
+        seq=seq,
+        num_spans=np.array([len(found) for found in rows.values()], dtype=np.int64),
+        num_ranks=np.array(
+            [len({int(spans.rank[row]) for row in found}) for found in rows.values()],
+            dtype=np.int64,
+        ),
+        latest_ns=spans.start_ns[last],
+        last_rank=spans.rank[last],
+    )
+
+
+@given(some_spans(), st.sets(st.sampled_from([0, 1, 2, 4])))
+def test_some_ranks_with_all_arrivals_split_like_the_whole_step(
+    some: list[Span], ranks: set[int]
+) -> None:
+    run = RunInfo(
+        run_id="run",
+        source_format="rankscope",
+        layout=Layout(),
+        world_size=5,
+        epochs=(EpochInfo(epoch=0, ranks=(), groups=(TP, PP)),),
+        clock_error_ns=0,
+    )
+    spans = span_table(some)
+    chosen = np.isin(spans.rank, list(ranks))
+
+    whole = split_traced_waits(run, spans)
+    part = split_traced_waits(run, select_rows(spans, chosen), arrivals=arrivals_of(spans))
+
+    assert part.wait_ns.tolist() == whole.wait_ns[chosen].tolist()
+    assert part.transfer_ns.tolist() == whole.transfer_ns[chosen].tolist()
+    assert part.last_rank.tolist() == whole.last_rank[chosen].tolist()
+
+
 @given(some_spans(), st.integers(-(10**18), 10**18))
 def test_shifting_every_clock_changes_nothing(some: list[Span], shift_ns: int) -> None:
     moved = [replace(span, start_ns=UnixNs(span.start_ns + shift_ns)) for span in some]
@@ -321,7 +387,7 @@ def test_a_pair_whose_ends_end_together_is_not_buffered_within_the_clock_error(
         ]
     )
 
-    split = split_waits(spans, [PAIR], clock_error_ns=error_ns)
+    split = split_waits(spans, [PP], clock_error_ns=error_ns)
 
     # THEN with clocks known to be off by as much the sends waited, without it they were buffered
     waits = [28, 0, 48, 0, 38, 0] if error_ns else [0] * 6
@@ -342,7 +408,7 @@ def test_a_send_that_lasts_as_long_each_time_is_buffered_within_the_clock_error_
         ]
     )
 
-    split = split_waits(spans, [PAIR], clock_error_ns=ERROR_NS)
+    split = split_waits(spans, [PP], clock_error_ns=ERROR_NS)
 
     assert split.wait_ns.tolist() == [0] * 6
     assert split.transfer_ns.tolist() == [5, 3] * 3

@@ -38,7 +38,7 @@ def traced_model(num_steps: int = 2, slow_ns: int = 15 * MS) -> ReplayModel:
         forward_ns=lambda rank, step, mb: slow_ns if rank == 5 else 10 * MS + step + mb,
     )
     source = source_of(cluster)
-    return read_traced(source.info, source.span_table, source.step_table, clock_error_ns=0).model
+    return read_traced(source.info, source.span_table, source.step_table).model
 
 
 def bytedance_model() -> ReplayModel:

@@ -13,7 +13,7 @@ from tests.support.analysis.cluster import MS, gpt_cluster, source_of
 @pytest.fixture(scope="module")
 def graph() -> nx.DiGraph[int]:
     source = source_of(gpt_cluster(Layout(pp=2), num_steps=2, forward_ns=lambda *_: 10 * MS))
-    reading = read_traced(source.info, source.span_table, source.step_table, clock_error_ns=0)
+    reading = read_traced(source.info, source.span_table, source.step_table)
     return dependency_graph(reading.model, 1)
 
 
@@ -44,7 +44,7 @@ def test_a_send_and_its_receive_are_one_instance(graph: nx.DiGraph[int]) -> None
 
 def test_a_step_that_is_not_there_says_so() -> None:
     source = source_of(gpt_cluster(Layout(pp=2), num_steps=1, forward_ns=lambda *_: 10 * MS))
-    reading = read_traced(source.info, source.span_table, source.step_table, clock_error_ns=0)
+    reading = read_traced(source.info, source.span_table, source.step_table)
 
     with pytest.raises(EmptyRunError, match="step 7 takes no part"):
         dependency_graph(reading.model, 7)
@@ -55,7 +55,7 @@ def test_the_slow_rank_is_critical_and_its_partner_has_slack() -> None:
     source = source_of(
         gpt_cluster(Layout(pp=2), num_steps=1, forward_ns=lambda rank, *_: (10 + 5 * rank) * MS)
     )
-    reading = read_traced(source.info, source.span_table, source.step_table, clock_error_ns=0)
+    reading = read_traced(source.info, source.span_table, source.step_table)
     graph = dependency_graph(reading.model, 0)
 
     forwards: dict[int, list[float]] = {0: [], 1: []}
@@ -71,7 +71,7 @@ def test_the_slow_rank_is_critical_and_its_partner_has_slack() -> None:
 
 def test_a_graph_of_some_ranks_and_several_steps_holds_just_these() -> None:
     source = source_of(gpt_cluster(Layout(dp=2, pp=2), num_steps=3, forward_ns=lambda *_: 10 * MS))
-    reading = read_traced(source.info, source.span_table, source.step_table, clock_error_ns=0)
+    reading = read_traced(source.info, source.span_table, source.step_table)
     whole = dependency_graph(reading.model, [0, 2])
     some = dependency_graph(reading.model, [2, 0], ranks=[1, 3])
 

@@ -36,9 +36,7 @@ BYTEDANCE = (
 )
 
 MODELS = {
-    "traced": read_traced(
-        TRACED.info, TRACED.span_table, TRACED.step_table, clock_error_ns=0
-    ).model,
+    "traced": read_traced(TRACED.info, TRACED.span_table, TRACED.step_table).model,
     "bytedance": read_bytedance(BYTEDANCE.info, BYTEDANCE.span_table).model,
 }
 

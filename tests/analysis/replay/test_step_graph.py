@@ -21,7 +21,7 @@ def test_beside_a_slow_rank_the_ideal_step_has_all_ranks_alike() -> None:
         forward_ns=lambda rank, *_: (10, 30)[rank] * MS,
     )
     source = source_of(cluster)
-    reading = read_traced(source.info, source.span_table, source.step_table, clock_error_ns=0)
+    reading = read_traced(source.info, source.span_table, source.step_table)
 
     found = ideal_timeline(reading.model, 0)
 
@@ -36,7 +36,7 @@ def test_beside_a_slow_rank_the_ideal_step_has_all_ranks_alike() -> None:
 
 def test_a_communications_bar_holds_its_wait() -> None:
     source = source_of(gpt_cluster(Layout(pp=2), num_steps=1, forward_ns=lambda *_: 10 * MS))
-    reading = read_traced(source.info, source.span_table, source.step_table, clock_error_ns=0)
+    reading = read_traced(source.info, source.span_table, source.step_table)
 
     found = ideal_timeline(reading.model, 0)
 

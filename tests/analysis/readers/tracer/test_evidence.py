@@ -98,10 +98,11 @@ def test_a_launch_lies_before_the_compute_that_it_feeds(after: SpanKind, place: 
         source_format="rankscope",
         layout=Layout(),
         world_size=1,
+        clock_error_ns=0,
         epochs=(EpochInfo(epoch=0, ranks=(RankInfo(rank=0, coords=Coords()),), groups=(DP,)),),
     )
 
-    gaps = read_traced(run, spans, steps, clock_error_ns=0).gaps
+    gaps = read_traced(run, spans, steps).gaps
 
     assert [
         (Place(where), gap // MS) for where, gap in zip(gaps.place, gaps.gap_ns, strict=True)

@@ -153,10 +153,11 @@ def test_what_nobody_waited_for_took_as_long_as_alike_ones_or_less() -> None:
         source_format="rankscope",
         layout=Layout(),
         world_size=1,
+        clock_error_ns=0,
         epochs=(EpochInfo(epoch=0, ranks=ranks, groups=(DP,)),),
     )
 
-    model = read_traced(run, spans, steps, clock_error_ns=0).model
+    model = read_traced(run, spans, steps).model
 
     # THEN the first hidden one took the known ones' median, 7, the second no more than its bound
     comm = np.array([model.kinds[kind] == "dp-comm" for kind in model.kind])

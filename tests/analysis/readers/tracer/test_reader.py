@@ -97,9 +97,7 @@ def test_a_send_that_ended_before_its_receive_began_waits_for_nobody() -> None:
         (1, SpanKind.PP_RECV, 20, 25, True, 0),
         (1, SpanKind.FORWARD, 25, 45, False, 0),
     ]
-    reading = read_traced(
-        TWO_STAGES, spans_of(rows), steps_of((0, 0, 0, 0, 45), (0, 0, 1, 0, 45)), clock_error_ns=0
-    )
+    reading = read_traced(TWO_STAGES, spans_of(rows), steps_of((0, 0, 0, 0, 45), (0, 0, 1, 0, 45)))
 
     operations = reading.model.operations
     kinds = [reading.model.kinds[kind] for kind in reading.model.kind]
@@ -118,9 +116,7 @@ def test_a_receive_waits_for_a_later_send() -> None:
         (1, SpanKind.PP_RECV, 5, 33, True, 0),
         (1, SpanKind.FORWARD, 33, 50, False, 0),
     ]
-    reading = read_traced(
-        TWO_STAGES, spans_of(rows), steps_of((0, 0, 0, 0, 34), (0, 0, 1, 0, 50)), clock_error_ns=0
-    )
+    reading = read_traced(TWO_STAGES, spans_of(rows), steps_of((0, 0, 0, 0, 34), (0, 0, 1, 0, 50)))
 
     waits = reading.waits
     assert (waits.rank.tolist(), waits.start_ns.tolist(), waits.end_ns.tolist()) == ([1], [5], [30])
@@ -134,8 +130,8 @@ def test_a_rank_that_left_before_the_other_entered_leaves_its_step_out() -> None
     ]
     steps = steps_of((0, 0, 0, 0, 34), (0, 0, 1, 0, 50))
 
-    reading = read_traced(TWO_STAGES, spans_of(rows), steps, clock_error_ns=9)
-    trusted = read_traced(TWO_STAGES, spans_of(rows), steps, clock_error_ns=10)
+    reading = read_traced(replace(TWO_STAGES, clock_error_ns=9), spans_of(rows), steps)
+    trusted = read_traced(replace(TWO_STAGES, clock_error_ns=10), spans_of(rows), steps)
 
     assert reading.left_out == {0: "a rank left a communication before the last one entered it"}
     assert trusted.left_out == {}
@@ -151,8 +147,8 @@ def test_a_rank_of_which_no_description_came_leaves_its_steps_out() -> None:
     one = replace(TWO_STAGES, epochs=(replace(epoch, ranks=epoch.ranks[:1]),))
     none = replace(TWO_STAGES, epochs=(replace(epoch, ranks=()),))
 
-    reading = read_traced(one, spans_of(rows), steps, clock_error_ns=0)
-    neither = read_traced(none, spans_of(rows), steps, clock_error_ns=0)
+    reading = read_traced(one, spans_of(rows), steps)
+    neither = read_traced(none, spans_of(rows), steps)
 
     assert reading.left_out == {0: "nobody described rank 1"}
     assert neither.left_out == {0: "nobody described ranks 0 and 1"}
@@ -165,9 +161,7 @@ def test_time_that_the_host_took_inside_forward_is_not_the_ranks_compute(kind: S
         (0, kind, 10, 18, False, 0),
         (1, SpanKind.FORWARD, 0, 22, False, 0),
     ]
-    reading = read_traced(
-        TWO_STAGES, spans_of(rows), steps_of((0, 0, 0, 0, 30), (0, 0, 1, 0, 22)), clock_error_ns=0
-    )
+    reading = read_traced(TWO_STAGES, spans_of(rows), steps_of((0, 0, 0, 0, 30), (0, 0, 1, 0, 22)))
 
     assert reading.items.self_ns.tolist() == [22, 22]
 
@@ -209,7 +203,7 @@ def test_a_step_of_which_one_rank_left_out_what_the_replay_needs_is_unknown_not_
 
     def left_out(run: RunInfo, *masks: np.uint32) -> dict[int, str]:
         told = replace(steps, left_out=np.array(masks, np.uint32))
-        return read_traced(run, spans_of(rows), told, clock_error_ns=0).left_out
+        return read_traced(run, spans_of(rows), told).left_out
 
     alone = replace(TWO_STAGES, epochs=(replace(TWO_STAGES.epochs[0], groups=()),))
     why = "spans of it were not recorded: "
@@ -230,7 +224,7 @@ def test_a_step_that_ran_again_after_a_restart_counts_once_the_last_time() -> No
     )
     steps = steps_of((0, 0, 0, 0, 10), (0, 0, 1, 0, 10), (1, 0, 0, 100, 130), (1, 0, 1, 100, 130))
 
-    reading = read_traced(TWO_STAGES, both, steps, clock_error_ns=0)
+    reading = read_traced(TWO_STAGES, both, steps)
 
     assert reading.items.self_ns.tolist() == [30, 30]
     assert reading.warnings == ("1 steps ran again in a later epoch; their last run counts",)
@@ -247,8 +241,8 @@ def test_a_member_may_leave_a_broadcast_before_another_enters() -> None:
     broadcast = replace(spans, names=("broadcast",) * len(spans.names))
     steps = steps_of((0, 0, 0, 0, 30), (0, 0, 1, 0, 45))
 
-    reading = read_traced(TWO_STAGES, broadcast, steps, clock_error_ns=0)
-    all_reduce = read_traced(TWO_STAGES, spans, steps, clock_error_ns=0)
+    reading = read_traced(TWO_STAGES, broadcast, steps)
+    all_reduce = read_traced(TWO_STAGES, spans, steps)
 
     assert reading.left_out == {}
     assert Replayer(reading.model).full_recorded().tolist() == [45]
