@@ -15,10 +15,10 @@ from .breakdown.bandwidth import bandwidths
 from .breakdown.mfu import compute_mfu
 from .breakdown.starved import starved_ranks, trail_of
 from .breakdown.waterfall import summary_of, waterfall_of
-from .causes.crash import crashes
+from .causes.crash import find_crashes
 from .causes.detector import Case, Record
-from .causes.equal_lengths import even_lengths
-from .diagnose import combined, diagnose, ends_run, findings_of_record, insufficient
+from .causes.equal_lengths import equalize_declared_lengths
+from .diagnose import combine_findings, diagnose, ends_run, findings_of_record, insufficient
 from .price.operation_sets import compare_culprits
 from .quality import left_out_sentence, quality_of
 from .readers.bytedance.reader import read_bytedance
@@ -95,7 +95,7 @@ def analyze_known(
         if any(ends_run(finding) for finding in told):
             return _nothing_to_replay(run, spans, steps, told)
     if not len(spans):
-        died = "; ".join(finding.evidence for finding in crashes(run, context))
+        died = "; ".join(finding.evidence for finding in find_crashes(run, context))
         raise EmptyRunError(
             f"run {run_id!r} has no spans in the steps asked for; "
             + (f"it died: {died}" if died else "see `rankscope runs`")
@@ -139,8 +139,8 @@ def _report_of(
         recorded = aside.submit(_as_recorded, run, spans, steps, reading, replayer)
         result = what_if(replayer)
         slowdown = result.slowdown(result.replayed_ns)
-        evened = even_lengths(reading.items, context.microbatches)
-        profile = _profile(reading.items, coords, evened)
+        equalized = equalize_declared_lengths(reading.items, context.microbatches)
+        profile = _profile(reading.items, coords, equalized)
 
         def case(compared: ComputeProfile) -> Case:
             return Case(
@@ -151,10 +151,10 @@ def _report_of(
                 steps=steps,
                 context=context,
                 slowdown=slowdown,
-                evened=evened,
+                equalized=equalized,
             )
 
-        findings = combined(_findings(run, profile, case), told)
+        findings = combine_findings(_findings(run, profile, case), told)
         trail = trail_of(reading.model)
         rank_times = dict.fromkeys(coords, int(reading.actual_ns.sum()))
         starved = starved_ranks(reading.model, reading.waits, rank_times, trail=trail)
@@ -240,13 +240,13 @@ def _replayable(
 
 
 def _profile(
-    items: ComputeItems, coords: Mapping[int, Coords], evened: ComputeItems | None
+    items: ComputeItems, coords: Mapping[int, Coords], equalized: ComputeItems | None
 ) -> ComputeProfile | None:
     """Compare the ranks' compute, as if micro-batches were of equal length where that is known."""
     if not len(items):
         return None
     return compare_with_peers(
-        items if evened is None else evened, coords, is_evened=evened is not None
+        items if equalized is None else equalized, coords, is_equalized=equalized is not None
     )
 
 

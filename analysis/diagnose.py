@@ -8,8 +8,8 @@ import numpy as np
 
 from .causes.detector import INSUFFICIENT_EVIDENCE
 from .causes.order import CAUSES, FROM_RECORDS, FROM_REPLAY
-from .causes.slow_compute import unexplained
-from .price.findings import priced
+from .causes.slow_compute import ranks_without_peers
+from .price.findings import price_candidates
 from .report.report import Finding
 from .report.text import format_count, format_ranks
 
@@ -46,7 +46,7 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
     if alarms:
         candidates = [each for each in candidates if each.cause is not INSUFFICIENT_EVIDENCE]
     findings = sorted(
-        priced(candidates, case.replayer, case.workers),
+        price_candidates(candidates, case.replayer, case.workers),
         key=lambda finding: (
             not is_alarm(finding),
             -(finding.recoverable_ratio or 0.0),
@@ -68,7 +68,7 @@ def ends_run(finding: Finding) -> bool:
     return finding.cause in CAUSES and CAUSES[finding.cause].ends_run
 
 
-def combined(
+def combine_findings(
     priced_findings: tuple[Finding, ...], of_record: tuple[Finding, ...]
 ) -> tuple[Finding, ...]:
     """Return all findings of a run: what ended the job, then what has a price, then the rest.
@@ -84,7 +84,7 @@ def combined(
 
 def _no_alarm(case: Case) -> Finding:
     """Return `healthy`, or why that cannot be said."""
-    unclear = set(unexplained(case.profile))
+    unclear = set(ranks_without_peers(case.profile))
     if unclear:
         return _too_few_peers(tuple(sorted(unclear)), case.profile)
     if case.reading.not_compared:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from ..replay.model import ReplayModel
     from ..trace.tables import RankInfo
-    from .clock_throttle import Drop
+    from .clock_throttle import ClockDrop
     from .detector import Cause
 
 WHOLE_HOST_SHARE = 0.8
 """Share of a host's ranks that must show a cause for the host to be the common place."""
 
-LEAST_WHOLE_HOST = 2
+MIN_HOST_RANKS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Candidate:
     on_host: bool = False
     """Whether it lies in launch gaps, which only the full replay knows."""
 
-    usual_ns: NDArray[np.float64] | None = None
+    fixed_ns: NDArray[np.float64] | None = None
     """Shape (ops,): what each operation of the part takes where the cause is absent; NaN, or None
     for all: what the ranks outside the part take."""
 
@@ -63,7 +63,7 @@ class Candidate:
     certainty: float = 1.0
     """Share of such cases in which this is the cause: less where the evidence fits several."""
 
-    sample: Drop | None = None
+    sample: ClockDrop | None = None
     """The reading of a device that tells the cause."""
 
     shown_steps: tuple[int, ...] | None = None
@@ -81,7 +81,7 @@ def named_ranks(found: Iterable[Candidate], causes: Collection[Cause]) -> frozen
     return frozenset(rank for each in found if each.cause in causes for rank in each.ranks)
 
 
-def joined_parts(
+def merge_parts(
     found: Sequence[Candidate],
 ) -> tuple[NDArray[np.bool_] | None, NDArray[np.float64] | None]:
     """Return the operations of several candidates, and what these usually take.
@@ -95,9 +95,9 @@ def joined_parts(
     """
     parts = [each.part for each in found if each.part is not None]
     usual = [
-        np.where(each.part, each.usual_ns, np.nan)
+        np.where(each.part, each.fixed_ns, np.nan)
         for each in found
-        if each.part is not None and each.usual_ns is not None
+        if each.part is not None and each.fixed_ns is not None
     ]
     part = np.logical_or.reduce(parts) if parts else None
     return part, np.fmin.reduce(usual) if usual else None
@@ -111,7 +111,7 @@ def in_steps(model: ReplayModel, steps: tuple[int, int]) -> NDArray[np.bool_]:
     return inside
 
 
-def while_shown(model: ReplayModel, candidate: Candidate) -> NDArray[np.bool_]:
+def in_shown_steps(model: ReplayModel, candidate: Candidate) -> NDArray[np.bool_]:
     """Tell which operations lie in steps that show a candidate; shape (ops,)."""
     inside = in_steps(model, candidate.steps)
     if candidate.shown_steps is None:
@@ -127,14 +127,12 @@ def is_brief(candidate: Candidate) -> bool:
     return is_short or candidate.shown_steps is not None
 
 
-def overlap(one: Candidate, other: Candidate) -> bool:
+def share_steps(one: Candidate, other: Candidate) -> bool:
     """Tell whether two candidates show in steps in common."""
     return one.steps[0] <= other.steps[1] and other.steps[0] <= one.steps[1]
 
 
-def merged_hosts(
-    found: Sequence[Candidate], ranks: Mapping[int, RankInfo]
-) -> tuple[Candidate, ...]:
+def merge_hosts(found: Sequence[Candidate], ranks: Mapping[int, RankInfo]) -> tuple[Candidate, ...]:
     """Tell candidates of one cause as one where they are (nearly) all of a host's ranks."""
     size = Counter(info.host for info in ranks.values())
     if len(size) == 1:
@@ -146,7 +144,7 @@ def merged_hosts(
             if each.cause == cause:
                 slow.update(ranks[rank].host for rank in each.ranks)
         for host, num in sorted(slow.items()):
-            if not host or num < max(LEAST_WHOLE_HOST, WHOLE_HOST_SHARE * size[host]):
+            if not host or num < max(MIN_HOST_RANKS, WHOLE_HOST_SHARE * size[host]):
                 continue
             mine = [
                 each
@@ -162,7 +160,7 @@ def merged_hosts(
 def _joined(found: Sequence[Candidate], why: str) -> Candidate:
     worst = max(found, key=lambda each: each.excess_ratio)
     ranks = tuple(sorted({rank for each in found for rank in each.ranks}))
-    part, usual_ns = joined_parts(found)
+    part, fixed_ns = merge_parts(found)
     text = worst.evidence.removeprefix("the worst, ").split(": the worst, ")[-1]
     return replace(
         worst,
@@ -170,7 +168,7 @@ def _joined(found: Sequence[Candidate], why: str) -> Candidate:
         steps=(min(each.steps[0] for each in found), max(each.steps[1] for each in found)),
         shown_steps=_shown_by_any(found),
         part=part,
-        usual_ns=usual_ns,
+        fixed_ns=fixed_ns,
         excess_ratio=float(np.median([each.excess_ratio for each in found])),
         evidence=f"{format_ranks(ranks)}, {why}: the worst, {text}",
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .detector import Case
-    from .host_gaps import CommonPauses, Stalls
+    from .host_gaps import CommonPauses, HostGaps
 
 CAUSE = Cause(
     name="checkpoint",
@@ -35,7 +35,7 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
 
 
 def pause_candidate(
-    cause: Cause, stalls: Stalls, pauses: CommonPauses, chosen: NDArray[np.bool_]
+    cause: Cause, stalls: HostGaps, pauses: CommonPauses, chosen: NDArray[np.bool_]
 ) -> Candidate | None:
     """Return some of the common pauses as a candidate; None if there is none.
 
@@ -50,7 +50,7 @@ def pause_candidate(
         return None
     lost_ns = pauses.lost_ns
     mine = stalls.among(*Place) & np.isin(stalls.column, dips)
-    expected = [((place,), _own_usual(stalls.total(place))) for place in Place]
+    expected = [((place,), _own_medians(stalls.total(place))) for place in Place]
     steps = stalls.profile.steps[dips]
     distances = np.unique(np.diff(dips))
     each = format_count(len(dips), "time")
@@ -64,7 +64,7 @@ def pause_candidate(
         ranks=tuple(stalls.profile.ranks.tolist()),
         steps=(int(steps[0]), int(steps[-1])),
         part=stalls.part(mine),
-        usual_ns=stalls.usual_at(mine, expected),
+        fixed_ns=stalls.usual_at(mine, expected),
         excess_ratio=float(np.median((lost_ns / stalls.compute_ns[:, None])[:, dips])),
         threshold=MIN_EXCESS_RATIO,
         evidence=(
@@ -75,7 +75,7 @@ def pause_candidate(
     )
 
 
-def _own_usual(gap_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+def _own_medians(gap_ns: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return each rank's median for all of its steps, shape as given."""
     usual: NDArray[np.float64] = np.broadcast_to(row_medians(gap_ns)[:, None], gap_ns.shape)
     return usual

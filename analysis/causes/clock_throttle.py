@@ -61,15 +61,15 @@ class Devices:
     step_ns: Mapping[int, tuple[int, int]]
     """(begin, end) of each step, Unix time."""
 
-    def drop_of(self, rank: int, steps: tuple[int, int]) -> Drop | None:
+    def find_drop(self, rank: int, steps: tuple[int, int]) -> ClockDrop | None:
         """Return how far the clock of a rank's device fell from one step to another, if it did."""
         info = self.ranks[rank]
         phase = (self.step_ns[steps[0]][0], self.step_ns[steps[1]][1])
-        return clock_drop(self.samples, info.host, info.local_rank, phase)
+        return find_clock_drop(self.samples, info.host, info.local_rank, phase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drop:
+class ClockDrop:
     """A reading that stands apart in a slow phase."""
 
     name: str
@@ -80,7 +80,7 @@ class Drop:
     clock: power and reasons tell that a device is throttled, not by how much."""
 
 
-def most_explained(drop: Drop) -> float:
+def max_explained(drop: ClockDrop) -> float:
     """Return by how much longer compute takes at most for a drop; no limit where none is known."""
     return np.inf if drop.explained_ratio is None else drop.explained_ratio
 
@@ -93,7 +93,7 @@ def as_one_worker(partners: tuple[int, ...], evidence: str) -> str:
     return f"{named}, one worker, whose inner communication is not traced: {evidence}"
 
 
-def told_by_samples(
+def explain_by_clock(
     found: Sequence[Candidate],
     profile: ComputeProfile,
     model: ReplayModel,
@@ -122,33 +122,35 @@ def told_by_samples(
             continue
         mine = workers[each.ranks[0]]
         partners = tuple(sorted(rank for rank, worker in workers.items() if worker == mine))
-        rest = (1.0 + each.excess_ratio) / (1.0 + most_explained(each.sample)) - 1.0
+        rest = (1.0 + each.excess_ratio) / (1.0 + max_explained(each.sample)) - 1.0
         if rest < max(MIN_EXCESS_RATIO, each.threshold):
             told.append(
                 replace(each, cause=CAUSE, evidence=f"{each.evidence}; {_reads(each.sample)}")
             )
         elif len(partners) == 1:
-            explains = f"which explains {format_percent(most_explained(each.sample))} of it at most"
+            explains = f"which explains {format_percent(max_explained(each.sample))} of it at most"
             evidence = f"{each.evidence}; {_reads(each.sample)}, {explains}"
             told.append(replace(each, cause=CAUSE, evidence=evidence))
         else:
-            slow, throttle = _parted(each, each.sample, partners)
+            slow, throttle = _split_by_clock(each, each.sample, partners)
             told.append(slow)
             # A share that would not be told by itself is none.
             if throttle.excess_ratio >= each.threshold:
-                usual_ns = _usual_at(each, throttle.excess_ratio, model, workers)
-                steps = _while_low(throttle, profile, devices)
-                told.append(replace(throttle, usual_ns=usual_ns, steps=steps))
+                fixed_ns = _without_throttle_ns(each, throttle.excess_ratio, model, workers)
+                steps = _steps_with_low_clock(throttle, profile, devices)
+                told.append(replace(throttle, fixed_ns=fixed_ns, steps=steps))
     return tuple(told)
 
 
-def _reads(drop: Drop) -> str:
+def _reads(drop: ClockDrop) -> str:
     return f"{drop.name} reads {drop.inside:.4g} meanwhile against {drop.usual:.4g}"
 
 
-def _parted(found: Candidate, drop: Drop, partners: tuple[int, ...]) -> tuple[Candidate, Candidate]:
+def _split_by_clock(
+    found: Candidate, drop: ClockDrop, partners: tuple[int, ...]
+) -> tuple[Candidate, Candidate]:
     """Return the slow compute of all partners, and the throttle with what it explains."""
-    share = most_explained(drop)
+    share = max_explained(drop)
     whose, others = format_ranks(found.ranks), "nothing tells which of them has the rest"
     slow = replace(
         found,
@@ -172,7 +174,7 @@ def _parted(found: Candidate, drop: Drop, partners: tuple[int, ...]) -> tuple[Ca
     return slow, throttle
 
 
-def _usual_at(
+def _without_throttle_ns(
     found: Candidate,
     share_ratio: float,
     model: ReplayModel,
@@ -189,7 +191,9 @@ def _usual_at(
     return np.where(in_steps(model, found.steps) & computes, usual, np.nan)
 
 
-def _while_low(throttle: Candidate, profile: ComputeProfile, devices: Devices) -> tuple[int, int]:
+def _steps_with_low_clock(
+    throttle: Candidate, profile: ComputeProfile, devices: Devices
+) -> tuple[int, int]:
     """Return the steps around a throttle's in which clock and compute still show it.
 
     Where a partner was slower for a while, the throttle itself may have lasted longer.
@@ -198,7 +202,7 @@ def _while_low(throttle: Candidate, profile: ComputeProfile, devices: Devices) -
     steps = profile.steps.tolist()
     shows = [
         bool((excess[:, column] > throttle.excess_ratio / 2).any())
-        and any(devices.drop_of(rank, (step, step)) is not None for rank in throttle.ranks)
+        and any(devices.find_drop(rank, (step, step)) is not None for rank in throttle.ranks)
         for column, step in enumerate(steps)
     ]
     first, last = steps.index(throttle.steps[0]), steps.index(throttle.steps[1])
@@ -209,9 +213,9 @@ def _while_low(throttle: Candidate, profile: ComputeProfile, devices: Devices) -
     return steps[first], steps[last]
 
 
-def clock_drop(
+def find_clock_drop(
     samples: SampleTable, host: str, device: int, phase_ns: tuple[int, int]
-) -> Drop | None:
+) -> ClockDrop | None:
     """Return the clock that a device ran at in a slow phase, where that speaks for its slowness.
 
     The clock is held against that of the other devices in the phase and, where
@@ -237,7 +241,7 @@ def clock_drop(
     return next((each for each in power if _is_lower(each)), None)
 
 
-def _is_lower(drop: Drop) -> bool:
+def _is_lower(drop: ClockDrop) -> bool:
     return drop.inside < (1.0 - CLOCK_DROP_RATIO) * drop.usual
 
 
@@ -246,7 +250,7 @@ def _drops(
     words: tuple[str, ...],
     place: tuple[str, int],
     phase_ns: tuple[int, int],
-) -> tuple[Drop, ...]:
+) -> tuple[ClockDrop, ...]:
     """Return what each reading of a device whose name holds one of these words did."""
     found = [
         _drop(samples, code, place, phase_ns)
@@ -266,7 +270,7 @@ def _word_group(name: str) -> tuple[str, ...] | None:
 
 def _drop(
     samples: SampleTable, code: int, place: tuple[str, int], phase_ns: tuple[int, int]
-) -> Drop | None:
+) -> ClockDrop | None:
     host, device = place
     if host not in samples.hosts:
         return None
@@ -286,7 +290,7 @@ def _drop(
         # Readings at the borders of a phase may be of the time beside it.
         low = float(np.quantile(inside, LOW_QUANTILE, method="lower"))
         explained = usual / low - 1.0 if low > 0 else np.inf
-    return Drop(name=name, inside=_median(inside), usual=usual, explained_ratio=explained)
+    return ClockDrop(name=name, inside=_median(inside), usual=usual, explained_ratio=explained)
 
 
 def _median(values: NDArray[np.float64]) -> float:

@@ -55,7 +55,7 @@ cascade where the message speaks of the job's communication."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
+class Failure:
     """One process that failed or was lost."""
 
     ended: RankExit
@@ -65,7 +65,7 @@ class Death:
     @property
     def follows(self) -> bool:
         """Whether it only says that the job's communication broke."""
-        return self.reason in CASCADE
+        return self.reason in FOLLOW_UPS
 
 
 class ExitClass(StrEnum):
@@ -84,7 +84,7 @@ class ExitClass(StrEnum):
     STOPPED = "told to stop"
 
 
-CASCADE = frozenset({ExitClass.TIMEOUT, ExitClass.CONNECTION, ExitClass.STOPPED})
+FOLLOW_UPS = frozenset({ExitClass.TIMEOUT, ExitClass.CONNECTION, ExitClass.STOPPED})
 """What ranks say that end because another one did."""
 
 
@@ -123,10 +123,10 @@ CAUSE = Cause(
 
 def detect(record: Record) -> tuple[Finding, ...]:
     """Return the first failure of each epoch that had one."""
-    return crashes(record.run, record.context)
+    return find_crashes(record.run, record.context)
 
 
-def crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
+def find_crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
     """Name the first failure of each epoch, once for each (ranks, reason).
 
     A rank that ended with a lost connection, a timeout or a signal followed
@@ -138,9 +138,9 @@ def crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
     Confidence, not calibrated: 0.95 where the failure told its cause, 0.7 where the
     process was lost, times 0.8 where several ranks could not be ordered.
     """
-    found: list[tuple[int, tuple[Death, ...], tuple[Death, ...]]] = []
+    found: list[tuple[int, tuple[Failure, ...], tuple[Failure, ...]]] = []
     for epoch in run.epochs:
-        deaths = deaths_of(epoch, context)
+        deaths = find_failures(epoch, context)
         own = tuple(death for death in deaths if not death.follows)
         if own and not is_silence(deaths):
             found.append((epoch.epoch, _first(own, run.clock_error_ns), deaths))
@@ -153,7 +153,7 @@ def crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
     )
 
 
-def deaths_of(epoch: EpochInfo, context: RunContext) -> tuple[Death, ...]:
+def find_failures(epoch: EpochInfo, context: RunContext) -> tuple[Failure, ...]:
     """Return the processes of one epoch that failed or were lost, as they came."""
     hosts = {info.rank: info.host for info in epoch.ranks}
     events: dict[int, list[EventRecord]] = {}
@@ -161,9 +161,9 @@ def deaths_of(epoch: EpochInfo, context: RunContext) -> tuple[Death, ...]:
         if event.epoch == epoch.epoch:
             events.setdefault(event.rank, []).append(event)
     return tuple(
-        Death(
+        Failure(
             ended=ended,
-            reason=exit_class(ended, events.get(ended.rank, ())),
+            reason=classify_exit(ended, events.get(ended.rank, ())),
             host=hosts.get(ended.rank, ""),
         )
         for ended in context.exits
@@ -171,7 +171,7 @@ def deaths_of(epoch: EpochInfo, context: RunContext) -> tuple[Death, ...]:
     )
 
 
-def is_silence(deaths: Iterable[Death]) -> bool:
+def is_silence(deaths: Iterable[Failure]) -> bool:
     """Return whether the only ranks that did not follow were lost, while others timed out.
 
     A process that dies breaks its connections at once; only one that stands
@@ -183,7 +183,7 @@ def is_silence(deaths: Iterable[Death]) -> bool:
     return timeouts and not broken and all(death.reason is ExitClass.LOST for death in own)
 
 
-def _first(own: Sequence[Death], clock_error_ns: int | None) -> tuple[Death, ...]:
+def _first(own: Sequence[Failure], clock_error_ns: int | None) -> tuple[Failure, ...]:
     """Return the earliest failure, and those that nobody can order against it."""
     timed = [death for death in own if death.ended.at_ns is not None]
     if not timed:
@@ -201,15 +201,15 @@ def _first(own: Sequence[Death], clock_error_ns: int | None) -> tuple[Death, ...
     )
 
 
-def _at_ns(death: Death) -> int:
+def _at_ns(death: Failure) -> int:
     return death.ended.at_ns or 0
 
 
-def _ranks(deaths: Iterable[Death]) -> tuple[int, ...]:
+def _ranks(deaths: Iterable[Failure]) -> tuple[int, ...]:
     return tuple(sorted({death.ended.rank for death in deaths}))
 
 
-def _finding(epochs: list[int], first: tuple[Death, ...], deaths: tuple[Death, ...]) -> Finding:
+def _finding(epochs: list[int], first: tuple[Failure, ...], deaths: tuple[Failure, ...]) -> Finding:
     steps = [death.ended.step for death in first if death.ended.step is not None]
     lost = all(death.reason is ExitClass.LOST for death in first)
     ranks = _ranks(first)
@@ -225,12 +225,12 @@ def _finding(epochs: list[int], first: tuple[Death, ...], deaths: tuple[Death, .
     )
 
 
-def _evidence(epochs: list[int], first: tuple[Death, ...], deaths: tuple[Death, ...]) -> str:
+def _evidence(epochs: list[int], first: tuple[Failure, ...], deaths: tuple[Failure, ...]) -> str:
     """Say who failed, where, of what, and who followed when."""
     death = first[0]
     host = f" (host {death.host})" if death.host else ""
     step = "" if death.ended.step is None else f" in step {death.ended.step}"
-    words = last_words(death.ended)
+    words = format_exit(death.ended)
     text = f"rank {death.ended.rank}{host} failed first{step}: {death.reason.value}"
     text += f" ({words})" if words else ""
     if len(first) > 1:
@@ -246,7 +246,7 @@ def _evidence(epochs: list[int], first: tuple[Death, ...], deaths: tuple[Death, 
     return text
 
 
-def _followers(rest: Sequence[Death], first: Death, verb: str) -> str:
+def _followers(rest: Sequence[Failure], first: Failure, verb: str) -> str:
     if not rest:
         return ""
     ranks = _ranks(rest)
@@ -258,7 +258,7 @@ def _followers(rest: Sequence[Death], first: Death, verb: str) -> str:
     return f"{text} ({', '.join(reasons)})"
 
 
-def exit_class(ended: RankExit, events: Iterable[EventRecord] = ()) -> ExitClass:
+def classify_exit(ended: RankExit, events: Iterable[EventRecord] = ()) -> ExitClass:
     """Return why a process that failed or was lost ended.
 
     Args:
@@ -273,10 +273,10 @@ def exit_class(ended: RankExit, events: Iterable[EventRecord] = ()) -> ExitClass
             return found
     if ended.state == "lost":
         return ExitClass.LOST
-    return _cascade(ended.exception.lower(), text) or ExitClass.EXCEPTION
+    return _follow_up(ended.exception.lower(), text) or ExitClass.EXCEPTION
 
 
-def last_words(ended: RankExit) -> str:
+def format_exit(ended: RankExit) -> str:
     """Return exception type and the first line of its message, at most `MAX_LINE` characters."""
     message = ended.message.strip().split("\n")[0].strip()
     text = f"{ended.exception}: {message}" if message else ended.exception
@@ -287,7 +287,7 @@ def _own_fault(text: str) -> ExitClass | None:
     return next((kind for kind, words in OWN_FAULTS if words.search(text)), None)
 
 
-def _cascade(exception: str, text: str) -> ExitClass | None:
+def _follow_up(exception: str, text: str) -> ExitClass | None:
     if STOPPED.search(text):
         return ExitClass.STOPPED
     of_job = OF_THE_JOB.search(text) is not None

@@ -12,16 +12,16 @@ from ..replay.model import Place
 from ..report.text import format_ranks
 from ..statistics.phases import find_recurring_phases
 from . import host_stall
-from .candidate import Candidate, joined_parts
+from .candidate import Candidate, merge_parts
 from .checkpoint import pause_candidate
 from .detector import Cause
 from .host_gaps import (
     ALL_RANKS_SHARE,
     INPUT_PLACES,
     WORKING_PLACES,
-    Stalls,
-    late_rows,
-    late_stages,
+    HostGaps,
+    find_late_rows,
+    find_late_stages,
     stall_candidate,
 )
 
@@ -46,19 +46,19 @@ CAUSE = Cause(
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add ranks that miss their input, and common pauses that are no checkpoints."""
     gaps, pauses = case.gaps, case.common_pauses
-    explained = _first_of_late_hosts(
+    explained = _first_gaps_of_late_hosts(
         gaps, [each for each in found if each.cause is host_stall.CAUSE]
     )
     for each in found:
         if each.gaps is not None:
             explained |= each.gaps
-    late = data_stalls(gaps, pauses.other_steps, explained)
+    late = find_data_stalls(gaps, pauses.other_steps, explained)
     common = pause_candidate(CAUSE, gaps, pauses, ~pauses.is_planned)
-    return (*found, *(late if common is None else _told_once(common, late)))
+    return (*found, *(late if common is None else _with_common_pause(common, late)))
 
 
-def data_stalls(
-    stalls: Stalls, usual: NDArray[np.bool_], explained: NDArray[np.bool_]
+def find_data_stalls(
+    stalls: HostGaps, usual: NDArray[np.bool_], explained: NDArray[np.bool_]
 ) -> tuple[Candidate, ...]:
     """Find ranks that wait for their input: alone, or all those of a stage.
 
@@ -69,29 +69,31 @@ def data_stalls(
     """
     gap = stalls.total(*INPUT_PLACES, but=explained)
     expected, enough = medians_by_kind(gap, stalls.profile.stage)
-    expected[~enough] = _usual_of_few(gap, stalls.profile.stage)[~enough]
+    expected[~enough] = _baseline_of_few_peers(gap, stalls.profile.stage)[~enough]
     excess = (gap - expected) / stalls.compute_ns[:, None]
     excess[:, ~usual] = np.nan
     where = "before its first compute or in data"
-    usual_ns = [(INPUT_PLACES, expected)]
+    fixed_ns = [(INPUT_PLACES, expected)]
     stages = [
-        (phase, late_rows(stalls, gap, phase))
-        for phase in late_stages(stalls, gap, usual, always=True)
+        (phase, find_late_rows(stalls, gap, phase))
+        for phase in find_late_stages(stalls, gap, usual, always=True)
     ]
     found = [
-        stall_candidate(CAUSE, stalls, phase, [phase.row], (INPUT_PLACES, where), usual_ns)
-        for phase in _apart_from_dips(excess, usual, has_few_peers=~enough)
-        if not _is_but_part(stalls, gap, phase, stages)
+        stall_candidate(CAUSE, stalls, phase, [phase.row], (INPUT_PLACES, where), fixed_ns)
+        for phase in _phases_outside_pauses(excess, usual, has_few_peers=~enough)
+        if not _is_part_of_stage(stalls, gap, phase, stages)
     ]
     named = {rank for candidate in found for rank in candidate.ranks}
     for phase, late in stages:
         rows = [row for row in late if int(stalls.profile.ranks[row]) not in named]
         if rows:
             found.append(stall_candidate(CAUSE, stalls, phase, rows, (INPUT_PLACES, where)))
-    return _joined_stages(found)
+    return _merge_stages(found)
 
 
-def _usual_of_few(gap: NDArray[np.float64], stage: NDArray[np.integer]) -> NDArray[np.float64]:
+def _baseline_of_few_peers(
+    gap: NDArray[np.float64], stage: NDArray[np.integer]
+) -> NDArray[np.float64]:
     """Return what a rank with one or two peers, or none, loses anyway, shape (ranks, steps).
 
     Ranks of other stages may load nothing: its own faster steps tell, or the peer that loses most
@@ -108,7 +110,7 @@ def _usual_of_few(gap: NDArray[np.float64], stage: NDArray[np.integer]) -> NDArr
     return usual
 
 
-def _apart_from_dips(
+def _phases_outside_pauses(
     excess: NDArray[np.float64], usual: NDArray[np.bool_], *, has_few_peers: NDArray[np.bool_]
 ) -> tuple[Phase, ...]:
     """Return what stands out, but for single steps after one in which all ranks stood still.
@@ -139,8 +141,8 @@ def _apart_from_dips(
     return tuple(kept)
 
 
-def _is_but_part(
-    stalls: Stalls,
+def _is_part_of_stage(
+    stalls: HostGaps,
     gap: NDArray[np.float64],
     phase: Phase,
     stages: Sequence[tuple[Phase, Sequence[int]]],
@@ -154,14 +156,14 @@ def _is_but_part(
     )
 
 
-def _joined_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def _merge_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Tell stages that miss their input in the same steps as one: they share what is slow."""
     several = [each for each in found if len(each.ranks) > 1]
     alone = [each for each in found if len(each.ranks) == 1]
     if len(several) <= 1:
         return tuple(found)
     worst = max(several, key=lambda each: each.excess_ratio)
-    part, usual_ns = joined_parts(several)
+    part, fixed_ns = merge_parts(several)
     ranks = tuple(sorted(rank for each in several for rank in each.ranks))
     whole = Candidate(
         cause=worst.cause,
@@ -172,13 +174,13 @@ def _joined_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
         threshold=worst.threshold,
         evidence=f"{format_ranks(ranks)} miss their input together; {worst.evidence}",
         on_host=True,
-        usual_ns=usual_ns,
+        fixed_ns=fixed_ns,
         is_everywhere=True,
     )
     return (whole, *alone)
 
 
-def _first_of_late_hosts(stalls: Stalls, stalled: Sequence[Candidate]) -> NDArray[np.bool_]:
+def _first_gaps_of_late_hosts(stalls: HostGaps, stalled: Sequence[Candidate]) -> NDArray[np.bool_]:
     """Tell the gaps before the first compute of hosts that launch late throughout.
 
     Such a host is late for the step's first launch as well. Where it loses more
@@ -200,7 +202,7 @@ def _first_of_late_hosts(stalls: Stalls, stalled: Sequence[Candidate]) -> NDArra
     return explained
 
 
-def _told_once(common: Candidate, late: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def _with_common_pause(common: Candidate, late: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Add common pauses that are part of, or next to, input that all ranks miss throughout to it.
 
     A step that is later than the others of such a phase stands out as a common pause as well, and
@@ -214,14 +216,14 @@ def _told_once(common: Candidate, late: Sequence[Candidate]) -> tuple[Candidate,
             and each.steps[1] >= common.steps[0] - 1
             and len(each.ranks) >= ALL_RANKS_SHARE * len(common.ranks)
         )
-        grown.append(_grown(each, common) if takes_in else each)
+        grown.append(_extended(each, common) if takes_in else each)
         is_part |= takes_in
     return tuple(grown) if is_part else (common, *grown)
 
 
-def _grown(late: Candidate, common: Candidate) -> Candidate:
+def _extended(late: Candidate, common: Candidate) -> Candidate:
     whole = (late, common)
-    part, usual_ns = joined_parts(whole)
+    part, fixed_ns = merge_parts(whole)
     steps = min(each.steps[0] for each in whole), max(each.steps[1] for each in whole)
     also = "" if steps == late.steps else f"; {common.evidence}"
     return replace(
@@ -230,5 +232,5 @@ def _grown(late: Candidate, common: Candidate) -> Candidate:
         steps=steps,
         shown_steps=None,
         part=part,
-        usual_ns=usual_ns,
+        fixed_ns=fixed_ns,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ..readers.tp_partners import find_workers
-from .host_gaps import common_pauses, stalls_of
+from .host_gaps import common_pauses, tabulate_gaps
 from .link_profile import profile_links
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..trace.context import RunContext
     from ..trace.tables import RankInfo, RunInfo, SpanTable, StepTable
     from .candidate import Candidate
-    from .host_gaps import CommonPauses, Stalls
+    from .host_gaps import CommonPauses, HostGaps
     from .link_profile import LinkProfile
 
 
@@ -103,7 +103,7 @@ class Case:
     slowdown: float | None
     """S of the run."""
 
-    evened: ComputeItems | None = None
+    equalized: ComputeItems | None = None
     """Compute as if all micro-batches had the same length; None if their lengths are unknown."""
 
     @cached_property
@@ -129,10 +129,10 @@ class Case:
         return dict(zip(numbers, zip(first.tolist(), last.tolist(), strict=True), strict=True))
 
     @cached_property
-    def gaps(self) -> Stalls:
+    def gaps(self) -> HostGaps:
         """Return the host gaps as matrices over ranks and steps."""
         reading = self.reading
-        return stalls_of(self.profile, reading.gaps, reading.model.operations.duration_ns)
+        return tabulate_gaps(self.profile, reading.gaps, reading.model.operations.duration_ns)
 
     @cached_property
     def common_pauses(self) -> CommonPauses:

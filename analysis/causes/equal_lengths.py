@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from ..replay.model import ComputeItems, ReplayModel
     from ..trace.context import MicrobatchTable
 
-OUTERMOST = 0.005
+OUTLIER_SHARE = 0.005
 """Share of the items at either end that a fit leaves out: pauses."""
 
 NUM_ROUNDS = 4
 """Of fitting: first against the items' own medians, then against those of evened items. Each round
 takes the error to a thirtieth."""
 
-LEAST_CORRELATION = 0.9
+MIN_CORRELATION = 0.9
 """Source: arXiv 2505.05713, section 5.3: forward and backward of one micro-batch."""
 
-LEAST_ITEMS = 16
+MIN_ITEMS = 16
 """Micro-batches that a correlation needs."""
 
 
-def equal_durations(
+def equalize_durations(
     duration_ns: NDArray[np.float64],
     *,
     rank: NDArray[np.int32],
@@ -74,14 +74,14 @@ def equal_durations(
     common = common_step_ratio(ratio, step)
     even = whole / common
     mean = _means(even, label)
-    own = speed[first] if speed is not None else _own_speed(even, mean, rank=rank, step=step)
+    own = speed[first] if speed is not None else _rank_speed(even, mean, rank=rank, step=step)
     wanted = mean * own * common
     scale = np.divide(wanted, whole, out=np.ones(num), where=whole > 0)
     found: NDArray[np.float64] = duration_ns * scale[of_span]
     return found
 
 
-def equal_experts(
+def equalize_experts(
     model: ReplayModel,
     experts: NDArray[np.bool_],
     chosen: NDArray[np.bool_],
@@ -127,12 +127,12 @@ def equal_experts(
 
 
 def speeds_at_equal_lengths(
-    evened: ComputeItems, model: ReplayModel, blamed: Collection[int]
+    equalized: ComputeItems, model: ReplayModel, blamed: Collection[int]
 ) -> NDArray[np.float64]:
     """Return how much longer than its stage the rank of each operation computes.
 
     Args:
-        evened: Compute as if all micro-batches had the same length.
+        equalized: Compute as if all micro-batches had the same length.
         model: The operations.
         blamed: Ranks that are slow for a while: what they compute says nothing, so they count as
             no slower.
@@ -141,15 +141,15 @@ def speeds_at_equal_lengths(
         Shape (ops,).
     """
     ranks, first = np.unique(model.rank, return_index=True)
-    rows = np.flatnonzero(~np.isin(evened.rank, list(blamed)))
-    rank, step, kind = evened.rank[rows], evened.step[rows], evened.kind[rows]
+    rows = np.flatnonzero(~np.isin(equalized.rank, list(blamed)))
+    rank, step, kind = equalized.rank[rows], equalized.step[rows], equalized.kind[rows]
     at = find_positions(rank, ranks)
-    took = evened.self_ns[rows].astype(np.float64)
+    took = equalized.self_ns[rows].astype(np.float64)
     # Lengths have been taken out, so what is left of a step is the whole job's.
-    took /= medians_by_key(took / medians_by_key(took, rank, kind, evened.chunk[rows]), step)
-    mean = _means(took, model.stage[first][at], kind, evened.chunk[rows])
+    took /= medians_by_key(took / medians_by_key(took, rank, kind, equalized.chunk[rows]), step)
+    mean = _means(took, model.stage[first][at], kind, equalized.chunk[rows])
     of_rank = np.ones(len(ranks))
-    of_rank[at] = _own_speed(took, mean, rank=rank, step=step)
+    of_rank[at] = _rank_speed(took, mean, rank=rank, step=step)
     speed: NDArray[np.float64] = of_rank[find_positions(model.rank, ranks)]
     return speed
 
@@ -161,7 +161,7 @@ def _means(value: NDArray[np.float64], *key: NDArray[np.integer[Any]]) -> NDArra
     return means
 
 
-def _own_speed(
+def _rank_speed(
     value: NDArray[np.float64],
     mean: NDArray[np.float64],
     *,
@@ -202,7 +202,7 @@ def _own_speed(
     return speed
 
 
-def even_lengths(items: ComputeItems, lengths: MicrobatchTable) -> ComputeItems | None:
+def equalize_declared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> ComputeItems | None:
     """Return the items as if all micro-batches had the same sum of squared lengths.
 
     Within one (rank, kind, chunk) an item is taken to last ``a + b s``, s being its sum of
@@ -215,27 +215,27 @@ def even_lengths(items: ComputeItems, lengths: MicrobatchTable) -> ComputeItems 
 
     Returns:
         None where a length is unknown, where all are equal, or where they do not explain compute
-        (correlation below `LEAST_CORRELATION`): then nothing is known of any item's share.
+        (correlation below `MIN_CORRELATION`): then nothing is known of any item's share.
 
     Source:
         arXiv 2505.05713, section 5.3: a micro-batch's compute goes with the sum of its squared
         sequence lengths, beside a part that goes with its tokens.
     """
-    squares = squares_of(items, lengths)
-    if len(items) < LEAST_ITEMS or np.isnan(squares).any() or not squares.any():
+    squares = squared_lengths(items, lengths)
+    if len(items) < MIN_ITEMS or np.isnan(squares).any() or not squares.any():
         return None
     relative = squares / squares.mean()
     scale = np.ones(len(items))
     for kind in np.unique(items.kind).tolist():
         rows = np.flatnonzero(items.kind == kind)
-        found = _scale_of(items, rows, relative[rows])
+        found = _fit_scale(items, rows, relative[rows])
         if found is None:
             return None
         scale[rows] = found
     return replace(items, self_ns=np.rint(items.self_ns / scale).astype(np.int64))
 
 
-def _scale_of(
+def _fit_scale(
     items: ComputeItems, rows: NDArray[np.int64], relative: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
     """Return what each item's length makes of it, 1 for the mean length; None where unclear."""
@@ -248,10 +248,10 @@ def _scale_of(
         ratio = items.self_ns[rows] / usual
         # What lengths do not explain of a whole step is the step's: it warms up, say.
         ratio /= medians_by_key(ratio / scale, items.step[rows])
-        low, high = np.quantile(ratio, (OUTERMOST, 1 - OUTERMOST))
+        low, high = np.quantile(ratio, (OUTLIER_SHARE, 1 - OUTLIER_SHARE))
         kept = (ratio >= low) & (ratio <= high)
         x, y = relative[kept], ratio[kept]
-        if len(x) < LEAST_ITEMS or x.std() == 0 or y.std() == 0:
+        if len(x) < MIN_ITEMS or x.std() == 0 or y.std() == 0:
             return None
         # The first medians are those of whatever lengths a rank had: only the last ones tell.
         correlation = float(np.corrcoef(x, y)[0, 1])
@@ -259,10 +259,12 @@ def _scale_of(
         scale = (level + slope * relative) / (level + slope)
         if not (scale > 0).all():
             return None
-    return scale if correlation >= LEAST_CORRELATION else None
+    return scale if correlation >= MIN_CORRELATION else None
 
 
-def even_columns(items: ComputeItems, coords: Mapping[int, Coords]) -> ComputeItems | None:
+def equalize_inferred_lengths(
+    items: ComputeItems, coords: Mapping[int, Coords]
+) -> ComputeItems | None:
     """Return the items as if all micro-batches had the same length.
 
     A *column* are the ranks of one dp position. A micro-batch is as long as it is on the middle
@@ -276,9 +278,9 @@ def even_columns(items: ComputeItems, coords: Mapping[int, Coords]) -> ComputeIt
     Returns:
         None where a column has fewer ranks than one that is slow could be told from (`MIN_PEERS`),
         or where a rank's compute does not follow its column's (correlation below
-        `LEAST_CORRELATION`).
+        `MIN_CORRELATION`).
     """
-    if len(items) < LEAST_ITEMS:
+    if len(items) < MIN_ITEMS:
         return None
     ranks = np.unique(items.rank)
     at = find_positions(items.rank, ranks)
@@ -292,8 +294,8 @@ def even_columns(items: ComputeItems, coords: Mapping[int, Coords]) -> ComputeIt
         return None
     ratio = items.self_ns / usual
     ratio /= common_step_ratio(ratio, items.step)
-    length = _middle_ranks(ratio, items, column[at])
-    if not _follows(ratio, length):
+    length = _column_medians(ratio, items, column[at])
+    if not _is_correlated(ratio, length):
         return None
     level = usual / medians_by_key(usual, stage[at], items.kind, items.chunk)
     scale = length * medians_by_key(level, column[at])
@@ -301,7 +303,7 @@ def even_columns(items: ComputeItems, coords: Mapping[int, Coords]) -> ComputeIt
     return replace(items, self_ns=np.rint(items.self_ns / scale).astype(np.int64))
 
 
-def _middle_ranks(
+def _column_medians(
     ratio: NDArray[np.float64], items: ComputeItems, column: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return the median over a column's ranks of what each took for a micro-batch, over its usual.
@@ -320,17 +322,17 @@ def _middle_ranks(
     return middle
 
 
-def _follows(ratio: NDArray[np.float64], length: NDArray[np.float64]) -> bool:
+def _is_correlated(ratio: NDArray[np.float64], length: NDArray[np.float64]) -> bool:
     """Tell whether what ranks took follows the lengths, pauses left out."""
-    low, high = np.quantile(ratio, (OUTERMOST, 1 - OUTERMOST))
+    low, high = np.quantile(ratio, (OUTLIER_SHARE, 1 - OUTLIER_SHARE))
     kept = (ratio >= low) & (ratio <= high)
     x, y = length[kept], ratio[kept]
-    if len(x) < LEAST_ITEMS or x.std() == 0 or y.std() == 0:
+    if len(x) < MIN_ITEMS or x.std() == 0 or y.std() == 0:
         return False
-    return float(np.corrcoef(x, y)[0, 1]) >= LEAST_CORRELATION
+    return float(np.corrcoef(x, y)[0, 1]) >= MIN_CORRELATION
 
 
-def squares_of(items: ComputeItems, lengths: MicrobatchTable) -> NDArray[np.float64]:
+def squared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> NDArray[np.float64]:
     """Return the sum of squared lengths of each item's micro-batch, NaN where nobody told it.
 
     Args:

@@ -36,13 +36,13 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add ranks whose experts get more tokens; they explain stages that are long for them."""
     reported = [each for each in found if each.explained_by is None]
     blamed = named_ranks(reported, SLOW_DEVICE)
-    experts = experts_candidate(case.reading.experts, case.profile, case.replayer, blamed)
+    experts = find_expert_imbalance(case.reading.experts, case.profile, case.replayer, blamed)
     if experts is None:
         return found
-    return (*without_their_stages(found, experts, case.reading.model), experts)
+    return (*mark_explained_stages(found, experts, case.reading.model), experts)
 
 
-def experts_candidate(
+def find_expert_imbalance(
     experts: NDArray[np.bool_] | None,
     profile: ComputeProfile,
     replayer: Replayer,
@@ -66,7 +66,7 @@ def experts_candidate(
     """
     if experts is None or not experts.any():
         return None
-    total, expected = _by_rank(experts, profile, replayer)
+    total, expected = _experts_by_rank(experts, profile, replayer)
     excess = total / expected - 1.0
     excess[np.isin(profile.ranks, list(blamed))] = np.nan
     phases = [
@@ -76,9 +76,9 @@ def experts_candidate(
     ]
     if not phases:
         return None
-    part, usual_ns = _part(experts, phases, profile, replayer, expected / total)
+    part, fixed_ns = _part(experts, phases, profile, replayer, expected / total)
     recorded_ns = replayer.model.operations.duration_ns
-    without = float(replayer.full_with(np.where(part, usual_ns, recorded_ns)).mean())
+    without = float(replayer.full_with(np.where(part, fixed_ns, recorded_ns)).mean())
     lost = float(replayer.full_recorded().mean()) / without - 1.0
     if lost < MIN_EXCESS_RATIO:
         return None
@@ -95,7 +95,7 @@ def experts_candidate(
         ranks=ranks,
         steps=(first, last),
         part=part,
-        usual_ns=usual_ns,
+        fixed_ns=fixed_ns,
         excess_ratio=worst.excess_ratio,
         threshold=max(worst.threshold, MIN_EXCESS_RATIO),
         evidence=(
@@ -108,7 +108,7 @@ def experts_candidate(
     )
 
 
-def without_their_stages(
+def mark_explained_stages(
     candidates: Sequence[Candidate], experts: Candidate, model: ReplayModel
 ) -> tuple[Candidate, ...]:
     """Leave out long stages that are as long as the others but for some ranks' experts.
@@ -119,13 +119,13 @@ def without_their_stages(
 
     Args:
         candidates: All that was found.
-        experts: What `experts_candidate` found.
+        experts: What `find_expert_imbalance` found.
         model: The operations.
     """
-    if experts.part is None or experts.usual_ns is None:
+    if experts.part is None or experts.fixed_ns is None:
         return tuple(candidates)
     duration_ns = model.operations.duration_ns
-    surplus_ns = np.where(experts.part, duration_ns - experts.usual_ns, 0.0)
+    surplus_ns = np.where(experts.part, duration_ns - experts.fixed_ns, 0.0)
     compute = has_kind(model, COMPUTE_KINDS) & model.on_device
 
     def is_left(each: Candidate) -> bool:
@@ -140,7 +140,7 @@ def without_their_stages(
     )
 
 
-def _by_rank(
+def _experts_by_rank(
     experts: NDArray[np.bool_], profile: ComputeProfile, replayer: Replayer
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the experts' compute by rank and step, and that of the others of its stage.
@@ -179,11 +179,11 @@ def _part(
     for phase in phases:
         chosen[phase.row, phase.first : phase.last + 1] = True
     part = np.zeros(len(experts), dtype=np.bool_)
-    usual_ns = np.full(len(experts), np.nan)
+    fixed_ns = np.full(len(experts), np.nan)
     rows = np.flatnonzero(experts)
     row = np.searchsorted(profile.ranks, replayer.model.rank[rows])
     column = np.searchsorted(profile.steps, np.array(operations.steps)[operations.step[rows]])
     kept = chosen[row, column]
     part[rows[kept]] = True
-    usual_ns[rows[kept]] = operations.duration_ns[rows[kept]] * share[row[kept], column[kept]]
-    return part, usual_ns
+    fixed_ns[rows[kept]] = operations.duration_ns[rows[kept]] * share[row[kept], column[kept]]
+    return part, fixed_ns

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .detector import Case
-    from .host_gaps import Stalls
+    from .host_gaps import HostGaps
 
-LEAST_PAUSE_NS = 50_000_000
+MIN_PAUSE_NS = 50_000_000
 """A gap this long before what a host launches may be garbage collection. Source: design.md
 section 5."""
 
 PAUSE_FACTOR = 10.0
 """A pause stands out of the usual gaps before the same kind of compute by this much."""
 
-INSIDE = (Place.FORWARD, Place.BACKWARD)
+INSIDE_PLACES = (Place.FORWARD, Place.BACKWARD)
 """Where only a host that stopped makes a rank lose time: neither input nor a reduction is due."""
 
-LEAST_LOSS_RATIO = 0.01
+MIN_LOSS_RATIO = 0.01
 """Pauses in turn on many ranks are told from this share of the job's time: each may be short
 beside its step, but all wait for every one of them."""
 
@@ -47,16 +47,16 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add the pauses that ranks take in turn, and a pause that is too rare to be named."""
     in_common = case.common_pauses.in_gaps
     blamed = named_ranks(found, {host_stall.CAUSE})
-    pauses = gc_pauses(case.gaps, ~in_common, blamed)
+    pauses = find_gc_pauses(case.gaps, ~in_common, blamed)
     allowed = ~in_common
     for each in pauses:
         if each.gaps is not None:
             allowed &= ~each.gaps
-    return (*found, *pauses, *untold_pauses(case.gaps, allowed, blamed))
+    return (*found, *pauses, *find_rare_pauses(case.gaps, allowed, blamed))
 
 
-def gc_pauses(
-    stalls: Stalls, allowed: NDArray[np.bool_], blamed: frozenset[int]
+def find_gc_pauses(
+    stalls: HostGaps, allowed: NDArray[np.bool_], blamed: frozenset[int]
 ) -> tuple[Candidate, ...]:
     """Find garbage collection: ``gc`` spans, or long gaps before what hosts launch, rank by rank.
 
@@ -65,7 +65,7 @@ def gc_pauses(
     compute, its optimizer or its reductions are pauses too; alone, these would
     be missing input or launch skew. What one rank loses at its step's begin in
     `HOST_STALL_STEPS` steps on end is no pause. A host that runs ahead makes up for part of each:
-    where two are as long as `LEAST_PAUSE_NS`, half of that counts.
+    where two are as long as `MIN_PAUSE_NS`, half of that counts.
 
     Args:
         stalls: The run's gaps.
@@ -73,16 +73,18 @@ def gc_pauses(
         blamed: Ranks whose gaps are explained already.
     """
     recorded = stalls.among(Place.GC) & (stalls.gaps.gap_ns > 0)
-    paused = _paused(stalls, allowed & ~np.isin(stalls.gaps.rank, list(blamed)))
+    paused = _find_pauses_in_turn(stalls, allowed & ~np.isin(stalls.gaps.rank, list(blamed)))
     found = (
-        _pauses(stalls, recorded, "in gc spans") if recorded.any() else None,
-        _pauses(stalls, paused, "before what its host launched next") if paused.any() else None,
+        _pause_candidate(stalls, recorded, "in gc spans") if recorded.any() else None,
+        _pause_candidate(stalls, paused, "before what its host launched next")
+        if paused.any()
+        else None,
     )
     return tuple(candidate for candidate in found if candidate is not None)
 
 
-def untold_pauses(
-    stalls: Stalls, allowed: NDArray[np.bool_], blamed: frozenset[int]
+def find_rare_pauses(
+    stalls: HostGaps, allowed: NDArray[np.bool_], blamed: frozenset[int]
 ) -> tuple[Candidate, ...]:
     """Find what looks like a pause, but is too rare to be told as one: no alarm, and no health.
 
@@ -91,8 +93,8 @@ def untold_pauses(
         allowed: Shape (gaps,): gaps that nothing explains.
         blamed: Ranks whose gaps are explained already.
     """
-    longest = max(LEAST_PAUSE_NS, PAUSE_FACTOR * _typical(stalls))
-    chosen = allowed & stalls.among(*INSIDE) & (stalls.gaps.gap_ns >= longest)
+    longest = max(MIN_PAUSE_NS, PAUSE_FACTOR * _usual_gap_ns(stalls))
+    chosen = allowed & stalls.among(*INSIDE_PLACES) & (stalls.gaps.gap_ns >= longest)
     chosen &= ~np.isin(stalls.gaps.rank, list(blamed))
     chosen &= stalls.gaps.gap_ns >= MIN_EXCESS_RATIO * stalls.compute_ns[stalls.row]
     if not chosen.any():
@@ -118,25 +120,25 @@ def untold_pauses(
     )
 
 
-def _paused(stalls: Stalls, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _find_pauses_in_turn(stalls: HostGaps, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Tell which gaps are pauses that ranks take in turn; none where they do not. Shape (gaps,)."""
-    longest = max(LEAST_PAUSE_NS, PAUSE_FACTOR * _typical(stalls))
-    shortest = max(LEAST_PAUSE_NS / 2, PAUSE_FACTOR * _typical(stalls))
+    longest = max(MIN_PAUSE_NS, PAUSE_FACTOR * _usual_gap_ns(stalls))
+    shortest = max(MIN_PAUSE_NS / 2, PAUSE_FACTOR * _usual_gap_ns(stalls))
     gap_ns = stalls.gaps.gap_ns
-    inside = allowed & stalls.among(*INSIDE)
+    inside = allowed & stalls.among(*INSIDE_PLACES)
     starts = allowed & stalls.among(Place.INPUT)
-    starts &= ~_lasts(stalls, starts & (gap_ns >= shortest))
+    starts &= ~_in_consecutive_steps(stalls, starts & (gap_ns >= shortest))
     known = inside | starts
     if np.count_nonzero(known & (gap_ns >= longest)) < 2:  # noqa: PLR2004  # one is no turn
         longest = shortest = np.inf
     paused = known & (gap_ns >= shortest)
-    told = (paused & inside).any() and _in_turn(stalls, paused)
+    told = (paused & inside).any() and _is_in_turn(stalls, paused)
     if not told:
         return np.zeros(len(gap_ns), dtype=np.bool_)
     return paused | (allowed & stalls.among(Place.LAUNCH, Place.OTHER) & (gap_ns >= longest))
 
 
-def _lasts(stalls: Stalls, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _in_consecutive_steps(stalls: HostGaps, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Tell which chosen gaps lie in `HOST_STALL_STEPS` steps on end of one rank. Shape (gaps,)."""
     shape = stalls.profile.total_ns.shape
     num = sum_cells(shape, stalls.row[chosen], stalls.column[chosen], np.ones(chosen.sum()))
@@ -147,7 +149,7 @@ def _lasts(stalls: Stalls, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return chosen & lasts[stalls.row, stalls.column]
 
 
-def _typical(stalls: Stalls) -> float:
+def _usual_gap_ns(stalls: HostGaps) -> float:
     """Return the usual gap before forward compute, in ns: the median rank and step's own median.
 
     A rank and step without any counts as 0: where hosts launch in time, pauses are all there is.
@@ -159,7 +161,7 @@ def _typical(stalls: Stalls) -> float:
     return float(np.median(np.nan_to_num(median)))
 
 
-def _in_turn(stalls: Stalls, chosen: NDArray[np.bool_]) -> bool:
+def _is_in_turn(stalls: HostGaps, chosen: NDArray[np.bool_]) -> bool:
     """Tell whether several ranks have these gaps, now one and now another."""
     if not chosen.any():
         return False
@@ -168,7 +170,7 @@ def _in_turn(stalls: Stalls, chosen: NDArray[np.bool_]) -> bool:
     return several and len(np.unique(stalls.gaps.step[chosen])) > 1
 
 
-def _pauses(stalls: Stalls, chosen: NDArray[np.bool_], where: str) -> Candidate | None:
+def _pause_candidate(stalls: HostGaps, chosen: NDArray[np.bool_], where: str) -> Candidate | None:
     profile = stalls.profile
     lost = sum_cells(
         profile.total_ns.shape,
@@ -180,7 +182,7 @@ def _pauses(stalls: Stalls, chosen: NDArray[np.bool_], where: str) -> Candidate 
     # A step waits for the longest of the pauses that its ranks take at different times.
     worst = ratio.max(axis=0)
     level = float(worst.mean())
-    if level < LEAST_LOSS_RATIO and float(worst.max()) < MIN_EXCESS_RATIO:
+    if level < MIN_LOSS_RATIO and float(worst.max()) < MIN_EXCESS_RATIO:
         return None
     long = chosen & (stalls.gaps.gap_ns >= np.median(stalls.gaps.gap_ns[chosen]) / 2)
     steps = np.unique(stalls.gaps.step[long])
@@ -193,7 +195,7 @@ def _pauses(stalls: Stalls, chosen: NDArray[np.bool_], where: str) -> Candidate 
         part=stalls.part(chosen),
         gaps=chosen,
         excess_ratio=max(level, float(worst.max())),
-        threshold=LEAST_LOSS_RATIO if level >= LEAST_LOSS_RATIO else MIN_EXCESS_RATIO,
+        threshold=MIN_LOSS_RATIO if level >= MIN_LOSS_RATIO else MIN_EXCESS_RATIO,
         evidence=(
             f"{format_count(len(times), 'pause')} of {format_duration(float(np.median(times)))}"
             f" {where} on {format_count(len(ranks), 'rank')} in turn, in"
@@ -202,5 +204,5 @@ def _pauses(stalls: Stalls, chosen: NDArray[np.bool_], where: str) -> Candidate 
         ),
         on_host=True,
         # Where hosts launch in time there are no gaps but pauses: their median is no usual gap.
-        usual_ns=stalls.usual(chosen, None),
+        fixed_ns=stalls.usual(chosen, None),
     )

@@ -13,7 +13,7 @@ from rankscope.tracer.span import COMM_KINDS, KIND_CODES, KINDS, NONE, SpanFlag,
 from ..readers.waits import is_p2p
 from ..report.report import Finding
 from ..report.text import format_ranks
-from .crash import ExitClass, deaths_of, is_silence
+from .crash import ExitClass, find_failures, is_silence
 from .detector import INSUFFICIENT_EVIDENCE, Cause
 
 if TYPE_CHECKING:
@@ -50,17 +50,17 @@ Instance = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stuck:
+class _StuckInstance:
     """One communication with members inside and members missing."""
 
-    inside: tuple[Standing, ...]
+    inside: tuple[Blocked, ...]
     missing: frozenset[int]
     members: tuple[int, ...]
     group_name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Blocked:
     """One rank inside a communication that it has not left."""
 
     rank: int
@@ -97,10 +97,10 @@ CAUSE = Cause(
 
 def detect(record: Record) -> tuple[Finding, ...]:
     """Return the hang of each epoch that had one."""
-    return hangs(record.run, record.spans, record.steps, record.context)
+    return find_hangs(record.run, record.spans, record.steps, record.context)
 
 
-def hangs(
+def find_hangs(
     run: RunInfo, spans: SpanTable, steps: StepTable, context: RunContext
 ) -> tuple[Finding, ...]:
     """Name, for each epoch, the ranks that are missing where the others stand.
@@ -135,17 +135,17 @@ def hangs(
 def _epoch_hang(
     run: RunInfo, epoch: EpochInfo, spans: SpanTable, steps: StepTable, context: RunContext
 ) -> Finding | None:
-    deaths = deaths_of(epoch, context)
+    deaths = find_failures(epoch, context)
     if any(not death.follows for death in deaths) and not is_silence(deaths):
         return None  # a crash: the ranks that stand still do so because of it
     ended = {one.rank for one in context.exits if one.epoch == epoch.epoch and one.state == "ended"}
-    told = standing_ranks(epoch.epoch, spans, steps, context)
+    told = find_blocked_ranks(epoch.epoch, spans, steps, context)
     standing = [one for one in told if one.rank not in ended]
-    stuck = _stuck(epoch, standing, entered_ranks(epoch.epoch, spans, standing))
+    stuck = _stuck_instances(epoch, standing, find_entered_ranks(epoch.epoch, spans, standing))
     missing = frozenset[int]().union(*(one.missing for one in stuck))
     if not missing:
         return None
-    traced = {info.rank for info in epoch.ranks} - _unheard(epoch.epoch, steps, standing)
+    traced = {info.rank for info in epoch.ranks} - _without_capture(epoch.epoch, steps, standing)
     silent = missing - {one.rank for one in standing}
     if silent and not silent & traced:
         return _untraced(stuck[0], tuple(sorted(silent)))
@@ -153,7 +153,7 @@ def _epoch_hang(
     work = open_work(epoch.epoch, context)
     if any(SpanKind.CHECKPOINT in work.get(rank, ()) for rank in silent):
         return None
-    behind = _behind_their_mates(epoch, silent & traced, spans)
+    behind = _least_advanced(epoch, silent & traced, spans)
     culprits = tuple(sorted(behind or missing & traced))
     if not culprits:
         return None
@@ -162,7 +162,7 @@ def _epoch_hang(
     return replace(finding, evidence=finding.evidence + _own_work(culprits, work) + early)
 
 
-def _unheard(epoch: int, steps: StepTable, standing: Iterable[Standing]) -> set[int]:
+def _without_capture(epoch: int, steps: StepTable, standing: Iterable[Blocked]) -> set[int]:
     """Return the ranks whose capture of communication had failed when they were last heard of.
 
     Whoever left it out by request still tells where it stands, and so do the others.
@@ -176,7 +176,7 @@ def _unheard(epoch: int, steps: StepTable, standing: Iterable[Standing]) -> set[
     return set() if any(one.rank in silent for one in standing) else silent
 
 
-def _behind_their_mates(
+def _least_advanced(
     epoch: EpochInfo, silent: frozenset[int] | set[int], spans: SpanTable
 ) -> set[int]:
     """Leave out silent ranks that came further in their last step than a silent mate.
@@ -196,12 +196,12 @@ def _behind_their_mates(
     return {rank for rank, came in progress.items() if came == least[places[rank]]}
 
 
-def _stuck(
-    epoch: EpochInfo, standing: Iterable[Standing], entered: Mapping[Instance, set[int]]
-) -> tuple[_Stuck, ...]:
+def _stuck_instances(
+    epoch: EpochInfo, standing: Iterable[Blocked], entered: Mapping[Instance, set[int]]
+) -> tuple[_StuckInstance, ...]:
     """Return the communications that lack somebody, that with most members inside first."""
     groups = {group.group_id: group for group in epoch.groups}
-    inside: dict[Instance, list[Standing]] = defaultdict(list)
+    inside: dict[Instance, list[Blocked]] = defaultdict(list)
     for one in standing:
         inside[one.instance].append(one)
     found = []
@@ -211,7 +211,7 @@ def _stuck(
         missing = frozenset(members) - {one.rank for one in there} - entered.get(instance, set())
         if missing:
             found.append(
-                _Stuck(
+                _StuckInstance(
                     inside=tuple(there),
                     missing=missing,
                     members=members,
@@ -221,7 +221,7 @@ def _stuck(
     return tuple(sorted(found, key=lambda one: (-len(one.inside), one.inside[0].instance)))
 
 
-def _members(one: Standing, of_group: tuple[int, ...]) -> tuple[int, ...]:
+def _members(one: Blocked, of_group: tuple[int, ...]) -> tuple[int, ...]:
     """Return who takes part; nobody where that is not known."""
     if not one.is_p2p:
         return of_group
@@ -231,7 +231,7 @@ def _members(one: Standing, of_group: tuple[int, ...]) -> tuple[int, ...]:
 
 def _finding(
     run: RunInfo,
-    stuck: tuple[_Stuck, ...],
+    stuck: tuple[_StuckInstance, ...],
     culprits: tuple[int, ...],
     *,
     is_circle: bool,
@@ -255,7 +255,7 @@ def _finding(
     )
 
 
-def _untraced(shown: _Stuck, silent: tuple[int, ...]) -> Finding:
+def _untraced(shown: _StuckInstance, silent: tuple[int, ...]) -> Finding:
     return Finding(
         cause=INSUFFICIENT_EVIDENCE.name,
         ranks=(),
@@ -271,7 +271,12 @@ def _untraced(shown: _Stuck, silent: tuple[int, ...]) -> Finding:
 
 
 def _evidence(
-    shown: _Stuck, culprits: tuple[int, ...], num_stuck: int, steps: StepTable, *, is_circle: bool
+    shown: _StuckInstance,
+    culprits: tuple[int, ...],
+    num_stuck: int,
+    steps: StepTable,
+    *,
+    is_circle: bool,
 ) -> str:
     missing = format_ranks(tuple(sorted(shown.missing & set(culprits))))
     inside = format_ranks(tuple(sorted(one.rank for one in shown.inside)))
@@ -290,7 +295,7 @@ def _evidence(
     return text
 
 
-def _collective(shown: _Stuck) -> str:
+def _collective(shown: _StuckInstance) -> str:
     one = shown.inside[0]
     if one.is_p2p:
         return f"{one.name} {one.seq} ({one.kind}) from rank {one.src_rank} to rank {one.dst_rank}"
@@ -312,9 +317,9 @@ def _last_done(culprits: tuple[int, ...], steps: StepTable) -> str:
     return f"; the last step that it finished is {int(steps.step[rows].max())}"
 
 
-def standing_ranks(
+def find_blocked_ranks(
     epoch: int, spans: SpanTable, steps: StepTable, context: RunContext
-) -> tuple[Standing, ...]:
+) -> tuple[Blocked, ...]:
     """Return each communication that a rank has not left, each once."""
     found = {(one.rank, one.instance): one for one in _of_spans(epoch, spans)}
     rows = steps.epoch == epoch
@@ -343,14 +348,14 @@ def _latest_events(epoch: int, context: RunContext) -> Mapping[int, EventRecord]
     }
 
 
-def _of_spans(epoch: int, spans: SpanTable) -> Iterable[Standing]:
+def _of_spans(epoch: int, spans: SpanTable) -> Iterable[Blocked]:
     unfinished = (spans.flags & UNFINISHED) != 0
     is_wait = spans.kind == KIND_CODES[SpanKind.WAIT]
     chosen = (spans.epoch == epoch) & (spans.group_id != 0) & unfinished & ~is_wait
     rows = np.flatnonzero(chosen)
     for row, instance in zip(rows.tolist(), _instances(spans, rows), strict=True):
         group_id, seq, src_rank, dst_rank = instance
-        yield Standing(
+        yield Blocked(
             rank=int(spans.rank[row]),
             group_id=group_id,
             seq=seq,
@@ -374,7 +379,7 @@ def _instances(spans: SpanTable, rows: NDArray[np.int64]) -> list[Instance]:
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-def _of_event(event: EventRecord) -> Iterable[Standing]:
+def _of_event(event: EventRecord) -> Iterable[Blocked]:
     """Yield the open communications that an event tells; what is malformed is passed over."""
     for entry in _open_entries(event):
         try:
@@ -382,7 +387,7 @@ def _of_event(event: EventRecord) -> Iterable[Standing]:
         except (KeyError, TypeError, ValueError):
             continue
         if group_id and seq >= 0:
-            yield Standing(
+            yield Blocked(
                 rank=event.rank,
                 group_id=group_id,
                 seq=seq,
@@ -397,8 +402,8 @@ def _open_entries(event: EventRecord) -> list[dict[str, Any]]:
     return [entry for entry in told if isinstance(entry, dict)] if isinstance(told, list) else []
 
 
-def entered_ranks(
-    epoch: int, spans: SpanTable, standing: Iterable[Standing]
+def find_entered_ranks(
+    epoch: int, spans: SpanTable, standing: Iterable[Blocked]
 ) -> Mapping[Instance, set[int]]:
     """Return who has a span of each communication in which somebody stands."""
     wanted = {one.instance for one in standing}

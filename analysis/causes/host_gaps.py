@@ -37,7 +37,7 @@ ONE_RANK_SHARE = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stalls:
+class HostGaps:
     """Host gaps as matrices over the ranks and steps of a profile."""
 
     profile: ComputeProfile
@@ -156,7 +156,7 @@ class CommonPauses:
     """Shape (gaps,): gaps that a common pause explains."""
 
 
-def common_pauses(stalls: Stalls) -> CommonPauses:
+def common_pauses(stalls: HostGaps) -> CommonPauses:
     """Find the steps in which nearly all ranks pause at once.
 
     Planned are those in ``checkpoint`` spans, those after a step's compute, and those of one
@@ -193,12 +193,14 @@ def common_pauses(stalls: Stalls) -> CommonPauses:
     )
 
 
-def stalls_of(profile: ComputeProfile, gaps: GapItems, duration_ns: NDArray[np.float64]) -> Stalls:
+def tabulate_gaps(
+    profile: ComputeProfile, gaps: GapItems, duration_ns: NDArray[np.float64]
+) -> HostGaps:
     """Lay a run's host gaps out over the ranks and steps of its profile."""
     at = np.minimum(find_positions(gaps.rank, profile.ranks), len(profile.ranks) - 1)
     column = np.minimum(find_positions(gaps.step, profile.steps), len(profile.steps) - 1)
     known = (profile.ranks[at] == gaps.rank) & (profile.steps[column] == gaps.step)
-    return Stalls(
+    return HostGaps(
         profile=profile,
         gaps=gaps,
         row=np.where(known, at, -1),
@@ -208,8 +210,8 @@ def stalls_of(profile: ComputeProfile, gaps: GapItems, duration_ns: NDArray[np.f
     )
 
 
-def late_stages(
-    stalls: Stalls, gap: NDArray[np.float64], usual: NDArray[np.bool_], *, always: bool
+def find_late_stages(
+    stalls: HostGaps, gap: NDArray[np.float64], usual: NDArray[np.bool_], *, always: bool
 ) -> tuple[Phase, ...]:
     """Find stages most of whose ranks lose time; the phases' rows are stages.
 
@@ -241,7 +243,7 @@ def late_stages(
     )
 
 
-def late_rows(stalls: Stalls, gap: NDArray[np.float64], phase: Phase) -> list[int]:
+def find_late_rows(stalls: HostGaps, gap: NDArray[np.float64], phase: Phase) -> list[int]:
     """Return the rows of the phase's stage that lose at least half of what it does."""
     stages = np.unique(stalls.profile.stage)
     inside = row_medians(gap[:, phase.first : phase.last + 1]) / stalls.compute_ns
@@ -252,7 +254,7 @@ def late_rows(stalls: Stalls, gap: NDArray[np.float64], phase: Phase) -> list[in
 
 def stall_candidate(
     cause: Cause,
-    stalls: Stalls,
+    stalls: HostGaps,
     phase: Phase,
     rows: Sequence[int],
     places: tuple[tuple[Place, ...], str],
@@ -293,7 +295,7 @@ def stall_candidate(
             f" {format_percent(phase.excess_ratio)} of its compute, {when}; nobody held it up"
         ),
         on_host=True,
-        usual_ns=(
+        fixed_ns=(
             stalls.usual(chosen, None) if expected is None else stalls.usual_at(chosen, expected)
         ),
         is_everywhere=several,
@@ -306,12 +308,12 @@ def stall_candidate(
 def _of_one_length(
     lost_ns: NDArray[np.float64], chosen: NDArray[np.bool_]
 ) -> list[NDArray[np.int64]]:
-    """Part chosen dips where one is longer than the next shorter one by `LENGTH_FACTOR`."""
+    """Part chosen dips where one is longer than the next shorter one by `SAME_LENGTH_FACTOR`."""
     rows = np.flatnonzero(chosen)
     if not len(rows):
         return []
     rows = rows[np.argsort(lost_ns[rows])]
-    apart = lost_ns[rows[1:]] > LENGTH_FACTOR * lost_ns[rows[:-1]]
+    apart = lost_ns[rows[1:]] > SAME_LENGTH_FACTOR * lost_ns[rows[:-1]]
     return [np.sort(part) for part in np.split(rows, np.flatnonzero(apart) + 1)]
 
 
@@ -324,7 +326,7 @@ def _is_regular(dips: NDArray[np.int64]) -> bool:
     return len(distances) <= 1 and bool((distances > 1).all())
 
 
-def _places_of_pauses(stalls: Stalls, usual: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _places_of_pauses(stalls: HostGaps, usual: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Tell where in its steps a common dip lies: elsewhere they tell as much as any other.
 
     Args:
@@ -345,7 +347,7 @@ def _places_of_pauses(stalls: Stalls, usual: NDArray[np.bool_]) -> NDArray[np.bo
     return found
 
 
-def _other_steps(stalls: Stalls) -> NDArray[np.bool_]:
+def _other_steps(stalls: HostGaps) -> NDArray[np.bool_]:
     """Return which steps no common pause explains, if there is any. Shape (steps,)."""
     before, rest = stalls.total(*INPUT_PLACES), stalls.total(*WORKING_PLACES, Place.CHECKPOINT)
     total = before + rest
@@ -358,5 +360,5 @@ ALL_RANKS_SHARE = 0.8
 """Share of the ranks that stand still in the same steps for a common dip."""
 
 
-LENGTH_FACTOR = 1.5
+SAME_LENGTH_FACTOR = 1.5
 """Dips of one sort, all checkpoints or all evaluations, differ by less than this."""

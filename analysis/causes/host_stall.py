@@ -9,9 +9,15 @@ import numpy as np
 from ..arrays.group_stats import medians_by_kind, row_medians, sum_cells
 from ..replay.model import Place
 from ..statistics.phases import find_phases
-from .candidate import merged_hosts
+from .candidate import merge_hosts
 from .detector import Cause
-from .host_gaps import HOST_STALL_STEPS, ONE_RANK_SHARE, late_rows, late_stages, stall_candidate
+from .host_gaps import (
+    HOST_STALL_STEPS,
+    ONE_RANK_SHARE,
+    find_late_rows,
+    find_late_stages,
+    stall_candidate,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
     from ..statistics.phases import Phase
     from .candidate import Candidate
     from .detector import Case
-    from .host_gaps import Stalls
+    from .host_gaps import HostGaps
 
 STALL_PLACES = (Place.FORWARD, Place.BACKWARD, Place.OTHER)
 """Where a host that launches late loses time; before collectives see `launch_skew`."""
@@ -40,11 +46,11 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add the ranks, or whole hosts, that launch late throughout."""
     pauses = case.common_pauses
     steps = ~(pauses.places[Place.FORWARD] | pauses.places[Place.BACKWARD])
-    return (*found, *merged_hosts(host_stalls(case.gaps, steps, pauses.in_gaps), case.ranks))
+    return (*found, *merge_hosts(find_host_stalls(case.gaps, steps, pauses.in_gaps), case.ranks))
 
 
-def host_stalls(
-    stalls: Stalls, usual: NDArray[np.bool_], in_dips: NDArray[np.bool_] | None = None
+def find_host_stalls(
+    stalls: HostGaps, usual: NDArray[np.bool_], in_dips: NDArray[np.bool_] | None = None
 ) -> tuple[Candidate, ...]:
     """Find ranks whose host launches late throughout.
 
@@ -62,17 +68,17 @@ def host_stalls(
     excess = (gap - expected) / stalls.compute_ns[:, None]
     excess[:, ~usual] = np.nan
     # An evaluation that all ranks wait for lies in one place: it is usual there, and nowhere else.
-    usual_ns = [((place,), _expected(stalls, stalls.total(place))[0]) for place in LATE_PLACES]
-    num_late = _num_late(stalls, in_dips)
+    fixed_ns = [((place,), _expected(stalls, stalls.total(place))[0]) for place in LATE_PLACES]
+    num_late = _num_late_launches(stalls, in_dips)
     where = "between its launches"
     found = [
-        stall_candidate(CAUSE, stalls, phase, [phase.row], (LATE_PLACES, where), usual_ns)
+        stall_candidate(CAUSE, stalls, phase, [phase.row], (LATE_PLACES, where), fixed_ns)
         for phase in find_phases(excess, has_few_peers=~enough)
-        if _recurs(excess[phase.row], num_late[phase.row], phase)
+        if _is_persistent(excess[phase.row], num_late[phase.row], phase)
     ]
     named = {rank for candidate in found for rank in candidate.ranks}
-    for phase in late_stages(stalls, gap, usual, always=False):
-        rows = late_rows(stalls, gap, phase)
+    for phase in find_late_stages(stalls, gap, usual, always=False):
+        rows = find_late_rows(stalls, gap, phase)
         # One of two ranks lifts its stage's median by half of what it loses.
         if not named.issuperset(stalls.profile.ranks[rows].tolist()):
             found.append(stall_candidate(CAUSE, stalls, phase, rows, (STALL_PLACES, where)))
@@ -80,7 +86,7 @@ def host_stalls(
 
 
 def _expected(
-    stalls: Stalls, gap: NDArray[np.float64]
+    stalls: HostGaps, gap: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return what a rank of a healthy host loses, and which ranks have enough peers to tell."""
     expected, enough = medians_by_kind(gap, stalls.profile.stage)
@@ -89,7 +95,7 @@ def _expected(
     return expected, enough
 
 
-def _num_late(stalls: Stalls, in_dips: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+def _num_late_launches(stalls: HostGaps, in_dips: NDArray[np.bool_] | None) -> NDArray[np.float64]:
     """Return before how many launches a rank's host was late. Shape (ranks, steps).
 
     ``(sum x)^2 / sum x^2`` of its gaps: their number where they are equal, 1 where
@@ -107,7 +113,9 @@ def _num_late(stalls: Stalls, in_dips: NDArray[np.bool_] | None) -> NDArray[np.f
     return np.divide(whole**2, squares, out=np.zeros_like(whole), where=squares > 0)
 
 
-def _recurs(excess: NDArray[np.float64], num_late: NDArray[np.float64], phase: Phase) -> bool:
+def _is_persistent(
+    excess: NDArray[np.float64], num_late: NDArray[np.float64], phase: Phase
+) -> bool:
     """Tell a stall that is there all the time from pauses now and then.
 
     Args:

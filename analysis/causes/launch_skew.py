@@ -15,7 +15,7 @@ from ..report.text import format_count, format_duration, format_percent, format_
 from ..statistics.noise import NORMAL_90TH, NORMAL_MEDIAN, required_deviations, step_deviation
 from ..statistics.phases import find_phases
 from . import host_stall
-from .candidate import Candidate, joined_parts, named_ranks
+from .candidate import Candidate, merge_parts, named_ranks
 from .detector import Cause
 from .host_gaps import HOST_STALL_STEPS, ONE_RANK_SHARE
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..statistics.phases import Phase
     from .detector import Case
-    from .host_gaps import Stalls
+    from .host_gaps import HostGaps
 
 LATE_PLACES = (Place.LAUNCH, Place.OTHER)
 """Where a rank stops after its step's compute: whatever its group does next, it enters late. Where
@@ -58,11 +58,11 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     )
     steps = ~pauses.places[Place.LAUNCH]
     blamed = named_ranks(found, {host_stall.CAUSE})
-    return (*found, *launch_skews(case.gaps, groups, steps, blamed, explained))
+    return (*found, *find_launch_skews(case.gaps, groups, steps, blamed, explained))
 
 
-def launch_skews(
-    stalls: Stalls,
+def find_launch_skews(
+    stalls: HostGaps,
     groups: tuple[tuple[int, ...], ...],
     usual: NDArray[np.bool_],
     blamed: frozenset[int],
@@ -82,32 +82,34 @@ def launch_skews(
     lag[np.isin(profile.ranks, list(blamed))] = np.nan
     lag[:, ~usual] = np.nan
     stage = dict(zip(profile.ranks.tolist(), profile.stage.tolist(), strict=True))
-    members = [np.flatnonzero(np.isin(profile.ranks, group)) for group in _smallest(groups, stage)]
+    members = [
+        np.flatnonzero(np.isin(profile.ranks, group)) for group in _smallest_groups(groups, stage)
+    ]
     members = [rows for rows in members if len(rows) > 1]
     if not members:
         return ()
     late = np.array([_lateness(lag[rows]) for rows in members])
     few = np.array([len(rows) < MIN_ROWS_OF_KIND for rows in members])
-    of_all = _skew_of_all(stalls, lag, members, late)
+    of_all = _job_wide_skew(stalls, lag, members, late)
     if of_all is not None:
         return (of_all,)
     found = []
     changes = step_deviation(late)
-    noise = min(changes, _deviation_of_members(lag, members))
+    noise = min(changes, _noise_of_members(lag, members))
     phases = find_phases(
         late, has_few_peers=few, min_steps=HOST_STALL_STEPS, deviation=noise, may_vary=True
     )
     for phase in phases:
         rows = members[phase.row]
-        grown = _from_its_beginning(phase, late[phase.row], deviation=changes)
+        grown = _extend_to_onset(phase, late[phase.row], deviation=changes)
         columns = np.arange(grown.first, grown.last + 1)
         columns = columns[late[phase.row, columns] >= phase.excess_ratio / 2]
         last = rows[np.nan_to_num(lag[rows][:, columns], nan=-1.0).argmax(axis=0)]
-        found.append(_skew(stalls, grown, last, f"of {len(rows):,} members"))
-    return _joined_groups(found)
+        found.append(_skew_candidate(stalls, grown, last, f"of {len(rows):,} members"))
+    return _merge_groups(found)
 
 
-def _deviation_of_members(lag: NDArray[np.float64], members: Sequence[NDArray[np.int64]]) -> float:
+def _noise_of_members(lag: NDArray[np.float64], members: Sequence[NDArray[np.int64]]) -> float:
     """Return by how much members are late that are not, infinite where no group is large enough.
 
     Of one or two groups the lateness itself may rise and fall so much from step to step that it
@@ -129,14 +131,14 @@ def _deviation_of_members(lag: NDArray[np.float64], members: Sequence[NDArray[np
     return float(max(middle / NORMAL_MEDIAN, high / NORMAL_90TH))
 
 
-def _skew_of_all(
-    stalls: Stalls,
+def _job_wide_skew(
+    stalls: HostGaps,
     lag: NDArray[np.float64],
     members: Sequence[NDArray[np.int64]],
     late: NDArray[np.float64],
 ) -> Candidate | None:
     """Return that groups all over the job enter late, where more than one does."""
-    phase = _phase_of_all(late)
+    phase = _job_wide_phase(late)
     if phase is None:
         return None
     of_groups = [
@@ -146,17 +148,17 @@ def _skew_of_all(
     if num <= 1:
         return None
     where = f"of one of {format_count(num, 'group')}, in the mean"
-    return _skew(stalls, phase, np.concatenate(of_groups), where)
+    return _skew_candidate(stalls, phase, np.concatenate(of_groups), where)
 
 
-def _joined_groups(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def _merge_groups(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Tell groups that enter late in turn as one finding: they share what does it."""
     several = [each for each in found if each.cause is CAUSE]
     alone = [each for each in found if each.cause is not CAUSE]
     if len(several) <= 1:
         return tuple(found)
     clearest = max(several, key=lambda each: each.excess_ratio / each.threshold)
-    part, _ = joined_parts(several)
+    part, _ = merge_parts(several)
     whole = replace(
         clearest,
         ranks=tuple(sorted(rank for each in several for rank in each.ranks)),
@@ -167,7 +169,7 @@ def _joined_groups(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
     return (whole, *alone)
 
 
-def _phase_of_all(late: NDArray[np.float64]) -> Phase | None:
+def _job_wide_phase(late: NDArray[np.float64]) -> Phase | None:
     """Return when groups all over the job enter late, each now and then.
 
     Where most groups do, their changes from step to step are no noise, but the thing itself. How
@@ -215,7 +217,9 @@ def _late_rows(
     return found
 
 
-def _smallest(groups: Sequence[tuple[int, ...]], stage: Mapping[int, int]) -> list[tuple[int, ...]]:
+def _smallest_groups(
+    groups: Sequence[tuple[int, ...]], stage: Mapping[int, int]
+) -> list[tuple[int, ...]]:
     """Leave out the groups that hold a smaller one: who is late there is late in it too.
 
     Groups within a stage come first. In one across stages (of tied embeddings,
@@ -235,7 +239,7 @@ def _smallest(groups: Sequence[tuple[int, ...]], stage: Mapping[int, int]) -> li
     return kept
 
 
-def _from_its_beginning(phase: Phase, late: NDArray[np.float64], *, deviation: float) -> Phase:
+def _extend_to_onset(phase: Phase, late: NDArray[np.float64], *, deviation: float) -> Phase:
     """Take in the steps right before a phase in which the lag had begun to grow."""
     clear = required_deviations(len(late)) * deviation
     first = phase.first
@@ -254,14 +258,14 @@ def _lateness(lag: NDArray[np.float64]) -> NDArray[np.float64]:
     return late
 
 
-def _skew(
-    stalls: Stalls,
+def _skew_candidate(
+    stalls: HostGaps,
     phase: Phase,
-    late_rows: NDArray[np.int64],
+    find_late_rows: NDArray[np.int64],
     where: str,
 ) -> Candidate:
     profile = stalls.profile
-    rows, counts = np.unique(late_rows, return_counts=True)
+    rows, counts = np.unique(find_late_rows, return_counts=True)
     alone = counts.max() > ONE_RANK_SHARE * counts.sum()
     if alone:
         rows = rows[[int(counts.argmax())]]

@@ -86,10 +86,10 @@ def detect(record: Record) -> tuple[Finding, ...]:
     if record.reading is None:
         return ()
     ranks = {info.rank: info for epoch in record.run.epochs for info in epoch.ranks}
-    return layout_findings(record.run, record.reading, ranks, record.context)
+    return find_layout_costs(record.run, record.reading, ranks, record.context)
 
 
-def layout_findings(
+def find_layout_costs(
     run: RunInfo, reading: Reading, ranks: Mapping[int, RankInfo], context: RunContext
 ) -> tuple[Finding, ...]:
     """Name what costs time in the layout, however healthy the ranks.

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from ..replay.model import Transfers
     from ..statistics.phases import Phase
 
-LEAST_ALIKE = 8
+MIN_ALIKE = 8
 """Alike instances that a verdict on a link needs. Source: design.md section 5."""
 
-LONE_STEPS = 3
-"""Steps of a slow phase where a step has fewer than `LEAST_ALIKE` instances of a link."""
+MIN_SPARSE_STEPS = 3
+"""Steps of a slow phase where a step has fewer than `MIN_ALIKE` instances of a link."""
 
-BORDERS = 2
+NUM_LEVEL_CHANGES = 2
 """Changes of level that a link's slow phase makes: it begins and ends."""
 
-BRIEF = 10
-"""A phase of fewer than `LONE_STEPS` steps must lose this many times more to be told."""
+SHORT_PHASE_FACTOR = 10
+"""A phase of fewer than `MIN_SPARSE_STEPS` steps must lose this many times more to be told."""
 
 TOGETHER_SHARE = 0.8
 """Share of the links between two stages that must begin, and end, to be slow in the same step."""
@@ -111,7 +111,7 @@ def profile_links(
         medians, counts = group_medians(transfers.transfer_ns[rows], cell, len(links) * shape[1])
         value, count = medians.reshape(cells), counts.reshape(cells)
         against, is_few = _expected(value, place[links])
-        usual = usual_where_risen(value, place[links])
+        usual = baseline_of_risen_links(value, place[links])
         against = np.where(np.isnan(usual), against, usual)
         total[links] += np.where(count > 0, np.nan_to_num(value) * count, 0.0)
         expected[links] += np.where(count > 0, against * count, 0.0)
@@ -165,7 +165,7 @@ def _expected(
     return np.where(enough[:, None], mates, np.maximum(everywhere, slower_mate)), ~enough
 
 
-def slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
+def find_slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
     """Find the links that stand out from alike ones.
 
     Args:
@@ -180,30 +180,31 @@ def slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
         rows = np.flatnonzero(kinds == kind)
         # The parts of one reduction follow each other on one ring: not so many instances.
         often = links[rows[0]].is_pair
-        often &= float(np.nanmedian(profile.num[rows])) >= LEAST_ALIKE
+        often &= float(np.nanmedian(profile.num[rows])) >= MIN_ALIKE
         calm, risen = rows[~profile.risen[rows]], rows[profile.risen[rows]]
         # Links that rose together are as many as one likes: their change is no noise.
         noise = step_deviation(excess[calm]) if len(calm) else None
         # Links without alike ones may all become slow, and well again, in the same steps.
         alone = len(calm) > 0 and profile.own[calm].all()
-        own = deviation_without_jumps(excess[calm], num_levels=BORDERS) if alone else None
+        own = deviation_without_jumps(excess[calm], num_levels=NUM_LEVEL_CHANGES) if alone else None
         for mine, deviation in ((calm, own), (risen, noise)):
             if not len(mine):
                 continue
             phases = find_phases(
                 excess[mine],
                 has_few_peers=profile.few[mine],
-                min_steps=1 if often else LONE_STEPS,
+                min_steps=1 if often else MIN_SPARSE_STEPS,
                 deviation=deviation,
             )
             found += [(int(mine[phase.row]), phase) for phase in phases]
     return tuple(
         slow
         for slow in (_slow_link(profile, link, phase) for link, phase in found)
-        if _num_instances(profile, slow) >= LEAST_ALIKE
+        if _num_instances(profile, slow) >= MIN_ALIKE
         and _differs_from_other_steps(profile, slow)
-        and (slow.phase.num_steps >= LONE_STEPS or slow.phase.margin >= PEER_PEAK_FACTOR)
-        and _lost(profile, slow) >= least_ns * (1 if slow.phase.num_steps >= LONE_STEPS else BRIEF)
+        and (slow.phase.num_steps >= MIN_SPARSE_STEPS or slow.phase.margin >= PEER_PEAK_FACTOR)
+        and _lost_ns(profile, slow)
+        >= least_ns * (1 if slow.phase.num_steps >= MIN_SPARSE_STEPS else SHORT_PHASE_FACTOR)
     )
 
 
@@ -239,13 +240,15 @@ def _num_instances(profile: LinkProfile, slow: SlowLink) -> float:
     return float(profile.num[:, columns].sum() - profile.num[slow.link, columns].sum())
 
 
-def _lost(profile: LinkProfile, slow: SlowLink) -> float:
+def _lost_ns(profile: LinkProfile, slow: SlowLink) -> float:
     columns = slice(slow.phase.first, slow.phase.last + 1)
     lost = profile.total_ns[slow.link, columns] - profile.expected_ns[slow.link, columns]
     return float(np.nanmedian(lost))
 
 
-def usual_where_risen(value: NDArray[np.float64], place: NDArray[np.int64]) -> NDArray[np.float64]:
+def baseline_of_risen_links(
+    value: NDArray[np.float64], place: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """Return what links of one kind would take in steps in which all between two stages rose.
 
     That is the median of the links between these stages (one way) in its own faster steps, times
@@ -271,11 +274,11 @@ def usual_where_risen(value: NDArray[np.float64], place: NDArray[np.int64]) -> N
         rows = np.flatnonzero(way == number)
         others = np.flatnonzero((stages[:, 0] != low) | (stages[:, 1] != high))
         if len(rows) >= MIN_ROWS_OF_KIND and len(others) >= MIN_ROWS_OF_KIND:
-            usual[rows] = _usual_of_one(value[rows], value[others], len(ways))
+            usual[rows] = _baseline_of_way(value[rows], value[others], len(ways))
     return usual
 
 
-def _usual_of_one(
+def _baseline_of_way(
     mine: NDArray[np.float64], others: NDArray[np.float64], num_ways: int
 ) -> NDArray[np.float64]:
     """Return what links between two stages, one way, should take; shape (steps,)."""

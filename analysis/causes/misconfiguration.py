@@ -30,14 +30,19 @@ MIN_RANKS = 3
 """Of two ranks that disagree neither is a minority; and only from three on does a setting
 that has another value on each look like one that belongs to the rank."""
 
-MOST_SETTINGS_NAMED = 3
+MAX_SETTINGS_NAMED = 3
 
-MOST_CHARACTERS = 40
+MAX_CHARACTERS = 40
 
-MATTERING = ("environment.NCCL_", "environment.CUDA_", "environment.TORCH_", "versions.")
+PREVIOUS_RUN_PREFIXES = (
+    "environment.NCCL_",
+    "environment.CUDA_",
+    "environment.TORCH_",
+    "versions.",
+)
 """Of what differs from the previous run: what can change speed without anybody's noticing."""
 
-OF_ONE_PROCESS = frozenset(
+PROCESS_SETTINGS = frozenset(
     {
         "boot_id", "cuda_visible_devices", "device", "device_id", "group_rank", "host",
         "hostname", "hosts", "local_rank", "master_port", "nccl_comm_id", "node_rank", "pid",
@@ -46,11 +51,11 @@ OF_ONE_PROCESS = frozenset(
 )  # fmt: skip
 """Last word of a setting's name, lower case, that says that it belongs to one process."""
 
-OF_ONE_PROCESS_PARTS = ("seeds.", "coords.", "hosts.", "device.uuid")
+PROCESS_SETTING_PARTS = ("seeds.", "coords.", "hosts.", "device.uuid")
 
-OF_ONE_PROCESS_ENDINGS = ("_file", "_dir", "_path", "_port")
+PROCESS_SETTING_ENDINGS = ("_file", "_dir", "_path", "_port")
 
-POSITIONED = ("config.", "model.", "layout.")
+POSITIONAL_PREFIXES = ("config.", "model.", "layout.")
 """What the job itself may set by the place in its layout."""
 
 Positions = dict[int, dict[str, int]]
@@ -82,16 +87,16 @@ CAUSE = Cause(
 
 def detect(record: Record) -> tuple[Finding, ...]:
     """Return the settings that disagree."""
-    return misconfigurations(record.run, record.context)
+    return find_misconfigurations(record.run, record.context)
 
 
-def misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
+def find_misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
     """Name the ranks whose settings differ from the others', one finding for each set of ranks.
 
     Within an epoch a setting counts as unset where a rank does not tell it. Where
     more than half of the ranks agree, the others are named; where no value has
     such a majority, all ranks are. What belongs to one process by nature (host,
-    pid, ranks, seeds, paths, `OF_ONE_PROCESS`), what is another on every rank,
+    pid, ranks, seeds, paths, `PROCESS_SETTINGS`), what is another on every rank,
     and what goes with the local rank or, of the job's own configuration, with a
     position in the layout is not told. Against the previous run only the
     environment and the versions are held.
@@ -118,9 +123,9 @@ def belongs_to_one_process(name: str) -> bool:
     """Return whether a setting of this name differs from rank to rank by nature."""
     last = name.rpartition(".")[2].lower()
     return (
-        last in OF_ONE_PROCESS
-        or last.endswith(OF_ONE_PROCESS_ENDINGS)
-        or name.startswith(OF_ONE_PROCESS_PARTS)
+        last in PROCESS_SETTINGS
+        or last.endswith(PROCESS_SETTING_ENDINGS)
+        or name.startswith(PROCESS_SETTING_PARTS)
     )
 
 
@@ -148,7 +153,7 @@ def _disagreements(
         by_value: dict[str | None, list[int]] = defaultdict(list)
         for settings, ranks in groups:
             by_value[settings.get(name)] += ranks
-        if len(by_value) > 1 and not _goes_with_place(name, by_value, positions):
+        if len(by_value) > 1 and not _follows_position(name, by_value, positions):
             yield _judge(name, by_value)
 
 
@@ -165,7 +170,7 @@ def _alike(
     return list(by_content.values()) or [({}, [])]
 
 
-def _goes_with_place(
+def _follows_position(
     name: str, by_value: Mapping[str | None, Sequence[int]], positions: Positions
 ) -> bool:
     """Return whether each rank, or each of several positions, has a value of its own.
@@ -179,7 +184,9 @@ def _goes_with_place(
     known = [positions[rank] for rank in ranks if rank in positions]
     if len(known) < len(ranks):
         return False
-    axes = ("local_rank", "dp", "tp", "pp", "cp", "ep") if name.startswith(POSITIONED) else ()
+    axes = (
+        ("local_rank", "dp", "tp", "pp", "cp", "ep") if name.startswith(POSITIONAL_PREFIXES) else ()
+    )
     for axis in axes or ("local_rank",):
         values_at: dict[int, set[str | None]] = defaultdict(set)
         for value, group in by_value.items():
@@ -234,7 +241,7 @@ def _since_previous(context: RunContext) -> list[Finding]:
     changed = tuple(
         Difference(name=name, usual=before.get(name), other=now.get(name), num_values=2)
         for name in sorted(now.keys() | before.keys())
-        if name.startswith(MATTERING)
+        if name.startswith(PREVIOUS_RUN_PREFIXES)
         and not belongs_to_one_process(name)
         and now.get(name) != before.get(name)
     )
@@ -262,9 +269,9 @@ def _usual(manifests: Sequence[RankManifest]) -> dict[str, str]:
 def _list(differences: tuple[Difference, ...], here: str, there: str) -> str:
     parts = [
         f"{one.name} is {_shown(one.other)} {here} and {_shown(one.usual)} {there}"
-        for one in differences[:MOST_SETTINGS_NAMED]
+        for one in differences[:MAX_SETTINGS_NAMED]
     ]
-    more = len(differences) - MOST_SETTINGS_NAMED
+    more = len(differences) - MAX_SETTINGS_NAMED
     if more > 0:
         parts.append(f"{format_count(more, 'more setting')}")
     return ", ".join(parts)
@@ -273,7 +280,7 @@ def _list(differences: tuple[Difference, ...], here: str, there: str) -> str:
 def _shown(value: str | None) -> str:
     if value is None:
         return "unset"
-    return f'"{value if len(value) <= MOST_CHARACTERS else value[: MOST_CHARACTERS - 3] + "..."}"'
+    return f'"{value if len(value) <= MAX_CHARACTERS else value[: MAX_CHARACTERS - 3] + "..."}"'
 
 
 def _misconfiguration(ranks: tuple[int, ...], *, confidence: float, evidence: str) -> Finding:

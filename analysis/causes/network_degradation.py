@@ -17,18 +17,18 @@ from ..statistics.significance import is_significant, level_standard_error
 from .candidate import Candidate
 from .clock_throttle import PART_MARK
 from .detector import Cause, Subject
-from .link_profile import LONE_STEPS, slow_links
+from .link_profile import MIN_SPARSE_STEPS, find_slow_links
 from .slow_compute import SLOW_DEVICE
 from .slow_link import (
-    BESIDE_LOST_RATIO,
-    LEAST_LOST_RATIO,
+    MIN_LOST_RATIO,
+    MIN_UNEXPLAINED_RATIO,
     culprit_candidate,
-    culprits_of,
-    group_excesses,
-    is_explained,
-    merged_by_place,
-    merged_by_uplink,
-    pair_excesses,
+    excess_of_groups,
+    excess_of_pairs,
+    find_culprits,
+    is_explained_by_devices,
+    merge_by_location,
+    merge_by_uplink,
     part_of_links,
 )
 
@@ -43,33 +43,33 @@ if TYPE_CHECKING:
     from .link_profile import LinkProfile, SlowLink
     from .slow_link import Culprit
 
-MANY_CULPRITS = 4
+MIN_CULPRITS = 4
 """Places without a rank in common that make it the network's trouble, not a link's."""
 
-MANY_SHARE = 0.1
+MIN_SLOW_SHARE = 0.1
 """Share of the links that must be slow for that."""
 
 PAIR = 2
 
-SEVERAL_LINKS = 3
+MIN_COMMON_LINKS = 3
 """Links that must be slower together for the network to be at fault.
 Source: design.md section 5, several groups."""
 
-MOST_SHARE = 0.5
+MIN_COMMON_SHARE = 0.5
 """Share of the links between hosts that must be slower for that."""
 
 ALL_RANKS_SHARE = 0.8
 """Share of the ranks that slow groups must hold together for the network to be at fault."""
 
-ONE_OF_TWO = 0.5
+UNDECIDED_CERTAINTY = 0.5
 """Certainty of a cause where another fits as well."""
 
-SEVERAL_HOSTS = 2
+MIN_HOSTS = 2
 """Hosts whose counters tell of trouble that make it the network's."""
 
 CONGESTION = "congestion"
 
-TROUBLES = (
+SYMPTOMS = (
     ("flapping links", ("link-down", "link_down", "link-flap", "carrier")),
     ("retransmits", ("retrans", "out-of-seq", "out_of_seq", "ack-timeout", "ack_timeout")),
     (CONGESTION, ("pause", "ecn", "cnp", "congest", "transmit-wait", "xmit_wait")),
@@ -83,7 +83,7 @@ GROWTH_FACTOR = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class NetworkSymptom:
     """What the network's counters tell of a phase."""
 
     word: str
@@ -111,7 +111,7 @@ CAUSE = Cause(name="network-degradation", subject=Subject.JOB, sentence="The net
 
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add slow links, or the network that is slow in many places."""
-    network = slow_network(
+    network = find_slow_network(
         case.links,
         case.ranks,
         blamed=[each for each in found if each.cause in SLOW_DEVICE],
@@ -122,7 +122,7 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     return (*found, *network)
 
 
-def slow_network(
+def find_slow_network(
     profile: LinkProfile,
     ranks: Mapping[int, RankInfo],
     *,
@@ -144,31 +144,33 @@ def slow_network(
     """
     slow = [
         each
-        for each in slow_links(profile, LEAST_LOST_RATIO * step_ns)
-        if not is_explained(profile, each, blamed, BESIDE_LOST_RATIO * step_ns)
+        for each in find_slow_links(profile, MIN_LOST_RATIO * step_ns)
+        if not is_explained_by_devices(profile, each, blamed, MIN_UNEXPLAINED_RATIO * step_ns)
     ]
     links = profile.transfers.links
     hosts = {rank: info.host for rank, info in ranks.items()}
-    culprits = culprits_of(slow, links, pair_excesses(profile, slow), group_excesses(profile, slow))
-    culprits = merged_by_place(merged_by_uplink(culprits, profile, ranks), ranks)
+    culprits = find_culprits(
+        slow, links, excess_of_pairs(profile, slow), excess_of_groups(profile, slow)
+    )
+    culprits = merge_by_location(merge_by_uplink(culprits, profile, ranks), ranks)
 
-    def trouble_in(steps: tuple[int, int]) -> Trouble:
+    def symptom_in(steps: tuple[int, int]) -> NetworkSymptom:
         begin, end = step_start_ns[steps[0]], step_start_ns[steps[1]] + int(step_ns)
-        return network_trouble(samples, (begin, end))
+        return find_network_symptom(samples, (begin, end))
 
-    everywhere = _everywhere(profile, hosts, trouble_in)
-    if everywhere is not None and have_one_place(profile, everywhere, culprits, hosts):
+    everywhere = _common_candidate(profile, hosts, symptom_in)
+    if everywhere is not None and has_one_location(profile, everywhere, culprits, hosts):
         everywhere = None
     if everywhere is None and is_only_group(profile, culprits, hosts):
         ring = culprit_candidate(profile, culprits[0])
-        return (told_of_only_group(ring, hosts, trouble_in(ring.steps)),)
-    many = len(culprits) >= MANY_CULPRITS and len(slow) >= MANY_SHARE * len(links)
+        return (judge_only_group(ring, hosts, symptom_in(ring.steps)),)
+    many = len(culprits) >= MIN_CULPRITS and len(slow) >= MIN_SLOW_SHARE * len(links)
     if everywhere is None and (many or _all_groups(culprits, ranks)):
-        everywhere, culprits = _many(profile, slow), ()
+        everywhere, culprits = _many_candidate(profile, slow), ()
     found = tuple(culprit_candidate(profile, culprit) for culprit in culprits)
     if everywhere is None:
         return found
-    evidence = f"{everywhere.evidence}; {trouble_in(everywhere.steps)}"
+    evidence = f"{everywhere.evidence}; {symptom_in(everywhere.steps)}"
     # What stands out from links that are slow together is slower still.
     still = [not any(profile.risen[each.link] for each in culprit.links) for culprit in culprits]
     found = tuple(
@@ -188,24 +190,26 @@ def _all_groups(culprits: Sequence[Culprit], ranks: Mapping[int, RankInfo]) -> b
     return sum(map(len, members)) == len(covered) and len(covered) >= ALL_RANKS_SHARE * len(ranks)
 
 
-def _everywhere(
-    profile: LinkProfile, hosts: Mapping[int, str], trouble_in: Callable[[tuple[int, int]], Trouble]
+def _common_candidate(
+    profile: LinkProfile,
+    hosts: Mapping[int, str],
+    symptom_in: Callable[[tuple[int, int]], NetworkSymptom],
 ) -> Candidate | None:
     """Return that most links are slower in some steps, where links and steps are several.
 
     Fewer count where several hosts' counters tell of trouble in these steps.
     """
-    common = common_slowness(profile, hosts)
+    common = find_common_slowness(profile, hosts)
     is_brief = common is None
     if common is None:
-        common = common_slowness(profile, hosts, least_steps=1)
+        common = find_common_slowness(profile, hosts, least_steps=1)
     if common is None:
         return None
     phase, chosen = common
     links = np.flatnonzero(chosen)
     first, last = int(profile.steps[phase.first]), int(profile.steps[phase.last])
-    alone = is_brief or len(links) < SEVERAL_LINKS
-    if alone and len(trouble_in((first, last)).hosts) < PAIR:
+    alone = is_brief or len(links) < MIN_COMMON_LINKS
+    if alone and len(symptom_in((first, last)).hosts) < PAIR:
         return None
     return Candidate(
         cause=CAUSE,
@@ -222,7 +226,7 @@ def _everywhere(
     )
 
 
-def _many(profile: LinkProfile, slow: Sequence[SlowLink]) -> Candidate:
+def _many_candidate(profile: LinkProfile, slow: Sequence[SlowLink]) -> Candidate:
     links = [each.link for each in slow]
     first = int(profile.steps[int(np.median([each.phase.first for each in slow]))])
     last = int(profile.steps[int(np.median([each.phase.last for each in slow]))])
@@ -247,7 +251,7 @@ def _members(profile: LinkProfile, links: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({rank for link in chosen for rank in link.members}))
 
 
-def crossing_links(profile: LinkProfile, hosts: Mapping[int, str]) -> NDArray[np.bool_]:
+def links_between_hosts(profile: LinkProfile, hosts: Mapping[int, str]) -> NDArray[np.bool_]:
     """Tell which links lie between hosts, shape (links,).
 
     Args:
@@ -263,8 +267,8 @@ def crossing_links(profile: LinkProfile, hosts: Mapping[int, str]) -> NDArray[np
     )
 
 
-def common_slowness(
-    profile: LinkProfile, hosts: Mapping[int, str], *, least_steps: int = LONE_STEPS
+def find_common_slowness(
+    profile: LinkProfile, hosts: Mapping[int, str], *, least_steps: int = MIN_SPARSE_STEPS
 ) -> tuple[Phase, NDArray[np.bool_]] | None:
     """Find steps in which most links between hosts are slower than in others.
 
@@ -279,7 +283,7 @@ def common_slowness(
     """
     if not profile.total_ns.size:
         return None
-    crosses = crossing_links(profile, hosts)
+    crosses = links_between_hosts(profile, hosts)
     ratio = profile.total_ns / row_medians(profile.total_ns)[:, None]
     if crosses.any():
         ratio[~crosses] = np.nan
@@ -292,12 +296,15 @@ def common_slowness(
     changing *= 1.0 + 2.0 / np.sqrt(2.0 * max(excess.shape[1] - 1, 1))
     deviation = max(changing, level_error)
     phases = find_phases(
-        excess, has_few_peers=np.ones(1, dtype=np.bool_), min_steps=LONE_STEPS, deviation=deviation
+        excess,
+        has_few_peers=np.ones(1, dtype=np.bool_),
+        min_steps=MIN_SPARSE_STEPS,
+        deviation=deviation,
     )
     steady = phases and is_significant(level[0], phases[0], num_series=1, min_deviation=level_error)
-    if not steady and least_steps < LONE_STEPS:
-        deviation = max(min(changing, _calm(excess[0])), level_error)
-    phase = phases[0] if steady else _flapping(excess[0], deviation, least_steps)
+    if not steady and least_steps < MIN_SPARSE_STEPS:
+        deviation = max(min(changing, _calm_deviation(excess[0])), level_error)
+    phase = phases[0] if steady else _find_slow_steps(excess[0], deviation, least_steps)
     if phase is None:
         return None
     # A flapping network is slow in some steps of its phase only.
@@ -307,15 +314,17 @@ def common_slowness(
     before = row_medians(outside) if outside.shape[1] else faster_steps_baseline(ratio)[:, 0]
     slower = np.nan_to_num(row_medians(ratio[:, within]) / before - 1.0) >= phase.excess_ratio / 2
     known = (~np.isnan(ratio)).any(axis=1)
-    return (phase, slower) if slower.sum() >= MOST_SHARE * known.sum() else None
+    return (phase, slower) if slower.sum() >= MIN_COMMON_SHARE * known.sum() else None
 
 
-def _calm(excess: NDArray[np.float64]) -> float:
+def _calm_deviation(excess: NDArray[np.float64]) -> float:
     """Return the noise of the calm half of the steps, and two of its standard errors."""
     return lower_half_deviation(excess) * (1.0 + 2.0 / float(np.sqrt(max(len(excess) - 2, 1))))
 
 
-def _flapping(excess: NDArray[np.float64], deviation: float, least_steps: int) -> Phase | None:
+def _find_slow_steps(
+    excess: NDArray[np.float64], deviation: float, least_steps: int
+) -> Phase | None:
     """Return the phase of single slow steps, at least so many, that stand out."""
     threshold = max(MIN_EXCESS_RATIO, required_deviations(len(excess)) * deviation)
     slow = np.flatnonzero(excess >= threshold)
@@ -331,7 +340,7 @@ def _flapping(excess: NDArray[np.float64], deviation: float, least_steps: int) -
     )
 
 
-def have_one_place(
+def has_one_location(
     profile: LinkProfile,
     everywhere: Candidate,
     culprits: Sequence[Culprit],
@@ -350,7 +359,7 @@ def have_one_place(
     """
     if len(culprits) != 1 or everywhere.part is None:
         return False
-    links, crosses = profile.transfers.links, crossing_links(profile, hosts)
+    links, crosses = profile.transfers.links, links_between_hosts(profile, hosts)
     slow = {each.link for each in culprits[0].links}
     slow |= set(profile.transfers.link_of_operation[everywhere.part].tolist())
     shared = set.intersection(*(set(links[link].members) for link in slow))
@@ -376,13 +385,15 @@ def is_only_group(
     if len(culprits) != 1 or len(culprits[0].ranks) < ALL_RANKS_SHARE * len(hosts):
         return False
     links, mine = profile.transfers.links, set(culprits[0].ranks)
-    crossing = np.flatnonzero(crossing_links(profile, hosts)).tolist()
+    crossing = np.flatnonzero(links_between_hosts(profile, hosts)).tolist()
     if not crossing or any(links[each.link].is_pair for each in culprits[0].links):
         return False
     return all(mine <= set(links[link].members) for link in crossing)
 
 
-def told_of_only_group(found: Candidate, hosts: Mapping[int, str], trouble: Trouble) -> Candidate:
+def judge_only_group(
+    found: Candidate, hosts: Mapping[int, str], trouble: NetworkSymptom
+) -> Candidate:
     """Return the network at fault, or a link of it where counters tell.
 
     Trouble on one host is that host's. A network that is congested, loses packets or flaps shows in
@@ -403,8 +414,8 @@ def told_of_only_group(found: Candidate, hosts: Mapping[int, str], trouble: Trou
     mine = {hosts.get(rank, "") for rank in found.ranks}
     if not trouble.word and mine <= trouble.watched:
         return replace(found, evidence=f"{evidence} on all its hosts, so one link of it is slow")
-    if len(trouble.hosts) < SEVERAL_HOSTS:
-        found = replace(found, certainty=ONE_OF_TWO)
+    if len(trouble.hosts) < MIN_HOSTS:
+        found = replace(found, certainty=UNDECIDED_CERTAINTY)
         evidence += (
             "; the job has no other group between hosts, so nothing tells one slow link of it from"
             " a slow network"
@@ -412,7 +423,7 @@ def told_of_only_group(found: Candidate, hosts: Mapping[int, str], trouble: Trou
     return replace(found, cause=CAUSE, evidence=evidence)
 
 
-def network_trouble(samples: SampleTable, phase_ns: tuple[int, int]) -> Trouble:
+def find_network_symptom(samples: SampleTable, phase_ns: tuple[int, int]) -> NetworkSymptom:
     """Say which counters grew in a phase, and on which hosts.
 
     Args:
@@ -420,7 +431,7 @@ def network_trouble(samples: SampleTable, phase_ns: tuple[int, int]) -> Trouble:
         phase_ns: (begin, end) of the phase, Unix time.
     """
     known, watched = False, set[str]()
-    for word, parts in TROUBLES:
+    for word, parts in SYMPTOMS:
         for code, name in enumerate(samples.names):
             if PART_MARK in name or not any(part in name for part in parts):
                 continue
@@ -438,8 +449,8 @@ def network_trouble(samples: SampleTable, phase_ns: tuple[int, int]) -> Trouble:
             }
             if hosts:
                 named = tuple(sorted(samples.hosts[host] for host in hosts))
-                return Trouble(word=word, hosts=named, is_known=True)
-    return Trouble(word="", hosts=(), is_known=known, watched=frozenset(watched))
+                return NetworkSymptom(word=word, hosts=named, is_known=True)
+    return NetworkSymptom(word="", hosts=(), is_known=known, watched=frozenset(watched))
 
 
 def _growth(

@@ -17,16 +17,16 @@ from ..statistics.baseline import common_step_ratio, medians_by_key
 from ..statistics.peers import compare_with_peers
 from ..statistics.phases import MIN_EXCESS_RATIO
 from . import stage_imbalance
-from .candidate import Candidate, is_brief, named_ranks, while_shown
+from .candidate import Candidate, in_shown_steps, is_brief, named_ranks
 from .detector import Cause, Subject
 from .equal_lengths import (
-    LEAST_CORRELATION,
-    LEAST_ITEMS,
-    equal_durations,
-    equal_experts,
-    even_columns,
+    MIN_CORRELATION,
+    MIN_ITEMS,
+    equalize_durations,
+    equalize_experts,
+    equalize_inferred_lengths,
     speeds_at_equal_lengths,
-    squares_of,
+    squared_lengths,
 )
 from .slow_compute import SLOW_DEVICE, find_slow_compute
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ..trace.context import MicrobatchTable
     from .detector import Case
 
-LEAST_OF_RANK = 8
+MIN_ITEMS_PER_RANK = 8
 """Micro-batches of a rank whose median says what is usual for it; of one alone it says nothing."""
 
 NUM_ROUNDS = 4
@@ -79,18 +79,18 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     for once more.
     """
     compute = [each for each in found if each.cause in OF_COMPUTE]
-    sequences = _of_sequences(case, compute, case.evened)
-    if sequences is None or case.profile.is_evened:
+    sequences = _find_sequences(case, compute, case.equalized)
+    if sequences is None or case.profile.is_equalized:
         return found if sequences is None else (*found, sequences)
-    evened = even_columns(case.reading.items, case.coords)
-    if evened is not None:
-        profile = compare_with_peers(evened, case.coords, is_evened=True)
+    equalized = equalize_inferred_lengths(case.reading.items, case.coords)
+    if equalized is not None:
+        profile = compare_with_peers(equalized, case.coords, is_equalized=True)
         beside = [
             each for each in find_slow_compute(case, profile, found) if not _is_brief_compute(each)
         ]
         named = {rank for each in beside for rank in each.ranks}
         compute = [*beside, *(each for each in compute if named.isdisjoint(each.ranks))]
-        sequences = _of_sequences(case, compute, evened) or sequences
+        sequences = _find_sequences(case, compute, equalized) or sequences
     others = (each for each in found if each.cause not in OF_COMPUTE)
     compute = [
         replace(each, explained_by=CAUSE) if _is_brief_compute(each) else each for each in compute
@@ -102,11 +102,11 @@ def _is_brief_compute(candidate: Candidate) -> bool:
     return is_brief(candidate) and candidate.cause in SLOW_DEVICE
 
 
-def _of_sequences(
-    case: Case, compute: Sequence[Candidate], evened: ComputeItems | None
+def _find_sequences(
+    case: Case, compute: Sequence[Candidate], equalized: ComputeItems | None
 ) -> Candidate | None:
     blamed = named_ranks(compute, SLOW_DEVICE)
-    effect = sequence_effect(
+    effect = measure_sequence_effect(
         case.reading.items,
         case.context.microbatches,
         blamed,
@@ -119,13 +119,13 @@ def _of_sequences(
     slow = np.zeros(len(model.rank), dtype=np.bool_)
     for each in compute:
         if each.cause in SLOW_DEVICE:
-            slow |= np.isin(model.rank, each.ranks) & while_shown(model, each)
+            slow |= np.isin(model.rank, each.ranks) & in_shown_steps(model, each)
     return sequence_candidate(
-        effect, case.replayer, blamed, slow=slow, experts=case.reading.experts, evened=evened
+        effect, case.replayer, blamed, slow=slow, experts=case.reading.experts, equalized=equalized
     )
 
 
-def sequence_effect(
+def measure_sequence_effect(
     items: ComputeItems, lengths: MicrobatchTable, blamed: Collection[int], *, is_routed: bool
 ) -> SequenceEffect | None:
     """Measure how far compute varies from micro-batch to micro-batch, and why.
@@ -145,22 +145,22 @@ def sequence_effect(
     """
     ratio = _against_own_median(items)
     ratio = ratio / common_step_ratio(ratio, items.step)
-    forward, backward = _pairs(items)
+    forward, backward = _pair_rows(items)
     free = ~np.isin(items.rank[forward], list(blamed))
     forward, backward = forward[free], backward[free]
-    if len(forward) < LEAST_ITEMS:
+    if len(forward) < MIN_ITEMS:
         return None
     spread = float(np.std(ratio[forward]))
     together = _correlation(ratio[forward], ratio[backward])
     by_length = _length_correlation(items, ratio, forward, lengths)
     if by_length is not None:
         # Known lengths that do not explain it are not the cause.
-        if by_length < LEAST_CORRELATION:
+        if by_length < MIN_CORRELATION:
             return None
         return SequenceEffect(correlation=by_length, by_lengths=True, spread_ratio=spread)
     if is_routed:
         return None
-    if together is not None and together >= LEAST_CORRELATION:
+    if together is not None and together >= MIN_CORRELATION:
         return SequenceEffect(correlation=together, by_lengths=False, spread_ratio=spread)
     return None
 
@@ -172,7 +172,7 @@ def _against_own_median(items: ComputeItems) -> NDArray[np.float64]:
     return ratio
 
 
-def _pairs(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _pair_rows(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows of each micro-batch's forward and of its backward."""
     found = []
     for kind in (FORWARD, BACKWARD):
@@ -195,7 +195,7 @@ def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None
     low, high = np.quantile(x, (0.005, 0.995)), np.quantile(y, (0.005, 0.995))
     keep = (x >= low[0]) & (x <= low[1]) & (y >= high[0]) & (y <= high[1])
     x, y = x[keep], y[keep]
-    if len(x) < LEAST_ITEMS or x.std() == 0 or y.std() == 0:
+    if len(x) < MIN_ITEMS or x.std() == 0 or y.std() == 0:
         return None
     return float(np.corrcoef(x, y)[0, 1])
 
@@ -207,15 +207,15 @@ def _length_correlation(
     lengths: MicrobatchTable,
 ) -> float | None:
     """Return how compute follows the sum of squared lengths; None where these are unknown."""
-    squares = squares_of(items, lengths)[forward]
+    squares = squared_lengths(items, lengths)[forward]
     known = ~np.isnan(squares)
-    if known.sum() < LEAST_ITEMS:
+    if known.sum() < MIN_ITEMS:
         return None
     x, y = squares[known], ratio[forward][known]
     if x.std() == 0:
         return None
     step, rank, chunk = (column[forward][known] for column in (items.step, items.rank, items.chunk))
-    often = len(x) >= LEAST_OF_RANK * len(np.unique(rank)) * len(np.unique(chunk))
+    often = len(x) >= MIN_ITEMS_PER_RANK * len(np.unique(rank)) * len(np.unique(chunk))
     # What the lengths leave unexplained tells by how much a step was longer as a whole, and what
     # is usual for a rank: its median item has the length that it happens to have.
     for _ in range(NUM_ROUNDS):
@@ -233,7 +233,7 @@ def sequence_candidate(
     *,
     slow: NDArray[np.bool_],
     experts: NDArray[np.bool_] | None = None,
-    evened: ComputeItems | None = None,
+    equalized: ComputeItems | None = None,
 ) -> Candidate | None:
     """Find out whether micro-batches of unequal length cost the job much.
 
@@ -243,7 +243,7 @@ def sequence_candidate(
         blamed: Ranks that are slow for a while: their speed is not told by what they compute.
         slow: Shape (ops,): what they do in these steps, which varies with that.
         experts: Shape (ops,): their compute, which goes with what the router sends.
-        evened: Compute by micro-batch as if lengths were equal, where that is known.
+        equalized: Compute by micro-batch as if lengths were equal, where that is known.
 
     Returns:
         None where the spread costs less than `MIN_EXCESS_RATIO` of a usual step.
@@ -253,16 +253,16 @@ def sequence_candidate(
     chosen &= ~slow
     if experts is not None:
         chosen &= ~experts
-    speed = None if evened is None else speeds_at_equal_lengths(evened, model, blamed)
-    evened_ns = _evened(model, chosen, speed)
+    speed = None if equalized is None else speeds_at_equal_lengths(equalized, model, blamed)
+    evened_ns = _equalized_ns(model, chosen, speed)
     if experts is not None:
         others = experts & ~slow
-        chosen, evened_ns = equal_experts(model, others, chosen, evened_ns)
+        chosen, evened_ns = equalize_experts(model, others, chosen, evened_ns)
     without = replayer.full_with(evened_ns)
     # Of a usual step: the pauses of some, a checkpoint's, do not make lengths more equal.
-    usual_ns = float(np.median(without))
+    median_step_ns = float(np.median(without))
     won_ns = float((replayer.full_recorded() - without).mean())
-    lost = won_ns / usual_ns if usual_ns > 0 else 0.0
+    lost = won_ns / median_step_ns if median_step_ns > 0 else 0.0
     if lost < MIN_EXCESS_RATIO:
         return None
     steps = model.operations.steps
@@ -276,7 +276,7 @@ def sequence_candidate(
         ranks=(),
         steps=(steps[0], steps[-1]),
         part=chosen,
-        usual_ns=evened_ns,
+        fixed_ns=evened_ns,
         excess_ratio=lost,
         threshold=MIN_EXCESS_RATIO,
         evidence=(
@@ -287,7 +287,7 @@ def sequence_candidate(
     )
 
 
-def _evened(
+def _equalized_ns(
     model: ReplayModel, chosen: NDArray[np.bool_], speed: NDArray[np.float64] | None
 ) -> NDArray[np.float64]:
     """Return the durations with every chosen piece as it would be with equal lengths."""
@@ -295,7 +295,7 @@ def _evened(
     rows = np.flatnonzero(chosen)
     label = operations.label if model.work is None else model.work
     duration = operations.duration_ns.copy()
-    duration[rows] = equal_durations(
+    duration[rows] = equalize_durations(
         duration[rows],
         rank=model.rank[rows],
         step=operations.step[rows],

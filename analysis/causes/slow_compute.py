@@ -12,16 +12,16 @@ from ..report.text import format_count
 from ..statistics.peers import Basis
 from ..statistics.phases import MIN_EXCESS_RATIO, find_recurring_phases
 from . import clock_throttle, data_stall, gc_pause, host_stall
-from .candidate import Candidate, is_brief, merged_hosts, overlap
-from .clock_throttle import Devices, as_one_worker, most_explained, told_by_samples
+from .candidate import Candidate, is_brief, merge_hosts, share_steps
+from .clock_throttle import Devices, as_one_worker, explain_by_clock, max_explained
 from .detector import Cause
 from .stage_imbalance import (
-    Suspect,
-    excess_text,
-    risen_stages,
-    slow_stages,
+    SlowRanks,
+    find_slow_stages,
+    find_stages_turned_slow,
+    format_compute,
+    format_excess,
     stage_candidate,
-    times_text,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..trace.tables import RankInfo
     from .detector import Case
 
-EVENED = "; these times are as with micro-batches of equal length"
+EQUALIZED = "; these times are as with micro-batches of equal length"
 
 
 CAUSE = Cause(
@@ -67,15 +67,17 @@ def find_slow_compute(
     """
     model = case.reading.model
     devices = Devices(ranks=case.ranks, samples=case.context.samples, step_ns=case.step_ns)
-    compute = compute_candidates(profile, model, case.ranks, workers=case.workers, devices=devices)
+    compute = find_compute_candidates(
+        profile, model, case.ranks, workers=case.workers, devices=devices
+    )
     stalled = [each for each in found if each.cause in HOLDS_PARTNERS_UP]
-    compute = without_partners(compute, stalled, case.workers)
-    merged = merged_workers(compute, case.workers)
-    explained = told_by_samples(merged, profile, model, workers=case.workers, devices=devices)
-    return merged_hosts(explained, case.ranks)
+    compute = drop_waiting_partners(compute, stalled, case.workers)
+    merged = merge_workers(compute, case.workers)
+    explained = explain_by_clock(merged, profile, model, workers=case.workers, devices=devices)
+    return merge_hosts(explained, case.ranks)
 
 
-def compute_candidates(
+def find_compute_candidates(
     profile: ComputeProfile,
     model: ReplayModel,
     ranks: Mapping[int, RankInfo],
@@ -95,11 +97,11 @@ def compute_candidates(
         workers: What each rank shares with the partners that look just like it.
         devices: Readings of the devices, if any.
     """
-    stages, single = slow_stages(profile), slow_ranks(profile, workers)
+    stages, single = find_slow_stages(profile), find_slow_ranks(profile, workers)
     in_slow_stage = {rank for stage in stages for rank in stage.ranks}
     risen = [
         stage
-        for stage in risen_stages(profile)
+        for stage in find_stages_turned_slow(profile)
         if in_slow_stage.isdisjoint(stage.ranks)
         and {rank for each in single if _overlap(each, stage) for rank in each.ranks}
         < set(stage.ranks)
@@ -115,16 +117,16 @@ def compute_candidates(
     for rank in profile.ranks.tolist():
         partners[workers[rank]].append(rank)
     found = [
-        _of_rank(suspect, model, devices, tuple(partners[workers[suspect.ranks[0]]]))
+        _rank_candidate(suspect, model, devices, tuple(partners[workers[suspect.ranks[0]]]))
         for suspect in slow
     ]
     found += [stage_candidate(suspect, profile, model, ranks, if_slow=CAUSE) for suspect in stages]
-    if profile.is_evened:
-        found = [replace(each, evidence=each.evidence + EVENED) for each in found]
+    if profile.is_equalized:
+        found = [replace(each, evidence=each.evidence + EQUALIZED) for each in found]
     return tuple(found)
 
 
-def _overlap(one: Suspect, stage: Suspect) -> bool:
+def _overlap(one: SlowRanks, stage: SlowRanks) -> bool:
     """Tell whether a suspect is among the ranks of a stage in some of the same steps."""
     return (
         set(one.ranks) <= set(stage.ranks)
@@ -133,8 +135,8 @@ def _overlap(one: Suspect, stage: Suspect) -> bool:
     )
 
 
-def _of_rank(
-    suspect: Suspect, model: ReplayModel, devices: Devices, partners: tuple[int, ...]
+def _rank_candidate(
+    suspect: SlowRanks, model: ReplayModel, devices: Devices, partners: tuple[int, ...]
 ) -> Candidate:
     """Turn a slow rank into a candidate: it, or all partners that look like it, or the throttled.
 
@@ -145,10 +147,10 @@ def _of_rank(
         partners: The ranks, itself included, among which the trace cannot tell.
     """
     phase = (suspect.first_step, suspect.last_step)
-    drops = {rank: devices.drop_of(rank, _first_run(suspect)) for rank in partners}
+    drops = {rank: devices.find_drop(rank, _first_steps(suspect)) for rank in partners}
     throttled = tuple(rank for rank, drop in drops.items() if drop is not None)
     found = [drop for drop in drops.values() if drop is not None]
-    drop = max(found, key=most_explained, default=None)
+    drop = max(found, key=max_explained, default=None)
     evidence = _rank_evidence(suspect)
     if drop is None:
         evidence = as_one_worker(partners, evidence)
@@ -165,14 +167,14 @@ def _of_rank(
     )
 
 
-def _first_run(suspect: Suspect) -> tuple[int, int]:
+def _first_steps(suspect: SlowRanks) -> tuple[int, int]:
     """Return the first steps in which a rank is slow: between them and the next it is not."""
     if suspect.shown_steps is None:
         return suspect.first_step, suspect.last_step
     return suspect.first_step, suspect.first_step
 
 
-def _rank_evidence(suspect: Suspect) -> str:
+def _rank_evidence(suspect: SlowRanks) -> str:
     against = {
         Basis.PEERS: f"for the {suspect.num_peers:,} other ranks of its stage",
         Basis.FEW_PEERS: "for the others of its stage, which agree with stages of equal work",
@@ -185,14 +187,14 @@ def _rank_evidence(suspect: Suspect) -> str:
     if suspect.shown_steps is not None:
         when = f"in {len(suspect.shown_steps)} of the {suspect.num_steps} {steps}"
     return (
-        f"rank {suspect.ranks[0]}: {times_text(suspect)} {against} ({excess_text(suspect)}),"
+        f"rank {suspect.ranks[0]}: {format_compute(suspect)} {against} ({format_excess(suspect)}),"
         f" {when}; its waits for others are cut out"
     )
 
 
-def slow_ranks(
+def find_slow_ranks(
     profile: ComputeProfile, workers: Mapping[int, tuple[int, ...]] | None = None
-) -> tuple[Suspect, ...]:
+) -> tuple[SlowRanks, ...]:
     """Find the ranks whose compute is longer than their peers', persistently or in some steps.
 
     Args:
@@ -210,12 +212,12 @@ def slow_ranks(
     return tuple(_suspect(profile, phase) for phase in phases)
 
 
-def _suspect(profile: ComputeProfile, phase: Phase) -> Suspect:
+def _suspect(profile: ComputeProfile, phase: Phase) -> SlowRanks:
     """Measure the slow phase of one rank."""
     row, columns = phase.row, np.arange(phase.first, phase.last + 1)
     if phase.columns is not None:
         columns = np.array(phase.columns)
-    return Suspect(
+    return SlowRanks(
         ranks=(int(profile.ranks[row]),),
         first_step=int(profile.steps[phase.first]),
         last_step=int(profile.steps[phase.last]),
@@ -231,7 +233,7 @@ def _suspect(profile: ComputeProfile, phase: Phase) -> Suspect:
     )
 
 
-def unexplained(profile: ComputeProfile) -> tuple[int, ...]:
+def ranks_without_peers(profile: ComputeProfile) -> tuple[int, ...]:
     """Name the ranks that differ from the few there are to compare with, but have too few peers.
 
     With one or two peers nobody can say which of them is slow.
@@ -248,14 +250,14 @@ def unexplained(profile: ComputeProfile) -> tuple[int, ...]:
     return tuple(found)
 
 
-def merged_workers(
+def merge_workers(
     found: Sequence[Candidate], workers: Mapping[int, tuple[int, ...]]
 ) -> tuple[Candidate, ...]:
     """Tell partners that are slow at the same time once: each names them all already."""
     kept: list[Candidate] = []
     for each in found:
         for place, other in enumerate(kept):
-            if _same_worker(each, other, workers) and overlap(each, other):
+            if _same_worker(each, other, workers) and share_steps(each, other):
                 kept[place] = max(other, each, key=lambda one: one.excess_ratio / one.threshold)
                 break
         else:
@@ -263,7 +265,7 @@ def merged_workers(
     return tuple(kept)
 
 
-def without_partners(
+def drop_waiting_partners(
     found: Sequence[Candidate],
     stalled: Sequence[Candidate],
     workers: Mapping[int, tuple[int, ...]],
@@ -280,14 +282,14 @@ def without_partners(
         if not any(
             size[workers[each.ranks[0]]] > 1
             and _same_worker(each, other, workers)
-            and overlap(each, other)
-            and (is_brief(each) or not _comes_and_goes(other))
+            and share_steps(each, other)
+            and (is_brief(each) or not _is_intermittent(other))
             for other in stalled
         )
     )
 
 
-def _comes_and_goes(candidate: Candidate) -> bool:
+def _is_intermittent(candidate: Candidate) -> bool:
     return candidate.cause is gc_pause.CAUSE or candidate.shown_steps is not None
 
 

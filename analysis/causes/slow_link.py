@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from ..trace.tables import RankInfo
     from .link_profile import LinkProfile, SlowLink
 
-MOST_OF_ITS_LINKS = 0.6
+MIN_SLOW_LINKS_SHARE = 0.6
 """Share of a rank's links that must be slow for the rank's own connection to be at fault."""
 
-LEAST_PAIR_EXCESS = 0.03
+MIN_PAIR_EXCESS = 0.03
 """Excess of a member's pairs that narrows its slow group down to it: less than would be told of
 itself, but the group's slowness is sure already."""
 
-SAME_FACTOR = 0.8
+MIN_FACTOR_RATIO = 0.8
 """Ratio of two factors from which they count as the same."""
 
-LEAST_LINKS = 3
+MIN_LINKS = 3
 """Slow links that must meet in a rank for that: a pair slow both ways has two."""
 
 LEVELS: tuple[tuple[str, Callable[[RankInfo], str]], ...] = (
@@ -45,10 +45,10 @@ LEVELS: tuple[tuple[str, Callable[[RankInfo], str]], ...] = (
 )
 """Places that may lie at the two ends of an uplink, the narrowest first."""
 
-LEAST_LOST_RATIO = 0.0001
+MIN_LOST_RATIO = 0.0001
 """Share of a step that a slow link must lose to be told: below, the clock's own noise rules."""
 
-BESIDE_LOST_RATIO = 0.01
+MIN_UNEXPLAINED_RATIO = 0.01
 """Share of a step that a link must lose beyond what a slow device at its end explains. What slows
 a device may hold up its transfers by more than its compute; so little is no ground to tell a second
 fault on."""
@@ -81,7 +81,7 @@ CAUSE = Cause(
 )
 
 
-def culprits_of(
+def find_culprits(
     slow: Sequence[SlowLink],
     links: Sequence[Link],
     pair_excess: Mapping[int, float],
@@ -131,7 +131,7 @@ def _worst_rank(
     ranks = [
         rank
         for rank, count in num.items()
-        if count >= LEAST_LINKS and count >= MOST_OF_ITS_LINKS * touching[rank]
+        if count >= MIN_LINKS and count >= MIN_SLOW_LINKS_SHARE * touching[rank]
     ]
     if not ranks:
         ranks = _ends_in_a_slow_group(slow, links, in_groups)
@@ -188,7 +188,7 @@ def _groups_as_slow(
     factor = 1.0 + pair.phase.excess_ratio
     found: dict[int, list[int]] = {}
     for index, excess in group_excess.items():
-        if SAME_FACTOR <= (1.0 + excess) / factor <= 1.0 / SAME_FACTOR:
+        if MIN_FACTOR_RATIO <= (1.0 + excess) / factor <= 1.0 / MIN_FACTOR_RATIO:
             for rank in set(links[pair.link].members) & set(links[index].members):
                 found.setdefault(rank, []).append(index)
     return found
@@ -211,7 +211,7 @@ def _common_members(
     place = f"one {kind} group of {len(common):,} ranks"
     if len(common) < len(links[worst.link].members):
         place = "what its slow groups share"
-    slower = _whose_pairs_stand_out(common, pair_excess)
+    slower = _member_with_slow_pairs(common, pair_excess)
     if slower is not None:
         size = len(links[worst.link].members)
         place = f"one {kind} group of {size} ranks, of which only rank {slower} is slower to others"
@@ -219,20 +219,20 @@ def _common_members(
     return Culprit(ranks=tuple(sorted(common)), links=tuple(mine), place=place)
 
 
-def _whose_pairs_stand_out(members: set[int], pair_excess: Mapping[int, float]) -> int | None:
+def _member_with_slow_pairs(members: set[int], pair_excess: Mapping[int, float]) -> int | None:
     """Return the member whose pairs stand clear of all other ranks' pairs, if one does."""
     inside = {rank: pair_excess[rank] for rank in members if rank in pair_excess}
     if not inside:
         return None
     worst = max(inside, key=lambda rank: inside[rank])
     others = np.array([excess for rank, excess in pair_excess.items() if rank != worst])
-    if len(others) < LEAST_LINKS:
+    if len(others) < MIN_LINKS:
         return None
-    clear = max(required_deviations(len(others)) * robust_deviation(others), LEAST_PAIR_EXCESS)
+    clear = max(required_deviations(len(others)) * robust_deviation(others), MIN_PAIR_EXCESS)
     return worst if inside[worst] >= clear else None
 
 
-def merged_by_place(
+def merge_by_location(
     culprits: Sequence[Culprit], ranks: Mapping[int, RankInfo]
 ) -> tuple[Culprit, ...]:
     """Merge culprits of one host, or behind one switch or rack, into one.
@@ -276,7 +276,7 @@ def _merged(
     return (merged, *rest)
 
 
-def merged_by_uplink(
+def merge_by_uplink(
     culprits: Sequence[Culprit], profile: LinkProfile, ranks: Mapping[int, RankInfo]
 ) -> tuple[Culprit, ...]:
     """Merge the pairs between two stages of which all became slow together into one culprit.
@@ -340,7 +340,7 @@ def _place(stages: tuple[int, int], members: Sequence[RankInfo]) -> str:
     return text
 
 
-def pair_excesses(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, float]:
+def excess_of_pairs(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, float]:
     """Return the median excess of each rank's pairs over the steps in which links are slow."""
     if not slow:
         return {}
@@ -358,7 +358,7 @@ def _slow_columns(slow: Sequence[SlowLink]) -> slice:
     return slice(min(each.phase.first for each in slow), max(each.phase.last for each in slow) + 1)
 
 
-def group_excesses(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, float]:
+def excess_of_groups(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, float]:
     """Return how much slower than the fastest alike group each is over the slow steps."""
     if not slow:
         return {}
@@ -381,7 +381,7 @@ def group_excesses(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, 
     return {index: float(np.median(values)) for index, values in by_link.items()}
 
 
-def is_explained(
+def is_explained_by_devices(
     profile: LinkProfile, slow: SlowLink, blamed: Sequence[Candidate], least_ns: float
 ) -> bool:
     """Tell whether slow devices explain a link: they send as slowly as they compute.

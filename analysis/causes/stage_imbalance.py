@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from ..statistics.peers import ComputeProfile
     from ..trace.tables import RankInfo
 
-LEAST_SHARE = 0.5
+MIN_SLOW_SHARE = 0.5
 """Share of a stage's ranks from which their median is as slow as they are."""
 
-LEAST_RANKS = 2
+MIN_SLOW_RANKS = 2
 
-STAGE_SHARE = 0.8
+WHOLE_STAGE_SHARE = 0.8
 """Share of a stage's ranks that must be longer than the other stages for a stage imbalance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suspect:
+class SlowRanks:
     """A rank, or all ranks of a stage, with a slow phase."""
 
     ranks: tuple[int, ...]
@@ -78,7 +78,7 @@ class Suspect:
 CAUSE = Cause(name="stage-imbalance", subject=Subject.STAGE)
 
 
-def risen_stages(profile: ComputeProfile) -> tuple[Suspect, ...]:
+def find_stages_turned_slow(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
     """Find stages half of whose ranks, or more, compute longer in some steps than in their others.
 
     What the other stages' ranks take in a step, over what each of them usually takes, is the job's
@@ -89,16 +89,16 @@ def risen_stages(profile: ComputeProfile) -> tuple[Suspect, ...]:
 
     Returns:
         One suspect a stage, with the ranks that became slow together: all of them where
-        `STAGE_SHARE` did.
+        `WHOLE_STAGE_SHARE` did.
     """
-    found = (_risen(profile, int(stage)) for stage in np.unique(profile.stage))
+    found = (_stage_turned_slow(profile, int(stage)) for stage in np.unique(profile.stage))
     return tuple(suspect for suspect in found if suspect is not None)
 
 
-def _risen(profile: ComputeProfile, stage: int) -> Suspect | None:
+def _stage_turned_slow(profile: ComputeProfile, stage: int) -> SlowRanks | None:
     rows = np.flatnonzero(profile.stage == stage)
     others = np.flatnonzero(profile.stage != stage)
-    if len(rows) < LEAST_RANKS or len(others) < MIN_PEERS:
+    if len(rows) < MIN_SLOW_RANKS or len(others) < MIN_PEERS:
         return None
     relative = profile.total_ns[others] / row_medians(profile.total_ns[others])[:, None]
     common = row_medians(relative.T)
@@ -114,7 +114,7 @@ def _risen(profile: ComputeProfile, stage: int) -> Suspect | None:
         deviation=step_deviation(relative / common - 1.0),
     )
     together = _together(phases)
-    if len(together) < max(LEAST_RANKS, LEAST_SHARE * len(rows)):
+    if len(together) < max(MIN_SLOW_RANKS, MIN_SLOW_SHARE * len(rows)):
         return None
     slow = np.array([phase.row for phase in together])
     phase = _middle_phase(together)
@@ -122,9 +122,9 @@ def _risen(profile: ComputeProfile, stage: int) -> Suspect | None:
     num_stages = len(np.unique(profile.stage))
     if not is_significant(level, phase, num_series=num_stages):
         return None
-    mine = rows if len(slow) >= STAGE_SHARE * len(rows) else rows[slow]
+    mine = rows if len(slow) >= WHOLE_STAGE_SHARE * len(rows) else rows[slow]
     columns = slice(phase.first, phase.last + 1)
-    return Suspect(
+    return SlowRanks(
         ranks=tuple(profile.ranks[mine].tolist()),
         first_step=int(profile.steps[phase.first]),
         last_step=int(profile.steps[phase.last]),
@@ -169,14 +169,14 @@ def _num_shared(one: Phase, other: Phase) -> int:
     return min(one.last, other.last) - max(one.first, other.first) + 1
 
 
-def slow_stages(profile: ComputeProfile) -> tuple[Suspect, ...]:
+def find_slow_stages(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
     """Find stages most of whose ranks compute longer than the other stages, for a while or always.
 
     A rank alone in its stage counts in the last stage only.
 
     Returns:
-        One suspect a stage, with the ranks that are longer: all of them where `STAGE_SHARE` are
-        and none is clearly not.
+        One suspect a stage, with the ranks that are longer: all of them if `WHOLE_STAGE_SHARE`
+        are and none is clearly not.
     """
     stages = np.unique(profile.stage)
     if len(stages) == 1:
@@ -204,7 +204,7 @@ def _middle(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _slow_stage(
     profile: ComputeProfile, rows: NDArray[np.int64], phase: Phase, typical: NDArray[np.float64]
-) -> Suspect | None:
+) -> SlowRanks | None:
     columns = slice(phase.first, phase.last + 1)
     ratio = row_medians(profile.total_ns[rows, columns] / typical[columns]) - 1.0
     noise = robust_deviation(
@@ -217,8 +217,8 @@ def _slow_stage(
     longer = ratio > threshold / 2
     # Noise may hide a rank's share of the work, but no stage spares one of its ranks.
     spared = bool((ratio + clear < phase.excess_ratio / 2).any())
-    slow = rows if longer.mean() >= STAGE_SHARE and not spared else rows[longer]
-    return Suspect(
+    slow = rows if longer.mean() >= WHOLE_STAGE_SHARE and not spared else rows[longer]
+    return SlowRanks(
         ranks=tuple(profile.ranks[slow].tolist()),
         first_step=int(profile.steps[phase.first]),
         last_step=int(profile.steps[phase.last]),
@@ -234,7 +234,7 @@ def _slow_stage(
 
 
 def stage_candidate(
-    suspect: Suspect,
+    suspect: SlowRanks,
     profile: ComputeProfile,
     model: ReplayModel,
     ranks: Mapping[int, RankInfo],
@@ -266,13 +266,13 @@ def stage_candidate(
         excess_ratio=suspect.excess_ratio,
         threshold=suspect.threshold,
         evidence=(
-            f"{subject}{where} compute longer than {against}: {times_text(suspect)}"
-            f" ({excess_text(suspect)}), in steps {suspect.first_step} to {suspect.last_step}"
+            f"{subject}{where} compute longer than {against}: {format_compute(suspect)}"
+            f" ({format_excess(suspect)}), in steps {suspect.first_step} to {suspect.last_step}"
         ),
     )
 
 
-def times_text(suspect: Suspect) -> str:
+def format_compute(suspect: SlowRanks) -> str:
     """Return a suspect's compute and what is usual."""
     return (
         f"{format_duration(suspect.compute_ns)} of its own compute a step"
@@ -280,7 +280,7 @@ def times_text(suspect: Suspect) -> str:
     )
 
 
-def excess_text(suspect: Suspect) -> str:
+def format_excess(suspect: SlowRanks) -> str:
     """Return a suspect's excess in percent and in deviations."""
     above = f"+{format_percent(suspect.excess_ratio)}"
     if suspect.deviation > 0:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..arrays.group_stats import group_medians
 from ..arrays.grouping import factorize, sorted_unique
-from ..causes.candidate import while_shown
+from ..causes.candidate import in_shown_steps
 from ..readers.tp_partners import remove_partner_waits
 from ..replay.model import COMPUTE_KINDS, has_kind
 from ..replay.what_if import ratio, recoverable_ratio
@@ -90,7 +90,7 @@ class Change(NamedTuple):
         return self.part if self.candidate.on_host else np.zeros_like(self.part)
 
 
-def priced(
+def price_candidates(
     candidates: Sequence[Candidate], replayer: Replayer, workers: Mapping[int, tuple[int, ...]]
 ) -> tuple[Finding, ...]:
     """Return candidates as findings, each with what it cost.
@@ -119,16 +119,16 @@ def priced(
     recorded = Times(duration_ns=model.operations.duration_ns, gap_ns=model.operations.gap_ns)
     unblamed = Times(duration_ns=remove_partner_waits(model, workers), gap_ns=model.ideal_gap_ns)
     ideal = Times(
-        duration_ns=ideal_of_others(model, candidates, unblamed.duration_ns),
+        duration_ns=ideal_outside(model, candidates, unblamed.duration_ns),
         gap_ns=model.ideal_gap_ns,
     )
     alone = Times(duration_ns=unblamed.duration_ns, gap_ns=recorded.gap_ns)
     parts = _own_parts([_recorded_part(each, model) for each in candidates], model)
     changes = [
-        Change(each, part, _mended(each, unblamed, ideal, model))
+        Change(each, part, _fixed_times(each, unblamed, ideal, model))
         for each, part in zip(candidates, parts, strict=True)
     ]
-    mended = _all_mended(changes, unblamed)
+    mended = _fix_all(changes, unblamed)
     blamed = np.sum([change.part for change in changes], axis=0)
     late = np.sum([change.host_part for change in changes], axis=0)
     whole = Times(
@@ -182,7 +182,7 @@ def confidence(excess_ratio: float, threshold: float) -> float:
     return float(1.0 - DOUBT_AT_THRESHOLD * 0.5 ** (excess_ratio / threshold - 1.0))
 
 
-def _all_mended(changes: Sequence[Change], unblamed: Times) -> Times:
+def _fix_all(changes: Sequence[Change], unblamed: Times) -> Times:
     """Return the run in which every candidate is mended: what two share takes the less of both."""
     mended = unblamed
     touched = np.zeros(len(unblamed.duration_ns), dtype=np.bool_)
@@ -203,10 +203,10 @@ def _put_back(change: Change, mended: Times, recorded: Times) -> Times:
     def with_share(
         mended_ns: NDArray[np.float64],
         recorded_ns: NDArray[np.float64],
-        usual_ns: NDArray[np.float64],
+        fixed_ns: NDArray[np.float64],
         where: NDArray[np.bool_],
     ) -> NDArray[np.float64]:
-        share = recorded_ns - usual_ns
+        share = recorded_ns - fixed_ns
         return np.where(where, np.maximum(mended_ns + share, 0.0), mended_ns)
 
     usual = change.mended
@@ -222,27 +222,27 @@ def _least(changes: Sequence[Change], ideal: Times, model: ReplayModel) -> Times
     """Return the ideal run, as far as candidates do not know better what is usual."""
     least = ideal
     for change in changes:
-        if change.candidate.usual_ns is not None or change.candidate.on_host:
+        if change.candidate.fixed_ns is not None or change.candidate.on_host:
             least = least.exchanged(change.part, change.part, change.mended)
-            least = _without_alike(least, change.part, model)
+            least = _without_alike_gaps(least, change.part, model)
     return least
 
 
-def _mended(candidate: Candidate, unblamed: Times, ideal: Times, model: ReplayModel) -> Times:
+def _fixed_times(candidate: Candidate, unblamed: Times, ideal: Times, model: ReplayModel) -> Times:
     """Return what a candidate's part takes without it; elsewhere anything."""
     duration_ns = ideal.duration_ns
     if not candidate.on_host:
         # A device that is mended makes no gap longer: gaps that only checkpoints leave would be.
         shorter = np.minimum(duration_ns, model.operations.duration_ns)
         duration_ns = np.where(model.on_device, duration_ns, shorter)
-    if candidate.usual_ns is not None:
-        duration_ns = np.where(np.isnan(candidate.usual_ns), duration_ns, candidate.usual_ns)
+    if candidate.fixed_ns is not None:
+        duration_ns = np.where(np.isnan(candidate.fixed_ns), duration_ns, candidate.fixed_ns)
     if candidate.is_everywhere:
         return Times(duration_ns=duration_ns, gap_ns=np.zeros_like(ideal.gap_ns))
     return Times(duration_ns=duration_ns, gap_ns=unblamed.gap_ns)
 
 
-def _without_alike(ideal: Times, part: NDArray[np.bool_], model: ReplayModel) -> Times:
+def _without_alike_gaps(ideal: Times, part: NDArray[np.bool_], model: ReplayModel) -> Times:
     """Return an ideal whose host gaps elsewhere are not those of a part.
 
     Gaps that stand alike only where a host was at fault are their own median.
@@ -258,7 +258,7 @@ def _recorded_part(candidate: Candidate, model: ReplayModel) -> NDArray[np.bool_
     """Return a candidate's operations in the steps that show it."""
     if candidate.part is None:
         return np.zeros(len(model.rank), dtype=np.bool_)
-    inside: NDArray[np.bool_] = candidate.part & while_shown(model, candidate)
+    inside: NDArray[np.bool_] = candidate.part & in_shown_steps(model, candidate)
     return inside
 
 
@@ -293,7 +293,7 @@ def _finding(candidate: Candidate, slowdown: float | None, share: float | None) 
     )
 
 
-def ideal_of_others(
+def ideal_outside(
     model: ReplayModel, candidates: Sequence[Candidate], duration_ns: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return ideal durations in which no candidate has a share.
@@ -316,7 +316,7 @@ def ideal_of_others(
     inside = np.zeros(len(model.rank), dtype=np.bool_)
     for each in candidates:
         if each.part is not None:
-            inside |= each.part if each.usual_ns is None else each.part & np.isnan(each.usual_ns)
+            inside |= each.part if each.fixed_ns is None else each.part & np.isnan(each.fixed_ns)
     ideal = model.ideal_ns.astype(np.float64)
     is_compute = has_kind(model, COMPUTE_KINDS)
     for code in sorted_unique(model.kind[is_compute]).tolist():
@@ -328,7 +328,7 @@ def ideal_of_others(
             ideal[of_kind] *= _by_step(model, others, duration_ns, ideal)[
                 model.operations.step[of_kind]
             ]
-    return _alike_outside(model, inside & model.on_device & ~is_compute, inside, ideal)
+    return _medians_outside(model, inside & model.on_device & ~is_compute, inside, ideal)
 
 
 def _by_step(
@@ -355,7 +355,7 @@ def _by_step(
     return found
 
 
-def _alike_outside(
+def _medians_outside(
     model: ReplayModel,
     wanted: NDArray[np.bool_],
     inside: NDArray[np.bool_],

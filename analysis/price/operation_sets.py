@@ -70,17 +70,17 @@ def recoverable_of(replayer: Replayer, mask: NDArray[np.bool_]) -> float | None:
     return _recoverable(replayer, replayer.full_without(mask))
 
 
-def price_of(replayer: Replayer, mask: NDArray[np.bool_]) -> PartPrice:
+def price_part(replayer: Replayer, mask: NDArray[np.bool_]) -> PartPrice:
     """Return what a set costs: what if this rank, link, stage, ... were healthy.
 
     Args:
         replayer: The run.
-        mask: Shape (ops,): the set, as of `analysis.price.selection.mask_of`.
+        mask: Shape (ops,): the set, as of `analysis.price.selection.select_operations`.
     """
     return _price(replayer, replayer.full_without(mask), slowdown=slowdown_of(replayer, mask))
 
 
-def rebalanced(replayer: Replayer, stage: int) -> PartPrice:
+def price_rebalanced_stage(replayer: Replayer, stage: int) -> PartPrice:
     """Return what the run would take if a stage had as much compute as the mean stage.
 
     Its forward and backward are scaled to the mean over all stages of what a

@@ -59,7 +59,7 @@ class Part:
     """Communication by its span's name; in the ByteDance format any operation by its type."""
 
 
-def mask_of(
+def select_operations(
     part: Part, run: RunInfo, reading: Reading, *, spans: SpanTable | None = None
 ) -> NDArray[np.bool_]:
     """Return which operations a part holds.
@@ -92,7 +92,7 @@ def mask_of(
     return mask
 
 
-def ranks_where(run: RunInfo, allowed: Callable[[RankInfo], bool]) -> list[int]:
+def select_ranks(run: RunInfo, allowed: Callable[[RankInfo], bool]) -> list[int]:
     """Return the ranks of which something holds in their last epoch, ascending."""
     last = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
     return sorted(rank for rank, info in last.items() if allowed(info))
@@ -112,11 +112,11 @@ def _kind(wanted: str, _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
 
 
 def _tp(wanted: int, run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
-    return _of_ranks(reading.model, ranks_where(run, lambda info: info.coords.tp == wanted))
+    return _of_ranks(reading.model, select_ranks(run, lambda info: info.coords.tp == wanted))
 
 
 def _host(wanted: str, run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
-    return _of_ranks(reading.model, ranks_where(run, lambda info: info.host == wanted))
+    return _of_ranks(reading.model, select_ranks(run, lambda info: info.host == wanted))
 
 
 def _worker(wanted: tuple[int, int], _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:

@@ -68,7 +68,7 @@ class ComputeProfile:
     basis: tuple[Basis, ...]
     """Shape (ranks,)."""
 
-    is_evened: bool = False
+    is_equalized: bool = False
     """Whether the compute is as it would be if all micro-batches had equal length."""
 
     @property
@@ -79,7 +79,7 @@ class ComputeProfile:
 
 
 def compare_with_peers(
-    items: ComputeItems, coords: Mapping[int, Coords], *, is_evened: bool = False
+    items: ComputeItems, coords: Mapping[int, Coords], *, is_equalized: bool = False
 ) -> ComputeProfile:
     """Compare the compute of each rank with that of its peers, step by step.
 
@@ -91,7 +91,7 @@ def compare_with_peers(
     Args:
         items: Compute of each rank by micro-batch, without waits.
         coords: Position of each rank; its stage is ``coords[rank].pp``.
-        is_evened: Whether the items are as if all micro-batches had equal length.
+        is_equalized: Whether the items are as if all micro-batches had equal length.
     """
     ranks, steps = sorted_unique(items.rank), sorted_unique(items.step)
     total = _totals(items, ranks, steps)
@@ -108,7 +108,7 @@ def compare_with_peers(
         total_ns=total,
         expected_ns=expected,
         basis=tuple(basis),
-        is_evened=is_evened,
+        is_equalized=is_equalized,
     )
 
 

@@ -152,13 +152,15 @@ class Run:
         Raises:
             EmptyPartError: No operation meets the conditions.
         """
-        from rankscope.analysis.price.operation_sets import price_of
-        from rankscope.analysis.price.selection import Part, mask_of
+        from rankscope.analysis.price.operation_sets import price_part
+        from rankscope.analysis.price.selection import Part, select_operations
 
         if isinstance(part, Part):
             by_span = part.group is not None or part.name is not None
-            part = mask_of(part, self.info, self.reading, spans=self.spans() if by_span else None)
-        return price_of(self.replayer, part)
+            part = select_operations(
+                part, self.info, self.reading, spans=self.spans() if by_span else None
+            )
+        return price_part(self.replayer, part)
 
     @cached_property
     def slowdown_by_tp(self) -> dict[int, float | None]:

@@ -12,7 +12,7 @@ from rankscope.analysis.replay.model import Place
 from tests.support.analysis.stall_builders import host_candidates, stalls_with
 
 if TYPE_CHECKING:
-    from rankscope.analysis.causes.host_gaps import Stalls
+    from rankscope.analysis.causes.host_gaps import HostGaps
 
 NUM_RANKS, NUM_STEPS = 4, 12
 
@@ -20,7 +20,7 @@ Dip = tuple[int, Place, int]
 """Step, place, how long in ms."""
 
 
-def stalls(*dips: Dip) -> Stalls:
+def stalls(*dips: Dip) -> HostGaps:
     """Return ranks that all have these gaps."""
     gaps = [(step, rank, place, ms) for step, place, ms in dips for rank in range(NUM_RANKS)]
     return stalls_with(gaps, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes.clock_throttle import clock_drop
-from rankscope.analysis.causes.network_degradation import network_trouble
+from rankscope.analysis.causes.clock_throttle import find_clock_drop
+from rankscope.analysis.causes.network_degradation import find_network_symptom
 from rankscope.analysis.trace.context import SampleTable, no_samples
 
 S = 1_000_000_000
@@ -47,7 +47,7 @@ def test_a_clock_that_falls_in_the_slow_phase_explains_it() -> None:
         {("a", 0): [2e9, 2e9, 2e9, 1.5e9, 1.5e9, 1.5e9, 1.5e9], ("a", 1): [2e9] * 7},
     )
 
-    drop = clock_drop(readings, "a", 0, PHASE)
+    drop = find_clock_drop(readings, "a", 0, PHASE)
 
     assert drop is not None
     assert (drop.name, drop.inside, drop.usual) == ("gpu-clock-hz", 1.5e9, 2e9)
@@ -59,7 +59,7 @@ def test_readings_of_the_time_beside_a_phase_do_not_hide_how_low_the_clock_was()
     own = [2e9, 2e9, 2e9, 1.6e9, 1.6e9, 1.6e9, 1.6e9, 2e9, 2e9, 2e9]
     readings = samples("gpu-clock-hz", {("a", 0): own, ("a", 1): [2e9] * 10})
 
-    drop = clock_drop(readings, "a", 0, (3 * S, 8 * S))
+    drop = find_clock_drop(readings, "a", 0, (3 * S, 8 * S))
 
     assert drop is not None
     assert drop.explained_ratio == pytest.approx(0.25)
@@ -71,8 +71,8 @@ def test_power_speaks_only_where_no_clock_was_read() -> None:
     hertz = {("a", 0): [2e9] * 7, ("a", 1): [2e9] * 7}
     power = samples("gpu-power-w", watts)
 
-    alone = clock_drop(power, "a", 0, PHASE)
-    beside_clock = clock_drop(both(samples("gpu-clock-hz", hertz), power), "a", 0, PHASE)
+    alone = find_clock_drop(power, "a", 0, PHASE)
+    beside_clock = find_clock_drop(both(samples("gpu-clock-hz", hertz), power), "a", 0, PHASE)
 
     assert alone is not None
     assert (alone.name, alone.explained_ratio) == ("gpu-power-w", None)
@@ -82,8 +82,8 @@ def test_power_speaks_only_where_no_clock_was_read() -> None:
 def test_a_clock_like_its_peers_explains_nothing() -> None:
     readings = samples("gpu-clock-hz", {("a", 0): [1.99e9] * 7, ("a", 1): [2e9] * 7})
 
-    assert clock_drop(readings, "a", 0, PHASE) is None
-    assert clock_drop(no_samples(), "a", 0, PHASE) is None
+    assert find_clock_drop(readings, "a", 0, PHASE) is None
+    assert find_clock_drop(no_samples(), "a", 0, PHASE) is None
 
 
 def test_a_counter_that_grows_in_the_phase_names_the_trouble_and_its_hosts() -> None:
@@ -93,7 +93,7 @@ def test_a_counter_that_grows_in_the_phase_names_the_trouble_and_its_hosts() -> 
         {("a", -1): [0.0, 1, 2, 3, 900, 1800, 2700], ("b", -1): quiet, ("c", -1): quiet},
     )
 
-    trouble = network_trouble(readings, PHASE)
+    trouble = find_network_symptom(readings, PHASE)
 
     assert (trouble.word, trouble.hosts) == ("retransmits", ("a",))
 
@@ -103,7 +103,7 @@ def test_counters_that_grow_on_all_hosts_alike_are_the_networks_trouble() -> Non
     marked = [0.0, 10, 20, 30, 130, 230, 330]
     readings = samples("rdma-ecn-marked-packets", {("a", -1): marked, ("b", -1): marked})
 
-    trouble = network_trouble(readings, PHASE)
+    trouble = find_network_symptom(readings, PHASE)
 
     assert (trouble.word, trouble.hosts) == ("congestion", ("a", "b"))
 
@@ -111,8 +111,8 @@ def test_counters_that_grow_on_all_hosts_alike_are_the_networks_trouble() -> Non
 def test_hosts_whose_congestion_is_counted_are_told_from_those_whose_losses_are() -> None:
     quiet = {("a", -1): [0.0] * 7, ("b", -1): [0.0] * 7}
 
-    marks = network_trouble(samples("rdma-ecn-marked-packets", quiet), PHASE)
-    losses = network_trouble(samples("tcp-retransmitted-packets", quiet), PHASE)
+    marks = find_network_symptom(samples("rdma-ecn-marked-packets", quiet), PHASE)
+    losses = find_network_symptom(samples("tcp-retransmitted-packets", quiet), PHASE)
 
     assert (marks.word, marks.watched) == ("", frozenset({"a", "b"}))
     assert (losses.is_known, losses.watched) == (True, frozenset())
@@ -121,8 +121,8 @@ def test_hosts_whose_congestion_is_counted_are_told_from_those_whose_losses_are(
 def test_quiet_counters_are_told_from_none() -> None:
     quiet = samples("rdma-ecn-marked-packets", {("a", -1): [0.0, 1, 2, 3, 4, 5, 6]})
 
-    assert str(network_trouble(quiet, PHASE)) == "the network's counters are quiet"
-    assert str(network_trouble(no_samples(), PHASE)) == "there are no counters to tell why"
+    assert str(find_network_symptom(quiet, PHASE)) == "the network's counters are quiet"
+    assert str(find_network_symptom(no_samples(), PHASE)) == "there are no counters to tell why"
 
 
 def test_a_part_that_is_called_like_a_trouble_is_none() -> None:
@@ -131,5 +131,5 @@ def test_a_part_that_is_called_like_a_trouble_is_none() -> None:
     command = samples("process-cpu-cores:pause", busier)
     clock = samples("process-cpu-cores:clockd", busier)
 
-    assert not network_trouble(command, PHASE).is_known
-    assert clock_drop(clock, "a", 0, PHASE) is None
+    assert not find_network_symptom(command, PHASE).is_known
+    assert find_clock_drop(clock, "a", 0, PHASE) is None

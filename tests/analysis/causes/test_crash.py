@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.causes.crash import ExitClass, crashes, exit_class
+from rankscope.analysis.causes.crash import ExitClass, classify_exit, find_crashes
 from rankscope.analysis.trace.context import RankExit, RunContext
 from tests.support.analysis.exit_builders import (
     context_of,
@@ -29,7 +29,7 @@ def test_the_first_failure_is_named_and_the_cascade_is_not() -> None:
         failed(5, 10.0, *CUDA_OOM), *(cut_off(rank, 10.5 + rank) for rank in range(8) if rank != 5)
     )
 
-    (finding,) = crashes(run_of(), context)
+    (finding,) = find_crashes(run_of(), context)
 
     assert (finding.cause, finding.ranks, finding.steps) == ("crash", (5,), (41, 41))
     assert finding.confidence == pytest.approx(0.95)
@@ -44,7 +44,7 @@ def test_the_first_failure_is_named_and_the_cascade_is_not() -> None:
 def test_a_cascade_that_is_noted_before_its_cause_is_still_the_cascade() -> None:
     context = context_of(cut_off(0, 9.0), failed(5, 10.0, "ValueError", "bad token"))
 
-    (finding,) = crashes(run_of(), context)
+    (finding,) = find_crashes(run_of(), context)
 
     assert finding.ranks == (5,)
     assert "exception (ValueError: bad token)" in finding.evidence
@@ -56,18 +56,20 @@ def test_failures_that_the_clocks_cannot_order_are_all_named() -> None:
     far = context_of(failed(1, 10.00, *CUDA_OOM), failed(6, 10.06, "ValueError", "x"))
     on_one_host = context_of(failed(1, 10.00, *CUDA_OOM), failed(2, 10.04, "ValueError", "x"))
 
-    assert crashes(run, near)[0].ranks == (1, 6)
-    assert crashes(run, near)[0].confidence == pytest.approx(0.95 * 0.8)
-    assert "rank 6 cannot be ordered against it by their clocks" in crashes(run, near)[0].evidence
-    assert crashes(run, far)[0].ranks == (1,)
-    assert crashes(run, on_one_host)[0].ranks == (1,)
-    assert crashes(run_of(clock_error_ns=None), far)[0].ranks == (1, 6)
+    assert find_crashes(run, near)[0].ranks == (1, 6)
+    assert find_crashes(run, near)[0].confidence == pytest.approx(0.95 * 0.8)
+    assert (
+        "rank 6 cannot be ordered against it by their clocks" in find_crashes(run, near)[0].evidence
+    )
+    assert find_crashes(run, far)[0].ranks == (1,)
+    assert find_crashes(run, on_one_host)[0].ranks == (1,)
+    assert find_crashes(run_of(clock_error_ns=None), far)[0].ranks == (1, 6)
 
 
 def test_a_rank_that_went_without_goodbye_is_named_with_less_confidence() -> None:
     context = context_of(lost(3), *(cut_off(rank) for rank in (0, 1, 2)))
 
-    (finding,) = crashes(run_of(), context)
+    (finding,) = find_crashes(run_of(), context)
 
     assert finding.ranks == (3,)
     assert finding.confidence == pytest.approx(0.7)
@@ -75,19 +77,19 @@ def test_a_rank_that_went_without_goodbye_is_named_with_less_confidence() -> Non
 
 
 def test_a_silent_rank_that_was_killed_after_the_others_timed_out_is_no_crash() -> None:
-    assert crashes(run_of(), context_of(lost(3), timed_out(0), timed_out(1))) == ()
+    assert find_crashes(run_of(), context_of(lost(3), timed_out(0), timed_out(1))) == ()
 
 
 def test_where_all_only_followed_nobody_is_accused() -> None:
-    assert crashes(run_of(), context_of(timed_out(0), cut_off(1), cut_off(2))) == ()
-    assert crashes(run_of(), RunContext()) == ()
+    assert find_crashes(run_of(), context_of(timed_out(0), cut_off(1), cut_off(2))) == ()
+    assert find_crashes(run_of(), RunContext()) == ()
 
 
 def test_the_same_crash_in_several_epochs_is_one_finding() -> None:
     first, second = failed(5, 10.0, *CUDA_OOM), failed(5, 90.0, *CUDA_OOM, step=60)
     context = context_of(first, replace(second, epoch=1), replace(cut_off(1, 91.0), epoch=1))
 
-    (finding,) = crashes(run_of(num_epochs=2), context)
+    (finding,) = find_crashes(run_of(num_epochs=2), context)
 
     assert (finding.ranks, finding.steps) == ((5,), (60, 60))
     assert finding.evidence.endswith("; the same in 2 epochs (0, 1)")
@@ -135,16 +137,16 @@ def test_the_same_crash_in_several_epochs_is_one_finding() -> None:
 def test_last_words_say_what_ended_a_rank(
     exception: str, message: str, expected: ExitClass
 ) -> None:
-    assert exit_class(failed(0, 1.0, exception, message)) is expected
+    assert classify_exit(failed(0, 1.0, exception, message)) is expected
 
 
 def test_an_event_of_the_kernel_tells_what_a_lost_rank_could_not() -> None:
     killed = event(3, "oom", "Out of memory: Killed process 4711 (python)")
     broken = event(3, "xid", "79, GPU has fallen off the bus")
 
-    assert exit_class(lost(3), [killed]) is ExitClass.HOST_OOM
-    assert exit_class(lost(3), [broken]) is ExitClass.DEVICE
-    assert exit_class(lost(3), [event(3, "lost", "lost at step 4")]) is ExitClass.LOST
+    assert classify_exit(lost(3), [killed]) is ExitClass.HOST_OOM
+    assert classify_exit(lost(3), [broken]) is ExitClass.DEVICE
+    assert classify_exit(lost(3), [event(3, "lost", "lost at step 4")]) is ExitClass.LOST
 
 
 @given(order=st.permutations(range(4)), shift_s=st.integers(0, 10**6))
@@ -155,6 +157,6 @@ def test_neither_the_order_of_exits_nor_the_date_changes_who_is_named(
     exits.append(failed(2, 13.0, "ValueError", "later"))
     moved = [replace(exits[k], at_ns=(exits[k].at_ns or 0) + shift_s * 10**9) for k in order]
 
-    assert crashes(run_of(), RunContext(exits=tuple(moved))) == crashes(
+    assert find_crashes(run_of(), RunContext(exits=tuple(moved))) == find_crashes(
         run_of(), context_of(*exits)
     )

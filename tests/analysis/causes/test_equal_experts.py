@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.arrays.grouping import NO_GROUP
-from rankscope.analysis.causes.equal_lengths import equal_experts
+from rankscope.analysis.causes.equal_lengths import equalize_experts
 from tests.analysis.breakdown.test_starved import model_of
 
 OUTSIDE_NS = (10, 20, 30)
-EVENED = np.array([20.0, 0.0] * 3)
+EQUALIZED = np.array([20.0, 0.0] * 3)
 """What compute outside the experts would take; of theirs nothing is known yet."""
 
 EXPERTS = np.array([False, True] * 3)
@@ -23,7 +23,7 @@ def equal(experts_ns: tuple[int, int, int]) -> tuple[list[bool], list[float]]:
         for took in pair:
             ops.append((0, now, now + took, NO_GROUP))
             now += took
-    part, found = equal_experts(model_of(ops, []), EXPERTS, ~EXPERTS, EVENED)
+    part, found = equalize_experts(model_of(ops, []), EXPERTS, ~EXPERTS, EQUALIZED)
     return part.tolist(), found[EXPERTS].tolist()
 
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.analysis.causes.gc_pause import gc_pauses
+from rankscope.analysis.causes.gc_pause import find_gc_pauses
 from rankscope.analysis.replay.model import Place
 from tests.support.analysis.stall_builders import stalls_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankscope.analysis.causes.host_gaps import Stalls
+    from rankscope.analysis.causes.host_gaps import HostGaps
 
 NUM_RANKS, NUM_STEPS = 4, 8
 
@@ -22,7 +22,7 @@ Gap = tuple[int, int, int]
 """Step, rank, ms."""
 
 
-def stalls(*gaps: Gap, places: Sequence[Place] = (Place.FORWARD,)) -> Stalls:
+def stalls(*gaps: Gap, places: Sequence[Place] = (Place.FORWARD,)) -> HostGaps:
     """Return ranks with these gaps before forwards, or elsewhere in turn."""
     placed = [(step, rank, place, ms) for (step, rank, ms), place in zip(gaps, cycle(places))]
     return stalls_with(placed, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS)
@@ -30,7 +30,7 @@ def stalls(*gaps: Gap, places: Sequence[Place] = (Place.FORWARD,)) -> Stalls:
 
 def told(*gaps: Gap, places: Sequence[Place] = (Place.FORWARD,)) -> list[tuple[int, ...]]:
     allowed = np.ones(len(gaps), dtype=np.bool_)
-    found = gc_pauses(stalls(*gaps, places=places), allowed, frozenset())
+    found = find_gc_pauses(stalls(*gaps, places=places), allowed, frozenset())
     return [each.ranks for each in found]
 
 
@@ -83,4 +83,4 @@ def test_a_lead_shortens_pauses_once_two_show_in_full() -> None:
 def test_what_a_common_dip_explains_is_no_pause() -> None:
     gaps = ((1, 0, 150), (3, 2, 150))
 
-    assert gc_pauses(stalls(*gaps), np.array([True, False]), frozenset()) == ()
+    assert find_gc_pauses(stalls(*gaps), np.array([True, False]), frozenset()) == ()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes.hang import hangs
+from rankscope.analysis.causes.hang import find_hangs
 from rankscope.analysis.trace.context import RankExit, RunContext
 from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, SpanTable, StepTable
 from rankscope.tracer.span import KIND_CODES, NONE, Span, SpanFlag, SpanKind, UnixNs
@@ -93,7 +93,7 @@ def table(spans: Iterable[Span]) -> SpanTable:
 def test_the_rank_that_never_entered_is_the_silent_one() -> None:
     spans = table(comm(rank) for rank in range(8) if rank != 5)
 
-    (finding,) = hangs(job(), spans, UP_TO_16, RunContext())
+    (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext())
 
     assert (finding.cause, finding.ranks, finding.steps) == ("hang", (5,), (17, 17))
     assert finding.confidence == pytest.approx(0.95)
@@ -107,7 +107,7 @@ def test_a_rank_that_waits_elsewhere_for_the_silent_one_is_not_accused() -> None
     # Rank 4 stands in its tensor-parallel group for rank 5; all others stand in dp for both.
     spans = table([comm(4, TP_HIGH, seq=3), *(comm(rank) for rank in (0, 1, 2, 3, 6, 7))])
 
-    (finding,) = hangs(job(), spans, UP_TO_16, RunContext())
+    (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext())
 
     assert finding.ranks == (5,)
     assert finding.confidence == pytest.approx(0.95 * 6 / 7)
@@ -124,9 +124,9 @@ def test_of_silent_tensor_parallel_mates_the_one_that_is_behind_is_named() -> No
     forward = replace(comm(4, 0, seq=NONE, kind=SpanKind.FORWARD), name="forward")
     others = [comm(rank) for rank in (0, 1, 2, 3, 6, 7)]
 
-    (one_is_behind,) = hangs(run, table([*others, forward]), UP_TO_16, RunContext())
+    (one_is_behind,) = find_hangs(run, table([*others, forward]), UP_TO_16, RunContext())
     both_stand = [forward, replace(forward, rank=5)]
-    (nobody_is,) = hangs(run, table([*others, *both_stand]), UP_TO_16, RunContext())
+    (nobody_is,) = find_hangs(run, table([*others, *both_stand]), UP_TO_16, RunContext())
 
     assert one_is_behind.ranks == (5,)
     assert nobody_is.ranks == (4, 5)
@@ -135,25 +135,25 @@ def test_of_silent_tensor_parallel_mates_the_one_that_is_behind_is_named() -> No
 def test_a_member_that_has_left_the_collective_is_there() -> None:
     spans = table([comm(0, TP_LOW), comm(1, TP_LOW, flags=SpanFlag.NOTHING)])
 
-    assert hangs(job(), spans, UP_TO_16, RunContext()) == ()
+    assert find_hangs(job(), spans, UP_TO_16, RunContext()) == ()
 
 
 def test_a_receive_whose_sender_is_silent_names_the_sender() -> None:
     spans = table([comm(6, seq=3, kind=SpanKind.PP_RECV, src=2, dst=6)])
 
-    (finding,) = hangs(job(), spans, UP_TO_16, RunContext())
+    (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext())
 
     assert finding.ranks == (2,)
     assert "(pp-recv) from rank 2 to rank 6, in which rank 6 stands" in finding.evidence
     sent = comm(2, seq=3, kind=SpanKind.PP_SEND, src=2, dst=6, flags=SpanFlag.NOTHING)
     both = table([comm(6, seq=3, kind=SpanKind.PP_RECV, src=2, dst=6), sent])
-    assert hangs(job(), both, UP_TO_16, RunContext()) == ()
+    assert find_hangs(job(), both, UP_TO_16, RunContext()) == ()
 
 
 def test_collectives_in_different_orders_are_told_as_a_circle() -> None:
     spans = table([comm(0, TP_LOW, seq=5), comm(1, TP_LOW, seq=6)])
 
-    (finding,) = hangs(job(), spans, UP_TO_16, RunContext())
+    (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext())
 
     assert finding.ranks == (0, 1)
     assert finding.confidence == pytest.approx(0.5)
@@ -169,22 +169,22 @@ def test_open_spans_are_read_from_events_too_unless_the_rank_went_on() -> None:
     nothing = table([])
     told = RunContext(events=tuple(stalled(rank) for rank in range(8) if rank != 5))
 
-    (finding,) = hangs(job(), nothing, UP_TO_16, told)
+    (finding,) = find_hangs(job(), nothing, UP_TO_16, told)
     assert finding.ranks == (5,)
 
     gone_on = finished(*((17, rank) for rank in range(8)))
-    assert hangs(job(), nothing, gone_on, told) == ()
+    assert find_hangs(job(), nothing, gone_on, told) == ()
 
 
 def test_a_rank_that_ended_early_is_missing_and_ranks_that_ended_do_not_stand() -> None:
     spans = table(comm(rank) for rank in range(8) if rank != 5)
     gone = [RankExit(epoch=0, rank=rank, state="ended", at_ns=9) for rank in range(8)]
 
-    (finding,) = hangs(job(), spans, UP_TO_16, context_of(gone[5]))
+    (finding,) = find_hangs(job(), spans, UP_TO_16, context_of(gone[5]))
 
     assert finding.ranks == (5,)
     assert finding.evidence.endswith("; it had ended well by then")
-    assert hangs(job(), spans, UP_TO_16, context_of(*gone)) == ()
+    assert find_hangs(job(), spans, UP_TO_16, context_of(*gone)) == ()
 
 
 def inside(rank: int, kind: str) -> EventRecord:
@@ -198,35 +198,35 @@ def test_what_the_silent_rank_is_inside_is_told_and_a_checkpoint_is_no_hang() ->
     computing = RunContext(events=(inside(5, "forward"),))
     saving = RunContext(events=(inside(5, "checkpoint"),))
 
-    (finding,) = hangs(job(), spans, UP_TO_16, computing)
+    (finding,) = find_hangs(job(), spans, UP_TO_16, computing)
 
     assert finding.ranks == (5,)
     assert finding.evidence.endswith("; it was inside forward")
-    assert hangs(job(), spans, UP_TO_16, saving) == ()
+    assert find_hangs(job(), spans, UP_TO_16, saving) == ()
 
 
 def test_a_malformed_event_is_passed_over() -> None:
     broken = event(0, "stalled", open=[{"group_id": "no number"}, {"seq": 1}, 4])
 
-    assert hangs(job(), table([]), UP_TO_16, RunContext(events=(broken,))) == ()
+    assert find_hangs(job(), table([]), UP_TO_16, RunContext(events=(broken,))) == ()
 
 
 def test_ranks_that_stand_because_another_one_crashed_are_no_hang() -> None:
     spans = table(comm(rank, flags=SpanFlag.ERROR) for rank in range(8) if rank != 5)
     crashed = context_of(failed(5, 10.0, "ValueError", "bad"), cut_off(0))
 
-    assert hangs(job(), spans, UP_TO_16, crashed) == ()
+    assert find_hangs(job(), spans, UP_TO_16, crashed) == ()
 
 
 def test_a_silent_rank_that_was_killed_in_the_end_is_named_with_less_confidence() -> None:
     spans = table(comm(rank, flags=SpanFlag.ERROR) for rank in range(8) if rank != 5)
     context = context_of(lost(5), *(timed_out(rank) for rank in range(8) if rank != 5))
 
-    (finding,) = hangs(job(), spans, UP_TO_16, context)
+    (finding,) = find_hangs(job(), spans, UP_TO_16, context)
 
     assert finding.ranks == (5,)
     assert finding.confidence == pytest.approx(0.95 * 0.8)
-    (with_drops,) = hangs(job(num_dropped=3), spans, UP_TO_16, context)
+    (with_drops,) = find_hangs(job(num_dropped=3), spans, UP_TO_16, context)
     assert with_drops.confidence == pytest.approx(0.95 * 0.8 * 0.8)
 
 
@@ -235,7 +235,7 @@ def test_a_missing_rank_that_was_never_traced_leaves_the_question_open() -> None
     traced = EpochInfo(epoch=0, ranks=whole.epochs[0].ranks[:7], groups=GROUPS)
     spans = table(comm(rank) for rank in range(7))
 
-    (finding,) = hangs(replace(whole, epochs=(traced,)), spans, UP_TO_16, RunContext())
+    (finding,) = find_hangs(replace(whole, epochs=(traced,)), spans, UP_TO_16, RunContext())
 
     assert finding.cause == "insufficient-evidence"
     assert "the communication of rank 7 was not recorded" in finding.evidence
@@ -258,7 +258,7 @@ def test_a_rank_whose_capture_of_communication_failed_is_not_said_to_be_missing(
     told = replace(steps, left_out=masks.astype(np.uint32))
     inside = span_table([comm(rank) for rank in range(8) if rank != 3])
 
-    (finding,) = hangs(job(), inside, told, RunContext())
+    (finding,) = find_hangs(job(), inside, told, RunContext())
 
     assert finding.ranks == ranks
     assert finding.cause == ("hang" if ranks else "insufficient-evidence")
@@ -267,4 +267,4 @@ def test_a_rank_whose_capture_of_communication_failed_is_not_said_to_be_missing(
 def test_a_run_in_which_nobody_stands_has_no_hang() -> None:
     done = table(comm(rank, flags=SpanFlag.NOTHING) for rank in range(8))
 
-    assert hangs(job(), done, UP_TO_16, context_of(timed_out(0))) == ()
+    assert find_hangs(job(), done, UP_TO_16, context_of(timed_out(0))) == ()

@@ -8,12 +8,12 @@ from rankscope.analysis.replay.model import Place
 from tests.support.analysis.stall_builders import Gap, host_candidates, stalls_with
 
 if TYPE_CHECKING:
-    from rankscope.analysis.causes.host_gaps import Stalls
+    from rankscope.analysis.causes.host_gaps import HostGaps
 
 NUM_RANKS, NUM_STEPS = 8, 12
 
 
-def stalls(*gaps: Gap) -> Stalls:
+def stalls(*gaps: Gap) -> HostGaps:
     """Return ranks of one stage with these gaps."""
     return stalls_with(gaps, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS)
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes.data_stall import data_stalls
-from rankscope.analysis.causes.host_stall import host_stalls
-from rankscope.analysis.causes.launch_skew import launch_skews
+from rankscope.analysis.causes.data_stall import find_data_stalls
+from rankscope.analysis.causes.host_stall import find_host_stalls
+from rankscope.analysis.causes.launch_skew import find_launch_skews
 from rankscope.analysis.replay.model import Place
 from tests.support.analysis.stall_builders import host_candidates, stalls_with
 
 if TYPE_CHECKING:
-    from rankscope.analysis.causes.host_gaps import Stalls
+    from rankscope.analysis.causes.host_gaps import HostGaps
 
 NUM_RANKS, NUM_STEPS = 8, 12
 
@@ -22,7 +22,7 @@ Gap = tuple[int, int, int]
 """Step, rank, ms."""
 
 
-def stalls(place: Place, *gaps: Gap) -> Stalls:
+def stalls(place: Place, *gaps: Gap) -> HostGaps:
     """Return ranks 0 to 3 of stage 0 and 4 to 7 of stage 1."""
     placed = [(step, rank, place, ms) for step, rank, ms in gaps]
     return stalls_with(placed, stage=np.repeat((0, 1), 4).tolist(), num_steps=NUM_STEPS)
@@ -33,7 +33,7 @@ def test_steps_that_checkpoints_explain_do_not_make_a_stall_unsteady() -> None:
     gaps = stalls(Place.FORWARD, *((step, 2, 90) for step in range(NUM_STEPS)))
     usual = np.arange(NUM_STEPS) % 2 == 0
 
-    (found,) = host_stalls(gaps, usual)
+    (found,) = find_host_stalls(gaps, usual)
 
     assert (found.cause.name, found.ranks) == ("host-stall", (2,))
 
@@ -44,7 +44,7 @@ def test_members_late_in_turn_in_one_stage_are_no_stalled_host() -> None:
     gaps = stalls(Place.LAUNCH, *((step, 4 + step % 4, 60) for step in range(2, NUM_STEPS)))
     groups = ((0, 4), (1, 5), (2, 6), (3, 7), (0, 1, 2, 3), (4, 5, 6, 7))
 
-    (found,) = launch_skews(gaps, groups, np.ones(NUM_STEPS, dtype=np.bool_), frozenset())
+    (found,) = find_launch_skews(gaps, groups, np.ones(NUM_STEPS, dtype=np.bool_), frozenset())
 
     assert (found.cause.name, found.ranks) == ("launch-skew", (4, 5, 6, 7))
 
@@ -53,7 +53,7 @@ def test_a_host_that_is_late_for_each_launch_of_one_step_stalls() -> None:
     # GIVEN a host whose lead is spent in step 5: 8 ms before each of its four launches there
     gaps = stalls(Place.FORWARD, *((5, 2, 8),) * 4)
 
-    (found,) = host_stalls(gaps, np.ones(NUM_STEPS, dtype=np.bool_))
+    (found,) = find_host_stalls(gaps, np.ones(NUM_STEPS, dtype=np.bool_))
 
     assert (found.cause.name, found.ranks, found.steps) == ("host-stall", (2,), (5, 5))
 
@@ -62,14 +62,14 @@ def test_one_long_gap_in_a_step_is_no_stall_of_its_host() -> None:
     # GIVEN 32 ms before one launch, and 1 ms before three others
     gaps = stalls(Place.FORWARD, (5, 2, 32), (5, 2, 1), (5, 2, 1), (5, 2, 1))
 
-    assert host_stalls(gaps, np.ones(NUM_STEPS, dtype=np.bool_)) == ()
+    assert find_host_stalls(gaps, np.ones(NUM_STEPS, dtype=np.bool_)) == ()
 
 
 def test_a_stall_that_begins_before_the_lead_is_spent_is_steady() -> None:
     # GIVEN 4 x 3 ms in step 2, of which the lead hides the rest, and 4 x 15 ms in steps 3 and 4
     gaps = stalls(Place.BACKWARD, *((2, 2, 3),) * 4, *((3, 2, 15),) * 4, *((4, 2, 15),) * 4)
 
-    (found,) = host_stalls(gaps, np.ones(NUM_STEPS, dtype=np.bool_))
+    (found,) = find_host_stalls(gaps, np.ones(NUM_STEPS, dtype=np.bool_))
 
     assert (found.ranks, found.steps) == ((2,), (2, 4))
 
@@ -82,7 +82,7 @@ def test_input_that_all_ranks_miss_from_the_same_step_on_is_told_in_a_short_run(
     found = stalls(Place.INPUT, *gaps)
     usual = np.arange(NUM_STEPS) < 9
 
-    told = data_stalls(found, usual, np.zeros(len(gaps), dtype=np.bool_))
+    told = find_data_stalls(found, usual, np.zeros(len(gaps), dtype=np.bool_))
 
     # THEN that is one stall of all ranks
     assert [(each.ranks, each.steps) for each in told] == [(tuple(range(NUM_RANKS)), (2, 8))]
@@ -107,12 +107,12 @@ def test_the_last_to_come_back_from_a_checkpoint_misses_no_input() -> None:
     usual = np.arange(NUM_STEPS) != 4
     none = np.zeros(len(gaps.gaps), dtype=np.bool_)
 
-    assert data_stalls(gaps, usual, none) == ()
+    assert find_data_stalls(gaps, usual, none) == ()
     # AND without the checkpoint, or for longer than that step, it is its input
-    (found,) = data_stalls(gaps, usual | True, none)
+    (found,) = find_data_stalls(gaps, usual | True, none)
     assert (found.cause.name, found.ranks, found.steps) == ("data-stall", (6,), (5, 5))
     longer = stalls(Place.INPUT, (5, 6, 20), (6, 6, 20))
-    (found,) = data_stalls(longer, usual, none)
+    (found,) = find_data_stalls(longer, usual, none)
     assert (found.cause.name, found.ranks, found.steps) == ("data-stall", (6,), (5, 6))
 
 
@@ -123,7 +123,9 @@ def test_a_rank_with_one_peer_misses_input_from_its_onset_on(first: int) -> None
     lost = ((step, 2, Place.DATA, 75 if step in (8, 9, 10) else 60) for step in range(first, 12))
     gaps = stalls_with(lost, stage=(0, 0, 1, 1), num_steps=12)
 
-    (found,) = data_stalls(gaps, np.ones(12, dtype=np.bool_), np.zeros(12 - first, dtype=np.bool_))
+    (found,) = find_data_stalls(
+        gaps, np.ones(12, dtype=np.bool_), np.zeros(12 - first, dtype=np.bool_)
+    )
 
     # THEN all of it is told, not only the 15 ms by which three steps are worse
     assert (found.cause.name, found.ranks, found.steps) == ("data-stall", (2,), (first, 11))
@@ -134,7 +136,7 @@ def test_a_host_with_one_peer_is_told_once() -> None:
     # GIVEN four stages of two ranks, and rank 0 that loses 400 ms in each step from 4 on: its
     # stage's median, between the two, is 200 ms above that of the other stages
     gaps = [(step, 0, Place.FORWARD, 400) for step in range(4, NUM_STEPS)]
-    found = host_stalls(
+    found = find_host_stalls(
         stalls_with(gaps, stage=np.repeat((0, 1, 2, 3), 2).tolist(), num_steps=NUM_STEPS),
         np.ones(NUM_STEPS, dtype=np.bool_),
     )
@@ -154,7 +156,9 @@ def test_a_rank_with_one_or_two_peers_misses_input_in_all_of_its_steps(
     ]
     gaps = stalls_with(lost, stage=stage, num_steps=12)
 
-    (found,) = data_stalls(gaps, np.ones(12, dtype=np.bool_), np.zeros(len(lost), dtype=np.bool_))
+    (found,) = find_data_stalls(
+        gaps, np.ones(12, dtype=np.bool_), np.zeros(len(lost), dtype=np.bool_)
+    )
 
     # THEN it is held against them: 30 of 100 ms, though its own steps are all alike
     assert (found.cause.name, found.ranks, found.steps) == ("data-stall", (1,), (0, 11))
@@ -166,7 +170,9 @@ def test_input_of_which_a_peer_loses_as_much_is_due_on_a_stage_that_loads() -> N
     lost = [(step, rank, Place.INPUT, 30) for step in range(12) for rank in (0, 1)]
     gaps = stalls_with(lost, stage=(0, 0, 0), num_steps=12)
 
-    (found,) = data_stalls(gaps, np.ones(12, dtype=np.bool_), np.zeros(len(lost), dtype=np.bool_))
+    (found,) = find_data_stalls(
+        gaps, np.ones(12, dtype=np.bool_), np.zeros(len(lost), dtype=np.bool_)
+    )
 
     # THEN it is told of both, once
     assert (found.cause.name, found.ranks) == ("data-stall", (0, 1))
@@ -178,7 +184,7 @@ def test_input_missed_now_and_then_is_told_from_the_first_time_to_the_last() -> 
     gaps = stalls_with(lost, stage=(0, 0, 0, 0), num_steps=16)
     all_steps, none = np.ones(16, dtype=np.bool_), np.zeros(len(lost), dtype=np.bool_)
 
-    (found,) = data_stalls(gaps, all_steps, none)
+    (found,) = find_data_stalls(gaps, all_steps, none)
 
     assert (found.cause.name, found.ranks, found.steps) == ("data-stall", (2,), (1, 11))
     assert found.shown_steps == (1, 6, 11)
@@ -193,10 +199,10 @@ def test_what_is_left_of_checkpoints_is_no_input_missed_now_and_then() -> None:
     gaps = stalls_with(lost, stage=(0, 0, 0, 0), num_steps=16)
     usual = ~np.isin(np.arange(16), (4, 9))
 
-    assert data_stalls(gaps, usual, np.zeros(2, dtype=np.bool_)) == ()
+    assert find_data_stalls(gaps, usual, np.zeros(2, dtype=np.bool_)) == ()
 
     # AND input that it misses in step 13 is all that is told beside them
     more = stalls_with([*lost, (13, 2, Place.INPUT, 30)], stage=(0,) * 8, num_steps=16)
-    (found,) = data_stalls(more, usual, np.zeros(3, dtype=np.bool_))
+    (found,) = find_data_stalls(more, usual, np.zeros(3, dtype=np.bool_))
     assert (found.steps, found.shown_steps) == ((13, 13), None)
     assert found.excess_ratio == pytest.approx(0.3)

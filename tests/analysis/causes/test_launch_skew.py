@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes.launch_skew import launch_skews
+from rankscope.analysis.causes.launch_skew import find_launch_skews
 from rankscope.analysis.replay.model import Place
 from tests.support.analysis.stall_builders import stalls_with
 
 if TYPE_CHECKING:
     from rankscope.analysis.causes.candidate import Candidate
-    from rankscope.analysis.causes.host_gaps import Stalls
+    from rankscope.analysis.causes.host_gaps import HostGaps
 
 NUM_RANKS, NUM_STEPS = 15, 14
 GROUPS = tuple((rank, rank + 1, rank + 2) for rank in range(0, NUM_RANKS, 3))
@@ -23,7 +23,7 @@ LATE_MS = (40, 0, 20, 0, 30, 0, 10, 40, 0, 30)
 """By how much a group's last member is late, step by step: 17 ms in the mean."""
 
 
-def stalls(late_ms: dict[tuple[int, int], int]) -> Stalls:
+def stalls(late_ms: dict[tuple[int, int], int]) -> HostGaps:
     """Return one stage of ranks.
 
     Args:
@@ -47,7 +47,7 @@ def in_turn(
 
 
 def told(late_ms: dict[tuple[int, int], int]) -> tuple[Candidate, ...]:
-    return launch_skews(stalls(late_ms), GROUPS, ALL_STEPS, frozenset())
+    return find_launch_skews(stalls(late_ms), GROUPS, ALL_STEPS, frozenset())
 
 
 def test_groups_that_are_late_all_over_the_job_now_and_then_are_a_skew() -> None:
@@ -82,7 +82,7 @@ def test_one_group_that_is_late_once_is_no_skew() -> None:
 def test_a_job_of_few_groups_has_none_that_tell_how_sure_their_mean_is() -> None:
     late = in_turn(4, groups=3)
 
-    assert launch_skews(stalls(late), GROUPS[:3], ALL_STEPS, frozenset()) == ()
+    assert find_launch_skews(stalls(late), GROUPS[:3], ALL_STEPS, frozenset()) == ()
 
 
 def ddp(late_ms: dict[tuple[int, int], int], place: Place) -> tuple[Candidate, ...]:
@@ -90,7 +90,7 @@ def ddp(late_ms: dict[tuple[int, int], int], place: Place) -> tuple[Candidate, .
     gaps = [(step, rank, place, ms) for (step, rank), ms in late_ms.items()]
     found = stalls_with(gaps, stage=[0] * 12, num_steps=NUM_STEPS)
     groups = tuple(range(6)), tuple(range(6, 12))
-    return launch_skews(found, groups, ALL_STEPS, frozenset())
+    return find_launch_skews(found, groups, ALL_STEPS, frozenset())
 
 
 RISES_AND_FALLS = {4: (1, 15), 5: (1, 40), 6: (3, 15), 7: (3, 40), 8: (1, 15), 9: (3, 40)}

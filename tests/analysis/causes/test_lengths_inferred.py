@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes.equal_lengths import even_columns
+from rankscope.analysis.causes.equal_lengths import equalize_inferred_lengths
 from rankscope.analysis.replay.model import ComputeItems
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.tracer.topology import Coords
@@ -48,7 +48,7 @@ def job(*, slow: dict[int, float] | None = None, num_stages: int = NUM_STAGES) -
 
 
 def test_what_is_long_on_all_stages_is_a_long_micro_batch() -> None:
-    even = even_columns(job(), coords())
+    even = equalize_inferred_lengths(job(), coords())
 
     assert even is not None
     # All micro-batches of a stage take the mean of its lengths.
@@ -60,7 +60,7 @@ def test_what_is_long_on_all_stages_is_a_long_micro_batch() -> None:
 
 
 def test_what_is_long_on_one_rank_is_that_rank() -> None:
-    even = even_columns(job(slow={4: 1.3}), coords())
+    even = equalize_inferred_lengths(job(slow={4: 1.3}), coords())
 
     assert even is not None
     of_rank = even.self_ns[(even.rank == 4) & (even.step >= 2)]
@@ -69,11 +69,11 @@ def test_what_is_long_on_one_rank_is_that_rank() -> None:
 
 
 def test_two_ranks_a_column_cannot_tell_which_of_them_is_slow() -> None:
-    assert even_columns(job(num_stages=2), coords(2)) is None
+    assert equalize_inferred_lengths(job(num_stages=2), coords(2)) is None
 
 
 def test_ranks_whose_compute_goes_its_own_way_are_left_alone() -> None:
     items = job()
     items.self_ns[:] = np.random.default_rng(3).permutation(items.self_ns)
 
-    assert even_columns(items, coords()) is None
+    assert equalize_inferred_lengths(items, coords()) is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.causes.equal_lengths import even_lengths
+from rankscope.analysis.causes.equal_lengths import equalize_declared_lengths
 from rankscope.analysis.replay.model import ComputeItems
 from rankscope.analysis.trace.context import MicrobatchTable
 from rankscope.sources.simulated_source import SimulatedSource
@@ -61,11 +61,11 @@ def by_rank(items: ComputeItems) -> list[float]:
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 def test_what_lengths_explain_is_taken_out_and_a_slow_rank_stays_slow(share: float) -> None:
-    evened = even_lengths(job(share=share, slow=1.3), lengths())
+    equalized = equalize_declared_lengths(job(share=share, slow=1.3), lengths())
 
-    assert evened is not None
-    assert by_rank(evened) == pytest.approx([1.0, 1.0, 1.0, 1.3], rel=1e-3)
-    forward = evened.self_ns[evened.kind == KINDS[0]].reshape(NUM_RANKS, -1)
+    assert equalized is not None
+    assert by_rank(equalized) == pytest.approx([1.0, 1.0, 1.0, 1.3], rel=1e-3)
+    forward = equalized.self_ns[equalized.kind == KINDS[0]].reshape(NUM_RANKS, -1)
     assert (np.ptp(forward, axis=1) / forward.mean(axis=1) < 1e-3).all()
 
 
@@ -73,20 +73,20 @@ def test_compute_that_does_not_go_with_lengths_is_left_alone() -> None:
     items = job()
     shuffled = replace(items, self_ns=np.random.default_rng(7).permutation(items.self_ns))
 
-    assert even_lengths(shuffled, lengths()) is None
+    assert equalize_declared_lengths(shuffled, lengths()) is None
 
 
 def test_one_length_that_nobody_told_leaves_all_alone() -> None:
     told = lengths()
     told.sum_squared_lengths[3] = -1
 
-    assert even_lengths(job(), told) is None
+    assert equalize_declared_lengths(job(), told) is None
 
 
 def test_equal_lengths_explain_nothing() -> None:
     told = replace(lengths(), sum_squared_lengths=np.full(NUM_RANKS * NUM_MICROBATCHES, 10**6))
 
-    assert even_lengths(job(), told) is None
+    assert equalize_declared_lengths(job(), told) is None
 
 
 def test_a_slow_rank_is_named_beside_unequal_lengths() -> None:
@@ -130,8 +130,8 @@ def test_ranks_that_had_few_micro_batches_are_evened_too() -> None:
         self_ns=np.rint(1e6 * (1 + 9 * squares.ravel() / squares.mean())).astype(np.int64),
     )
 
-    evened = even_lengths(items, table)
+    equalized = equalize_declared_lengths(items, table)
 
     # THEN all are as long as one of the mean length, 10 ms
-    assert evened is not None
-    assert evened.self_ns == pytest.approx(1e7, rel=0.01)
+    assert equalized is not None
+    assert equalized.self_ns == pytest.approx(1e7, rel=0.01)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes.equal_lengths import equal_durations
+from rankscope.analysis.causes.equal_lengths import equalize_durations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ def equal(by_rank: Sequence[Sequence[float]]) -> NDArray[np.float64]:
     """Return what each rank's piece of each step takes, one piece a step, all of one stage."""
     num_ranks, num_steps = len(by_rank), len(by_rank[0])
     rank, step = np.meshgrid(np.arange(num_ranks), np.arange(num_steps), indexing="ij")
-    found = equal_durations(
+    found = equalize_durations(
         np.array(by_rank, dtype=np.float64).reshape(-1),
         rank=rank.reshape(-1).astype(np.int32),
         step=step.reshape(-1).astype(np.int32),
@@ -64,7 +64,7 @@ def test_a_step_that_is_long_as_a_whole_stays_long() -> None:
 def test_a_span_is_evened_as_a_whole_however_it_is_cut() -> None:
     # GIVEN a rank that takes 40 ms in one piece, as it waited for nobody, and one that takes 20 ms
     # in two, 5 and 15, in turn: each is the longer one in one step
-    found = equal_durations(
+    found = equalize_durations(
         np.array([40.0, 5.0, 15.0, 5.0, 15.0, 40.0]),
         rank=np.array([0, 1, 1, 0, 0, 1], dtype=np.int32),
         step=np.array([0, 0, 0, 1, 1, 1], dtype=np.int32),
@@ -78,7 +78,7 @@ def test_a_span_is_evened_as_a_whole_however_it_is_cut() -> None:
 
 def test_a_speed_that_is_known_is_kept_whole() -> None:
     # GIVEN ranks that took 10 and 30 ms, known to be a tenth faster and slower than their stage
-    found = equal_durations(
+    found = equalize_durations(
         np.array([10.0, 30.0]),
         rank=np.array([0, 1], dtype=np.int32),
         step=np.zeros(2, dtype=np.int32),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from rankscope.analysis.causes.link_profile import SlowLink
-from rankscope.analysis.causes.slow_link import Culprit, culprits_of, merged_by_place
+from rankscope.analysis.causes.slow_link import Culprit, find_culprits, merge_by_location
 from rankscope.analysis.replay.model import Link
 from rankscope.analysis.statistics.phases import Phase
 from rankscope.analysis.trace.tables import RankInfo
@@ -30,7 +30,7 @@ def ranks_of(found: tuple[Culprit, ...]) -> list[tuple[int, ...]]:
 def test_links_that_all_meet_in_one_rank_are_its_own_fault() -> None:
     links = [pair(0, 4), pair(4, 0), pair(4, 8), pair(8, 4), pair(1, 5), pair(5, 1)]
 
-    found = culprits_of([slow(0), slow(1), slow(2), slow(3)], links, {}, {})
+    found = find_culprits([slow(0), slow(1), slow(2), slow(3)], links, {}, {})
 
     assert ranks_of(found) == [(4,)]
 
@@ -38,19 +38,19 @@ def test_links_that_all_meet_in_one_rank_are_its_own_fault() -> None:
 def test_a_pair_slow_both_ways_is_named_as_a_pair() -> None:
     links = [pair(0, 4), pair(4, 0), pair(4, 8), pair(8, 4)]
 
-    assert ranks_of(culprits_of([slow(0), slow(1)], links, {}, {})) == [(0, 4)]
+    assert ranks_of(find_culprits([slow(0), slow(1)], links, {}, {})) == [(0, 4)]
 
 
 def test_a_slow_group_tells_which_end_of_a_slow_pair_it_is() -> None:
     links = [pair(0, 4), pair(4, 0), group(0, 1, 2, 3), group(4, 5, 6, 7)]
 
-    assert ranks_of(culprits_of([slow(0), slow(1), slow(3)], links, {}, {})) == [(4,)]
+    assert ranks_of(find_culprits([slow(0), slow(1), slow(3)], links, {}, {})) == [(4,)]
 
 
 def test_a_group_slow_by_the_same_factor_tells_which_end_of_a_slow_pair_it_is() -> None:
     links = [pair(0, 4), pair(4, 0), group(0, 1, 2, 3), group(4, 5, 6, 7)]
 
-    (culprit,) = culprits_of([slow(0), slow(1)], links, {}, {2: 0.9, 3: 0.0})
+    (culprit,) = find_culprits([slow(0), slow(1)], links, {}, {2: 0.9, 3: 0.0})
 
     assert culprit.ranks == (0,)
     assert culprit.also == (2,)
@@ -59,20 +59,20 @@ def test_a_group_slow_by_the_same_factor_tells_which_end_of_a_slow_pair_it_is() 
 def test_a_group_slower_by_another_factor_leaves_a_slow_pair_a_pair() -> None:
     links = [pair(0, 4), pair(4, 0), group(0, 1, 2, 3), group(4, 5, 6, 7)]
 
-    (culprit,) = culprits_of([slow(0), slow(1)], links, {}, {2: 6.5, 3: 0.0})
+    (culprit,) = find_culprits([slow(0), slow(1)], links, {}, {2: 6.5, 3: 0.0})
 
     assert culprit.ranks == (0, 4)
     assert culprit.also == ()
 
 
 def test_of_a_slow_group_alone_all_members_are_named() -> None:
-    assert ranks_of(culprits_of([slow(0)], [group(*RING)], {}, {})) == [RING]
+    assert ranks_of(find_culprits([slow(0)], [group(*RING)], {}, {})) == [RING]
 
 
 def test_the_member_whose_pairs_are_slower_too_is_picked_from_a_slow_group() -> None:
     excess = {0: 0.001, 1: 0.08, 2: -0.002, 3: 0.0, 4: 0.002, 5: -0.001, 6: 0.001, 7: 0.0}
 
-    (culprit,) = culprits_of([slow(0)], [group(*RING)], excess, {})
+    (culprit,) = find_culprits([slow(0)], [group(*RING)], excess, {})
 
     assert culprit.ranks == (1,)
     assert "only rank 1" in culprit.place
@@ -81,13 +81,13 @@ def test_the_member_whose_pairs_are_slower_too_is_picked_from_a_slow_group() -> 
 def test_two_slow_groups_that_share_one_rank_name_it() -> None:
     links = [group(0, 1, 2, 3), group(3, 7, 11)]
 
-    assert ranks_of(culprits_of([slow(0), slow(1)], links, {}, {})) == [(3,)]
+    assert ranks_of(find_culprits([slow(0), slow(1)], links, {}, {})) == [(3,)]
 
 
 def test_pairs_far_apart_stay_two_findings() -> None:
     links = [pair(0, 4), pair(1, 5)]
 
-    assert sorted(ranks_of(culprits_of([slow(0), slow(1)], links, {}, {}))) == [(0, 4), (1, 5)]
+    assert sorted(ranks_of(find_culprits([slow(0), slow(1)], links, {}, {}))) == [(0, 4), (1, 5)]
 
 
 def test_two_flows_behind_one_switch_name_its_uplink() -> None:
@@ -96,9 +96,9 @@ def test_two_flows_behind_one_switch_name_its_uplink() -> None:
         rank: RankInfo(rank=rank, coords=Coords(), host=host, switch=switch)
         for rank, (host, switch) in places.items()
     }
-    found = culprits_of([slow(0), slow(1)], [pair(0, 4), pair(1, 5)], {}, {})
+    found = find_culprits([slow(0), slow(1)], [pair(0, 4), pair(1, 5)], {}, {})
 
-    (culprit,) = merged_by_place(found, ranks)
+    (culprit,) = merge_by_location(found, ranks)
 
     assert culprit.ranks == (0, 1)
     assert culprit.place == "the links of switch s1"

@@ -8,10 +8,10 @@ from rankscope.analysis.causes import slow_link
 from rankscope.analysis.causes.candidate import Candidate
 from rankscope.analysis.causes.link_profile import SlowLink
 from rankscope.analysis.causes.network_degradation import (
-    Trouble,
-    have_one_place,
+    NetworkSymptom,
+    has_one_location,
     is_only_group,
-    told_of_only_group,
+    judge_only_group,
 )
 from rankscope.analysis.causes.slow_link import Culprit
 from rankscope.analysis.statistics.phases import Phase
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TWO_HOSTS = {rank: f"host {rank // 4}" for rank in range(8)}
 STEPS = [10.0] * 8
-NO_COUNTERS = Trouble(word="", hosts=(), is_known=False)
+NO_COUNTERS = NetworkSymptom(word="", hosts=(), is_known=False)
 
 
 def culprit(*ranks: int, links: tuple[int, ...]) -> Culprit:
@@ -68,7 +68,7 @@ def test_a_group_on_one_host_or_on_hosts_that_nobody_knows_has_no_network() -> N
 
 
 def test_without_counters_the_only_group_is_the_networks_and_says_what_nobody_can_tell() -> None:
-    found = told_of_only_group(candidate(*range(8), part=(True,)), TWO_HOSTS, NO_COUNTERS)
+    found = judge_only_group(candidate(*range(8), part=(True,)), TWO_HOSTS, NO_COUNTERS)
 
     assert (found.cause.name, found.certainty) == ("network-degradation", 0.5)
     assert found.evidence == (
@@ -79,28 +79,28 @@ def test_without_counters_the_only_group_is_the_networks_and_says_what_nobody_ca
 
 def test_quiet_counters_on_all_its_hosts_make_the_only_group_a_slow_link() -> None:
     slow = candidate(*range(8), part=(True,))
-    quiet = Trouble(
+    quiet = NetworkSymptom(
         word="", hosts=(), is_known=True, watched=frozenset({"host 0", "host 1", "host 2"})
     )
-    on_one_host = Trouble(word="", hosts=(), is_known=True, watched=frozenset({"host 0"}))
+    on_one_host = NetworkSymptom(word="", hosts=(), is_known=True, watched=frozenset({"host 0"}))
 
-    found = told_of_only_group(slow, TWO_HOSTS, quiet)
+    found = judge_only_group(slow, TWO_HOSTS, quiet)
 
     assert (found.cause.name, found.ranks, found.certainty) == ("slow-link", tuple(range(8)), 1.0)
     assert found.evidence == (
         "transfers take longer; the network's counters are quiet on all its hosts, so one link of"
         " it is slow"
     )
-    assert told_of_only_group(slow, TWO_HOSTS, on_one_host).cause.name == "network-degradation"
+    assert judge_only_group(slow, TWO_HOSTS, on_one_host).cause.name == "network-degradation"
 
 
 def test_counters_of_one_host_name_its_ranks_and_of_two_the_network() -> None:
-    one = Trouble(word="retransmits", hosts=("host 1",), is_known=True)
-    both = Trouble(word="congestion", hosts=("host 0", "host 1"), is_known=True)
+    one = NetworkSymptom(word="retransmits", hosts=("host 1",), is_known=True)
+    both = NetworkSymptom(word="congestion", hosts=("host 0", "host 1"), is_known=True)
     slow = candidate(*range(8), part=(True,))
 
-    found = told_of_only_group(slow, TWO_HOSTS, one)
-    network = told_of_only_group(slow, TWO_HOSTS, both)
+    found = judge_only_group(slow, TWO_HOSTS, one)
+    network = judge_only_group(slow, TWO_HOSTS, both)
 
     assert (found.cause.name, found.ranks) == ("slow-link", (4, 5, 6, 7))
     assert found.evidence.endswith(
@@ -117,8 +117,8 @@ def test_slow_links_that_share_a_place_are_no_slow_network_while_others_are_as_f
     slow = candidate(*range(8), part=(True, True, False))
     place = [culprit(0, 1, 2, 3, links=(0, 1))]
 
-    assert have_one_place(profile(links), slow, place, one_host)
+    assert has_one_location(profile(links), slow, place, one_host)
     # Where all are slow, no place explains it; nor where several culprits are named.
     everything = candidate(*range(8), part=(True, True, True))
-    assert not have_one_place(profile(links), everything, place, one_host)
-    assert not have_one_place(profile(links), slow, place * 2, one_host)
+    assert not has_one_location(profile(links), everything, place, one_host)
+    assert not has_one_location(profile(links), slow, place * 2, one_host)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.causes.link_profile import slow_links
+from rankscope.analysis.causes.link_profile import find_slow_links
 from tests.support.analysis.link_builders import group, profile
 
 if TYPE_CHECKING:
@@ -15,7 +15,9 @@ NOISE = (0.0, 0.1, -0.1, 0.05, -0.05)
 def phases(ms: Sequence[float]) -> list[tuple[int, int]]:
     """Return the slow phases of a lone group that takes so long, give or take 1 %."""
     noisy = [value * (1 + NOISE[step % 5] / 10) for step, value in enumerate(ms)]
-    return [(each.phase.first, each.phase.last) for each in slow_links(profile({ALL: noisy}), 0.0)]
+    return [
+        (each.phase.first, each.phase.last) for each in find_slow_links(profile({ALL: noisy}), 0.0)
+    ]
 
 
 def test_a_lone_group_that_became_slower_is_held_against_its_own_past() -> None:
@@ -39,4 +41,4 @@ def test_a_lone_group_whose_steps_vary_as_much_as_its_phase_exceeds_them_proves_
     # and 7.7 is asked of 8 degrees of freedom where any of 10 steps might have begun it.
     varying = {ALL: [8.5, 11.5, 10.2, 8.3, 11.5, 11.0, 14.5, 12.5, 10.8, 14.2]}
 
-    assert slow_links(profile(varying), 0.0) == ()
+    assert find_slow_links(profile(varying), 0.0) == ()

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.causes import data_stall, gc_pause, slow_compute
-from rankscope.analysis.causes.candidate import Candidate, merged_hosts
-from rankscope.analysis.causes.slow_compute import without_partners
+from rankscope.analysis.causes.candidate import Candidate, merge_hosts
+from rankscope.analysis.causes.slow_compute import drop_waiting_partners
 from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
 
@@ -32,7 +32,9 @@ def test_partners_of_a_stalled_rank_that_look_slow_only_wait_for_it() -> None:
     workers = {0: (0, 0), 1: (0, 0), 2: (1, 0)}
 
     assert (
-        without_partners([found(slow_compute.CAUSE, 0, 1)], [found(data_stall.CAUSE, 1)], workers)
+        drop_waiting_partners(
+            [found(slow_compute.CAUSE, 0, 1)], [found(data_stall.CAUSE, 1)], workers
+        )
         == ()
     )
 
@@ -42,7 +44,7 @@ def test_a_rank_without_such_partners_is_slow_and_stalled_at_once() -> None:
     workers = {0: (0, 0), 1: (0, 0), 2: (1, 0)}
     slow = found(slow_compute.CAUSE, 2)
 
-    assert without_partners([slow], [found(data_stall.CAUSE, 2)], workers) == (slow,)
+    assert drop_waiting_partners([slow], [found(data_stall.CAUSE, 2)], workers) == (slow,)
 
 
 def test_a_pause_explains_slow_steps_of_a_partner_now_and_then() -> None:
@@ -56,8 +58,8 @@ def test_a_pause_explains_slow_steps_of_a_partner_now_and_then() -> None:
 
     # THEN what its partner does now and then is all there is to the first
     for each in (pauses, stalls):
-        assert without_partners([now_and_then], [each], workers) == ()
-        assert without_partners([throughout], [each], workers) == (throughout,)
+        assert drop_waiting_partners([now_and_then], [each], workers) == ()
+        assert drop_waiting_partners([throughout], [each], workers) == (throughout,)
 
 
 def test_ranks_of_a_host_that_are_slow_now_and_then_are_one_that_is() -> None:
@@ -70,9 +72,9 @@ def test_ranks_of_a_host_that_are_slow_now_and_then_are_one_that_is() -> None:
         for rank, steps in ((0, (3, 9)), (1, (5, 9)))
     )
 
-    (joined,) = merged_hosts([one, other], ranks)
+    (joined,) = merge_hosts([one, other], ranks)
 
     assert (joined.ranks, joined.steps, joined.shown_steps) == ((0, 1), (3, 9), (3, 5, 9))
     # AND one that is slow throughout makes the host so
-    (joined,) = merged_hosts([one, replace(other, shown_steps=None)], ranks)
+    (joined,) = merge_hosts([one, replace(other, shown_steps=None)], ranks)
     assert joined.shown_steps is None

@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.causes.misconfiguration import belongs_to_one_process, misconfigurations
+from rankscope.analysis.causes.misconfiguration import (
+    belongs_to_one_process,
+    find_misconfigurations,
+)
 from rankscope.analysis.trace.context import RankManifest, RunContext
 from tests.support.analysis.exit_builders import run_of
 
@@ -39,12 +42,12 @@ def findings(
     changed: Mapping[int, Mapping[str, str | None]], *, num_ranks: int = 8
 ) -> tuple[Finding, ...]:
     told = manifests(changed, num_ranks=num_ranks)
-    return misconfigurations(run_of(num_ranks), RunContext(manifests=told))
+    return find_misconfigurations(run_of(num_ranks), RunContext(manifests=told))
 
 
 def test_ranks_that_agree_are_not_told() -> None:
     assert findings({}) == ()
-    assert misconfigurations(run_of(), RunContext()) == ()
+    assert find_misconfigurations(run_of(), RunContext()) == ()
 
 
 def test_the_minority_is_named_with_both_values() -> None:
@@ -130,7 +133,7 @@ def test_what_changed_since_the_previous_run_is_told_with_low_confidence() -> No
     before = manifests({rank: {"environment.NCCL_ALGO": "Tree"} for rank in range(8)})
     context = RunContext(manifests=manifests({}), previous_manifests=before)
 
-    (finding,) = misconfigurations(run_of(), context)
+    (finding,) = find_misconfigurations(run_of(), context)
 
     assert finding.confidence == pytest.approx(0.3)
     assert finding.ranks == tuple(range(8))
@@ -145,7 +148,7 @@ def test_layout_and_configuration_may_change_from_run_to_run() -> None:
     before = manifests(dict.fromkeys(range(8), meant))
     context = RunContext(manifests=manifests({}), previous_manifests=before)
 
-    assert misconfigurations(run_of(), context) == ()
+    assert find_misconfigurations(run_of(), context) == ()
 
 
 @given(relabelled=st.permutations(range(8)), bad=st.integers(0, 7))
@@ -155,6 +158,6 @@ def test_relabelling_ranks_changes_nothing_but_the_labels(relabelled: list[int],
         RankManifest(epoch=0, rank=relabelled[one.rank], settings=one.settings) for one in told
     )
 
-    (finding,) = misconfigurations(run_of(), RunContext(manifests=moved))
+    (finding,) = find_misconfigurations(run_of(), RunContext(manifests=moved))
 
     assert finding.ranks == (relabelled[bad],)

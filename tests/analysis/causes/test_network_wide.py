@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.causes.network_degradation import common_slowness
+from rankscope.analysis.causes.network_degradation import find_common_slowness
 from tests.support.analysis.link_builders import group, pair, profile
 
 HOSTS = {rank: f"host {rank // 4}" for rank in range(16)}
@@ -12,7 +12,7 @@ GROUPS = [group(k, k + 4, k + 8, k + 12) for k in range(4)]
 def test_all_links_slower_in_some_steps_are_a_slow_network() -> None:
     slow = [10.0, 10.1, 9.9, 10.0, 13.0, 13.1, 12.9, 13.0, 10.0, 10.1]
 
-    found = common_slowness(profile(dict.fromkeys(GROUPS, slow)), HOSTS)
+    found = find_common_slowness(profile(dict.fromkeys(GROUPS, slow)), HOSTS)
 
     assert found is not None
     phase, links = found
@@ -23,7 +23,7 @@ def test_all_links_slower_in_some_steps_are_a_slow_network() -> None:
 def test_a_network_slow_in_nearly_all_steps_is_told_from_its_onset_on() -> None:
     slow = [10.0, 10.1, *[13.0, 13.1, 12.9] * 6]
 
-    found = common_slowness(profile(dict.fromkeys(GROUPS, slow)), HOSTS)
+    found = find_common_slowness(profile(dict.fromkeys(GROUPS, slow)), HOSTS)
 
     assert found is not None
     assert (found[0].first, found[0].last) == (2, 19)
@@ -49,7 +49,7 @@ def test_links_that_differ_more_within_a_step_than_steps_do_prove_no_slow_networ
     )  # fmt: skip
     links = [*GROUPS, group(*range(16))]
 
-    assert common_slowness(profile(dict(zip(links, tenths, strict=True))), HOSTS) is None
+    assert find_common_slowness(profile(dict(zip(links, tenths, strict=True))), HOSTS) is None
 
 
 def test_links_inside_a_host_take_no_part_where_others_lie_between_hosts() -> None:
@@ -57,7 +57,7 @@ def test_links_inside_a_host_take_no_part_where_others_lie_between_hosts() -> No
     slow = [10.0, 10.1, 9.9, 10.0, 13.0, 13.1, 12.9, 13.0, 10.0, 10.1]
     usual = [10.0, 10.1, 9.9, 10.0] * 2 + [10.0, 10.1]
 
-    found = common_slowness(
+    found = find_common_slowness(
         profile({**dict.fromkeys(inside, usual), **dict.fromkeys(GROUPS, slow)}), HOSTS
     )
 
@@ -71,17 +71,17 @@ def test_a_network_that_flaps_in_single_steps_is_slow_in_these_where_counters_ma
     links = profile(dict.fromkeys(GROUPS, flapping))
 
     # WHEN few steps count, because the hosts' counters are asked for them
-    found = common_slowness(links, HOSTS, least_steps=1)
+    found = find_common_slowness(links, HOSTS, least_steps=1)
 
     # THEN they are told; and by themselves they prove nothing
     assert found is not None
     assert (found[0].first, found[0].last) == (4, 6)
     assert found[1].all()
-    assert common_slowness(links, HOSTS) is None
+    assert find_common_slowness(links, HOSTS) is None
 
 
 def test_steps_that_vary_by_a_fifth_are_no_flapping_network() -> None:
     # Lower half: 0, 1, 1, 2 below the median of 10, so sigma is 1.5 and more with its error.
     usual = [10.0, 9.0, 11.0, 8.0, 12.0, 9.0, 11.0, 12.0]
 
-    assert common_slowness(profile(dict.fromkeys(GROUPS, usual)), HOSTS, least_steps=1) is None
+    assert find_common_slowness(profile(dict.fromkeys(GROUPS, usual)), HOSTS, least_steps=1) is None

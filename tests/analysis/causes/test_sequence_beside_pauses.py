@@ -51,9 +51,9 @@ def test_a_rank_that_is_slow_for_a_while_has_unequal_micro_batches_in_its_other_
     # slowness it would be 30 ms of compute as the mean of the others', 9 x 1.15 + 27 x 0.95 of 36.
     # The mean of what is evened is 11 x 1.15 + 34 x 0.95 of 45: steps of 30 x 0.9989 and 0.5 ms,
     # but for the three in which rank 3 is slow.
-    evened = 30 * (11 * 1.15 + 34 * 0.95) / 45 + 0.5
+    equalized = 30 * (11 * 1.15 + 34 * 0.95) / 45 + 0.5
     assert set(found) == {"sequence-imbalance", "slow-compute"}
     assert found["slow-compute"].ranks == (3,)
     assert found["sequence-imbalance"].slowdown == pytest.approx(
-        (11 * 35 + 30.5) / (9 * evened + 3 * 30.5)
+        (11 * 35 + 30.5) / (9 * equalized + 3 * 30.5)
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes.equal_lengths import even_lengths
-from rankscope.analysis.causes.sequence_imbalance import sequence_effect
+from rankscope.analysis.causes.equal_lengths import equalize_declared_lengths
+from rankscope.analysis.causes.sequence_imbalance import measure_sequence_effect
 from rankscope.analysis.replay.model import ComputeItems
 from rankscope.analysis.statistics.baseline import common_step_ratio
 from rankscope.analysis.trace.context import MicrobatchTable, no_microbatches
@@ -47,7 +47,7 @@ def test_a_first_step_that_warms_up_is_no_imbalance_of_sequences() -> None:
     noise = 1.0 + 0.01 * rng.standard_normal(len(measured))
     measured.self_ns[:] = np.rint(measured.self_ns * noise)
 
-    assert sequence_effect(measured, no_microbatches(), (), is_routed=False) is None
+    assert measure_sequence_effect(measured, no_microbatches(), (), is_routed=False) is None
 
 
 def test_micro_batches_that_differ_within_a_step_are_seen_beside_a_warm_up() -> None:
@@ -55,7 +55,7 @@ def test_micro_batches_that_differ_within_a_step_are_seen_beside_a_warm_up() -> 
     length = np.exp(0.3 * rng.standard_normal((8, 4, 4)))
     length[0] *= 3.0
 
-    found = sequence_effect(items(length), no_microbatches(), (), is_routed=False)
+    found = measure_sequence_effect(items(length), no_microbatches(), (), is_routed=False)
 
     assert found is not None
     assert found.correlation > 0.99
@@ -78,8 +78,8 @@ def test_known_lengths_explain_compute_beside_a_warm_up() -> None:
         sum_squared_lengths=np.rint(squares.ravel() * 4096**2).astype(np.int64),
     )
 
-    found = sequence_effect(measured, told, (), is_routed=False)
-    evened = even_lengths(measured, told)
+    found = measure_sequence_effect(measured, told, (), is_routed=False)
+    equalized = equalize_declared_lengths(measured, told)
 
     assert found is not None
     assert found.by_lengths
@@ -87,8 +87,10 @@ def test_known_lengths_explain_compute_beside_a_warm_up() -> None:
     assert found.correlation > 0.95
     # THEN forwards of mean length last 10 ms x (0.5 + 0.5 x the mean of the squares), twice that
     # in the first step
-    assert evened is not None
-    usual_ns = 10e6 * (0.5 + 0.5 * squares.mean())
-    forward = evened.kind == KINDS[0]
-    assert evened.self_ns[forward & (evened.step > 0)] == pytest.approx(usual_ns, rel=0.02)
-    assert evened.self_ns[forward & (evened.step == 0)] == pytest.approx(2 * usual_ns, rel=0.02)
+    assert equalized is not None
+    fixed_ns = 10e6 * (0.5 + 0.5 * squares.mean())
+    forward = equalized.kind == KINDS[0]
+    assert equalized.self_ns[forward & (equalized.step > 0)] == pytest.approx(fixed_ns, rel=0.02)
+    assert equalized.self_ns[forward & (equalized.step == 0)] == pytest.approx(
+        2 * fixed_ns, rel=0.02
+    )

@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.analysis.causes import slow_compute
 from rankscope.analysis.causes.candidate import Candidate
-from rankscope.analysis.causes.network_degradation import slow_network
+from rankscope.analysis.causes.network_degradation import find_slow_network
 from rankscope.analysis.trace.context import SampleTable
 from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
@@ -49,7 +49,7 @@ def told_of(
     step_ns: int = STEP_NS,
 ) -> tuple[Candidate, ...]:
     """Return what is told of links with ``num`` transfers a step."""
-    return slow_network(
+    return find_slow_network(
         profile(links, ranks_per_stage=len(ranks), num=num),
         ranks,
         blamed=blamed,
@@ -79,7 +79,7 @@ def risen(factor: float, *, first: int, last: int) -> list[float]:
     return [float(ms) for ms in 2.0 * (1 + np.array(JITTER)) * slow]
 
 
-def told(*slow_stages: int) -> tuple[Candidate, ...]:
+def told(*find_slow_stages: int) -> tuple[Candidate, ...]:
     """Return what is told of 4 stages on 4 hosts, and a small group of all ranks.
 
     Links take 2 ms and the group 20 us, give or take 1 %; those from the slow stages to the next
@@ -90,9 +90,9 @@ def told(*slow_stages: int) -> tuple[Candidate, ...]:
     for rank in range(SIZE * (NUM_STAGES - 1)):
         for ends in ((rank, rank + SIZE), (rank + SIZE, rank)):
             jitter = np.roll(JITTER, sum(ends) + ends[0])
-            factor = slow if rank // SIZE in slow_stages else np.ones(NUM_STEPS)
+            factor = slow if rank // SIZE in find_slow_stages else np.ones(NUM_STEPS)
             links[pair(*ends)] = (2.0 * (1 + jitter) * factor).tolist()
-    whole = slow if slow_stages else np.ones(NUM_STEPS)
+    whole = slow if find_slow_stages else np.ones(NUM_STEPS)
     links[group(*range(SIZE * NUM_STAGES))] = (0.02 * (1 + np.array(JITTER)) * whole).tolist()
     ranks = {
         rank: RankInfo(
@@ -102,7 +102,7 @@ def told(*slow_stages: int) -> tuple[Candidate, ...]:
         )
         for rank in range(SIZE * NUM_STAGES)
     }
-    return slow_network(
+    return find_slow_network(
         profile(links, ranks_per_stage=SIZE),
         ranks,
         blamed=(),

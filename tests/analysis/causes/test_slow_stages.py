@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes.stage_imbalance import risen_stages
+from rankscope.analysis.causes.stage_imbalance import find_stages_turned_slow
 from rankscope.analysis.statistics.peers import Basis, ComputeProfile
 
 MS = 1e6
@@ -36,7 +36,7 @@ def profile(
 def test_half_of_a_stage_and_more_that_became_slow_are_named(num: int) -> None:
     slow = dict.fromkeys(range(8, 8 + num), 1.25)
 
-    (found,) = risen_stages(profile(slow, 4, 7))
+    (found,) = find_stages_turned_slow(profile(slow, 4, 7))
 
     assert found.ranks == tuple(range(8, 8 + num))
     assert (found.first_step, found.last_step, found.basis) == (4, 7, Basis.EARLIER)
@@ -48,29 +48,31 @@ def test_half_of_a_stage_and_more_that_became_slow_are_named(num: int) -> None:
 
 def test_a_stage_most_of_which_became_slow_is_named_whole() -> None:
     # 7 of 8 are more than 80 %.
-    (found,) = risen_stages(profile(dict.fromkeys(range(8, 15), 1.25), 3, 9))
+    (found,) = find_stages_turned_slow(profile(dict.fromkeys(range(8, 15), 1.25), 3, 9))
 
     assert found.ranks == tuple(range(8, 16))
     assert (found.first_step, found.last_step) == (3, 9)
 
 
 def test_a_few_ranks_of_a_stage_have_others_to_be_held_against() -> None:
-    assert risen_stages(profile(dict.fromkeys((8, 9, 10), 1.25), 4, 7)) == ()
+    assert find_stages_turned_slow(profile(dict.fromkeys((8, 9, 10), 1.25), 4, 7)) == ()
 
 
 def test_what_was_so_from_the_first_step_on_and_what_all_stages_do_is_nothing_that_rose() -> None:
-    assert risen_stages(profile(dict.fromkeys(range(8, 12), 1.25), 0, 9)) == ()
-    assert risen_stages(profile(dict.fromkeys(range(16), 1.25), 4, 7)) == ()
-    assert risen_stages(profile({}, 0, 0, warm_up=3.0)) == ()
+    assert find_stages_turned_slow(profile(dict.fromkeys(range(8, 12), 1.25), 0, 9)) == ()
+    assert find_stages_turned_slow(profile(dict.fromkeys(range(16), 1.25), 4, 7)) == ()
+    assert find_stages_turned_slow(profile({}, 0, 0, warm_up=3.0)) == ()
 
 
 def test_a_first_step_that_warms_up_hides_nothing() -> None:
-    (found,) = risen_stages(profile(dict.fromkeys(range(8, 13), 1.25), 4, 7, warm_up=3.0))
+    (found,) = find_stages_turned_slow(
+        profile(dict.fromkeys(range(8, 13), 1.25), 4, 7, warm_up=3.0)
+    )
 
     assert (found.ranks, found.first_step) == ((8, 9, 10, 11, 12), 4)
 
 
 def test_the_few_fast_steps_before_an_early_onset_are_what_is_usual() -> None:
-    (found,) = risen_stages(profile(dict.fromkeys(range(8, 13), 1.25), 2, 9))
+    (found,) = find_stages_turned_slow(profile(dict.fromkeys(range(8, 13), 1.25), 2, 9))
 
     assert (found.first_step, found.last_step) == (2, 9)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.causes.link_profile import slow_links
+from rankscope.analysis.causes.link_profile import find_slow_links
 from tests.support.analysis.link_builders import pair, profile
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def told(found: LinkProfile) -> set[tuple[tuple[int, ...], int, int]]:
     """Return (members, first step, last step) of each slow link."""
     return {
         (found.transfers.links[each.link].members, each.phase.first, each.phase.last)
-        for each in slow_links(found, 0.0)
+        for each in find_slow_links(found, 0.0)
     }
 
 
@@ -70,7 +70,7 @@ def test_all_links_between_two_stages_that_became_slow_together_are_found(
 
     assert told(found) == between(1, 2, first, last)
     # 15 ms against 10 ms.
-    for each in slow_links(found, 0.0):
+    for each in find_slow_links(found, 0.0):
         assert each.phase.excess_ratio == pytest.approx(0.5, abs=0.03)
         assert each.expected_ns == pytest.approx(10e6, rel=0.02)
     slow = [set(link.members) <= set(range(4, 12)) for link in found.transfers.links]

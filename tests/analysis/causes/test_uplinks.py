@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from rankscope.analysis.causes.link_profile import SlowLink
-from rankscope.analysis.causes.slow_link import Culprit, merged_by_uplink
+from rankscope.analysis.causes.slow_link import Culprit, merge_by_uplink
 from rankscope.analysis.statistics.phases import Phase
 from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
@@ -44,7 +44,7 @@ def ranks(*hosts: str, racks: str = "") -> dict[int, RankInfo]:
 
 def test_pairs_between_two_stages_that_all_became_slow_are_one_uplink() -> None:
     # The first pair explains the slow group of all as well.
-    found = merged_by_uplink([culprit(0, 1, 4), culprit(2, 3)], ROSE, ranks(*"aabbcc"))
+    found = merge_by_uplink([culprit(0, 1, 4), culprit(2, 3)], ROSE, ranks(*"aabbcc"))
 
     (uplink,) = found
     assert uplink.ranks == (0, 1, 2, 3)
@@ -55,27 +55,27 @@ def test_pairs_between_two_stages_that_all_became_slow_are_one_uplink() -> None:
 
 def test_the_narrowest_place_that_each_end_has_is_named() -> None:
     racks = ranks(*"abcdef", racks="rrsstt")
-    (uplink,) = merged_by_uplink([culprit(0, 1), culprit(2, 3)], ROSE, racks)
+    (uplink,) = merge_by_uplink([culprit(0, 1), culprit(2, 3)], ROSE, racks)
     assert uplink.place == "all links between stages 0 and 1 (racks r and s)"
 
-    (uplink,) = merged_by_uplink([culprit(0, 1), culprit(2, 3)], ROSE, ranks(*"abcdef"))
+    (uplink,) = merge_by_uplink([culprit(0, 1), culprit(2, 3)], ROSE, ranks(*"abcdef"))
     assert uplink.place == "all links between stages 0 and 1"
 
 
 def test_pairs_that_are_slow_beside_their_mates_stay_pairs() -> None:
     pairs = (culprit(0, 1), culprit(2, 3))
 
-    assert merged_by_uplink(pairs, LINKS, ranks(*"aabbcc")) == pairs
+    assert merge_by_uplink(pairs, LINKS, ranks(*"aabbcc")) == pairs
 
 
 def test_pairs_of_several_stages_have_no_one_uplink() -> None:
     pairs = (culprit(0, 1), culprit(2, 3), culprit(5), culprit(6))
     all_rose = replace(LINKS, risen=np.array([True] * 4 + [False] + [True] * 2))
 
-    assert merged_by_uplink(pairs, all_rose, ranks(*"aabbcc")) == pairs
+    assert merge_by_uplink(pairs, all_rose, ranks(*"aabbcc")) == pairs
 
 
 def test_what_else_is_slow_stays_beside_the_uplink() -> None:
-    found = merged_by_uplink([culprit(0, 1), culprit(5), culprit(2, 3)], ROSE, ranks(*"aabbcc"))
+    found = merge_by_uplink([culprit(0, 1), culprit(5), culprit(2, 3)], ROSE, ranks(*"aabbcc"))
 
     assert [each.ranks for each in found] == [(0, 1, 2, 3), (2, 4)]

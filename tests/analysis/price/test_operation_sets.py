@@ -10,8 +10,8 @@ from rankscope.analysis.analyze import read_run
 from rankscope.analysis.price.operation_sets import (
     compare_culprits,
     planned_pauses,
-    price_of,
-    rebalanced,
+    price_part,
+    price_rebalanced_stage,
     recoverable_of,
     slowdown_by_host,
     slowdown_by_rank,
@@ -51,7 +51,7 @@ def slow_rank(rank: int = 5) -> tuple[RunInfo, Replayer]:
 def test_one_slow_rank_costs_all_that_was_lost() -> None:
     _, replayer = slow_rank()
 
-    price = price_of(replayer, replayer.model.rank == 5)
+    price = price_part(replayer, replayer.model.rank == 5)
 
     # All others are faster than the mean, so a healthy rank 5 leaves the run below ideal.
     assert price.recoverable_ratio is not None
@@ -96,7 +96,7 @@ def test_rebalancing_moves_work_and_loses_none() -> None:
     )
     _, even = replayed(gpt_cluster(Layout(pp=2), num_steps=1, forward_ns=lambda *_: 12 * MS))
 
-    price = rebalanced(replayer, 1)
+    price = price_rebalanced_stage(replayer, 1)
 
     assert price.step_ns.tolist() == pytest.approx(even.full_recorded().tolist())
     assert price.recoverable_ratio == pytest.approx(1.0)
@@ -106,7 +106,7 @@ def test_one_stage_alone_cannot_be_rebalanced() -> None:
     _, replayer = replayed(gpt_cluster(Layout(dp=2), num_steps=1, forward_ns=lambda *_: MS))
 
     with pytest.raises(EmptyPartError, match="stage 0 cannot be rebalanced"):
-        rebalanced(replayer, 0)
+        price_rebalanced_stage(replayer, 0)
 
 
 def with_pauses() -> ReplayModel:

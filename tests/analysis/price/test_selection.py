@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import read_run
-from rankscope.analysis.price.selection import EmptyPartError, MissingSpansError, Part, mask_of
+from rankscope.analysis.price.selection import (
+    EmptyPartError,
+    MissingSpansError,
+    Part,
+    select_operations,
+)
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.bytedance_cluster import ByteDanceCluster
 from tests.support.analysis.cluster import MS, dp_group, gpt_cluster, source_of
@@ -29,7 +34,7 @@ def reading(source: Source) -> Reading:
 
 
 def ranks_of(part: Part, source: Source, reading: Reading) -> set[int]:
-    return set(reading.model.rank[mask_of(part, source.info, reading)].tolist())
+    return set(reading.model.rank[select_operations(part, source.info, reading)].tolist())
 
 
 @pytest.mark.parametrize(
@@ -50,7 +55,7 @@ def test_a_place_in_the_layout_picks_its_ranks(
 
 
 def test_kind_and_step_pick_what_they_say(source: Source, reading: Reading) -> None:
-    mask = mask_of(Part(kind="optimizer", step=2), source.info, reading)
+    mask = select_operations(Part(kind="optimizer", step=2), source.info, reading)
 
     operations = reading.model.operations
     # One a rank.
@@ -60,8 +65,8 @@ def test_kind_and_step_pick_what_they_say(source: Source, reading: Reading) -> N
 
 
 def test_a_link_is_directed(source: Source, reading: Reading) -> None:
-    there = mask_of(Part(link=(0, 4)), source.info, reading)
-    back = mask_of(Part(link=(4, 0)), source.info, reading)
+    there = select_operations(Part(link=(0, 4)), source.info, reading)
+    back = select_operations(Part(link=(4, 0)), source.info, reading)
 
     # Sender and receiver, four micro-batches, three steps.
     assert (there.sum(), back.sum(), (there & back).sum()) == (24, 24, 0)
@@ -71,7 +76,7 @@ def test_a_link_is_directed(source: Source, reading: Reading) -> None:
 def test_a_group_picks_its_members_communication(source: Source, reading: Reading) -> None:
     group = dp_group(LAYOUT, Coords(dp=0, tp=1, pp=0))
 
-    mask = mask_of(Part(group=group), source.info, reading, spans=source.span_table)
+    mask = select_operations(Part(group=group), source.info, reading, spans=source.span_table)
 
     kinds = {reading.model.kinds[kind] for kind in reading.model.kind[mask]}
     assert (set(reading.model.rank[mask].tolist()), kinds, mask.sum()) == ({1, 3}, {"dp-comm"}, 6)
@@ -81,7 +86,9 @@ def test_a_name_picks_sends_apart_from_receives_in_the_bytedance_format() -> Non
     source = ByteDanceCluster(1, 2, 4, lambda *_: 5 * MS).run([0, 3]).source()
     reading = read_run(source.info, source.span_table, source.step_table)
 
-    mask = mask_of(Part(name="forward-send"), source.info, reading, spans=source.span_table)
+    mask = select_operations(
+        Part(name="forward-send"), source.info, reading, spans=source.span_table
+    )
 
     assert mask.sum() == 8
     assert set(reading.model.stage[mask].tolist()) == {0}
@@ -89,14 +96,16 @@ def test_a_name_picks_sends_apart_from_receives_in_the_bytedance_format() -> Non
 
 def test_what_picks_nothing_says_so(source: Source, reading: Reading) -> None:
     with pytest.raises(EmptyPartError, match="no operation of the run"):
-        mask_of(Part(rank=99), source.info, reading)
+        select_operations(Part(rank=99), source.info, reading)
     with pytest.raises(EmptyPartError, match="no kind 'forwards'"):
-        mask_of(Part(kind="forwards"), source.info, reading)
+        select_operations(Part(kind="forwards"), source.info, reading)
     with pytest.raises(MissingSpansError, match="needs the run's spans"):
-        mask_of(Part(name="all_reduce"), source.info, reading)
+        select_operations(Part(name="all_reduce"), source.info, reading)
 
 
 def test_masks_combine(source: Source, reading: Reading) -> None:
-    both = mask_of(Part(rank=1), source.info, reading) | mask_of(Part(rank=2), source.info, reading)
+    both = select_operations(Part(rank=1), source.info, reading) | select_operations(
+        Part(rank=2), source.info, reading
+    )
 
     assert np.unique(reading.model.rank[both]).tolist() == [1, 2]

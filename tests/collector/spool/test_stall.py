@@ -126,7 +126,7 @@ def test_one_that_is_idle_or_has_ended_does_not_stall(store: Store, tmp_path: Pa
 def test_the_analysis_names_the_rank_that_is_missing_while_the_job_still_stands(
     store: Store, tmp_path: Path
 ) -> None:
-    from rankscope.analysis.causes.hang import hangs
+    from rankscope.analysis.causes.hang import find_hangs
 
     for rank in range(4):
         spool = SpoolBuilder(tmp_path / "spool", run_id="r", rank=rank, world_size=4)
@@ -142,7 +142,7 @@ def test_the_analysis_names_the_rank_that_is_missing_while_the_job_still_stands(
     tail.poll()
 
     source = StoreSource(store)
-    (finding,) = hangs(
+    (finding,) = find_hangs(
         source.run_info("r"), source.spans("r"), source.steps("r"), source.context("r")
     )
 

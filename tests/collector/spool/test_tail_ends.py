@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.causes.crash import crashes
+from rankscope.analysis.causes.crash import find_crashes
 from rankscope.collector.read.runs import read_events
 from rankscope.collector.read.spans import read_spans
 from rankscope.collector.spool.tail import SpoolTail
@@ -135,7 +135,7 @@ def test_a_rank_that_its_launcher_terminates_is_lost_at_its_step_by_the_next_loo
     assert names_of(store, run_id) == ["work", "work", "work"]
     (event,) = [event for event in read_events(store, run_id) if event["kind"] == "lost"]
     assert event["text"] == "lost at step 3, open span = exchange"
-    (crash,) = crashes(info, source.context(run_id))
+    (crash,) = find_crashes(info, source.context(run_id))
     assert crash.ranks == (0,)
     assert "gone without goodbye (ended by a signal" in crash.evidence
 

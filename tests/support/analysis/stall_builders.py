@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from rankscope.analysis.causes import checkpoint, data_stall, gc_pause, host_stall, launch_skew
-from rankscope.analysis.causes.host_gaps import Stalls, common_pauses, stalls_of
+from rankscope.analysis.causes.host_gaps import HostGaps, common_pauses, tabulate_gaps
 from rankscope.analysis.replay.model import GapItems, Link, Place
 from rankscope.analysis.statistics.peers import Basis, ComputeProfile
 from rankscope.analysis.trace.tables import RankInfo
@@ -26,7 +26,7 @@ Gap = tuple[int, int, Place, int]
 """Step, rank, place, ms."""
 
 
-def stalls_with(gaps: Iterable[Gap], *, stage: Sequence[int], num_steps: int) -> Stalls:
+def stalls_with(gaps: Iterable[Gap], *, stage: Sequence[int], num_steps: int) -> HostGaps:
     """Return the gaps of ranks 0, 1, ... of these stages.
 
     Args:
@@ -52,10 +52,10 @@ def stalls_with(gaps: Iterable[Gap], *, stage: Sequence[int], num_steps: int) ->
         gap_ns=np.array(ms, dtype=np.int64) * MS,
         operation=np.full(len(step), -1),
     )
-    return stalls_of(profile, items, np.zeros(1))
+    return tabulate_gaps(profile, items, np.zeros(1))
 
 
-def host_candidates(stalls: Stalls, *groups: tuple[int, ...]) -> tuple[Candidate, ...]:
+def host_candidates(stalls: HostGaps, *groups: tuple[int, ...]) -> tuple[Candidate, ...]:
     """Run all detectors of host causes, in their order, on ranks of one host each.
 
     Args:
