@@ -16,7 +16,6 @@ from .candidate import Candidate, merge_parts
 from .checkpoint import pause_candidate
 from .detector import Cause
 from .host_gaps import (
-    ALL_RANKS_SHARE,
     INPUT_PLACES,
     WORKING_PLACES,
     HostGaps,
@@ -24,6 +23,7 @@ from .host_gaps import (
     find_late_stages,
     stall_candidate,
 )
+from .thresholds import ALL_RANKS_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,6 +12,7 @@ from ..arrays.grouping import factorize
 from ..arrays.sorting import find_positions, stable_argsort
 from ..statistics.baseline import common_step_ratio, medians_by_key
 from ..statistics.peers import MIN_PEERS
+from .thresholds import MIN_CORRELATION, MIN_ITEMS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -29,12 +30,6 @@ OUTLIER_SHARE = 0.005
 NUM_ROUNDS = 4
 """Of fitting: first against the items' own medians, then against those of evened items. Each round
 takes the error to a thirtieth."""
-
-MIN_CORRELATION = 0.9
-"""Source: arXiv 2505.05713, section 5.3: forward and backward of one micro-batch."""
-
-MIN_ITEMS = 16
-"""Micro-batches that a correlation needs."""
 
 
 def equalize_durations(

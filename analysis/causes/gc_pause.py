@@ -13,7 +13,7 @@ from ..statistics.phases import MIN_EXCESS_RATIO
 from . import host_stall
 from .candidate import Candidate, named_ranks
 from .detector import INSUFFICIENT_EVIDENCE, Cause, Subject
-from .host_gaps import HOST_STALL_STEPS, ONE_RANK_SHARE
+from .thresholds import HOST_STALL_STEPS, ONE_RANK_SHARE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

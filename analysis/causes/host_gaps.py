@@ -14,6 +14,7 @@ from ..report.text import format_duration, format_percent, format_ranks
 from ..statistics.noise import deviation_without_jumps
 from ..statistics.phases import MIN_EXCESS_RATIO, find_phases
 from .candidate import Candidate
+from .thresholds import ALL_RANKS_SHARE, HOST_STALL_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,12 +29,6 @@ if TYPE_CHECKING:
 INPUT_PLACES = (Place.INPUT, Place.DATA)
 
 WORKING_PLACES = (Place.FORWARD, Place.BACKWARD, Place.LAUNCH, Place.OTHER)
-
-HOST_STALL_STEPS = 3
-"""Steps in the same place that a host stall takes. Source: design.md section 5."""
-
-ONE_RANK_SHARE = 0.7
-"""Share of the lateness of a group that one rank must cause to be held to blame alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,10 +349,6 @@ def _other_steps(stalls: HostGaps) -> NDArray[np.bool_]:
     unusual = (total - row_medians(total)[:, None]) / stalls.compute_ns[:, None]
     usual: NDArray[np.bool_] = (unusual >= MIN_EXCESS_RATIO).mean(axis=0) < ALL_RANKS_SHARE
     return usual
-
-
-ALL_RANKS_SHARE = 0.8
-"""Share of the ranks that stand still in the same steps for a common dip."""
 
 
 SAME_LENGTH_FACTOR = 1.5

@@ -11,13 +11,8 @@ from ..replay.model import Place
 from ..statistics.phases import find_phases
 from .candidate import merge_hosts
 from .detector import Cause
-from .host_gaps import (
-    HOST_STALL_STEPS,
-    ONE_RANK_SHARE,
-    find_late_rows,
-    find_late_stages,
-    stall_candidate,
-)
+from .host_gaps import find_late_rows, find_late_stages, stall_candidate
+from .thresholds import HOST_STALL_STEPS, ONE_RANK_SHARE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,7 +17,7 @@ from ..statistics.phases import find_phases
 from . import host_stall
 from .candidate import Candidate, merge_parts, named_ranks
 from .detector import Cause
-from .host_gaps import HOST_STALL_STEPS, ONE_RANK_SHARE
+from .thresholds import HOST_STALL_STEPS, ONE_RANK_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

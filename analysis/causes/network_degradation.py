@@ -31,6 +31,7 @@ from .slow_link import (
     merge_by_uplink,
     part_of_links,
 )
+from .thresholds import ALL_RANKS_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,9 +58,6 @@ Source: design.md section 5, several groups."""
 
 MIN_COMMON_SHARE = 0.5
 """Share of the links between hosts that must be slower for that."""
-
-ALL_RANKS_SHARE = 0.8
-"""Share of the ranks that slow groups must hold together for the network to be at fault."""
 
 UNDECIDED_CERTAINTY = 0.5
 """Certainty of a cause where another fits as well."""

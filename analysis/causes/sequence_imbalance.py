@@ -20,8 +20,6 @@ from . import stage_imbalance
 from .candidate import Candidate, in_shown_steps, is_brief, named_ranks
 from .detector import Cause, Subject
 from .equal_lengths import (
-    MIN_CORRELATION,
-    MIN_ITEMS,
     equalize_durations,
     equalize_experts,
     equalize_inferred_lengths,
@@ -29,6 +27,7 @@ from .equal_lengths import (
     squared_lengths,
 )
 from .slow_compute import SLOW_DEVICE, find_slow_compute
+from .thresholds import MIN_CORRELATION, MIN_ITEMS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
