@@ -21,7 +21,7 @@ from rankscope.tracer.device.communication import DeviceComm, Writer
 from rankscope.tracer.device.pool import EventPool
 from rankscope.tracer.device.probe import Probe
 from rankscope.tracer.device.start import start_device_timing
-from rankscope.tracer.spool import PROCESS_FILE, read_account, read_dropped
+from rankscope.tracer.spool import PROCESS_FILE, read_counts, read_dropped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,7 +156,7 @@ def _step_ratio(job: Job, number: int, *, budget_s: float) -> dict[str, object]:
 
 def _account(folder: Path, num_steps: int) -> dict[str, object]:
     data = (folder / PROCESS_FILE).read_bytes()
-    account = read_account(data)
+    account = read_counts(data)
     return {
         "spans_per_step": account.num_produced / num_steps,
         "background_cpu_ns_per_span": account.own_cpu_ns / max(1, account.num_produced),
@@ -306,9 +306,7 @@ def measure_cost(rig: Rig, *, fake: bool) -> dict[str, object]:
                 taking_ns.append((time.thread_time_ns() - begun_ns) / num)
                 for begin, end in zip(marks[::2], marks[1::2], strict=True):
                     timing.push(
-                        PendingSpan(
-                            begin, end, write=_ignore, lose=_ignore, give_back=timing.give_back
-                        )
+                        PendingSpan(begin, end, write=_ignore, lose=_ignore, release=timing.release)
                     )
                 rig.synchronize()
                 rig.sleep(0.01)

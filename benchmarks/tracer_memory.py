@@ -92,14 +92,14 @@ def job(num_spans: int) -> None:
     taken_s = time.monotonic() - begun_s
     account = None
     if installed.enabled:
-        from rankscope.tracer.spool import PROCESS_FILE, read_account
+        from rankscope.tracer.spool import PROCESS_FILE, read_counts
 
         threading.Event().wait(1.2)  # two turns of the background thread
         (path,) = Path(os.environ["RANKSCOPE_TRACE"]).rglob(PROCESS_FILE)
-        found = read_account(path.read_bytes())
+        found = read_counts(path.read_bytes())
         account = {
             "num_produced": found.num_produced,
-            "num_stored": found.num_stored,
+            "num_stored": found.num_written,
             "own_cpu_s": round(found.own_cpu_ns / 1e9, 3),
         }
     json.dump({"readings": readings, "taken_s": round(taken_s, 1), "account": account}, sys.stdout)

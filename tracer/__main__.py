@@ -14,7 +14,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import tell
+from .errors import print_notice
 from .install import install
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def default_spool() -> Path:
 def _trace() -> None:
     spool = default_spool()
     if "RANKSCOPE_TRACE" not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
-        tell(f"recording into {spool} (set RANKSCOPE_TRACE to choose)")
+        print_notice(f"recording into {spool} (set RANKSCOPE_TRACE to choose)")
     install(spool=spool, count_steps=True)
     _hide_our_frames()
 

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from types import FunctionType, MethodType
 
-OURS = str(Path(__file__).parent)
+PACKAGE_FOLDER = str(Path(__file__).parent)
 LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 INSTALLED = ("site-packages", "dist-packages")
 
 
-def is_ours(exc: BaseException) -> bool:
+def is_tracer_error(exc: BaseException) -> bool:
     """Return whether ``exc`` was raised by the tracer's own code, or by what that code calls.
 
     While the tracer's lines run, a signal handler of the job may run too and
@@ -24,7 +24,7 @@ def is_ours(exc: BaseException) -> bool:
     both sides call: a handler has one, outside this package.
     """
     traceback = exc.__traceback__
-    file_name = OURS
+    file_name = PACKAGE_FOLDER
     handlers = _handlers()
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -33,7 +33,7 @@ def is_ours(exc: BaseException) -> bool:
         if not _in_library(code.co_filename):
             file_name = code.co_filename
         traceback = traceback.tb_next
-    return file_name.startswith(OURS) or "/torch/" in file_name
+    return file_name.startswith(PACKAGE_FOLDER) or "/torch/" in file_name
 
 
 def _handlers() -> set[int]:
@@ -58,7 +58,7 @@ def _in_library(file_name: str) -> bool:
     return rest != file_name and not any(place in rest for place in INSTALLED)
 
 
-def tell(text: str) -> None:
+def print_notice(text: str) -> None:
     """Write a line to stderr; where the job has closed or lost its stderr, nobody is told."""
     line = f"rankscope: {text}\n"
     with contextlib.suppress(Exception):

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from .errors import tell
+from .errors import print_notice
 from .record.current import current_tracer, set_current, shutdown
 from .record.exit_record import write_json
 from .record.interface import NOOP_TRACER
@@ -118,7 +118,7 @@ def install(
         description = JobDescription(num_parameters=count_parameters(model), **job)
         return _install(Path(folder), run, model, description, count_steps)
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-        tell(f"not tracing this process: {_said(problem)}")
+        print_notice(f"not tracing this process: {_said(problem)}")
         return NOOP_TRACER
     finally:
         beginning.release()
@@ -135,7 +135,7 @@ def _install(
 
     identity = read_identity(run, os.environ)
     if identity.made_up and identity.rank == 0:
-        tell(f"recording run {identity.run_id}")
+        print_notice(f"recording run {identity.run_id}")
     folder = spool / identity.run_id / process_folder_name(identity)
     folder.mkdir(parents=True)
     try:

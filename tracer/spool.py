@@ -62,10 +62,10 @@ WORD = struct.Struct("<Q")
 """A counter of a header."""
 
 NUM_NAMES_OFFSET = 384
-ACCOUNT_OFFSET = 392
-ACCOUNT = struct.Struct("<QQqqq")
+COUNTS_OFFSET = 392
+COUNTS = struct.Struct("<QQqqq")
 """Process header: records produced, records stored, at_ns, own_cpu_ns, resolver_lag_ns; written
-anew every second. See `SpoolAccount`."""
+anew every second. See `SpoolCounts`."""
 
 NAME_BYTES = 256
 NAME_CAPACITY = 4096
@@ -274,13 +274,13 @@ def read_dropped(data: bytes | memoryview) -> dict[DropReason, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpoolAccount:
+class SpoolCounts:
     """What a process's tracer did, as it last wrote it down."""
 
     num_produced: int
-    """Records asked for and wanted: ``num_stored`` and all that were dropped."""
+    """Records asked for and wanted: ``num_written`` and all that were dropped."""
 
-    num_stored: int
+    num_written: int
     """Rows claimed, in all segments, whether or not they still lie on disk."""
 
     at_ns: MonotonicNs
@@ -293,12 +293,12 @@ class SpoolAccount:
     """Age of the oldest device span not yet resolved; None: no device is timed."""
 
 
-def read_account(data: bytes | memoryview) -> SpoolAccount:
+def read_counts(data: bytes | memoryview) -> SpoolCounts:
     """Decode the account in the header of a process file."""
-    produced, stored, at_ns, own_cpu_ns, lag_ns = ACCOUNT.unpack_from(data, ACCOUNT_OFFSET)
-    return SpoolAccount(
+    produced, stored, at_ns, own_cpu_ns, lag_ns = COUNTS.unpack_from(data, COUNTS_OFFSET)
+    return SpoolCounts(
         num_produced=produced,
-        num_stored=stored,
+        num_written=stored,
         at_ns=MonotonicNs(at_ns),
         own_cpu_ns=own_cpu_ns,
         resolver_lag_ns=None if lag_ns < 0 else lag_ns,

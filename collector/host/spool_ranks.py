@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rankscope.tracer.spool import (
-    ACCOUNT_OFFSET,
     CORE,
+    COUNTS_OFFSET,
     HEADER_BYTES,
     PROCESS_FILE,
     RECORD_BYTES,
     SEGMENT_GLOB,
     open_spool_file,
-    read_account,
+    read_counts,
     record_offset,
 )
 
@@ -84,9 +84,9 @@ class LocalRank:
     def account_ns(self) -> int | None:
         """Return when the tracer last wrote its account; None where it has not."""
         header = _read(self.files.folder / PROCESS_FILE, 0, HEADER_BYTES)
-        if len(header) <= ACCOUNT_OFFSET:
+        if len(header) <= COUNTS_OFFSET:
             return None
-        return read_account(header.ljust(HEADER_BYTES, b"\0")).at_ns or None
+        return read_counts(header.ljust(HEADER_BYTES, b"\0")).at_ns or None
 
     def _look_at_device(self) -> None:
         self.files.refresh_derived()

@@ -24,7 +24,7 @@ from rankscope.tracer.spool import (
     SpoolError,
     name_slot_offset,
     open_spool_file,
-    read_account,
+    read_counts,
     read_header,
 )
 
@@ -112,7 +112,7 @@ class ProcessFiles:
         """Return how many rows the process claimed in all segments, by its last account."""
         path = self.folder / PROCESS_FILE
         data = _read_at(path, offset=0, num_bytes=HEADER_BYTES)
-        return read_account(data.ljust(HEADER_BYTES, b"\0")).num_stored
+        return read_counts(data.ljust(HEADER_BYTES, b"\0")).num_written
 
     def exit_record(self) -> dict[str, Any] | None:
         """Return how the process said that it ended; None while it has not."""

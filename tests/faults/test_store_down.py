@@ -13,7 +13,7 @@ from rankscope.collector.agent.quota import used_bytes
 from tests.faults.checker import check, content_hash, key_of
 from tests.faults.cycles import NUM_RANKS
 from tests.faults.server_path import ServerPath
-from tests.support.tracer.reading import num_lost, process_folders, read_spans
+from tests.support.tracer.reading import count_dropped, process_folders, read_spans
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,7 @@ def num_gone(path: ServerPath, *, num_live_kept: int) -> int:
     A busy machine may have made a segment too late for some.
     """
     folders = process_folders(path.spool)
-    num_over_kept = NUM_OVER * len(OVER) - sum(num_lost(folders[rank]) for rank in OVER)
+    num_over_kept = NUM_OVER * len(OVER) - sum(count_dropped(folders[rank]) for rank in OVER)
     num_kept = num_live_kept + num_over_kept
     return num_kept - sum(len(names_on_disk(path, rank)) for rank in (LIVE, *OVER))
 
@@ -72,9 +72,9 @@ def num_segments(path: ServerPath) -> int:
 def is_kept(path: ServerPath, rank: int) -> bool:
     """Let a rank record a span; return whether it had room for it."""
     folder = process_folders(path.spool)[rank]
-    num_before = num_lost(folder)
+    num_before = count_dropped(folder)
     path.record(rank, 1)
-    return num_lost(folder) == num_before
+    return count_dropped(folder) == num_before
 
 
 def check_newest_dropped(kept: set[str], *, num_live: int, num_kept: int) -> None:
@@ -134,7 +134,7 @@ def test_a_store_down_past_every_capacity_costs_the_newest_rows_and_each_tier_te
         assert path.ask("/healthz") is not None
         # the rank has dropped its newest, and everything that it kept lies in its segments
         assert len(list(process_folders(path.spool)[LIVE].glob("seg-*"))) <= LIVE_SEGMENTS
-        num_rank_dropped = num_lost(process_folders(path.spool)[LIVE])
+        num_rank_dropped = count_dropped(process_folders(path.spool)[LIVE])
         num_kept = num_live - num_rank_dropped
         check_newest_dropped(names_on_disk(path, LIVE), num_live=num_live, num_kept=num_kept)
         # and the agent has dropped whole segments, counted to the row: it says so when they are
@@ -151,13 +151,13 @@ def test_a_store_down_past_every_capacity_costs_the_newest_rows_and_each_tier_te
         path.wait_for(lambda: num_segments(path) == 0)
 
         # THEN all that was kept is stored once, and every other row is told, by who dropped it
-        num_rank_dropped = num_lost(process_folders(path.spool)[LIVE])
+        num_rank_dropped = count_dropped(process_folders(path.spool)[LIVE])
         told = {row["rank"]: row["dropped"] for row in path.rows(DROPPED)}
         by_ranks = {reason: num for reason, num in told[LIVE].items() if reason in OWN_REASONS}
         assert sum(by_ranks.values()) == num_rank_dropped
         by_agent = [told[rank].get("agent-spool-full", 0) for rank in (LIVE, *OVER)]
         assert sum(by_agent) == num_given_up(path)
-        num_late = sum(num_lost(process_folders(path.spool)[rank]) for rank in OVER)
+        num_late = sum(count_dropped(process_folders(path.spool)[rank]) for rank in OVER)
         num_dropped = sum(sum(reasons.values()) for reasons in told.values())
         assert num_dropped == num_rank_dropped + num_late + num_given_up(path)
         verdict = check(folder / "oracle", seen(path), num_dropped=num_dropped)

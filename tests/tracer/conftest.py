@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _patient_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a shutdown wait for its thread however busy the machine is: a test reads its files."""
-    monkeypatch.setattr("rankscope.tracer.record.background_thread.GOODBYE_S", 60.0)
+    monkeypatch.setattr("rankscope.tracer.record.background_thread.STOP_TIMEOUT_S", 60.0)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from torch.utils.data._utils import signal_handling
 from rankscope import tracer
 from rankscope.tracer.capture.compute import Compute
 from rankscope.tracer.capture.garbage import capture_garbage
-from rankscope.tracer.errors import is_ours
+from rankscope.tracer.errors import is_tracer_error
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import DropReason
 from tests.support.paths import ROOT
@@ -103,8 +103,8 @@ def test_what_fails_as_a_step_begins_is_given_up_and_the_others_go_on(tmp_path: 
         begun.append(recorder.step_number)
         return False
 
-    recorder.at_each_step(fails)
-    recorder.at_each_step(notes)
+    recorder.on_step_begin(fails)
+    recorder.on_step_begin(notes)
     recorder.begin_steps()
     recorder.step()
     recorder.step()
@@ -133,7 +133,7 @@ def test_a_handler_of_the_job_that_raises_as_a_step_begins_reaches_the_job(tmp_p
     alarm = AlarmError()
     before = signal.signal(signal.SIGUSR1, handle)
     try:
-        recorder.at_each_step(interrupted)
+        recorder.on_step_begin(interrupted)
         with pytest.raises(AlarmError) as caught:
             recorder.begin_steps()
         recorder.step()
@@ -151,7 +151,7 @@ def test_a_dead_loader_worker_that_torch_tells_of_within_our_lines_reaches_the_j
 ) -> None:
     recorder = recorder_in(tmp_path)
     recorder.begin_steps()
-    recorder.at_each_step(_tell_of_the_child)
+    recorder.on_step_begin(_tell_of_the_child)
     worker = multiprocessing.get_context("fork").Process(target=os._exit, args=(3,))
     worker.start()
     os.waitid(os.P_PID, worker.pid or 0, os.WEXITED | os.WNOWAIT)
@@ -188,8 +188,8 @@ def test_an_error_below_the_standard_library_is_told_by_who_called_it() -> None:
     raised.__code__ = raised.__code__.replace(co_filename=tracer.__file__)
     ours = raised(object())
 
-    assert not is_ours(theirs)
-    assert is_ours(ours)
+    assert not is_tracer_error(theirs)
+    assert is_tracer_error(ours)
 
 
 def test_an_exit_hook_that_fails_leaves_the_jobs_own_traceback_alone(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ..errors import is_ours
+from ..errors import is_tracer_error
 from ..native.host_launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance
-from ..record.steps import COMMUNICATION
+from ..record.steps import COMMUNICATION_KINDS
 from ..span import NONE, SpanFlag
 from ..spool import DropReason
 from .completion import Completions
@@ -91,7 +91,7 @@ class Communication:
             launch = Launch(
                 recorder,
                 group,
-                recorder.lanes.mine(),
+                recorder.lanes.current(),
                 _instance(operation, args, group, thread.interval_id),
                 self._heads.get((operation.name, group.kind)) or self._meet(operation, group),
                 flags,
@@ -295,7 +295,7 @@ class Communication:
         flags = 0 if error is None else ERROR
         now_ns = start_ns
         try:
-            lane = self._recorder.lanes.mine()
+            lane = self._recorder.lanes.current()
             for launch in filter(self._unwaited.take, launches):
                 now_ns = max(now_ns, launch.start_ns)
                 done_ns = end_ns if launch.end_ns is None else min(launch.end_ns, end_ns)
@@ -312,11 +312,11 @@ class Communication:
 
     def fail(self, problem: BaseException) -> None:
         """Turn the capture off after an error of its own; hand on one that is the job's."""
-        if not is_ours(problem):
+        if not is_tracer_error(problem):
             raise problem
         self.active = False
         text = "communication capture turned itself off"
-        capture_failed(self._recorder, text, problem, COMMUNICATION)
+        capture_failed(self._recorder, text, problem, COMMUNICATION_KINDS)
 
     def close(self) -> None:
         """Write what never ended as open, and let go of everything."""
@@ -339,7 +339,7 @@ class Communication:
     def _returned(self, launches: Sequence[Launch]) -> None:
         """Note that a call without a work has returned: it waited by itself."""
         now_ns = monotonic_ns()
-        lane = self._recorder.lanes.mine()
+        lane = self._recorder.lanes.current()
         for launch in launches:
             self._unwaited.take(launch)
             if launch.on_device:
@@ -373,4 +373,4 @@ def _find_source(launch: Launch, work: Any) -> None:  # noqa: ANN401 - a pybind 
     source = work._source_rank()
     if 0 <= source < launch.group.size:
         src = launch.group.members[source]
-        launch.came_from(src, launch.group.pair_seqs[src, launch.group.rank]())
+        launch.set_source(src, launch.group.pair_seqs[src, launch.group.rank]())

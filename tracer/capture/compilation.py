@@ -115,6 +115,6 @@ def capture_compilations(recorder: Recorder, patches: Patches) -> Callable[[], N
         return compile
 
     ask()
-    recorder.at_each_step(ask)
+    recorder.on_step_begin(ask)
     patches.wrap(sys.modules["torch"], "compile", wrap)
     return compilations.stop

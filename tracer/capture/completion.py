@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ..errors import is_ours
+from ..errors import is_tracer_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ class Completions:
         except Exception as problem:
             # A backend need not have futures. A method of the job's own class may raise what
             # it likes: nobody asked it but us.
-            if type(work).get_future is dist.Work.get_future and not is_ours(problem):
+            if type(work).get_future is dist.Work.get_future and not is_tracer_error(problem):
                 raise
             return
         if future.done():

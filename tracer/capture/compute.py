@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..device.span import DeviceSpan
 from ..native.choice import compute_span
-from ..native.host_span import UnkeptSpan
+from ..native.host_span import UnrecordedSpan
 from ..record.device_timer import NO_DEVICE_TIMING
 from ..record.interface import NOOP_SPAN, SpanContext
-from ..record.steps import COMPUTE
+from ..record.steps import COMPUTE_KINDS
 from ..span import NONE, SpanKind
 from .guard import Guard
 
@@ -40,7 +40,7 @@ class ComputeContext(SpanContext, Protocol):
 class Inside(threading.local):
     """What a thread is at."""
 
-    yes = False
+    in_span = False
     """Whether it is in a compute span."""
 
     place: tuple[int, int] | None = None
@@ -54,7 +54,7 @@ class Compute:
     """Opens compute spans; one inside another is the same work seen twice, and is not recorded."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.guard = Guard(recorder, "compute", COMPUTE)
+        self.guard = Guard(recorder, "compute", COMPUTE_KINDS)
         """Of the hooks that open its spans."""
 
         self.inside = Inside()
@@ -89,7 +89,7 @@ class Compute:
         is_of_this_step = self._counted_step == recorder.step_number
         if self.sees_backwards or not is_of_this_step or not self._counts.get(SpanKind.FORWARD):
             return
-        recorder.lacking.in_step(SpanKind.BACKWARD)
+        recorder.missing_kinds.add_in_step(SpanKind.BACKWARD)
         if not self._has_told:
             self._has_told = True
             recorder.event("tracer", UNSEEN_BACKWARD, {})
@@ -116,7 +116,7 @@ class Compute:
         """
         # All in one: what is touched anew in each forward costs a miss (decision 66).
         inside = self.inside
-        if inside.yes:
+        if inside.in_span:
             return NOOP_SPAN
         recorder = self.recorder
         try:
@@ -135,16 +135,16 @@ class Compute:
             if head is None:
                 head = self._heads[name, kind] = recorder.head(name, kind)
             if recorder.sampling.left_out >> (head >> 8 & 0xFF) & 1:
-                return _SpanInPlace(self, UnkeptSpan(), index, chunk)
+                return _SpanInPlace(self, UnrecordedSpan(), index, chunk)
             timing = recorder.device_timing
             device = None if timing is NO_DEVICE_TIMING else timing.device_of(on)
             if device is None:
-                return compute_span(inside, recorder, recorder.lanes.mine(), head, index, chunk)
+                return compute_span(inside, recorder, recorder.lanes.current(), head, index, chunk)
             inner = DeviceSpan(recorder, name, kind, device=device, microbatch=index, chunk=chunk)
             return _SpanInPlace(self, inner, index, chunk)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             recorder.swallow(problem)
-            recorder.lacking.in_step(kind)
+            recorder.missing_kinds.add_in_step(kind)
             return NOOP_SPAN
 
 
@@ -154,7 +154,7 @@ class _SpanInPlace:
     __slots__ = ("_chunk", "_inside", "_lane", "_microbatch", "_recorder", "_span")
 
     def __init__(
-        self, compute: Compute, span: DeviceSpan | UnkeptSpan, microbatch: int, chunk: int
+        self, compute: Compute, span: DeviceSpan | UnrecordedSpan, microbatch: int, chunk: int
     ) -> None:
         self._recorder = compute.recorder
         self._inside = compute.inside
@@ -167,7 +167,7 @@ class _SpanInPlace:
         try:
             self._lane.set_place(self._lane.step, self._microbatch, self._chunk)
             self._span.__enter__()
-            self._inside.yes = True  # last: no `__exit__` follows what is raised here
+            self._inside.in_span = True  # last: no `__exit__` follows what is raised here
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._lane.swallow(problem)
         return self
@@ -178,7 +178,7 @@ class _SpanInPlace:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._inside.yes = False
+        self._inside.in_span = False
         try:
             self._span.__exit__(exc_type, exc, traceback)
             self._lane.set_place(self._recorder.step_number, NONE, NONE)
@@ -187,7 +187,7 @@ class _SpanInPlace:
 
     def cancel(self) -> None:
         """Leave the span without recording it."""
-        self._inside.yes = False
+        self._inside.in_span = False
         try:
             self._span.cancel()
             self._lane.set_place(self._recorder.step_number, NONE, NONE)

@@ -65,7 +65,7 @@ class Batches:
                 self._turn()
             index, self._next_index = self._next_index, self._next_index + 1
             self._counted.append(None if counts is None else counts.num_tokens)
-            if counts is not None and not recorder.has_told_microbatches:
+            if counts is not None and not recorder.job_reports_microbatches:
                 recorder.append_microbatch(index, counts.num_tokens, counts.sum_squared_lengths)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)

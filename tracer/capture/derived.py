@@ -25,7 +25,7 @@ class Derivation:
         """Whether what has a forward is all of the model on this rank, not one chunk of several."""
 
         self._waiting: tuple[Any, int | None, dict[str, object]] | None = None
-        recorder.at_each_turn(self._write)
+        recorder.on_tick(self._write)
 
     def forward_begins(self, model: Any, batch: object) -> None:  # noqa: ANN401 - a Module
         """Note the first forward of ``model``; later ones do nothing."""

@@ -51,7 +51,7 @@ def capture_garbage(
     notice = _notice(recorder, notes.append)
     pauses = _Pauses(recorder, notes, least_pause_ns)
     gc.callbacks.append(notice)
-    recorder.at_each_turn(pauses.write)
+    recorder.on_tick(pauses.write)
 
     def take_off() -> None:
         if notice in gc.callbacks:

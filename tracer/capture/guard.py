@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ParamSpec
 
-from ..errors import is_ours
+from ..errors import is_tracer_error
 from ..spool import DropReason
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def capture_failed(
         kinds: What it would have recorded: the records of this step and of all later ones say
             that these are missing, so that nobody takes the gaps for idleness.
     """
-    recorder.lacking.from_now_on(kinds)
+    recorder.missing_kinds.add_permanent(kinds)
     recorder.drop(DropReason.INTERNAL_ERROR)
     recorder.event("tracer", text, {"error": repr(problem)[:500]})
 
@@ -68,7 +68,7 @@ class Guard:
         Raises:
             Exception: ``problem`` itself, where a signal handler of the job raised it.
         """
-        if not is_ours(problem):
+        if not is_tracer_error(problem):
             raise problem
         self.active = False
         text = f"{self._what} capture turned itself off"

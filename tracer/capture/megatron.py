@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from ..record.steps import COMPUTE
+from ..record.steps import COMPUTE_KINDS
 from ..span import NONE
 from .guard import Guard
 from .module import traced_backward
@@ -69,7 +69,7 @@ class _Chunks:
         from torch.utils.weak import WeakTensorKeyDictionary
 
         self._inside = compute.inside
-        self._guard = Guard(compute.recorder, "megatron", COMPUTE)
+        self._guard = Guard(compute.recorder, "megatron", COMPUTE_KINDS)
         self._follow = follow
         self._groups = groups
         self._followed: WeakSet[Any] = WeakSet()

@@ -59,7 +59,7 @@ def capture_forward(
     # in the processor's caches, and each line of code costs more than it seems to.
     def before(module: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
         # A compiler that looks into this forward must find nothing here to stop at.
-        if torch.compiler.is_compiling() or (inside.yes and not _was_interrupted(compute)):
+        if torch.compiler.is_compiling() or (inside.in_span and not _was_interrupted(compute)):
             return
         is_microbatch = torch.is_grad_enabled()
         begins(module, args, kwargs, is_microbatch=is_microbatch)
@@ -120,7 +120,7 @@ def _was_interrupted(compute: Compute) -> bool:
                 return False  # a module within itself, or within another one
         compute.inside.forward = None
         opened[1].cancel()
-        compute.recorder.lacking.in_step(SpanKind.FORWARD)
+        compute.recorder.missing_kinds.add_in_step(SpanKind.FORWARD)
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
         compute.guard.fail(problem)
         return False
@@ -149,7 +149,7 @@ def traced_backward(
     def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if steps.is_due:
             steps.next_begins()
-        if torch.compiler.is_compiling() or compute.inside.yes:
+        if torch.compiler.is_compiling() or compute.inside.in_span:
             compute.sees_backwards = True
             return original(*args, **kwargs)
         on: Any = ()

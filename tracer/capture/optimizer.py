@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..device.span import timed_span
 from ..record.device_timer import NO_DEVICE_TIMING
-from ..record.steps import OPTIMIZER
+from ..record.steps import OPTIMIZER_KINDS
 from ..span import SpanKind
 from .guard import Guard
 
@@ -33,7 +33,7 @@ class OptimizerSpans:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._guard = Guard(recorder, "optimizer", OPTIMIZER)
+        self._guard = Guard(recorder, "optimizer", OPTIMIZER_KINDS)
         self._running = _Running()
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401

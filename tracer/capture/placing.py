@@ -44,8 +44,8 @@ class Placing:
 
     def follow(self, communication: Communication) -> None:
         """Look when a step is over, also at what was communicated in it."""
-        self._recorder.at_each_step(lambda: self._step_begins(communication))
-        self._recorder.at_each_turn(self._write)
+        self._recorder.on_step_begin(lambda: self._step_begins(communication))
+        self._recorder.on_tick(self._write)
 
     def forward_begins(self, model: Any) -> None:  # noqa: ANN401 - a Module
         """Note a model that is trained, and what it was wrapped in after the job told it."""

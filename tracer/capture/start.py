@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..device.start import watch_for_cuda
 from ..patches import Patches
-from ..record.steps import COMMUNICATION, COMPUTE, OPTIMIZER, TIMED
+from ..record.steps import COMMUNICATION_KINDS, COMPUTE_KINDS, OPTIMIZER_KINDS, TIMED_KINDS
 from .checkpoint import DISTRIBUTED_MODULE, SAFETENSORS_MODULE, Saves
 from .compilation import capture_compilations
 from .data import LOADER_MODULE, capture_loaders
@@ -50,7 +50,7 @@ class OnceLoaded:
             _try(self._recorder, module, start, kinds)
             return
         if not self._starts:
-            self._recorder.at_each_step(self._look)
+            self._recorder.on_step_begin(self._look)
         self._starts[module] = (start, kinds)
 
     def _look(self) -> bool:
@@ -93,7 +93,9 @@ def start_captures(
     if sys.modules.get("torch") is not None:  # None: somebody forbids it
         start()
     else:
-        recorder.on_shutdown(after_import("torch", lambda: _try(recorder, "torch", start, TIMED)))
+        recorder.on_shutdown(
+            after_import("torch", lambda: _try(recorder, "torch", start, TIMED_KINDS))
+        )
 
 
 def _capture_torch(
@@ -121,16 +123,16 @@ def _capture_torch(
         lambda: forwards.follow(
             _capture_compute(recorder, patches, steps, forwards, placing, once_loaded), model
         ),
-        COMPUTE,
+        COMPUTE_KINDS,
     )
-    _try(recorder, "optimizer", lambda: _capture_optimizer(recorder), OPTIMIZER)
+    _try(recorder, "optimizer", lambda: _capture_optimizer(recorder), OPTIMIZER_KINDS)
     _try(
         recorder,
         "communication",
         lambda: _capture_communication(
             recorder, patches, layout, placing if look_for_place else None
         ),
-        COMMUNICATION,
+        COMMUNICATION_KINDS,
     )
     _capture_input_and_output(recorder, patches, forwards, once_loaded)
     _try(recorder, "start-up", lambda: _capture_startup(recorder, patches))
@@ -189,11 +191,13 @@ def _capture_compute(
     recorder.on_shutdown(register_optimizer_step_post_hook(compute.stepped).remove)
     capture_backward(compute, patches, steps)
     once_loaded.capture(
-        STAGE_MODULE, lambda: capture_pipeline(compute, patches, placing.stage_begins), COMPUTE
+        STAGE_MODULE,
+        lambda: capture_pipeline(compute, patches, placing.stage_begins),
+        COMPUTE_KINDS,
     )
     follow = functools.partial(forwards.attach_chunk, compute)
     once_loaded.capture(
-        SCHEDULES_MODULE, lambda: capture_megatron(compute, patches, steps, follow), COMPUTE
+        SCHEDULES_MODULE, lambda: capture_megatron(compute, patches, steps, follow), COMPUTE_KINDS
     )
     return compute
 

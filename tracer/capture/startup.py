@@ -53,4 +53,4 @@ def capture_start(recorder: Recorder) -> None:
         )
         return True
 
-    recorder.at_each_step(first_step)
+    recorder.on_step_begin(first_step)

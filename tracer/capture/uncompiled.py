@@ -13,7 +13,7 @@ import sys
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import OURS
+from ..errors import PACKAGE_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +77,7 @@ def _code_of(member: object) -> CodeType | None:
 
 
 def _nested(code: CodeType | None) -> Iterator[CodeType]:
-    if code is None or not code.co_filename.startswith(OURS):
+    if code is None or not code.co_filename.startswith(PACKAGE_FOLDER):
         return
     yield code
     for constant in code.co_consts:

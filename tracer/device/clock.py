@@ -169,13 +169,13 @@ class DeviceClock:
     def _take_tightest(self) -> Anchor:
         self._tries.sort(key=lambda one: one[0].error_ns)
         (bracket, event), *others = self._tries
-        self._pool.give_back(*(other for _, other in others))
+        self._pool.release(*(other for _, other in others))
         self._tries, self._begun_ns = [], None
         anchor = self._anchored(bracket, event)
         self.anchors.append(anchor)
         self._num_anchors += 1
         if len(self.anchors) > NUM_ANCHORS:
-            self._pool.give_back(self.anchors.popleft().event)
+            self._pool.release(self.anchors.popleft().event)
         return anchor
 
     def _anchored(self, bracket: Bracket, event: DeviceEvent) -> Anchor:

@@ -63,7 +63,7 @@ class DeviceComm:
             alone: Whether it waits for nothing else there.
         """
         if self._came is not None:
-            self.timing.give_back(self._came)
+            self.timing.release(self._came)
         self._came = self.timing.mark(self.launched.device)
         self.has_wait = self._came is not None
         self._alone = alone
@@ -76,7 +76,7 @@ class DeviceComm:
         """Mark that the current stream has the wait behind it; the records follow."""
         went_on = self.timing.mark(self.launched.device)
         if went_on is None:
-            self.give_back()
+            self.release()
             writer.lose(int(self.has_wait))
             return
         self.timing.push(PendingComm(self, went_on, writer))
@@ -85,16 +85,16 @@ class DeviceComm:
         """Mark that a call that ran on the current stream itself has been issued."""
         done = self.timing.mark(self.launched.device)
         if done is None:
-            self.give_back()
+            self.release()
             writer.lose(int(self.has_wait))
             return
         self.timing.push(PendingCall(self, done, writer))
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Let go of the marks."""
-        self.timing.give_back(self.launched)
+        self.timing.release(self.launched)
         if self._came is not None:
-            self.timing.give_back(self._came)
+            self.timing.release(self._came)
 
     def bounds(self, clock: DeviceClock, went_on: Mark) -> tuple[Bounds, int]:
         """Return what is known, and how long the stream took to pass the wait, in ns."""
@@ -127,8 +127,8 @@ class PendingComm:
     def resolve(self, clock: DeviceClock) -> None:
         """Write the communication and the wait."""
         bounds, stood_ns = self._comm.bounds(clock, self.last)
-        self._comm.give_back()
-        self._comm.timing.give_back(self.last)
+        self._comm.release()
+        self._comm.timing.release(self.last)
         self._writer.span(bounds)
         if self._comm.has_wait:
             track_id = self._comm.timing.track_id(self.last)
@@ -158,8 +158,8 @@ class PendingCall:
         launched = self._comm.launched
         begin_ns = clock.place(launched.event, launched.launch_ns).at_ns
         duration_ns = max(clock.between_ns(launched.event, self.last.event), 0)
-        self._comm.give_back()
-        self._comm.timing.give_back(self.last)
+        self._comm.release()
+        self._comm.timing.release(self.last)
         self._writer.span(
             Bounds(begin_ns, begin_ns + duration_ns, begin_known=True, end_known=True)
         )

@@ -79,7 +79,7 @@ class StreamQueue:
 class PendingSpan:
     """A span between two marks of one thread."""
 
-    __slots__ = ("_begin", "_give_back", "_lose", "_write", "last")
+    __slots__ = ("_begin", "_lose", "_release", "_write", "last")
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class PendingSpan:
         *,
         write: Callable[[int, int], None],
         lose: Callable[[], None],
-        give_back: Callable[[Mark], None],
+        release: Callable[[Mark], None],
     ) -> None:
         """Hold a span until it is known.
 
@@ -97,13 +97,13 @@ class PendingSpan:
             end: Where it ends; on another stream where the job has changed streams inside.
             write: Takes begin (monotonic) and duration in ns.
             lose: Called instead where the times will never be known.
-            give_back: Takes each mark that is no longer needed.
+            release: Takes each mark that is no longer needed.
         """
         self._begin = begin
         self.last = end
         self._write = write
         self._lose = lose
-        self._give_back = give_back
+        self._release = release
 
     def is_done(self) -> bool:
         """Return whether the device has come to both marks."""
@@ -115,8 +115,8 @@ class PendingSpan:
         """Write the span down."""
         begin = clock.place(self._begin.event, self._begin.launch_ns)
         duration_ns = clock.between_ns(self._begin.event, self.last.event)
-        self._give_back(self._begin)
-        self._give_back(self.last)
+        self._release(self._begin)
+        self._release(self.last)
         if duration_ns < 0:
             self._lose()
             return

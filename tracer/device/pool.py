@@ -18,7 +18,7 @@ CUDA itself takes some 1,000 launches a stream before it makes the host wait."""
 
 
 class EventPool:
-    """Events of one device. An event is in use from `take` until `give_back`.
+    """Events of one device. An event is in use from `take` until `release`.
 
     Any thread may take; nothing locks. An event may be given back before the
     device has come to it: recording it anew moves it.
@@ -38,6 +38,6 @@ class EventPool:
         except IndexError:
             return self._new_event() if next(self._made) < self._capacity else None
 
-    def give_back(self, *events: DeviceEvent) -> None:
+    def release(self, *events: DeviceEvent) -> None:
         """Take events back."""
         self._free.extend(events)

@@ -45,7 +45,7 @@ def timed_span(
     """
     timing = recorder.device_timing
     device = None if timing is NO_DEVICE_TIMING else timing.device_of(on)
-    if device is None or not recorder.keeps(kind):
+    if device is None or not recorder.is_recorded(kind):
         return recorder.host_span(name, kind)
     return DeviceSpan(recorder, name, kind, device=device, microbatch=microbatch, chunk=chunk)
 
@@ -121,7 +121,7 @@ class DeviceSpan:
         """Leave the span without recording it."""
         self._leave()
         if self._begin is not None:
-            self._recorder.device_timing.give_back(self._begin)
+            self._recorder.device_timing.release(self._begin)
 
     def _leave(self) -> None:
         self._lane.depth -= 1
@@ -132,7 +132,7 @@ class DeviceSpan:
         timing = self._recorder.device_timing
         end = timing.mark(self._device)
         if end is None:
-            timing.give_back(begin)
+            timing.release(begin)
             return
         place = self._lane.place_of(self._microbatch, self._chunk, track_id=timing.track_id(begin))
         head, launch_ns, device_lane = self._head(flags), self._launch_ns, self._recorder.comm_lane
@@ -140,9 +140,7 @@ class DeviceSpan:
         def write(start_ns: int, duration_ns: int) -> None:
             device_lane.append(head, start_ns, duration_ns, place, launch_ns, 0)
 
-        timing.push(
-            PendingSpan(begin, end, write=write, lose=timing.lose, give_back=timing.give_back)
-        )
+        timing.push(PendingSpan(begin, end, write=write, lose=timing.lose, release=timing.release))
 
     def _head(self, flags: SpanFlag) -> int:
         return head_word(

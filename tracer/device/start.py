@@ -58,7 +58,7 @@ def start_device_timing(recorder: Recorder, make: Callable[[], DeviceBackend]) -
         recorder.event("tracer", "no device timing", {"error": repr(problem)[:500]})
         return
     recorder.device_timing = timing
-    recorder.at_each_turn(timing.turn)
+    recorder.on_tick(timing.turn)
     recorder.on_shutdown(timing.close)
 
 

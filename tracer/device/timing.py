@@ -7,8 +7,8 @@ import time
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from ..errors import is_ours
-from ..record.steps import TIMED
+from ..errors import is_tracer_error
+from ..record.steps import TIMED_KINDS
 from ..spool import DEVICE_CLOCK_FILE, DropReason
 from .clock import DeviceClock
 from .mark import Mark
@@ -106,9 +106,9 @@ class DeviceTiming:
             queue = self._queues.setdefault(key, StreamQueue())
         queue.push(pending)
 
-    def give_back(self, mark: Mark) -> None:
+    def release(self, mark: Mark) -> None:
         """Take back a mark that is no longer needed."""
-        self._pools[mark.device].give_back(mark.event)
+        self._pools[mark.device].release(mark.event)
 
     def track_id(self, mark: Mark) -> int:
         """Return the track of a mark's stream: streams are numbered as they are met, 0 first."""
@@ -136,7 +136,7 @@ class DeviceTiming:
                 return
             try:
                 if self._resolve():
-                    self._recorder.hurry(BUSY_S)
+                    self._recorder.wake_within(BUSY_S)
                 self._recorder.resolver_lag_ns = self._lag_ns()
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
                 # No signal handler runs on this thread: it can only be ours.
@@ -149,7 +149,7 @@ class DeviceTiming:
         """Give the device a moment to come to the last marks, then count what is left as lost."""
         until_s = time.monotonic() + DRAIN_S
         while self.active and self._num_pending() and time.monotonic() < until_s:
-            self._recorder.hurry(0.0)
+            self._recorder.wake_within(0.0)
             time.sleep(BUSY_S / 4)
         self.active = False
         if self._turn.acquire(timeout=DRAIN_S):
@@ -241,7 +241,7 @@ class DeviceTiming:
 
     def _fail(self, problem: BaseException) -> None:
         """Take no further mark; the background thread does the rest. Hand on what is the job's."""
-        if not is_ours(problem):
+        if not is_tracer_error(problem):
             raise problem
         self.active = False
         if self._problem is None:
@@ -253,7 +253,7 @@ class DeviceTiming:
             return
         self.active = False
         # The host's clock goes on, and says of a device only when it was given its work.
-        self._recorder.lacking.from_now_on(TIMED)
+        self._recorder.missing_kinds.add_permanent(TIMED_KINDS)
         num_lost = self._lose_all()
         self._recorder.event(
             "tracer",

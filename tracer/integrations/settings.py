@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict
 
-from ..errors import is_ours, tell
+from ..errors import is_tracer_error, print_notice
 from ..record.current import current_tracer, span
 from ..record.plain_values import type_name
 from ..record.recorder import Recorder
@@ -70,7 +70,7 @@ def harmless(hook: Callable[P, None]) -> Callable[P, None]:
         try:
             hook(*args, **kwargs)
         except Exception as problem:
-            if not is_ours(problem):
+            if not is_tracer_error(problem):
                 raise
             present = current_tracer()
             if isinstance(present, Recorder):
@@ -78,7 +78,7 @@ def harmless(hook: Callable[P, None]) -> Callable[P, None]:
             name = hook.__qualname__
             if name not in _TOLD:
                 _TOLD.add(name)
-                tell(f"{name}: {type_name(problem)}: {problem}")
+                print_notice(f"{name}: {type_name(problem)}: {problem}")
 
     return call
 

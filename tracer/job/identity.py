@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import tell
+from ..errors import print_notice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,7 +79,7 @@ def clean_run_id(text: object) -> str:
     digest = hashlib.blake2b(raw.encode("utf-8", "replace"), digest_size=4).hexdigest()
     kept = re.sub(r"[^A-Za-z0-9._-]+", "-", raw[:200]).strip("-._")[:54] or "run"
     cleaned = f"{kept}-{digest}"
-    tell(
+    print_notice(
         f"the run id {raw[:80]!r} cannot name a run"
         f" (letters, digits, '.', '_', '-', at most 63): using {cleaned!r}"
     )
@@ -163,7 +163,7 @@ def _run_agreed_through_agent(environ: Mapping[str, str]) -> str:
         store = TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT)
         return str(store.compare_set(RUN_KEY, "", mine).decode())
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-        tell(
+        print_notice(
             "the hosts of this run cannot agree on its name, each has its own:"
             f" set RANKSCOPE_RUN ({type(problem).__name__})"
         )

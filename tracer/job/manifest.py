@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..record.exit_record import write_json
-from ..record.plain_values import plain
+from ..record.plain_values import plain_copy
 from ..spool import MANIFEST_FILE
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def build_manifest(
         "hosts": None,
         "derived": None,
     }
-    cleaned = plain(manifest)
+    cleaned = plain_copy(manifest)
     if not isinstance(cleaned, dict):  # pragma: no cover - plain keeps a dict a dict
         raise TypeError("a manifest is a mapping")
     return dict(cleaned)
@@ -107,7 +107,7 @@ def add_derived(folder: Path, derived: Mapping[str, object]) -> None:
     path = folder / MANIFEST_FILE
     manifest = json.loads(path.read_text(encoding="utf-8"))
     manifest["derived"] = {**(manifest.get("derived") or {}), **derived}
-    write_json(path, plain(manifest))
+    write_json(path, plain_copy(manifest))
 
 
 def read_device() -> dict[str, object]:
@@ -183,7 +183,7 @@ def _identity_part(identity: Identity) -> dict[str, object]:
 
 
 def _plain_mapping(mapping: Mapping[str, object] | None) -> object:
-    return None if mapping is None else plain(dict(mapping))
+    return None if mapping is None else plain_copy(dict(mapping))
 
 
 def _git(*arguments: str) -> str | None:

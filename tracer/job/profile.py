@@ -8,9 +8,9 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import is_ours
+from ..errors import is_tracer_error
 from ..patches import Patches
-from ..record.plain_values import plain, plain_int
+from ..record.plain_values import plain_copy, plain_int
 from ..spool import DropReason
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def read_request(document: Mapping[str, object]) -> Request | None:
         num_steps=_number(asked.get("steps", DEFAULT_STEPS), "steps", 1, MAX_STEPS),
         first_step=None if first_step is None else _number(first_step, "first_step", 0, MAX_RANK),
         ranks=None if ranks is None else _ranks(ranks),
-        label=str(plain(asked.get("request", "")))[:200],
+        label=str(plain_copy(asked.get("request", "")))[:200],
     )
 
 
@@ -184,7 +184,9 @@ class Profiles:
             self._tell(str(problem), {})
         except Exception as problem:
             # Signal handlers of the job run in the main thread alone.
-            if threading.current_thread() is threading.main_thread() and not is_ours(problem):
+            if threading.current_thread() is threading.main_thread() and not is_tracer_error(
+                problem
+            ):
                 raise
             self._recorder.drop(DropReason.INTERNAL_ERROR)
             self._tell("failed", {"error": repr(problem)[:500]})
@@ -210,8 +212,8 @@ def offer_profiles(recorder: Recorder) -> None:
     """Take requests for profiles from now on."""
     profiles = Profiles(recorder)
     recorder.on_control(profiles.take_control)
-    recorder.at_each_step(profiles.step_begins)
-    recorder.at_each_turn(profiles.write)
+    recorder.on_step_begin(profiles.step_begins)
+    recorder.on_tick(profiles.write)
     recorder.on_shutdown(lambda: profiles.finish("the tracer was shut down"))
 
 

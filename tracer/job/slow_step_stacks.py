@@ -7,13 +7,13 @@ from collections import deque
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from ..errors import OURS
+from ..errors import PACKAGE_FOLDER
 from ..native.choice import frames_of_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..native.choice import Line
+    from ..native.choice import FrameLine
     from ..record.recorder import Recorder
 
 NS_PER_S = 1_000_000_000
@@ -164,13 +164,13 @@ def stacks() -> list[dict[str, object]]:
 def watch_late_steps(recorder: Recorder) -> None:
     """Have the stacks of late steps stored as events, from now on."""
     watch = LateWatch(recorder)
-    recorder.at_each_step(watch.step_begins)
-    recorder.at_each_turn(watch.look)
+    recorder.on_step_begin(watch.step_begins)
+    recorder.on_tick(watch.look)
 
 
-def _texts(lines: Iterable[Line]) -> list[str]:
+def _texts(lines: Iterable[FrameLine]) -> list[str]:
     return [
         f"{code.co_filename}:{number} {code.co_qualname}"[-MAX_FRAME_TEXT:]
         for code, number in lines
-        if not code.co_filename.startswith(OURS)
+        if not code.co_filename.startswith(PACKAGE_FOLDER)
     ][:MAX_FRAMES]

@@ -21,10 +21,10 @@ from .host_span import (
     ReadySpan,
     Span,
     compute_span,
+    do_nothing,
     enterable,
-    find_with,
-    nothing,
-    quick_span,
+    fast_span,
+    set_finder,
 )
 from .lane_state import DropCount, LaneState, numbers
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
 
-Line = tuple["CodeType", int | None]
+FrameLine = tuple["CodeType", int | None]
 """What a frame runs, and which line of it; None: of no line."""
 
 
-def frames_of_threads(most: int, /) -> list[tuple[int, list[Line]]]:
+def frames_of_threads(most: int, /) -> list[tuple[int, list[FrameLine]]]:
     """Return the Python stack of each thread but the calling one, by `threading.get_ident`.
 
     Args:
@@ -55,8 +55,8 @@ def frames_of_threads(most: int, /) -> list[tuple[int, list[Line]]]:
             gc.enable()
 
 
-def _lines(frame: FrameType | None, most: int) -> list[Line]:
-    lines: list[Line] = []
+def _lines(frame: FrameType | None, most: int) -> list[FrameLine]:
+    lines: list[FrameLine] = []
     while frame is not None and len(lines) < most:
         lines.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
@@ -64,15 +64,35 @@ def _lines(frame: FrameType | None, most: int) -> list[Line]:
 
 
 if not TYPE_CHECKING and os.environ.get("RANKSCOPE_PURE_PYTHON", "0") in {"", "0"}:
-    with contextlib.suppress(ImportError):
+    # All at once: of an extension that another version built, which lacks a name, none is taken.
+    with contextlib.suppress(ImportError, AttributeError):
         from . import _hot
 
-        compute_span = _hot.compute_span
-        find_with, nothing, quick_span = _hot.find_with, _hot.nothing, _hot.quick_span
-        frames_of_threads = _hot.frames_of_threads
-        numbers = _hot.Numbers
-        DropCount, Finder, HostLaunch = _hot.DropCount, _hot.Finder, _hot.HostLaunch
-        LaneState, ReadySpan = _hot.LaneState, _hot.ReadySpan
+        (
+            DropCount,
+            Finder,
+            HostLaunch,
+            LaneState,
+            ReadySpan,
+            compute_span,
+            do_nothing,
+            fast_span,
+            frames_of_threads,
+            numbers,
+            set_finder,
+        ) = (
+            _hot.DropCount,
+            _hot.Finder,
+            _hot.HostLaunch,
+            _hot.LaneState,
+            _hot.ReadySpan,
+            _hot.compute_span,
+            _hot.do_nothing,
+            _hot.fast_span,
+            _hot.frames_of_threads,
+            _hot.Numbers,
+            _hot.set_finder,
+        )
 
 IS_COMPILED = ReadySpan.__module__ == "rankscope.tracer.native._hot"
 """Whether spans are entered and left by compiled code."""
@@ -85,16 +105,16 @@ __all__ = [
     "LaneState",
     "ReadySpan",
     "compute_span",
-    "find_with",
+    "do_nothing",
+    "fast_span",
     "frames_of_threads",
-    "nothing",
     "numbers",
-    "quick_span",
     "ready_span",
+    "set_finder",
 ]
 
 
-def quickened(unrecorded: Enterable) -> Callable[[Span], Span]:
+def accelerated(unrecorded: Enterable) -> Callable[[Span], Span]:
     """Return what makes `tracer.span` of a function in Python that takes a name and options.
 
     Args:
@@ -106,7 +126,7 @@ def quickened(unrecorded: Enterable) -> Callable[[Span], Span]:
         name, *options = code.co_varnames[: code.co_argcount]
         signature = ", ".join([name, *(f"{option}=None" for option in options)])
         text = f"{plain.__name__}({signature})\n--\n\n{plain.__doc__}"
-        return quick_span(plain, unrecorded, text)
+        return fast_span(plain, unrecorded, text)
 
     return quicken
 

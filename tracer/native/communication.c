@@ -4,7 +4,7 @@
 
 #define BLOCKED_NS 50000         /* `tracer.native.host_launch.BLOCKED_NS` */
 
-static PyObject *s_comm_lane, *s_group_id, *s_track_id, *s_give_back;
+static PyObject *s_comm_lane, *s_group_id, *s_track_id, *s_release;
 
 typedef struct {
     PyObject_HEAD
@@ -122,7 +122,7 @@ end_launch(HostLaunch *self, int64_t end_ns, unsigned int flags)
     self->is_over = self->has_end = 1;
     self->end_ns = end_ns;
     if (self->device != NULL && self->device != Py_None) {
-        PyObject *done = PyObject_CallMethodNoArgs(self->device, s_give_back);
+        PyObject *done = PyObject_CallMethodNoArgs(self->device, s_release);
         if (done == NULL) {
             return -1;
         }
@@ -233,11 +233,11 @@ launch_claim(HostLaunch *self, PyObject *Py_UNUSED(ignored))
 }
 
 static PyObject *
-launch_came_from(HostLaunch *self, PyObject *args)
+launch_set_source(HostLaunch *self, PyObject *args)
 {
     int src_rank;
     long long seq;
-    if (!PyArg_ParseTuple(args, "iL:came_from", &src_rank, &seq)) {
+    if (!PyArg_ParseTuple(args, "iL:set_source", &src_rank, &seq)) {
         return NULL;
     }
     self->comm.src_rank = src_rank;
@@ -307,7 +307,7 @@ static PyMethodDef launch_methods[] = {
     {"hide", (PyCFunction)launch_hide, METH_NOARGS, "Take it off the open table."},
     {"claim", (PyCFunction)launch_claim, METH_NOARGS,
      "Return whether the caller is the one to write the record."},
-    {"came_from", (PyCFunction)launch_came_from, METH_VARARGS,
+    {"set_source", (PyCFunction)launch_set_source, METH_VARARGS,
      "Say from whom a receive from any source came, and which of that pair's it is."},
     {NULL},
 };
@@ -357,7 +357,7 @@ add_communication(PyObject *module)
         {&s_comm_lane, "comm_lane"},
         {&s_group_id, "group_id"},
         {&s_track_id, "track_id"},
-        {&s_give_back, "give_back"},
+        {&s_release, "release"},
     };
     if (intern_names(names, Py_ARRAY_LENGTH(names)) < 0) {
         return -1;

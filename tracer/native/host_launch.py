@@ -58,7 +58,7 @@ class CommRecorder(Protocol):
 class Marks(Protocol):
     """Marks on a device."""
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Let go of them."""
         ...
 
@@ -153,7 +153,7 @@ class HostLaunch:
         if entry is not None:
             entry.close()
 
-    def came_from(self, src_rank: int, seq: int, /) -> None:
+    def set_source(self, src_rank: int, seq: int, /) -> None:
         """Say from whom a receive from any source came, and which of that pair's it is.
 
         Args:
@@ -170,7 +170,7 @@ class HostLaunch:
             return
         self.end_ns = end_ns
         if self.device is not None:
-            self.device.give_back()
+            self.device.release()
         start_ns = self.start_ns
         self.recorder.comm_lane.append(
             self.head | (self.flags | flags | HAS_COMM) << 16,

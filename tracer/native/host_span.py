@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..errors import is_ours
+from ..errors import is_tracer_error
 from ..span import NONE
 from .lane_state import ERROR_HEAD, pack_core, pack_word
 
@@ -45,11 +45,11 @@ class Enterable(Protocol):
 class Inside(Protocol):
     """What a thread is at."""
 
-    yes: bool
+    in_span: bool
     """Whether it is in a compute span."""
 
 
-class StepOwner(Protocol):
+class StepCounter(Protocol):
     """Knows the step that runs."""
 
     @property
@@ -59,7 +59,7 @@ class StepOwner(Protocol):
 
 
 # What ``with`` passes, or `ExitStack`, which passes the span itself first.
-def nothing(_a: object = None, _b: object = None, _c: object = None, _d: object = None) -> None:
+def do_nothing(_a: object = None, _b: object = None, _c: object = None, _d: object = None) -> None:
     """Take what a span is entered or left with, and do nothing."""
 
 
@@ -88,7 +88,7 @@ class Finder:
         """Forget what was found last: its thread ends."""
 
 
-def quick_span(plain: Span, unrecorded: Enterable, text: str) -> Span:
+def fast_span(plain: Span, unrecorded: Enterable, text: str) -> Span:
     """Return `tracer.span` as it is called: without a line of Python, were it compiled.
 
     Args:
@@ -99,8 +99,8 @@ def quick_span(plain: Span, unrecorded: Enterable, text: str) -> Span:
     return plain
 
 
-def find_with(finder: Finder | None) -> None:
-    """Say whose spans `quick_span` finds from now on; None: nobody's."""
+def set_finder(finder: Finder | None) -> None:
+    """Say whose spans `fast_span` finds from now on; None: nobody's."""
 
 
 class ReadySpan:
@@ -131,7 +131,7 @@ def enterable(enter: Enter, leave: Leave) -> Enterable:
 def _closures(  # noqa: C901 - a branch costs less than a call
     ready: ReadySpan, lane: LaneState, head: int
 ) -> tuple[Enter, Leave]:
-    source = lane.source
+    pool = lane.pool
     head_bytes = head.to_bytes(8, "little")
 
     # `ExitStack` passes the span itself first, ``with`` does not: hence the defaults.
@@ -151,7 +151,7 @@ def _closures(  # noqa: C901 - a branch costs less than a call
         lane.depth = depth = lane.depth - 1
         try:
             if depth >> 16:
-                depth = lane.bound(depth)
+                depth = lane.clip_depth(depth)
             if exc_type is None and start_ns is not None:
                 end_ns = monotonic_ns()
                 segment = lane.segment
@@ -167,16 +167,16 @@ def _closures(  # noqa: C901 - a branch costs less than a call
                         offset,  # the commit word, written last
                     )
                     return
-                if not source.spares:
+                if not pool.spares:
                     # Here, and not by a call: what is dropped must cost no more than what is kept.
-                    drops = source.drops
+                    drops = pool.drops
                     for num in drops.numbers:
                         pack_word(drops.buffer, drops.offset, num)
                         return
             is_error = exc_type is not None and (exc_type is not ready.span or exc is not None)
             lane.leave_slowly(ready, start_ns, is_error=is_error)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            if not {"offset", "num"} & locals().keys() and not is_ours(problem):
+            if not {"offset", "num"} & locals().keys() and not is_tracer_error(problem):
                 # The handler of a signal raised before the row was claimed or the drop counted.
                 lane.leave_slowly(ready, start_ns, is_error=True)
             lane.swallow(problem)
@@ -256,12 +256,12 @@ class PlacedSpan(HostSpan):
         return self
 
 
-class UnkeptSpan(HostSpan):
+class UnrecordedSpan(HostSpan):
     """A span that is not recorded: its kind is left out of this step."""
 
     __slots__ = ()
 
-    def __enter__(self) -> UnkeptSpan:
+    def __enter__(self) -> UnrecordedSpan:
         return self
 
     def __exit__(
@@ -282,7 +282,7 @@ class ComputeSpan(HostSpan):
     __slots__ = ("chunk", "inside", "microbatch", "recorder")
 
     inside: Inside
-    recorder: StepOwner
+    recorder: StepCounter
     microbatch: int
     chunk: int
 
@@ -291,7 +291,7 @@ class ComputeSpan(HostSpan):
         try:
             lane.set_place(lane.step, self.microbatch, self.chunk)
             super().__enter__()
-            self.inside.yes = True
+            self.inside.in_span = True
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             lane.swallow(problem)
         return self
@@ -302,7 +302,7 @@ class ComputeSpan(HostSpan):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.inside.yes = False
+        self.inside.in_span = False
         try:
             super().__exit__(exc_type, exc, traceback)
         finally:  # also where a handler of the job has raised
@@ -310,7 +310,7 @@ class ComputeSpan(HostSpan):
 
     def cancel(self) -> None:
         """Leave the span without recording it."""
-        self.inside.yes = False
+        self.inside.in_span = False
         try:
             super().cancel()
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -326,7 +326,13 @@ class ComputeSpan(HostSpan):
 
 
 def compute_span(
-    inside: Inside, recorder: StepOwner, lane: LaneState, head: int, microbatch: int, chunk: int, /
+    inside: Inside,
+    recorder: StepCounter,
+    lane: LaneState,
+    head: int,
+    microbatch: int,
+    chunk: int,
+    /,
 ) -> ComputeSpan:
     """Return a span that also sets its lane's place.
 

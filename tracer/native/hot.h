@@ -174,7 +174,7 @@ typedef struct {
 
 extern PyTypeObject LaneStateType, OpenEntryType;
 
-int count_drop(PyObject *source, PyObject *spares);
+int count_drop(PyObject *pool, PyObject *spares);
 int put_record(LaneState *lane, uint64_t head, const char *place, int64_t start_ns, int64_t end_ns,
                long depth, int64_t launch_ns, const void *second);
 int append_record(LaneState *lane, uint64_t head, const char *place, int64_t start_ns,
@@ -250,8 +250,8 @@ typedef struct {
     uint64_t head;
     int64_t start_ns;
     int in_use;
-    PyObject *source;
-    PyObject *spares; /* of the source, for good */
+    PyObject *pool;
+    PyObject *spares; /* of the pool, for good */
 } ReadySpan;
 
 extern PyTypeObject ReadySpanType;

@@ -15,7 +15,7 @@ typedef struct {
     int64_t check;
 } OpenLine;
 
-static PyObject *s_rows, *s_buffer, *s_source, *s_spares, *s_drops, *s_open_slots, *s_pop, *s_append,
+static PyObject *s_rows, *s_buffer, *s_pool, *s_spares, *s_drops, *s_open_slots, *s_pop, *s_append,
     *s_sampling, *s_active;
 
 /* -- records ------------------------------------------------------------------------------ */
@@ -23,13 +23,13 @@ static PyObject *s_rows, *s_buffer, *s_source, *s_spares, *s_drops, *s_open_slot
 /* Count a record for which there is no room: 1; where there is a spare segment: 0; an error: -1.
    Here and not in Python: what is dropped must cost no more than what is kept. */
 int
-count_drop(PyObject *source, PyObject *spares)
+count_drop(PyObject *pool, PyObject *spares)
 {
     Py_ssize_t num_spares = PyObject_Size(spares);
     if (num_spares) {
         return num_spares < 0 ? -1 : 0;
     }
-    PyObject *drops = PyObject_GetAttr(source, s_drops);
+    PyObject *drops = PyObject_GetAttr(pool, s_drops);
     if (drops == NULL) {
         return -1;
     }
@@ -48,10 +48,10 @@ count_drop(PyObject *source, PyObject *spares)
 static int
 count_drop_of(LaneState *lane)
 {
-    PyObject *source = PyObject_GetAttr((PyObject *)lane, s_source);
-    PyObject *spares = source == NULL ? NULL : PyObject_GetAttr(source, s_spares);
-    int status = spares == NULL ? -1 : count_drop(source, spares);
-    Py_XDECREF(source);
+    PyObject *pool = PyObject_GetAttr((PyObject *)lane, s_pool);
+    PyObject *spares = pool == NULL ? NULL : PyObject_GetAttr(pool, s_spares);
+    int status = spares == NULL ? -1 : count_drop(pool, spares);
+    Py_XDECREF(pool);
     Py_XDECREF(spares);
     return status;
 }
@@ -69,7 +69,7 @@ put_record(LaneState *lane, uint64_t head, const char *place, int64_t start_ns, 
         status = count_drop_of(lane);
     }
     if (status == 0) {
-        PyObject *done = PyObject_CallMethod((PyObject *)lane, "write_in_next", "KLLy#Lly#", head,
+        PyObject *done = PyObject_CallMethod((PyObject *)lane, "write_in_next_segment", "KLLy#Lly#", head,
                                              start_ns, end_ns - start_ns, place, PLACE_BYTES,
                                              launch_ns, depth, second, (Py_ssize_t)SECOND_BYTES);
         status = done == NULL ? -1 : 0;
@@ -467,7 +467,7 @@ add_lane(PyObject *module)
     static const InternedName names[] = {
         {&s_rows, "rows"},
         {&s_buffer, "buffer"},
-        {&s_source, "source"},
+        {&s_pool, "pool"},
         {&s_spares, "spares"},
         {&s_drops, "drops"},
         {&s_open_slots, "open_slots"},

@@ -82,7 +82,7 @@ class DropCount:
         self.buffer = buffer
 
 
-class SegmentRows(Protocol):
+class WritableSegment(Protocol):
     """What a lane needs of the segment that it writes to."""
 
     @property
@@ -101,7 +101,7 @@ class SegmentRows(Protocol):
         ...
 
 
-class Spares(Protocol):
+class SparePool(Protocol):
     """What a lane needs of where its segments come from."""
 
     @property
@@ -115,7 +115,7 @@ class Spares(Protocol):
         ...
 
 
-class LeftOut(Protocol):
+class SpanFilter(Protocol):
     """Says which spans are not recorded."""
 
     @property
@@ -139,14 +139,14 @@ class LaneState:
     place: bytes
     """What spans that say nothing else belong to; see `set_place`."""
 
-    segment: SegmentRows
+    segment: WritableSegment
     step: int
     track_id: int
 
     # What the lane itself has:
-    source: Spares
-    sampling: LeftOut
-    write_in_next: Callable[[int, int, int, bytes, int, int, bytes | None], None]
+    pool: SparePool
+    sampling: SpanFilter
+    write_in_next_segment: Callable[[int, int, int, bytes, int, int, bytes | None], None]
     open_in_first: Callable[[int, int, tuple[int, int]], OpenEntry | None]
     leave_slowly: Callable[..., None]
     place_of: Callable[..., bytes]
@@ -202,13 +202,15 @@ class LaneState:
         offset = next(segment.rows, None)  # a claim in one C call
         if offset is None:
             # As in `ReadySpan`: what is dropped must cost no more than what is kept.
-            if self.source.spares or self.segment is not segment:
-                self.write_in_next(head, start_ns, duration_ns, place, launch_ns, depth, second)
+            if self.pool.spares or self.segment is not segment:
+                self.write_in_next_segment(
+                    head, start_ns, duration_ns, place, launch_ns, depth, second
+                )
             else:
-                self.source.drops.add()
+                self.pool.drops.add()
             return
         if depth >> 16:
-            depth = self.bound(depth)
+            depth = self.clip_depth(depth)
         buffer = segment.buffer
         if launch_ns != start_ns:
             LAUNCH.pack_into(buffer, offset + LAUNCH_OFFSET, launch_ns)
@@ -255,7 +257,7 @@ class LaneState:
         )
         return OpenEntry(segment, slot)
 
-    def bound(self, depth: int) -> int:
+    def clip_depth(self, depth: int) -> int:
         """Return a depth that a record can hold; one below zero is put right in the lane too.
 
         A span may be left after its thread has ended, and its lane belong to another, who
@@ -272,8 +274,8 @@ class OpenEntry:
 
     __slots__ = ("_segment", "_slot")
 
-    def __init__(self, segment: SegmentRows, slot: int) -> None:
-        self._segment: SegmentRows | None = segment
+    def __init__(self, segment: WritableSegment, slot: int) -> None:
+        self._segment: WritableSegment | None = segment
         self._slot = slot
 
     def close(self) -> None:

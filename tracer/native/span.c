@@ -2,7 +2,7 @@
 
 #include "hot.h"
 
-static PyObject *s_source, *s_spares, *s_swallow, *s_leave_slowly, *s_yes, *s_step_number;
+static PyObject *s_pool, *s_spares, *s_swallow, *s_leave_slowly, *s_in_span, *s_step_number;
 
 /* -- ReadySpan ---------------------------------------------------------------------------- */
 
@@ -69,7 +69,7 @@ span_leave(ReadySpan *self, PyObject *const *args, Py_ssize_t num_args)
                                         : write_record(lane, self->head, read_place(self->place),
                                                        start_ns, now_ns(), depth, start_ns, NULL);
         if (status == 0) {
-            status = count_drop(self->source, self->spares);
+            status = count_drop(self->pool, self->spares);
         }
         if (status == 1) {
             Py_RETURN_NONE;
@@ -139,8 +139,8 @@ span_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL) {
         return NULL;
     }
-    self->source = PyObject_GetAttr(lane, s_source);
-    self->spares = self->source == NULL ? NULL : PyObject_GetAttr(self->source, s_spares);
+    self->pool = PyObject_GetAttr(lane, s_pool);
+    self->spares = self->pool == NULL ? NULL : PyObject_GetAttr(self->pool, s_spares);
     if (self->spares == NULL) {
         Py_DECREF(self);
         return NULL;
@@ -161,7 +161,7 @@ static int
 span_traverse(ReadySpan *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->lane);
-    Py_VISIT(self->source);
+    Py_VISIT(self->pool);
     Py_VISIT(self->spares);
     Py_VISIT(self->place);
     Py_VISIT(self->leave);
@@ -182,7 +182,7 @@ span_dealloc(ReadySpan *self)
 {
     PyObject_GC_UnTrack(self);
     Py_XDECREF(self->lane);
-    Py_XDECREF(self->source);
+    Py_XDECREF(self->pool);
     Py_XDECREF(self->spares);
     Py_XDECREF(self->place);
     Py_XDECREF(self->leave);
@@ -386,7 +386,7 @@ compute_enter(ComputeSpan *self, PyObject *Py_UNUSED(ignored))
         status = lane->depth ? 0 : show(self);
     }
     if (status == 0) {
-        status = PyObject_SetAttr(self->inside, s_yes, Py_True);
+        status = PyObject_SetAttr(self->inside, s_in_span, Py_True);
     }
     if (status == 0) {
         lane->depth++;
@@ -400,7 +400,7 @@ compute_leave(ComputeSpan *self, PyObject *const *args, Py_ssize_t num_args)
 {
     LaneState *lane = self->lane;
     int in_error = num_args > 0 && args[0] != Py_None;
-    int status = PyObject_SetAttr(self->inside, s_yes, Py_False);
+    int status = PyObject_SetAttr(self->inside, s_in_span, Py_False);
     if (status == 0 && self->in_use) { /* else an error of ours, counted as it was entered */
         status = end_compute(self, in_error);
     }
@@ -426,7 +426,7 @@ static PyObject *
 compute_cancel(ComputeSpan *self, PyObject *Py_UNUSED(ignored))
 {
     LaneState *lane = self->lane;
-    int status = PyObject_SetAttr(self->inside, s_yes, Py_False);
+    int status = PyObject_SetAttr(self->inside, s_in_span, Py_False);
     if (self->in_use) {
         self->in_use = 0;
         one_less_deep(lane);
@@ -506,11 +506,11 @@ int
 add_span(PyObject *module)
 {
     static const InternedName names[] = {
-        {&s_source, "source"},
+        {&s_pool, "pool"},
         {&s_spares, "spares"},
         {&s_swallow, "swallow"},
         {&s_leave_slowly, "leave_slowly"},
-        {&s_yes, "yes"},
+        {&s_in_span, "in_span"},
         {&s_step_number, "step_number"},
     };
     if (intern_names(names, Py_ARRAY_LENGTH(names)) < 0 || PyType_Ready(&DoorType) < 0 ||

@@ -162,10 +162,10 @@ static PyMethodDef span_method = {
 
 /* Take `tracer.span` in Python; return it in compiled lines, with the help that is given. */
 static PyObject *
-quick_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num)
+fast_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num)
 {
     if (num != 3 || !PyCallable_Check(args[0]) || !PyUnicode_Check(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "quick_span takes a function, a span and a text");
+        PyErr_SetString(PyExc_TypeError, "fast_span takes a function, a span and a text");
         return NULL;
     }
     const char *text = PyUnicode_AsUTF8(args[2]);
@@ -186,7 +186,7 @@ quick_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num)
 
 /* Say whose spans are asked for from now on; None: nobody's. */
 static PyObject *
-find_with(PyObject *Py_UNUSED(module), PyObject *finder)
+set_finder(PyObject *Py_UNUSED(module), PyObject *finder)
 {
     if (finder != Py_None && !Py_IS_TYPE(finder, &FinderType)) {
         PyErr_SetString(PyExc_TypeError, "a Finder, or None");
@@ -201,17 +201,17 @@ find_with(PyObject *Py_UNUSED(module), PyObject *finder)
 /* -- nothing ------------------------------------------------------------------------------ */
 
 static PyObject *
-nothing(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(num))
+do_nothing(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(num))
 {
     Py_RETURN_NONE;
 }
 
 static PyMethodDef functions[] = {
-    {"nothing", (PyCFunction)(void (*)(void))nothing, METH_FASTCALL,
+    {"do_nothing", (PyCFunction)(void (*)(void))do_nothing, METH_FASTCALL,
      "Take any arguments and do nothing."},
-    {"quick_span", (PyCFunction)(void (*)(void))quick_span, METH_FASTCALL,
+    {"fast_span", (PyCFunction)(void (*)(void))fast_span, METH_FASTCALL,
      "Take `tracer.span` in Python; return it in compiled lines, with the help that is given."},
-    {"find_with", (PyCFunction)find_with, METH_O,
+    {"set_finder", (PyCFunction)set_finder, METH_O,
      "Say whose spans are asked for from now on; None: nobody's."},
     {NULL},
 };

@@ -15,10 +15,10 @@ TICK_S = 1.0
 """How often work is looked for unasked. A turn takes 0.2 ms of the training's processor."""
 
 MAX_LINES = 4096
-GOODBYE_S = 2.0
+STOP_TIMEOUT_S = 2.0
 
 
-class SpoolThread:
+class BackgroundThread:
     """Makes spare segments and writes the line files beside the training.
 
     Orders go through a `queue.SimpleQueue`, whose ``put`` may interrupt itself:
@@ -44,7 +44,7 @@ class SpoolThread:
         """Ask for work to be done soon. Never blocks."""
         self._orders.put(None)
 
-    def hurry(self, within_s: float) -> None:
+    def wake_within(self, within_s: float) -> None:
         """Ask for the turn after this one to begin within ``within_s``. Never blocks."""
         self._next_s = min(self._next_s, within_s)
         if threading.current_thread() is not self._thread:
@@ -58,11 +58,11 @@ class SpoolThread:
         return True
 
     def stop(self) -> None:
-        """Write what is queued and end; waits `GOODBYE_S` at most."""
+        """Write what is queued and end; waits `STOP_TIMEOUT_S` at most."""
         self._stopping = True
         self.wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(GOODBYE_S)
+            self._thread.join(STOP_TIMEOUT_S)
 
     def _run(self) -> None:
         while not self._stopping:

@@ -44,7 +44,7 @@ class ControlFiles:
         """What both said together when they were last looked at."""
         return {**self._parts[0], **self._parts[1]}
 
-    def news(self) -> Mapping[str, object] | None:
+    def poll(self) -> Mapping[str, object] | None:
         """Return what both say together if either has changed, else None.
 
         A file that is not there, or no longer, says nothing. File I/O: never
@@ -53,7 +53,7 @@ class ControlFiles:
         Raises:
             ControlError: One has changed and cannot be used. What it said
                 before still holds, and it is not looked at again until it
-                changes; news of the other are returned by the next call.
+                changes; what the other says anew is returned by the next call.
         """
         for place, path in enumerate(self._paths):
             stamp = _stamp(self._names[place])
@@ -73,30 +73,30 @@ class Control:
         self._files = ControlFiles(process_folder)
         self._on_problem = on_problem
         self._handlers: list[Handler] = []
-        self._fresh: deque[Handler] = deque()
-        self._looking = threading.Lock()
+        self._new_handlers: deque[Handler] = deque()
+        self._polling = threading.Lock()
 
-    def tell(self, handler: Handler) -> None:
-        """Call ``handler`` with what the files say at the next `look`, and after each change."""
-        self._fresh.append(handler)
+    def subscribe(self, handler: Handler) -> None:
+        """Call ``handler`` with what the files say at the next `poll`, and after each change."""
+        self._new_handlers.append(handler)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Look at the files and tell the handlers. Raises nothing that a handler raises."""
-        with self._looking:
+        with self._polling:
             try:
-                news = self._files.news()
+                changed = self._files.poll()
             except ControlError as problem:
                 self._on_problem(str(problem))
-                news = None
-            if news is not None:
-                self._hand_out(self._handlers, news)
-            fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
-            self._handlers += fresh
+                changed = None
+            if changed is not None:
+                self._call(self._handlers, changed)
+            added = [self._new_handlers.popleft() for _ in range(len(self._new_handlers))]
+            self._handlers += added
             document = self._files.document
-            if document or news is not None:
-                self._hand_out(fresh, document)
+            if document or changed is not None:
+                self._call(added, document)
 
-    def _hand_out(self, handlers: Sequence[Handler], document: Mapping[str, object]) -> None:
+    def _call(self, handlers: Sequence[Handler], document: Mapping[str, object]) -> None:
         for handler in handlers:
             try:
                 handler(document)

@@ -9,7 +9,7 @@ import os
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
-from ..native.choice import find_with, quickened
+from ..native.choice import accelerated, set_finder
 from ..span import NONE, SpanKind
 from .interface import NOOP_SPAN, NOOP_TRACER
 from .plain_values import plain_text
@@ -46,11 +46,11 @@ def set_current(tracer: Tracer) -> None:
     _make_span = None if tracer is NOOP_TRACER else tracer.span
     _tracer = tracer
     if isinstance(tracer, Recorder):
-        tracer.steering.on_keeping_changed = _keep_or_not
+        tracer.sampling_control.on_kinds_changed = _keep_or_not
     _keep_or_not()
 
 
-@quickened(NOOP_SPAN)
+@accelerated(NOOP_SPAN)
 def span(
     name: str, kind: SpanKind | None = None, microbatch: int | None = None, chunk: int | None = None
 ) -> SpanContext:
@@ -186,9 +186,9 @@ def _keep_or_not() -> None:
     """Follow the tracer when it begins or ceases to keep host spans."""
     global _find  # noqa: PLW0603 - one tracer a process
     own = _tracer
-    finder = own.lanes.finder if isinstance(own, Recorder) and own.keeps(HOST) else None
+    finder = own.lanes.finder if isinstance(own, Recorder) and own.is_recorded(HOST) else None
     _find = None if finder is None else finder.find
-    find_with(finder)
+    set_finder(finder)
 
 
 def _traced(name: str | None, target: Any) -> Any:  # noqa: ANN401

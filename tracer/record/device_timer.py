@@ -40,7 +40,7 @@ class DeviceTimer(Protocol):
         """Take what is to be written down once the device has come to its marks."""
         ...
 
-    def give_back(self, mark: Any) -> None:  # noqa: ANN401
+    def release(self, mark: Any) -> None:  # noqa: ANN401
         """Take back a mark that is no longer needed."""
         ...
 
@@ -72,7 +72,7 @@ class NoDeviceTiming:
         """Let go of it: it came too late."""
         pending.lose()
 
-    def give_back(self, mark: Any) -> None:  # noqa: ANN401
+    def release(self, mark: Any) -> None:  # noqa: ANN401
         """Do nothing."""
 
     def track_id(self, mark: Any) -> int:  # noqa: ANN401

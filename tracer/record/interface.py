@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from ..native.choice import nothing
+from ..native.choice import do_nothing
 from ..span import NONE, SpanKind
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Tracer(Protocol):
 
     @property
     def run_id(self) -> str:
-        """The run's name, "" where nothing is recorded."""
+        """The run's name, "" if nothing is recorded."""
         ...
 
     def span(
@@ -85,9 +85,9 @@ class NoopSpan:
     __slots__ = ()
 
     # Static, so that ``with`` makes no bound methods: half the time.
-    __enter__ = staticmethod(nothing)
-    __exit__ = staticmethod(nothing)
-    cancel = staticmethod(nothing)
+    __enter__ = staticmethod(do_nothing)
+    __exit__ = staticmethod(do_nothing)
+    cancel = staticmethod(do_nothing)
 
 
 NOOP_SPAN = NoopSpan()

@@ -9,7 +9,7 @@ from operator import length_hint
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import is_ours
+from ..errors import is_tracer_error
 from ..native.choice import Finder, LaneState, ready_span
 from ..native.host_span import host_span
 from ..native.lane_state import ERROR_HEAD, PLACE
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .interface import SpanContext
     from .process_file import ProcessFile
     from .sampling import Sampling
-    from .segment_pool import SegmentSource
+    from .segment_pool import SegmentPool
 
 
 MAX_LANES = 64
@@ -47,26 +47,26 @@ class Lane(LaneState):
     """One thread's rows, or those of several threads that share it: claims never collide."""
 
     __slots__ = (
-        "_num_in_former",
+        "_num_in_sealed",
         "_process",
         "_turning",
         "_wake",
         "number",
+        "pool",
         "ready",
         "ready_by_name",
         "sampling",
-        "source",
     )
 
     segment: Segment
-    source: SegmentSource
+    pool: SegmentPool
 
     def __init__(
         self,
         number: int,
         *,
         track_id: int,
-        source: SegmentSource,
+        pool: SegmentPool,
         process: ProcessFile,
         sampling: Sampling,
         wake: Callable[[], None],
@@ -74,7 +74,7 @@ class Lane(LaneState):
         self.number = number
         self.track_id = track_id
         self.depth = 0
-        self._num_in_former = 0
+        self._num_in_sealed = 0
         self.segment = NO_SEGMENT
         self.ready: dict[int, ReadySpan] = {}
         """Spans of this lane's thread that are made once and entered often, by `head_word`."""
@@ -82,17 +82,17 @@ class Lane(LaneState):
         self.ready_by_name: dict[str, ReadySpan] = {}
         """Those of them that `tracer.record.lane.Lanes.finder` finds by their name alone."""
 
-        self.source = source
+        self.pool = pool
         self._process = process
         self.sampling = sampling
         self._wake = wake
         self._turning = threading.Lock()
         self.set_place(NONE, NONE, NONE)
 
-    def begin_in(self, segment: Segment) -> None:
+    def start_in(self, segment: Segment) -> None:
         """Write to ``segment`` from the first record on; `NO_SEGMENT`: to the next spare."""
         if segment is not NO_SEGMENT:
-            segment.give_to(self.number)
+            segment.assign_to(self.number)
             self.segment = segment
 
     def place_of(
@@ -106,7 +106,7 @@ class Lane(LaneState):
             self.track_id if track_id is None else track_id,
         )
 
-    def write_in_next(  # noqa: PLR0913 - as `write`
+    def write_in_next_segment(  # noqa: PLR0913 - as `write`
         self,
         head: int,
         start_ns: int,
@@ -123,7 +123,7 @@ class Lane(LaneState):
         if length_hint(segment.rows):
             self.write(head, start_ns, duration_ns, place, launch_ns, depth, second)
         else:
-            self.source.drops.add()
+            self.pool.drops.add()
 
     def open_in_first(self, start_ns: int, head: int, comm: tuple[int, int]) -> OpenEntry | None:
         """`open` where no line is left: in the first segment, if there was none before."""
@@ -152,7 +152,7 @@ class Lane(LaneState):
         Raises:
             BaseException: ``problem`` itself, where a signal handler of the job raised it.
         """
-        if not is_ours(problem):
+        if not is_tracer_error(problem):
             raise problem
         out_of_memory = isinstance(problem, MemoryError)
         self._process.drop(DropReason.OUT_OF_MEMORY if out_of_memory else DropReason.INTERNAL_ERROR)
@@ -161,11 +161,11 @@ class Lane(LaneState):
         """Say that nothing more comes."""
         segment, self.segment = self.segment, NO_SEGMENT
         segment.seal()
-        self._num_in_former += segment.num_claimed()
+        self._num_in_sealed += segment.num_claimed()
 
-    def num_stored(self) -> int:
+    def num_claimed(self) -> int:
         """Return how many rows this lane has claimed, in all its segments."""
-        return self._num_in_former + self.segment.num_claimed()
+        return self._num_in_sealed + self.segment.num_claimed()
 
     def detach(self) -> None:
         """Stop touching files: this process is a forked child."""
@@ -179,12 +179,12 @@ class Lane(LaneState):
         if not self._turning.acquire(blocking=False):
             return self.segment
         try:
-            if self.segment is full and (fresh := self.source.take()) is not None:
-                fresh.give_to(self.number)
-                self._num_in_former += full.capacity
+            if self.segment is full and (fresh := self.pool.take()) is not None:
+                fresh.assign_to(self.number)
+                self._num_in_sealed += full.capacity
                 self.segment = fresh
                 full.seal()
-                self.source.retire(full)
+                self.pool.retire(full)
                 self._wake()
             return self.segment
         finally:
@@ -213,12 +213,12 @@ class Lanes:
         self,
         *,
         process: ProcessFile,
-        source: SegmentSource,
+        pool: SegmentPool,
         sampling: Sampling,
         wake: Callable[[], None],
     ) -> None:
         self._process = process
-        self._source = source
+        self._pool = pool
         self._sampling = sampling
         self._wake = wake
         self._step = NONE
@@ -237,7 +237,7 @@ class Lanes:
     def __iter__(self) -> Iterator[Lane]:
         return iter(list(self._lanes))
 
-    def mine(self) -> Lane:
+    def current(self) -> Lane:
         """Return the calling thread's lane."""
         try:
             lane: Lane = self.threads.lane
@@ -245,18 +245,18 @@ class Lanes:
             return self._join()
         return lane
 
-    def new(self, track: str) -> Lane:
+    def add(self, track: str) -> Lane:
         """Return a lane of its own, for whoever writes to ``track``."""
         lane = Lane(
             next(self._numbers),
             track_id=self._process.name_id(track),
-            source=self._source,
+            pool=self._pool,
             process=self._process,
             sampling=self._sampling,
             wake=self._wake,
         )
         lane.set_place(self._step, NONE, NONE)
-        lane.begin_in(self._source.starter())
+        lane.start_in(self._pool.take_starter())
         self._lanes.append(lane)
         self._wake()  # others may begin at this moment too
         return lane
@@ -274,7 +274,7 @@ class Lanes:
             head: `tracer.record.lane.head_word`.
             name: Under which `finder` shall find it; None: it shall not.
         """
-        lane = self.mine()
+        lane = self.current()
         ready = lane.ready.get(head)
         if ready is None:
             ready = self._make_ready(lane, head, name)
@@ -298,7 +298,7 @@ class Lanes:
         try:
             lane = self._free.pop()
         except IndexError:
-            lane = self.new(track) if len(self._lanes) < MAX_LANES else self._lanes[-1]
+            lane = self.add(track) if len(self._lanes) < MAX_LANES else self._lanes[-1]
         else:
             lane.track_id = self._process.name_id(track)
             lane.depth = 0
@@ -317,7 +317,7 @@ class _Shown(NamedTuple):
     entry: OpenEntry | None
 
 
-class Showing:
+class OpenSpans:
     """Keeps the outermost ready span of each lane in the open table while it lasts.
 
     Done by the background thread once a second, because a training

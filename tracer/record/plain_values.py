@@ -53,7 +53,7 @@ def plain_int(value: object, *, limit: int = 2**63 - 1) -> int | None:
     return value if -1 <= value <= limit else None
 
 
-def plain(value: object) -> Plain:
+def plain_copy(value: object) -> Plain:
     """Return a bounded copy of ``value`` that JSON can hold.
 
     Builtin containers and scalars keep their content up to `MAX_DEPTH`,
@@ -161,14 +161,14 @@ class Arguments:
         """Return ``value`` where it can be read as a loss; NaN for None, and for what cannot."""
         if value is None:
             return math.nan
-        loss = plain_loss(value)
+        loss = read_loss(value)
         if loss is None:
             self._on_bad()
             return math.nan
         return loss
 
 
-def plain_loss(loss: object) -> float | None:
+def read_loss(loss: object) -> float | None:
     """Return a loss as a float; None where it cannot be read without waiting or foreign code.
 
     A tensor on a device stays unread: ``.item()`` would synchronise the job.

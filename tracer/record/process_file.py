@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from ..native.choice import IS_COMPILED, DropCount
 from ..span import NONE
 from ..spool import (
-    ACCOUNT,
-    ACCOUNT_OFFSET,
+    COUNTS,
+    COUNTS_OFFSET,
     DROPPED_OFFSET,
     HEADER_BYTES,
     KEPT_REASONS,
@@ -112,7 +112,7 @@ def private_memory(num_bytes: int) -> mmap.mmap:
 class ProcessFile:
     """The mapped process file. Every method may be called from any thread at any moment."""
 
-    __slots__ = ("_ids", "_lost", "_next_name", "buffer", "drops")
+    __slots__ = ("_dropped", "_ids", "_next_name", "buffer", "drops")
 
     def __init__(self, folder: Path, identity: SpoolIdentity) -> None:
         self.buffer = map_file(folder / PROCESS_FILE, PROCESS_FILE_BYTES)
@@ -120,7 +120,7 @@ class ProcessFile:
             replace(identity, capacity=NAME_CAPACITY), magic=PROCESS_MAGIC
         )
         self.drops = [DropCount(self.buffer, DROPPED_OFFSET + 8 * reason) for reason in DropReason]
-        self._lost = [self.drops[reason] for reason in DropReason if reason not in KEPT_REASONS]
+        self._dropped = [self.drops[reason] for reason in DropReason if reason not in KEPT_REASONS]
         self._next_name = itertools.count()
         self._ids: dict[str, int] = {}
         self.name_id(OTHER_NAME)
@@ -136,19 +136,19 @@ class ProcessFile:
         for drops in self.drops:
             WORD.pack_into(self.buffer, drops.offset, drops.count)
 
-    def num_lost(self) -> int:
+    def num_dropped(self) -> int:
         """Return how many records are gone, for whichever reason."""
-        return sum(drops.count for drops in self._lost)
+        return sum(drops.count for drops in self._dropped)
 
     def write_counts(
-        self, *, num_produced: int, num_stored: int, own_cpu_ns: int, resolver_lag_ns: int | None
+        self, *, num_produced: int, num_written: int, own_cpu_ns: int, resolver_lag_ns: int | None
     ) -> None:
         """Write what the tracer did and what it cost into the header."""
-        ACCOUNT.pack_into(
+        COUNTS.pack_into(
             self.buffer,
-            ACCOUNT_OFFSET,
+            COUNTS_OFFSET,
             num_produced,
-            num_stored,
+            num_written,
             monotonic_ns(),
             own_cpu_ns,
             NONE if resolver_lag_ns is None else resolver_lag_ns,

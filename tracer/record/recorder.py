@@ -8,8 +8,8 @@ import time
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from ..errors import tell
-from ..native.host_span import HostSpan, UnkeptSpan, host_span, placed_span
+from ..errors import print_notice
+from ..native.host_span import HostSpan, UnrecordedSpan, host_span, placed_span
 from ..span import KIND_CODES, NONE, SpanFlag, SpanKind
 from ..spool import (
     EVENTS_FILE,
@@ -20,16 +20,16 @@ from ..spool import (
     RecordType,
     SpoolIdentity,
 )
-from .background_thread import SpoolThread
+from .background_thread import BackgroundThread
 from .device_timer import NO_DEVICE_TIMING
 from .exit_record import ended, failed, reserve_exit, write_exit
 from .interface import NOOP_SPAN
-from .lane import Lanes, Showing, head_word
-from .plain_values import Arguments, plain, plain_text, type_name
+from .lane import Lanes, OpenSpans, head_word
+from .plain_values import Arguments, plain_copy, plain_text, type_name
 from .process_file import ProcessFile
-from .sampling import Settings, Steering
-from .segment_pool import SegmentSource, SpoolLimits
-from .steps import Lacking, StepRecords
+from .sampling import SamplingControl, Settings
+from .segment_pool import SegmentPool, SpoolLimits
+from .steps import MissingKinds, StepRecords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,14 +59,14 @@ class Recorder:
         self.run_id = identity.run_id
         self.step_number = NONE
         self._process = ProcessFile(folder, identity)
-        self._source = SegmentSource(
+        self._pool = SegmentPool(
             folder,
             identity,
             limits or SpoolLimits(),
             process=self._process,
-            on_full=self._tell_no_room,
+            on_full=self._report_full,
         )
-        self._background = SpoolThread(
+        self._background = BackgroundThread(
             folder, work=self._work, on_error=lambda: self.drop(DropReason.INTERNAL_ERROR)
         )
         self._arguments = Arguments(lambda: self.drop(DropReason.BAD_ARGUMENT))
@@ -75,24 +75,24 @@ class Recorder:
         self.step_start_ns: int | None = None
         """When the step that runs began, monotonic; None before the first."""
 
-        self.lacking = Lacking()
+        self.missing_kinds = MissingKinds()
         """Of which kinds spans are missing for an error of ours."""
 
         self._failure: dict[str, object] | None = None
         self._closers: list[Callable[[], None]] = []
         self._attempts: list[Callable[[], bool]] = []
         self._closed = False
-        self.steering = Steering(
+        self.sampling_control = SamplingControl(
             folder,
             settings or Settings(),
             tell=lambda text, data: self.event("control", text, data),
             on_bad=lambda: self.drop(DropReason.BAD_ARGUMENT),
         )
-        self.sampling = self.steering.sampling
+        self.sampling = self.sampling_control.sampling
         self.count_tokens: Callable[[], int | None] = _unknown
         """Tells the tokens of the step that ends, where the job does not."""
 
-        self.has_told_microbatches = False
+        self.job_reports_microbatches = False
         """Whether the job itself tells what its micro-batches hold."""
 
         self.device_timing: DeviceTimer = NO_DEVICE_TIMING
@@ -101,23 +101,23 @@ class Recorder:
         self._chores: list[Callable[[], None]] = []
         self.lanes = Lanes(
             process=self._process,
-            source=self._source,
+            pool=self._pool,
             sampling=self.sampling,
             wake=self._background.wake,
         )
-        self._showing = Showing(self.lanes)
+        self._open_spans = OpenSpans(self.lanes)
         self.resolver_lag_ns: int | None = None
         """Age of the oldest device span not yet resolved; None: no device is timed."""
 
         self._own_cpu_ns = 0
-        self.comm_lane = self.lanes.new("comm")
+        self.comm_lane = self.lanes.add("comm")
 
     def start(self) -> None:
         """Make the first segments ready and start the background thread."""
         reserve_exit(self.folder)
-        self._source.replenish()
-        self._source.prepare()
-        self.steering.control.look()
+        self._pool.replenish()
+        self._pool.prepare_spare()
+        self.sampling_control.control.poll()
         self._background.start()
 
     # -- spans ---------------------------------------------------------------
@@ -142,13 +142,13 @@ class Recorder:
     def host_span(self, name: str, kind: SpanKind) -> HostSpan:
         """Return a span of ours, to be entered and left by hand; an error of ours is counted."""
         try:
-            if self.keeps(kind):
-                return host_span(self.lanes.mine(), self.head(name, kind))
+            if self.is_recorded(kind):
+                return host_span(self.lanes.current(), self.head(name, kind))
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.swallow(problem)
-        return UnkeptSpan()
+        return UnrecordedSpan()
 
-    def keeps(self, kind: SpanKind) -> bool:
+    def is_recorded(self, kind: SpanKind) -> bool:
         """Return whether spans of ``kind`` that begin now are recorded.
 
         What is not kept by request (level, sampling, recording off) is not
@@ -166,7 +166,7 @@ class Recorder:
         once the file is gone. An exception of the handler is counted and told
         as an event.
         """
-        self.steering.control.tell(handler)
+        self.sampling_control.control.subscribe(handler)
 
     def append_span(self, name: str, kind: SpanKind, start_ns: int, end_ns: int) -> None:
         """Write a span of the calling thread that is already over."""
@@ -194,7 +194,7 @@ class Recorder:
 
     def lane(self) -> Lane:
         """Return the calling thread's lane."""
-        return self.lanes.mine()
+        return self.lanes.current()
 
     def drop(self, reason: DropReason) -> None:
         """Count a lost record."""
@@ -223,13 +223,13 @@ class Recorder:
             return
         counted = self.count_tokens()
         self._step_records.end_step(
-            self.lanes.mine(),
+            self.lanes.current(),
             self.step_number,
             start_ns=start_ns,
             end_ns=now_ns,
             tokens=counted if tokens is None else tokens,
             loss=loss,
-            left_out=self.sampling.left_out | self.lacking.end_step(),
+            left_out=self.sampling.left_out | self.missing_kinds.end_step(),
         )
         self._begin_step(self.step_number + 1, now_ns)
 
@@ -237,7 +237,7 @@ class Recorder:
         self, index: int, tokens: int | None = None, sum_squared_lengths: int | None = None
     ) -> None:
         """Note what micro-batch ``index`` of this step holds."""
-        self.has_told_microbatches = True
+        self.job_reports_microbatches = True
         self.append_microbatch(index, tokens, sum_squared_lengths)
 
     def append_microbatch(
@@ -281,7 +281,7 @@ class Recorder:
 
     def append_line(self, file_name: str, line: dict[str, object]) -> None:
         """Queue one line for a line file of the process."""
-        if not self._background.append_line(file_name, json.dumps(plain(line))):
+        if not self._background.append_line(file_name, json.dumps(plain_copy(line))):
             self.drop(DropReason.NO_SEGMENT)
 
     def record_exception(self, exc: BaseException) -> None:
@@ -300,7 +300,7 @@ class Recorder:
         """Call ``closer`` at shutdown, the last registered first."""
         self._closers.append(closer)
 
-    def at_each_turn(self, chore: Callable[[], None]) -> None:
+    def on_tick(self, chore: Callable[[], None]) -> None:
         """Call ``chore`` on the background thread about every second.
 
         An exception of it is counted. File work is allowed; long work delays
@@ -308,11 +308,11 @@ class Recorder:
         """
         self._chores.append(chore)
 
-    def hurry(self, within_s: float) -> None:
+    def wake_within(self, within_s: float) -> None:
         """Ask for the background thread's next turn to begin within ``within_s``."""
-        self._background.hurry(within_s)
+        self._background.wake_within(within_s)
 
-    def at_each_step(self, attempt: Callable[[], bool]) -> None:
+    def on_step_begin(self, attempt: Callable[[], bool]) -> None:
         """Call ``attempt`` when a step begins, until it returns True.
 
         One that raises is not called again: its error is counted, told as an
@@ -329,8 +329,8 @@ class Recorder:
             with contextlib.suppress(Exception):
                 self._closers.pop()()
         self._background.stop()
-        self._source.close()
-        self._showing.close()
+        self._pool.close()
+        self._open_spans.close()
         for lane in self.lanes:
             lane.seal()
         self._publish_counts()
@@ -344,7 +344,7 @@ class Recorder:
         self._closed = True
         self.device_timing = NO_DEVICE_TIMING  # CUDA cannot be used after a fork
         self._closers.clear()
-        self._source.forget()
+        self._pool.abandon()
         self._process.detach()
         for lane in self.lanes:
             lane.detach()
@@ -353,11 +353,11 @@ class Recorder:
 
     def _work(self) -> None:
         """What the background thread does at each turn."""
-        self._source.let_go()  # before the next is made: it takes as much memory again
-        if self._source.is_short() and not self._closed:
-            self._source.replenish()
-        self._showing.refresh()
-        self.steering.control.look()
+        self._pool.unmap_retired()  # before the next is made: it takes as much memory again
+        if self._pool.needs_segments() and not self._closed:
+            self._pool.replenish()
+        self._open_spans.refresh()
+        self.sampling_control.control.poll()
         for chore in list(self._chores):
             try:
                 chore()
@@ -370,23 +370,23 @@ class Recorder:
         """Write what was recorded and what it cost into the process file's header."""
         self._process.publish_drops()
         # Drops first: what is claimed meanwhile then counts as produced and stored.
-        num_lost = self._process.num_lost()
-        num_stored = sum(lane.num_stored() for lane in self.lanes)
+        num_dropped = self._process.num_dropped()
+        num_written = sum(lane.num_claimed() for lane in self.lanes)
         self._process.write_counts(
-            num_produced=num_stored + num_lost,
-            num_stored=num_stored,
+            num_produced=num_written + num_dropped,
+            num_written=num_written,
             own_cpu_ns=self._own_cpu_ns,
             resolver_lag_ns=self.resolver_lag_ns,
         )
 
-    def _tell_no_room(self, why: str) -> None:
+    def _report_full(self, why: str) -> None:
         self.event("tracer", "no room for more records: dropping and counting them", {"why": why})
-        tell(f"rank {self.identity.rank} drops spans, and counts them: {why}")
+        print_notice(f"rank {self.identity.rank} drops spans, and counts them: {why}")
 
     def _begin_step(self, step: int, now_ns: int) -> None:
         self.step_number = step
         self.step_start_ns = now_ns
-        self.steering.begin_step(step)
+        self.sampling_control.begin_step(step)
         self.lanes.begin_step(step)
         for attempt in list(self._attempts):
             try:

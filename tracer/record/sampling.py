@@ -74,7 +74,7 @@ class Settings:
         return LEVELS[self.level]
 
 
-def changed(settings: Settings, document: Mapping[str, object]) -> Settings:
+def update_settings(settings: Settings, document: Mapping[str, object]) -> Settings:
     """Return ``settings`` with what ``document`` says; keys of others are passed over.
 
     Raises:
@@ -89,7 +89,7 @@ def changed(settings: Settings, document: Mapping[str, object]) -> Settings:
     return replace(settings, recording=recording, level=level or "", sample_every=number or 0)
 
 
-def first_step_of(document: Mapping[str, object]) -> int | None:
+def read_first_step(document: Mapping[str, object]) -> int | None:
     """Return the step from which ``document`` holds; None: from the next one that begins.
 
     Raises:
@@ -120,7 +120,7 @@ class Sampling:
         self._by_step: dict[int, int] = {NONE: self.left_out}
         self._next: tuple[int | None, Settings] | None = None
 
-    def offer(self, settings: Settings, first_step: int | None) -> None:
+    def schedule(self, settings: Settings, first_step: int | None) -> None:
         """Let ``settings`` hold from step ``first_step`` on, or from the next that begins."""
         self._next = (first_step, settings)
 
@@ -131,10 +131,10 @@ class Sampling:
             step: The step that begins; `NONE`: no step has begun, and a change
                 that names no step holds at once.
         """
-        offered = self._next
-        if offered is not None and (offered[0] is None or NONE < offered[0] <= step):
-            self.settings = offered[1]
-            if self._next is offered:  # the background thread may have put a newer one there
+        scheduled = self._next
+        if scheduled is not None and (scheduled[0] is None or NONE < scheduled[0] <= step):
+            self.settings = scheduled[1]
+            if self._next is scheduled:  # the background thread may have put a newer one there
                 self._next = None
         before, self.left_out = self.left_out, self.settings.left_out(step)
         self._by_step.pop(step, None)
@@ -156,7 +156,7 @@ class Sampling:
         return bool(left_out >> ((head >> 8) & 0xFF) & 1)
 
 
-class Steering:
+class SamplingControl:
     """Follows the control files of a process."""
 
     def __init__(
@@ -168,7 +168,7 @@ class Steering:
         on_bad: Callable[[], None],
     ) -> None:
         self.sampling = Sampling(first)
-        self.on_keeping_changed: Callable[[], None] = _nothing
+        self.on_kinds_changed: Callable[[], None] = _nothing
         """Called when other kinds are kept than before."""
 
         self.control = Control(process_folder, on_problem=self._tell_problem)
@@ -176,21 +176,23 @@ class Steering:
         self._step = NONE
         self._tell = tell
         self._on_bad = on_bad
-        self.control.tell(self._take)
+        self.control.subscribe(self._take)
 
     def begin_step(self, step: int) -> None:
-        """Let settings that were offered for ``step`` hold, and tell when they change."""
+        """Let settings that were scheduled for ``step`` hold, and tell when they change."""
         self._step = step
         before = self.sampling.settings
         if self.sampling.begin_step(step):
-            self.on_keeping_changed()
+            self.on_kinds_changed()
         now = self.sampling.settings
         if now is not before and now != before:
             self._tell(f"settings changed at step {step}", {**asdict(now), "step": step})
 
     def _take(self, document: Mapping[str, object]) -> None:
         try:
-            self.sampling.offer(changed(self._first, document), first_step_of(document))
+            self.sampling.schedule(
+                update_settings(self._first, document), read_first_step(document)
+            )
         except SettingError as problem:
             self._tell_problem(str(problem))
         if self._step == NONE:  # no step will begin soon, or ever

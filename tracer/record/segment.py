@@ -65,7 +65,7 @@ class Segment:
         """Touch one page, so that the training thread does not pay for its first write."""
         self.buffer[page * PAGE_BYTES] = self.buffer[page * PAGE_BYTES]
 
-    def give_to(self, lane: int) -> None:
+    def assign_to(self, lane: int) -> None:
         """Note which lane writes here."""
         LANE.pack_into(self.buffer, LANE_OFFSET, lane)
 

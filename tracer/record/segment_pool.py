@@ -25,13 +25,13 @@ STARTER_BYTES = 16 << 10
 """Of a segment for a lane's first records: 96 of them. It is made in a tenth of a millisecond,
 where a whole one takes some twenty; threads may begin at any moment, and several at once."""
 
-READY_STARTERS = 4
+NUM_STARTERS = 4
 """So many threads may begin at one and the same moment."""
 
 MIN_BUDGET_IN_STARTERS = 64
 """Where the spool may hold less than so many, lanes begin in whole segments."""
 
-REFUSED_NS = 2_000_000_000
+RETRY_AFTER_NS = 2_000_000_000
 """How long a disk is left alone that has just refused a segment: asking costs a third of a
 millisecond of the processor, which the training may want."""
 
@@ -59,7 +59,7 @@ class SpoolLimits:
             )
 
 
-class SegmentSource:
+class SegmentPool:
     """Hands out segments that are allocated, mapped and touched beforehand."""
 
     def __init__(
@@ -87,12 +87,12 @@ class SegmentSource:
         self._retired: deque[Segment] = deque()
         self._on_disk: list[tuple[Path, int]] = []
         self._closed = False
-        self._refused_until_ns = 0
+        self._retry_at_ns = 0
         self._on_full: Callable[[str], None] | None = on_full
         self.drops = process.drops[DropReason.NO_SEGMENT]
         """Counts what is lost where `take` has nothing: not ready yet, or no room."""
 
-    def starter(self) -> Segment:
+    def take_starter(self) -> Segment:
         """Return a small segment for a lane that begins, `NO_SEGMENT` where none is ready."""
         try:
             return self._starters.popleft()
@@ -110,24 +110,24 @@ class SegmentSource:
         """Take a sealed segment; unmapping it costs more than a training thread should pay."""
         self._retired.append(segment)
 
-    def let_go(self) -> None:
+    def unmap_retired(self) -> None:
         """Unmap what was retired. Never on a training thread."""
         self._retired.clear()
 
-    def is_short(self) -> bool:
+    def needs_segments(self) -> bool:
         """Return whether `replenish` has something to do."""
-        is_short = not self._closed and (not self.spares or self._lacks_starter())
-        return is_short and not self._is_refused()
+        needs_segments = not self._closed and (not self.spares or self._needs_starter())
+        return needs_segments and not self._is_waiting_to_retry()
 
     def replenish(self) -> None:
         """Make what is missing, where there is room. File I/O: never on a training thread."""
         self._prepare_starters()
         if not self.spares:
-            self.prepare()
+            self.prepare_spare()
 
-    def prepare(self) -> None:
+    def prepare_spare(self) -> None:
         """Make one more spare where there is room. File I/O: never on a training thread."""
-        spare = self._made(self._limits.segment_bytes)
+        spare = self._make(self._limits.segment_bytes)
         if spare is None:
             return
         for page in range(spare.num_pages):
@@ -139,26 +139,26 @@ class SegmentSource:
         self.spares.append(spare)
 
     def _prepare_starters(self) -> None:
-        while self._lacks_starter() and (starter := self._made(STARTER_BYTES)) is not None:
+        while self._needs_starter() and (starter := self._make(STARTER_BYTES)) is not None:
             for page in range(starter.num_pages):
                 starter.fault_in(page)
             self._starters.append(starter)
 
-    def _lacks_starter(self) -> bool:
-        return self._has_starters and len(self._starters) < READY_STARTERS
+    def _needs_starter(self) -> bool:
+        return self._has_starters and len(self._starters) < NUM_STARTERS
 
-    def _is_refused(self) -> bool:
-        return monotonic_ns() < self._refused_until_ns
+    def _is_waiting_to_retry(self) -> bool:
+        return monotonic_ns() < self._retry_at_ns
 
-    def _made(self, num_bytes: int) -> Segment | None:
+    def _make(self, num_bytes: int) -> Segment | None:
         """Return a new segment of at most ``num_bytes``, None where there is no room."""
-        if self._is_refused():
+        if self._is_waiting_to_retry():
             return None
         self._on_disk = [(path, size) for path, size in self._on_disk if path.exists()]
         capacity = segment_capacity(num_bytes)
         num_bytes = HEADER_BYTES + capacity * RECORD_BYTES
         if sum(size for _, size in self._on_disk) + num_bytes > self._limits.spool_bytes:
-            self._no_room(f"the limit of {self._limits.spool_bytes} bytes is reached")
+            self._report_full(f"the limit of {self._limits.spool_bytes} bytes is reached")
             return None
         number = next(self._numbers)
         path = self._folder / f"seg-{number:06d}.rsp"
@@ -166,13 +166,13 @@ class SegmentSource:
         try:
             segment = Segment(path, identity)
         except (OSError, ValueError, MemoryError) as problem:
-            self._refused_until_ns = monotonic_ns() + REFUSED_NS
-            self._no_room(str(problem) or "out of memory")
+            self._retry_at_ns = monotonic_ns() + RETRY_AFTER_NS
+            self._report_full(str(problem) or "out of memory")
             return None
         self._on_disk.append((path, num_bytes))
         return segment
 
-    def _no_room(self, why: str) -> None:
+    def _report_full(self, why: str) -> None:
         """Note that there is no room; the first time it is told too."""
         self.drops = self._process.drops[DropReason.SPOOL_FULL]
         on_full, self._on_full = self._on_full, None
@@ -187,7 +187,7 @@ class SegmentSource:
                 with contextlib.suppress(OSError, IndexError):
                     ready.popleft().path.unlink()
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Hand out nothing more and leave the files alone: they are a parent's."""
         self._closed = True
         self._starters.clear()

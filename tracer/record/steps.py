@@ -22,12 +22,12 @@ MICROBATCH_HEAD = head_word(
     RecordType.MICROBATCH, kind=0, flags=int(SpanFlag.HOST_CLOCK), name_id=0
 )
 
-COMPUTE = (SpanKind.FORWARD, SpanKind.BACKWARD)
-OPTIMIZER = (SpanKind.OPTIMIZER,)
-COMMUNICATION = (*COMM_KINDS, SpanKind.OTHER, SpanKind.WAIT)
+COMPUTE_KINDS = (SpanKind.FORWARD, SpanKind.BACKWARD)
+OPTIMIZER_KINDS = (SpanKind.OPTIMIZER,)
+COMMUNICATION_KINDS = (*COMM_KINDS, SpanKind.OTHER, SpanKind.WAIT)
 """What nobody records once the capture of that name has failed."""
 
-TIMED = (*COMPUTE, *OPTIMIZER, *COMMUNICATION)
+TIMED_KINDS = (*COMPUTE_KINDS, *OPTIMIZER_KINDS, *COMMUNICATION_KINDS)
 """What all of them record, and what is timed on a device where there is one."""
 
 
@@ -80,18 +80,18 @@ class StepRecords:
         lane.append(MICROBATCH_HEAD, now_ns, 0, place, now_ns, 0, second)
 
 
-class Lacking:
+class MissingKinds:
     """What is missing, by the bits of `kind_bits`. Hooks of any thread may tell it."""
 
     def __init__(self) -> None:
         self._for_good = 0
         self._in_step = 0
 
-    def from_now_on(self, kinds: Iterable[SpanKind]) -> None:
+    def add_permanent(self, kinds: Iterable[SpanKind]) -> None:
         """Note that nothing of ``kinds`` is recorded any more, beginning with this step."""
         self._for_good |= kind_bits(kinds)
 
-    def in_step(self, kind: SpanKind) -> None:
+    def add_in_step(self, kind: SpanKind) -> None:
         """Note that this step lacks a span of ``kind``."""
         self._in_step |= kind_bits((kind,))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.collector.host.heartbeat import Heartbeat, HeartbeatSource, host_address
 from rankscope.collector.host.sample import Sample
 from rankscope.collector.host.spool_ranks import newest_step
-from rankscope.tracer.spool import ACCOUNT, ACCOUNT_OFFSET, PROCESS_FILE
+from rankscope.tracer.spool import COUNTS, COUNTS_OFFSET, PROCESS_FILE
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def rank(spool: Path, *, number: int = 0, **manifest: Any) -> SpoolBuilder:  # n
 
 def account(builder: SpoolBuilder, at_ns: int) -> None:
     with (builder.folder / PROCESS_FILE).open("r+b") as file:
-        file.seek(ACCOUNT_OFFSET)
-        file.write(ACCOUNT.pack(1, 1, at_ns, 0, -1))
+        file.seek(COUNTS_OFFSET)
+        file.write(COUNTS.pack(1, 1, at_ns, 0, -1))
 
 
 class Beats:

@@ -7,7 +7,7 @@ from rankscope.collector.spool.process_tail import count_removed_rows
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
-from rankscope.tracer.spool import ACCOUNT, ACCOUNT_OFFSET, PROCESS_FILE
+from rankscope.tracer.spool import COUNTS, COUNTS_OFFSET, PROCESS_FILE
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
 from tests.support.collector.stored import names_of
 
@@ -57,7 +57,7 @@ def test_rows_of_a_segment_that_was_removed_unread_are_counted_as_dropped(
     spool.span("d")
     spool.span("e")
     account = bytearray((spool.folder / PROCESS_FILE).read_bytes())
-    ACCOUNT.pack_into(account, ACCOUNT_OFFSET, 5, 5, 1, 0, -1)
+    COUNTS.pack_into(account, COUNTS_OFFSET, 5, 5, 1, 0, -1)
     (spool.folder / PROCESS_FILE).write_bytes(account)
     unread.unlink()
     spool.end()

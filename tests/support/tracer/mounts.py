@@ -29,7 +29,7 @@ def run_with_mounts(
         ["unshare", "-rm", *command],
         env={
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
             "RANKSCOPE_TRACE": str(spool),
             "RANKSCOPE_RUN": "run",
             **environ,

@@ -91,7 +91,7 @@ def read_spans(folder: Path) -> list[Row]:
     return [row for row in rows if row.record == RecordType.SPAN and row.kind != SpanKind.GC]
 
 
-def lacking(folder: Path) -> list[set[str]]:
+def missing_kinds(folder: Path) -> list[set[str]]:
     """Return of which kinds each step says that it lacks spans."""
     steps = [row for row in read_rows(folder) if row.record == RecordType.STEP]
     masks = [STEP.unpack(row.second)[3] for row in sorted(steps, key=lambda row: row.step)]
@@ -104,7 +104,7 @@ def dropped(folder: Path) -> dict[DropReason, int]:
     return read_dropped(data)
 
 
-def num_lost(folder: Path) -> int:
+def count_dropped(folder: Path) -> int:
     """Return how many records the process dropped, for whichever reason."""
     return sum(num for reason, num in dropped(folder).items() if reason not in KEPT_REASONS)
 

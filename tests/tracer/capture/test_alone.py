@@ -19,7 +19,14 @@ from rankscope import tracer
 from rankscope.tracer.native.choice import compute_span
 from rankscope.tracer.span import COMM_KINDS, SpanKind
 from rankscope.tracer.spool import DropReason
-from tests.support.tracer.reading import Row, dropped, lacking, only_folder, read_rows, read_spans
+from tests.support.tracer.reading import (
+    Row,
+    dropped,
+    missing_kinds,
+    only_folder,
+    read_rows,
+    read_spans,
+)
 from tests.support.tracer.torch_here import since
 
 if TYPE_CHECKING:
@@ -216,7 +223,7 @@ def test_an_error_of_the_capture_turns_it_off_and_leaves_the_job_alone(
     tracer.install(spool=tmp_path, run="run")
     monkeypatch.setattr(dist, "get_process_group_ranks", broken)
     # The frame that raises is a test's; as torch's own it would lie below torch's folder.
-    monkeypatch.setattr("rankscope.tracer.errors.OURS", __file__)
+    monkeypatch.setattr("rankscope.tracer.errors.PACKAGE_FOLDER", __file__)
     values = torch.ones(2)
     tracer.begin_steps()
     tracer.step()
@@ -230,7 +237,7 @@ def test_an_error_of_the_capture_turns_it_off_and_leaves_the_job_alone(
     assert dropped(folder) == {DropReason.INTERNAL_ERROR: 1}
     assert "turned itself off" in (folder / "events.jsonl").read_text()
     # From then on each step says what it lacks: else it would look as if nobody had waited.
-    assert lacking(folder) == [
+    assert missing_kinds(folder) == [
         set(),
         {*COMM_KINDS, "other", "wait"},
         {*COMM_KINDS, "other", "wait"},
@@ -252,7 +259,7 @@ def test_where_torch_lacks_a_name_the_job_runs_and_an_event_says_so(
     folder = only_folder(tmp_path)
     assert dropped(folder) == {DropReason.INTERNAL_ERROR: 1}
     assert "no communication capture" in (folder / "events.jsonl").read_text()
-    assert lacking(folder) == [{*COMM_KINDS, "other", "wait"}]
+    assert missing_kinds(folder) == [{*COMM_KINDS, "other", "wait"}]
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -270,7 +277,7 @@ def test_a_forward_that_cannot_be_recorded_is_lacking_in_its_step_alone(
     model = nn.Linear(2, 2)
     tracer.install(spool=tmp_path, run="run", model=model)
     monkeypatch.setattr("rankscope.tracer.capture.compute.compute_span", breaks)
-    monkeypatch.setattr("rankscope.tracer.errors.OURS", __file__)
+    monkeypatch.setattr("rankscope.tracer.errors.PACKAGE_FOLDER", __file__)
     tracer.begin_steps()
     for _ in range(4):
         model(torch.ones(2))
@@ -279,7 +286,7 @@ def test_a_forward_that_cannot_be_recorded_is_lacking_in_its_step_alone(
     spans = spans_after_goodbye(tmp_path)
     folder = only_folder(tmp_path)
     assert [row.step for row in spans] == list(range(times, 4))
-    assert lacking(folder) == [{"forward"}] * times + [set()] * (4 - times)
+    assert missing_kinds(folder) == [{"forward"}] * times + [set()] * (4 - times)
     assert dropped(folder) == {DropReason.INTERNAL_ERROR: times}
 
 
@@ -321,7 +328,7 @@ def test_a_step_whose_backward_nobody_saw_says_so(
     tracer.shutdown()
 
     folder = only_folder(tmp_path)
-    assert lacking(folder) == [missing] * 3 + [set()]
+    assert missing_kinds(folder) == [missing] * 3 + [set()]
     events = folder / "events.jsonl"
     told = events.read_text() if events.exists() else ""
     assert told.count("no backward was seen") == num_told
@@ -345,7 +352,7 @@ def test_a_backward_inside_the_root_forward_is_part_of_it_and_missing_nowhere(
     tracer.step()
     tracer.shutdown()
 
-    assert lacking(only_folder(tmp_path)) == [set()]
+    assert missing_kinds(only_folder(tmp_path)) == [set()]
 
 
 def test_an_optimizer_inside_another_counts_once(tmp_path: Path) -> None:

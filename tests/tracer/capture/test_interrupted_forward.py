@@ -15,7 +15,7 @@ from rankscope.tracer.capture.module import capture_forward
 from rankscope.tracer.record.sampling import Settings
 from rankscope.tracer.span import NONE, SpanKind
 from tests.support.tracer.claiming import ClaimingCuda
-from tests.support.tracer.reading import Row, dropped, lacking, open_names, read_spans
+from tests.support.tracer.reading import Row, dropped, missing_kinds, open_names, read_spans
 from tests.support.tracer.recording import recorder_in
 from tests.support.tracer.timing import TimedRecorder
 
@@ -103,7 +103,7 @@ def test_what_follows_an_interrupted_forward_is_recorded_and_its_step_says_what_
         ("after", 3, NONE, 0),
         ("forward", 4, 0, 0),
     ]
-    assert lacking(tmp_path) == [{SpanKind.FORWARD}, set()]
+    assert missing_kinds(tmp_path) == [{SpanKind.FORWARD}, set()]
     assert dropped(tmp_path) == {}
 
 
@@ -123,7 +123,7 @@ def test_a_forward_interrupted_within_another_one_ends_both(tmp_path: Path) -> N
     recorder.shutdown()
 
     assert told(read_spans(tmp_path)) == [("forward", 0, 1, 0), ("forward", 0, 2, 0)]
-    assert lacking(tmp_path) == [{SpanKind.FORWARD}]
+    assert missing_kinds(tmp_path) == [{SpanKind.FORWARD}]
 
 
 @pytest.mark.parametrize("within", ["itself", "another"])
@@ -142,7 +142,7 @@ def test_a_forward_within_a_forward_is_the_same_work(tmp_path: Path, within: str
     recorder.shutdown()
 
     assert told(read_spans(tmp_path)) == [("forward", 0, 0, 0)]
-    assert lacking(tmp_path) == [set()]
+    assert missing_kinds(tmp_path) == [set()]
 
 
 def test_an_interrupted_forward_does_not_keep_its_model_alive(tmp_path: Path) -> None:
@@ -188,5 +188,5 @@ def test_a_mark_of_a_forward_that_was_interrupted_is_given_back(tmp_path: Path) 
     assert [(row.name, row.step, row.microbatch) for row in read_spans(tmp_path)] == [
         ("forward", 0, 30)
     ]
-    assert lacking(tmp_path) == [{SpanKind.FORWARD}]
+    assert missing_kinds(tmp_path) == [{SpanKind.FORWARD}]
     assert dropped(tmp_path) == {}

@@ -12,7 +12,7 @@ from rankscope.tracer.capture.compute import Compute
 from rankscope.tracer.device.span import timed_span
 from rankscope.tracer.span import COMM_KINDS, SpanFlag, SpanKind
 from rankscope.tracer.spool import DropReason
-from tests.support.tracer.reading import dropped, lacking, open_names, read_spans
+from tests.support.tracer.reading import dropped, missing_kinds, open_names, read_spans
 from tests.support.tracer.timing import TimedRecorder
 from tests.support.tracer.torch.fake_cuda import CudaError, FakeCuda, FakeEvent, FakeTensor
 
@@ -240,7 +240,7 @@ def test_an_asynchronous_error_turns_device_timing_off_and_host_spans_go_on(
     assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 2}
     # When a device was given its work says nothing of when it did it.
     on_device = {*COMM_KINDS, "forward", "backward", "optimizer", "other", "wait"}
-    assert lacking(tmp_path) == [on_device, on_device]
+    assert missing_kinds(tmp_path) == [on_device, on_device]
     (event,) = events(tmp_path)
     assert event["text"] == "device timing turned itself off"
     assert event["data"] == {
@@ -369,7 +369,7 @@ def test_the_resolver_stands_on_the_jobs_device_before_it_asks_anything(
 
 def test_the_recorders_own_thread_resolves(tmp_path: Path, cuda: FakeCuda) -> None:
     timed = TimedRecorder(tmp_path, cuda)
-    timed.recorder.at_each_turn(timed.timing.turn)
+    timed.recorder.on_tick(timed.timing.turn)
     for _ in range(100):
         with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
             cuda.kernel(MS // 100)

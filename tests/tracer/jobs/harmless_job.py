@@ -22,7 +22,7 @@ from rankscope.tracer.capture import compute, data
 from rankscope.tracer.capture.on_device import OnDevice
 from rankscope.tracer.record.lane import Lane, Lanes
 from rankscope.tracer.record.recorder import Recorder
-from rankscope.tracer.record.sampling import Steering
+from rankscope.tracer.record.sampling import SamplingControl
 from rankscope.tracer.spool import DropReason
 from tests.support.tracer.reading import dropped
 
@@ -33,7 +33,7 @@ PARTS: dict[str, tuple[Any, str]] = {
     "nothing": (tracer, "__name__"),
     "lane": (Recorder, "lane"),
     "head": (Recorder, "head"),
-    "keeps": (Recorder, "keeps"),
+    "is recorded": (Recorder, "is_recorded"),
     "name": (Recorder, "name_id"),
     "index": (Recorder, "index"),
     "compute span": (compute, "compute_span"),
@@ -41,9 +41,9 @@ PARTS: dict[str, tuple[Any, str]] = {
     "append": (Lane, "append"),
     "place": (Lane, "set_place"),
     "lanes": (Lanes, "begin_step"),
-    "steering": (Steering, "begin_step"),
+    "sampling control": (SamplingControl, "begin_step"),
     "batch": (data, "count_batch"),
-    "mine": (Lanes, "mine"),
+    "current lane": (Lanes, "current"),
     "on device": (OnDevice, "enter"),
     "events": (Recorder, "append_line"),
 }

@@ -29,7 +29,7 @@ from rankscope.tracer.record.lane import head_word
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.tracer.spool import DropReason, RecordType
 from tests.support.paths import ROOT
-from tests.support.tracer.reading import dropped, num_lost, read_spans
+from tests.support.tracer.reading import count_dropped, dropped, read_spans
 from tests.support.tracer.recording import recorder_in
 
 ALIKE = (
@@ -129,7 +129,7 @@ def test_a_row_that_is_none_is_counted_and_nothing_is_raised(tmp_path: Path, seg
         pass
     recorder.shutdown()
     assert segment.buffer == bytes(4096)
-    assert dropped(tmp_path)[DropReason.INTERNAL_ERROR] == num_lost(tmp_path) == 1
+    assert dropped(tmp_path)[DropReason.INTERNAL_ERROR] == count_dropped(tmp_path) == 1
     assert [(row.name, row.depth) for row in read_spans(tmp_path)] == [("y", 0)]
 
 
@@ -149,7 +149,7 @@ def test_left_before_it_was_entered_and_entered_twice_a_span_is_recorded_once_at
     assert recorder.lane().depth == 0
     recorder.shutdown()
     assert [row.name for row in read_spans(tmp_path)] == ["x"]
-    assert num_lost(tmp_path) == 0
+    assert count_dropped(tmp_path) == 0
 
 
 @pytest.mark.parametrize("wrong", [(), (None, 1), ("lane", 1)])
@@ -167,7 +167,7 @@ def test_spans_and_lanes_that_nobody_holds_are_collected(tmp_path: Path) -> None
 
     before = num_objects()
     for number in range(20):
-        lane = recorder.lanes.new(f"track {number}")
+        lane = recorder.lanes.add(f"track {number}")
         for name_id in range(5):
             lane.ready[name_id] = ready_span(lane, head_of(name_id))
             lane.ready[name_id].enter()
@@ -206,7 +206,7 @@ def test_a_million_spans_of_any_end_leave_nothing_behind(tmp_path: Path) -> None
     more = [two - one for one, two in zip(references, now, strict=True)]
     assert max(map(abs, more)) < 1_000, more  # the thread that makes segments refers to None too
     recorder.shutdown()
-    assert num_lost(tmp_path) + len(read_spans(tmp_path)) == 1_100_000
+    assert count_dropped(tmp_path) + len(read_spans(tmp_path)) == 1_100_000
 
 
 @pytest.mark.parametrize("bounds", [(4096, 4096 + 5 * 128, 128), (0, 7, 3), (5, 5, 1), (9, 5, 1)])
@@ -302,7 +302,7 @@ def test_what_is_no_name_of_a_span_is_not_found(tmp_path: Path, name: object) ->
     assert recorder.lanes.finder.find(name) is None  # type: ignore[arg-type]
     assert Finder(None).find("x") is None
     recorder.shutdown()
-    assert num_lost(tmp_path) == 0
+    assert count_dropped(tmp_path) == 0
 
 
 def test_a_span_of_an_ended_thread_is_not_found_by_the_next_with_its_lane(tmp_path: Path) -> None:
@@ -346,7 +346,9 @@ def test_a_span_is_entered_and_left_however_it_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="of compiled spans alone")
-def test_a_span_that_is_called_otherwise_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
+def test_a_span_that_is_called_otherwise_is_refused_and_stays_as_it_was(
+    tmp_path: Path,
+) -> None:
     recorder = recorder_in(tmp_path)
     span: Any = recorder.span("x")
     kind = type(span)
@@ -367,7 +369,7 @@ def test_a_span_that_is_called_otherwise_is_refused_and_stays_as_it_was(tmp_path
 
     assert (span.start_ns, recorder.lane().depth) == (None, 0)
     recorder.shutdown()
-    assert num_lost(tmp_path) == len(read_spans(tmp_path)) == 0
+    assert count_dropped(tmp_path) == len(read_spans(tmp_path)) == 0
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="Python asks for the buffer each time")

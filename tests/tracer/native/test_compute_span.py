@@ -12,7 +12,7 @@ from rankscope.tracer.capture.compute import Compute
 from rankscope.tracer.native.choice import IS_COMPILED, compute_span
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import OPEN_CAPACITY
-from tests.support.tracer.reading import dropped, num_lost, open_names, read_spans
+from tests.support.tracer.reading import count_dropped, dropped, open_names, read_spans
 from tests.support.tracer.recording import AlarmError, recorder_in
 
 if TYPE_CHECKING:
@@ -130,11 +130,11 @@ def test_what_a_handler_raises_as_it_ends_reaches_the_job_and_leaves_all_in_plac
     span: Any = forward(compute)
     span.__enter__()
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr("rankscope.tracer.record.lane.Lane.write_in_next", interrupted)
+        meanwhile.setattr("rankscope.tracer.record.lane.Lane.write_in_next_segment", interrupted)
         with pytest.raises(raised):
             span.__exit__(None, None, None)
     lane = recorder.lane()
-    found = (lane.depth, lane.step, lane.microbatch, compute.inside.yes)
+    found = (lane.depth, lane.step, lane.microbatch, compute.inside.in_span)
     recorder.shutdown()
 
     assert found == (0, 0, NONE, False)
@@ -160,7 +160,7 @@ def test_a_hundred_thousand_leave_nothing_behind(tmp_path: Path) -> None:
     more = [two - one for one, two in zip(before, after, strict=True)]
     assert max(map(abs, more)) < 1_000, more  # the thread that makes segments refers to None too
     assert num_free >= OPEN_CAPACITY - 1  # the compiled lines keep one at hand
-    assert len(read_spans(tmp_path)) + num_lost(tmp_path) == 101_000
+    assert len(read_spans(tmp_path)) + count_dropped(tmp_path) == 101_000
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="of the compiled function alone")

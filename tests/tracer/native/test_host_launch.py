@@ -15,7 +15,7 @@ from rankscope.tracer.native.host_launch import ASYNC, BLOCKED_NS, HOST_CLOCK
 from rankscope.tracer.record.sampling import Settings
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.spool import OPEN_CAPACITY, RECORD_BYTES, RecordType
-from tests.support.tracer.reading import dropped, num_lost, open_names, read_spans
+from tests.support.tracer.reading import count_dropped, dropped, open_names, read_spans
 from tests.support.tracer.recording import recorder_in
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def test_a_call_that_waited_by_itself_was_blocked_from_begin_to_end(
     job: Job, tmp_path: Path
 ) -> None:
     launch = job.launch((0, 0, 1, 8, 0), flags=0)
-    launch.came_from(5, 11)
+    launch.set_source(5, 11)
     launch.returned_on_host(job.lane, launch.start_ns + 70)
     job.recorder.shutdown()
 
@@ -178,7 +178,7 @@ def test_launches_go_on_in_the_next_segment_and_what_finds_no_room_is_counted(
     job.recorder.shutdown()
 
     rows = read_spans(tmp_path)
-    assert len(rows) + num_lost(tmp_path) == 200
+    assert len(rows) + count_dropped(tmp_path) == 200
     assert len(rows) >= 16
     assert [row.seq for row in rows if row.kind != "wait"][:8] == list(range(8))
 
@@ -247,12 +247,12 @@ def test_records_of_launches_leave_nothing_behind(tmp_path: Path) -> None:
 def test_what_no_record_can_be_made_of_is_refused_and_takes_no_row(
     job: Job, wrong: tuple[Any, ...]
 ) -> None:
-    num_claimed = job.lane.num_stored()
+    num_claimed = job.lane.num_claimed()
 
     for write in (job.lane.write, job.lane.append):
         with pytest.raises((TypeError, OverflowError)):
             write(*wrong)
-    assert job.lane.num_stored() == num_claimed
+    assert job.lane.num_claimed() == num_claimed
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="of the compiled type alone")

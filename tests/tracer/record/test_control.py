@@ -36,7 +36,7 @@ HOST_BIT = 1 << 10
 def ask(recorder: Recorder, document: Mapping[str, object]) -> None:
     """Write the process's control file and have it taken, without the second."""
     write_control(recorder.folder, document)
-    recorder.steering.control.look()
+    recorder.sampling_control.control.poll()
 
 
 def take_step(recorder: Recorder) -> None:
@@ -201,15 +201,15 @@ def test_a_process_goes_before_its_run_and_what_is_gone_no_longer_holds(tmp_path
     folder = tmp_path / "process"
     folder.mkdir()
     files = ControlFiles(folder)
-    assert files.news() is None
+    assert files.poll() is None
 
     write_control(tmp_path, {"level": "comm", "sample_every": 5})
     write_control(folder, {"level": "all"})
-    assert files.news() == {"level": "all", "sample_every": 5}
-    assert files.news() is None
+    assert files.poll() == {"level": "all", "sample_every": 5}
+    assert files.poll() is None
 
     (folder / CONTROL_FILE).unlink()
-    assert files.news() == {"level": "comm", "sample_every": 5}
+    assert files.poll() == {"level": "comm", "sample_every": 5}
 
 
 def test_a_late_handler_is_told_what_already_stands(tmp_path: Path) -> None:
@@ -217,8 +217,8 @@ def test_a_late_handler_is_told_what_already_stands(tmp_path: Path) -> None:
     ask(recorder, {"profile": 3})
     told: list[Mapping[str, object]] = []
     recorder.on_control(told.append)
-    recorder.steering.control.look()
-    recorder.steering.control.look()
+    recorder.sampling_control.control.poll()
+    recorder.sampling_control.control.poll()
     recorder.shutdown()
 
     assert told == [{"profile": 3}]
@@ -244,8 +244,8 @@ def test_a_bad_file_is_counted_and_told_and_changes_nothing(
     recorder = recorder_in(tmp_path)
     (tmp_path / "whole").write_text(text)
     (tmp_path / "whole").rename(tmp_path / CONTROL_FILE)  # nobody may look at the half of it
-    recorder.steering.control.look()
-    recorder.steering.control.look()
+    recorder.sampling_control.control.poll()
+    recorder.sampling_control.control.poll()
     recorder.begin_steps()
     take_step(recorder)
     recorder.shutdown()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from rankscope import tracer
-from rankscope.tracer.native.choice import IS_COMPILED, find_with, quick_span
+from rankscope.tracer.native.choice import IS_COMPILED, fast_span, set_finder
 from rankscope.tracer.record.current import current_tracer, set_current
 from rankscope.tracer.record.interface import NOOP_SPAN, NOOP_TRACER
 from rankscope.tracer.spool import DropReason
@@ -102,9 +102,9 @@ def test_what_is_no_function_and_what_finds_nothing_are_refused() -> None:
 
     for wrong in ((span, NOOP_SPAN, 3), (None, NOOP_SPAN, "span(name)")):
         with pytest.raises(TypeError):
-            quick_span(*wrong)
+            fast_span(*wrong)
     with pytest.raises(TypeError):
-        find_with(3)  # type: ignore[arg-type]
+        set_finder(3)  # type: ignore[arg-type]
 
 
 def test_a_module_that_is_loaded_again_records_nothing_and_then_what_it_is_told_to(

@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.tracer.spool import DropReason
 from tests.support.tracer.mounts import MAY_NOT_MOUNT, run_with_mounts
-from tests.support.tracer.reading import dropped, num_lost, only_folder, read_spans
+from tests.support.tracer.reading import count_dropped, dropped, only_folder, read_spans
 from tests.support.tracer.recording import NUM_IN_STARTER, recorder_in, run_script
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ SPANS = """
 
 UNTIL_FULL = """
     from tests.support.tracer.recording import wait_until
-    wait_until(lambda: tracer.current_tracer()._source._on_full is None)
+    wait_until(lambda: tracer.current_tracer()._pool._on_full is None)
     """
 """The process may be over before its thread has looked for one segment more."""
 
 
 def produced_is_stored_and_dropped(folder: Path, num_spans: int) -> bool:
-    return len(read_spans(folder)) + num_lost(folder) == num_spans
+    return len(read_spans(folder)) + count_dropped(folder) == num_spans
 
 
 def test_a_file_system_without_room_costs_records_that_are_counted(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_disk_that_has_room_again_is_written_to_again(tmp_path: Path) -> None:
             record("while full", 100)
             num_spans += 100
         resource.setrlimit(resource.RLIMIT_FSIZE, (before, limit))
-        wait_until(lambda: recorder._source.spares)
+        wait_until(lambda: recorder._pool.spares)
         record("with room", 100)
         print(num_spans + 100)
         """,

@@ -6,7 +6,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from rankscope.tracer.spool import PROCESS_FILE, DropReason, RecordType, SpoolAccount, read_account
+from rankscope.tracer.spool import PROCESS_FILE, DropReason, RecordType, SpoolCounts, read_counts
 from tests.support.tracer.mounts import run_with_mounts
 from tests.support.tracer.reading import dropped, only_folder, read_rows
 from tests.support.tracer.recording import NUM_IN_STARTER, recorder_in, run_script, wait_until
@@ -22,8 +22,8 @@ SEGMENT_BYTES = 4096 + 512 * 128
 NO_ROOM = frozenset({DropReason.SPOOL_FULL, DropReason.NO_SEGMENT})
 
 
-def account_of(folder: Path) -> SpoolAccount:
-    return read_account((folder / PROCESS_FILE).read_bytes())
+def account_of(folder: Path) -> SpoolCounts:
+    return read_counts((folder / PROCESS_FILE).read_bytes())
 
 
 def record(recorder: Recorder, num_spans: int) -> None:
@@ -41,12 +41,12 @@ def test_without_an_agent_the_oldest_are_kept_the_newest_counted_and_nothing_els
         record(recorder, 9)
         recorder.step()
         if step == 100:  # 1,010 records: two segments are full but for 14 rows
-            wait_until(lambda: len(recorder._source.spares) == 1)
+            wait_until(lambda: len(recorder._pool.spares) == 1)
     recorder.shutdown()
 
     account, rows = account_of(tmp_path), read_rows(tmp_path)
     assert account.num_produced == 10_000
-    assert account.num_stored == len(rows) == 3 * 512
+    assert account.num_written == len(rows) == 3 * 512
     assert set(dropped(tmp_path)) <= NO_ROOM
     assert sum(dropped(tmp_path).values()) == 10_000 - 3 * 512
     # What is kept is the begin of the run, without a hole: of ten records a step, 153 steps ended.
@@ -90,7 +90,7 @@ def test_a_burst_of_a_million_spans_takes_no_memory_and_each_is_stored_or_counte
     folder = only_folder(tmp_path)
     account = account_of(folder)
     assert account.num_produced == 1_000_000
-    assert account.num_stored == len(read_rows(folder)) == 2 * 512
+    assert account.num_written == len(read_rows(folder)) == 2 * 512
     assert set(dropped(folder)) <= NO_ROOM
     assert sum(dropped(folder).values()) == 1_000_000 - 2 * 512
     assert int(done.stdout) < 1 << 20  # one byte and a bit for each span would show
@@ -135,7 +135,7 @@ def test_a_spool_that_turns_read_only_costs_records_that_are_counted_and_nothing
     (folder,) = (spool / "run").iterdir()
     account = account_of(folder)
     assert account.num_produced == int(done.stdout)
-    assert account.num_stored == len(read_rows(folder)) == NUM_IN_STARTER + 2 * 512
-    assert sum(dropped(folder).values()) == account.num_produced - account.num_stored
+    assert account.num_written == len(read_rows(folder)) == NUM_IN_STARTER + 2 * 512
+    assert sum(dropped(folder).values()) == account.num_produced - account.num_written
     assert set(dropped(folder)) <= NO_ROOM
     assert not (folder / "exit.json").exists()

@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 
 from rankscope.tracer.record.exit_record import failed
-from rankscope.tracer.record.plain_values import MAX_ITEMS, MAX_TEXT, plain, plain_int, plain_text
+from rankscope.tracer.record.plain_values import (
+    MAX_ITEMS,
+    MAX_TEXT,
+    plain_copy,
+    plain_int,
+    plain_text,
+)
 
 
 class Liar:
@@ -19,8 +25,8 @@ class Liar:
 def test_an_object_whose_class_raises_is_named_by_its_type() -> None:
     liar = Liar()
 
-    assert plain(liar) == "<Liar>"
-    assert plain([liar, {"key": liar}]) == ["<Liar>", {"key": "<Liar>"}]
+    assert plain_copy(liar) == "<Liar>"
+    assert plain_copy([liar, {"key": liar}]) == ["<Liar>", {"key": "<Liar>"}]
     assert plain_text(liar) is None
     assert plain_int(liar) is None
 
@@ -35,12 +41,12 @@ def test_subclasses_of_scalars_keep_their_value() -> None:
     class Real(float):
         pass
 
-    assert plain([Text("a"), Number(3), Real(0.5), True, None]) == ["a", 3, 0.5, True, None]
+    assert plain_copy([Text("a"), Number(3), Real(0.5), True, None]) == ["a", 3, 0.5, True, None]
 
 
 def test_a_number_too_long_for_python_to_write_out_is_told_by_its_length() -> None:
-    assert plain(2**63) == "9223372036854775808"
-    assert plain(-(1 << 50_000)) == "<int of 50001 bits>"
+    assert plain_copy(2**63) == "9223372036854775808"
+    assert plain_copy(-(1 << 50_000)) == "<int of 50001 bits>"
 
 
 def test_what_is_no_exception_makes_an_exit_record_all_the_same() -> None:
@@ -64,10 +70,10 @@ def test_a_container_that_holds_itself_or_another_many_times_costs_no_more_than_
     texts = ["x" * MAX_TEXT] * MAX_ITEMS
 
     for value in (within, many, [texts, texts]):
-        assert len(json.dumps(plain(value))) < 2_000_000
+        assert len(json.dumps(plain_copy(value))) < 2_000_000
 
 
 def test_keys_are_text_that_can_be_stored_and_no_longer_than_values() -> None:
-    told = plain({"\ud800": 1, "k" * (MAX_TEXT + 1): 2, 3: 4})
+    told = plain_copy({"\ud800": 1, "k" * (MAX_TEXT + 1): 2, 3: 4})
 
     assert told == {"?": 1, "k" * MAX_TEXT: 2, "<int>": 4}

@@ -4,7 +4,7 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
-from rankscope.tracer.spool import PROCESS_FILE, SpoolAccount, read_account
+from rankscope.tracer.spool import PROCESS_FILE, SpoolCounts, read_counts
 from tests.support.tracer.reading import dropped, read_rows
 from tests.support.tracer.recording import recorder_in, wait_until
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def account_in(folder: Path) -> SpoolAccount:
-    return read_account((folder / PROCESS_FILE).read_bytes())
+def account_in(folder: Path) -> SpoolCounts:
+    return read_counts((folder / PROCESS_FILE).read_bytes())
 
 
 def test_what_was_produced_was_stored_or_dropped(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_what_was_produced_was_stored_or_dropped(tmp_path: Path) -> None:
 
     account = account_in(tmp_path)
     assert account.num_produced == 31
-    assert account.num_stored == len(read_rows(tmp_path)) == 16
+    assert account.num_written == len(read_rows(tmp_path)) == 16
     assert sum(dropped(tmp_path).values()) == 15 + 1
 
 
@@ -40,7 +40,7 @@ def test_the_account_is_renewed_while_the_process_runs(tmp_path: Path) -> None:
         with recorder.span("x"):
             pass
     recorder.resolver_lag_ns = 70
-    wait_until(lambda: account_in(tmp_path).num_stored == 5)
+    wait_until(lambda: account_in(tmp_path).num_written == 5)
     wait_until(lambda: account_in(tmp_path).own_cpu_ns > 0)
     account = account_in(tmp_path)
     recorder.shutdown()

@@ -238,7 +238,7 @@ def test_each_thread_has_a_track_and_loses_nothing(tmp_path: Path) -> None:
     # Spares come one by one; every thread must find one, so each starts after the last has.
     threads = [threading.Thread(target=work, name=f"worker-{number}") for number in range(4)]
     for thread in threads:
-        recorder._source.prepare()
+        recorder._pool.prepare_spare()
         thread.start()
     for thread in threads:
         thread.join()

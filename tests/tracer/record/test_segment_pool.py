@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.tracer.record.process_file import map_file, map_without_descriptor
-from rankscope.tracer.record.segment_pool import READY_STARTERS, STARTER_BYTES
+from rankscope.tracer.record.segment_pool import NUM_STARTERS, STARTER_BYTES
 from tests.support.tracer.reading import dropped, read_spans
 from tests.support.tracer.recording import LONGEST_S, recorder_in, wait_until
 
@@ -60,13 +60,13 @@ def mapped_and_held(folder: Path) -> tuple[int, int]:
 
 def test_a_thread_that_begins_while_no_segment_is_ready_loses_nothing(tmp_path: Path) -> None:
     recorder = recorder_with_starters_alone(tmp_path)
-    all_have = threading.Barrier(2 * READY_STARTERS, timeout=LONGEST_S)
+    all_have = threading.Barrier(2 * NUM_STARTERS, timeout=LONGEST_S)
     threads = [
         threading.Thread(target=record_and_stay, args=(recorder, all_have), name=f"worker-{number}")
-        for number in range(2 * READY_STARTERS)
+        for number in range(2 * NUM_STARTERS)
     ]
     for thread in threads:
-        wait_until(lambda: bool(recorder._source._starters))
+        wait_until(lambda: bool(recorder._pool._starters))
         thread.start()
     finish(recorder, threads)
 
@@ -76,14 +76,14 @@ def test_a_thread_that_begins_while_no_segment_is_ready_loses_nothing(tmp_path: 
 
 def test_threads_that_begin_at_one_moment_lose_nothing(tmp_path: Path) -> None:
     recorder = recorder_with_starters_alone(tmp_path)
-    together = threading.Barrier(READY_STARTERS, timeout=LONGEST_S)
+    together = threading.Barrier(NUM_STARTERS, timeout=LONGEST_S)
 
     def work() -> None:
         together.wait()
         record_and_stay(recorder, together)
 
     threads = [
-        threading.Thread(target=work, name=f"worker-{number}") for number in range(READY_STARTERS)
+        threading.Thread(target=work, name=f"worker-{number}") for number in range(NUM_STARTERS)
     ]
     for thread in threads:
         thread.start()
@@ -116,13 +116,13 @@ def test_what_is_mapped_holds_no_descriptor_of_the_job(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     for _ in range(1_000):
         record(recorder, "x")
-    wait_until(lambda: not recorder._source.is_short())  # then nothing is being mapped
+    wait_until(lambda: not recorder._pool.needs_segments())  # then nothing is being mapped
     num_mapped, num_held = mapped_and_held(tmp_path)
     with (tmp_path / "process.rsp").open("rb"):
         assert mapped_and_held(tmp_path) == (num_mapped, num_held + 1)
     recorder.shutdown()
 
-    assert num_mapped >= 2 + READY_STARTERS  # the names, where the lane writes
+    assert num_mapped >= 2 + NUM_STARTERS  # the names, where the lane writes
     assert num_held == 0
 
 

@@ -16,7 +16,7 @@ from rankscope import tracer
 from rankscope.tracer.record.current import set_current
 from rankscope.tracer.record.interface import NOOP_TRACER
 from rankscope.tracer.spool import DropReason
-from tests.support.tracer.reading import dropped, num_lost, read_spans
+from tests.support.tracer.reading import count_dropped, dropped, read_spans
 from tests.support.tracer.recording import LONGEST_S, AlarmError, recorder_in
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def test_a_handler_that_raises_reaches_the_job_and_costs_at_most_the_span_in_han
 
     # With each of the 30 the span in hand may go, where it was raised before the span began, or
     # at the first instruction of `__exit__`.
-    assert abs(len(read_spans(installed)) + num_lost(installed) - len(entered)) <= 30
+    assert abs(len(read_spans(installed)) + count_dropped(installed) - len(entered)) <= 30
 
 
 @pytest.mark.parametrize("raised", [AlarmError, KeyboardInterrupt])
@@ -253,7 +253,7 @@ def test_more_threads_than_lanes_share_the_last_one_and_lose_nothing(tmp_path: P
 
     threads = [threading.Thread(target=work) for _ in range(70)]
     for thread in threads:
-        recorder._source.prepare()  # spares come one by one, and each thread may need one
+        recorder._pool.prepare_spare()  # spares come one by one, and each thread may need one
         thread.start()
     for thread in threads:
         thread.join()
