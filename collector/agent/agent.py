@@ -218,7 +218,7 @@ class NodeAgent:
     def _keep_room(self, room: SpoolQuota) -> None:
         try:
             runs = self._runs.values()
-            line = room.keep(folder for run in runs for folder in run.tail.settled)
+            line = room.keep(folder for run in runs for folder in run.tail.stored)
         except (OSError, RetryLaterError) as error:
             self._troubles.begin("the spool's limit", str(error))
         else:

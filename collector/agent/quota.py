@@ -106,7 +106,7 @@ class SpoolQuota:
         except (OSError, CollectorError, SpoolError, NotReadyError):
             return None
         try:
-            end_row = reader.end_row_if_final(is_over=_is_over(files))
+            end_row = reader.end_row_if_final(has_ended=_has_ended(files))
             if end_row is None:
                 return None
             segment = segment_id(files.process, reader.number)
@@ -151,7 +151,7 @@ def used_bytes(folder: Path) -> int:
     return total
 
 
-def _is_over(files: ProcessFiles) -> bool:
+def _has_ended(files: ProcessFiles) -> bool:
     try:
         record = files.exit_record()
     except CollectorError:

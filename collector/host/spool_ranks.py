@@ -18,8 +18,9 @@ from rankscope.tracer.spool import (
     record_offset,
 )
 
+from ..identity import MAX_INT32
 from ..names import storable_name
-from ..spool.descriptions import LOST, MAX_INT32, RUNNING, exit_state
+from ..spool.descriptions import LOST, RUNNING, exit_state
 from ..spool.liveness import Liveness, read_liveness
 from ..spool.process import ProcessFiles, SpoolFolderError
 from ..spool.segment import read_open_spans

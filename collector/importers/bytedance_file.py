@@ -18,6 +18,7 @@ from rankscope.tracer.span import NONE
 
 from ..arrow_columns import NUMPY_NAMES, to_codes, to_numpy
 from ..errors import TraceError
+from ..identity import MAX_INT32
 from .parquet_pages import NOT_PARQUET, check_pages
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ MAX_UNIX_SECONDS = 9e9
 """Starts as 64-bit floats may count from 1970, to the year 2255; steps are laid end to end anyway.
 Of 32 bits they would be minutes apart."""
 
-MAX_INT32 = (1 << 31) - 1
 ROWS_AT_ONCE = 1 << 18
 MAX_OPTYPES = 10_000
 """As many names as a run may have."""

@@ -13,6 +13,7 @@ from rankscope.tracer.span import NONE
 
 from ..arrow_columns import coded_strings, numbers, optional_numbers, repeated_string
 from ..errors import MetaError, TraceError
+from ..identity import MAX_INT64
 from ..names import storable_name
 from .bytedance_file import TIME_COLUMNS, read_columns
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     Integers = np.integer[Any]
     Floats = np.floating[Any]
 
-MAX_INT64 = (1 << 63) - 1
 ROWS_AT_ONCE = 1 << 18
 """Rows of one piece: what is made in between is small."""
 

@@ -1,7 +1,7 @@
-"""A cut: the unit in which rows leave the spool, and where it goes.
+"""Cuts: ranges of rows that leave the spool together, and the sinks that receive them.
 
-`SpoolTail` makes cuts and hands them to a `Sink`: the store in this process
-(`collector.store.writer.StoreWriter`), or one that ships them elsewhere.
+`SpoolTail` makes cuts. A sink is the store of this process (`store.writer.StoreWriter`) or the
+agent's outbox, which sends them to a collector.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutKey:
-    """Which rows a cut holds: a range of one segment of one process."""
+    """Identity of a cut: a range of rows in one segment of one process."""
 
     run_id: str
     epoch: int
     rank: int
     process: str
-    """The process's uuid in hex."""
+    """UUID of the process in hex."""
 
     segment: int
-    """`collector.identity.segment_id`."""
+    """As returned by `identity.segment_id`."""
 
     first_row: int
     end_row: int
@@ -35,44 +35,44 @@ class CutKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Rows of one segment, decoded."""
+    """A range of rows of one segment, decoded."""
 
     key: CutKey
     sha256: str
-    """Of the rows' bytes in the segment."""
+    """Hash of the rows' bytes in the segment."""
 
     num_torn: int
-    """Rows in the range that were never committed."""
+    """Rows of the range that were never committed."""
 
     rows: CutRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """What a sink already holds of one run."""
+    """State of a run in a sink, from which reading continues."""
 
     end_rows: dict[int, int] = field(default_factory=dict)
-    """First row not yet stored, by segment."""
+    """First row that is not stored, by segment."""
 
     unanswered: tuple[CutKey, ...] = ()
-    """Cuts that were sent and never confirmed: to be sent again, exactly these."""
+    """Cuts that were sent and not acknowledged; they are sent again with the same bounds."""
 
     source_format: str | None = None
-    """Format of the run of that name; None where there is none yet."""
+    """Format of the run of that name; None if there is no such run."""
 
     dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Rows that the sink gave up for good, by process and reason. It may go on counting."""
+    """Number of rows that the sink gave up, by process and reason. The sink may update it."""
 
 
 class Sink(Protocol):
-    """Where cuts and descriptions go. Every method returns when its rows are durable."""
+    """Receiver of cuts and descriptions. Each method returns when its rows are durable."""
 
     def resume(self, run_id: str) -> Resume:
-        """Return what is held of a run, so that reading goes on behind it."""
+        """Return what the sink has stored of a run."""
         ...
 
     def clocks(self) -> list[Row]:
-        """Return the host clocks known so far, as rows of table ``clock``."""
+        """Return the known host clocks as rows of table ``clock``."""
         ...
 
     def upsert(self, table: str, rows: Sequence[Row]) -> None:
@@ -80,5 +80,5 @@ class Sink(Protocol):
         ...
 
     def ingest(self, cuts: Sequence[Cut]) -> None:
-        """Store the rows of these cuts, each once however often it comes."""
+        """Store the rows of cuts, each row once even if a cut comes several times."""
         ...

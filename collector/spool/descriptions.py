@@ -1,7 +1,7 @@
-"""Rows of tables ``runs``, ``ranks``, ``groups`` and ``events`` from what a process says of itself.
+"""Descriptions: rows of ``runs``, ``ranks``, ``groups``, ``events`` and ``manifests``.
 
-A manifest comes from another program, perhaps of another version: a field that
-is missing or of another type is stored as unknown, never as a guess.
+They are made of a process's files. A manifest may come from another program or version: a field
+that is missing or of another type is stored as unknown.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import NONE
 
+from ..identity import MAX_INT32, MAX_INT64
 from ..names import storable_name
 
 if TYPE_CHECKING:
@@ -29,12 +30,10 @@ EXIT_LINE = -1
 LOST_LINE = -2
 STALLED_LINE = -3
 CLOCK_LINE = -4
-"""Line numbers of the events that stand in no ``events.jsonl``."""
+"""Line numbers of events that are not from ``events.jsonl``."""
 
-MAX_INT32 = (1 << 31) - 1
-MAX_INT64 = (1 << 63) - 1
 MAX_FLOAT = sys.float_info.max
-"""An integer of JSON may be larger, and can't be made one."""
+"""A larger integer of JSON can't be converted."""
 
 GROUP_ID = re.compile(r"[0-9a-fA-F]{1,16}")
 MAX_TEXT = 4_000
@@ -42,10 +41,11 @@ MAX_DATA_BYTES = 256 << 10
 
 RUNNING, ENDED, FAILED, LOST = "running", "ended", "failed", "lost"
 
-PARTS = ("layout", "model", "paced", "git", "config", "environment", "versions", "device")
-"""Parts of a manifest that ranks of a healthy job agree on. Seeds are none: they differ by rank."""
+SETTINGS_PARTS = ("layout", "model", "paced", "git", "config", "environment", "versions", "device")
+"""Parts of a manifest that are equal on all ranks of a healthy job. Seeds differ by rank."""
 
-OF_ONE_RANK = frozenset({"device.uuid"})
+RANK_SETTINGS = frozenset({"device.uuid"})
+"""Settings within these parts that differ by rank all the same."""
 
 MAX_SETTINGS = 512
 MAX_SETTINGS_DEPTH = 8
@@ -57,14 +57,14 @@ def run_row(
     """Return the row of one epoch of a run.
 
     Args:
-        files: The process of the lowest rank seen, whose manifest speaks for the run.
+        files: The process of the lowest rank, whose manifest is taken for the run.
         states: State of each process of the epoch.
-        created_ns: When the store first heard of the run, Unix ns.
-        ended_ns: When its last process ended, Unix ns; None while one runs.
+        created_ns: Unix time at which the store first received data of the run.
+        ended_ns: Unix time at which the last process ended; None while one runs.
     """
     manifest = files.manifest
     model = _object(manifest.get("model"))
-    # What the job told goes before what the tracer found, both numbers and words.
+    # Declared values take precedence. The number and its convention are from the same source.
     counted = model if _float(model.get("flops_per_token")) is not None else files.derived
     paced = manifest.get("paced")
     return {
@@ -115,7 +115,7 @@ def rank_row(
 
 
 def group_rows(files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]]) -> list[Row]:
-    """Return the rows of new lines of ``groups.jsonl``; a line without a group is passed over."""
+    """Return the rows of new lines of ``groups.jsonl``; skip lines without a valid group."""
     rows = []
     for _, line in lines:
         group_id, members = line.get("group_id"), _ranks(line.get("members"))
@@ -135,7 +135,7 @@ def group_rows(files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]])
 
 
 def _ranks(value: object) -> list[int] | None:
-    """Return a list of global ranks; None where it is something else."""
+    """Return a list of global ranks; None if it is anything else."""
     if not isinstance(value, list):
         return None
     ranks = [_int(member, missing=NONE, limit=MAX_INT32) for member in value]
@@ -177,7 +177,7 @@ def event_row(
 
 
 def exit_event(files: ProcessFiles, record: Mapping[str, Any]) -> Row:
-    """Return the event of a process that said how it ended."""
+    """Return the event of a process that wrote an exit record."""
     exception = _object(record.get("exception"))
     text = f"{_clean(exception.get('type'))}: {_clean(exception.get('message'))}"
     return event_row(
@@ -191,12 +191,12 @@ def exit_event(files: ProcessFiles, record: Mapping[str, Any]) -> Row:
 
 
 def exit_state(record: Mapping[str, Any]) -> str:
-    """Return the state that an exit record tells; an unknown one counts as a failure."""
+    """Return the state of an exit record; an unknown state counts as failed."""
     return ENDED if record.get("state") == ENDED else FAILED
 
 
 def run_state(states: Iterable[str]) -> str:
-    """Return the state of an epoch: running while one process runs, else the worst end."""
+    """Return the state of an epoch: running if any process runs, else the worst final state."""
     found = set(states)
     for state in (RUNNING, FAILED, LOST):
         if state in found:
@@ -205,19 +205,19 @@ def run_state(states: Iterable[str]) -> str:
 
 
 def _placed(files: ProcessFiles) -> Mapping[str, Any]:
-    """Return what holds layout and position: what the job told, else what the tracer found."""
+    """Return the source of layout and position: the job's declaration, else the tracer's."""
     manifest = files.manifest
-    is_told = isinstance(manifest.get("layout"), dict) or isinstance(manifest.get("coords"), dict)
-    return manifest if is_told else files.derived
+    is_declared = any(isinstance(manifest.get(key), dict) for key in ("layout", "coords"))
+    return manifest if is_declared else files.derived
 
 
 def _coords(placed: Mapping[str, Any], world_size: int) -> dict[str, int]:
-    """Return the rank's position on each axis; `NONE` where nobody told it."""
-    told = _axes(placed.get("coords"), COORD_AXES, lowest=0)
+    """Return the rank's position on each axis; `NONE` if unknown."""
+    declared = _axes(placed.get("coords"), COORD_AXES, lowest=0)
     sizes = _axes(placed.get("layout"), LAYOUT_AXES, lowest=1)
-    if world_size > 1 and not sizes and not told:
+    if world_size > 1 and not sizes and not declared:
         return dict.fromkeys(COORD_AXES, NONE)
-    return {axis: told.get(axis, 0 if sizes.get(axis, 1) == 1 else NONE) for axis in COORD_AXES}
+    return {axis: declared.get(axis, 0 if sizes.get(axis, 1) == 1 else NONE) for axis in COORD_AXES}
 
 
 def _axes(value: object, names: tuple[str, ...], *, lowest: int) -> dict[str, int]:
@@ -234,7 +234,7 @@ def _text(value: object) -> str:
 
 
 def _clean(value: object) -> str:
-    """Keep line breaks (a traceback has them), make every other control visible."""
+    """Return a text with line breaks kept, as in a traceback, and other controls escaped."""
     text = value if isinstance(value, str) else ""
     lines = text[:MAX_TEXT].split("\n")
     return "\n".join(
@@ -256,7 +256,7 @@ def _float(value: object) -> float | None:
 
 
 def manifest_row(run_id: str, manifest: Mapping[str, Any]) -> Row:
-    """Return the row of table ``manifests`` for one manifest."""
+    """Return the row of table ``manifests`` of a manifest."""
     settings = manifest_settings(manifest)
     return {
         "run_id": run_id,
@@ -266,27 +266,27 @@ def manifest_row(run_id: str, manifest: Mapping[str, Any]) -> Row:
 
 
 def manifest_settings(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return a manifest's settings: ``environment.NCCL_DEBUG`` -> value, in order of name.
+    """Return the settings of a manifest by name, as ``environment.NCCL_DEBUG``, sorted.
 
-    What is null or empty is unknown, and left out.
+    Null and empty values are unknown and left out.
     """
     found = {
         storable_name(name): storable_name(text)
-        for part in PARTS
+        for part in SETTINGS_PARTS
         for name, text in _flat(part, manifest.get(part), depth=0)
-        if name not in OF_ONE_RANK
+        if name not in RANK_SETTINGS
     }
     return dict(sorted(found.items())[:MAX_SETTINGS])
 
 
 def hash_settings(settings: Mapping[str, str]) -> str:
-    """Return a hash that is equal where all settings are."""
+    """Return a hash of settings."""
     text = json.dumps(settings, sort_keys=True)
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def _flat(name: str, value: object, *, depth: int) -> Iterator[tuple[str, str]]:
-    """Yield the leaves below ``name``; a list is one leaf."""
+    """Yield (name, text) of each leaf below ``name``; a list is one leaf."""
     if isinstance(value, dict) and depth < MAX_SETTINGS_DEPTH:
         for key, inner in value.items():
             yield from _flat(f"{name}.{key}", inner, depth=depth + 1)

@@ -1,4 +1,4 @@
-"""Whether a traced process of this host still runs."""
+"""Liveness of a traced process: running, gone or unknown."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 MARGIN_S = 1.0
-"""How much younger than its spool a process must be to be another one under its number:
-``/proc`` counts in ticks of 10 ms."""
+"""A process that is younger than the spool by this much reuses the pid of another one. The start
+time in ``/proc`` is in ticks of 10 ms."""
 
 
 @cache
 def boot_id() -> bytes:
-    """Return this boot's id, 16 bytes; zeros where the system has none."""
+    """Return the id of the current boot, 16 bytes; zeros if the system has none."""
     try:
         return bytes.fromhex(BOOT_ID_FILE.read_text(encoding="ascii").strip().replace("-", ""))
     except (OSError, ValueError):
@@ -29,19 +29,19 @@ def boot_id() -> bytes:
 
 
 class Liveness(Enum):
-    """What is known of a process."""
+    """State of a process, as far as this process can see."""
 
     ALIVE = "alive"
     GONE = "gone"
     UNKNOWN = "unknown"
-    """It runs, or ran, where this process can't look."""
+    """It runs, or ran, on another host or in another namespace."""
 
 
 def read_liveness(identity: SpoolIdentity) -> Liveness:
-    """Return whether the process that wrote this spool still runs.
+    """Return whether the process that wrote a spool still runs.
 
-    A zombie, and another process under the same number, count as gone; so does
-    every process of an earlier boot of this host.
+    A zombie, a pid that another process reuses, and any process of an earlier boot of this host
+    count as gone.
     """
     if identity.host != socket.gethostname():
         return Liveness.UNKNOWN
@@ -60,7 +60,7 @@ def read_liveness(identity: SpoolIdentity) -> Liveness:
 
 
 def _is_younger(start_ticks: int, identity: SpoolIdentity) -> bool:
-    """Return whether a process began after the spool did; neither age knows the wall clock."""
+    """Return whether a process started after the spool was created, by clocks of the boot."""
     uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     age_s = uptime_s - start_ticks / os.sysconf("SC_CLK_TCK")
     spool_age_s = (time.monotonic_ns() - identity.anchor_monotonic_ns) / 1e9

@@ -1,4 +1,4 @@
-"""One traced process's folder in the spool: who it is, what it says besides its spans."""
+"""Folder of one traced process in the spool: identity, manifest, names, groups and events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rankscope.tracer.spool import (
 )
 
 from ..errors import CollectorError, RunNameError
-from ..identity import check_run_name
+from ..identity import MAX_INT32, check_run_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,17 +40,15 @@ if TYPE_CHECKING:
 MAX_JSON_BYTES = 16 << 20
 MAX_LINE_BYTES = 1 << 20
 MAX_NESTING = 100
-"""Of a document; the tracer's own are a tenth of that."""
-
-MAX_INT32 = (1 << 31) - 1
+"""Depth of a JSON document. The tracer's own have a tenth of it."""
 
 
 class SpoolFolderError(CollectorError):
-    """A folder of the spool that can't be read; it is left as it is."""
+    """A folder of the spool that can't be read. It is left unchanged."""
 
 
 class ProcessFiles:
-    """The files of one process besides its segments."""
+    """The files of one process, without its segments."""
 
     def __init__(self, folder: Path) -> None:
         """Read the header and the manifest.
@@ -73,7 +71,7 @@ class ProcessFiles:
         _check_range(folder, self.identity)
         self.manifest: dict[str, Any] = _read_json(folder / MANIFEST_FILE)
         self.derived: dict[str, Any] = {}
-        """What the tracer found out by itself, which it adds to the manifest later."""
+        """Values that the tracer derived itself; it adds them to the manifest later."""
 
         self._manifest_stamp_ns = 0
         self.process = self.identity.process_uuid.hex()
@@ -83,7 +81,7 @@ class ProcessFiles:
         self._texts: dict[int, str] = {0: OTHER_NAME}
 
     def refresh_derived(self) -> None:
-        """Read the manifest's part ``derived`` if the manifest was replaced; the rest stays."""
+        """Read the manifest's part ``derived`` again if the manifest was replaced."""
         try:
             stamp_ns = (self.folder / MANIFEST_FILE).stat().st_mtime_ns
             if stamp_ns == self._manifest_stamp_ns:
@@ -95,11 +93,11 @@ class ProcessFiles:
         self.derived = found if isinstance(found, dict) else {}
 
     def texts(self, ids: Sequence[int]) -> list[str]:
-        """Return the text of each interned name; `OTHER_NAME` where its slot is empty."""
+        """Return the text of each interned name; `OTHER_NAME` if its slot is empty."""
         return [self._text(name_id) for name_id in ids]
 
     def dropped(self) -> dict[str, int]:
-        """Return how many records the process has dropped so far, by reason."""
+        """Return how many records the process has dropped, by reason."""
         path = self.folder / PROCESS_FILE
         data = _read_at(path, offset=DROPPED_OFFSET, num_bytes=DROPPED.size)
         if len(data) < DROPPED.size:
@@ -109,13 +107,13 @@ class ProcessFiles:
         return {name: counts[reason] for reason, name in names.items() if counts[reason]}
 
     def num_stored(self) -> int:
-        """Return how many rows the process claimed in all segments, by its last account."""
+        """Return how many rows the process claimed in all segments, by its own account."""
         path = self.folder / PROCESS_FILE
         data = _read_at(path, offset=0, num_bytes=HEADER_BYTES)
         return read_counts(data.ljust(HEADER_BYTES, b"\0")).num_written
 
     def exit_record(self) -> dict[str, Any] | None:
-        """Return how the process said that it ended; None while it has not."""
+        """Return the exit record; None if the process has not written one."""
         try:
             return _read_json(self.folder / EXIT_FILE)
         except FileNotFoundError:
@@ -139,7 +137,7 @@ class ProcessFiles:
 
 
 class JsonLines:
-    """A cursor over a file that grows by whole lines of JSON. It need not exist yet."""
+    """A cursor over a file of JSON lines that grows. The file need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -147,14 +145,14 @@ class JsonLines:
         self._num_lines = 0
 
     def read(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return (line number, object) of each complete new line; broken ones are passed over."""
+        """Return (line number, object) of each complete new line; skip lines that are no object."""
         try:
             data = _read_at(self._path, offset=self._offset, num_bytes=MAX_JSON_BYTES)
         except FileNotFoundError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         if not whole and len(data) == MAX_JSON_BYTES:
-            whole = data  # no line is this long: pass over it
+            whole = data  # no line may be this long: skip it
         self._offset += len(whole)
         found = []
         for line in whole.splitlines():
@@ -166,15 +164,17 @@ class JsonLines:
 
 
 def _check_range(folder: Path, identity: SpoolIdentity) -> None:
-    """Refuse numbers that no column of the store can hold, and a name that can't be a run's."""
+    """Raise if a number does not fit its column of the store, or the run's name is not allowed."""
     try:
         check_run_name(identity.run_id)
     except RunNameError as error:
-        raise SpoolFolderError(f"{folder} is left as it is: {error}") from error
+        raise SpoolFolderError(f"{folder} is left unchanged: {error}") from error
     for name in ("rank", "world_size", "epoch"):
         value = getattr(identity, name)
         if value > MAX_INT32:
-            raise SpoolFolderError(f"{folder} says {name} {value}: it is left as it is")
+            raise SpoolFolderError(
+                f"{folder} has {name} {value}, more than {MAX_INT32}: it is left unchanged"
+            )
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
@@ -193,22 +193,22 @@ def _read_json(path: Path) -> dict[str, Any]:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise SpoolFolderError(
-            f"{path} is not JSON: the process folder is left as it is"
+            f"{path} is not JSON: the process folder is left unchanged"
         ) from error
     if not isinstance(document, dict):
-        raise SpoolFolderError(f"{path} holds no JSON object: the process folder is left as it is")
+        raise SpoolFolderError(f"{path} is not a JSON object: the process folder is left unchanged")
     if not _is_flat_enough(document):
         raise SpoolFolderError(
-            f"{path} is nested deeper than {MAX_NESTING}: the process folder is left as it is"
+            f"{path} is nested deeper than {MAX_NESTING}: the process folder is left unchanged"
         )
     return document
 
 
 def _is_flat_enough(document: dict[str, Any]) -> bool:
-    """Return whether it is nested `MAX_NESTING` deep at most.
+    """Return whether a document is nested at most `MAX_NESTING` deep.
 
-    What is deeper may have been read just before the interpreter's limit, and be beyond it where
-    it is written again.
+    A deeper one may be parsed just below the interpreter's recursion limit and exceed the limit
+    when it is serialized.
     """
     level: list[Any] = [document]
     for _ in range(MAX_NESTING):

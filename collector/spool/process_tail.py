@@ -1,4 +1,4 @@
-"""Follow one traced process: its segments, its words, its end."""
+"""Tail of one traced process: its segments, its groups and events, and its end."""
 
 from __future__ import annotations
 
@@ -41,25 +41,24 @@ if TYPE_CHECKING:
     from .process import ProcessFiles
     from .segment import Reading
 
-
 STALL_NS = 60_000_000_000
-"""How long a process may record nothing before it is said what it stands in: longer than any
+"""A process that records nothing for so long gets an event with its open spans: longer than any
 step, shorter than the ten minutes after which NCCL gives up by default."""
 
 REMOVED = "segment-removed"
-"""Reason under which `ranks.dropped` counts the rows."""
+"""Reason in `ranks.dropped` for rows of segments that were deleted before they were read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
-    """What a process said since the last look, besides spans: rows by table."""
+class NewDescriptions:
+    """Descriptions that a process wrote since the last poll, as rows by table."""
 
     groups: list[Row]
     events: list[Row]
 
 
 class ProcessTail:
-    """A cursor over all that one process writes."""
+    """A cursor over everything that one process writes."""
 
     def __init__(
         self,
@@ -82,61 +81,61 @@ class ProcessTail:
         self._chunk_rows = chunk_rows
         self._readers: dict[Path, SegmentReader] = {}
         self._finished: set[Path] = set()
-        self._freed: set[Path] = set()
-        self._refused: set[Path] = set()
+        self._deleted: set[Path] = set()
+        self._unreadable: set[Path] = set()
         self._exit_seen_ns = 0
         self._unanswered = [key for key in resume.unanswered if key.process == files.process]
         self._exit_record: dict[str, Any] | None = None
-        self._is_over = False
+        self._has_ended = False
         self._dropped: dict[str, int] = {}
         self._end_rows = dict(resume.end_rows)
         self._numbers: set[int] = set()
         self._num_removed: int | None = None
-        self._told: tuple[str, Mapping[str, int], Mapping[str, Any]] | None = None
-        self._moved_ns: int | None = None
-        self._stalled_in: list[dict[str, Any]] = []
+        self._stored_row: tuple[str, Mapping[str, int], Mapping[str, Any]] | None = None
+        self._progress_ns: int | None = None
+        self._reported_stall: list[dict[str, Any]] = []
 
     @property
     def is_finished(self) -> bool:
-        """Whether the process has ended and all that it wrote is stored."""
+        """True if the process has ended and everything that it wrote is stored."""
         return self.state != RUNNING and not self._readers
 
     @property
-    def is_over(self) -> bool:
-        """Whether the process can't write any more."""
-        return self._is_over
+    def has_ended(self) -> bool:
+        """True if the process can't write any more."""
+        return self._has_ended
 
     @property
-    def refused(self) -> frozenset[Path]:
-        """Segments that can't be read, of a newer version say; they are left as they are."""
-        return frozenset(self._refused)
+    def unreadable(self) -> frozenset[Path]:
+        """Segments that can't be read, for instance of a newer version."""
+        return frozenset(self._unreadable)
 
-    def look(self, *, now_ns: int) -> Words:
-        """Find new segments, read new lines, and see whether the process has ended."""
+    def poll(self, *, now_ns: int) -> NewDescriptions:
+        """Find new segments, read new lines, and check whether the process has ended."""
         files = self.files
         files.refresh_derived()
         if self._exit_record is None:
             self._exit_record = self._read_exit()
             self._exit_seen_ns = now_ns
-        self._is_over = self._has_ended(now_ns)
+        self._has_ended = self._check_ended(now_ns)
         self._dropped = files.dropped()
         self._find_segments()
-        return Words(
+        return NewDescriptions(
             groups=group_rows(files, files.groups.read()),
             events=event_rows(files, files.events.read()) + self._stalled_event(now_ns),
         )
 
     def cuts(self, *, now_ns: int) -> Iterator[Cut]:
-        """Yield one cut for each segment that has news. The cursors move by `advance`."""
+        """Yield one cut for each segment with new rows; `advance` moves the cursors."""
         again, self._unanswered = self._unanswered, []
         for key in again:
             reader = self._reader_of(key.segment)
             if reader is not None:
                 yield self._cut(reader, reader.reread(key.first_row, key.end_row))
         if again:
-            return  # the cursors stand before these cuts until they are stored
+            return  # the cursors are before these cuts until they are stored
         for reader in list(self._readers.values()):
-            reading = reader.read(now_ns=now_ns, is_over=self._is_over)
+            reading = reader.read(now_ns=now_ns, has_ended=self._has_ended)
             if reading is not None:
                 yield self._cut(reader, reading)
             elif reader.is_finished:
@@ -151,12 +150,12 @@ class ProcessTail:
                 self._finish(reader)
         read_before = self._end_rows.get(cut.key.segment, 0)
         self._end_rows[cut.key.segment] = max(read_before, cut.key.end_row)
-        self._moved_ns = None
+        self._progress_ns = None
         self._note_progress(cut)
 
-    def conclude(self) -> list[Row]:
-        """Once all is read: settle how the process ended, and return the event that says so."""
-        if not self._is_over or self.state != RUNNING:
+    def end(self) -> list[Row]:
+        """Set the final state if the process has ended; return the event of its end, once."""
+        if not self._has_ended or self.state != RUNNING:
             return []
         if self._exit_record is None:
             self.state = LOST
@@ -169,76 +168,74 @@ class ProcessTail:
 
     def changed_row(self) -> Row | None:
         """Return the row of table ``ranks`` if it changed since the last call."""
-        given_up = self._resume.dropped.get(self.files.process, {})
-        dropped = {**self._dropped, **given_up}
+        dropped = {**self._dropped, **self._resume.dropped.get(self.files.process, {})}
         if self._num_removed is None and self.is_finished:
             self._num_removed = self._count_removed()
         if self._num_removed:
             dropped[REMOVED] = self._num_removed
-        told = (self.state, dropped, self.files.derived)
-        if told == self._told:
+        current = (self.state, dropped, self.files.derived)
+        if current == self._stored_row:
             return None
-        self._told = told
+        self._stored_row = current
         return rank_row(self.files, state=self.state, exit_ns=self.exit_ns, dropped=dropped)
 
-    def free_segments(self) -> None:
-        """Delete the segment files that hold nothing that is not stored."""
-        for path in self._finished - self._freed:
+    def delete_segments(self) -> None:
+        """Delete the segments that are stored and have no open span."""
+        for path in self._finished - self._deleted:
             if not read_open_spans(path):
                 path.unlink(missing_ok=True)
-                self._freed.add(path)
+                self._deleted.add(path)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
 
     def _count_removed(self) -> int:
-        if self._refused:
-            return 0  # what these hold can't be told
+        if self._unreadable:
+            return 0  # the number of rows in these segments is unknown
         try:
-            num_stored = self.files.num_stored()
+            num_written = self.files.num_stored()
         except OSError:
-            return 0  # the folder went as a whole
+            return 0  # the whole folder was removed
         num_removed = count_removed_rows(
             self.files.process,
-            num_stored=num_stored,
+            num_written=num_written,
             end_rows=self._end_rows,
-            there=self._numbers,
-            num_given_up=sum(self._resume.dropped.get(self.files.process, {}).values()),
+            found=self._numbers,
+            num_dropped=sum(self._resume.dropped.get(self.files.process, {}).values()),
         )
         if num_removed:
             self.problems.append(
-                f"{self.files.folder}: segments were removed before they were read, and"
-                f" {num_removed} rows with them"
+                f"{self.files.folder}: segments with {num_removed} rows were removed before they"
+                " were read"
             )
         return num_removed
 
     def _finish(self, reader: SegmentReader) -> None:
-        """Read a segment no more: all of it is stored."""
+        """Stop reading a segment of which all rows are stored."""
         reader.close()
         del self._readers[reader.path]
         self._finished.add(reader.path)
 
     def _read_exit(self) -> dict[str, Any] | None:
-        """Return the exit record; one that can't be read counts as a failure of unknown kind."""
+        """Return the exit record; an empty one, which means a failure, if it can't be read."""
         try:
             return self.files.exit_record()
         except SpoolFolderError as error:
             self.problems.append(str(error))
             return {}
 
-    def _has_ended(self, now_ns: int) -> bool:
-        """Return whether nothing more can come."""
+    def _check_ended(self, now_ns: int) -> bool:
         record = self._exit_record
         if record is not None and exit_state(record) == ENDED:
             return True
         # A process that recorded an exception still runs its exit handlers, and may write.
-        fate = read_liveness(self.files.identity)
+        liveness = read_liveness(self.files.identity)
         is_past_grace = now_ns - self._exit_seen_ns >= self._grace_ns
-        return fate is Liveness.GONE or (
-            record is not None and fate is Liveness.UNKNOWN and is_past_grace
+        return liveness is Liveness.GONE or (
+            record is not None and liveness is Liveness.UNKNOWN and is_past_grace
         )
 
     def _note_progress(self, cut: Cut) -> None:
@@ -251,37 +248,39 @@ class ProcessTail:
             self.last_end_ns = max(self.last_end_ns, int(end_ns.max()))
 
     def _stalled_event(self, now_ns: int) -> list[Row]:
-        """Return the event of a process that stands still, told once for each place."""
-        if self._moved_ns is None:
-            self._moved_ns, self._stalled_in = now_ns, []
-        if self._is_over or now_ns - self._moved_ns < STALL_NS:
+        """Return the event of a stalled process, once for each set of open spans."""
+        if self._progress_ns is None:
+            self._progress_ns, self._reported_stall = now_ns, []
+        if self._has_ended or now_ns - self._progress_ns < STALL_NS:
             return []
-        found = self._open_now()
-        if not found or found == self._stalled_in:
+        open_spans = self._open_spans()
+        if not open_spans or open_spans == self._reported_stall:
             return []
-        self._stalled_in = found
-        at_ns = max(self.last_end_ns, *(span["start_ns"] for span in found))
-        return [self._standing_event("stalled", STALLED_LINE, found, at_ns)]
+        self._reported_stall = open_spans
+        at_ns = max(self.last_end_ns, *(span["start_ns"] for span in open_spans))
+        return [self._open_event("stalled", STALLED_LINE, open_spans, at_ns)]
 
     def _lost_event(self) -> Row:
-        """Return the event of a process that went without goodbye, with what it was doing."""
+        """Return the event of a process that ended without an exit record."""
         at_ns = self.last_end_ns or self.files.identity.anchor_unix_ns
-        return self._standing_event("lost", LOST_LINE, self._open_now(), at_ns)
+        return self._open_event("lost", LOST_LINE, self._open_spans(), at_ns)
 
-    def _standing_event(self, kind: str, line: int, found: list[dict[str, Any]], at_ns: int) -> Row:
-        step = max([self.last_step, *(span["step"] for span in found)])
-        doing = ", ".join(span["name"] for span in found) or "none"
+    def _open_event(
+        self, kind: str, line: int, open_spans: list[dict[str, Any]], at_ns: int
+    ) -> Row:
+        step = max([self.last_step, *(span["step"] for span in open_spans)])
+        names = ", ".join(span["name"] for span in open_spans) or "none"
         return event_row(
             self.files,
             line=line,
             at_ns=at_ns,
             kind=kind,
-            text=f"{kind} at step {step}, open span = {doing}",
-            data={"step": step, "open": found},
+            text=f"{kind} at step {step}, open span = {names}",
+            data={"step": step, "open": open_spans},
         )
 
-    def _open_now(self) -> list[dict[str, Any]]:
-        """Return what the process has begun and not ended."""
+    def _open_spans(self) -> list[dict[str, Any]]:
+        """Return the open spans of all segments, as the data of an event."""
         files = self.files
         return [
             {
@@ -297,41 +296,41 @@ class ProcessTail:
         ]
 
     def _find_segments(self) -> None:
-        known = self._readers.keys() | self._finished | self._refused
+        known = self._readers.keys() | self._finished | self._unreadable
         for path in sorted(set(self.files.folder.glob(SEGMENT_GLOB)) - known):
             try:
                 reader = SegmentReader(path, grace_ns=self._grace_ns, chunk_rows=self._chunk_rows)
             except (FileNotFoundError, NotReadyError):
                 continue
             except (SpoolError, OSError) as error:
-                self._refuse(path, str(error))
+                self._skip(path, str(error))
                 continue
-            problem = self._why_not_ours(reader)
+            problem = self._mismatch(reader)
             if problem is not None:
                 reader.close()
-                self._refuse(path, f"{path} {problem}: it is left as it is")
+                self._skip(path, f"{path} {problem}: it is left unchanged")
                 continue
             reader.advance(self._resume.end_rows.get(self._segment(reader), 0))
             self._readers[path] = reader
             self._numbers.add(reader.number)
 
-    def _why_not_ours(self, reader: SegmentReader) -> str | None:
-        """Return why a segment can't be one of this process; None where it can.
+    def _mismatch(self, reader: SegmentReader) -> str | None:
+        """Return why a segment does not belong to this process; None if it does.
 
-        Both files say whose they are: where they differ, one of them is damaged or misplaced,
-        and its rows would be another rank's.
+        If the identities in the two headers differ, one file is damaged or misplaced, and the
+        rows would be stored under another rank.
         """
         if reader.number > MAX_SEGMENT:
             return f"has number {reader.number}, more than {MAX_SEGMENT}"
-        own, told = self.files.identity, reader.identity
+        own, found = self.files.identity, reader.identity
         for name in ("run_id", "epoch", "rank", "process_uuid"):
-            if getattr(own, name) != getattr(told, name):
-                return f"says another {name} than {PROCESS_FILE}"
+            if getattr(own, name) != getattr(found, name):
+                return f"has another {name} than {PROCESS_FILE}"
         return None
 
-    def _refuse(self, path: Path, reason: str) -> None:
-        """Leave a file as it is, and say so once."""
-        self._refused.add(path)
+    def _skip(self, path: Path, reason: str) -> None:
+        """Leave a file unchanged and report the reason."""
+        self._unreadable.add(path)
         self.problems.append(reason)
 
     def _segment(self, reader: SegmentReader) -> int:
@@ -372,22 +371,25 @@ class ProcessTail:
 def count_removed_rows(
     process: str,
     *,
-    num_stored: int,
+    num_written: int,
     end_rows: Mapping[int, int],
-    there: Set[int],
-    num_given_up: int,
+    found: Set[int],
+    num_dropped: int,
 ) -> int:
-    """Return the rows of a process that has ended which are neither read nor on the disk.
+    """Return how many rows of an ended process were neither read nor are on disk.
 
-    Segments are numbered without gaps, so a number that nobody knows was a segment. What it held
-    is what the process says that it wrote, less what is known; 0 where that can't be told.
+    Segments are numbered without gaps, so each missing number was a segment that was removed.
+    Its rows are those that the process wrote less all known ones.
 
     Args:
-        process: The process's uuid in hex.
-        num_stored: Rows that it claimed in all segments, by its own account.
-        end_rows: Behind the last row that was read, by segment, of any processes.
-        there: Numbers of the segments that lie or lay there, with rows or without.
-        num_given_up: Rows that were dropped and counted on the way.
+        process: UUID of the process in hex.
+        num_written: Rows that the process claimed in all segments, by its own account.
+        end_rows: Row after the last that was read, by segment, of any processes.
+        found: Numbers of the segments that were seen on disk, with rows or without.
+        num_dropped: Rows of the process that the sink gave up and counted.
+
+    Returns:
+        0 if no number is missing.
     """
     first = segment_id(process, 0)
     own = {
@@ -395,7 +397,7 @@ def count_removed_rows(
         for segment, end_row in end_rows.items()
         if 0 <= segment - first <= MAX_SEGMENT
     }
-    numbers = own.keys() | there
+    numbers = own.keys() | found
     if len(numbers) > max(numbers, default=-1):
         return 0
-    return max(0, num_stored - sum(own.values()) - num_given_up)
+    return max(0, num_written - sum(own.values()) - num_dropped)

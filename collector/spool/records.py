@@ -1,4 +1,4 @@
-"""Decode a run of spool records into the store's columns, without a Python loop over rows."""
+"""Decoder of spool records into the store's columns, without a Python loop over rows."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ RECORD = np.dtype(
         "itemsize": RECORD_BYTES,
     }
 )
-"""One record of `tracer.spool` as numpy sees it; the second halves overlap."""
+"""One record of `tracer.spool` as a numpy type; the second halves of the types overlap."""
 
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
-"""Thirty days: a longer span is a broken clock, not work."""
+"""Thirty days. A longer span comes from a broken clock."""
 
 MAX_START_NS = 1 << 62
 
 MAX_PARENT_DEPTH = 1_024
-"""Deeper than this no parent is looked for: each level is a pass over the rows."""
+"""Deeper spans get no parent: each level costs one pass over the rows."""
 
 MAX_DEPTH = 32_767
-"""What the column holds; deeper is told as this."""
+"""Largest value of the column; deeper spans get this value."""
 
 BAD_REASONS = (
     "unknown record type",
@@ -94,21 +94,21 @@ class Names(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Which rows these are, and how their clock maps to Unix time."""
+    """Identity of the rows of a cut, and the map of their clock to Unix time."""
 
     run_id: str
     epoch: int
     rank: int
     segment: int
-    """`collector.identity.segment_id`."""
+    """As returned by `identity.segment_id`."""
 
     clock: ClockMap
-    """Maps the host's monotonic clock."""
+    """Map of the host's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutRows:
-    """The rows of one cut, as the tables hold them."""
+    """Rows of one cut, by table of the store."""
 
     spans: pa.Table
     steps: pa.Table
@@ -119,14 +119,14 @@ class CutRows:
 def decode(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: Origin) -> CutRows:
     """Decode committed records.
 
-    A record that can't be a measurement (an unknown type or kind, a time out of
-    range) is set aside with the reason; the others are kept.
+    A record that can't be a measurement (unknown type or kind, time out of range) goes to
+    ``bad_rows`` with the reason.
 
     Args:
         records: Shape (rows,), dtype `RECORD`.
         rows: Row number of each record in its segment.
         names: The process's names.
-        origin: What the rows share.
+        origin: Identity that all rows share.
     """
     reason = _bad_reason(records)
     good = reason < 0
@@ -143,7 +143,7 @@ def decode(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
 
 
 def _bad_reason(records: Records) -> NDArray[np.int8]:
-    """Return the index of each record's first fault in `BAD_REASONS`, -1 where it has none."""
+    """Return the index of each record's first fault in `BAD_REASONS`; -1 if it has none."""
     start_ns, end_ns = records["start_ns"], records["end_ns"]
     is_known = (records["type"] >= RecordType.SPAN) & (records["type"] <= RecordType.MICROBATCH)
     faults = (
@@ -200,7 +200,7 @@ def _steps(records: Records, rows: NDArray[np.uint32], *, origin: Origin) -> pa.
         **_identity(len(records), origin),
         "step": numbers(records["step"]),
         "start_ns": numbers(start_ns),
-        # No map of clocks touches how long a step took.
+        # The duration does not pass through the clock map.
         "end_ns": numbers(start_ns + (records["end_ns"] - records["start_ns"])),
         "num_tokens": numbers(records["num_tokens"]),
         "loss": numbers(records["loss"]),
@@ -245,7 +245,7 @@ def _identity(num_rows: int, origin: Origin) -> dict[str, Any]:
 
 
 def _named(ids: NDArray[np.uint32], names: Names) -> Any:  # noqa: ANN401  # an Arrow column
-    """Return the column of names; an id that no table can hold is `OTHER_NAME`, id 0."""
+    """Return the column of names; an id beyond the name table is read as `OTHER_NAME`, id 0."""
     held = np.where(ids < NAME_CAPACITY, ids, 0)
     used = np.bincount(held) > 0
     codes = (np.cumsum(used) - 1).astype(np.int32)
@@ -256,15 +256,14 @@ def _named(ids: NDArray[np.uint32], names: Names) -> Any:  # noqa: ANN401  # an 
 def find_parent_rows(
     records: Records, rows: NDArray[np.uint32]
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Return each span's parent row and whether it is known.
+    """Return the parent row of each span, and whether it is known.
 
-    A lane writes a span when it ends, so a parent follows its children: it is
-    the next row one level further out, if that one contains the child in time.
-    A parent in a later cut stays unknown.
+    A lane writes a span when it ends, so a parent follows its children: it is the next row that
+    is one level less deep, if it contains the child in time. A parent in a later cut is unknown.
 
     Args:
-        records: Spans of one segment in row order.
-        rows: Their row numbers.
+        records: Shape (rows,): spans of one segment in row order.
+        rows: Shape (rows,): their row numbers.
     """
     start_ns, depth = records["start_ns"], records["depth"]
     end_ns = records["end_ns"]

@@ -1,4 +1,4 @@
-"""Read what a segment file has newly to tell, while its lane may still be writing it."""
+"""Reader of one segment file, while its lane may still write it."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
     from rankscope.tracer.spool import SpoolIdentity
 
 CHUNK_ROWS = 65_536
-"""Most rows that one reading takes: 8 MiB."""
+"""Largest number of rows of one reading: 8 MiB."""
 
 SETTLE_NS = 2_000_000
-"""How far apart two readings of the newest row of a live segment must be to count as two."""
+"""Least time between two readings of the newest row of a live segment that must agree."""
 
 FIRST_LOOK_ROWS = 512
-"""Rows looked at first; a live segment rarely has more news than that."""
+"""Rows read first; a live segment rarely has more new ones."""
 
 
 class NotReadyError(Exception):
-    """The file is there and its header is not yet: look again later."""
+    """The file exists and its header is not written yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A contiguous range of rows, ``first_row`` up to ``end_row``, none of which will change."""
+    """A range of rows, ``first_row`` up to ``end_row``, none of which will change."""
 
     first_row: int
     end_row: int
     data: bytes
-    """The records' bytes, torn ones included."""
+    """Bytes of all records, torn ones included."""
 
     rows: NDArray[np.uint32]
     """Row number of each committed record."""
@@ -68,13 +68,13 @@ class Reading:
 
     @property
     def num_torn(self) -> int:
-        """Rows that were claimed and never committed."""
+        """Number of rows that were claimed and never committed."""
         return self.end_row - self.first_row - len(self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSpan:
-    """Something that had begun and not ended when the segment was last seen."""
+    """An entry of a segment's open table: a span that has begun and not ended."""
 
     start_ns: int
     group_id: int
@@ -87,8 +87,8 @@ class OpenSpan:
 class SegmentReader:
     """A cursor over one segment file.
 
-    Reads by `pread`, never through a mapping: a file cut short underneath a
-    mapping would kill the reader with SIGBUS.
+    Reads with `pread`, not through a memory map: if a mapped file is cut short, its reader is
+    killed with SIGBUS.
     """
 
     def __init__(self, path: Path, *, grace_ns: int, chunk_rows: int = CHUNK_ROWS) -> None:
@@ -109,84 +109,83 @@ class SegmentReader:
         self.number = identity.segment
         self.capacity = identity.capacity
 
-    def read(self, *, now_ns: int, is_over: bool) -> Reading | None:
-        """Return the rows from the cursor on that are certain; None where there are none.
+    def read(self, *, now_ns: int, has_ended: bool) -> Reading | None:
+        """Return the final rows from the cursor on; None if there are none.
 
-        A row is certain once a later row is committed, once two readings found
-        it the same (on Arm, its stores may become visible out of order), or
-        once nobody writes any more. A gap is passed over as torn after the
-        grace time, or at once when nobody writes any more. The cursor stays
-        where it is until `advance`.
+        A row is final if a later row is committed, if two readings of it agree (on Arm, its
+        stores may become visible out of order), or if the process has ended. A row that is not
+        committed is skipped as torn after the grace time, or at once if the process has ended.
+        The cursor moves with `advance` only.
 
         Args:
-            now_ns: The present reading of a monotonic clock.
-            is_over: Whether the process can't write any more.
+            now_ns: Current time of a monotonic clock.
+            has_ended: Whether the process can't write any more.
         """
         sealed = sealed_rows(self._header())
         end = min(sealed, self.capacity) if sealed is not None else self.capacity
         data, is_committed = self._look_ahead(end)
-        num_certain = self._certain(
-            data, is_committed, now_ns=now_ns, is_over=is_over, is_sealed=sealed is not None
+        num_final = self._count_final(
+            data, is_committed, now_ns=now_ns, has_ended=has_ended, is_sealed=sealed is not None
         )
-        if not num_certain:
-            self.is_finished = self._is_at_end(end, is_sealed=sealed is not None, is_over=is_over)
+        if not num_final:
+            self.is_finished = has_ended or (sealed is not None and self.next_row >= end)
             return None
-        rows = self.next_row + np.flatnonzero(is_committed[:num_certain])
+        rows = self.next_row + np.flatnonzero(is_committed[:num_final])
         return Reading(
             first_row=self.next_row,
-            end_row=self.next_row + num_certain,
-            data=data[: num_certain * RECORD_BYTES],
+            end_row=self.next_row + num_final,
+            data=data[: num_final * RECORD_BYTES],
             rows=rows.astype(np.uint32),
         )
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the cursor stands behind the last row of a lane that has moved on."""
+        """True if the segment is sealed and the cursor is behind its last row."""
         sealed = sealed_rows(self._header())
         return sealed is not None and self.next_row >= min(sealed, self.capacity)
 
-    def end_row_if_final(self, *, is_over: bool) -> int | None:
-        """Return the row behind the last that there will ever be; None while it is written.
+    def end_row_if_final(self, *, has_ended: bool) -> int | None:
+        """Return the row after the last one; None if the segment may still be written.
 
         Args:
-            is_over: Whether the process can't write any more.
+            has_ended: Whether the process can't write any more.
         """
         sealed = sealed_rows(self._header())
         if sealed is not None:
             return min(sealed, self.capacity)
-        return _num_touched(self._rows(0, self.capacity)) if is_over else None
+        return _count_written(self._rows(0, self.capacity)) if has_ended else None
 
     def reread(self, first_row: int, end_row: int) -> Reading:
-        """Return exactly these rows, as a cut that was sent before."""
+        """Return the rows of a cut that was sent before."""
         data = self._rows(first_row, end_row)
         rows = first_row + np.flatnonzero(_committed(data, first_row=first_row))
         return Reading(first_row=first_row, end_row=end_row, data=data, rows=rows.astype(np.uint32))
 
     def advance(self, end_row: int) -> None:
-        """Move the cursor past rows that are stored."""
+        """Move the cursor past stored rows."""
         self.next_row = max(self.next_row, end_row)
         self._gaps = {row: seen for row, seen in self._gaps.items() if row >= self.next_row}
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _certain(
+    def _count_final(
         self,
         data: bytes,
         is_committed: NDArray[np.bool_],
         *,
         now_ns: int,
-        is_over: bool,
+        has_ended: bool,
         is_sealed: bool,
     ) -> int:
-        """Return how many rows from the cursor on are certain."""
+        """Return how many rows from the cursor on are final."""
         committed = np.flatnonzero(is_committed)
         num_seen = int(committed[-1]) + 1 if len(committed) else 0
-        if is_over:
-            return len(is_committed) if is_sealed else max(num_seen, _num_touched(data))
+        if has_ended:
+            return len(is_committed) if is_sealed else max(num_seen, _count_written(data))
         num_claimed = len(is_committed) if is_sealed else num_seen
         for gap in np.flatnonzero(~is_committed[:num_claimed]).tolist():
             first_seen_ns = self._gaps.setdefault(self.next_row + gap, now_ns)
@@ -200,18 +199,15 @@ class SegmentReader:
         return num_claimed if is_settled else num_claimed - 1
 
     def _agrees(self, row: int, record: bytes, *, now_ns: int) -> bool:
-        """Return whether an earlier reading found this row the same; else remember this one."""
+        """Return whether an earlier reading of this row had the same bytes; else keep this one."""
         seen = self._last_seen
         if seen is None or seen[:2] != (row, record):
             self._last_seen = (row, record, now_ns)
             return False
         return now_ns - seen[2] >= SETTLE_NS
 
-    def _is_at_end(self, end: int, *, is_sealed: bool, is_over: bool) -> bool:
-        return is_over or (is_sealed and self.next_row >= end)
-
     def _look_ahead(self, end: int) -> tuple[bytes, NDArray[np.bool_]]:
-        """Return the rows from the cursor on, as far as there may be news, and which are whole."""
+        """Return the rows from the cursor on that may be new, and which of them are committed."""
         num_rows = min(FIRST_LOOK_ROWS, self._chunk_rows)
         while True:
             data = self._rows(self.next_row, min(end, self.next_row + num_rows))
@@ -225,7 +221,7 @@ class SegmentReader:
         return os.pread(self._descriptor, HEADER_BYTES, 0)
 
     def _rows(self, first: int, end: int) -> bytes:
-        """Return whole records, fewer than asked for where the file is shorter."""
+        """Return whole records; fewer than requested if the file is shorter."""
         data = os.pread(
             self._descriptor,
             max(end - first, 0) * RECORD_BYTES,
@@ -241,16 +237,16 @@ def _identity(header: bytes, path: Path) -> SpoolIdentity:
     if identity.record_bytes != RECORD_BYTES or identity.header_bytes != HEADER_BYTES:
         raise NotASpoolError(
             f"{path} has a header of {identity.header_bytes} bytes and records of"
-            f" {identity.record_bytes}, expected {HEADER_BYTES} and {RECORD_BYTES}: it was not"
-            " written by this layout"
+            f" {identity.record_bytes}, expected {HEADER_BYTES} and {RECORD_BYTES}: it has another"
+            " layout"
         )
     return identity
 
 
 def read_open_spans(path: Path) -> list[OpenSpan]:
-    """Return what stands in the open table of a segment.
+    """Return the entries of a segment's open table.
 
-    Nothing where it can't be read, or is of another version: its table may mean other things.
+    An empty list if the file can't be read or is of another version, whose table may differ.
     """
     try:
         with os.fdopen(open_spool_file(path), "rb") as file:
@@ -277,13 +273,14 @@ def read_open_spans(path: Path) -> list[OpenSpan]:
 
 
 def _committed(data: bytes, *, first_row: int) -> NDArray[np.bool_]:
-    """Return which of the records are whole: the commit word is the row's place in the file."""
+    """Return which records are committed: their commit word is the row's offset in the file."""
     commit = np.frombuffer(data, dtype=RECORD)["commit"]
-    row = np.arange(first_row, first_row + len(commit), dtype=np.uint64)
-    is_whole: NDArray[np.bool_] = commit == row * np.uint64(RECORD_BYTES) + np.uint64(HEADER_BYTES)
-    return is_whole
+    rows = np.arange(first_row, first_row + len(commit), dtype=np.uint64)
+    offsets = rows * np.uint64(RECORD_BYTES) + np.uint64(HEADER_BYTES)
+    is_committed: NDArray[np.bool_] = commit == offsets
+    return is_committed
 
 
-def _num_touched(data: bytes) -> int:
-    """Return the number of rows up to the last one with any byte set."""
+def _count_written(data: bytes) -> int:
+    """Return the number of rows up to the last one that is not all zero."""
     return -(-len(data.rstrip(b"\0")) // RECORD_BYTES)

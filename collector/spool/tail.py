@@ -1,4 +1,4 @@
-"""Follow a spool folder: everything that traced processes write there goes to a sink, once."""
+"""Tail of a spool folder: hands everything that traced processes write there to a sink, once."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ GRACE_NS = 2_000_000_000
 """How long a claimed row may stay uncommitted before it counts as torn."""
 
 FEW_ROWS = 4096
-"""Rows of one segment that are not worth another round of the same look."""
+"""A poll reads a segment again if its last cut had at least this many rows."""
 
 BATCH_ROWS = 262_144
-"""Rows of one insert: large enough to be quick, small enough to hold in memory."""
+"""Rows of one insert: a larger one is hardly faster, and is held in memory as a whole."""
 
-CHUNKS_A_BATCH = 4
-"""So that the last reading of a batch makes it a quarter larger at most."""
+CHUNKS_PER_BATCH = 4
+"""A batch ends with the chunk that fills it, so it is larger by at most a quarter."""
 
 
 class SegmentPolicy(Enum):
-    """What becomes of a segment once all its rows are stored."""
+    """Treatment of a segment when all its rows are stored."""
 
     KEEP = "keep"
     DELETE = "delete"
-    """Delete it, so that a long job never fills its spool."""
+    """Delete it, so that a long job does not fill its spool."""
 
     DELETE_WHILE_RUNNING = "delete while running"
-    """Delete it as long as its process runs; what an ended one left stays to be looked at."""
+    """Delete it while its process runs; keep what an ended process left, for inspection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailProgress:
-    """What one look at the spool brought."""
+    """Result of one poll."""
 
     num_cuts: int
     num_spans: int
@@ -54,16 +54,16 @@ class TailProgress:
     num_torn: int
     num_bad: int
     num_processes: int
-    """Processes seen so far."""
+    """Processes found since the start."""
 
     num_running: int
-    """Of these, the ones that have not ended."""
+    """Processes that have not ended."""
 
-    num_refused: int
-    """Segments and folders so far that can't be read, of a newer version say, and are left."""
+    num_unreadable: int
+    """Segments and folders found since the start that can't be read, and are left unchanged."""
 
     problems: tuple[str, ...]
-    """What can't be read and is left as it is, one plain line each, told once."""
+    """What can't be read and why, one line each; each problem is in one poll's result only."""
 
 
 @dataclass(slots=True)
@@ -84,20 +84,21 @@ class _Totals:
 
 @dataclass(slots=True)
 class _Epoch:
-    """The processes of one epoch of a run, and what the sink was told of it."""
+    """The processes of one epoch of a run."""
 
     processes: list[ProcessTail] = field(default_factory=list)
-    told: tuple[object, ...] = ()
+    stored: tuple[object, ...] = ()
+    """State in which its row of table ``runs`` was last stored."""
 
 
 class SpoolTail:
-    """A cursor over a spool folder. One thread polls it.
+    """A cursor over a spool folder, polled by one thread.
 
-    A restarted tail goes on where the sink's ledger ends, and a cut whose
-    storing failed is sent again as it was.
+    A restarted tail continues where the sink's ledger ends. A cut that the sink failed to store
+    is sent again unchanged.
     """
 
-    def __init__(  # noqa: PLR0913  # the effects that it has come in here
+    def __init__(  # noqa: PLR0913  # clocks and sink come in here
         self,
         spool_dir: Path,
         sink: Sink,
@@ -113,20 +114,20 @@ class SpoolTail:
         """Prepare to follow ``spool_dir``, which need not exist yet.
 
         Args:
-            spool_dir: Folder that holds one folder a run.
-            sink: Takes the cuts, a `StoreWriter` for instance.
-            segment_policy: What becomes of segments whose rows are all stored.
-            only_run: Name of the one folder of a run to follow; None: all of them.
-            clocks: Map the hosts' clocks; None: each host by the first anchor that came.
+            spool_dir: Folder with one folder per run.
+            sink: Receives the cuts, for instance a `StoreWriter`.
+            segment_policy: What happens to a segment when all its rows are stored.
+            only_run: Name of the only run folder to follow; None: all of them.
+            clocks: Maps the hosts' clocks; None: by the first anchor of each boot of a host.
             batch_rows: Rows that are held in memory and given to the sink at once.
             grace_ns: How long a claimed row may stay uncommitted.
             monotonic_ns: Clock for the grace time.
-            unix_ns: Clock for when rows were written.
+            unix_ns: Clock for the revision of rows.
         """
         self._spool_dir = Path(spool_dir)
         self._sink = sink
         self._only_run = only_run
-        self._segment_fate = segment_policy
+        self._segment_policy = segment_policy
         self._batch_rows = batch_rows
         self._grace_ns = grace_ns
         self._monotonic_ns = monotonic_ns
@@ -135,36 +136,36 @@ class SpoolTail:
         self._resumes: dict[str, Resume] = {}
         self._epochs: dict[tuple[str, int], _Epoch] = {}
         self._active: dict[Path, ProcessTail] = {}
-        self._settled: set[Path] = set()
-        self._shipped: list[Path] = []
-        self._pending: list[tuple[ProcessTail, Cut]] = []
-        self._untold: list[tuple[str, list[Row]]] = []
+        self._done: set[Path] = set()
+        self._stored: list[Path] = []
+        self._pending_cuts: list[tuple[ProcessTail, Cut]] = []
+        self._pending_rows: list[tuple[str, list[Row]]] = []
         self._manifests: set[tuple[str, str]] = set()
         self._new_manifests: list[Row] = []
         self._num_processes = 0
-        self._refused: set[Path] = set()
+        self._unreadable: set[Path] = set()
         self._problems: list[str] = []
 
     def poll(self) -> TailProgress:
-        """Bring everything new to the sink; return once it is stored.
+        """Read what is new, hand it to the sink, and return once it is stored.
 
         Raises:
             StoreError: The sink failed. Nothing is lost: the next poll sends the same again.
         """
         now_ns = self._monotonic_ns()
         totals = _Totals()
-        self._flush()
-        self._send(totals)
-        self._discover()
-        self._look(now_ns)
-        self._tell_states()
+        self._flush_rows()
+        self._send_cuts(totals)
+        self._find_processes()
+        self._poll_processes(now_ns)
+        self._store_states()
         for batch in self._batches(now_ns):
-            self._pending = batch
-            self._send(totals)
-            self._free()  # after an outage a look is long, and the ranks need the room
-        self._conclude()
-        self._tell_states()
-        self._settle()
+            self._pending_cuts = batch
+            self._send_cuts(totals)
+            self._delete_segments()  # within a long poll, too: the ranks may need the space
+        self._store_ends()
+        self._store_states()
+        self._drop_finished()
         problems, self._problems = tuple(self._problems), []
         return TailProgress(
             num_cuts=totals.num_cuts,
@@ -174,30 +175,30 @@ class SpoolTail:
             num_bad=totals.num_bad,
             num_processes=self._num_processes,
             num_running=sum(tail.state == RUNNING for tail in self._active.values()),
-            num_refused=len(self._refused),
+            num_unreadable=len(self._unreadable),
             problems=problems,
         )
 
     @property
-    def settled(self) -> tuple[Path, ...]:
-        """Folders of processes that have ended and of which every word is stored."""
-        return tuple(self._shipped)
+    def stored(self) -> tuple[Path, ...]:
+        """Folders of ended processes of which everything is stored."""
+        return tuple(self._stored)
 
     @property
     def running(self) -> tuple[ProcessFiles, ...]:
-        """The files of the processes that have not ended, in no order."""
+        """Files of the processes that have not ended, in no order."""
         return tuple(tail.files for tail in self._active.values() if tail.state == RUNNING)
 
     def close(self) -> None:
-        """Let go of the spool's files; the sink is left open."""
+        """Close the spool's files; the sink stays open."""
         for tail in self._active.values():
             tail.close()
         self._active.clear()
 
-    def _discover(self) -> None:
-        """Start to follow process folders that are new."""
+    def _find_processes(self) -> None:
+        """Start to follow new process folders."""
         for folder in _process_folders(self._spool_dir, self._only_run):
-            if folder in self._active or folder in self._settled:
+            if folder in self._active or folder in self._done:
                 continue
             try:
                 files = ProcessFiles(folder)
@@ -207,18 +208,18 @@ class SpoolTail:
                 continue  # not written yet
             except (SpoolFolderError, OSError) as error:
                 self._problems.append(str(error))
-                self._settled.add(folder)
-                self._refused.add(folder)
-        self._tell_manifests()
+                self._done.add(folder)
+                self._unreadable.add(folder)
+        self._store_manifests()
 
-    def _tell_manifests(self) -> None:
-        """Store what is new of the configuration; most ranks share one."""
+    def _store_manifests(self) -> None:
+        """Store the new manifests; most ranks share one."""
         rows, self._new_manifests = self._new_manifests, []
-        fresh = {(row["run_id"], row["manifest_hash"]): row for row in rows}
-        for key in self._manifests & fresh.keys():
-            del fresh[key]
-        self._manifests.update(fresh)
-        self._upsert("manifests", list(fresh.values()))
+        new = {(row["run_id"], row["manifest_hash"]): row for row in rows}
+        for key in self._manifests & new.keys():
+            del new[key]
+        self._manifests.update(new)
+        self._upsert("manifests", list(new.values()))
 
     def _follow(self, files: ProcessFiles) -> None:
         run_id = files.run_id
@@ -237,34 +238,34 @@ class SpoolTail:
             clock=self._clocks.clock_map(files.identity),
             resume=resume,
             grace_ns=self._grace_ns,
-            chunk_rows=self._batch_rows // CHUNKS_A_BATCH,
+            chunk_rows=self._batch_rows // CHUNKS_PER_BATCH,
         )
         self._active[files.folder] = tail
         self._epochs.setdefault((run_id, files.identity.epoch), _Epoch()).processes.append(tail)
         self._num_processes += 1
 
-    def _look(self, now_ns: int) -> None:
+    def _poll_processes(self, now_ns: int) -> None:
         groups: list[Row] = []
         events: list[Row] = []
         for tail in list(self._active.values()):
             try:
-                words = tail.look(now_ns=now_ns)
+                new = tail.poll(now_ns=now_ns)
             except OSError as error:
-                self._let_go(tail, error)
+                self._abandon(tail, error)
                 continue
-            groups += words.groups
-            events += words.events
-            self._refused |= tail.refused
+            groups += new.groups
+            events += new.events
+            self._unreadable |= tail.unreadable
             self._problems += tail.problems
             tail.problems.clear()
         self._upsert("groups", groups)
         self._upsert("events", events)
 
     def _batches(self, now_ns: int) -> Iterator[list[tuple[ProcessTail, Cut]]]:
-        """Yield cuts, a bounded number of rows at a time, until there is little news.
+        """Yield batches of cuts until all segments have few new rows.
 
-        Ranks write while we read: what came meanwhile, a few rows, would each
-        time be a small insert more. It waits for the next look.
+        The ranks go on writing meanwhile. Their few new rows wait for the next poll, because
+        each would be one more small insert.
         """
         has_more = True
         while has_more:
@@ -275,7 +276,7 @@ class SpoolTail:
                 batch.append((tail, cut))
                 cut_rows = cut.key.end_row - cut.key.first_row
                 num_rows += cut_rows
-                has_more |= tail.is_over or cut_rows >= FEW_ROWS
+                has_more |= tail.has_ended or cut_rows >= FEW_ROWS
                 if num_rows >= self._batch_rows:
                     yield batch
                     batch, num_rows = [], 0
@@ -289,10 +290,10 @@ class SpoolTail:
                 for cut in tail.cuts(now_ns=now_ns):
                     yield tail, cut
             except OSError as error:
-                self._let_go(tail, error)
+                self._abandon(tail, error)
 
-    def _let_go(self, tail: ProcessTail, error: OSError) -> None:
-        """Follow a folder no longer that was taken away or can't be read."""
+    def _abandon(self, tail: ProcessTail, error: OSError) -> None:
+        """Stop following a folder that was removed or can't be read any more."""
         folder = tail.files.folder
         self._problems.append(
             f"{folder} can't be read any more ({error.strerror}): what was read of it is kept"
@@ -302,28 +303,29 @@ class SpoolTail:
         row = tail.changed_row()
         self._upsert("ranks", [row] if row is not None else [])
         del self._active[folder]
-        self._settled.add(folder)
+        self._done.add(folder)
 
-    def _send(self, totals: _Totals) -> None:
-        if not self._pending:
+    def _send_cuts(self, totals: _Totals) -> None:
+        if not self._pending_cuts:
             return
-        self._sink.ingest([cut for _, cut in self._pending])
-        for tail, cut in self._pending:
+        self._sink.ingest([cut for _, cut in self._pending_cuts])
+        for tail, cut in self._pending_cuts:
             tail.advance(cut)
             totals.add(cut)
-        self._pending = []
+        self._pending_cuts = []
 
-    def _conclude(self) -> None:
+    def _store_ends(self) -> None:
+        """Store the events of processes that ended."""
         events: list[Row] = []
         for tail in self._active.values():
-            events += tail.conclude()
+            events += tail.end()
         self._upsert("events", events)
 
-    def _tell_states(self) -> None:
-        """Store the rows of ranks and runs that changed."""
+    def _store_states(self) -> None:
+        """Store the changed rows of ranks and runs."""
         ranks = [tail.changed_row() for tail in self._active.values()]
         self._upsert("ranks", [row for row in ranks if row is not None])
-        self._upsert("runs", [row for epoch in self._epochs.values() for row in _news(epoch)])
+        self._upsert("runs", [row for epoch in self._epochs.values() for row in _changed(epoch)])
 
     def _upsert(self, table: str, rows: list[Row]) -> None:
         if not rows:
@@ -331,49 +333,49 @@ class SpoolTail:
         if table in {"ranks", "runs"}:
             revision = self._unix_ns()
             rows = [{**row, "revision": revision} for row in rows]
-        self._untold.append((table, rows))
-        self._flush()
+        self._pending_rows.append((table, rows))
+        self._flush_rows()
 
-    def _flush(self) -> None:
-        """Send descriptions in order; what the sink did not take stays for the next poll."""
-        while self._untold:
-            table, rows = self._untold[0]
+    def _flush_rows(self) -> None:
+        """Store descriptions in order; those that fail stay for the next poll."""
+        while self._pending_rows:
+            table, rows = self._pending_rows[0]
             self._sink.upsert(table, rows)
-            del self._untold[0]
+            del self._pending_rows[0]
 
-    def _free(self) -> None:
-        """Delete segments that are stored, if that is wanted."""
+    def _delete_segments(self) -> None:
+        """Delete stored segments if the policy says so."""
         for tail in self._active.values():
-            if self._segment_fate is SegmentPolicy.DELETE or (
-                self._segment_fate is SegmentPolicy.DELETE_WHILE_RUNNING and not tail.is_over
+            if self._segment_policy is SegmentPolicy.DELETE or (
+                self._segment_policy is SegmentPolicy.DELETE_WHILE_RUNNING and not tail.has_ended
             ):
-                tail.free_segments()
+                tail.delete_segments()
 
-    def _settle(self) -> None:
-        """Stop following what has ended and is stored."""
-        self._free()
+    def _drop_finished(self) -> None:
+        """Stop following processes that have ended and are stored."""
+        self._delete_segments()
         for folder, tail in list(self._active.items()):
             if tail.is_finished:
                 self._problems += tail.problems
                 tail.close()
                 del self._active[folder]
-                self._settled.add(folder)
-                if not tail.refused:  # else it holds what was never read
-                    self._shipped.append(folder)
+                self._done.add(folder)
+                if not tail.unreadable:  # else the folder holds rows that were never read
+                    self._stored.append(folder)
 
 
-def _news(epoch: _Epoch) -> list[Row]:
+def _changed(epoch: _Epoch) -> list[Row]:
     """Return the epoch's row of table ``runs`` if it changed since the last call."""
-    speaker = min(epoch.processes, key=lambda tail: tail.files.identity.rank)
+    lowest = min(epoch.processes, key=lambda tail: tail.files.identity.rank)
     states = [tail.state for tail in epoch.processes]
     ends = [tail.exit_ns for tail in epoch.processes if tail.exit_ns is not None]
     ended_ns = max(ends, default=None) if run_state(states) != RUNNING else None
-    told = (speaker.files.process, run_state(states), ended_ns, speaker.files.derived)
-    if told == epoch.told:
+    current = (lowest.files.process, run_state(states), ended_ns, lowest.files.derived)
+    if current == epoch.stored:
         return []
-    epoch.told = told
-    started_ns = speaker.files.identity.anchor_unix_ns
-    return [run_row(speaker.files, states=states, created_ns=started_ns, ended_ns=ended_ns)]
+    epoch.stored = current
+    started_ns = lowest.files.identity.anchor_unix_ns
+    return [run_row(lowest.files, states=states, created_ns=started_ns, ended_ns=ended_ns)]
 
 
 def _process_folders(spool_dir: Path, only_run: str | None) -> list[Path]:
@@ -385,7 +387,7 @@ def _process_folders(spool_dir: Path, only_run: str | None) -> list[Path]:
 
 
 def run_folders(spool_dir: Path) -> list[Path]:
-    """Return the folders of the runs; what begins with a dot is the readers' own.
+    """Return the folders of the runs; names that begin with a dot belong to readers of the spool.
 
     Raises:
         FileNotFoundError: There is no spool yet.

@@ -8,7 +8,7 @@ from rankscope.collector.names import MAX_NAME_BYTES, storable_name
 
 
 @pytest.mark.parametrize("text", ["forward", "", "größe 😀", "a b/c", "e\u0301", "日本語"])
-def test_a_harmless_text_is_kept_as_it_is(text: str) -> None:
+def test_a_harmless_text_is_unchanged(text: str) -> None:
     assert storable_name(text) == text
 
 
@@ -24,11 +24,11 @@ def test_a_harmless_text_is_kept_as_it_is(text: str) -> None:
         ("line\u2028", "line\\u2028"),
     ],
 )
-def test_an_invisible_character_is_made_visible(text: str, shown: str) -> None:
+def test_an_invisible_character_is_escaped(text: str, shown: str) -> None:
     assert storable_name(text) == shown
 
 
-def test_long_names_that_differ_at_their_end_stay_distinct() -> None:
+def test_long_names_that_differ_at_the_end_stay_distinct() -> None:
     one, other = storable_name("x" * 300 + "a"), storable_name("x" * 300 + "b")
 
     assert one != other
@@ -36,7 +36,7 @@ def test_long_names_that_differ_at_their_end_stay_distinct() -> None:
 
 
 def test_a_name_is_cut_between_characters() -> None:
-    # 255 bytes of two-byte characters and a tail: no half character at the cut.
+    # 255 bytes would end in the middle of a two-byte character.
     cut = storable_name("é" * 200)
 
     assert len(cut.encode()) <= MAX_NAME_BYTES

@@ -77,6 +77,6 @@ def test_a_folder_whose_run_no_collector_takes_is_named_and_left_and_others_go_o
     assert [cut.key.rank for cut in sink.cuts] == [1]
     (line,) = told
     assert str(strange.folder) in line
-    assert "left as it is" in line
+    assert "left unchanged" in line
     assert repr(run_id) in line
     assert strange.segment.exists()

@@ -259,7 +259,7 @@ def tail_loop(tail: SpoolTail) -> Loop:
             torn=progress.num_torn,
             bad=progress.num_bad,
         )
-        loop.counts["refused_files"] = progress.num_refused
+        loop.counts["refused_files"] = progress.num_unreadable
         for problem in progress.problems:
             terminal.say(problem)
 

@@ -192,7 +192,7 @@ def test_a_row_that_cannot_be_is_set_aside_and_the_others_are_kept(
     assert [(row["num_spans"], row["num_bad"]) for row in described.account] == [(3, 1)]
 
 
-def test_names_from_hell_are_stored_visible_and_short(
+def test_hostile_names_are_stored_escaped_and_short(
     collector: Collector, store: Store, run_id: str
 ) -> None:
     hostile = ["\x1b[31mred\r\n", "\u202edrowssap", "null\0byte", "😀 ünïcödé", "n" * 2**20, ""]

@@ -1,7 +1,8 @@
-"""Spools of every layout that there was, and of one that is to come.
+"""Golden spools of every layout, and spools of a newer one.
 
-The golden ones were written by the tables of docs/spool-format.md as they stood then, not by
-`tracer.spool`; zeros at a file's end are left out. A new layout adds a folder and changes none.
+The golden spools were written from the tables of docs/spool-format.md of their time, not by
+`tracer.spool`. Zeros at the end of a file are left out. A new layout adds a folder and leaves the
+others unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ EPOCH_NS = 1_700_000_000_000_000_000
 
 
 def lay_out(spool: Path, version: int, *, as_version: int | None = None) -> Path:
-    """Put a golden process into a spool as it was on its host; return its folder."""
+    """Copy a golden process into a spool, with its files in full length; return its folder."""
     folder = spool / "golden" / PROCESS_FOLDER
     folder.mkdir(parents=True)
     for source in (GOLDEN / f"spool-v{version}" / PROCESS_FOLDER).iterdir():
@@ -52,7 +53,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_there_is_a_spool_of_every_layout() -> None:
+def test_there_is_a_golden_spool_of_every_layout() -> None:
     names = {path.name for path in GOLDEN.glob("spool-v*")}
 
     assert names == {f"spool-v{version}" for version in range(1, SPOOL_VERSION + 1)}
@@ -63,7 +64,7 @@ def test_the_second_layout_reads_as_it_was_written(store: Store, tmp_path: Path)
 
     progress = SpoolTail(tmp_path, StoreWriter(store)).poll()
 
-    assert (progress.problems, progress.num_refused) == ((), 0)
+    assert (progress.problems, progress.num_unreadable) == ((), 0)
     assert (progress.num_spans, progress.num_torn, progress.num_bad) == (4, 1, 1)
     spans = read_spans(store, "golden").sort_by("start_ns").to_pylist()
     assert [(span["name"], span["start_ns"] - EPOCH_NS, span["duration_ns"]) for span in spans] == [
@@ -88,7 +89,7 @@ def test_the_second_layout_reads_as_it_was_written(store: Store, tmp_path: Path)
 
 
 @pytest.mark.parametrize("version", [1, SPOOL_VERSION + 1])
-def test_a_layout_that_is_not_read_is_named_counted_and_left(
+def test_an_unsupported_layout_is_reported_and_left_unchanged(
     version: int, store: Store, tmp_path: Path
 ) -> None:
     folder = lay_out(tmp_path, min(version, SPOOL_VERSION), as_version=version)
@@ -99,8 +100,8 @@ def test_a_layout_that_is_not_read_is_named_counted_and_left(
 
     (problem,) = progress.problems
     assert f"spool version {version}; this rankscope reads version {SPOOL_VERSION}" in problem
-    assert (progress.num_spans, progress.num_refused) == (0, 1)
-    assert (tail.poll().problems, tail.poll().num_refused) == ((), 1)
+    assert (progress.num_spans, progress.num_unreadable) == (0, 1)
+    assert (tail.poll().problems, tail.poll().num_unreadable) == ((), 1)
     assert contents(folder) == before
 
 
@@ -111,10 +112,10 @@ def test_the_open_table_of_another_layout_is_not_read(tmp_path: Path) -> None:
     assert read_open_spans(spool.segment) == []
 
 
-def test_an_agent_that_was_rolled_back_deletes_nothing_that_it_can_not_read(
+def test_a_downgraded_agent_deletes_nothing_that_it_can_not_read(
     tmp_path: Path,
 ) -> None:
-    # GIVEN a process of a newer release, one of ours, and one of ours with a newer segment
+    # GIVEN a process of a newer release, one of this, and one of this with a newer segment
     spool = tmp_path / "spool"
     newer = lay_out(spool, SPOOL_VERSION, as_version=SPOOL_VERSION + 1)
     ours = SpoolBuilder(spool, run_id="golden", rank=0)
@@ -131,7 +132,7 @@ def test_an_agent_that_was_rolled_back_deletes_nothing_that_it_can_not_read(
     mixed.end()
     kept = contents(newer), mixed.segment.read_bytes()
 
-    # WHEN an agent of today ships the spool, and another one must then make room
+    # WHEN an agent of this release sends the spool, and another one must then free space
     with FakeCollector() as collector:
         first = Rig(spool, collector.url)
         first.turn_until(lambda: len(collector.stored.rows) >= 2)
@@ -142,11 +143,11 @@ def test_an_agent_that_was_rolled_back_deletes_nothing_that_it_can_not_read(
             rig.turn()
         rig.close()
 
-    # THEN what it can't read lies there as before and is named with both versions, once
+    # THEN what it can't read is unchanged and reported once, with both versions
     assert (contents(newer), mixed.segment.read_bytes()) == kept
     words = f"spool version {SPOOL_VERSION + 1}; this rankscope reads version {SPOOL_VERSION}"
-    told = [line for line in rig.lines if words in line]
-    assert len(told) == 2
-    assert any(str(mixed.segment) in line for line in told)
+    reported = [line for line in rig.lines if words in line]
+    assert len(reported) == 2
+    assert any(str(mixed.segment) in line for line in reported)
     contents_stored = {content for _, content in collector.stored.rows}
     assert contents_stored == {content_hash(name, 0, 10) for name in ("fine", "fine too")}

@@ -15,36 +15,36 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def fate(tmp_path: Path, identity: dict[str, Any]) -> Liveness:
+def liveness(tmp_path: Path, identity: dict[str, Any]) -> Liveness:
     spool = SpoolBuilder(tmp_path, run_id="r", **identity)
     return read_liveness(ProcessFiles(spool.folder).identity)
 
 
 def test_this_process_is_alive(tmp_path: Path) -> None:
-    assert fate(tmp_path, this_host()) is Liveness.ALIVE
+    assert liveness(tmp_path, this_host()) is Liveness.ALIVE
 
 
 def test_a_process_of_another_host_is_unknown(tmp_path: Path) -> None:
-    assert fate(tmp_path, this_host() | {"host": "elsewhere"}) is Liveness.UNKNOWN
+    assert liveness(tmp_path, this_host() | {"host": "elsewhere"}) is Liveness.UNKNOWN
 
 
 def test_a_process_of_an_earlier_boot_is_gone(tmp_path: Path) -> None:
-    assert fate(tmp_path, this_host() | {"boot_id": bytes(15) + b"x"}) is Liveness.GONE
+    assert liveness(tmp_path, this_host() | {"boot_id": bytes(15) + b"x"}) is Liveness.GONE
 
 
-def test_another_process_under_the_same_number_is_not_the_one(tmp_path: Path) -> None:
+def test_a_process_that_reuses_the_pid_of_another_does_not_count(tmp_path: Path) -> None:
     # The spool is an hour old, this process is not.
     anchor_ns = time.monotonic_ns() - 3600 * 10**9
-    assert fate(tmp_path, this_host() | {"anchor_monotonic_ns": anchor_ns}) is Liveness.GONE
+    assert liveness(tmp_path, this_host() | {"anchor_monotonic_ns": anchor_ns}) is Liveness.GONE
 
 
 @pytest.mark.multiproc
-def test_a_zombie_is_gone_and_so_is_one_that_was_reaped(tmp_path: Path) -> None:
+def test_a_zombie_and_a_reaped_process_are_gone(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "print()"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.read()  # ends with the process's last breath
+        process.stdout.read()  # returns when the process ends
         deadline = time.monotonic() + 60
-        while (seen := fate(tmp_path, this_host() | {"pid": process.pid})) is Liveness.ALIVE:
+        while (seen := liveness(tmp_path, this_host() | {"pid": process.pid})) is Liveness.ALIVE:
             assert time.monotonic() < deadline
-        assert seen is Liveness.GONE  # not waited for yet: a zombie
-    assert fate(tmp_path, this_host() | {"pid": process.pid}) is Liveness.GONE
+        assert seen is Liveness.GONE  # a zombie: not waited for yet
+    assert liveness(tmp_path, this_host() | {"pid": process.pid}) is Liveness.GONE

@@ -22,29 +22,29 @@ FIRST = segment_id(PROCESS, 0)
 
 
 def removed(
-    end_rows: dict[int, int], *, there: frozenset[int] = frozenset(), num_given_up: int = 0
+    end_rows: dict[int, int], *, found: frozenset[int] = frozenset(), num_dropped: int = 0
 ) -> int:
     return count_removed_rows(
-        PROCESS, num_stored=100, end_rows=end_rows, there=there, num_given_up=num_given_up
+        PROCESS, num_written=100, end_rows=end_rows, found=found, num_dropped=num_dropped
     )
 
 
-def test_only_a_number_that_is_missing_between_others_was_a_segment() -> None:
+def test_only_a_missing_number_between_others_was_a_segment() -> None:
     other = segment_id("cd" * 16, 7)
 
     assert removed({FIRST: 40, FIRST + 2: 30}) == 30
     assert removed({FIRST + 1: 60, other: 5}) == 40
-    assert removed({FIRST: 40, FIRST + 2: 30}, num_given_up=10) == 20
+    assert removed({FIRST: 40, FIRST + 2: 30}, num_dropped=10) == 20
     assert removed({FIRST: 40, FIRST + 1: 30}) == 0
-    assert removed({FIRST: 40, FIRST + 2: 30}, there=frozenset({1})) == 0
+    assert removed({FIRST: 40, FIRST + 2: 30}, found=frozenset({1})) == 0
     assert removed({FIRST: 80, FIRST + 2: 30}) == 0
     assert removed({}) == 0
 
 
-def test_rows_of_a_segment_that_was_removed_unread_are_counted_as_dropped(
+def test_rows_of_a_segment_that_was_removed_before_it_was_read_count_as_dropped(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:
-    # GIVEN a process that wrote five rows, two of them in a segment that somebody removed
+    # GIVEN a process that wrote five rows, two of them in a segment that was removed
     spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
     spool.span("a")
     spool.seal()
@@ -65,11 +65,11 @@ def test_rows_of_a_segment_that_was_removed_unread_are_counted_as_dropped(
     # WHEN the rest is read
     progress = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock).poll()
 
-    # THEN the account of the rank is whole, and the removal was told
+    # THEN the account of the rank is complete, and the removal is reported
     assert names_of(store, run_id) == ["a", "d", "e"]
     assert StoreSource(store).run_info(run_id).num_dropped == 2
-    assert any("2 rows with them" in problem for problem in progress.problems)
+    assert any("segments with 2 rows were removed" in problem for problem in progress.problems)
 
-    # AND a second look at what is there says the same
+    # AND a second tail counts the same
     SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock).poll()
     assert StoreSource(store).run_info(run_id).num_dropped == 2

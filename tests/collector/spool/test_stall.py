@@ -36,7 +36,7 @@ SECOND = 1_000_000_000
 
 
 def settle(tail: SpoolTail, clock: Clock) -> None:
-    """Look as often as it takes for the newest row to be stored, and once more."""
+    """Poll until the newest row is stored, and once more."""
     for _ in range(3):
         clock.now_ns += SECOND
         tail.poll()
@@ -49,12 +49,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def stalls(store: Store) -> list[tuple[int, int, dict[str, Any]]]:
-    """Return (rank, at_ns, document) of each stall told."""
+    """Return (rank, at_ns, data) of each stalled event."""
     sql = "SELECT rank, at_ns, data FROM events FINAL WHERE kind = 'stalled' ORDER BY at_ns, rank"
     return [(row["rank"], row["at_ns"], json.loads(row["data"])) for row in store.rows(sql)]
 
 
-def test_a_process_that_stands_still_is_told_once_with_what_it_stands_in(
+def test_a_stalled_process_is_reported_once_with_its_open_spans(
     store: Store, tmp_path: Path
 ) -> None:
     spool = SpoolBuilder(tmp_path / "spool", run_id="r", rank=1)
@@ -92,7 +92,7 @@ def test_a_process_that_stands_still_is_told_once_with_what_it_stands_in(
     ]
 
 
-def test_one_that_goes_on_is_given_the_whole_time_again(store: Store, tmp_path: Path) -> None:
+def test_a_process_that_continues_gets_the_whole_time_again(store: Store, tmp_path: Path) -> None:
     spool = SpoolBuilder(tmp_path / "spool", run_id="r", rank=1)
     spool.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
     clock = Clock()
@@ -109,7 +109,7 @@ def test_one_that_goes_on_is_given_the_whole_time_again(store: Store, tmp_path: 
     assert len(stalls(store)) == 1
 
 
-def test_one_that_is_idle_or_has_ended_does_not_stall(store: Store, tmp_path: Path) -> None:
+def test_an_idle_or_ended_process_is_not_stalled(store: Store, tmp_path: Path) -> None:
     SpoolBuilder(tmp_path / "spool", run_id="r", rank=0)
     ended = SpoolBuilder(tmp_path / "spool", run_id="r", rank=1)
     ended.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
@@ -123,7 +123,7 @@ def test_one_that_is_idle_or_has_ended_does_not_stall(store: Store, tmp_path: Pa
     assert stalls(store) == []
 
 
-def test_the_analysis_names_the_rank_that_is_missing_while_the_job_still_stands(
+def test_the_analysis_names_the_missing_rank_while_the_job_hangs(
     store: Store, tmp_path: Path
 ) -> None:
     from rankscope.analysis.causes.hang import find_hangs

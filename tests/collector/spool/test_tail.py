@@ -67,7 +67,7 @@ def test_a_span_arrives_with_every_field_on_the_unix_clock(
     ]
 
 
-def test_a_span_that_is_no_communication_says_unknown_in_its_second_half(
+def test_a_span_without_communication_has_unknown_communication_fields(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id)
@@ -114,7 +114,7 @@ def test_steps_and_microbatches_arrive(store: Store, run_id: str, tmp_path: Path
         ({"record_type": 77}, "unknown record type"),
     ],
 )
-def test_an_impossible_record_is_set_aside_and_its_neighbours_are_kept(
+def test_an_impossible_record_goes_to_bad_rows_and_its_neighbours_are_stored(
     store: Store, run_id: str, tmp_path: Path, fault: dict[str, Any], reason: str
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id)
@@ -130,7 +130,7 @@ def test_an_impossible_record_is_set_aside_and_its_neighbours_are_kept(
     assert read_run(store, run_id).bad == [{"reason": reason, "num_rows": 1}]
 
 
-def test_names_from_hell_are_stored_visible_and_short(
+def test_hostile_names_are_stored_escaped_and_short(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
     hostile = ["\x1b[31mred\r\n", "\u202edrowssap", "null\0byte", "😀 ünïcödé", "\ud800", "n" * 400]
@@ -151,15 +151,15 @@ def test_names_from_hell_are_stored_visible_and_short(
     ]
 
 
-def test_a_child_finds_its_parent_in_the_same_cut(
+def test_a_child_has_the_row_of_its_parent_in_the_same_cut(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
-    # A lane writes a span when it ends: the children stand before their parent.
+    # A lane writes a span when it ends: children come before their parent.
     spool = SpoolBuilder(tmp_path, run_id=run_id)
     spool.span("child", start_ns=10, duration_ns=5, depth=1)
     spool.span("parent", start_ns=0, duration_ns=50, depth=0)
     spool.span("orphan", start_ns=60, duration_ns=5, depth=1)
-    spool.span("stranger", start_ns=70, duration_ns=5, depth=0)
+    spool.span("unrelated", start_ns=70, duration_ns=5, depth=0)
     spool.end()
 
     SpoolTail(tmp_path, StoreWriter(store)).poll()
@@ -172,12 +172,12 @@ def test_a_child_finds_its_parent_in_the_same_cut(
         ("child", 0, 1),
         ("parent", 1, None),
         ("orphan", 2, None),
-        ("stranger", 3, None),
+        ("unrelated", 3, None),
     ]
 
 
 def test_ranks_of_one_host_share_one_clock(store: Store, run_id: str, tmp_path: Path) -> None:
-    # The second process read its anchor 7 ns off; on one host that must not show.
+    # The anchor of the second process is off by 7 ns. On one host that must not show.
     boot_id = os.urandom(16)
     first = SpoolBuilder(tmp_path, run_id=run_id, rank=0, boot_id=boot_id)
     second = SpoolBuilder(
@@ -204,7 +204,7 @@ def test_the_error_between_two_hosts_is_unknown(store: Store, run_id: str, tmp_p
     assert StoreSource(store).run_info(run_id).clock_error_ns is None
 
 
-def test_a_step_that_was_not_sampled_is_left_out_of_the_replay_and_named(
+def test_a_step_that_was_not_sampled_is_left_out_of_the_replay_with_a_warning(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
     forward_and_host = 1 << KIND_CODES[SpanKind.FORWARD] | 1 << KIND_CODES[SpanKind.HOST]
@@ -237,7 +237,7 @@ def test_a_step_that_was_not_sampled_is_left_out_of_the_replay_and_named(
     assert "forward" in warning
 
 
-def test_a_spool_folder_that_is_not_there_yet_is_no_error(store: Store, tmp_path: Path) -> None:
+def test_a_spool_folder_that_does_not_exist_yet_is_no_error(store: Store, tmp_path: Path) -> None:
     progress = SpoolTail(tmp_path / "later", StoreWriter(store)).poll()
 
     assert (progress.num_processes, progress.problems) == (0, ())

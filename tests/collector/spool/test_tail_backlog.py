@@ -1,4 +1,4 @@
-"""A backlog is read in pieces that memory is asked for, whatever waits in the spool."""
+"""Memory that a backlog takes, however large it is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.collector.errors import StoreError
 from rankscope.collector.spool.cut import CutKey, Resume
-from rankscope.collector.spool.tail import CHUNKS_A_BATCH, SpoolTail
+from rankscope.collector.spool.tail import CHUNKS_PER_BATCH, SpoolTail
 from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 256
 NUM_RANKS = 3
-ROWS_A_RANK = 2_000
+ROWS_PER_RANK = 2_000
 
 
-class Away:
-    """A sink that takes nothing until it is back, and keeps what it was given."""
+class UnavailableSink:
+    """A sink that fails until it is available; it keeps the keys that it was given."""
 
     def __init__(self) -> None:
-        self.is_back = False
-        self.refused: list[list[CutKey]] = []
-        self.taken: list[list[CutKey]] = []
+        self.is_available = False
+        self.failed: list[list[CutKey]] = []
+        self.stored: list[list[CutKey]] = []
 
     def resume(self, _run_id: str) -> Resume:
         return Resume(end_rows={}, unanswered=(), source_format=None)
@@ -41,44 +41,44 @@ class Away:
 
     def ingest(self, cuts: Sequence[Cut]) -> None:
         keys = [cut.key for cut in cuts]
-        if not self.is_back:
-            self.refused.append(keys)
-            raise StoreError("nobody answers")
-        self.taken.append(keys)
+        if not self.is_available:
+            self.failed.append(keys)
+            raise StoreError("no answer")
+        self.stored.append(keys)
 
 
 def num_rows(keys: Sequence[CutKey]) -> int:
     return sum(key.end_row - key.first_row for key in keys)
 
 
-def test_an_outage_and_its_backlog_are_held_a_batch_at_a_time(tmp_path: Path) -> None:
+def test_an_outage_and_its_backlog_hold_one_batch_in_memory(tmp_path: Path) -> None:
     for rank in range(NUM_RANKS):
         builder = SpoolBuilder(tmp_path, run_id="run", rank=rank, capacity=512)
-        for number in range(ROWS_A_RANK):
+        for number in range(ROWS_PER_RANK):
             if builder.next_row == 512:
                 builder.seal()
                 builder.new_segment()
             builder.span(start_ns=number * 20)
         builder.end()
-    sink = Away()
+    sink = UnavailableSink()
     tail = SpoolTail(tmp_path, sink, batch_rows=BATCH_ROWS)
-    most = BATCH_ROWS + BATCH_ROWS // CHUNKS_A_BATCH
+    most = BATCH_ROWS + BATCH_ROWS // CHUNKS_PER_BATCH
 
-    # GIVEN an outage of several looks: the same batch is held, and nothing beside it
+    # GIVEN an outage of several polls: the same batch is held, and nothing else
     for _ in range(3):
         with pytest.raises(StoreError):
             tail.poll()
-    assert sink.refused == [sink.refused[0]] * 3
-    assert BATCH_ROWS <= num_rows(sink.refused[0]) <= most
+    assert sink.failed == [sink.failed[0]] * 3
+    assert BATCH_ROWS <= num_rows(sink.failed[0]) <= most
 
-    # WHEN the sink is back
-    sink.is_back = True
+    # WHEN the sink is available again
+    sink.is_available = True
     tail.poll()
 
-    # THEN all of the backlog comes, no batch larger than that
-    assert sink.taken[0] == sink.refused[0]
-    assert max(num_rows(keys) for keys in sink.taken) <= most
-    held = [key for keys in sink.taken for key in keys]
-    assert num_rows(held) == NUM_RANKS * ROWS_A_RANK
+    # THEN the whole backlog is stored, in batches that are no larger
+    assert sink.stored[0] == sink.failed[0]
+    assert max(num_rows(keys) for keys in sink.stored) <= most
+    held = [key for keys in sink.stored for key in keys]
+    assert num_rows(held) == NUM_RANKS * ROWS_PER_RANK
     assert len(set(held)) == len(held)
     tail.close()

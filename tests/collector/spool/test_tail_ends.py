@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.collector.conftest import FakeClock
 
 
-def test_an_exception_becomes_an_event_and_the_runs_state(
+def test_an_exception_becomes_an_event_and_the_state_of_the_run(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host() | {"pid": 2**22 + 1})
@@ -42,7 +42,7 @@ def test_an_exception_becomes_an_event_and_the_runs_state(
     assert (summary.state, summary.num_spans) == ("failed", 1)
 
 
-def test_a_process_that_recorded_an_exception_and_still_runs_is_not_over(
+def test_a_process_that_recorded_an_exception_and_still_runs_has_not_ended(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
@@ -72,7 +72,7 @@ sys.stdin.read()
 
 
 @pytest.mark.multiproc
-def test_what_a_killed_process_had_committed_is_all_stored(
+def test_all_committed_rows_of_a_killed_process_are_stored(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path), run_id]
@@ -112,7 +112,7 @@ with tracer.span("exchange", microbatch=0):
 
 
 @pytest.mark.multiproc
-def test_a_rank_that_its_launcher_terminates_is_lost_at_its_step_by_the_next_look(
+def test_a_rank_terminated_by_its_launcher_is_lost_at_the_next_poll(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
     environ = {**os.environ, "RANKSCOPE_TRACE": str(tmp_path), "RANKSCOPE_RUN": run_id}
@@ -140,7 +140,7 @@ def test_a_rank_that_its_launcher_terminates_is_lost_at_its_step_by_the_next_loo
     assert "gone without goodbye (ended by a signal" in crash.evidence
 
 
-def test_an_exit_record_that_is_no_json_counts_as_a_failure(
+def test_an_exit_record_that_is_not_json_counts_as_failed(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id)
@@ -149,7 +149,7 @@ def test_an_exit_record_that_is_no_json_counts_as_a_failure(
     tail = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock)
 
     (problem,) = tail.poll().problems
-    clock.advance_s(3)  # of another host, so nobody can see whether it still runs
+    clock.advance_s(3)  # the grace time: the liveness of a process on another host is unknown
     progress = tail.poll()
 
     assert "exit.json" in problem

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.collector.conftest import FakeClock
 
 
-def test_a_spool_of_a_future_version_is_named_and_left_alone_and_others_go_on(
+def test_a_spool_of_a_newer_version_is_reported_and_left_unchanged(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
     future = SpoolBuilder(tmp_path, run_id=run_id, rank=1, version=99)
@@ -40,7 +40,7 @@ def test_a_spool_of_a_future_version_is_named_and_left_alone_and_others_go_on(
     assert {path: path.read_bytes() for path in future.folder.iterdir()} == before
 
 
-def test_a_folder_taken_away_under_the_tail_is_named_and_others_go_on(
+def test_a_folder_that_is_removed_while_it_is_read_is_reported(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:
     gone = SpoolBuilder(tmp_path, run_id=run_id, rank=0, **this_host())
@@ -63,7 +63,7 @@ def test_a_half_written_line_waits_for_its_end(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
-    spool.append_line("events.jsonl", "this is no JSON")
+    spool.append_line("events.jsonl", "not JSON")
     spool.append_line("events.jsonl", '{"at_ns": 1, "kind": "note", ', end="")
     tail = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock)
     tail.poll()
@@ -75,20 +75,20 @@ def test_a_half_written_line_waits_for_its_end(
     assert [event["text"] for event in read_events(store, run_id)] == ["whole"]
 
 
-def test_two_processes_of_one_rank_and_epoch_do_not_hide_each_other(
+def test_two_processes_of_one_rank_and_epoch_are_both_stored(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
-    for name in ("first life", "second life"):
+    for name in ("first process", "second process"):
         spool = SpoolBuilder(tmp_path, run_id=run_id)
         spool.span(name)
         spool.end()
 
     SpoolTail(tmp_path, StoreWriter(store)).poll()
 
-    assert sorted(names_of(store, run_id)) == ["first life", "second life"]
+    assert sorted(names_of(store, run_id)) == ["first process", "second process"]
 
 
-def test_finished_segments_are_freed_once_stored_and_live_ones_are_kept(
+def test_stored_segments_are_deleted_and_live_ones_are_kept(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id, capacity=2, **this_host())
@@ -103,7 +103,7 @@ def test_finished_segments_are_freed_once_stored_and_live_ones_are_kept(
     )
 
     tail.poll()
-    tail.poll()  # finds that nothing of it is left to store
+    tail.poll()
 
     assert not finished.exists()
     assert spool.segment.exists()
@@ -111,7 +111,7 @@ def test_finished_segments_are_freed_once_stored_and_live_ones_are_kept(
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_while_a_process_runs_its_room_is_freed_and_then_its_remains_are_kept(
+def test_stored_segments_are_deleted_only_while_their_process_runs(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock, *, ended: bool
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id, capacity=1, **this_host())
@@ -135,7 +135,7 @@ def test_while_a_process_runs_its_room_is_freed_and_then_its_remains_are_kept(
     assert names_of(store, run_id) == ["a"]
 
 
-def test_a_finished_segment_with_an_open_span_is_kept_for_it(
+def test_a_stored_segment_with_an_open_span_is_kept(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id, capacity=1, **this_host())
@@ -154,7 +154,7 @@ def test_a_finished_segment_with_an_open_span_is_kept_for_it(
 def test_a_long_segment_is_read_to_its_end_in_one_poll(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
-    # Longer than the first look (512 rows), with a torn row in its middle.
+    # Longer than the first read of 512 rows, with a torn row in the middle.
     spool = SpoolBuilder(tmp_path, run_id=run_id, capacity=3_000)
     for row in range(3_000):
         spool.claim() if row == 600 else spool.span(start_ns=row, step=row)

@@ -36,7 +36,7 @@ def test_the_manifest_becomes_the_run(store: Store, run_id: str, tmp_path: Path)
     assert (group.group_id, group.kind, group.members) == (0xABCD, "dp-comm", (0, 1))
 
 
-def test_ranks_of_a_known_layout_that_tell_no_position_stand_nowhere_not_at_0(
+def test_a_rank_without_coordinates_in_a_known_layout_has_an_unknown_position(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
     layout = {"dp": 2, "tp": 1, "pp": 2, "cp": 1, "ep": 1, "dsp": 1, "vpp": 1}
@@ -60,7 +60,9 @@ def test_ranks_of_a_known_layout_that_tell_no_position_stand_nowhere_not_at_0(
     assert [place.rank for place in read_places(store, run_id, 0)] == [0]
 
 
-def test_the_pace_is_that_of_the_worst_rank(store: Store, run_id: str, tmp_path: Path) -> None:
+def test_the_pace_of_a_run_is_that_of_its_worst_rank(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
     for rank, num_overruns in enumerate((1, 8)):
         spool = SpoolBuilder(tmp_path, run_id=run_id, rank=rank)
         spool.write_json("manifest.json", {"paced": {"pace_ms": 10}})
@@ -76,7 +78,7 @@ def test_the_pace_is_that_of_the_worst_rank(store: Store, run_id: str, tmp_path:
     assert info.pace_overrun_ratio == pytest.approx(8 / 100)
 
 
-def test_what_the_tracer_finds_out_later_fills_what_the_job_left_open(
+def test_values_derived_later_fill_in_what_the_job_did_not_declare(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
     manifest: dict[str, Any] = {"model": {"name": "tiny"}, "device": {"name": "", "dtype": "fp32"}}
@@ -95,29 +97,29 @@ def test_what_the_tracer_finds_out_later_fills_what_the_job_left_open(
     assert (rank.device_name, rank.dtype) == ("H", "fp32")
 
 
-UNTOLD: dict[str, Any] = {"layout": None, "coords": None}
-FOUND = {"layout": {"dp": 2, "tp": 2}, "coords": {"dp": 1, "tp": 0}}
+UNDECLARED: dict[str, Any] = {"layout": None, "coords": None}
+DERIVED = {"layout": {"dp": 2, "tp": 2}, "coords": {"dp": 1, "tp": 0}}
 
 
-def found_by(rank: int) -> dict[str, Any]:
-    """Return the manifest of a rank whose tracer found out where it stands in 2 x 2."""
+def derived_manifest(rank: int) -> dict[str, Any]:
+    """Return the manifest of a rank of 2 x 2 with a derived layout."""
     coords = {"dp": rank // 2, "tp": rank % 2, "pp": 0, "cp": 0, "ep": 0}
-    return {**UNTOLD, "derived": {"layout": {"dp": 2, "tp": 2}, "coords": coords}}
+    return {**UNDECLARED, "derived": {"layout": {"dp": 2, "tp": 2}, "coords": coords}}
 
 
-def untold_ranks(spool: Path, run_id: str, *, epoch: int = 0) -> list[SpoolBuilder]:
+def undeclared_ranks(spool: Path, run_id: str, *, epoch: int = 0) -> list[SpoolBuilder]:
     return [
         SpoolBuilder(
-            spool, run_id=run_id, rank=rank, world_size=4, epoch=epoch, manifest=dict(UNTOLD)
+            spool, run_id=run_id, rank=rank, world_size=4, epoch=epoch, manifest=dict(UNDECLARED)
         )
         for rank in range(4)
     ]
 
 
-def test_a_layout_that_the_tracer_found_counts_once_every_rank_has(
+def test_a_derived_layout_counts_once_all_ranks_have_it(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
-    ranks, tail = untold_ranks(tmp_path, run_id), SpoolTail(tmp_path, StoreWriter(store))
+    ranks, tail = undeclared_ranks(tmp_path, run_id), SpoolTail(tmp_path, StoreWriter(store))
     for number, rank in enumerate(ranks):
         tail.poll()
         info = StoreSource(store).run_info(run_id)
@@ -125,8 +127,8 @@ def test_a_layout_that_the_tracer_found_counts_once_every_rank_has(
         assert [known.coords for known in info.epochs[0].ranks] == [
             Coords(dp=at) for at in range(4)
         ]
-        assert read_told_layouts(info.warnings) == ["did not tell" if number == 0 else "not where"]
-        rank.write_json("manifest.json", found_by(number))
+        assert layout_warnings(info.warnings) == ["did not tell" if number == 0 else "not where"]
+        rank.write_json("manifest.json", derived_manifest(number))
     tail.poll()
 
     info = StoreSource(store).run_info(run_id)
@@ -136,17 +138,17 @@ def test_a_layout_that_the_tracer_found_counts_once_every_rank_has(
     ]
 
 
-def read_told_layouts(warnings: tuple[str, ...]) -> list[str]:
+def layout_warnings(warnings: tuple[str, ...]) -> list[str]:
     return [
         words for warning in warnings for words in ("did not tell", "not where") if words in warning
     ]
 
 
-def test_what_the_job_told_goes_before_what_the_tracer_found(
+def test_declared_values_take_precedence_over_derived_ones(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
-    told = {"layout": {"dp": 4}, "coords": {"dp": 3}, "derived": FOUND}
-    SpoolBuilder(tmp_path, run_id=run_id, rank=3, world_size=4, manifest=told)
+    manifest = {"layout": {"dp": 4}, "coords": {"dp": 3}, "derived": DERIVED}
+    SpoolBuilder(tmp_path, run_id=run_id, rank=3, world_size=4, manifest=manifest)
 
     SpoolTail(tmp_path, StoreWriter(store)).poll()
 
@@ -154,12 +156,12 @@ def test_what_the_job_told_goes_before_what_the_tracer_found(
     assert (info.layout, info.epochs[0].ranks[0].coords) == (Layout(dp=4), Coords(dp=3))
 
 
-def test_an_epoch_that_ended_before_it_was_found_has_the_places_of_the_next(
+def test_an_epoch_without_a_derived_layout_takes_that_of_the_next(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
-    untold_ranks(tmp_path, run_id)
-    for number, rank in enumerate(untold_ranks(tmp_path, run_id, epoch=1)):
-        rank.write_json("manifest.json", found_by(number))
+    undeclared_ranks(tmp_path, run_id)
+    for number, rank in enumerate(undeclared_ranks(tmp_path, run_id, epoch=1)):
+        rank.write_json("manifest.json", derived_manifest(number))
     SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     info = StoreSource(store).run_info(run_id)
@@ -169,21 +171,21 @@ def test_an_epoch_that_ended_before_it_was_found_has_the_places_of_the_next(
     assert first == second == [Coords(dp=dp, tp=tp) for dp in range(2) for tp in range(2)]
 
 
-def test_an_epoch_of_another_size_has_not(store: Store, run_id: str, tmp_path: Path) -> None:
-    SpoolBuilder(tmp_path, run_id=run_id, rank=0, world_size=6, manifest=dict(UNTOLD))
-    for number, rank in enumerate(untold_ranks(tmp_path, run_id, epoch=1)):
-        rank.write_json("manifest.json", found_by(number))
+def test_an_epoch_of_another_size_does_not(store: Store, run_id: str, tmp_path: Path) -> None:
+    SpoolBuilder(tmp_path, run_id=run_id, rank=0, world_size=6, manifest=dict(UNDECLARED))
+    for number, rank in enumerate(undeclared_ranks(tmp_path, run_id, epoch=1)):
+        rank.write_json("manifest.json", derived_manifest(number))
     SpoolTail(tmp_path, StoreWriter(store)).poll()
 
     assert not StoreSource(store).run_info(run_id).has_layout
 
 
 DEEP = b'{"model": ' + b"[" * 101 + b"]" * 101 + b"}"
-"""It can be read; where little of the stack is left it could not be written again."""
+"""JSON that can be parsed and is nested too deeply to be serialized everywhere."""
 
 
 @pytest.mark.parametrize("content", [b"not json", b"[1, 2]", b"{" * 100_000, DEEP])
-def test_a_broken_manifest_is_named_and_left_alone(
+def test_a_broken_manifest_is_reported_and_left_unchanged(
     store: Store, run_id: str, tmp_path: Path, content: bytes
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id)
@@ -195,11 +197,11 @@ def test_a_broken_manifest_is_named_and_left_alone(
     assert "manifest.json" in problem
 
 
-def test_a_manifest_of_strange_types_is_unknown_not_an_error(
+def test_a_manifest_with_wrong_types_is_unknown_and_no_error(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
-    strange = {"layout": 5, "model": "big", "device": [], "coords": {"dp": "x"}, "paced": 1}
-    spool = SpoolBuilder(tmp_path, run_id=run_id, manifest=strange)
+    wrong = {"layout": 5, "model": "big", "device": [], "coords": {"dp": "x"}, "paced": 1}
+    spool = SpoolBuilder(tmp_path, run_id=run_id, manifest=wrong)
     spool.span()
     spool.end()
 
@@ -211,7 +213,7 @@ def test_a_manifest_of_strange_types_is_unknown_not_an_error(
     assert warning.startswith("the job did not tell its parallel layout: each rank is taken for")
 
 
-def test_numbers_that_no_column_can_hold_stop_nothing(
+def test_numbers_that_fit_no_column_do_not_stop_the_tail(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
     huge = {"local_rank": 2**40, "layout": {"dp": 2**40}, "started_ns": 2**70, "pid": -(2**80)}
@@ -249,7 +251,7 @@ def test_numbers_that_no_column_can_hold_stop_nothing(
         '{"members": [0]}',
     ],
 )
-def test_a_line_that_is_no_group_is_passed_over_and_its_neighbours_are_read(
+def test_a_line_that_is_no_group_is_skipped_and_its_neighbours_are_read(
     store: Store, run_id: str, tmp_path: Path, line: str
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id)

@@ -37,7 +37,7 @@ def test_a_segment_read_twice_is_stored_once(store: Store, run_id: str, tmp_path
     assert not may_repeat(store, run_id)
 
 
-def test_a_restarted_tail_goes_on_in_the_middle_of_a_segment(
+def test_a_restarted_tail_continues_in_the_middle_of_a_segment(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id)
@@ -49,12 +49,12 @@ def test_a_restarted_tail_goes_on_in_the_middle_of_a_segment(
 
     after = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock).poll()
 
-    # The newest row of a live segment waits for a second look: "b" came with the restart.
+    # The newest row of a live segment waits for a second poll: "b" came with the restart.
     assert (before.num_spans, after.num_spans) == (1, 2)
     assert names_of(store, run_id) == ["a", "b", "c"]
 
 
-def test_the_newest_row_of_a_live_segment_is_taken_at_the_second_look(
+def test_the_newest_row_of_a_live_segment_is_read_at_the_second_poll(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
@@ -63,34 +63,36 @@ def test_the_newest_row_of_a_live_segment_is_taken_at_the_second_look(
 
     assert tail.poll().num_spans == 0
     clock.advance_s(0.001)
-    assert tail.poll().num_spans == 0  # too soon to count as a second look
+    assert tail.poll().num_spans == 0  # too soon for the second poll
     clock.advance_s(0.1)
     assert tail.poll().num_spans == 1
 
 
 class DyingStore(Store):
-    """A store whose power is cut once: when the rows are in and the ledger is to say so."""
+    """A store that fails once, after it inserted the rows and before it updates the ledger."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(url_of(store))
-        self._num_notes = 0
+        self._num_inserts = 0
 
     def insert_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
         if table == "ledger":
-            self._num_notes += 1
-            if self._num_notes == 2:
+            self._num_inserts += 1
+            if self._num_inserts == 2:
                 raise StoreError("power cut")
         super().insert_rows(table, rows)
 
 
-def test_rows_whose_confirmation_was_lost_show_once_after_a_restart(
+def test_rows_whose_acknowledgement_was_lost_show_once_after_a_restart(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id)
     spool.span("a")
     spool.span("b", start_ns=5)
     spool.end()
-    store.command("SYSTEM STOP MERGES spans")  # else the copies may be gone before they are counted
+    store.command(
+        "SYSTEM STOP MERGES spans"
+    )  # else the copies may be merged before they are counted
     try:
         with DyingStore(store) as dying, pytest.raises(StoreError, match="power cut"):
             SpoolTail(tmp_path, StoreWriter(dying)).poll()
@@ -101,12 +103,12 @@ def test_rows_whose_confirmation_was_lost_show_once_after_a_restart(
         raw = store.rows(copies, {"r": run_id})
     finally:
         store.command("SYSTEM START MERGES spans")
-    assert raw == [{"n": 4}]  # the engine holds them twice ...
-    assert names_of(store, run_id) == ["a", "b"]  # ... and shows them once
+    assert raw == [{"n": 4}]  # stored twice ...
+    assert names_of(store, run_id) == ["a", "b"]  # ... and shown once
     assert read_run(store, run_id).account[0]["num_spans"] == 2
 
 
-def test_a_sink_that_fails_once_gets_the_same_cut_again_and_loses_no_words(
+def test_a_sink_that_fails_once_gets_the_same_cut_and_events_again(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id)
@@ -125,7 +127,7 @@ def test_a_sink_that_fails_once_gets_the_same_cut_again_and_loses_no_words(
     assert StoreSource(store).run_info(run_id).epochs[0].ranks[0].exit_state == "ended"
 
 
-def test_a_row_that_was_never_committed_is_waited_for_then_counted_torn(
+def test_a_row_that_is_not_committed_counts_as_torn_after_the_grace_time(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
@@ -142,14 +144,14 @@ def test_a_row_that_was_never_committed_is_waited_for_then_counted_torn(
     progress = tail.poll()
 
     assert torn == 1
-    assert (progress.num_spans, progress.num_torn) == (1, 1)  # "d" waits for its second look
+    assert (progress.num_spans, progress.num_torn) == (1, 1)  # "d" waits for a second poll
     clock.advance_s(0.1)
     assert tail.poll().num_spans == 1
     assert names_of(store, run_id) == ["a", "c", "d"]
     assert StoreSource(store).run_info(run_id).num_torn == 1
 
 
-def test_a_row_committed_within_the_grace_time_is_kept(
+def test_a_row_committed_within_the_grace_time_is_stored(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
@@ -189,6 +191,6 @@ def test_produced_is_stored_plus_torn_plus_dropped(
     }  # fmt: skip
     assert rows.ranks[0]["dropped"] == {"spool-full": 3, "bad-argument": 2}
     info = StoreSource(store).run_info(run_id)
-    # A bad argument loses no record: it was kept under a harmless name.
+    # A bad argument loses no record: it is stored under a replacement name.
     assert (info.num_dropped, info.num_torn) == (3, 1)
     assert info.warnings == ("1 records were set aside: ends before it begins",)

@@ -1,4 +1,4 @@
-"""What stands in a spool that no tracer put there: whoever trains can write to that folder."""
+"""FIFOs, devices, folders and links in a spool: any user who trains can create them there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(params=["fifo", "device", "folder"])
-def stranger(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def special_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "seg-000000.rsp"
     if request.param == "fifo":
         os.mkfifo(path)
@@ -27,15 +27,15 @@ def stranger(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_segment_that_is_no_plain_file_is_an_error_and_holds_nobody_up(stranger: Path) -> None:
+def test_a_segment_that_is_no_plain_file_is_an_error_and_does_not_block(special_file: Path) -> None:
     with pytest.raises(OSError, match=r"plain file|symbolic links"):
-        SegmentReader(stranger, grace_ns=0)
+        SegmentReader(special_file, grace_ns=0)
 
-    assert read_open_spans(stranger) == []
-    assert newest_step(stranger.parent) == -1
+    assert read_open_spans(special_file) == []
+    assert newest_step(special_file.parent) == -1
 
 
-def test_a_link_does_not_have_the_agent_hand_out_what_only_it_may_read(tmp_path: Path) -> None:
+def test_a_symbolic_link_does_not_make_the_agent_publish_a_private_file(tmp_path: Path) -> None:
     (tmp_path / "secret.json").write_text('{"password": "x"}\n')
     events = tmp_path / "events.jsonl"
     events.write_text('{"kind": "gc"}\n')
