@@ -11,10 +11,10 @@ import numpy as np
 from rankscope.tracer.span import NS_PER_S
 
 from .arrays.grouping import sorted_unique
-from .breakdown.bandwidth import bandwidths
+from .breakdown.bandwidth import measure_bandwidths
 from .breakdown.mfu import compute_mfu
-from .breakdown.starved import starved_ranks, trail_of
-from .breakdown.waterfall import summary_of, waterfall_of
+from .breakdown.starved import find_predecessors, find_starved_ranks
+from .breakdown.waterfall import build_waterfall, summarize_waterfall
 from .causes.crash import find_crashes
 from .causes.detector import Case, Record
 from .causes.equal_lengths import equalize_declared_lengths
@@ -155,9 +155,11 @@ def _report_of(
             )
 
         findings = combine_findings(_findings(run, profile, case), told)
-        trail = trail_of(reading.model)
+        predecessors = find_predecessors(reading.model)
         rank_times = dict.fromkeys(coords, int(reading.actual_ns.sum()))
-        starved = starved_ranks(reading.model, reading.waits, rank_times, trail=trail)
+        starved = find_starved_ranks(
+            reading.model, reading.waits, rank_times, predecessors=predecessors
+        )
         full, waterfall = recorded.result()
     actual = float(reading.actual_ns.mean())
     replayed, ideal = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
@@ -196,8 +198,8 @@ def _report_of(
         quality=quality_of(run, steps, reading, isolated=bool(result.by_dp_ns)),
         excess=_excess(profile),
         paced=run.paced,
-        bandwidth=bandwidths(reading.transfers, {rank: ranks[rank].host for rank in ranks}),
-        waterfall=summary_of(reading.model, waterfall, trail=trail),
+        bandwidth=measure_bandwidths(reading.transfers, {rank: ranks[rank].host for rank in ranks}),
+        waterfall=summarize_waterfall(reading.model, waterfall, predecessors=predecessors),
         culprits=compare_culprits(result) if result.by_worker_ns else None,
     )
 
@@ -208,7 +210,7 @@ def _as_recorded(
     """Return the mean step of the full replay, in ns, and where the recorded time went."""
     full_ns = float(replayer.full_recorded().mean())
     ideal = replayer.full_ideal_times() if run.layout.pp > 1 else None
-    return full_ns, waterfall_of(run, reading, spans, steps, ideal=ideal)
+    return full_ns, build_waterfall(run, reading, spans, steps, ideal=ideal)
 
 
 def _replayable(

@@ -1,1 +1,1 @@
-"""Where the time of a step goes: waterfall, waiting, bubble, MFU, bandwidth."""
+"""Breakdowns of a step: waterfall, bubble, starved ranks, MFU, bandwidth, kinds of span."""

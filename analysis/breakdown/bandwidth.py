@@ -1,4 +1,4 @@
-"""How fast bytes moved, by kind of communication and class of link."""
+"""Achieved bandwidth of communications, by kind, operation and size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..replay.model import Transfers
 
-NAME_WORDS = (
+BUS_FACTORS = (
     ("all_reduce", 2.0),
     ("allreduce", 2.0),
     ("all_gather", 1.0),
@@ -24,19 +24,23 @@ NAME_WORDS = (
     ("all_to_all", 1.0),
     ("alltoall", 1.0),
 )
-"""Words in an operation's name, and how many times its bytes each member's link carries for large
-groups: ``factor * (n - 1) / n``. Source: NVIDIA nccl-tests, doc/PERFORMANCE.md."""
+"""Bytes that each member's link carries over the bytes of the operation, for a large group, by a
+word in the operation's name; for n members it is ``factor * (n - 1) / n``.
+Source: NVIDIA nccl-tests, doc/PERFORMANCE.md."""
 
 
-def bandwidths(transfers: Transfers, hosts: Mapping[int, str]) -> tuple[Bandwidth, ...]:
-    """Return the achieved bandwidth of each class of alike transfers whose size is known.
+def measure_bandwidths(transfers: Transfers, hosts: Mapping[int, str]) -> tuple[Bandwidth, ...]:
+    """Return the achieved bandwidth of each class of alike transfers of known size.
 
-    ``algorithm = bytes / median transfer``; the bus bandwidth counts what the links
-    carried for it, and is None for operations whose traffic has no known form.
+    The algorithm bandwidth is the bytes over the median transfer time. The bus bandwidth counts the
+    bytes on the links; it is None for operations that `BUS_FACTORS` does not list.
 
     Args:
-        transfers: One row an instance.
-        hosts: Host of each rank, "" where unknown.
+        transfers: One row per instance.
+        hosts: Host of each rank, "" if unknown.
+
+    Returns:
+        By kind and name, the largest transfers first.
     """
     found = []
     for kind in range(int(transfers.alike.max(initial=-1)) + 1):
@@ -69,7 +73,7 @@ def bandwidths(transfers: Transfers, hosts: Mapping[int, str]) -> tuple[Bandwidt
 
 
 def _bus_factor(name: str, num_members: int) -> float | None:
-    for word, factor in NAME_WORDS:
+    for word, factor in BUS_FACTORS:
         if word in name:
             return factor * (num_members - 1) / num_members
     return None

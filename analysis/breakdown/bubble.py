@@ -1,4 +1,4 @@
-"""How long the schedule alone makes each wait, and in which phase of the step it lies."""
+"""The pipeline bubble: waiting that the schedule alone causes, even if no rank is slow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..arrays.sorting import stable_argsort
 from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, P2P_KINDS, has_kind
 from ..replay.program import compile_program, operation_times
 from ..replay.what_if import ratio
-from ..report.report import BubbleShape
+from ..report.report import PipelineBubble
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,30 +26,29 @@ if TYPE_CHECKING:
     from ..replay.program import OperationTimes
 
 
-class Phase(IntEnum):
-    """Where in a rank's step a wait lies."""
+class SchedulePart(IntEnum):
+    """Part of a rank's step in the pipeline schedule."""
 
     WARM_UP = 0
-    """It ended before the rank's first backward began."""
+    """Before the rank's first backward."""
 
     STEADY = 1
     COOL_DOWN = 2
-    """It began after the rank's last forward had ended."""
+    """After the rank's last forward."""
 
 
 def ideal_wait_ns(
     model: ReplayModel, waits: WaitIntervals, ideal: OperationTimes | None = None
 ) -> NDArray[np.int64]:
-    """Return how long the rank would wait at the same place if nothing in the run were slow.
+    """Return how long each wait would be if nothing in the run were slow.
 
-    That is, in the ideal full replay, from when the rank had ended what it did
-    last before the wait (and had entered the communication) to the arrival of
-    the communication's last member.
+    In the ideal full replay, such a wait begins when the rank has ended its last operation before
+    the wait and has entered the communication. It ends at the communication's arrival.
 
     Args:
-        model: A run's operations.
-        waits: Its waits.
-        ideal: That replay's times; None: replay it.
+        model: Operations of a run.
+        waits: Their waits.
+        ideal: Times of the ideal full replay; None: replay it.
 
     Returns:
         Shape (waits,).
@@ -57,20 +56,23 @@ def ideal_wait_ns(
     if ideal is None:
         program = compile_program(model.operations, host_gaps=True)
         ideal = operation_times(program, model.operations, model.ideal_ns, model.ideal_gap_ns)
-    before = _done_before(model, waits)
-    free = np.where(before >= 0, ideal.end_ns[before], 0.0)
-    free = np.maximum(free, ideal.start_ns[waits.operation])
-    waited = np.maximum(ideal.gate_ns[waits.operation] - free, 0.0)
+    before = _last_before(model, waits)
+    begin = np.where(before >= 0, ideal.end_ns[before], 0.0)
+    begin = np.maximum(begin, ideal.start_ns[waits.operation])
+    waited = np.maximum(ideal.gate_ns[waits.operation] - begin, 0.0)
     whole: NDArray[np.int64] = np.rint(waited).astype(np.int64)
     return whole
 
 
-def phases_of(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int8]:
-    """Return each wait's `Phase`; steady on a rank without both forward and backward.
+def schedule_parts(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int8]:
+    """Return the `SchedulePart` of each wait; steady if its rank lacks forward or backward.
 
     Args:
-        model: A run's operations.
-        waits: Its waits.
+        model: Operations of a run.
+        waits: Their waits.
+
+    Returns:
+        Shape (waits,).
     """
     operations = model.operations
     num_ranks = int(model.rank.max(initial=0)) + 1
@@ -84,55 +86,55 @@ def phases_of(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int8]:
     np.minimum.at(first_backward, cell[backward], operations.start_ns[backward])
     np.maximum.at(last_forward, cell[forward], operations.end_ns[forward])
     both = (first_backward < latest) & (last_forward > earliest)
-    of_wait = cell[waits.operation]
-    phase = np.full(len(of_wait), Phase.STEADY, dtype=np.int8)
-    phase[both[of_wait] & (waits.start_ns >= last_forward[of_wait])] = Phase.COOL_DOWN
-    phase[both[of_wait] & (waits.end_ns <= first_backward[of_wait])] = Phase.WARM_UP
-    return phase
+    wait_cell = cell[waits.operation]
+    part = np.full(len(wait_cell), SchedulePart.STEADY, dtype=np.int8)
+    part[both[wait_cell] & (waits.start_ns >= last_forward[wait_cell])] = SchedulePart.COOL_DOWN
+    part[both[wait_cell] & (waits.end_ns <= first_backward[wait_cell])] = SchedulePart.WARM_UP
+    return part
 
 
 def bubble_ratio(
     num_stages: int, num_chunks: int, num_microbatches: int, *, deferred_ratio: float
 ) -> float:
-    """Return how much of the ideal time a pipeline's schedule costs by itself.
+    """Return the bubble of a pipeline schedule as a share of the useful compute.
 
     Args:
         num_stages: p.
-        num_chunks: v, model chunks a rank.
+        num_chunks: v, model chunks per rank.
         num_microbatches: m.
-        deferred_ratio: W / (F + B + W), the share of compute that weights' gradients put off
-            take; 0 where the backward is not split.
+        deferred_ratio: W / (F + B + W), the share of compute in deferred weight gradients; 0 if
+            the backward is not split.
 
     Source:
         Narayanan et al., arXiv 2104.04473, section 2.2: ``(p - 1) / (v m)``. Qi et al., arXiv
-        2401.10241, table 2: where the weights' gradients W come later (ZB-H1), ``F + B - W``
-        remains of each ``F + B + W``.
+        2401.10241, table 2: if the weight gradients W are deferred (ZB-H1), ``F + B - W`` remains
+        of each ``F + B + W``.
     """
     left = max(1 - 2 * deferred_ratio, 0.0)
     return left * (num_stages - 1) / (num_chunks * num_microbatches)
 
 
-def schedule_of(
+def measure_bubble(
     reading: Reading, layout: Layout, *, bubble_ns: int, compute_ns: int
-) -> BubbleShape | None:
-    """Return what the pipeline's shape says of its bubble; None without a pipeline.
+) -> PipelineBubble | None:
+    """Return the bubble by formula and as measured; None without a pipeline.
 
     Args:
-        reading: A run with its compute by micro-batch.
+        reading: Operations of a run, with compute by micro-batch.
         layout: Its number of stages.
         bubble_ns: Bubble of all ranks and steps.
-        compute_ns: Their useful forward and backward compute.
+        compute_ns: Useful forward and backward compute of all ranks and steps.
     """
     items = reading.items
     forward = items.kind == KIND_CODES[SpanKind.FORWARD]
     if layout.pp == 1 or not forward.any():
         return None
     num_microbatches = int(items.microbatch[forward].max()) + 1
-    held, num_held = factorize(items.rank[forward], items.chunk[forward])
-    rank_of = np.empty(num_held, dtype=np.int64)
-    rank_of[held] = items.rank[forward]
+    rank_chunk, num_pairs = factorize(items.rank[forward], items.chunk[forward])
+    rank_of = np.empty(num_pairs, dtype=np.int64)
+    rank_of[rank_chunk] = items.rank[forward]
     num_chunks = int(np.bincount(rank_of).max())
-    return BubbleShape(
+    return PipelineBubble(
         num_stages=layout.pp,
         num_chunks=num_chunks,
         num_microbatches=num_microbatches,
@@ -143,10 +145,10 @@ def schedule_of(
     )
 
 
-def _done_before(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int64]:
-    """Return what each waiting rank had ended last in that step before its wait, -1 if nothing.
+def _last_before(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int64]:
+    """Return the operation that the waiting rank ended last in the step before each wait, or -1.
 
-    Sends and receives do not count: they run beside the rank's own line.
+    Sends and receives do not count: they run concurrently with the rank's other operations.
     """
     operations = model.operations
     rows = np.flatnonzero(~has_kind(model, P2P_KINDS))

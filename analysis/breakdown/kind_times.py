@@ -1,4 +1,4 @@
-"""How long each rank spent on each kind of span in one step, and how much of it was in the way."""
+"""Time of each rank by kind of span in one step: busy, waiting, transferring, exposed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _COMPUTE_CODES = np.array(
 _WAIT = KIND_CODES[SpanKind.WAIT]
 
 Intervals = tuple["NDArray[np.int64]", "NDArray[np.int64]"]
-"""Starts and ends on a `Line`, sorted and apart."""
+"""Starts and ends on a `Line`: sorted, without overlap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindTimes:
-    """One entry for each rank and kind that the step has spans of, ordered so."""
+    """One row per (rank, kind) that the step has spans of, ordered by these."""
 
     rank: NDArray[np.int32]
     kind: NDArray[np.int8]
@@ -37,32 +37,30 @@ class KindTimes:
 
     num_spans: NDArray[np.int64]
     num_unsplit: NDArray[np.int64]
-    """Communication spans whose wait is unknown: ``wait_ns`` and ``transfer_ns`` lack them."""
+    """Communication spans whose wait is unknown; they are not in ``wait_ns`` and"
+    " ``transfer_ns``."""
 
     busy_ns: NDArray[np.int64]
-    """Time in which the rank had at least one span of the kind."""
+    """Time with at least one span of the kind."""
 
     wait_ns: NDArray[np.int64]
-    """Sum over the kind's communication spans of the wait for the last member."""
+    """Sum over the communication spans of the kind: from their start to the arrival."""
 
     transfer_ns: NDArray[np.int64]
-    """Sum of what followed it; negative where clocks disagree, never clamped."""
+    """The same from the arrival to their end; negative if clocks disagree, never clamped."""
 
     exposed_ns: NDArray[np.int64]
-    """Of a communication kind, the busy time that no compute of the rank covers; else 0."""
+    """Busy time of a communication kind that no compute of the rank covers; else 0."""
 
     def __len__(self) -> int:
         return len(self.rank)
 
 
-def kind_times(timeline: StepTimeline) -> KindTimes:
-    """Sum up one step by rank and kind.
+def sum_kind_times(timeline: StepTimeline) -> KindTimes:
+    """Return the times of one step by rank and kind.
 
-    Compute covers a communication where it runs at the same time: not where its thread
-    stands still (a ``wait``), and not by the span that the communication itself is nested in.
-
-    Args:
-        timeline: The step.
+    Compute covers a communication while both run. A compute span does not cover while its thread
+    is blocked in a ``wait``, nor does it cover a communication that is nested in it.
     """
     spans = timeline.spans
     key = spans.rank.astype(np.int64) * len(KINDS) + spans.kind
@@ -75,7 +73,7 @@ def kind_times(timeline: StepTimeline) -> KindTimes:
     end = start + spans.duration_ns
     blocked = (comm & (spans.depth > 0)) | (spans.kind == _WAIT)
     compute = np.isin(spans.kind, _COMPUTE_CODES) & ~comm
-    covering_compute = _minus(
+    covering_compute = _subtract(
         merge_intervals(start[compute], end[compute]), merge_intervals(start[blocked], end[blocked])
     )
     num = len(keys)
@@ -86,7 +84,7 @@ def kind_times(timeline: StepTimeline) -> KindTimes:
         _add_by_rank(busy, keys, line, code, whole)
         if (own & comm).any():
             moving = merge_intervals(start[own & comm], end[own & comm])
-            _add_by_rank(exposed, keys, line, code, _minus(moving, covering_compute))
+            _add_by_rank(exposed, keys, line, code, _subtract(moving, covering_compute))
     return KindTimes(
         rank=(keys // len(KINDS)).astype(np.int32),
         kind=(keys % len(KINDS)).astype(np.int8),
@@ -99,11 +97,11 @@ def kind_times(timeline: StepTimeline) -> KindTimes:
     )
 
 
-def _minus(whole: Intervals, part: Intervals) -> Intervals:
-    """Return what of ``whole`` lies outside ``part``."""
+def _subtract(whole: Intervals, part: Intervals) -> Intervals:
+    """Return ``whole`` without ``part``."""
     if not len(part[0]) or not len(whole[0]):
         return whole
-    # Sorted in place of np.unique, whose hashing takes ten times as long here.
+    # np.unique would hash, which takes ten times as long here.
     borders = np.sort(np.concatenate((*whole, *part)))
     borders = borders[np.diff(borders, prepend=borders[0] - 1) > 0]
     first, last = borders[:-1], borders[1:]
@@ -114,13 +112,13 @@ def _minus(whole: Intervals, part: Intervals) -> Intervals:
 def _add_by_rank(
     sums: NDArray[np.int64], keys: NDArray[np.int64], line: Line, code: int, found: Intervals
 ) -> None:
-    """Add the lengths of intervals to their ranks' cells of one kind."""
+    """Add the lengths of intervals to the rows of their ranks and one kind."""
     rank = line.ranks[found[0] // line.stride_ns].astype(np.int64)
     np.add.at(sums, np.searchsorted(keys, rank * len(KINDS) + code), found[1] - found[0])
 
 
 def _sums(cell: NDArray[np.intp], value: NDArray[np.int64], num: int) -> NDArray[np.int64]:
-    """Return exact sums by cell: a bincount with weights would round above 2^53."""
+    """Return exact sums by cell; np.bincount with weights would round above 2^53."""
     found = np.zeros(num, dtype=np.int64)
     np.add.at(found, cell, value)
     return found

@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation: the share of the devices' peak that went into the model's arithmetic."""
+"""Model FLOPs utilisation (MFU): the model's arithmetic over the peak of the devices."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ TERA = 1e12
 
 
 def compute_mfu(run: RunInfo, steps: StepTable) -> Mfu | None:
-    """Return the MFU of each step, unsmoothed; None where it cannot be known.
+    """Return the MFU of each step, unsmoothed; None if it is unknown.
 
-    With P the sum of all ranks' peaks::
+    With P the sum of the peaks of all ranks::
 
         MFU[step] = flops_per_token * tokens[step] / (P * (last end - first start)[step])
 
-    A step is left out unless every traced rank has ended it and every data
-    position (dp, cp) told its tokens; of a step that was repeated in a later
-    epoch, that epoch's counts. Nothing unknown takes a default: a run without
-    ``flops_per_token``, of unknown layout, with a device of unknown peak, or
-    whose data positions cannot all be seen has no MFU.
+    A step is left out unless every traced rank has ended it and every data position (dp, cp)
+    reported its tokens. If a later epoch repeated a step, that epoch's value counts. There are no
+    defaults: the MFU is unknown if ``flops_per_token``, the layout or the peak of a device is
+    unknown, or if not all data positions were traced.
 
     Args:
         run: Layout, ranks and FLOPs per token.
-        steps: One row per (epoch, step, rank), any number of epochs.
+        steps: Any number of epochs.
 
     Source:
         arXiv 2204.02311, appendix B: recomputation is not counted.
@@ -42,7 +41,7 @@ def compute_mfu(run: RunInfo, steps: StepTable) -> Mfu | None:
     if run.flops_per_token is None or run.layout.dsp > 1 or not run.has_layout:
         return None
     by_step: dict[int, float] = {}
-    words = ""
+    convention = ""
     for epoch in sorted(run.epochs, key=lambda known: known.epoch):
         peak = _job_peak(run, epoch)
         if peak is None:
@@ -50,11 +49,11 @@ def compute_mfu(run: RunInfo, steps: StepTable) -> Mfu | None:
         found = _epoch_mfu(run, epoch, steps, flops_per_token=run.flops_per_token, peak=peak)
         if found:
             by_step.update(found)
-            words = _convention(run, epoch)
+            convention = _convention(run, epoch)
     if not by_step:
         return None
     ordered = dict(sorted(by_step.items()))
-    return Mfu(convention=words, mean=float(np.mean(list(ordered.values()))), by_step=ordered)
+    return Mfu(convention=convention, mean=float(np.mean(list(ordered.values()))), by_step=ordered)
 
 
 def _epoch_mfu(
@@ -65,7 +64,7 @@ def _epoch_mfu(
     if not len(step):
         return {}
     numbers, first_row = np.unique(step, return_index=True)
-    # The table is ordered by step, so each step's rows stand together.
+    # The table is ordered by step, so the rows of a step are consecutive.
     begin_ns = np.minimum.reduceat(steps.start_ns[rows], first_row)
     end_ns = np.maximum.reduceat(steps.end_ns[rows], first_row)
     num_ranks = np.diff(np.append(first_row, len(step)))
@@ -84,10 +83,10 @@ def _tokens_by_step(
     rank: NDArray[np.int32],
     num_tokens: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the tokens of each distinct step, ascending; -1 where a data position is silent.
+    """Return the tokens of each distinct step, ascending; -1 if a data position is missing.
 
     Ranks of one (dp, cp) position train on the same tokens, so each position counts once. A rank
-    that stands outside the layout (an earlier epoch's was larger, or the job told nonsense) makes
+    outside the layout (an earlier epoch had a larger one, or the declared layout is wrong) makes
     the tokens of its steps unknown.
     """
     num_positions = run.layout.dp * run.layout.cp
@@ -104,9 +103,9 @@ def _tokens_by_step(
 
 
 def _job_peak(run: RunInfo, epoch: EpochInfo) -> float | None:
-    """Return the summed peak of all ranks, FLOP/s.
+    """Return the sum of the peaks of all ranks, in FLOP/s; None if it is unknown.
 
-    Ranks that were not traced count as their peers where those are all alike.
+    Ranks that were not traced have the peak of the traced ones, if these all have the same.
     """
     peaks = [_rank_peak(rank) for rank in epoch.ranks]
     known = [peak for peak in peaks if peak is not None and peak > 0]
@@ -124,15 +123,15 @@ def _rank_peak(rank: RankInfo) -> float | None:
 
 
 def _convention(run: RunInfo, epoch: EpochInfo) -> str:
-    counted = run.flops_convention or "FLOPs per token as the job declared them"
+    counted = run.flops_convention or "FLOPs per token as declared by the job"
     sources = sorted({_peak_source(run, rank) for rank in epoch.ranks})
     return f"{counted}; peak {', '.join(sources)}"
 
 
 def _peak_source(run: RunInfo, rank: RankInfo) -> str:
     peak = _rank_peak(rank)
-    rate = "unknown" if peak is None else f"{peak / TERA:.4g} TFLOP/s a rank"
+    rate = "unknown" if peak is None else f"{peak / TERA:.4g} TFLOP/s per rank"
     if rank.peak_flops_per_s is None:
         return f"{rate}, dense {rank.dtype.removeprefix('torch.')} of {rank.device_name}"
-    device = "paced CPU" if run.paced else rank.device_name or "device not named"
+    device = "paced CPU" if run.paced else rank.device_name or "unnamed device"
     return f"{rate}, declared by the job ({device})"

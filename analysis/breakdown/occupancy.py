@@ -1,7 +1,7 @@
-"""What filled each instant of each rank's step: its own work, a wait, a transfer, or nothing known.
+"""Occupancy of a rank's steps: the operation, wait or transfer that fills each moment.
 
-The instants are cut at every border, and each stretch has one owner: an
-operation of the rank's own first, then a wait, then a transfer.
+A step is split at every begin and end into stretches, and each stretch has one owner: an operation
+of the rank itself before a wait, and a wait before a transfer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSteps:
-    """The step's time on each rank, ordered by (rank, start)."""
+    """Begin and end of each step on each rank, ordered by (rank, start)."""
 
     rank: NDArray[np.int32]
     step_index: NDArray[np.int64]
@@ -38,37 +38,39 @@ class RankSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """Stretches of time that fill each rank's steps without a gap or an overlap."""
+    """Stretches of time that fill the steps of each rank without gaps and overlaps."""
 
     rank_step: NDArray[np.int64]
-    """Shape (stretches,): index into the `RankSteps`."""
+    """Shape (stretches,), as all columns: index into the `RankSteps`."""
 
     end_ns: NDArray[np.int64]
     length_ns: NDArray[np.int64]
     own: NDArray[np.int64]
-    """The rank's own operation (compute or host) that fills it, else `NOT_FOUND`."""
+    """The compute or host operation that fills it, else `NOT_FOUND`."""
 
     wait: NDArray[np.int64]
-    """Index of the wait that fills it, else `NOT_FOUND`; never beside ``own``."""
+    """Index of the wait that fills it, else `NOT_FOUND`; never together with ``own``."""
 
     transfer: NDArray[np.int64]
-    """The communication whose transfer fills it, else `NOT_FOUND`; beside neither."""
+    """The communication whose transfer fills it, else `NOT_FOUND`; never together with both."""
 
     follows: NDArray[np.int64]
-    """The next operation of the rank's own line in that step, else `NOT_FOUND`."""
+    """The next operation of the rank in that step, p2p excepted, else `NOT_FOUND`."""
 
 
-def rank_steps_of(run: RunInfo, reading: Reading, spans: SpanTable, steps: StepTable) -> RankSteps:
-    """Return when each rank began and ended each step.
+def find_rank_steps(
+    run: RunInfo, reading: Reading, spans: SpanTable, steps: StepTable
+) -> RankSteps:
+    """Return the begin and the end of each step on each rank.
 
-    A traced rank marks its steps itself. The ByteDance format marks none: there
-    a step lasts, on every rank, from the job's first operation to its last.
+    Our tracer records them. The ByteDance format does not: there a step lasts, on every rank, from
+    the first operation of the job to its last.
 
     Args:
-        run: Its format.
+        run: Its source format.
         reading: The steps that take part.
         spans: Spans of these steps, of any epochs.
-        steps: The steps' rows, of any epochs; a step's last epoch counts.
+        steps: Rows of any epochs; the last epoch of a step counts.
     """
     numbers = np.array(reading.steps, dtype=np.int64)
     if run.source_format == "bytedance":
@@ -86,12 +88,12 @@ def rank_steps_of(run: RunInfo, reading: Reading, spans: SpanTable, steps: StepT
     )
 
 
-def occupancy_of(reading: Reading, rank_steps: RankSteps) -> Occupancy:
-    """Tell what filled each instant of each rank's steps.
+def compute_occupancy(reading: Reading, rank_steps: RankSteps) -> Occupancy:
+    """Return what fills the steps of each rank.
 
     Args:
-        reading: A run.
-        rank_steps: When each rank began and ended each step.
+        reading: Operations and waits of a run.
+        rank_steps: Begin and end of each step on each rank.
     """
     model, waits = reading.model, reading.waits
     operations = model.operations
@@ -101,12 +103,14 @@ def occupancy_of(reading: Reading, rank_steps: RankSteps) -> Occupancy:
         np.concatenate((rank_steps.end_ns, operations.end_ns, waits.end_ns)),
     )
     own = np.flatnonzero(is_own(model))
-    own_at = _placed(line, model.rank[own], operations.start_ns[own], operations.end_ns[own])
-    wait_at = _placed(line, waits.rank, waits.start_ns, waits.end_ns)
+    own_at = _place_intervals(
+        line, model.rank[own], operations.start_ns[own], operations.end_ns[own]
+    )
+    wait_at = _place_intervals(line, waits.rank, waits.start_ns, waits.end_ns)
     transfer, began = exposable_transfers(model)
-    transfer_at = _placed(line, model.rank[transfer], began, operations.end_ns[transfer])
-    whole = _placed(line, rank_steps.rank, rank_steps.start_ns, rank_steps.end_ns)
-    # Sorted in place of np.unique, whose hashing takes several times as long here.
+    transfer_at = _place_intervals(line, model.rank[transfer], began, operations.end_ns[transfer])
+    whole = _place_intervals(line, rank_steps.rank, rank_steps.start_ns, rank_steps.end_ns)
+    # np.unique would hash, which takes several times as long here.
     borders = np.sort(
         np.concatenate([part for at in (own_at, wait_at, transfer_at, whole) for part in at[:2]])
     )
@@ -132,17 +136,17 @@ def occupancy_of(reading: Reading, rank_steps: RankSteps) -> Occupancy:
 
 
 def is_own(model: ReplayModel) -> NDArray[np.bool_]:
-    """Tell which operations are a rank's own compute or host time. Shape (ops,)."""
+    """Return which operations are compute or host time of their rank. Shape (operations,)."""
     return has_kind(model, COMPUTE_KINDS | HOST_KINDS)
 
 
 def exposable_transfers(model: ReplayModel) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return collectives, and the p2p that something else of their rank waits for.
+    """Return the communications whose transfer can delay their rank.
 
-    A send that nothing on its own rank waits for holds nobody up there.
+    These are the collectives, and the p2p that another operation of the same rank waits for.
 
     Returns:
-        Their operations, and when each one's transfer began, in ns.
+        The operations, and the begin of the transfer of each, in ns.
     """
     operations = model.operations
     own, p2p = is_own(model), has_kind(model, P2P_KINDS)
@@ -183,13 +187,13 @@ def _in_order(
     )
 
 
-def _placed(
+def _place_intervals(
     line: Line,
     rank: NDArray[np.int32],
     start_ns: NDArray[np.int64],
     end_ns: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return (start, end, index) on the line, sorted; of two that overlap the earlier keeps it."""
+    """Return sorted (start, end, index) on the line; if two overlap, the later one is cut."""
     start = line.place(rank, start_ns)
     end = start + (end_ns - start_ns)
     order = stable_argsort(start)
@@ -206,7 +210,7 @@ def _owner(
     number: NDArray[np.int64],
     point: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the number of the interval that holds each point, else `NOT_FOUND`."""
+    """Return the number of the interval that contains each point, else `NOT_FOUND`."""
     start, end, index = placed
     held = find_covering(start, end, point)
     found: NDArray[np.int64] = np.where(
@@ -218,7 +222,14 @@ def _owner(
 def _next_on_line(
     model: ReplayModel, line: Line, at: NDArray[np.int64], step_index: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return what, but p2p, begins next on the rank in its step at or after a place."""
+    """Return the operation, p2p excepted, that begins next on the same rank in the same step.
+
+    Args:
+        model: Operations of a run.
+        line: Common line of all ranks.
+        at: Places on it, shape (stretches,).
+        step_index: Step of each place.
+    """
     operations = model.operations
     rows = np.flatnonzero(~has_kind(model, P2P_KINDS))
     start = line.place(model.rank[rows], operations.start_ns[rows])

@@ -1,4 +1,4 @@
-"""Who waits, how much, and on whom: followed to the rank that made it wait."""
+"""Starved ranks: how long each rank waits, and which rank caused it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 
     from ..replay.model import ReplayModel, WaitIntervals
 
-NOBODY = -1
+NO_OPERATION = -1
 
-LEAST_RATIO = 0.01
-"""Ranks that wait less of a step than this are not listed."""
+MIN_WAIT_RATIO = 0.01
+"""Share of a step that a rank must wait to be listed."""
 
-MOST_CULPRITS = 8
+MAX_CULPRITS = 8
+"""Ranks that the entry of a starved rank names, the largest share first."""
 
-MOST_IDLE_HOPS = 1_000
-"""Operations without length after which a walk is looked at for going round in a circle."""
+MAX_IDLE_HOPS = 1_000
+"""Hops without any progress in time after which walks are checked for cycles."""
 
 UNEXPLAINED_GAP_NS = 50_000
-"""A gap longer than this between an operation and all that it waits for is no launch delay."""
+"""A gap between an operation and all that it waits for is no launch delay if it is longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blame:
-    """How long each rank waited on each other one, one row a pair."""
+class WaitAttribution:
+    """Waiting time of each rank on each other rank, one row per pair."""
 
     rank: NDArray[np.int32]
     on_rank: NDArray[np.int32]
@@ -43,58 +44,59 @@ class Blame:
 
 
 @dataclass(frozen=True, slots=True)
-class Trail:
-    """Where a walk back in time goes on; found once for a run."""
+class Predecessors:
+    """Next operations of a walk back in time; computed once for a run."""
 
     before: NDArray[np.int64]
-    """Shape (ops,): what the operation followed, `NOBODY` where there is nothing."""
+    """Shape (operations,): the operation that it followed, else `NO_OPERATION`."""
 
     last_member: NDArray[np.int64]
-    """Shape (ops,): the member of its group that began last; else itself."""
+    """Shape (operations,): the member of its instance that began last; itself outside any."""
 
 
-def trail_of(model: ReplayModel) -> Trail:
-    """Return where walks back through a run's operations go on."""
-    return Trail(_last_predecessor(model), _last_member(model))
+def find_predecessors(model: ReplayModel) -> Predecessors:
+    """Return the predecessors of the operations of a run, for walks back in time."""
+    return Predecessors(_last_predecessor(model), _last_member(model))
 
 
-def blame(model: ReplayModel, waits: WaitIntervals, *, trail: Trail | None = None) -> Blame:
-    """Follow each wait to the ranks that made it so long.
+def attribute_waits(
+    model: ReplayModel, waits: WaitIntervals, *, predecessors: Predecessors | None = None
+) -> WaitAttribution:
+    """Attribute each wait to the ranks that caused it.
 
-    From the last member's arrival the chain of what had to be done for it is
-    walked back, each time to the predecessor that ended last, until the time
-    at which the wait began. Each stretch of that chain is blamed on the rank
-    that it lies on: a rank that merely passed lateness on is not blamed for it.
-    Where clocks contradict each other a walk can come round in a circle: what
-    is left of the wait is then blamed on the rank at which it does.
+    From the arrival that ended the wait, the operations before it are walked back in time, each
+    time to the predecessor that ended last, until the begin of the wait. Each stretch of time on
+    the way is attributed to the rank of its operation. So a rank that only passed a delay on is not
+    charged with it. If clocks contradict each other, a walk can enter a cycle: the rest of the wait
+    is then attributed to the rank at which it did.
 
     Args:
         model: Operations as recorded.
-        waits: What to follow.
-        trail: That of ``model``; None: find it.
+        waits: The waits to attribute.
+        predecessors: Those of ``model``; None: find them.
 
     Returns:
-        Sums by pair, by ascending rank; over the pairs of one rank they are what it waited.
+        Sums by pair, by ascending rank; the pairs of a rank sum to its waiting time.
     """
-    trail = trail_of(model) if trail is None else trail
-    before, last_member = trail.before, trail.last_member
+    predecessors = find_predecessors(model) if predecessors is None else predecessors
+    before, last_member = predecessors.before, predecessors.last_member
     operations = model.operations
     rank, until = waits.rank.copy(), waits.end_ns.copy()
     since, member = waits.start_ns.copy(), last_member[waits.operation]
     parts: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]] = []
-    # A member's launch, then what it waited for, and so on back in time.
+    # The walk begins at what the last member followed.
     at, on = before[member], model.rank[member]
     idle_hops, reached = 0, int(until.sum())
     while len(at):
-        if idle_hops == MOST_IDLE_HOPS:
-            circling = _circling(before, last_member)[at]
-            parts.append((rank[circling], on[circling], (until - since)[circling]))
-            rank, on, since = rank[~circling], on[~circling], since[~circling]
-            until, at = until[~circling], at[~circling]
-        done = np.where(at == NOBODY, since, np.maximum(operations.end_ns[at], since))
+        if idle_hops == MAX_IDLE_HOPS:
+            in_cycle = _leads_into_cycle(before, last_member)[at]
+            parts.append((rank[in_cycle], on[in_cycle], (until - since)[in_cycle]))
+            rank, on, since = rank[~in_cycle], on[~in_cycle], since[~in_cycle]
+            until, at = until[~in_cycle], at[~in_cycle]
+        done = np.where(at == NO_OPERATION, since, np.maximum(operations.end_ns[at], since))
         done = np.minimum(done, until)
         parts.append((rank, on, until - done))
-        going = (at != NOBODY) & (done > since)
+        going = (at != NO_OPERATION) & (done > since)
         rank, since, until, at = rank[going], since[going], done[going], at[going]
         member = last_member[at]
         on = model.rank[member]
@@ -103,26 +105,26 @@ def blame(model: ReplayModel, waits: WaitIntervals, *, trail: Trail | None = Non
         until, at = began, before[member]
         idle_hops = idle_hops + 1 if int(until.sum()) == reached else 0
         reached = int(until.sum())
-    return _summed(parts)
+    return _sum_by_pair(parts)
 
 
-def starved_ranks(
+def find_starved_ranks(
     model: ReplayModel,
     waits: WaitIntervals,
     total_ns: Mapping[int, int],
     *,
-    trail: Trail | None = None,
+    predecessors: Predecessors | None = None,
 ) -> tuple[Starved, ...]:
-    """List the ranks that wait, the one that waits most first.
+    """Return the ranks that wait, the one that waits most first.
 
     Args:
         model: Operations as recorded.
-        waits: When ranks waited, in whole steps.
+        waits: Waits of whole steps.
         total_ns: Time of these steps by rank.
-        trail: That of ``model``; None: find it.
+        predecessors: Those of ``model``; None: find them.
     """
-    found = blame(model, waits, trail=trail)
-    first = np.flatnonzero(np.diff(found.rank, prepend=NOBODY))
+    found = attribute_waits(model, waits, predecessors=predecessors)
+    first = np.flatnonzero(np.diff(found.rank, prepend=-1))
     if not len(first):
         return ()
     num = np.diff(np.append(first, len(found.rank)))
@@ -130,7 +132,7 @@ def starved_ranks(
     total = np.array([float(total_ns[rank]) for rank in ranks])
     ratio = found.waited_ns / np.repeat(total, num)
     whole = np.add.reduceat(found.waited_ns, first) / total
-    # Pairs come by rank: the most guilty of each stand before the others of the same rank.
+    # Pairs are ordered by rank: now also by waiting time within each rank.
     order = argsort_rows(found.rank, -found.waited_ns)
     culprit, share = found.on_rank[order].tolist(), ratio[order].tolist()
     starved = [
@@ -139,56 +141,56 @@ def starved_ranks(
             wait_ratio=wait_ratio,
             waits_on=tuple(
                 WaitsOn(rank=culprit[row], ratio=share[row])
-                for row in range(begin, begin + min(count, MOST_CULPRITS))
+                for row in range(begin, begin + min(count, MAX_CULPRITS))
             ),
         )
         for rank, wait_ratio, begin, count in zip(
             ranks, whole.tolist(), first.tolist(), num.tolist(), strict=True
         )
-        if wait_ratio >= LEAST_RATIO
+        if wait_ratio >= MIN_WAIT_RATIO
     ]
     return tuple(sorted(starved, key=lambda entry: (-entry.wait_ratio, entry.rank)))
 
 
 def _last_predecessor(model: ReplayModel) -> NDArray[np.int64]:
-    """Return, for each operation, what it followed: of all it waits for, what ended last.
+    """Return the operation that each one followed: of all that it waits for, the last to end.
 
-    An operation that begins a while after that waited for something that the
-    graph does not know (its stream was held up, say). Then it followed what
-    last ended on its own rank. `NOBODY` where there is nothing.
+    An operation that begins later than `UNEXPLAINED_GAP_NS` after that waited for something outside
+    the graph, such as a delayed stream. It then followed the last operation to end on its own rank.
+    `NO_OPERATION` if there is none.
     """
     operations = model.operations
-    before = np.full(len(operations), NOBODY, dtype=np.int64)
-    # The end with the edge's number below it: the largest tells the edge, without a sort.
+    before = np.full(len(operations), NO_OPERATION, dtype=np.int64)
+    # Keys of the end with the edge's number in the low bits: the maximum needs no sort.
     end = operations.end_ns[operations.src]
     edge_bits = len(end).bit_length()
     if len(end) and (int(end.max()) - int(end.min())).bit_length() + edge_bits <= KEY_BITS:
-        last = np.full(len(operations), NOBODY, dtype=np.int64)
+        last = np.full(len(operations), NO_OPERATION, dtype=np.int64)
         np.maximum.at(last, operations.dst, pack_keys_with_rows(end, int(end.min()), edge_bits))
-        found = np.flatnonzero(last != NOBODY)
+        found = np.flatnonzero(last != NO_OPERATION)
         before[found] = operations.src[last[found] & ((1 << edge_bits) - 1)]
     elif len(end):
         order = argsort_rows(operations.dst, end)
         dst = operations.dst[order]
-        before[dst] = operations.src[order]  # of several the last one stays
+        before[dst] = operations.src[order]  # Of several edges the last one written wins.
 
     line = Line.over(model.rank, operations.start_ns, operations.end_ns)
     end = line.place(model.rank, operations.end_ns)
     by_end = stable_argsort(end)
-    # Strictly before, so that walking back always gets on, past empty operations too.
+    # Strictly before, so that walks always progress, even past operations without length.
     start = line.place(model.rank, operations.start_ns)
     index = np.searchsorted(end[by_end], start, side="left") - 1
     neighbour = by_end[np.maximum(index, 0)]
     known = (index >= 0) & (model.rank[neighbour] == model.rank)
     known &= operations.step[neighbour] == operations.step
-    explained = np.where(before == NOBODY, np.iinfo(np.int64).min, operations.end_ns[before])
+    explained = np.where(before == NO_OPERATION, np.iinfo(np.int64).min, operations.end_ns[before])
     hidden = known & (explained < operations.start_ns - UNEXPLAINED_GAP_NS)
     hidden &= operations.end_ns[neighbour] > explained
     return np.where(hidden, neighbour, before)
 
 
 def _last_member(model: ReplayModel) -> NDArray[np.int64]:
-    """Return, for each operation, the member of its group that began last; else itself."""
+    """Return the member of each operation's instance that began last; itself outside any."""
     operations = model.operations
     last = np.arange(len(operations))
     members = np.flatnonzero(operations.group != NO_GROUP)
@@ -202,38 +204,40 @@ def _last_member(model: ReplayModel) -> NDArray[np.int64]:
     return last
 
 
-def _circling(before: NDArray[np.int64], last_member: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tell the operations from which walking back never ends. Shape (ops,).
+def _leads_into_cycle(
+    before: NDArray[np.int64], last_member: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return from which operations a walk back never ends. Shape (operations,).
 
-    Each round doubles the length of the walks: those that end are at their end.
+    Each round doubles the length of all walks; those that end remain at their end.
     """
-    nobody = len(before)
-    after = np.append(before[last_member], NOBODY)
-    after[after == NOBODY] = nobody
-    for _ in range(nobody.bit_length()):
+    end = len(before)
+    after = np.append(before[last_member], NO_OPERATION)
+    after[after == NO_OPERATION] = end
+    for _ in range(end.bit_length()):
         after = after[after]
-    found: NDArray[np.bool_] = after[:nobody] != nobody
+    found: NDArray[np.bool_] = after[:end] != end
     return found
 
 
-def _summed(
+def _sum_by_pair(
     parts: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]],
-) -> Blame:
+) -> WaitAttribution:
     if not parts:
-        nobody = np.zeros(0, dtype=np.int32)
-        return Blame(rank=nobody, on_rank=nobody, waited_ns=nobody.astype(np.int64))
-    # Most stretches of a chain are of no length.
+        none = np.zeros(0, dtype=np.int32)
+        return WaitAttribution(rank=none, on_rank=none, waited_ns=none.astype(np.int64))
+    # Most stretches of a walk have no length.
     kept = [np.flatnonzero(part[2]) for part in parts]
     rank, on, waited = (
         np.concatenate([part[k][rows] for part, rows in zip(parts, kept, strict=True)])
         for k in (0, 1, 2)
     )
     if not len(rank):
-        return _summed([])
+        return _sum_by_pair([])
     index, num = factorize(rank, on)
     row = np.zeros(num, dtype=np.int64)
     row[index] = np.arange(len(index))
     sums = np.zeros(num, dtype=np.int64)
     np.add.at(sums, index, waited)
     real = sums > 0
-    return Blame(rank=rank[row[real]], on_rank=on[row[real]], waited_ns=sums[real])
+    return WaitAttribution(rank=rank[row[real]], on_rank=on[row[real]], waited_ns=sums[real])

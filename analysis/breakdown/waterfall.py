@@ -1,7 +1,7 @@
-"""Where a step's time goes, on every rank: parts that sum to the whole.
+"""The waterfall: parts of a step's time on every rank, which sum to the whole.
 
-Each instant of a rank's step has one owner (`analysis.breakdown.occupancy`): what the
-rank did itself comes before what it waited for, and that before a transfer.
+Each moment of a rank's step has one owner (`analysis.breakdown.occupancy`): its own compute or host
+time before a wait, and a wait before a transfer.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from ..arrays.intervals import NOT_FOUND
 from ..arrays.sorting import find_positions, stable_argsort
 from ..replay.model import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS, WaitIntervals, has_kind
 from ..report.report import WaitsOn, WaterfallSummary
-from .bubble import Phase, ideal_wait_ns, phases_of, schedule_of
-from .occupancy import Occupancy, occupancy_of, rank_steps_of
-from .starved import blame
+from .bubble import SchedulePart, ideal_wait_ns, measure_bubble, schedule_parts
+from .occupancy import Occupancy, compute_occupancy, find_rank_steps
+from .starved import attribute_waits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..replay.model import Reading, ReplayModel
     from ..replay.program import OperationTimes
-    from ..report.report import BubbleShape
+    from ..report.report import PipelineBubble
     from ..trace.tables import RunInfo, SpanTable, StepTable
-    from .starved import Trail
+    from .starved import Predecessors
 
 
 class Part(StrEnum):
-    """What a rank's time went to."""
+    """Part of a rank's time."""
 
     USEFUL_COMPUTE = "useful_compute"
-    """The rank's own compute, up to its ideal: the smaller of the two, summed over a step's
-    forward, backward and optimizer each, so that jitter between micro-batches is no slowness."""
+    """Compute of the rank up to its ideal: the smaller of the two, for the step's forward, backward
+    and optimizer each, so that jitter between micro-batches does not count as slow."""
 
     SLOW_COMPUTE = "slow_compute"
-    """Its own compute above that. Compute faster than ideal makes no negative part."""
+    """Compute above its ideal. Compute below its ideal makes no negative part."""
 
     EXPOSED_TRANSFER = "exposed_transfer"
-    """A communication was moving, its last member there, and the rank did nothing else."""
+    """A communication transferred, after its arrival, and the rank did nothing else."""
 
     WAITING = "waiting"
-    """The rank stood still for a member that had not arrived, longer than the ideal replay does
-    at the same place. `waiting_on` says for whom."""
+    """The rank waited for a member to arrive, beyond the wait in the ideal replay at the same
+    place. `attribute_waiting` says on which rank."""
 
     BUBBLE_WARM_UP = "bubble_warm_up"
-    """Waits up to the length that they have in the ideal replay, where only the schedule causes
-    any; without a pipeline there are none. This is what lies before the rank's first backward."""
+    """Waits up to their length in the ideal replay, where only the schedule causes waits; none
+    without a pipeline. This part is before the rank's first backward."""
 
     BUBBLE_STEADY = "bubble_steady"
-    """Bubble that is neither."""
+    """Bubble between warm-up and cool-down."""
 
     BUBBLE_COOL_DOWN = "bubble_cool_down"
     """Bubble after the rank's last forward."""
@@ -61,26 +61,26 @@ class Part(StrEnum):
     """Host time before the step's first compute, and ``data`` spans."""
 
     HOST_GAP = "host_gap"
-    """Any other host time in which the rank waited for nobody. In the ByteDance format only gaps
-    before compute are known to be that."""
+    """All other host time in which the rank did not wait for another one. In the ByteDance format
+    only gaps before compute are known to be that."""
 
     GC = "gc"
     CHECKPOINT = "checkpoint"
     UNKNOWN = "unknown"
-    """Nothing recorded tells: a wait for a communication that was not recorded or whose members
-    left early; in the ByteDance format also a gap before a communication, and what lies before a
-    worker's first operation of the step and after its last."""
+    """No record explains it: a wait for a communication that was not recorded or whose members left
+    early. In the ByteDance format also a gap before a communication, and the time before a worker's
+    first operation of the step and after its last."""
 
 
 BUBBLES = {
-    Phase.WARM_UP: Part.BUBBLE_WARM_UP,
-    Phase.STEADY: Part.BUBBLE_STEADY,
-    Phase.COOL_DOWN: Part.BUBBLE_COOL_DOWN,
+    SchedulePart.WARM_UP: Part.BUBBLE_WARM_UP,
+    SchedulePart.STEADY: Part.BUBBLE_STEADY,
+    SchedulePart.COOL_DOWN: Part.BUBBLE_COOL_DOWN,
 }
 PARTS: tuple[Part, ...] = tuple(Part)
 CODE = {part: code for code, part in enumerate(PARTS)}
-MOST_CULPRITS = 8
-"""Ranks named in a summary's ``waiting_on``."""
+MAX_CULPRITS = 8
+"""Ranks that ``waiting_on`` of a summary names, the largest share first."""
 
 _PART_OF_KIND = {"gc": Part.GC, "checkpoint": Part.CHECKPOINT, "data": Part.INPUT}
 
@@ -96,24 +96,24 @@ class Waterfall:
     """Step numbers, the columns."""
 
     total_ns: NDArray[np.int64]
-    """Shape (ranks, steps): the step's time on that rank; 0 where it took no part."""
+    """Shape (ranks, steps): the step's time on that rank; 0 if it took no part."""
 
     time_ns: NDArray[np.int64]
     """Shape (ranks, steps, parts), in the order of `PARTS`; sums to ``total_ns`` exactly."""
 
-    schedule: BubbleShape | None
-    """The pipeline's bubble by formula, beside the measured one; None without a pipeline."""
+    bubble: PipelineBubble | None
+    """The bubble by formula and as measured; None without a pipeline."""
 
     waits: WaitIntervals
     waiting_ns: NDArray[np.int64]
-    """Shape (waits,): what of each wait counts as `Part.WAITING`."""
+    """Shape (waits,): the part of each wait that counts as `Part.WAITING`."""
 
     def of(self, part: Part) -> NDArray[np.int64]:
-        """Return one part's time. Shape (ranks, steps), ns."""
+        """Return the time of one part. Shape (ranks, steps)."""
         return self.time_ns[:, :, CODE[part]]
 
     def mean_ratio(self) -> dict[Part, float | None]:
-        """Return each part's share of all ranks' time; None where there is no time."""
+        """Return the share of each part in the time of all ranks; None if that is 0."""
         whole = float(self.total_ns.sum())
         sums = self.time_ns.sum(axis=(0, 1)).tolist()
         return {
@@ -123,15 +123,15 @@ class Waterfall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingOn:
-    """How long each rank waited on each other one beyond the bubble, one row a pair."""
+class WaitingAttribution:
+    """Waiting time of each rank on each other rank beyond the bubble, one row per pair."""
 
     rank: NDArray[np.int32]
     on_rank: NDArray[np.int32]
     waiting_ns: NDArray[np.float64]
 
 
-def waterfall_of(
+def build_waterfall(
     run: RunInfo,
     reading: Reading,
     spans: SpanTable,
@@ -139,27 +139,27 @@ def waterfall_of(
     *,
     ideal: OperationTimes | None = None,
 ) -> Waterfall:
-    """Split each rank's steps into `Part` s.
+    """Split the steps of each rank into parts.
 
     Args:
-        run: Layout and format.
-        reading: The run, read.
+        run: Layout and source format.
+        reading: Operations and waits of the run.
         spans: Its spans.
-        steps: Its steps' rows.
-        ideal: When its operations begin and end in the ideal full replay; None: replay it.
+        steps: Its step rows.
+        ideal: Times of its operations in the ideal full replay; None: replay it.
 
     Raises:
         CycleError: Operations of a step wait for each other.
     """
-    rank_steps = rank_steps_of(run, reading, spans, steps)
-    filled = occupancy_of(reading, rank_steps)
+    rank_steps = find_rank_steps(run, reading, spans, steps)
+    filled = compute_occupancy(reading, rank_steps)
     num = len(rank_steps)
     time = np.zeros((num, len(PARTS)), dtype=np.int64)
-    useful = _add_compute(time, filled, reading.model)
+    useful_ns = _add_compute(time, filled, reading.model)
     scheduled = ideal_wait_ns(reading.model, reading.waits, ideal) if run.layout.pp > 1 else None
     waiting = _add_waits(time, filled, reading, scheduled)
     _add_rest(time, filled, reading.model, is_bytedance=run.source_format == "bytedance")
-    bubble = int(time[:, [CODE[part] for part in BUBBLES.values()]].sum())
+    bubble_ns = int(time[:, [CODE[part] for part in BUBBLES.values()]].sum())
     ranks = np.unique(rank_steps.rank)
     row = find_positions(rank_steps.rank, ranks)
     shape = (len(ranks), len(reading.steps))
@@ -171,29 +171,29 @@ def waterfall_of(
         steps=reading.steps,
         total_ns=total_ns,
         time_ns=time_ns,
-        schedule=schedule_of(reading, run.layout, bubble_ns=bubble, compute_ns=useful),
+        bubble=measure_bubble(reading, run.layout, bubble_ns=bubble_ns, compute_ns=useful_ns),
         waits=reading.waits,
         waiting_ns=waiting,
     )
 
 
-def waiting_on(
-    model: ReplayModel, waterfall: Waterfall, *, trail: Trail | None = None
-) -> WaitingOn:
-    """Follow the waiting beyond the bubble to the ranks that it was for.
+def attribute_waiting(
+    model: ReplayModel, waterfall: Waterfall, *, predecessors: Predecessors | None = None
+) -> WaitingAttribution:
+    """Attribute the waiting beyond the bubble to the ranks that caused it.
 
-    A wait is followed whole, as `starved.blame` does, and each rank on the way
-    takes the same share of what of it counts as `Part.WAITING`.
+    A wait is attributed as a whole (`starved.attribute_waits`); each rank then has the same share
+    of its part that counts as `Part.WAITING`.
 
     Args:
-        model: The run's operations.
-        waterfall: Its parts.
-        trail: That of ``model``; None: find it.
+        model: Operations of the run.
+        waterfall: Its waterfall.
+        predecessors: Those of ``model``; None: find them.
     """
     counted = np.flatnonzero(waterfall.waiting_ns > 0)
     waits = waterfall.waits
-    # Each wait stands in for a rank of its own, so that the sums stay apart.
-    found = blame(
+    # Each wait is numbered as a rank of its own, so that it has its own sums.
+    found = attribute_waits(
         model,
         WaitIntervals(
             rank=np.arange(len(counted), dtype=np.int32),
@@ -201,7 +201,7 @@ def waiting_on(
             start_ns=waits.start_ns[counted],
             end_ns=waits.end_ns[counted],
         ),
-        trail=trail,
+        predecessors=predecessors,
     )
     whole = (waits.end_ns - waits.start_ns)[counted]
     share = found.waited_ns / whole[found.rank]
@@ -210,27 +210,27 @@ def waiting_on(
     pairs, first, index = np.unique(pair, return_index=True, return_inverse=True)
     weights = share * waterfall.waiting_ns[counted[found.rank]]
     sums = np.bincount(index, weights=weights, minlength=len(pairs))
-    return WaitingOn(
+    return WaitingAttribution(
         rank=rank[first],
         on_rank=found.on_rank[first],
         waiting_ns=sums.astype(np.float64),
     )
 
 
-def summary_of(
-    model: ReplayModel, waterfall: Waterfall, *, trail: Trail | None = None
+def summarize_waterfall(
+    model: ReplayModel, waterfall: Waterfall, *, predecessors: Predecessors | None = None
 ) -> WaterfallSummary:
-    """Sum a waterfall over ranks and over steps, for a report.
+    """Return a waterfall summed over ranks and over steps.
 
     Args:
-        model: The run's operations.
-        waterfall: Its parts.
-        trail: That of ``model``; None: find it.
+        model: Operations of the run.
+        waterfall: Its waterfall.
+        predecessors: Those of ``model``; None: find them.
     """
-    found = waiting_on(model, waterfall, trail=trail)
+    found = attribute_waiting(model, waterfall, predecessors=predecessors)
     by_culprit = np.bincount(found.on_rank, weights=found.waiting_ns)
     whole = float(waterfall.total_ns.sum())
-    largest = stable_argsort(-by_culprit)[:MOST_CULPRITS].tolist()
+    largest = stable_argsort(-by_culprit)[:MAX_CULPRITS].tolist()
     return WaterfallSummary(
         parts=tuple(part.value for part in PARTS),
         mean_ratio={part.value: ratio for part, ratio in waterfall.mean_ratio().items()},
@@ -239,7 +239,7 @@ def summary_of(
             for rank in largest
             if by_culprit[rank] > 0
         ),
-        bubble=waterfall.schedule,
+        bubble=waterfall.bubble,
         ranks=tuple(waterfall.ranks.tolist()),
         by_rank_ns=waterfall.time_ns.sum(axis=1),
         steps=waterfall.steps,
@@ -248,7 +248,7 @@ def summary_of(
 
 
 def _add_compute(time: NDArray[np.int64], filled: Occupancy, model: ReplayModel) -> int:
-    """Add each rank's compute by kind; return the useful time of forward and backward."""
+    """Add compute; return the useful forward and backward compute of all ranks, in ns."""
     is_compute = has_kind(model, COMPUTE_KINDS)
     rows = np.flatnonzero(filled.own != NOT_FOUND)
     rows = rows[is_compute[filled.own[rows]]]
@@ -275,7 +275,7 @@ def _add_waits(
     reading: Reading,
     scheduled_ns: NDArray[np.int64] | None,
 ) -> NDArray[np.int64]:
-    """Add waits, each as bubble up to what the schedule causes; return what of each is beyond."""
+    """Add waits as bubble, up to what the schedule causes, and as waiting; return the latter."""
     waits = reading.waits
     rows = np.flatnonzero(filled.wait != NOT_FOUND)
     wait = filled.wait[rows]
@@ -288,9 +288,9 @@ def _add_waits(
     seen = np.flatnonzero(rank_step != NOT_FOUND)
     of_wait = rank_step[seen]
     np.add.at(time[:, CODE[Part.WAITING]], of_wait, (waited - bubble)[seen])
-    phase = phases_of(reading.model, waits)[seen]
+    position = schedule_parts(reading.model, waits)[seen]
     for which, part in BUBBLES.items():
-        at = phase == which
+        at = position == which
         np.add.at(time[:, CODE[part]], of_wait[at], bubble[seen[at]])
     return waited - bubble
 
@@ -298,7 +298,7 @@ def _add_waits(
 def _add_rest(
     time: NDArray[np.int64], filled: Occupancy, model: ReplayModel, *, is_bytedance: bool
 ) -> None:
-    """Add transfers, host time and what nothing tells."""
+    """Add transfers, host time and unknown time."""
     part = np.full(len(filled.own), CODE[Part.UNKNOWN], dtype=np.int64)
     is_compute = has_kind(model, COMPUTE_KINDS)
     by_own, free = filled.own != NOT_FOUND, (filled.own == NOT_FOUND) & (filled.wait == NOT_FOUND)
@@ -306,7 +306,7 @@ def _add_rest(
     part[by_own] = code[model.kind[filled.own[by_own]]]
     part[filled.transfer != NOT_FOUND] = CODE[Part.EXPOSED_TRANSFER]
     if is_bytedance:
-        # Of what has a launch gap there: compute, and the pauses that count as such.
+        # Only compute and gc have launch gaps in this format.
         launched = is_compute | has_kind(model, frozenset({"gc"}))
         known = free & (filled.transfer == NOT_FOUND) & (filled.follows != NOT_FOUND)
         known[known] = launched[filled.follows[known]]
@@ -320,7 +320,7 @@ def _add_rest(
 
 
 def _first_compute(filled: Occupancy, model: ReplayModel, num: int) -> NDArray[np.int64]:
-    """Return when each rank's first compute of each step begins; the earliest time if none does."""
+    """Return the begin of each rank's first compute of each step; the minimum int64 if none."""
     first = np.full(num, np.iinfo(np.int64).max)
     rows = np.flatnonzero(filled.own != NOT_FOUND)
     rows = rows[has_kind(model, COMPUTE_KINDS)[filled.own[rows]]]
@@ -329,6 +329,6 @@ def _first_compute(filled: Occupancy, model: ReplayModel, num: int) -> NDArray[n
 
 
 def _sums(index: NDArray[np.int64], value: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Sum whole numbers by index; exact below 2^53, which is a hundred days in ns."""
+    """Return sums of integers by index; exact below 2^53, a hundred days in ns."""
     sums: NDArray[np.int64] = np.bincount(index, weights=value, minlength=size).astype(np.int64)
     return sums

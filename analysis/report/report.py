@@ -115,7 +115,7 @@ class RankStepExcess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BubbleShape:
+class PipelineBubble:
     """The pipeline's bubble by its schedule's formula, and as measured."""
 
     num_stages: int
@@ -144,7 +144,7 @@ class WaterfallSummary:
     """For whom the ranks waited beyond the bubble, the largest first, as a share of all ranks'
     time."""
 
-    bubble: BubbleShape | None
+    bubble: PipelineBubble | None
     """None without a pipeline."""
 
     ranks: tuple[int, ...]

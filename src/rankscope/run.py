@@ -105,12 +105,12 @@ class Run:
     @cached_property
     def waterfall(self) -> Waterfall:
         """Where each rank's time went in each step; see `analysis.breakdown.waterfall.Part`."""
-        from rankscope.analysis.breakdown.waterfall import waterfall_of
+        from rankscope.analysis.breakdown.waterfall import build_waterfall
         from rankscope.analysis.readers.tracer.device_steps import align_steps_to_device
 
         spans = self.spans()
         steps = align_steps_to_device(spans, self.steps())
-        return waterfall_of(self.info, self.reading, spans, steps)
+        return build_waterfall(self.info, self.reading, spans, steps)
 
     def critical_path(self, step: int) -> CriticalPath:
         """Return the chain of operations that decides a step's end.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from rankscope.analysis.breakdown.kind_times import kind_times
+from rankscope.analysis.breakdown.kind_times import sum_kind_times
 from rankscope.analysis.drawing.raster import split_ranks
 from rankscope.analysis.drawing.tiles import TilePlan, plan_tiles
 from rankscope.analysis.drawing.timeline import records_groups, timeline_of
@@ -221,7 +221,7 @@ class Rolling:
             ranks = np.unique(own.rank).tolist()
             plan = plan_tiles(ranks, timeline.coords, num_spans=len(own))
             done = self._closed(info, step, _bounds(timeline), plan, counts=(len(own), len(ranks)))
-            tables.append(rollup_rows(info.run_id, done, kind_times(timeline)))
+            tables.append(rollup_rows(info.run_id, done, sum_kind_times(timeline)))
             for ordering in plan.orders:
                 lines = (0, len(plan.blocks(ordering)))
                 pictures += make_tiles(timeline, plan, _key(done), ordering=ordering, lines=lines)
@@ -258,7 +258,7 @@ class Rolling:
                     tiles = make_tiles(part, plan, _key(done), ordering=ordering, lines=lines)
                     write_pixels(self._store, tiles)
                 if is_first:
-                    tables.append(rollup_rows(info.run_id, done, kind_times(part)))
+                    tables.append(rollup_rows(info.run_id, done, sum_kind_times(part)))
                     num_seen += len(part.spans)
         # A row that came meanwhile was seen by some portions only: the step stays open.
         if num_seen == outline.num_all:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.breakdown.bandwidth import bandwidths
+from rankscope.analysis.breakdown.bandwidth import measure_bandwidths
 from rankscope.analysis.replay.model import Link, Transfers
 
 
@@ -25,27 +25,29 @@ def transfers(name: str, link: Link, num_bytes: int) -> Transfers:
 RING = Link(members=(0, 1, 2, 3), kind="dp-comm", is_pair=False)
 
 
-def test_an_all_reduce_moves_its_bytes_twice_over_each_link_but_for_its_own_part() -> None:
-    (found,) = bandwidths(transfers("all_reduce", RING, 8_000_000), {})
+def test_an_all_reduce_moves_nearly_twice_its_bytes_over_each_link() -> None:
+    (found,) = measure_bandwidths(transfers("all_reduce", RING, 8_000_000), {})
 
     # 8 MB in 2 ms: 4 GB/s; 2 (4 - 1) / 4 of it on the bus.
     assert (found.algorithm_bytes_per_s, found.bus_bytes_per_s) == (4e9, 6e9)
     assert found.across_hosts is None
 
 
-def test_a_send_is_on_the_bus_once() -> None:
+def test_a_send_moves_its_bytes_once() -> None:
     pair = Link(members=(0, 8), kind="pp-send", is_pair=True)
 
-    (found,) = bandwidths(transfers("send", pair, 8_000_000), {0: "a", 8: "b"})
+    (found,) = measure_bandwidths(transfers("send", pair, 8_000_000), {0: "a", 8: "b"})
 
     assert (found.bus_bytes_per_s, found.across_hosts) == (4e9, True)
 
 
-def test_what_an_unknown_operation_puts_on_the_bus_is_unknown() -> None:
-    (found,) = bandwidths(transfers("permute", RING, 8_000_000), dict.fromkeys(range(4), "a"))
+def test_an_unknown_operation_has_no_bus_bandwidth() -> None:
+    (found,) = measure_bandwidths(
+        transfers("permute", RING, 8_000_000), dict.fromkeys(range(4), "a")
+    )
 
     assert (found.bus_bytes_per_s, found.across_hosts) == (None, False)
 
 
 def test_without_sizes_there_is_no_bandwidth() -> None:
-    assert bandwidths(transfers("all_reduce", RING, -1), {}) == ()
+    assert measure_bandwidths(transfers("all_reduce", RING, -1), {}) == ()

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.breakdown.kind_times import KindTimes, kind_times
+from rankscope.analysis.breakdown.kind_times import KindTimes, sum_kind_times
 from rankscope.analysis.drawing.timeline import step_timeline
 from rankscope.tracer.span import KINDS, Span, SpanKind, UnixNs
 from tests.analysis.drawing.test_timeline import TP, provider, span
@@ -14,7 +14,7 @@ STEP = 3
 
 
 def times_of(source: FakeProvider) -> KindTimes:
-    return kind_times(step_timeline(source, "r", epoch=0, step=STEP))
+    return sum_kind_times(step_timeline(source, "r", epoch=0, step=STEP))
 
 
 def rows(found: KindTimes) -> list[tuple[object, ...]]:
@@ -50,7 +50,7 @@ def made(*spans: Span, depths: tuple[int, ...] = ()) -> FakeProvider:
 
 
 def test_waits_and_transfers_are_summed_by_rank_and_kind() -> None:
-    # Rank 0 computes 40 ns and waits 40 for rank 1, which computes 70; then both move data.
+    # Rank 0 computes 40 ns and waits 40 ns for rank 1, which computes 70; then both transfer.
     found = times_of(
         provider(
             span(0, 100, 140), span(0, 140, 200, seq=5), span(1, 110, 180), span(1, 180, 205, seq=5)
@@ -66,15 +66,15 @@ def test_waits_and_transfers_are_summed_by_rank_and_kind() -> None:
     assert found.num_unsplit.tolist() == [0, 0, 0, 0]
 
 
-def test_a_member_that_is_missing_leaves_its_partner_unsplit() -> None:
+def test_without_its_partner_a_communication_has_no_known_wait() -> None:
     found = times_of(provider(span(0, 140, 200, seq=5)))
 
     assert rows(found) == [(0, "tp-comm", 1, 60, 0, 0, 60)]
     assert found.num_unsplit.tolist() == [1]
 
 
-def test_compute_beside_a_communication_covers_it_and_of_its_own_span_nothing_does() -> None:
-    # 0 .. 100 forward, in it a communication 20 .. 50 that it waits for; 80 .. 130 one beside it.
+def test_concurrent_compute_covers_a_communication_and_the_enclosing_span_does_not() -> None:
+    # Forward 0..100, in it a communication 20..50; another one 40..130 runs concurrently.
     nested = made(
         one(SpanKind.FORWARD, 0, 100),
         one(SpanKind.TP_COMM, 20, 50, seq=1),
@@ -89,7 +89,7 @@ def test_compute_beside_a_communication_covers_it_and_of_its_own_span_nothing_do
     ]
 
 
-def test_where_the_thread_stands_still_nothing_is_covered() -> None:
+def test_compute_does_not_cover_while_its_thread_is_blocked_in_a_wait() -> None:
     blocked = made(
         one(SpanKind.BACKWARD, 0, 100),
         one(SpanKind.WAIT, 60, 100),
@@ -100,7 +100,7 @@ def test_where_the_thread_stands_still_nothing_is_covered() -> None:
     assert rows(times_of(blocked))[1] == (0, "dp-comm", 1, 50, 0, 0, 40)
 
 
-def test_spans_of_one_kind_that_overlap_are_busy_once() -> None:
+def test_overlapping_spans_of_one_kind_count_once() -> None:
     found = times_of(made(one(SpanKind.HOST, 0, 10), one(SpanKind.HOST, 5, 20)))
 
     assert rows(found) == [(0, "host", 2, 20, 0, 0, 0)]
@@ -121,7 +121,7 @@ SPANS = st.lists(
 
 
 @given(SPANS, st.randoms(use_true_random=False))
-def test_the_order_of_spans_changes_nothing_and_parts_stay_within_the_whole(
+def test_the_order_of_spans_changes_nothing_and_exposed_is_within_busy(
     spans: list[Span], random: object
 ) -> None:
     found = times_of(made(*spans))
@@ -135,8 +135,8 @@ def test_the_order_of_spans_changes_nothing_and_parts_stay_within_the_whole(
 
 
 @given(SPANS)
-def test_busy_and_exposed_are_what_counting_single_nanoseconds_gives(spans: list[Span]) -> None:
-    # GIVEN a clock that asks at every nanosecond; nothing here is nested
+def test_busy_and_exposed_equal_a_count_of_single_nanoseconds(spans: list[Span]) -> None:
+    # GIVEN a count at every nanosecond, of spans without nesting
     def counted(rank: int, kind: SpanKind) -> tuple[int, int]:
         busy = exposed = 0
         for at in range(100):
@@ -157,7 +157,7 @@ def test_busy_and_exposed_are_what_counting_single_nanoseconds_gives(spans: list
         assert (int(found.busy_ns[place]), int(found.exposed_ns[place])) == expected
 
 
-def test_sums_are_exact_beyond_what_a_double_holds() -> None:
+def test_sums_are_exact_above_2_to_the_53() -> None:
     huge = 2**53 + 1
     found = times_of(made(one(SpanKind.HOST, 0, huge)))
 

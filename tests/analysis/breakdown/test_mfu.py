@@ -27,12 +27,12 @@ def run_info(*ranks: RankInfo, layout: Layout, flops_per_token: float | None = 2
         world_size=layout.world_size,
         epochs=(EpochInfo(epoch=0, ranks=ranks),),
         flops_per_token=flops_per_token,
-        flops_convention="6 N a token",
+        flops_convention="6 N per token",
     )
 
 
 def step_table(*rows: tuple[int, int, int, int, int], epoch: int = 0) -> StepTable:
-    """Rows of (step, rank, start_ns, end_ns, num_tokens)."""
+    """Return step rows of (step, rank, start_ns, end_ns, num_tokens)."""
     step, rank, start_ns, end_ns, tokens = zip(*rows, strict=True) if rows else ((),) * 5
     return StepTable(
         epoch=np.full(len(rows), epoch, dtype=np.int32),
@@ -57,8 +57,8 @@ ONE_STEP = (
 )
 
 
-def test_tokens_count_once_a_data_position_and_time_runs_from_first_start_to_last_end() -> None:
-    # 2 FLOPs a token x (60 + 60) tokens over 4 ranks x 10 FLOP/s x 12 s.
+def test_tokens_count_once_per_data_position_and_time_from_first_start_to_last_end() -> None:
+    # 2 FLOPs per token x (60 + 60) tokens over 4 ranks x 10 FLOP/s x 12 s.
     mfu = compute_mfu(run_info(*RANKS, layout=LAYOUT), step_table(*ONE_STEP))
 
     assert mfu is not None
@@ -66,7 +66,7 @@ def test_tokens_count_once_a_data_position_and_time_runs_from_first_start_to_las
     assert mfu.mean == pytest.approx(0.5)
 
 
-def test_tokens_that_only_one_rank_of_a_position_told_count_for_it() -> None:
+def test_tokens_reported_by_one_rank_of_a_data_position_are_enough() -> None:
     rows = [(step, rank, a, b, n if rank in {1, 2} else -1) for step, rank, a, b, n in ONE_STEP]
 
     mfu = compute_mfu(run_info(*RANKS, layout=LAYOUT), step_table(*rows))
@@ -75,7 +75,7 @@ def test_tokens_that_only_one_rank_of_a_position_told_count_for_it() -> None:
     assert mfu.by_step == {7: pytest.approx(0.5)}
 
 
-def test_a_step_that_a_rank_has_not_ended_is_left_out() -> None:
+def test_a_step_that_one_rank_has_not_ended_is_left_out() -> None:
     begun = [(8, rank, 12 * S, 20 * S, 60) for rank in range(3)]
     unended = (9, 3, 12 * S, -1, 60)
 
@@ -85,7 +85,7 @@ def test_a_step_that_a_rank_has_not_ended_is_left_out() -> None:
     assert list(mfu.by_step) == [7]
 
 
-def test_a_step_of_which_a_data_position_is_silent_is_left_out() -> None:
+def test_a_step_without_the_tokens_of_a_data_position_is_left_out() -> None:
     rows = [(step, rank, a, b, n if rank < 2 else -1) for step, rank, a, b, n in ONE_STEP]
 
     assert compute_mfu(run_info(*RANKS, layout=LAYOUT), step_table(*rows)) is None
@@ -101,19 +101,19 @@ def test_unknown_flops_and_unknown_peaks_give_no_mfu() -> None:
     assert compute_mfu(run_info(layout=LAYOUT), steps) is None
 
 
-def test_a_hidden_data_axis_gives_no_mfu() -> None:
+def test_a_data_axis_that_no_rank_shows_gives_no_mfu() -> None:
     run = run_info(*RANKS, layout=Layout(dp=2, tp=2, dsp=2))
 
     assert compute_mfu(run, step_table(*ONE_STEP)) is None
 
 
-def test_a_rank_outside_the_layout_makes_its_steps_tokens_unknown() -> None:
-    # As where a job is started again with fewer replicas: its ranks of before stand outside.
+def test_a_rank_outside_the_layout_makes_the_tokens_of_its_steps_unknown() -> None:
+    # A job restarted with fewer replicas: some of its earlier ranks are outside the layout.
     smaller = replace(LAYOUT, dp=1)
     assert compute_mfu(run_info(*RANKS, layout=smaller), step_table(*ONE_STEP)) is None
 
 
-def test_mixed_devices_add_up_their_own_peaks() -> None:
+def test_the_peaks_of_different_devices_are_summed() -> None:
     # 10 + 10 + 30 + 30 FLOP/s instead of 4 x 10.
     fast = tuple(replace(rank, peak_flops_per_s=30.0) for rank in RANKS[2:])
 
@@ -123,8 +123,8 @@ def test_mixed_devices_add_up_their_own_peaks() -> None:
     assert mfu.by_step == {7: pytest.approx(240 / (80 * 12))}
 
 
-def test_untraced_ranks_count_like_their_alike_peers_and_are_unknown_among_mixed_ones() -> None:
-    # Only TP position 0 was traced: 4 ranks of 10 FLOP/s, two of them seen.
+def test_untraced_ranks_have_the_peak_of_the_traced_ones_if_these_are_equal() -> None:
+    # Only TP position 0 was traced: 2 of 4 ranks of 10 FLOP/s.
     traced = (RANKS[0], RANKS[2])
     steps = step_table(ONE_STEP[0], ONE_STEP[2])
     mixed = (RANKS[0], replace(RANKS[2], peak_flops_per_s=30.0))
@@ -136,13 +136,13 @@ def test_untraced_ranks_count_like_their_alike_peers_and_are_unknown_among_mixed
     assert compute_mfu(run_info(*mixed, layout=LAYOUT), steps) is None
 
 
-def test_a_job_of_unknown_layout_has_no_mfu_since_nobody_knows_whose_tokens_are_the_same() -> None:
+def test_a_job_of_unknown_layout_has_no_mfu() -> None:
     run = replace(run_info(*RANKS, layout=LAYOUT), layout=Layout())
 
     assert compute_mfu(run, step_table(*ONE_STEP)) is None
 
 
-def test_a_repeated_step_counts_as_the_later_epoch_had_it() -> None:
+def test_a_repeated_step_has_the_mfu_of_the_later_epoch() -> None:
     run = run_info(*RANKS, layout=LAYOUT)
     both = replace(run, epochs=(*run.epochs, EpochInfo(epoch=1, ranks=RANKS)))
     first = step_table(*ONE_STEP)
@@ -169,11 +169,11 @@ def test_the_convention_says_how_flops_and_peak_were_found() -> None:
 
     assert paced is not None
     assert paced.convention == (
-        "6 N a token; peak 1e-11 TFLOP/s a rank, declared by the job (paced CPU)"
+        "6 N per token; peak 1e-11 TFLOP/s per rank, declared by the job (paced CPU)"
     )
     assert named is not None
     assert named.convention == (
-        "6 N a token; peak 989.4 TFLOP/s a rank, dense bfloat16 of NVIDIA H100 80GB HBM3"
+        "6 N per token; peak 989.4 TFLOP/s per rank, dense bfloat16 of NVIDIA H100 80GB HBM3"
     )
 
 
@@ -191,7 +191,7 @@ def test_shifting_the_clock_or_renaming_ranks_changes_nothing(shift: int, order:
 
 
 MEGASCALE = [
-    # sequences, GPUs, seconds a step, MFU % as printed
+    # sequences, GPUs, seconds per step, MFU in percent as printed
     *((768, *row) for row in ((256, 40.0, 53.0), (512, 21.2, 49.9))),
     *((768, *row) for row in ((768, 15.2, 46.7), (1024, 11.9, 44.7))),
     *((6144, *row) for row in ((3072, 29.02, 48.7), (6144, 14.78, 47.8))),
@@ -221,7 +221,7 @@ def test_the_formula_gives_the_megatron_rows_of_megascales_table_2(
         hidden=12288, num_layers=96, seq=2048, vocabulary=64000, num_sequences=num_sequences
     )
     a100 = peak_flops_per_s("NVIDIA A100-SXM4-80GB", "bfloat16")
-    # One data position stands for the whole job, so the run's rules apply to a published row.
+    # One data position represents the whole job.
     run = run_info(
         RankInfo(rank=0, coords=Coords(), peak_flops_per_s=a100),
         layout=Layout(tp=num_gpus),
@@ -258,7 +258,7 @@ def test_a_listed_device_has_its_dense_peak(device: str, dtype: str, tera: float
         ("Tesla V100-SXM2-16GB", "float16"),
         ("cpu", "float32"),
         ("", ""),
-        ("NVIDIA H100 80GB HBM3", "float32"),  # TF32 or not: the type does not tell
+        ("NVIDIA H100 80GB HBM3", "float32"),  # TF32 or not is a setting, not a type
         ("NVIDIA A100-SXM4-80GB", "float8"),  # it has none
     ],
 )

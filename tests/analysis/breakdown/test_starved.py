@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.analysis.arrays.grouping import NO_GROUP
-from rankscope.analysis.breakdown.starved import blame, starved_ranks
+from rankscope.analysis.breakdown.starved import attribute_waits, find_starved_ranks
 from rankscope.analysis.replay.model import ReplayModel, WaitIntervals, remove_overlaps
 from rankscope.analysis.replay.operations import Operations
 
@@ -45,7 +45,7 @@ def model_of(ops: list[Op], edges: list[tuple[int, int]]) -> ReplayModel:
 
 
 def waits(*rows: tuple[int, int, int, int]) -> WaitIntervals:
-    """Rows of (rank, operation, start, end)."""
+    """Return waits of (rank, operation, start, end)."""
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
     return WaitIntervals(
         rank=table[:, 0].astype(np.int32),
@@ -56,13 +56,13 @@ def waits(*rows: tuple[int, int, int, int]) -> WaitIntervals:
 
 
 def pairs(model: ReplayModel, direct: WaitIntervals) -> dict[tuple[int, int], int]:
-    found = blame(model, direct)
+    found = attribute_waits(model, direct)
     keys = zip(found.rank.tolist(), found.on_rank.tolist(), strict=True)
     return dict(zip(keys, found.waited_ns.tolist(), strict=True))
 
 
-# Rank 2 computes to 100 and meets rank 1 (group 7) until 110; rank 1 computes to
-# 130 and meets rank 0 (group 8), who was there at 20, until 140.
+# Rank 2 computes until 100, then communicates with rank 1 (group 7) until 110. Rank 1 computes
+# until 130, then communicates with rank 0 (group 8), which has waited since 20, until 140.
 CHAIN = model_of(
     [
         (0, 0, 20, NO_GROUP),
@@ -78,18 +78,18 @@ CHAIN = model_of(
 )
 
 
-def test_a_rank_that_only_passes_lateness_on_is_not_blamed_for_it() -> None:
-    # Rank 0 waits from 20 to 130. Going back from there: rank 1 worked from 110,
-    # the transfer from 100 lies on rank 2, which arrived last, and so does the rest.
+def test_a_rank_that_only_passes_a_delay_on_is_not_charged_with_it() -> None:
+    # Rank 0 waits from 20 to 130. Backwards: rank 1 computed from 110; the transfer from 100
+    # belongs to rank 2, which arrived last, and so does all before it.
     assert pairs(CHAIN, waits((0, 6, 20, 130))) == {(0, 1): 20, (0, 2): 90}
 
 
-def test_a_rank_waits_on_the_one_that_works_meanwhile() -> None:
+def test_a_rank_waits_on_the_one_that_computes_meanwhile() -> None:
     assert pairs(CHAIN, waits((1, 3, 10, 100))) == {(1, 2): 90}
 
 
 def test_the_rank_that_waits_most_comes_first_and_a_short_wait_is_not_listed() -> None:
-    found = starved_ranks(
+    found = find_starved_ranks(
         CHAIN, waits((0, 6, 20, 130), (1, 3, 10, 100), (2, 4, 99, 100)), {0: 200, 1: 200, 2: 200}
     )
 
@@ -97,7 +97,7 @@ def test_the_rank_that_waits_most_comes_first_and_a_short_wait_is_not_listed() -
     assert [(part.rank, part.ratio) for part in found[0].waits_on] == [(2, 0.45), (1, 0.1)]
 
 
-def test_of_overlapping_waits_each_instant_counts_once() -> None:
+def test_each_moment_of_overlapping_waits_counts_once() -> None:
     found = remove_overlaps(waits((0, 1, 0, 10), (0, 2, 4, 15), (0, 3, 6, 12), (1, 2, 3, 5)))
 
     columns = (found.rank, found.operation, found.start_ns, found.end_ns)
@@ -110,8 +110,8 @@ def test_of_overlapping_waits_each_instant_counts_once() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50)), min_size=1, max_size=20))
 @settings(deadline=None)
-def test_following_waits_neither_adds_nor_loses_time(chain: list[tuple[int, int]]) -> None:
-    # One operation after the other, each waiting for the one before.
+def test_attributing_waits_neither_adds_nor_loses_time(chain: list[tuple[int, int]]) -> None:
+    # Consecutive operations, each waiting for the one before.
     ops: list[Op] = []
     now = 0
     for rank, length in chain:
@@ -127,14 +127,14 @@ def test_following_waits_neither_adds_nor_loses_time(chain: list[tuple[int, int]
         assert found.get((3, rank), 0) == sum(length for r, length in chain if r == rank)
 
 
-def test_a_walk_that_comes_round_in_a_circle_ends_at_the_rank_it_stands_on() -> None:
-    # Two operations without length, each said to precede the other.
-    circle = model_of(
+def test_a_walk_in_a_cycle_ends_at_the_rank_that_it_has_reached() -> None:
+    # Two operations without length, each a predecessor of the other.
+    cycle = model_of(
         [(1, 50, 50, NO_GROUP), (2, 50, 50, NO_GROUP), (0, 0, 60, 7), (1, 50, 60, 7)],
         [(0, 1), (1, 0), (0, 3)],
     )
 
-    found = pairs(circle, waits((0, 2, 10, 50)))
+    found = pairs(cycle, waits((0, 2, 10, 50)))
 
     assert sum(found.values()) == 40
     assert {rank for rank, _ in found} == {0}

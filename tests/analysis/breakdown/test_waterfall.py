@@ -13,10 +13,11 @@ from rankscope.analysis.breakdown.waterfall import (
     PARTS,
     Part,
     Waterfall,
-    summary_of,
-    waiting_on,
-    waterfall_of,
+    attribute_waiting,
+    build_waterfall,
+    summarize_waterfall,
 )
+from rankscope.analysis.trace.rows import select_rows
 from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.tracer.span import SpanFlag, SpanKind
 from rankscope.tracer.topology import Coords, Layout
@@ -34,17 +35,17 @@ BUBBLES = (Part.BUBBLE_WARM_UP, Part.BUBBLE_STEADY, Part.BUBBLE_COOL_DOWN)
 
 def split(source: Source) -> Waterfall:
     info, spans, steps = source.info, source.span_table, source.step_table
-    return waterfall_of(info, read_run(info, spans, steps), spans, steps)
+    return build_waterfall(info, read_run(info, spans, steps), spans, steps)
 
 
 def shares(waterfall: Waterfall, row: int) -> dict[Part, float]:
-    """Parts of one rank's first step in ms, those that are not empty."""
+    """Return the parts of one rank's first step in ms, without the empty ones."""
     times = {part: waterfall.of(part)[row, 0] / MS for part in PARTS}
     return {part: time for part, time in times.items() if time}
 
 
 def slow_pair() -> Source:
-    """Blocks of 10 ms on rank 0 and 30 on rank 1."""
+    """Return a job of two ranks with blocks of 10 ms on rank 0 and 30 ms on rank 1."""
     cluster = gpt_cluster(
         Layout(dp=2),
         num_steps=1,
@@ -54,9 +55,9 @@ def slow_pair() -> Source:
     return source_of(cluster)
 
 
-def test_a_slow_ranks_excess_is_slow_compute_there_and_waiting_elsewhere() -> None:
-    # 2 forward and 2 backward blocks of twice that, ideal 120 ms in all; a gradient and a world
-    # collective of half a millisecond each; 1 ms of optimizer.
+def test_the_excess_of_a_slow_rank_is_slow_compute_there_and_waiting_elsewhere() -> None:
+    # 2 forward blocks and 2 backward blocks of twice the time, ideally 120 ms in all; two
+    # collectives of 0.5 ms; 1 ms of optimizer.
     waterfall = split(slow_pair())
 
     assert shares(waterfall, 0) == {
@@ -70,20 +71,20 @@ def test_a_slow_ranks_excess_is_slow_compute_there_and_waiting_elsewhere() -> No
         Part.EXPOSED_TRANSFER: 1,
     }
     assert waterfall.total_ns.tolist() == [[182 * MS], [182 * MS]]
-    assert waterfall.schedule is None
+    assert waterfall.bubble is None
 
 
-def test_waiting_names_the_rank_that_it_was_for() -> None:
+def test_waiting_is_attributed_to_the_slow_rank() -> None:
     source = slow_pair()
     reading = read_run(source.info, source.span_table, source.step_table)
 
-    found = waiting_on(reading.model, split(source))
+    found = attribute_waiting(reading.model, split(source))
 
     assert (found.rank.tolist(), found.on_rank.tolist()) == ([0], [1])
     assert found.waiting_ns.tolist() == [120 * MS]
 
 
-def test_in_an_even_pipeline_every_wait_is_bubble_as_long_as_the_formula_says() -> None:
+def test_in_a_balanced_pipeline_all_waiting_is_the_bubble_of_the_formula() -> None:
     # 4 micro-batches of 20 ms forward and 40 backward: (p - 1) (20 + 40) on every rank.
     waterfall = split(
         source_of(gpt_cluster(Layout(pp=2), num_steps=1, forward_ns=lambda *_: 10 * MS))
@@ -94,12 +95,12 @@ def test_in_an_even_pipeline_every_wait_is_bubble_as_long_as_the_formula_says() 
     assert list(bubbles[0].values()) == [60, 0, 0]
     assert list(bubbles[1].values()) == [20, 0, 40]
     assert not waterfall.of(Part.WAITING).any()
-    assert waterfall.schedule is not None
-    assert waterfall.schedule.formula_ratio == 1 / 4
-    assert waterfall.schedule.measured_ratio == 1 / 4
+    assert waterfall.bubble is not None
+    assert waterfall.bubble.formula_ratio == 1 / 4
+    assert waterfall.bubble.measured_ratio == 1 / 4
 
 
-def test_the_bubble_of_1f1b_is_the_formulas_but_for_the_transfers() -> None:
+def test_the_bubble_of_1f1b_is_that_of_the_formula_except_for_transfers() -> None:
     # Backward takes twice as long; a transfer takes a fortieth of both.
     source = (
         ByteDanceCluster(2, 3, 6, lambda *args: (20 if args[-1] else 40) * MS).run([4]).source()
@@ -107,15 +108,15 @@ def test_the_bubble_of_1f1b_is_the_formulas_but_for_the_transfers() -> None:
 
     waterfall = split(source)
 
-    assert waterfall.schedule is not None
-    assert waterfall.schedule.formula_ratio == 2 / 6
-    assert waterfall.schedule.measured_ratio == pytest.approx(2 / 6, rel=0.03)
-    # Each rank but for gc, which takes 1 us, and a reduction whose group nobody traced.
+    assert waterfall.bubble is not None
+    assert waterfall.bubble.formula_ratio == 2 / 6
+    assert waterfall.bubble.measured_ratio == pytest.approx(2 / 6, rel=0.03)
+    # The wait for a reduction whose group was not traced; and gc, which takes 1 us.
     assert (waterfall.of(Part.UNKNOWN) == LATENCY).all()
     assert (waterfall.of(Part.GC) == 1000).all()
 
 
-def test_what_a_slow_stage_adds_to_a_wait_is_no_bubble() -> None:
+def test_the_waiting_that_a_slow_stage_causes_is_no_bubble() -> None:
     def blocks(slow_ms: int) -> Waterfall:
         cluster = ByteDanceCluster(
             1, 2, 4, lambda dp, stage, step, mb, forward: (10 + stage * slow_ms) * MS
@@ -124,7 +125,7 @@ def test_what_a_slow_stage_adds_to_a_wait_is_no_bubble() -> None:
 
     even, slow = blocks(0), blocks(6)
 
-    # Its 8 computes take 6 ms more each, of which 3 are above the mean over both stages.
+    # Each of its 8 operations takes 6 ms more, 3 ms more than the mean of both stages.
     assert slow.of(Part.SLOW_COMPUTE).tolist() == [[0], [8 * 3 * MS]]
     assert slow.of(Part.WAITING)[0, 0] > 8 * 2 * MS
     assert even.of(Part.WAITING).max() <= LATENCY
@@ -151,7 +152,7 @@ def one_rank(*rows: Row, end: int) -> Source:
     )
 
 
-def test_host_time_is_told_apart_by_its_span_and_its_place() -> None:
+def test_host_time_is_classified_by_its_span_and_its_position() -> None:
     waterfall = split(
         one_rank(
             (0, SpanKind.DATA, 5, 9, False, 0),
@@ -163,7 +164,7 @@ def test_host_time_is_told_apart_by_its_span_and_its_place() -> None:
         )
     )
 
-    # 20 before the first forward; 4 between forward and backward and 9 at the end.
+    # 20 before the first forward, 4 between forward and backward, 9 at the end.
     found = {part: int(time * MS) for part, time in shares(waterfall, 0).items()}
     assert found == {
         Part.USEFUL_COMPUTE: 23 + 26,
@@ -174,7 +175,7 @@ def test_host_time_is_told_apart_by_its_span_and_its_place() -> None:
     }
 
 
-def test_a_wait_for_what_was_not_recorded_is_unknown() -> None:
+def test_a_wait_for_an_unrecorded_communication_is_unknown() -> None:
     waterfall = split(
         one_rank(
             (0, SpanKind.FORWARD, 0, 50, False, 0),
@@ -212,7 +213,7 @@ def bytedance_sources(draw: st.DrawFn) -> Source:
         dp, pp, 4, lambda d, s, step, mb, forward: times[(d * 5 + s * 2 + step * 3 + mb) % 7]
     )
     source = cluster.run([0, 1, 5]).source()
-    # Hosts that launch late: some operations begin after all that they waited for.
+    # Late launches: some operations begin later than all that they waited for.
     spans = source.span_table
     by = np.minimum(spans.duration_ns // 2, draw(st.integers(0, 3)) * (MS // 10))
     by *= np.arange(len(spans)) % 5 == 0
@@ -235,11 +236,11 @@ def test_the_parts_sum_to_the_step_on_every_rank(source: Source) -> None:
 
 @given(st.one_of(traced_sources(), bytedance_sources()))
 @settings(max_examples=25, deadline=None)
-def test_all_waiting_is_for_somebody(source: Source) -> None:
+def test_all_waiting_is_attributed_to_a_rank(source: Source) -> None:
     reading = read_run(source.info, source.span_table, source.step_table)
     waterfall = split(source)
 
-    found = waiting_on(reading.model, waterfall)
+    found = attribute_waiting(reading.model, waterfall)
 
     by_rank = np.bincount(found.rank, weights=found.waiting_ns, minlength=waterfall.ranks.max() + 1)
     expected = waterfall.of(Part.WAITING).sum(axis=1)
@@ -261,29 +262,21 @@ def test_shifting_all_clocks_changes_nothing(source: Source, shift: int) -> None
 
 @given(traced_sources(), st.randoms(use_true_random=False))
 @settings(max_examples=15, deadline=None)
-def test_in_which_order_the_spans_come_changes_nothing(source: Source, random: Random) -> None:
+def test_the_order_of_spans_changes_nothing(source: Source, random: Random) -> None:
     num = len(source.span_table)
     order = np.random.default_rng(random.randrange(2**32)).permutation(num)
-    spans = source.span_table
-    mixed = replace(
-        spans,
-        **{
-            name: getattr(spans, name)[order]
-            for name in spans.__dataclass_fields__
-            if name not in ("names", "tracks")
-        },
-    )
+    mixed = replace(source, span_table=select_rows(source.span_table, order))
 
-    assert (split(replace(source, span_table=mixed)).time_ns == split(source).time_ns).all()
+    assert (split(mixed).time_ns == split(source).time_ns).all()
 
 
-def test_a_summary_says_who_was_waited_for_as_a_share_of_all_ranks_time() -> None:
+def test_a_summary_gives_shares_of_the_time_of_all_ranks() -> None:
     source = slow_pair()
     reading = read_run(source.info, source.span_table, source.step_table)
 
-    found = summary_of(reading.model, split(source))
+    found = summarize_waterfall(reading.model, split(source))
 
-    # Both ranks' 182 ms.
+    # Each of the two ranks takes 182 ms.
     assert found.mean_ratio["waiting"] == 120 / 364
     assert [(entry.rank, entry.ratio) for entry in found.waiting_on] == [(1, 120 / 364)]
     assert found.by_rank_ns.sum(axis=1).tolist() == [182 * MS, 182 * MS]
@@ -291,8 +284,8 @@ def test_a_summary_says_who_was_waited_for_as_a_share_of_all_ranks_time() -> Non
     assert (found.ranks, found.steps, found.bubble) == ((0, 1), (0,), None)
 
 
-def test_only_what_compute_does_not_cover_of_a_transfer_is_exposed() -> None:
-    # Rank 0 launches at 50 and computes on until 80; rank 1 enters at 85; both leave at 90.
+def test_a_transfer_is_exposed_only_while_no_compute_covers_it() -> None:
+    # Rank 0 launches at 50 and computes until 80; rank 1 enters at 85; both leave at 90.
     source = slow_pair()
     epoch = source.info.epochs[0]
     group = GroupInfo(group_id=PAIR, kind="dp-comm", name="dp", members=(0, 1))
@@ -317,7 +310,7 @@ def test_only_what_compute_does_not_cover_of_a_transfer_is_exposed() -> None:
         {part: round(time * MS) for part, time in shares(waterfall, k).items()} for k in (0, 1)
     ]
     assert found[0] == {Part.USEFUL_COMPUTE: 80, Part.WAITING: 5, Part.EXPOSED_TRANSFER: 5}
-    # The ideal is 82.5, in whole ns 82; what its last ns went to is a host gap.
+    # The ideal is 82.5 ns, rounded to 82; the last ns of the step is a host gap.
     assert found[1] == {
         Part.USEFUL_COMPUTE: 82,
         Part.SLOW_COMPUTE: 3,

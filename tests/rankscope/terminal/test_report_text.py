@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.report.report import (
-    BubbleShape,
     CulpritComparison,
     Finding,
+    PipelineBubble,
     WaitsOn,
     WaterfallSummary,
 )
@@ -90,7 +90,7 @@ def test_the_waterfall_is_a_table_without_its_empty_parts() -> None:
         parts=("useful_compute", "waiting", "bubble_warm_up", "gc"),
         mean_ratio={"useful_compute": 0.61, "waiting": 0.3, "bubble_warm_up": 0.09, "gc": 0.0},
         waiting_on=(WaitsOn(rank=5, ratio=0.28), WaitsOn(rank=1, ratio=0.02)),
-        bubble=BubbleShape(
+        bubble=PipelineBubble(
             num_stages=2,
             num_chunks=1,
             num_microbatches=4,

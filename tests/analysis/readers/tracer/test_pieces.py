@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import read_run
-from rankscope.analysis.breakdown.bubble import schedule_of
+from rankscope.analysis.breakdown.bubble import measure_bubble
 from rankscope.analysis.readers.tracer.pieces import WHOLE, is_deferred_part, number_parts
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from rankscope.tracer.topology import Layout
@@ -124,7 +124,7 @@ def test_the_bubble_s_formula_counts_the_weights_gradients_as_filling_it_twice()
     cluster.run(1, split)
     reading = read(cluster)
 
-    shape = schedule_of(reading, Layout(pp=2), bubble_ns=0, compute_ns=1)
+    shape = measure_bubble(reading, Layout(pp=2), bubble_ns=0, compute_ns=1)
 
     # (p - 1) / m = 1/2 of F + B + W; of that F + B - W = (84 - 2 * 16) / 84 remains.
     assert shape is not None
