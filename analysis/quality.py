@@ -8,7 +8,7 @@ import numpy as np
 
 from .arrays.grouping import factorize
 from .report.report import Quality
-from .trace.tables import num_expected
+from .trace.tables import num_expected_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ def _coverage(run: RunInfo, steps: StepTable, reading: Reading) -> float | None:
     num_steps = len(reading.steps) + len(reading.left_out)
     if not num_steps:
         return None
-    expected = num_expected(run)
+    expected = num_expected_ranks(run)
     if run.source_format == "bytedance":
         expected = run.layout.dp * run.layout.pp
     rows = np.flatnonzero(np.isin(steps.step, reading.steps))

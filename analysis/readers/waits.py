@@ -16,7 +16,7 @@ from rankscope.tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanFlag, SpanKi
 from ..arrays.group_stats import mean_absolute_deviations
 from ..arrays.grouping import factorize, is_one_of, row_keys, sorted_unique
 from ..arrays.sorting import stable_argsort
-from ..trace.tables import groups_as_traced
+from ..trace.tables import traced_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,7 +116,7 @@ def split_traced_waits(
         arrivals: If given, ``spans`` are those of some ranks of one step, and these are the last
             arrivals over all ranks. If None, ``spans`` hold every member of each instance.
     """
-    groups = groups_as_traced(run)
+    groups = traced_groups(run)
     if arrivals is None:
         return split_waits(spans, groups, clock_error_ns=run.clock_error_ns)
     return split_by_arrivals(spans, groups, arrivals, clock_error_ns=run.clock_error_ns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..trace.tables import tells_layout
+from ..trace.tables import is_layout_known
 
 if TYPE_CHECKING:
     import numpy as np
@@ -236,7 +236,7 @@ class RunReport:
     @property
     def has_layout(self) -> bool:
         """Whether the parallel layout is known; else each rank's number stands as its ``dp``."""
-        return tells_layout(self.layout, self.world_size, self.source_format)
+        return is_layout_known(self.layout, self.world_size, self.source_format)
 
     @property
     def top_finding(self) -> Finding:

@@ -1,1 +1,1 @@
-"""What a source of spans must provide: tables, context, devices."""
+"""The input of analysis: tables, context, devices, errors."""

@@ -1,4 +1,4 @@
-"""What is known around the spans: machine samples, events, manifests, lengths of micro-batches."""
+"""The context of a run: machine samples, events, manifests, exits, lengths of micro-batches."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicrobatchTable:
-    """One row per (epoch, step, rank, micro-batch) whose loader told its lengths."""
+    """Lengths that the data loader declared, one row per (epoch, step, rank, micro-batch).
+
+    Every column has shape (rows,); -1 means unknown.
+    """
 
     epoch: NDArray[np.int32]
     step: NDArray[np.int32]
     rank: NDArray[np.int32]
     microbatch: NDArray[np.int32]
     num_tokens: NDArray[np.int64]
-    """-1: unknown."""
-
     sum_squared_lengths: NDArray[np.int64]
-    """-1: unknown."""
+    """Sum over its sequences of the squared number of tokens: the cost of attention."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -33,19 +34,22 @@ class MicrobatchTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleTable:
-    """Readings of hosts and devices, ordered by (name, host, device, at_ns)."""
+    """Readings of hosts and devices, ordered by (name, host, device, at_ns).
+
+    Every column has shape (rows,).
+    """
 
     host: NDArray[np.int32]
-    """Codes into ``hosts``."""
+    """Codes of ``hosts``."""
 
     device: NDArray[np.int32]
-    """Local rank of the device, -1: of the host as a whole."""
+    """Local rank of the device; -1 for the host as a whole."""
 
     at_ns: NDArray[np.int64]
     """Unix time."""
 
     name: NDArray[np.int32]
-    """Codes into ``names``; a name ends in its unit: ``gpu-clock-hz``, ``gpu-power-w``,
+    """Codes of ``names``; a name ends in its unit: ``gpu-clock-hz``, ``gpu-power-w``,
     ``rdma-ecn-marked-packets`` (a counter that only grows)."""
 
     value: NDArray[np.float64]
@@ -58,7 +62,7 @@ class SampleTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
-    """Something that happened and is no span."""
+    """One event that is no span: a checkpoint, a restart, a dump of stacks, ..."""
 
     epoch: int
     rank: int
@@ -72,7 +76,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankManifest:
-    """What one rank told of its configuration when it began."""
+    """Configuration of one rank, as it declared it at its start."""
 
     epoch: int
     rank: int
@@ -82,7 +86,7 @@ class RankManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExit:
-    """How one rank's process ended, earliest first in a `RunContext`."""
+    """End of one rank's process; a `RunContext` has the earliest first."""
 
     epoch: int
     rank: int
@@ -90,17 +94,17 @@ class RankExit:
     """"ended", "failed", "lost", or "running"."""
 
     at_ns: int | None
-    """Unix time; None where nobody noted it."""
+    """Unix time; None if unknown."""
 
     exception: str = ""
-    """Type of the exception that ended it, "" where there was none."""
+    """Type of the exception that ended it, "" if there was none."""
 
     message: str = ""
     step: int | None = None
-    """Step in which it stood as it ended; None where nothing tells."""
+    """Step in which it ended; None if unknown."""
 
 
-def no_microbatches() -> MicrobatchTable:
+def empty_microbatches() -> MicrobatchTable:
     """Return a table without rows."""
     none32, none64 = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
     return MicrobatchTable(
@@ -113,7 +117,7 @@ def no_microbatches() -> MicrobatchTable:
     )
 
 
-def no_samples() -> SampleTable:
+def empty_samples() -> SampleTable:
     """Return a table without rows."""
     none32 = np.zeros(0, dtype=np.int32)
     return SampleTable(
@@ -129,10 +133,10 @@ def no_samples() -> SampleTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """All that is known of the analysed steps besides their spans; empty where nothing is."""
+    """Everything known of the analysed steps besides their spans; each part may be empty."""
 
-    microbatches: MicrobatchTable = field(default_factory=no_microbatches)
-    samples: SampleTable = field(default_factory=no_samples)
+    microbatches: MicrobatchTable = field(default_factory=empty_microbatches)
+    samples: SampleTable = field(default_factory=empty_samples)
     """From the first to the last analysed step."""
 
     events: tuple[EventRecord, ...] = ()
@@ -141,4 +145,4 @@ class RunContext:
     manifests: tuple[RankManifest, ...] = ()
     exits: tuple[RankExit, ...] = ()
     previous_manifests: tuple[RankManifest, ...] = ()
-    """Those of the run of the same model and world size before this one; empty where none is."""
+    """Manifests of the previous run of the same model and world size, if there is one."""

@@ -1,8 +1,8 @@
-"""Peak arithmetic rates and memory bandwidths of the devices whose peak no job declared.
+"""Peak FLOP/s and memory bandwidth of known devices, for jobs that declare no peak.
 
-A device is looked up by the exact name that its driver gives, with or without
-the maker's prefix; whatever is not listed has no peak. Slices (``MIG 1g.5gb``),
-power-capped and renamed parts are other names, so they are unknown, as they must be.
+A device is looked up by the exact name that its driver gives, with or without the maker's prefix. A
+device that is not listed has no peak. Slices (``MIG 1g.5gb``), power-capped and renamed parts have
+other names, so they are unknown, as they must be.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ TERA = 1e12
 GIGA = 1e9
 
 A100 = {"float16": 312.0, "bfloat16": 312.0, "tf32": 156.0}
-"""NVIDIA A100 datasheet (June 2020), tensor cores, without sparsity; all form factors alike."""
+"""NVIDIA A100 datasheet (June 2020), tensor cores, without sparsity; equal for all form factors."""
 
 H100_SXM = {"float16": 989.4, "bfloat16": 989.4, "tf32": 494.7, "float8": 1978.9}
 """NVIDIA H100 tensor core GPU architecture whitepaper, table 2, H100 SXM5, without sparsity."""
@@ -61,7 +61,7 @@ NUMBER_TYPES = {
     "float8_e5m2": "float8",
 }
 """Spellings of a number type. ``float32`` is missing on purpose: whether it runs as TF32 is a
-setting that a type's name does not tell."""
+setting that the name does not show."""
 
 MEMORY_GB_PER_S: dict[str, float] = {
     "A100-PCIE-40GB": 1555.0,
@@ -76,42 +76,42 @@ MEMORY_GB_PER_S: dict[str, float] = {
     "H800": 3350.0,
     "H200": 4800.0,
 }
-"""By the same names: 10^9 bytes/s of the device's memory.
+"""By the same names: memory bandwidth in 10^9 bytes/s.
 Source: NVIDIA's A100 (2021), A800 (2022), H100 (2023) and H200 (2024) datasheets."""
 
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "tf32": 4, "float8": 1}
 
 
 def memory_bytes_per_s(device_name: str) -> float | None:
-    """Return the memory bandwidth of one device; None where it is not listed.
+    """Return the memory bandwidth of one device; None if it is not listed.
 
     Args:
         device_name: As the driver gives it.
 
     Returns:
-        Bytes/s, the vendor's figure.
+        Bytes/s, as the vendor states it.
     """
     found = MEMORY_GB_PER_S.get(device_name.strip().removeprefix(MAKER))
     return None if found is None else found * GIGA
 
 
 def element_bytes(dtype: str) -> int | None:
-    """Return the size of one number; None where the type is not listed."""
+    """Return the size of one number in bytes; None if the type is not listed."""
     return ELEMENT_BYTES.get(NUMBER_TYPES.get(dtype.strip().removeprefix("torch."), ""))
 
 
 def peak_flops_per_s(device_name: str, dtype: str) -> float | None:
-    """Return the dense peak of one device; None where the device or the type is not listed.
+    """Return the dense peak of one device; None if the device or the type is not listed.
 
     Args:
         device_name: As the driver gives it, ``NVIDIA H100 80GB HBM3``.
-        dtype: What the matrix products compute in, ``bfloat16`` or ``torch.bfloat16``.
+        dtype: Type of the matrix products, ``bfloat16`` or ``torch.bfloat16``.
 
     Returns:
         FLOP/s.
 
     Source:
-        The vendor's documents named beside each row of the table.
+        The vendor's documents named at each row of the table.
     """
     peaks = PEAK_TFLOPS_PER_S.get(device_name.strip().removeprefix(MAKER))
     number_type = NUMBER_TYPES.get(dtype.strip().removeprefix("torch."))

@@ -1,14 +1,14 @@
-"""What analysis raises."""
+"""Errors of analysis."""
 
 from __future__ import annotations
 
 
 class AnalysisError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of the errors that this package raises."""
 
 
 class UnknownRunError(AnalysisError):
-    """The store holds no run of that name."""
+    """The source has no run of that name."""
 
     def __init__(self, run_id: str, known: tuple[str, ...]) -> None:
         listed = ", ".join(known[:8]) or "none yet"
@@ -18,7 +18,7 @@ class UnknownRunError(AnalysisError):
 
 
 class DeletedRunError(UnknownRunError):
-    """The store held a run of that name, and it was deleted."""
+    """The run of that name was deleted."""
 
     def __init__(self, run_id: str, known: tuple[str, ...]) -> None:
         super().__init__(run_id, known)
@@ -26,22 +26,22 @@ class DeletedRunError(UnknownRunError):
 
 
 class EmptyRunError(AnalysisError):
-    """The run is known, and the steps asked for hold no spans."""
+    """The requested steps of a known run have no spans."""
 
 
 class CycleError(AnalysisError):
-    """Operations depend on each other in a circle, so no replay can order them."""
+    """Operations depend on each other in a cycle, so they have no order to replay."""
 
     def __init__(self, num_nodes: int) -> None:
         super().__init__(
-            f"{num_nodes} operations depend on each other in a circle;"
+            f"{num_nodes} operations depend on each other in a cycle;"
             " their steps cannot be replayed"
         )
         self.num_nodes = num_nodes
 
 
 class GraphTooLargeError(AnalysisError):
-    """A step has more operations than fit a graph of Python objects."""
+    """A step has too many operations for a graph of Python objects."""
 
     def __init__(self, step: int, num_nodes: int) -> None:
         super().__init__(

@@ -1,6 +1,11 @@
-"""What analysis reads: columns of a run, from whatever holds them.
+"""The contract for sources of spans: what a run is, its columns of spans and steps, `SpanSource`.
 
-The store satisfies `SpanSource`; tests build the tables by hand.
+Everything that analysis reads comes through a `SpanSource`. The store is one, a simulated run and a
+file in the ByteDance format are others, and tests build the tables directly. Machine samples,
+events, manifests and exits are in `analysis.trace.context`.
+
+All times are Unix time in ns after clock alignment (`tracer.span.UnixNs`), unless a field says
+otherwise. In integer columns -1 (`tracer.span.NONE`) means unknown or not applicable.
 """
 
 from __future__ import annotations
@@ -19,30 +24,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """One rank of one epoch, as its manifest told."""
+    """One rank of one epoch, as its manifest declares it."""
 
     rank: int
     """Global rank."""
 
     coords: Coords
+    """Position in the layout; ``dp`` is the rank's number if the layout is unknown."""
+
     host: str = ""
     local_rank: int = -1
-    """Position among its host's ranks, -1 where unknown."""
+    """Position among the ranks of its host, -1 if unknown."""
 
     switch: str = ""
-    """Network switch, rack and rail of its host and device, "" where no topology is known."""
+    """Network switch of its host, as are ``rack`` and ``rail``; "" if no topology is known."""
 
     rack: str = ""
     rail: str = ""
     device_name: str = ""
-    """As the driver names it, ``cpu`` on CPU, "" where unknown."""
+    """As the driver names it, ``cpu`` on CPU, "" if unknown."""
 
     dtype: str = ""
+    """Type in which the matrix products compute, such as ``torch.bfloat16``; "" if unknown."""
+
     peak_flops_per_s: float | None = None
-    """Peak of this device at this dtype where the job declared it; None: look the device up."""
+    """Peak of the device at ``dtype`` as declared by the job; None: look the device up."""
 
     exit_state: str = ""
-    """"running", "ended", "failed", "lost" (went without goodbye), or "" where unknown."""
+    """"running", "ended", "failed", "lost" (no exit record), or "" if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +59,8 @@ class GroupInfo:
     """One communication group."""
 
     group_id: int
+    """`tracer.span.group_id_of` its name and members."""
+
     kind: str
     """Span kind of its collectives."""
 
@@ -64,88 +75,150 @@ class EpochInfo:
 
     epoch: int
     ranks: tuple[RankInfo, ...]
-    """The ranks that were traced, ascending; a rank missing here sent nothing."""
+    """The traced ranks, ascending; ranks of which nothing was received are not among them."""
 
     groups: tuple[GroupInfo, ...] = ()
 
 
-def tells_layout(layout: Layout, world_size: int, source_format: str) -> bool:
-    """Return whether a layout of sizes 1 throughout says something: of one rank, it does."""
-    return source_format == "bytedance" or world_size == 1 or layout.world_size > 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What the store knows of a run besides its spans."""
+    """Description of a run: everything that is known besides its spans and steps."""
 
     run_id: str
     source_format: str
-    """"rankscope" for our own tracer's runs, "bytedance" for imports of that format."""
+    """"rankscope" for runs of our tracer, "bytedance" for imports of that format."""
 
     layout: Layout
+    """All sizes 1 if the job declared none."""
+
     world_size: int
     epochs: tuple[EpochInfo, ...]
+    """Ascending."""
+
     model: str = ""
     flops_per_token: float | None = None
     flops_convention: str = ""
-    """How ``flops_per_token`` was counted, in words; "" where it is None."""
+    """How ``flops_per_token`` was counted, in words; "" if it is None."""
 
     paced: bool = False
     """Whether the trainer padded its compute (design.md section 6, paced mode)."""
 
     pace_overrun_ratio: float | None = None
-    """Share of paced segments that overran their target by more than 10 %, worst rank."""
+    """Share of paced compute that overran its target by more than 10 %, on the worst rank."""
 
     num_dropped: int = 0
-    """Records that the training processes dropped, all reasons, all ranks."""
+    """Records that the training processes dropped, for any reason, on all ranks."""
 
     num_torn: int = 0
+    """Records whose process ended while writing them."""
+
     clock_error_ns: int | None = None
-    """Largest error between the ranks' clocks; 0 on one host; None where nobody measured it."""
+    """Largest error bound between the clocks of the ranks; 0 on one host; None if unknown."""
 
     warnings: tuple[str, ...] = ()
-    """What the store noticed on the way in, one sentence each, for ``quality.warnings``."""
+    """Problems of the stored data, one sentence each, for ``quality.warnings``."""
 
     @property
     def has_layout(self) -> bool:
-        """Whether the parallel layout is known; else each rank's number stands as its ``dp``."""
-        return tells_layout(self.layout, self.world_size, self.source_format)
+        """True if the parallel layout is known; else ``coords.dp`` is the rank's number."""
+        return is_layout_known(self.layout, self.world_size, self.source_format)
+
+
+def is_layout_known(layout: Layout, world_size: int, source_format: str) -> bool:
+    """Return whether the layout was declared; sizes of 1 throughout are real for one rank only."""
+    return source_format == "bytedance" or world_size == 1 or layout.world_size > 1
+
+
+def is_tp_collapsed(run: RunInfo, epoch: EpochInfo) -> bool:
+    """Return whether exactly one tensor-parallel rank of each worker was traced."""
+    if run.layout.tp == 1 or len(epoch.ranks) * run.layout.tp != run.world_size:
+        return False
+    workers = {
+        (rank.coords.dp, rank.coords.pp, rank.coords.cp, rank.coords.ep) for rank in epoch.ranks
+    }
+    return len(workers) == len(epoch.ranks)
+
+
+def num_expected_ranks(run: RunInfo) -> int:
+    """Return how many ranks each step should have: all, or one per worker if TP is collapsed."""
+    newest = run.epochs[-1]
+    return len(newest.ranks) if is_tp_collapsed(run, newest) else run.world_size
+
+
+def traced_groups(run: RunInfo) -> list[GroupInfo]:
+    """Return the groups of all epochs; if TP is collapsed, only with their traced members.
+
+    The ranks of a worker do the same, so such a group does not wait for the untraced ones.
+    """
+    groups: list[GroupInfo] = []
+    for epoch in run.epochs:
+        if not is_tp_collapsed(run, epoch):
+            groups += epoch.groups
+            continue
+        traced = {rank.rank for rank in epoch.ranks}
+        for group in epoch.groups:
+            members = tuple(rank for rank in group.members if rank in traced)
+            groups.append(replace(group, members=members))
+    return groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanTable:
-    """Spans of one run as columns of equal length, ordered by (epoch, step, rank, start_ns).
+    """Spans of one run, ordered by (epoch, step, rank, start_ns).
 
-    `tracer.span.NONE` (-1) says unknown or not applicable in every integer
-    column but ``group_id`` (0) .
+    Every column has shape (spans,). `analysis.trace.rows` selects and concatenates rows.
     """
 
     epoch: NDArray[np.int32]
     step: NDArray[np.int32]
+    """Optimizer step; -1 outside any."""
+
     rank: NDArray[np.int32]
+    """Global rank."""
+
     kind: NDArray[np.int8]
-    """Codes into `tracer.span.KINDS`."""
+    """Codes of `tracer.span.KINDS`."""
 
     name: NDArray[np.int32]
-    """Codes into ``names``."""
+    """Codes of ``names``."""
 
     track: NDArray[np.int32]
-    """Codes into ``tracks``."""
+    """Codes of ``tracks``: the stream or the thread."""
 
     start_ns: NDArray[np.int64]
+    """Unix time."""
+
     duration_ns: NDArray[np.int64]
+    """Never negative; clock alignment does not change it."""
+
     launch_ns: NDArray[np.int64]
+    """Unix time at which the host issued the work; -1 if unknown."""
+
     group_id: NDArray[np.uint64]
+    """Group of a communication, or of the one that a ``wait`` waits for; 0: none."""
+
     seq: NDArray[np.int64]
+    """Number of the communication in its (epoch, group), from 0; for p2p in its ordered pair."""
+
     src_rank: NDArray[np.int32]
+    """Global rank that sends; -1 unless p2p."""
+
     dst_rank: NDArray[np.int32]
+    """Global rank that receives; -1 unless p2p."""
+
     microbatch: NDArray[np.int32]
     chunk: NDArray[np.int32]
+    """Model chunk of the rank's stage, for interleaved schedules."""
+
     num_bytes: NDArray[np.int64]
+    """Bytes of a communication on this rank: the larger of what is sent and what is received."""
+
     interval_id: NDArray[np.int64]
-    """0: not part of an interval."""
+    """Shared by communications that one call issued together; 0: none."""
 
     flags: NDArray[np.uint16]
+    """Bits of `tracer.span.SpanFlag`."""
+
     depth: NDArray[np.int16]
     """Nesting on its track, 0 outermost."""
 
@@ -158,23 +231,30 @@ class SpanTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTable:
-    """One row per (epoch, step, rank), ordered so."""
+    """Steps of one run, one row per (epoch, step, rank), ordered by these.
+
+    Every column has shape (rows,).
+    """
 
     epoch: NDArray[np.int32]
     step: NDArray[np.int32]
     rank: NDArray[np.int32]
     start_ns: NDArray[np.int64]
+    """Unix time at which the rank began the step."""
+
     end_ns: NDArray[np.int64]
+    """Unix time at which it ended it; 0 or less if it has not."""
+
     num_tokens: NDArray[np.int64]
-    """Tokens that this rank's data position contributed; -1 unknown. Ranks of one (dp, cp)
-    position repeat the same tokens, so a run's tokens are summed over dp and cp only."""
+    """Tokens of the rank's data position, -1 if unknown. Ranks of one (dp, cp) position have the
+    same tokens, so the tokens of a step are the sum over dp and cp only."""
 
     loss: NDArray[np.float64]
-    """NaN: unknown."""
+    """NaN if unknown."""
 
     left_out: NDArray[np.uint32]
-    """Bit `k` is set where the rank lacks spans of kind `k` (`tracer.span.KINDS`), by request or
-    because the tracer's capture of them failed; 0: all were recorded."""
+    """Bit `k` is set if the rank has no spans of kind `k` (`tracer.span.KINDS`) because they were
+    not requested or their capture failed; 0: all kinds were recorded."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -192,65 +272,38 @@ class RunSummary:
     num_spans: int
     num_steps: int
     started_ns: int | None
+    """Unix time; None if unknown."""
+
     warnings: tuple[str, ...] = field(default=())
     num_rows: int = 0
-    """Spans, and rows of steps and micro-batches: whatever comes of a run makes it more."""
+    """Stored rows of spans, steps and micro-batches: it grows with all new data of the run."""
 
 
 class SpanSource(Protocol):
-    """Read access to the runs of one store; a stranger's name raises `UnknownRunError`."""
+    """Read access to the runs of one store.
+
+    Every method that takes a run raises `UnknownRunError` for one that the source does not have.
+    ``first`` and ``last`` are steps, both included; None leaves that end open.
+    """
 
     def runs(self) -> tuple[RunSummary, ...]:
         """Return every run, the newest first."""
         ...
 
     def run_info(self, run_id: str) -> RunInfo:
-        """Return what is known of a run besides its spans."""
+        """Return the description of a run."""
         ...
 
     def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
-        """Return the step rows with ``first <= step <= last`` (either end open when None)."""
+        """Return the step rows of these steps, of all epochs."""
         ...
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
-        """Return the spans of these steps; spans outside any step (`NONE`) are left out."""
+        """Return the spans of these steps, of all epochs, without spans outside any step."""
         ...
 
     def context(
         self, run_id: str, *, first: int | None = None, last: int | None = None
     ) -> RunContext:
-        """Return what is known around the spans of these steps."""
+        """Return samples and micro-batches of these steps, and events and exits of the run."""
         ...
-
-
-def is_collapsed(run: RunInfo, epoch: EpochInfo) -> bool:
-    """Tell whether exactly one tensor-parallel rank of each worker was traced, and no other."""
-    if run.layout.tp == 1 or len(epoch.ranks) * run.layout.tp != run.world_size:
-        return False
-    workers = {
-        (rank.coords.dp, rank.coords.pp, rank.coords.cp, rank.coords.ep) for rank in epoch.ranks
-    }
-    return len(workers) == len(epoch.ranks)
-
-
-def num_expected(run: RunInfo) -> int:
-    """Return how many ranks each step should have a record of: the job's, or one a worker."""
-    newest = run.epochs[-1]
-    return len(newest.ranks) if is_collapsed(run, newest) else run.world_size
-
-
-def groups_as_traced(run: RunInfo) -> list[GroupInfo]:
-    """Return the groups of all epochs; where tensor parallelism is collapsed, as far as traced.
-
-    A worker's partners do as it does, so a group without them waits for nobody else.
-    """
-    groups: list[GroupInfo] = []
-    for epoch in run.epochs:
-        if not is_collapsed(run, epoch):
-            groups += epoch.groups
-            continue
-        traced = {rank.rank for rank in epoch.ranks}
-        for group in epoch.groups:
-            members = tuple(rank for rank in group.members if rank in traced)
-            groups.append(replace(group, members=members))
-    return groups

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pyarrow as pa
 
-from rankscope.analysis.trace.context import MicrobatchTable, RunContext, SampleTable, no_samples
+from rankscope.analysis.trace.context import MicrobatchTable, RunContext, SampleTable, empty_samples
 from rankscope.analysis.trace.tables import (
     EpochInfo,
     GroupInfo,
@@ -135,7 +135,7 @@ def _told(rows: pa.Table) -> MicrobatchTable:
 
 def _samples(rows: Sequence[Mapping[str, object]]) -> SampleTable:
     if not rows:
-        return no_samples()
+        return empty_samples()
     table = pa.Table.from_pylist([dict(row) for row in rows])
     table = table.sort_by([("host", "ascending"), ("device", "ascending"), ("at_ns", "ascending")])
     hosts = sorted({str(each) for each in table["host"].to_pylist()})

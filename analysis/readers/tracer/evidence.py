@@ -13,7 +13,7 @@ from ...arrays.grouping import factorize, max_over_group, sorted_unique
 from ...arrays.intervals import NOT_FOUND
 from ...arrays.sorting import argsort_rows, is_in_sorted
 from ...replay.model import GapItems, Link, Place, Transfers
-from ...trace.tables import groups_as_traced
+from ...trace.tables import traced_groups
 from ..transfers import InstanceMembers, collect_transfers
 from ..waits import is_p2p
 from .pieces import GAP, Pieces, is_own_compute
@@ -137,7 +137,7 @@ def find_transfers(
         number: The operation that each piece, then each communication of ``joined``, became.
     """
     spans, comm = joined.spans, joined.comm
-    groups = {group.group_id: group for group in groups_as_traced(run)}
+    groups = {group.group_id: group for group in traced_groups(run)}
     hosts: defaultdict[int, str] = defaultdict(str)
     hosts.update({info.rank: info.host for epoch in run.epochs for info in epoch.ranks})
     unclear = (spans.flags[comm] & SpanFlag.END_BOUND) != 0

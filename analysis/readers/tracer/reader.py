@@ -15,7 +15,7 @@ from ...arrays.sorting import find_positions
 from ...replay.model import Reading, WaitIntervals, remove_overlaps
 from ...report.text import format_duration, format_ranks
 from ...trace.rows import select_rows
-from ...trace.tables import num_expected
+from ...trace.tables import num_expected_ranks
 from ..waits import is_communication, is_one_sided, split_traced_waits
 from .compute_items import build_compute_items
 from .evidence import find_gaps, find_transfers
@@ -78,7 +78,7 @@ def read_traced(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
             f" communications {format_duration(worst)} before the last one enters, so who waits for"
             " whom is known no better than that"
         )
-    if num_expected(run) < run.world_size:
+    if num_expected_ranks(run) < run.world_size:
         warnings.append("one tensor-parallel rank of each worker was traced; it stands for all")
     if repeated:
         warnings.append(f"{repeated} steps ran again in a later epoch; their last run counts")
@@ -141,7 +141,7 @@ def _latest_epochs(steps: StepTable, spans: SpanTable) -> tuple[StepTable, SpanT
 def _unusable(run: RunInfo, spans: SpanTable, steps: StepTable, split: WaitSplit) -> dict[int, str]:
     """Name the steps that cannot be replayed: nothing is patched over."""
     reasons: dict[int, str] = {}
-    expected = num_expected(run)
+    expected = num_expected_ranks(run)
     comm = is_communication(spans) & (spans.group_id != 0) & (spans.seq != NONE)
     for step in sorted_unique(spans.step[comm & (split.instance == NOT_FOUND)]).tolist():
         reasons[step] = "a communication lacks the record of a member"
@@ -194,7 +194,7 @@ def _not_recorded(run: RunInfo, steps: StepTable) -> dict[int, str]:
     mask = steps.left_out & np.uint32(bits)
     alone = np.flatnonzero((mask != 0) & ((mask & ~np.uint32(RANK_COMPUTE_BITS)) == 0))
     numbers, counts = np.unique(steps.step[alone], return_counts=True)
-    few = numbers[2 * counts < num_expected(run)]
+    few = numbers[2 * counts < num_expected_ranks(run)]
     mask[alone[np.isin(steps.step[alone], few)]] = 0
     lacking = np.flatnonzero(mask)
     for step, kinds in zip(steps.step[lacking].tolist(), mask[lacking].tolist(), strict=True):

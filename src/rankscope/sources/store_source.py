@@ -12,7 +12,7 @@ from rankscope.analysis.trace.context import (
     RankManifest,
     RunContext,
     SampleTable,
-    no_samples,
+    empty_samples,
 )
 from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
 from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RankInfo, RunInfo, RunSummary
@@ -302,7 +302,7 @@ def _microbatches(
 def _samples(store: Store, run_id: str, *, first: int | None, last: int | None) -> SampleTable:
     bounds = read_step_bounds(store, run_id, first=first, last=last)
     if bounds is None:
-        return no_samples()
+        return empty_samples()
     table = read_samples(store, run_id, first_ns=bounds[0], last_ns=bounds[1])
     return sample_table(table)
 

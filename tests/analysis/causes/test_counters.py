@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.analysis.causes.clock_throttle import find_clock_drop
 from rankscope.analysis.causes.network_degradation import find_network_symptom
-from rankscope.analysis.trace.context import SampleTable, no_samples
+from rankscope.analysis.trace.context import SampleTable, empty_samples
 
 S = 1_000_000_000
 PHASE = (3 * S, 6 * S)
@@ -83,7 +83,7 @@ def test_a_clock_like_its_peers_explains_nothing() -> None:
     readings = samples("gpu-clock-hz", {("a", 0): [1.99e9] * 7, ("a", 1): [2e9] * 7})
 
     assert find_clock_drop(readings, "a", 0, PHASE) is None
-    assert find_clock_drop(no_samples(), "a", 0, PHASE) is None
+    assert find_clock_drop(empty_samples(), "a", 0, PHASE) is None
 
 
 def test_a_counter_that_grows_in_the_phase_names_the_trouble_and_its_hosts() -> None:
@@ -122,7 +122,7 @@ def test_quiet_counters_are_told_from_none() -> None:
     quiet = samples("rdma-ecn-marked-packets", {("a", -1): [0.0, 1, 2, 3, 4, 5, 6]})
 
     assert str(find_network_symptom(quiet, PHASE)) == "the network's counters are quiet"
-    assert str(find_network_symptom(no_samples(), PHASE)) == "there are no counters to tell why"
+    assert str(find_network_symptom(empty_samples(), PHASE)) == "there are no counters to tell why"
 
 
 def test_a_part_that_is_called_like_a_trouble_is_none() -> None:

@@ -9,7 +9,7 @@ from rankscope.analysis.causes.equal_lengths import equalize_declared_lengths
 from rankscope.analysis.causes.sequence_imbalance import measure_sequence_effect
 from rankscope.analysis.replay.model import ComputeItems
 from rankscope.analysis.statistics.baseline import common_step_ratio
-from rankscope.analysis.trace.context import MicrobatchTable, no_microbatches
+from rankscope.analysis.trace.context import MicrobatchTable, empty_microbatches
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
 KINDS = (KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
@@ -47,7 +47,7 @@ def test_a_first_step_that_warms_up_is_no_imbalance_of_sequences() -> None:
     noise = 1.0 + 0.01 * rng.standard_normal(len(measured))
     measured.self_ns[:] = np.rint(measured.self_ns * noise)
 
-    assert measure_sequence_effect(measured, no_microbatches(), (), is_routed=False) is None
+    assert measure_sequence_effect(measured, empty_microbatches(), (), is_routed=False) is None
 
 
 def test_micro_batches_that_differ_within_a_step_are_seen_beside_a_warm_up() -> None:
@@ -55,7 +55,7 @@ def test_micro_batches_that_differ_within_a_step_are_seen_beside_a_warm_up() -> 
     length = np.exp(0.3 * rng.standard_normal((8, 4, 4)))
     length[0] *= 3.0
 
-    found = measure_sequence_effect(items(length), no_microbatches(), (), is_routed=False)
+    found = measure_sequence_effect(items(length), empty_microbatches(), (), is_routed=False)
 
     assert found is not None
     assert found.correlation > 0.99
