@@ -1,7 +1,7 @@
-"""Arrow columns from numpy arrays and back, by their buffers.
+"""Conversion between Arrow columns and numpy arrays through their buffers.
 
-pyarrow's own conversions (`pa.array`, `to_numpy`) import pandas when it is
-installed, which costs a fresh process 200 ms; the buffers need no conversion.
+pyarrow's own conversions (`pa.array`, `to_numpy`) import pandas if it is installed, which takes
+200 ms in a new process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUMPY_NAMES = {
     "float": "float32",
     "double": "float64",
 }
-"""How numpy calls what Arrow calls otherwise."""
+"""Names of Arrow types in numpy."""
 
 ARROW_TYPES: dict[str, pa.DataType] = {
     "int8": pa.int8(),
@@ -47,14 +47,14 @@ ARROW_TYPES: dict[str, pa.DataType] = {
 
 
 def numbers(values: NDArray[Any], dtype: Any = None) -> Column:  # noqa: ANN401  # a numpy dtype
-    """Return the Arrow column over ``values``, converted to ``dtype`` where it differs."""
+    """Return the Arrow column over ``values``, converted to ``dtype`` if it differs."""
     held = np.ascontiguousarray(values, dtype=dtype)
     arrow_type = ARROW_TYPES[held.dtype.name]
     return pa.Array.from_buffers(arrow_type, len(held), [None, pa.py_buffer(held.data)])
 
 
 def optional_numbers(values: NDArray[Any], known: NDArray[np.bool_]) -> Column:
-    """Return the Arrow column over ``values`` that is null where ``known`` is false."""
+    """Return the Arrow column over ``values`` with nulls at the places where ``known`` is false."""
     held = np.ascontiguousarray(values)
     bits = np.packbits(known, bitorder="little")
     buffers: list[pa.Buffer | None] = [pa.py_buffer(bits.data), pa.py_buffer(held.data)]
@@ -62,7 +62,7 @@ def optional_numbers(values: NDArray[Any], known: NDArray[np.bool_]) -> Column:
 
 
 def strings(texts: Sequence[str]) -> Column:
-    """Return the Arrow column of a few strings."""
+    """Return the Arrow column of strings; for a few, because it loops over them."""
     encoded = [text.encode() for text in texts]
     offsets = np.zeros(len(encoded) + 1, dtype=np.int32)
     np.cumsum([len(text) for text in encoded], out=offsets[1:])
@@ -71,9 +71,9 @@ def strings(texts: Sequence[str]) -> Column:
 
 
 def coded_strings(codes: NDArray[Any], texts: Sequence[str]) -> Column:
-    """Return the dictionary column whose row ``i`` reads ``texts[codes[i]]``.
+    """Return the dictionary column whose row ``i`` is ``texts[codes[i]]``.
 
-    ClickHouse refuses a dictionary that holds a text twice, so equal ones are joined.
+    Equal texts are merged, because ClickHouse rejects a dictionary with duplicates.
     """
     places: dict[str, int] = {}
     lookup = [places.setdefault(text, len(places)) for text in texts]
@@ -82,13 +82,14 @@ def coded_strings(codes: NDArray[Any], texts: Sequence[str]) -> Column:
 
 
 def repeated_string(text: str, num_rows: int) -> Column:
-    """Return the dictionary column that reads ``text`` on every row."""
+    """Return the dictionary column with ``text`` in every row."""
     return coded_strings(np.zeros(num_rows, dtype=np.int32), [text])
 
 
 def to_numpy(column: pa.ChunkedArray[Any] | Column) -> NDArray[Any]:
-    """Return a numeric column without nulls as one numpy array, read-only, copied only
-    where it comes in several chunks.
+    """Return a numeric column without nulls as one read-only array.
+
+    The values are copied only if the column has several chunks.
     """
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     dtype = np.dtype(NUMPY_NAMES[str(column.type)])
@@ -103,7 +104,7 @@ def to_codes(
 ) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """Return a string dictionary column as codes and the texts that they index.
 
-    Chunks may carry dictionaries of their own; the codes index one joint list.
+    Each chunk may have its own dictionary; the codes index one list for all.
     """
     places: dict[str, int] = {}
     parts: list[NDArray[np.int32]] = []
@@ -114,14 +115,15 @@ def to_codes(
         if indices.dtype == np.int32 and joint == list(range(len(joint))):
             parts.append(indices)
             continue
-        lookup = np.array([*joint, 0], dtype=np.int32)  # never empty, so an empty chunk indexes too
+        # One more entry, so that an empty chunk can be indexed too.
+        lookup = np.array([*joint, 0], dtype=np.int32)
         parts.append(lookup[indices])
     codes = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int32), *parts])
     used = np.zeros(len(places), dtype=np.bool_)
     used[codes] = True
     if used.all():
         return codes, tuple(places)
-    renumbered = (np.cumsum(used) - 1).astype(np.int32)  # the store adds "" to every dictionary
+    renumbered = (np.cumsum(used) - 1).astype(np.int32)  # the store adds "" to each dictionary
     return renumbered[codes], tuple(text for text, at in places.items() if used[at])
 
 

@@ -1,4 +1,4 @@
-"""What collector raises. Each message is one plain line that says what to do."""
+"""Errors of the collector. Each message is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 
 class CollectorError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of all errors of this package."""
 
 
 class StoreError(CollectorError):
-    """The store could not be opened, read or written."""
+    """The store can't be opened, read or written."""
 
 
 class StoreUrlError(StoreError):
-    """The store's URL is of no known form."""
+    """The store's URL has an unknown form."""
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(
@@ -29,13 +29,13 @@ class StoreUrlError(StoreError):
 
 
 class StoreHeldError(StoreError):
-    """Another process owns the embedded store's path; it allows one owner at a time."""
+    """Another process has opened the embedded store, which allows one process at a time."""
 
     def __init__(self, path: Path, *, holder_pid: int | None, holder_url: str | None) -> None:
         who = f"process {holder_pid}" if holder_pid is not None else "another process"
         where = f" (serving {holder_url})" if holder_url else ""
         super().__init__(
-            f"the store at {path} is held by {who}{where}:"
+            f"the store at {path} is in use by {who}{where}:"
             " stop it, or pass another --store (or RANKSCOPE_STORE)"
         )
         self.path = path
@@ -60,11 +60,11 @@ class StoreClosedError(StoreError):
 
 
 class StoreQueryError(StoreError):
-    """The engine refused a statement.
+    """The engine rejected a statement.
 
     Args:
-        reason: The engine's first line.
-        code: The engine's number of the error; None where it gave none (no answer, say).
+        reason: First line of the engine's message.
+        code: The engine's error code; None if it gave none, for instance no answer.
     """
 
     def __init__(self, reason: str, *, code: int | None = None) -> None:
@@ -73,7 +73,7 @@ class StoreQueryError(StoreError):
 
 
 class RunNameError(CollectorError):
-    """The run's name can't be stored or put into a URL as it is."""
+    """The name is not allowed for a run: it must be safe in a URL."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
@@ -84,42 +84,42 @@ class RunNameError(CollectorError):
 
 
 class RunExistsError(CollectorError):
-    """The name is taken by a run with another content."""
+    """The name belongs to a run with other data."""
 
     def __init__(self, run_id: str, *, source_format: str) -> None:
         super().__init__(
-            f"run {run_id!r} is already in the store with another content"
+            f"run {run_id!r} is already in the store with other data"
             f" (format {source_format}): choose another --run name"
         )
         self.run_id = run_id
 
 
 class RunBegunError(CollectorError):
-    """Rows of another content lie under the name, of a run that was never finished."""
+    """The name belongs to an unfinished import of other data."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
-            f"run {run_id!r} was begun with another content and never finished:"
+            f"run {run_id!r} is an unfinished import of other data:"
             " choose another --run name, or stop the server and try again, which removes it"
         )
         self.run_id = run_id
 
 
 class RunDeletedError(CollectorError):
-    """The run was deleted: its name takes in nothing any more."""
+    """The run was deleted, and its name can't be used again."""
 
     def __init__(self, run_id: str, *, at_ns: int) -> None:
         when = datetime.fromtimestamp(at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
         super().__init__(
-            f"run {run_id!r} was deleted at {when} UTC, and its name is not given again:"
-            " choose another one"
+            f"run {run_id!r} was deleted at {when} UTC, and its name can't be used again:"
+            " choose another name"
         )
         self.run_id = run_id
         self.at_ns = at_ns
 
 
 class TraceError(CollectorError):
-    """A file to import is not what its format says; nothing of it was stored."""
+    """A file to import does not have its format; nothing of it was stored."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -127,19 +127,19 @@ class TraceError(CollectorError):
 
 
 class MetaError(CollectorError):
-    """The sizes that belong to a trace are missing, unreadable, or contradict it."""
+    """The parallel sizes of a trace are missing, unreadable, or contradict it."""
 
 
 class ClockReplyError(CollectorError):
-    """The collector's answer to a clock probe is none."""
+    """The collector's answer to a clock probe is not valid."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the answer to a clock probe can't be used: {reason}")
+        super().__init__(f"the answer to a clock probe is not valid: {reason}")
         self.reason = reason
 
 
 class TokenFileError(CollectorError):
-    """A file with tokens can't be trusted or read; nobody comes in by it."""
+    """A token file can't be read, or others can change it; its tokens are not accepted."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -147,16 +147,16 @@ class TokenFileError(CollectorError):
 
 
 class TokenRequestError(CollectorError):
-    """A token can't be made or revoked as asked."""
+    """A token can't be created or revoked as requested."""
 
 
 class WireError(CollectorError):
-    """A body from the wire can't be taken; nothing of it was stored.
+    """A request body is rejected; nothing of it was stored.
 
     Args:
-        status: 413 or 422, as the answer has it.
-        reason: One plain line.
-        supported: Oldest and newest schema version that are read, where that is the matter.
+        status: Status of the answer, 413 or 422.
+        reason: One line.
+        supported: Oldest and newest supported schema version, if the version is the reason.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class WireError(CollectorError):
 
 
 class TlsError(CollectorError):
-    """A certificate, its key or the clients' CA can't be used; nothing is served with it."""
+    """A certificate, its key or the clients' CA can't be used."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"TLS can't be served with {path}: {reason}")

@@ -1,4 +1,4 @@
-"""Tell that a file was changed, or that another has taken its place."""
+"""Detection of changed or replaced files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ FileStamps = tuple[tuple[int, int, int] | None, ...]
 
 
 def read_file_stamps(*paths: Path) -> FileStamps:
-    """Return what changes with any of these files: time, size and inode; None of one not there."""
-    return tuple(_mark(path) for path in paths)
+    """Return time, size and inode of each file, which change with it; None if it is missing."""
+    return tuple(_stamp(path) for path in paths)
 
 
-def _mark(path: Path) -> tuple[int, int, int] | None:
+def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
         found = path.stat()
     except OSError:

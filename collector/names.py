@@ -1,4 +1,4 @@
-"""Texts made safe to store and to show."""
+"""Texts that are safe to store and to show."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import unicodedata
 MAX_NAME_BYTES = 256
 HASH_BYTES = 4
 INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode categories that a screen obeys or doesn't show: controls, format characters
+"""Unicode categories that a screen does not show as they are: controls, format characters
 (bidirectional overrides, zero-width), lone surrogates, line and paragraph separators."""
 
 
 def storable_name(text: str) -> str:
-    r"""Return ``text`` as at most `MAX_NAME_BYTES` of UTF-8 with nothing invisible in it.
+    r"""Return ``text`` with invisible characters escaped, in at most `MAX_NAME_BYTES` of UTF-8.
 
-    An invisible character becomes its escape (``\x1b``, ``\u202e``). A text that is
-    cut ends in ``~`` and a hash of the whole, so two long names stay distinct.
-    Any other text comes back unchanged.
+    A text that is cut ends in ``~`` and a hash of the whole, so that two long names stay
+    distinct. A harmless text is returned unchanged.
     """
     if text.isascii() and text.isprintable() and len(text) <= MAX_NAME_BYTES:
         return text
-    shown = visible(text[: MAX_NAME_BYTES + 1])
+    shown = escape_invisible(text[: MAX_NAME_BYTES + 1])
     encoded = shown.encode()
     if len(encoded) <= MAX_NAME_BYTES and len(text) <= MAX_NAME_BYTES:
         return shown
@@ -31,7 +30,7 @@ def storable_name(text: str) -> str:
     return kept + suffix
 
 
-def visible(text: str) -> str:
+def escape_invisible(text: str) -> str:
     r"""Return ``text`` with each invisible character as its escape (``\x1b``, ``\u202e``)."""
     if text.isascii() and text.isprintable():
         return text

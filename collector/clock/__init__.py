@@ -1,1 +1,1 @@
-"""Align the clocks of hosts with the collector's."""
+"""Alignment of the hosts' clocks with the collector's."""

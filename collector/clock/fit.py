@@ -1,8 +1,8 @@
-"""Fit one line through the bounds that probes set on a clock's offset, and bound its error.
+"""Fit of a clock's offset and drift to the bounds that probes set, with an error bound.
 
-Each probe sets an upper bound on the offset at one time and a lower bound at another. What
-a delay adds moves a bound away from the truth, never past it; so only the tightest bounds
-(the lowest delays of each way) shape the result, and all others drop out by themselves.
+Each probe sets an upper bound on the offset at one time and a lower bound at another. A delay
+moves a bound away from the true offset, never past it. So only the tightest bounds, those with
+the lowest delay in each direction, determine the fit.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ if TYPE_CHECKING:
 
 
 MAX_DRIFT_PPB = 500_000
-"""Widest rate difference looked for. Source: adjtimex(2), a frequency is corrected by at
-most 500 ppm; a quartz stays within 100 ppm."""
+"""Largest rate difference of two clocks. Source: adjtimex(2) corrects a frequency by at most
+500 ppm; a quartz stays within 100 ppm."""
 
 WANDER_PPB = 1_000
-"""How far the rate may leave its mean within the window. Source: an uncompensated quartz
-moves by up to 1 ppm when its room's temperature changes by a few degrees."""
+"""Largest deviation of the rate from its mean within the window. Source: the rate of an
+uncompensated quartz changes by up to 1 ppm if the temperature changes by a few degrees."""
 
 ROUNDING_NS = 2
-"""Both clocks are read in whole ns, and the result is rounded once more."""
+"""Both clocks are read in whole ns, and the result is rounded."""
 
 
 class Bound(NamedTuple):
-    """The offset at ``at_s`` is at most (or at least) ``offset_ns``, both from a common zero."""
+    """An upper or lower bound of the offset at ``at_s``, relative to a common zero."""
 
     at_s: float
     offset_ns: float
 
 
 class Line(NamedTuple):
-    """A clock's offset over time, with how far both bounds keep apart along it."""
+    """Offset of a clock over time, and the distance between the bounds along it."""
 
     offset_ns: float
     """At time 0."""
 
     drift_ppb: float
-    room_ns: float
-    """Smallest upper bound - largest lower bound along the line; negative: no line fits."""
+    margin_ns: float
+    """Smallest upper bound - largest lower bound along the line; negative if no line fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockFit:
-    """Offset of the reference from a host's clock at one time, and how it goes on.
+    """Offset of the reference from a host's clock at one time, and its drift.
 
-    The true offset at ``t`` lies within ``clock_error_ns + |t - at_ns| drift_error_ppb / 1e9``
-    of the line, as long as the rate stays within `WANDER_PPB` of its mean.
+    The true offset at ``t`` is within ``clock_error_ns + |t - at_ns| drift_error_ppb / 1e9`` of
+    the line if the rate stays within `WANDER_PPB` of its mean.
     """
 
     at_ns: MonotonicNs
@@ -73,17 +73,17 @@ def fit_clock(
     wander_ppb: int = WANDER_PPB,
     max_drift_ppb: int = MAX_DRIFT_PPB,
 ) -> ClockFit | None:
-    """Return the offset at the newest probe's end; None where no single line fits the probes.
+    """Return the offset at the end of the newest probe; None if no line fits all probes.
 
-    The line is the one along which upper and lower bounds keep farthest apart, halfway
-    between them: the estimate of least delay when both ways' lowest delays are alike. The
-    error is measured from it to the farthest line that the bounds allow, so it also holds
-    where one way is slower than the other.
+    The line has the slope with the largest margin between upper and lower bounds, and is halfway
+    between them: the true one if the lowest delays of both directions are equal. Its error is the
+    distance to the farthest line that the bounds allow, so it also holds if one direction is
+    slower.
 
     Args:
         probes: At least one, the newest last.
-        wander_ppb: How far the rate may leave its mean; widens old bounds.
-        max_drift_ppb: Widest mean rate difference that is possible.
+        wander_ppb: Largest deviation of the rate from its mean; old bounds are widened by it.
+        max_drift_ppb: Largest mean rate difference.
 
     Source:
         Bounds and their hulls: Duda, Harrus, Haddad, Bernard, "Estimating global time in
@@ -96,9 +96,9 @@ def fit_clock(
     wide_uppers = lower_hull([_widened(bound, 1, wander_ppb) for bound in uppers])
     wide_lowers = upper_hull([_widened(bound, -1, wander_ppb) for bound in lowers])
     line = widest_line(lower_hull(uppers), upper_hull(lowers), max_drift_ppb=max_drift_ppb)
-    if line.room_ns < 0:
+    if line.margin_ns < 0:
         line = widest_line(wide_uppers, wide_lowers, max_drift_ppb=max_drift_ppb)
-    if line.room_ns < 0:
+    if line.margin_ns < 0:
         return None
     corners = allowed_lines(wide_uppers, wide_lowers, max_drift_ppb=max_drift_ppb)
     if not corners:
@@ -115,7 +115,7 @@ def fit_clock(
 
 
 def lower_hull(bounds: Sequence[Bound]) -> list[Bound]:
-    """Return the upper bounds that some straight line can touch from below, in order of time."""
+    """Return the upper bounds that a straight line can touch from below, in order of time."""
     hull: list[Bound] = []
     for bound in sorted(bounds):
         while len(hull) > 1 and _turns_down(hull[-2], hull[-1], bound):
@@ -125,30 +125,36 @@ def lower_hull(bounds: Sequence[Bound]) -> list[Bound]:
 
 
 def upper_hull(bounds: Sequence[Bound]) -> list[Bound]:
-    """Return the lower bounds that some straight line can touch from above, in order of time."""
+    """Return the lower bounds that a straight line can touch from above, in order of time."""
     mirrored = lower_hull([Bound(bound.at_s, -bound.offset_ns) for bound in bounds])
     return [Bound(bound.at_s, -bound.offset_ns) for bound in mirrored]
 
 
 def widest_line(uppers: Sequence[Bound], lowers: Sequence[Bound], *, max_drift_ppb: int) -> Line:
-    """Return the line halfway between the bounds at the slope that leaves them most room.
+    """Return the line halfway between the bounds, at the slope with the largest margin.
 
-    The room is concave and piecewise linear in the slope, with corners at the hulls' edges.
+    The margin is concave and piecewise linear in the slope, with corners at the hulls' edges.
     """
     slopes = []
     for hull in (uppers, lowers):
         edges = (edge for edge in pairwise(hull) if edge[0].at_s < edge[1].at_s)
         slopes += [_slope(first, last) for first, last in edges]
     known = [slope for slope in slopes if abs(slope) <= max_drift_ppb]
-    best = _roomiest([0.0, *known], uppers, lowers)
-    if best.room_ns >= 0:
+    best = _largest_margin([0.0, *known], uppers, lowers)
+    if best.margin_ns >= 0:
         return best
-    # Only then: a first probe alone has a little more room at the steepest slope of all.
-    return _roomiest([best.drift_ppb, -float(max_drift_ppb), float(max_drift_ppb)], uppers, lowers)
+    # Only now: a single probe has a slightly larger margin at the steepest slope.
+    return _largest_margin(
+        [best.drift_ppb, -float(max_drift_ppb), float(max_drift_ppb)], uppers, lowers
+    )
 
 
-def _roomiest(slopes: Sequence[float], uppers: Sequence[Bound], lowers: Sequence[Bound]) -> Line:
-    return max((_halfway(slope, uppers, lowers) for slope in slopes), key=lambda line: line.room_ns)
+def _largest_margin(
+    slopes: Sequence[float], uppers: Sequence[Bound], lowers: Sequence[Bound]
+) -> Line:
+    return max(
+        (_halfway(slope, uppers, lowers) for slope in slopes), key=lambda line: line.margin_ns
+    )
 
 
 def _halfway(slope: float, uppers: Sequence[Bound], lowers: Sequence[Bound]) -> Line:
@@ -160,7 +166,7 @@ def _halfway(slope: float, uppers: Sequence[Bound], lowers: Sequence[Bound]) -> 
 def allowed_lines(
     uppers: Sequence[Bound], lowers: Sequence[Bound], *, max_drift_ppb: int
 ) -> list[tuple[float, float]]:
-    """Return the corners (offset at time 0, slope) of the set of lines that keep all bounds."""
+    """Return the corners (offset at time 0, slope) of the set of lines within all bounds."""
     far_ns = 4 * (
         max(abs(bound.offset_ns) + max_drift_ppb * abs(bound.at_s) for bound in (*uppers, *lowers))
         + 1
@@ -168,16 +174,16 @@ def allowed_lines(
     steep = float(max_drift_ppb)
     corners = [(-far_ns, -steep), (far_ns, -steep), (far_ns, steep), (-far_ns, steep)]
     for bound in uppers:
-        corners = _kept(corners, bound, 1.0)
+        corners = _clipped(corners, bound, 1.0)
     for bound in lowers:
-        corners = _kept(corners, bound, -1.0)
+        corners = _clipped(corners, bound, -1.0)
     return corners
 
 
-def _kept(
+def _clipped(
     corners: Sequence[tuple[float, float]], bound: Bound, sign: float
 ) -> list[tuple[float, float]]:
-    """Cut a convex set of lines down to those on one side of a bound."""
+    """Return the part of a convex set of lines that is on one side of a bound."""
     kept: list[tuple[float, float]] = []
     excess = [sign * (a + b * bound.at_s - bound.offset_ns) for a, b in corners]
     for index, corner in enumerate(corners):

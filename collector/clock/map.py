@@ -1,4 +1,4 @@
-"""A host's monotonic clock as Unix time: straight stretches, none of which is ever revised."""
+"""Map of a host's monotonic clock to Unix time, in straight stretches that never change."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ UNKNOWN_ERROR_NS = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """One straight piece of the map; the next one ends it."""
+    """A straight part of the map; it ends where the next one begins."""
 
     begin_ns: int
-    """Monotonic time from which it holds; the first one holds before, too."""
+    """Monotonic time at which it begins; the first one also holds before."""
 
     offset_ns: int
     """Unix time - monotonic time at ``begin_ns``."""
 
     drift_ppb: int = 0
-    """By how much Unix time runs faster."""
+    """Rate of Unix time relative to the monotonic clock, less 1."""
 
 
 class ClockMap:
-    """The map of one host and boot. Stretches are added at its end and never changed.
+    """The map of one boot of a host. Stretches are added at its end and never changed.
 
-    A moment is mapped by the stretch in which it lies, not by the one that was the newest when
-    somebody looked. A row that is read again is therefore the same row.
+    A time is mapped by the stretch that contains it, not by the newest one. So a row that is read
+    again gets the same time.
 
     Args:
         stretches: At least one, in the order of their begin.
@@ -53,44 +53,44 @@ class ClockMap:
 
     @classmethod
     def fixed(cls, offset_ns: int) -> ClockMap:
-        """Return the map of a host of which one offset is known."""
+        """Return a map with one constant offset."""
         return cls([Stretch(begin_ns=0, offset_ns=offset_ns)])
 
     @property
     def newest(self) -> Stretch:
-        """The stretch that holds from its begin on without end."""
+        """The last stretch, which has no end."""
         return self._stretches[-1]
 
     def add(self, stretch: Stretch) -> None:
-        """End the newest stretch where this one begins.
+        """Add a stretch at the end of the map.
 
         Raises:
             ValueError: It begins before the newest one.
         """
         if stretch.begin_ns < self.newest.begin_ns:
             raise ValueError(
-                f"a stretch begins at {stretch.begin_ns} ns, before the newest at"
+                f"the stretch begins at {stretch.begin_ns} ns, before the newest one at"
                 f" {self.newest.begin_ns} ns"
             )
         self._stretches.append(stretch)
         self._set()
 
     def unix_ns(self, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return moments of the host's clock as Unix time, the same shape."""
+        """Return times of the host's clock as Unix time, in the same shape."""
         begin_ns, offset_ns, drift_ppb = self._table
         if len(begin_ns) == 1 and not drift_ppb[0]:
             fixed: NDArray[np.int64] = at_ns + offset_ns[0]
             return fixed
-        # As the first holds before its begin too, nothing lies left of place 0.
+        # The first stretch also holds before its begin.
         place = np.maximum(np.searchsorted(begin_ns, at_ns, side="right") - 1, 0)
         age_ns = (at_ns - begin_ns[place]).astype(np.float64)
-        # int64 would overflow after some days; a double is exact to far below 1 ns here.
-        crept_ns = np.floor(age_ns * (drift_ppb[place] / PPB)).astype(np.int64)
-        mapped: NDArray[np.int64] = at_ns + offset_ns[place] + crept_ns
+        # The product overflows int64 after some days; a double is exact to far below 1 ns.
+        drifted_ns = np.floor(age_ns * (drift_ppb[place] / PPB)).astype(np.int64)
+        mapped: NDArray[np.int64] = at_ns + offset_ns[place] + drifted_ns
         return mapped
 
     def unix_at(self, at_ns: int) -> int:
-        """Return one moment as Unix time."""
+        """Return one time as Unix time."""
         return int(self.unix_ns(np.array([at_ns], dtype=np.int64))[0])
 
     def _set(self) -> None:
@@ -100,7 +100,7 @@ class ClockMap:
 
 
 class Clocks(Protocol):
-    """Knows how the monotonic clock of each host stands to Unix time."""
+    """Maps of the monotonic clocks of hosts to Unix time."""
 
     def clock_map(self, identity: SpoolIdentity) -> ClockMap:
         """Return the map for the host and boot of a process."""
@@ -111,7 +111,7 @@ class ClockTable(Protocol):
     """Table ``clock``, as a sink offers it."""
 
     def clocks(self) -> list[Row]:
-        """Return the rows known so far."""
+        """Return the stored rows."""
         ...
 
     def upsert(self, table: str, rows: Sequence[Row]) -> None:
@@ -120,11 +120,11 @@ class ClockTable(Protocol):
 
 
 class AnchorClocks:
-    """One offset for each boot of each host: the first anchor that came, kept in the store.
+    """One constant offset for each boot of a host: the first anchor of a process, in the store.
 
-    Every process reads an anchor of its own, each a few microseconds off. Were
-    each rank placed by its own, ranks of one host would stand apart by that
-    error; placed by one, their times differ exactly as their one clock says.
+    Each process reads its own anchor, with an error of a few microseconds. With its own offset
+    each, ranks of one host would be misaligned by these errors; with one, they share the clock
+    exactly.
     """
 
     def __init__(self, sink: ClockTable) -> None:
@@ -134,11 +134,11 @@ class AnchorClocks:
         }
 
     def clock_map(self, identity: SpoolIdentity) -> ClockMap:
-        """Return the map of the process's host, one offset for ever."""
+        """Return the map of the process's host, which never changes."""
         return ClockMap.fixed(self.offset_ns(identity))
 
     def offset_ns(self, identity: SpoolIdentity) -> int:
-        """Return Unix time - monotonic time on the process's host, storing it if it is new."""
+        """Return Unix time - monotonic time of the process's host; store it if it is new."""
         host, boot_id = storable_name(identity.host), identity.boot_id.hex()
         known = self._offset_ns.get((host, boot_id))
         if known is not None:

@@ -1,4 +1,4 @@
-"""One look at the reference clock: four times, two read here and two read by the collector."""
+"""One probe of the collector's clock: four times, two read here and two by the collector."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ..errors import ClockReplyError
 
 MAX_REFERENCE_ID_LETTERS = 64
 MAX_TIME_NS = 2**62
-"""Year 2116: a later time is a broken reply, and would not fit the store's Int64 sums."""
+"""Year 2116. A later time comes from a broken reply, and sums with it overflow Int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReply:
-    """What the collector answers: when the probe came and when the answer left."""
+    """Reply of the collector: the times at which it received the probe and sent the reply."""
 
     reference_id: str
-    """Tells one collector's clock from another's, and from the same one's after a restart."""
+    """Name of the collector's clock; a restart changes it."""
 
     received_ns: UnixNs
     replied_ns: UnixNs
     pause_ns: int = 0
-    """How long the collector wants to be left alone; older ones don't say, and mean 0."""
+    """Least time until the next probe; 0 from older collectors, which do not send it."""
 
     def document(self) -> dict[str, Any]:
-        """Return the reply as the JSON document that `parse_reply` reads."""
+        """Return the reply as the JSON object that `parse_reply` reads."""
         return {
             "reference_id": self.reference_id,
             "received_ns": self.received_ns,
@@ -38,14 +38,14 @@ class ProbeReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One exchange: here, there, there, here.
+    """Times of one exchange: sent here, received and replied there, returned here.
 
-    With ``S(t)`` the reference when this host's clock reads ``t``, and as no message
-    comes before it is sent::
+    Let ``S(t)`` be the reference time when this host's clock reads ``t``. No message arrives
+    before it is sent, so::
 
         S(sent_ns) <= received_ns    and    S(returned_ns) >= replied_ns
 
-    Nothing else is taken for granted: neither way's delay is known.
+    Nothing is assumed about the delay in either direction.
     """
 
     sent_ns: MonotonicNs
@@ -55,24 +55,25 @@ class Probe:
 
     @property
     def delay_ns(self) -> int:
-        """Time on the way, both ways together, without what the collector took to answer."""
+        """Network delay of both directions together: the round trip less the collector's time."""
         return (self.returned_ns - self.sent_ns) - (self.replied_ns - self.received_ns)
 
 
 def parse_reply(document: object) -> ProbeReply:
-    """Return the reply in a JSON document.
+    """Return the reply in a JSON object.
 
     Raises:
-        ClockReplyError: It is not of `ProbeReply.document`'s form, or leaves before it came.
+        ClockReplyError: It does not have the form of `ProbeReply.document`, or was sent before the
+            probe was received.
     """
     if not isinstance(document, dict):
-        raise ClockReplyError("it is no object")
+        raise ClockReplyError("not a JSON object")
     reference_id = document.get("reference_id")
     if not isinstance(reference_id, str) or not 1 <= len(reference_id) <= MAX_REFERENCE_ID_LETTERS:
-        raise ClockReplyError("reference_id is no name of 1 to 64 letters")
+        raise ClockReplyError("reference_id is not a name of 1 to 64 characters")
     received_ns, replied_ns = _time(document, "received_ns"), _time(document, "replied_ns")
     if replied_ns < received_ns:
-        raise ClockReplyError("it left before the probe came")
+        raise ClockReplyError("replied_ns is before received_ns")
     pause_ns = _time(document, "pause_ns") if "pause_ns" in document else 0
     return ProbeReply(
         reference_id=reference_id,
@@ -85,5 +86,5 @@ def parse_reply(document: object) -> ProbeReply:
 def _time(document: dict[Any, Any], name: str) -> UnixNs:
     found = document.get(name)
     if type(found) is not int or not 0 <= found < MAX_TIME_NS:
-        raise ClockReplyError(f"{name} is no time in ns")
+        raise ClockReplyError(f"{name} is not a time in ns")
     return UnixNs(found)

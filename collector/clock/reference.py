@@ -1,4 +1,4 @@
-"""The route by which agents ask a collector's clock."""
+"""The collector's clock, to which agents align their hosts, and the route that serves it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 REFERENCE_ID_BYTES = 8
 
 PROBES_PER_S = 1_000
-"""Of all agents together; see docs/operations.md for what one costs."""
+"""Probes of all agents together; docs/operations.md has the cost of one."""
 
 LONGEST_PAUSE_NS = 10 * NS_PER_S
-"""No agent is sent away for longer: older ones don't keep to what they are told, and shall not
-keep newer ones out."""
+"""Longest pause that is asked for. Older agents ignore the pause; without a bound they would lock
+out newer ones."""
 
 TIME: Mapping[str, Any] = {"type": "integer", "minimum": 0, "exclusiveMaximum": MAX_TIME_NS}
 ANSWER: dict[str, Any] = {
@@ -35,28 +35,27 @@ ANSWER: dict[str, Any] = {
             "type": "string",
             "minLength": 1,
             "maxLength": MAX_REFERENCE_ID_LETTERS,
-            "description": "Names this clock: another one after a restart.",
+            "description": "Name of this clock; a restart changes it.",
         },
-        "received_ns": {**TIME, "description": "When the probe came, Unix time in ns."},
-        "replied_ns": {**TIME, "description": "When the answer left, Unix time in ns."},
+        "received_ns": {**TIME, "description": "Unix time in ns at which the probe was received."},
+        "replied_ns": {**TIME, "description": "Unix time in ns at which the reply was sent."},
         "pause_ns": {
             **TIME,
-            "description": "Ask again after so many ns or later; what bounds the collector's load.",
+            "description": "Least time in ns until the agent's next probe, which bounds the load.",
         },
     },
 }
 
 
 class ReferenceClock:
-    """The collector's half: Unix time carried on by the monotonic clock of one process.
+    """Unix time at the start, continued by the monotonic clock of this process.
 
-    The wall clock is read once, at the start. A wall clock that is set later therefore
-    moves nobody's offset.
+    The wall clock is read once, so setting it later changes no offset.
 
     Args:
         unix_minus_monotonic_ns: Unix time - ``monotonic_ns()``, read once.
         monotonic_ns: ``CLOCK_MONOTONIC`` of this process.
-        reference_id: Name of this clock; None: a random one.
+        reference_id: Name of this clock; None: a random name.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class ReferenceClock:
 
     @classmethod
     def start(cls) -> ReferenceClock:
-        """Return a clock that begins at this machine's Unix time."""
+        """Return a clock that starts at this host's Unix time."""
         anchor = read_anchor()
         return cls(
             unix_minus_monotonic_ns=anchor.unix_ns - anchor.monotonic_ns,
@@ -84,11 +83,11 @@ class ReferenceClock:
         return UnixNs(self._monotonic_ns() + self._offset_ns)
 
     def answer(self, received_ns: UnixNs, *, pause_ns: int = 0) -> ProbeReply:
-        """Answer a probe; call it last, because it reads the time of leaving.
+        """Return the reply to a probe. Call it last: it reads the time of the reply.
 
         Args:
-            received_ns: `now_ns` as read when the probe came.
-            pause_ns: How long whoever asked shall not ask again.
+            received_ns: Value of `now_ns` when the probe was received.
+            pause_ns: Least time until the agent's next probe.
         """
         return ProbeReply(
             reference_id=self.reference_id,
@@ -99,15 +98,15 @@ class ReferenceClock:
 
 
 class ProbeRateLimit:
-    """Gives everybody who asks a moment of its own for the next probe, one after the other.
+    """Rate limit that gives each probe a time slot of its own for the agent's next probe.
 
-    An agent that asks has one such moment, so the pause grows with the number of agents to
-    number / rate by itself, nobody is counted, and those who came together come apart. Where
-    fewer ask, the pause told is shorter than any agent's own, and means nothing.
+    Each agent has one slot at a time. So the pause grows to (number of agents / rate) without
+    counting agents, and agents that started together are spread out. With few agents the pause
+    is shorter than the agents' own and has no effect.
 
     Args:
         monotonic_ns: The collector's ``CLOCK_MONOTONIC``.
-        probes_per_s: How many are answered a second, at least 1.
+        probes_per_s: Probes per second of all agents, at least 1.
 
     Source: the generic cell rate algorithm (virtual scheduling), ITU-T I.371, annex A.
     """
@@ -116,28 +115,28 @@ class ProbeRateLimit:
         self, *, monotonic_ns: Callable[[], int], probes_per_s: int = PROBES_PER_S
     ) -> None:
         self._monotonic_ns = monotonic_ns
-        self._gap_ns = NS_PER_S // probes_per_s
-        self._taken_ns = 0
+        self._interval_ns = NS_PER_S // probes_per_s
+        self._last_slot_ns = 0
 
     def next_pause_ns(self) -> int:
-        """Return for how long whoever asks now shall not ask again."""
+        """Return how long the agent whose probe is answered now must wait."""
         now_ns = self._monotonic_ns()
-        taken_ns = max(self._taken_ns, now_ns) + self._gap_ns
-        self._taken_ns = min(taken_ns, now_ns + LONGEST_PAUSE_NS)
-        return self._taken_ns - now_ns
+        slot_ns = max(self._last_slot_ns, now_ns) + self._interval_ns
+        self._last_slot_ns = min(slot_ns, now_ns + LONGEST_PAUSE_NS)
+        return self._last_slot_ns - now_ns
 
 
 def clock_router() -> APIRouter:
-    """Return the route over a clock that begins now."""
+    """Return the route of a reference clock that starts now."""
     router = APIRouter(tags=["ingest"])
-    reference, pace = ReferenceClock.start(), ProbeRateLimit(monotonic_ns=read_monotonic_ns)
+    reference, rate_limit = ReferenceClock.start(), ProbeRateLimit(monotonic_ns=read_monotonic_ns)
 
     @router.post(
         "/v1/clock",
         summary="Probe the clock",
         responses={
             200: {
-                "description": "When the probe came and its answer left, by this clock.",
+                "description": "Times at which the probe was received and answered, by this clock.",
                 "content": {"application/json": {"schema": ANSWER}},
             }
         },
@@ -145,7 +144,7 @@ def clock_router() -> APIRouter:
     )
     async def clock() -> JSONResponse:
         received_ns = reference.now_ns()
-        reply = reference.answer(received_ns, pause_ns=pace.next_pause_ns())
+        reply = reference.answer(received_ns, pause_ns=rate_limit.next_pause_ns())
         return JSONResponse(reply.document())
 
     return router

@@ -1,16 +1,15 @@
-"""Keep a host's clock tied to the collector's, with an error bound, from one probe to the next."""
+"""Estimate of a host's clock relative to the collector's, kept up to date by probes."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import NS_PER_S, MonotonicNs, UnixNs
 
 from ..errors import ClockReplyError
-from ..names import storable_name
 from .fit import MAX_DRIFT_PPB, ClockFit, fit_clock
 from .map import PPB
 from .probe import Probe, ProbeReply
@@ -22,25 +21,25 @@ if TYPE_CHECKING:
 MAX_EVENTS = 64
 
 MAX_ASKED_NS = 60 * NS_PER_S
-"""A collector that asks to be left alone for longer is asked after so long all the same."""
+"""Longest pause that a collector's reply can impose."""
 
 MAX_DOUBLINGS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeConfig:
-    """How often to probe, and how long a probe counts.
+    """Rate of probes, and the window in which they count.
 
-    Jitter of 1 ms needs some 256 probes over the time that is fitted for 50 us at the 99th
-    percentile. So the pause grows with the time probed, from ``first_pause_ns`` to
-    ``pause_ns``: at each age a share of 1 / ``first_probes`` of it.
+    With 1 ms of jitter, an error of 50 us at the 99th percentile needs some 256 probes in the
+    window. So the pause is the time since the first probe / ``first_probes``, between
+    ``first_pause_ns`` and ``pause_ns``.
     """
 
     first_probes: int = 256
     first_pause_ns: int = NS_PER_S // 20
     change_pause_ns: int = NS_PER_S // 2
-    """Least pause once another collector's clock answers: all hosts see that at one moment, and
-    that collector has just started. Twice the steady rate; the map goes on meanwhile."""
+    """Least pause after the reference clock changed. All hosts see that at the same moment, and
+    the collector has just started, so this is only twice the steady rate."""
 
     pause_ns: int = NS_PER_S
     window_ns: int = 600 * NS_PER_S
@@ -61,53 +60,35 @@ class ProbeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockEstimate:
-    """How a host's monotonic clock stands to Unix time on the reference, and how sure that is."""
+    """Offset of the reference from a host's monotonic clock, with its error."""
 
     fit: ClockFit
     reference_id: str
     delay_ns: int
-    """Lowest round trip among the probes that count."""
+    """Lowest delay of the probes in the window."""
 
     num_probes: int
 
     def unix_ns(self, at_ns: MonotonicNs) -> UnixNs:
-        """Return a moment of the host's clock as Unix time on the reference."""
+        """Return a time of the host's clock as Unix time of the reference."""
         drifted_ns = (at_ns - self.fit.at_ns) * self.fit.drift_ppb // PPB
         return UnixNs(at_ns + self.fit.offset_ns + drifted_ns)
 
     def error_ns(self, at_ns: MonotonicNs) -> int:
-        """Return how far `unix_ns` may be off: the fit's error and what its age adds."""
+        """Return the error bound of `unix_ns`: the fit's error plus the drift since."""
         age_ns = abs(at_ns - self.fit.at_ns)
         return self.fit.clock_error_ns + age_ns * self.fit.drift_error_ppb // PPB + 1
 
-    def row(self, host: str, boot_id: str, *, at_ns: MonotonicNs) -> dict[str, Any]:
-        """Return the row of ``clock`` that goes with a batch.
-
-        Args:
-            host: Name of the host.
-            boot_id: Its boot, in hex.
-            at_ns: Moment of the batch that is farthest from the fit.
-        """
-        unix_ns = self.unix_ns(at_ns)
-        return {
-            "host": storable_name(host),
-            "boot_id": boot_id,
-            "at_ns": unix_ns,
-            "offset_ns": unix_ns - at_ns,
-            "drift_ppb": self.fit.drift_ppb,
-            "clock_error_ns": self.error_ns(at_ns),
-        }
-
 
 class ClockSync:
-    """Probes the reference and keeps what the probes of the last minutes allow.
+    """Probes the reference clock and estimates the offset of this host's clock.
 
     Args:
-        exchange: Sends one probe to the collector and returns its reply. Raises `OSError`
-            where none came in time, `ClockReplyError` where it is none.
+        exchange: Sends one probe to the collector and returns its reply. Raises `OSError` if no
+            reply came in time, `ClockReplyError` if it is not valid.
         monotonic_ns: ``CLOCK_MONOTONIC`` of this host.
-        config: How often, how long.
-        uniform: Draws a number between two bounds.
+        config: Rate and window of the probes.
+        uniform: Returns a random number between two bounds.
     """
 
     def __init__(
@@ -132,10 +113,10 @@ class ClockSync:
         self._num_failed_in_a_row = 0
         self._least_pause_ns = self._config.first_pause_ns
         self.num_failed = 0
-        """Probes without a reply that could be used."""
+        """Probes without a valid reply."""
 
     def poll(self) -> bool:
-        """Probe if it is time to; return whether a usable reply came."""
+        """Probe if a probe is due; return whether a valid reply came."""
         now_ns = self._monotonic_ns()
         if now_ns < self._not_before_ns or (self._next_ns is not None and now_ns < self._next_ns):
             return False
@@ -147,7 +128,7 @@ class ClockSync:
         return self.probe()
 
     def probe(self) -> bool:
-        """Probe once; return whether a usable reply came."""
+        """Probe once; return whether a valid reply came."""
         sent_ns = self._monotonic_ns()
         try:
             reply = self._exchange()
@@ -162,7 +143,7 @@ class ClockSync:
         )
         trip_ns = probe.returned_ns - probe.sent_ns
         if probe.delay_ns + trip_ns * MAX_DRIFT_PPB // PPB < 0:
-            # The collector took longer to answer than the whole exchange: no clock does that.
+            # The collector reports a longer time than the whole exchange took.
             self._failed()
             return False
         self._num_failed_in_a_row = 0
@@ -171,32 +152,32 @@ class ClockSync:
         return True
 
     def forget(self) -> None:
-        """Begin anew: the host was suspended, so its clock stood still for a while."""
+        """Drop all probes, because the host was suspended and its monotonic clock stopped."""
         self._begin_window(None, self._config.first_pause_ns)
 
     def estimate(self) -> ClockEstimate | None:
-        """Return what the probes say; None before the first, and after `forget` until the next.
+        """Return the estimate from the probes in the window; None if there are none.
 
-        Old probes that the newest contradict are left out for good, and an event tells it.
+        Old probes that contradict the newest are dropped, and an event reports it.
         """
         if self._fitted is None and self._probes:
             self._fitted = self._fit()
         return self._fitted
 
     def take_events(self) -> tuple[ClockEvent, ...]:
-        """Return what happened since the last call; the last `MAX_EVENTS` of it."""
+        """Return the events since the last call, `MAX_EVENTS` at most."""
         taken = tuple(self._events)
         self._events.clear()
         return taken
 
     def _failed(self) -> None:
-        """Wait for longer after each failure in a row, and not for as long as all others."""
+        """Set the pause after a failure: it doubles with each one in a row, with jitter."""
         self.num_failed += 1
         self._num_failed_in_a_row += 1
         doublings = min(self._num_failed_in_a_row, MAX_DOUBLINGS)
         pause_ns = min(self._config.first_pause_ns << doublings, self._config.pause_ns)
-        drawn_ns = round(self._uniform(pause_ns / 2, pause_ns))
-        self._not_before_ns = self._monotonic_ns() + drawn_ns
+        jittered_ns = round(self._uniform(pause_ns / 2, pause_ns))
+        self._not_before_ns = self._monotonic_ns() + jittered_ns
 
     def _begin_window(self, next_ns: int | None, least_pause_ns: int) -> None:
         self._probes.clear()
@@ -209,7 +190,7 @@ class ClockSync:
         if self._reference_id not in {None, reference_id}:
             pause_ns = self._config.change_pause_ns
             self._begin_window(probe.returned_ns + pause_ns, pause_ns)
-            self._note(
+            self._add_event(
                 ClockEventKind.REFERENCE_CHANGE,
                 probe,
                 None,
@@ -228,7 +209,7 @@ class ClockSync:
         fit = fit_clock(probes)
         if fit is None:
             probes, fit = newest_agreeing(probes)
-            self._tell_step(probes, fit)
+            self._add_step_event(probes, fit)
             self._probes = deque(probes, maxlen=self._config.max_probes)
         assert self._reference_id is not None  # noqa: S101  # set with the first probe
         return ClockEstimate(
@@ -238,31 +219,36 @@ class ClockSync:
             num_probes=len(probes),
         )
 
-    def _tell_step(self, kept: Sequence[Probe], fit: ClockFit) -> None:
+    def _add_step_event(self, kept: Sequence[Probe], fit: ClockFit) -> None:
         before = fit_clock(list(self._probes)[: -len(kept)])
         shift_ns = None
         if before is not None:
             age_ns = fit.at_ns - before.at_ns
             shift_ns = fit.offset_ns - before.offset_ns - age_ns * before.drift_ppb // PPB
         by = "" if shift_ns is None else f" by about {shift_ns / NS_PER_S:.6f} s"
-        self._note(
+        self._add_event(
             ClockEventKind.OFFSET_STEP,
             kept[-1],
             shift_ns,
-            f"the collector's clock stepped against this host's{by}: older probes are left out",
+            f"the collector's clock stepped relative to this host's{by}: older probes are dropped",
         )
 
-    def _note(self, kind: ClockEventKind, probe: Probe, shift_ns: int | None, text: str) -> None:
+    def _add_event(
+        self, kind: ClockEventKind, probe: Probe, shift_ns: int | None, text: str
+    ) -> None:
         self._events.append(
             ClockEvent(kind=kind, at_ns=probe.returned_ns, shift_ns=shift_ns, text=text)
         )
 
 
 def newest_agreeing(probes: Sequence[Probe]) -> tuple[list[Probe], ClockFit]:
-    """Return the longest run of newest probes that one line fits, with its fit.
+    """Return the largest number of newest probes that one line fits, with the fit.
 
     Args:
-        probes: The newest last; a line fits this one alone.
+        probes: The newest last.
+
+    Raises:
+        ValueError: No line fits even the newest probe.
     """
     fewest, most = 1, len(probes)
     while fewest < most:
@@ -274,5 +260,5 @@ def newest_agreeing(probes: Sequence[Probe]) -> tuple[list[Probe], ClockFit]:
     kept = list(probes[-fewest:])
     fit = fit_clock(kept)
     if fit is None:
-        raise ValueError("no line fits the newest probe alone")
+        raise ValueError("no line fits the newest probe")
     return kept, fit

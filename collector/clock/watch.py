@@ -1,4 +1,4 @@
-"""Notice what happens to a host's clocks: a wall clock that is set or slewed, a suspend."""
+"""Watch on a host's clocks: steps and slews of the wall clock, suspends."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
 
 STEP_NS = 10_000_000
-"""A jump of the wall clock from here on is told. NTP daemons slew away less than that."""
+"""Least step of the wall clock that is reported. NTP daemons slew smaller differences."""
 
 SLEW_PPM = 600
-"""Faster than this the wall clock did not run, it was set. Source: adjtimex(2) corrects by
-at most 500 ppm; the rest is for the pause between the readings."""
+"""A faster change of the wall clock is a step. Source: adjtimex(2) slews by at most 500 ppm; the
+rest is a margin for the pause between the readings."""
 
-TOLD_SLEW_NS = 100_000_000
-"""A wall clock that crept away by this much is told. Source: leap second smear, 1 s over a
-day (11.6 ppm), so a smear is told ten times."""
+REPORTED_SLEW_NS = 100_000_000
+"""Slews are reported in steps of this size. Source: a leap second smear slews 1 s in a day
+(11.6 ppm), which gives ten events."""
 
 NUM_READS = 8
 
 SUSPEND_NS = 1_000_000
-"""`CLOCK_BOOTTIME` runs on in a suspend and `CLOCK_MONOTONIC` stops; two readings around a
-thread switch differ by less than this."""
+"""Least difference that counts as a suspend, in which `CLOCK_BOOTTIME` runs on and
+`CLOCK_MONOTONIC` stops. A thread switch between two readings makes a smaller one."""
 
 
 class ClockEventKind(StrEnum):
-    """What happened to a clock."""
+    """Kinds of clock events, as stored."""
 
     WALL_STEP = "wall-clock-step"
     WALL_SLEW = "wall-clock-slew"
@@ -43,21 +43,21 @@ class ClockEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockEvent:
-    """One thing that happened to a host's clocks, for the table ``events``."""
+    """A change of a host's clocks, for table ``events``."""
 
     kind: ClockEventKind
     at_ns: int
-    """On the host's monotonic clock."""
+    """Time on the host's monotonic clock."""
 
     shift_ns: int | None
-    """By how much, positive where the clock named jumped forward; None where unknown."""
+    """Size of the change, positive if the clock jumped forward; None if unknown."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReading:
-    """The three clocks of a host, read one after the other."""
+    """One reading of the three clocks of a host."""
 
     monotonic_ns: int
     unix_ns: int
@@ -65,7 +65,7 @@ class HostReading:
 
 
 def read_host() -> HostReading:
-    """Read the clocks; the tightest of several tries, so that no thread switch lies between."""
+    """Return the tightest of several readings, so that no thread switch is in it."""
     return min((_read_once() for _ in range(NUM_READS)), key=lambda found: found[0])[1]
 
 
@@ -83,35 +83,36 @@ def _read_once() -> tuple[int, HostReading]:
 class ClockWatch:
     """Compares each reading of a host's clocks with the one before.
 
-    No time of ours depends on the wall clock after the start; these events say why the
-    times in other programs' logs no longer match.
+    Recorded times do not depend on the wall clock after the start. The events explain why they
+    no longer match the logs of other programs.
     """
 
     def __init__(self, read: Callable[[], HostReading] = read_host) -> None:
         self._read = read
         self._last: HostReading | None = None
-        self._told_wall_ns = 0
+        self._offset_ns = 0  # Unix time - monotonic time when a change was last reported
 
-    def look(self) -> tuple[ClockEvent, ...]:
-        """Read the clocks and return what happened since the last look."""
+    def poll(self) -> tuple[ClockEvent, ...]:
+        """Read the clocks and return the changes since the last call."""
         now, last = self._read(), self._last
         self._last = now
         if last is None:
-            self._told_wall_ns = now.unix_ns - now.monotonic_ns
+            self._offset_ns = now.unix_ns - now.monotonic_ns
             return ()
         suspended_ns = _difference(now, last, now.boottime_ns - last.boottime_ns)
-        events = [] if suspended_ns < SUSPEND_NS else [_suspend(now, suspended_ns)]
-        slept_ns = suspended_ns if events else 0
-        self._told_wall_ns += slept_ns
-        jumped_ns = _difference(now, last, now.unix_ns - last.unix_ns) - slept_ns
-        crept_ns = now.unix_ns - now.monotonic_ns - self._told_wall_ns
+        if suspended_ns < SUSPEND_NS:
+            suspended_ns = 0
+        events = [_suspend_event(now, suspended_ns)] if suspended_ns else []
+        self._offset_ns += suspended_ns
+        stepped_ns = _difference(now, last, now.unix_ns - last.unix_ns) - suspended_ns
+        slewed_ns = now.unix_ns - now.monotonic_ns - self._offset_ns
         elapsed_ns = now.monotonic_ns - last.monotonic_ns
-        if abs(jumped_ns) > STEP_NS + elapsed_ns * SLEW_PPM // 10**6:
-            events.append(_wall_event(now, ClockEventKind.WALL_STEP, jumped_ns))
-            self._told_wall_ns += crept_ns
-        elif abs(crept_ns) >= TOLD_SLEW_NS:
-            events.append(_wall_event(now, ClockEventKind.WALL_SLEW, crept_ns))
-            self._told_wall_ns += crept_ns
+        if abs(stepped_ns) > STEP_NS + elapsed_ns * SLEW_PPM // 10**6:
+            events.append(_wall_event(now, ClockEventKind.WALL_STEP, stepped_ns))
+            self._offset_ns += slewed_ns
+        elif abs(slewed_ns) >= REPORTED_SLEW_NS:
+            events.append(_wall_event(now, ClockEventKind.WALL_SLEW, slewed_ns))
+            self._offset_ns += slewed_ns
         return tuple(events)
 
 
@@ -119,13 +120,13 @@ def _difference(now: HostReading, last: HostReading, other_ns: int) -> int:
     return other_ns - (now.monotonic_ns - last.monotonic_ns)
 
 
-def _suspend(now: HostReading, suspended_ns: int) -> ClockEvent:
+def _suspend_event(now: HostReading, suspended_ns: int) -> ClockEvent:
     return ClockEvent(
         kind=ClockEventKind.SUSPEND,
         at_ns=now.monotonic_ns,
         shift_ns=suspended_ns,
         text=f"the host was suspended for {suspended_ns / NS_PER_S:.3f} s: spans that were open"
-        " then are that much too short",
+        " then are too short by this time",
     )
 
 
@@ -137,5 +138,5 @@ def _wall_event(now: HostReading, kind: ClockEventKind, shift_ns: int) -> ClockE
         at_ns=now.monotonic_ns,
         shift_ns=shift_ns,
         text=f"the wall clock {what} {way} by {abs(shift_ns) / NS_PER_S:.3f} s:"
-        " no time or duration here changes",
+        " recorded times and durations do not change",
     )

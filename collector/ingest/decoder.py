@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ..errors import WireError
-from ..names import visible
+from ..names import escape_invisible
 from ..wire.codec import WireLimits, decode_batch
 from .retryable import ENDING_S, BusyError
 from .screening import screened
@@ -251,7 +251,7 @@ def answer(body_descriptor: int, limits: WireLimits) -> tuple[dict[str, Any], in
 
 def _shown(reason: str) -> str:
     """Return a reason that may name a stranger's columns, safe to show on a terminal."""
-    return visible(reason[:MAX_REASON_LETTERS])[:MAX_REASON_LETTERS]
+    return escape_invisible(reason[:MAX_REASON_LETTERS])[:MAX_REASON_LETTERS]
 
 
 def serve(connection: socket.socket) -> None:

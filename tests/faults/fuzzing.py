@@ -28,7 +28,7 @@ from rankscope.collector.host.heartbeat import HeartbeatSource
 from rankscope.collector.ingest.decoder import answer
 from rankscope.collector.ingest.rows import parsed_rows
 from rankscope.collector.ingest.shared_memory import mapped, new_memory, read_batch, seal
-from rankscope.collector.names import visible
+from rankscope.collector.names import escape_invisible
 from rankscope.collector.spool.cut import Resume
 from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
 from rankscope.collector.wire.codec import WireLimits, encode_cuts
@@ -77,7 +77,7 @@ def decoded(body: bytes) -> CutBatch | None:
         os.close(held)
     if rows is None:
         assert reply["status"] in REFUSALS, reply
-        assert reply["reason"] == visible(reply["reason"]), reply
+        assert reply["reason"] == escape_invisible(reply["reason"]), reply
         return None
     assert reply["status"] == 200, reply
     try:

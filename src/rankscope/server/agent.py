@@ -154,7 +154,7 @@ def _tie_clock(link: Link, journal: Journal) -> tuple[AgentClocks, ProbeThread]:
     clock_watch = ClockWatch()
 
     def watch() -> list[ClockEvent]:
-        found = clock_watch.look()
+        found = clock_watch.poll()
         if any(event.kind is ClockEventKind.SUSPEND for event in found):
             probes.forget()
         return [*found, *probes.take_events()]

@@ -1,4 +1,4 @@
-"""How near a host's clock comes to the collector's, and that its bound always holds."""
+"""Accuracy of the alignment of a host's clock, and its error bound."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from tests.support.collector.clock_network import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SHARED_SOON_S = 180
+SHARED_FIRST_S = 180
 
 
-def test_one_probe_gives_the_middle_and_half_the_round_trip_as_error() -> None:
+def test_one_probe_gives_the_middle_with_half_the_round_trip_as_error() -> None:
     # GIVEN one probe: 300 us there, 100 us back, 50 us at the collector
     probe = probe_at(START_NS, offset_ns=7 * S, there_ns=300 * US, back_ns=100 * US, turn_ns=50_000)
 
     # WHEN it is fitted
     fit = fit_clock([probe], max_drift_ppb=0, wander_ppb=0)
 
-    # THEN the offset is off by half the difference of both ways, and the error covers it
+    # THEN the error is half the difference of both delays, and within the bound
     assert fit is not None
     assert probe.delay_ns == 400 * US
     assert fit.offset_ns == 7 * S + 100 * US
@@ -47,8 +47,8 @@ def test_one_probe_gives_the_middle_and_half_the_round_trip_as_error() -> None:
     assert fit.at_ns == START_NS + 450 * US
 
 
-def test_each_ways_lowest_delay_counts_even_from_different_probes() -> None:
-    # GIVEN one probe quick there and another quick back; no probe is quick both ways
+def test_the_lowest_delays_of_both_directions_may_come_from_different_probes() -> None:
+    # GIVEN one probe with a low delay there, and another with a low delay back
     probes = [
         probe_at(START_NS, offset_ns=S, there_ns=10 * US, back_ns=5 * MS),
         probe_at(START_NS + S, offset_ns=S, there_ns=5 * MS, back_ns=10 * US),
@@ -56,27 +56,27 @@ def test_each_ways_lowest_delay_counts_even_from_different_probes() -> None:
 
     fit = fit_clock(probes, max_drift_ppb=0, wander_ppb=0)
 
-    # THEN together they bound the offset to 10 us, where half a round trip is 2.5 ms
+    # THEN together they bound the offset to 10 us, although half a round trip is 2.5 ms
     assert fit is not None
     assert fit.offset_ns == S
     assert fit.clock_error_ns <= 10 * US + 10
 
 
-def test_hulls_keep_only_what_a_line_can_touch() -> None:
+def test_hulls_keep_only_bounds_that_a_line_can_touch() -> None:
     bounds = [Bound(0.0, 1.0), Bound(1.0, 9.0), Bound(2.0, 1.0), Bound(3.0, 5.0)]
 
     assert lower_hull(bounds) == [Bound(0.0, 1.0), Bound(2.0, 1.0), Bound(3.0, 5.0)]
     assert upper_hull(bounds) == [Bound(0.0, 1.0), Bound(1.0, 9.0), Bound(3.0, 5.0)]
 
 
-def test_the_line_lies_halfway_where_the_bounds_leave_most_room() -> None:
-    # Upper bounds rise by 10 ns/s, lower ones too, 4 ns below.
+def test_the_line_is_halfway_between_the_bounds_at_the_largest_margin() -> None:
+    # Upper bounds rise by 10 ns/s, lower ones too, and are 4 ns below.
     uppers = [Bound(-2.0, -18.0), Bound(0.0, 2.0)]
     lowers = [Bound(-2.0, -22.0), Bound(0.0, -2.0)]
 
     line = widest_line(uppers, lowers, max_drift_ppb=100)
 
-    assert (line.offset_ns, line.drift_ppb, line.room_ns) == (0.0, 10.0, 4.0)
+    assert (line.offset_ns, line.drift_ppb, line.margin_ns) == (0.0, 10.0, 4.0)
 
 
 def jitter(kind: str, randomness: random.Random) -> Callable[[], Delays]:
@@ -86,7 +86,7 @@ def jitter(kind: str, randomness: random.Random) -> Callable[[], Delays]:
         "exponential": lambda: (randomness.expovariate(1 / MS), randomness.expovariate(1 / MS)),
         "uniform": lambda: (randomness.uniform(0, MS), randomness.uniform(0, MS)),
         "half-normal": lambda: (abs(randomness.gauss(0, MS)), abs(randomness.gauss(0, MS))),
-        # Ten times as long a queue there as back: 3 ms and 0.3 ms.
+        # The queue there is ten times as long as the one back: 3 ms and 0.3 ms.
         "asymmetric": lambda: (
             randomness.expovariate(1 / (3 * MS)),
             randomness.expovariate(1 / (0.3 * MS)),
@@ -102,8 +102,8 @@ def jitter(kind: str, randomness: random.Random) -> Callable[[], Delays]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["exponential", "uniform", "half-normal", "asymmetric"])
-def test_skew_and_drift_behind_jitter_are_recovered_within_50_us_at_p99(kind: str) -> None:
-    # GIVEN 200 pairs of clocks, 10 ms and 50 ppm apart either way, probed for a while
+def test_offset_and_drift_behind_jitter_are_estimated_within_50_us_at_p99(kind: str) -> None:
+    # GIVEN 200 pairs of clocks that differ by +-10 ms and +-50 ppm
     errors_ns: dict[int, list[int]] = {60: [], 600: []}
     drifts_ppb: dict[int, list[int]] = {60: [], 600: []}
     for seed in range(200):
@@ -114,8 +114,8 @@ def test_skew_and_drift_behind_jitter_are_recovered_within_50_us_at_p99(kind: st
             drift_ppb=randomness.choice((-50_000, 50_000)),
         )
         clock = host_clock(network)
-        for age_s, look_ns in ((60, 50 * MS), (600, 200 * MS)):
-            network.run(clock, for_ns=START_NS + age_s * S - network.now_ns, look_ns=look_ns)
+        for age_s, poll_ns in ((60, 50 * MS), (600, 200 * MS)):
+            network.run(clock, for_ns=START_NS + age_s * S - network.now_ns, poll_ns=poll_ns)
 
             # WHEN the last probe is taken
             found = clock.estimate()
@@ -128,17 +128,17 @@ def test_skew_and_drift_behind_jitter_are_recovered_within_50_us_at_p99(kind: st
             errors_ns[age_s].append(error_ns)
             drifts_ppb[age_s].append(abs(found.fit.drift_ppb - network.drift_ppb))
 
-    # AND 198 of 200 are within 50 us, and 1 ppm, at either age
+    # AND 198 of 200 are within 50 us and 1 ppm at both ages
     for age_s in (60, 600):
         assert sorted(errors_ns[age_s])[197] <= 50 * US
         assert sorted(drifts_ppb[age_s])[197] <= 1_000
 
 
 @pytest.mark.slow
-def test_hosts_that_share_a_collector_come_to_50_us_a_little_later() -> None:
-    # GIVEN a collector of 384 hosts, a quarter of a job of 12,288 ranks, which it lets ask in turn
+def test_hosts_that_share_a_collector_reach_50_us_later() -> None:
+    # GIVEN a collector of 384 hosts, a quarter of a job of 12,288 ranks, with its rate limit
     pause_ns = 384 * S // PROBES_PER_S
-    errors_ns: dict[int, list[int]] = {SHARED_SOON_S: [], 600: []}
+    errors_ns: dict[int, list[int]] = {SHARED_FIRST_S: [], 600: []}
     for seed in range(200):
         randomness = random.Random(seed)
         network = FakeNetwork(
@@ -149,7 +149,7 @@ def test_hosts_that_share_a_collector_come_to_50_us_a_little_later() -> None:
         )
         clock = host_clock(network)
         for age_s in errors_ns:
-            network.run(clock, for_ns=START_NS + age_s * S - network.now_ns, look_ns=100 * MS)
+            network.run(clock, for_ns=START_NS + age_s * S - network.now_ns, poll_ns=100 * MS)
             found = clock.estimate()
             assert found is not None
             now_ns = MonotonicNs(network.now_ns)
@@ -164,14 +164,14 @@ def test_hosts_that_share_a_collector_come_to_50_us_a_little_later() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_the_true_offset_lies_within_the_bound_whatever_the_delays(data: st.DataObject) -> None:
-    # GIVEN any offset, any rate, any delays, one way always slower if it likes
+def test_the_true_offset_is_within_the_bound_for_any_delays(data: st.DataObject) -> None:
+    # GIVEN any offset, rate and delays, and possibly an asymmetry
     offset_ns = data.draw(st.integers(-(10**18), 10**18), label="offset_ns")
     drift_ppb = data.draw(st.integers(-400_000, 400_000), label="drift_ppb")
     slower_ns = data.draw(st.integers(0, 50 * MS), label="always slower there")
     way = st.tuples(st.integers(0, 10 * MS), st.integers(0, 10 * MS), st.integers(0, 30 * S))
     ways = data.draw(st.lists(way, min_size=1, max_size=40), label="there, back, pause")
-    later_ns = data.draw(st.integers(0, 3_600 * S), label="asked later")
+    later_ns = data.draw(st.integers(0, 3_600 * S), label="read later")
     left = [(there_ns + slower_ns, back_ns) for there_ns, back_ns, _ in ways]
     network = FakeNetwork(
         delays=lambda: left.pop(0), offset_ns=3 * 10**18 + offset_ns, drift_ppb=drift_ppb
@@ -181,20 +181,20 @@ def test_the_true_offset_lies_within_the_bound_whatever_the_delays(data: st.Data
         assert clock.probe()
         network.now_ns += pause_ns
 
-    # WHEN the offset is asked for then, or up to an hour later
+    # WHEN the offset is read then, or up to an hour later
     found = clock.estimate()
     assert found is not None
     assert found.num_probes == len(ways)
     for at_ns in (found.fit.at_ns, MonotonicNs(found.fit.at_ns + later_ns)):
         off_ns = found.unix_ns(at_ns) - at_ns - network.true_offset_ns(at_ns)
-        # THEN the truth is inside
+        # THEN the true offset is within the bound
         assert abs(off_ns) <= found.error_ns(at_ns)
 
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_the_bound_holds_while_the_rate_wanders_within_1_ppm(data: st.DataObject) -> None:
-    # GIVEN a rate that is anything within 1 ppm of 50 ppm between two probes
+    # GIVEN a rate within 1 ppm of 50 ppm that changes between probes
     rate = st.integers(49_000, 51_000)
     legs = data.draw(
         st.lists(st.tuples(rate, st.integers(0, MS), st.integers(0, MS)), min_size=2, max_size=40)
@@ -218,6 +218,6 @@ def test_the_bound_holds_while_the_rate_wanders_within_1_ppm(data: st.DataObject
         at_ns = returned_ns + S
     fit = fit_clock(probes, wander_ppb=1_000)
 
-    # THEN the offset at the last probe is inside
+    # THEN the offset at the last probe is within the bound
     assert fit is not None
     assert abs(fit.offset_ns - end_offset_ns) <= fit.clock_error_ns

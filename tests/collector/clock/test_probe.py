@@ -18,7 +18,7 @@ S = 1_000_000_000
 GOOD = {"reference_id": "ab12", "received_ns": 5, "replied_ns": 7}
 
 
-def test_a_probe_is_answered_with_both_times_of_the_reference(
+def test_a_reply_has_the_times_of_receipt_and_reply_by_the_reference(
     clock: FakeClock,
 ) -> None:
     reference = ReferenceClock(
@@ -35,7 +35,7 @@ def test_a_probe_is_answered_with_both_times_of_the_reference(
     )
 
 
-def test_the_reference_begins_at_unix_time_and_has_a_name_of_its_own() -> None:
+def test_a_reference_starts_at_unix_time_with_a_name_of_its_own() -> None:
     first, second = ReferenceClock.start(), ReferenceClock.start()
 
     assert abs(first.now_ns() - time.time_ns()) < S
@@ -43,10 +43,10 @@ def test_the_reference_begins_at_unix_time_and_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("by_s", [-3_600, 86_400, 1])
-def test_a_wall_clock_that_is_set_moves_the_reference_by_nothing(
+def test_setting_the_wall_clock_does_not_change_the_reference(
     monkeypatch: pytest.MonkeyPatch, by_s: int
 ) -> None:
-    # GIVEN a reference that began at some Unix time
+    # GIVEN a reference that started at a Unix time
     wall_ns = [1_700_000_000 * S]
     monkeypatch.setattr(time, "time_ns", lambda: wall_ns[0])
     began_ns = time.monotonic_ns()
@@ -56,11 +56,11 @@ def test_a_wall_clock_that_is_set_moves_the_reference_by_nothing(
     # WHEN the wall clock is set
     wall_ns[0] += by_s * S
 
-    # THEN between two readings lies what the monotonic clock says
+    # THEN the difference of two readings is that of the monotonic clock
     assert 0 <= reference.now_ns() - before_ns <= time.monotonic_ns() - began_ns
 
 
-def test_a_reply_survives_the_way_as_json() -> None:
+def test_a_reply_can_be_sent_as_json() -> None:
     reply = ProbeReply(
         reference_id="r", received_ns=UnixNs(2**60), replied_ns=UnixNs(2**60 + 3), pause_ns=5
     )
@@ -68,29 +68,29 @@ def test_a_reply_survives_the_way_as_json() -> None:
     assert parse_reply(json.loads(json.dumps(reply.document()))) == reply
 
 
-def test_a_collector_that_says_nothing_of_a_pause_asks_for_none() -> None:
+def test_a_reply_without_a_pause_means_no_pause() -> None:
     assert parse_reply(GOOD).pause_ns == 0
 
 
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
-        ([], "it is no object"),
-        (None, "it is no object"),
+        ([], "not a JSON object"),
+        (None, "not a JSON object"),
         ({**GOOD, "reference_id": ""}, "reference_id"),
         ({**GOOD, "reference_id": "x" * 65}, "reference_id"),
         ({**GOOD, "reference_id": 7}, "reference_id"),
-        ({**GOOD, "received_ns": 5.0}, "received_ns is no time"),
-        ({**GOOD, "pause_ns": -1}, "pause_ns is no time"),
-        ({**GOOD, "pause_ns": None}, "pause_ns is no time"),
-        ({**GOOD, "received_ns": True}, "received_ns is no time"),
-        ({**GOOD, "received_ns": -1}, "received_ns is no time"),
-        ({**GOOD, "replied_ns": 2**62}, "replied_ns is no time"),
-        ({**GOOD, "replied_ns": "7"}, "replied_ns is no time"),
-        ({"reference_id": "r", "received_ns": 5}, "replied_ns is no time"),
-        ({**GOOD, "replied_ns": 4}, "it left before the probe came"),
+        ({**GOOD, "received_ns": 5.0}, "received_ns is not a time"),
+        ({**GOOD, "pause_ns": -1}, "pause_ns is not a time"),
+        ({**GOOD, "pause_ns": None}, "pause_ns is not a time"),
+        ({**GOOD, "received_ns": True}, "received_ns is not a time"),
+        ({**GOOD, "received_ns": -1}, "received_ns is not a time"),
+        ({**GOOD, "replied_ns": 2**62}, "replied_ns is not a time"),
+        ({**GOOD, "replied_ns": "7"}, "replied_ns is not a time"),
+        ({"reference_id": "r", "received_ns": 5}, "replied_ns is not a time"),
+        ({**GOOD, "replied_ns": 4}, "replied_ns is before received_ns"),
     ],
 )
-def test_a_document_of_another_form_is_refused(document: Any, reason: str) -> None:  # noqa: ANN401 -- whatever came
+def test_a_document_of_another_form_is_an_error(document: Any, reason: str) -> None:  # noqa: ANN401 -- any JSON value
     with pytest.raises(ClockReplyError, match=reason):
         parse_reply(document)

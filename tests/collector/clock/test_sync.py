@@ -22,8 +22,8 @@ from tests.support.collector.clock_network import (
 )
 
 
-def test_a_constant_difference_between_both_ways_is_not_seen_but_covered() -> None:
-    # GIVEN 2 ms there and 100 us back, always: no exchange of messages can tell
+def test_a_constant_asymmetry_is_not_visible_but_within_the_bound() -> None:
+    # GIVEN delays of 2 ms there and 100 us back, which no exchange of messages can show
     network = FakeNetwork(delays=lambda: (2 * MS, 100 * US))
     clock = host_clock(network)
     network.run(clock, for_ns=60 * S)
@@ -49,12 +49,12 @@ def test_the_bound_grows_with_age() -> None:
     old_ns = found.error_ns(MonotonicNs(found.fit.at_ns + 3_600 * S))
 
     assert fresh_ns < 200 * US
-    # At least what 1 ppm of wander adds in an hour.
+    # At least the wander of 1 ppm over an hour.
     assert old_ns - fresh_ns >= 3_600 * US
 
 
-def test_two_moments_lie_as_far_apart_in_unix_time_as_the_reference_counts() -> None:
-    # GIVEN clocks 50 ppm apart
+def test_durations_in_unix_time_are_those_of_the_reference() -> None:
+    # GIVEN clocks that drift by 50 ppm
     network = FakeNetwork(delays=steady, drift_ppb=50_000)
     clock = host_clock(network)
     network.run(clock, for_ns=60 * S)
@@ -64,41 +64,21 @@ def test_two_moments_lie_as_far_apart_in_unix_time_as_the_reference_counts() -> 
 
     between_ns = found.unix_ns(MonotonicNs(end_ns)) - found.unix_ns(MonotonicNs(start_ns))
 
-    # THEN they lie apart as the reference counts: 10 s and 500 us, to 1 ppm
+    # THEN their difference is that of the reference: 10 s and 500 us, to 1 ppm
     assert abs(between_ns - (10 * S + 500 * US)) <= 10 * US
 
 
-def test_the_row_of_a_batch_holds_offset_drift_and_aged_error() -> None:
-    network = FakeNetwork(delays=steady)
-    clock = host_clock(network)
-    clock.probe()
-    found = clock.estimate()
-    assert found is not None
-    at_ns = MonotonicNs(found.fit.at_ns + 10 * S)
-
-    row = found.row("node-3", "ab" * 16, at_ns=at_ns)
-
-    assert row == {
-        "host": "node-3",
-        "boot_id": "ab" * 16,
-        "at_ns": at_ns + UNIX_NS,
-        "offset_ns": UNIX_NS,
-        "drift_ppb": 0,
-        "clock_error_ns": found.error_ns(at_ns),
-    }
-
-
-def test_a_step_of_the_reference_is_told_and_older_probes_are_left_out() -> None:
+def test_a_step_of_the_reference_is_an_event_and_drops_older_probes() -> None:
     # GIVEN a minute of probes
     network = FakeNetwork(delays=steady)
     clock = host_clock(network)
     network.run(clock, for_ns=60 * S)
     assert clock.estimate() is not None
-    # WHEN the reference jumps by 3 s (its host slept) and one probe follows
+    # WHEN the reference steps by 3 s, as after a suspend of its host, and one probe follows
     network.offset_ns += 3 * S
     assert clock.probe()
 
-    # THEN the estimate is the new offset at once, and an event names the step
+    # THEN the estimate has the new offset at once, and an event reports the step
     found = clock.estimate()
     assert found is not None
     assert (found.num_probes, found.fit.offset_ns) == (1, UNIX_NS + 3 * S)
@@ -108,7 +88,7 @@ def test_a_step_of_the_reference_is_told_and_older_probes_are_left_out() -> None
     assert clock.take_events() == ()
 
 
-def test_another_collectors_clock_begins_a_new_window() -> None:
+def test_another_reference_clock_starts_a_new_window() -> None:
     network = FakeNetwork(delays=steady)
     clock = host_clock(network)
     network.run(clock, for_ns=10 * S)
@@ -137,7 +117,7 @@ def test_probes_that_fail_are_counted_and_change_nothing() -> None:
     assert clock.estimate() == before
 
 
-def test_a_reply_that_took_longer_to_make_than_to_get_is_refused() -> None:
+def test_a_reply_whose_times_exceed_the_round_trip_is_rejected() -> None:
     def exchange() -> ProbeReply:
         network.now_ns += MS
         return ProbeReply(
@@ -151,9 +131,9 @@ def test_a_reply_that_took_longer_to_make_than_to_get_is_refused() -> None:
     assert (clock.num_failed, clock.estimate()) == (1, None)
 
 
-def test_an_answer_that_is_no_reply_is_counted() -> None:
+def test_an_invalid_reply_is_counted() -> None:
     def exchange() -> ProbeReply:
-        raise ClockReplyError("it is no object")
+        raise ClockReplyError("not a JSON object")
 
     clock = ClockSync(exchange, monotonic_ns=lambda: START_NS)
 
@@ -161,11 +141,11 @@ def test_an_answer_that_is_no_reply_is_counted() -> None:
     assert clock.num_failed == 1
 
 
-def test_after_a_suspend_nothing_is_known_until_the_next_probe() -> None:
+def test_after_a_suspend_the_estimate_is_unknown_until_the_next_probe() -> None:
     network = FakeNetwork(delays=steady)
     clock = host_clock(network)
     network.run(clock, for_ns=10 * S)
-    # The host slept for 90 s: its monotonic clock stood still.
+    # A suspend of 90 s, in which the monotonic clock stops.
     network.offset_ns += 90 * S
     clock.forget()
 
@@ -177,7 +157,7 @@ def test_after_a_suspend_nothing_is_known_until_the_next_probe() -> None:
     assert clock.take_events() == ()
 
 
-def test_probes_come_often_at_first_and_once_a_second_later() -> None:
+def test_probes_are_frequent_at_first_and_once_a_second_later() -> None:
     network = FakeNetwork(delays=lambda: (0, 0), turn_ns=0)
     clock = host_clock(network)
     sent: list[int] = []
@@ -193,7 +173,7 @@ def test_probes_come_often_at_first_and_once_a_second_later() -> None:
     assert 1_300 <= len(sent) <= 1_400
 
 
-def test_a_collector_that_asks_for_a_pause_is_left_alone_for_so_long() -> None:
+def test_the_pause_that_a_collector_asks_for_is_kept() -> None:
     # GIVEN a collector that asks for 300 ms
     network = FakeNetwork(delays=lambda: (0, 0), turn_ns=0, pause_ns=300 * MS)
     clock = host_clock(network)
@@ -203,7 +183,7 @@ def test_a_collector_that_asks_for_a_pause_is_left_alone_for_so_long() -> None:
             sent.append(network.now_ns)
         network.now_ns += 10 * MS
 
-    # THEN no probe comes earlier, also where the host was suspended
+    # THEN no probe is sent earlier, even after a suspend of the host
     assert {after - before for before, after in pairwise(sent)} == {300 * MS}
     assert clock.probe()
     clock.forget()
@@ -212,7 +192,7 @@ def test_a_collector_that_asks_for_a_pause_is_left_alone_for_so_long() -> None:
     assert clock.poll()
 
 
-def test_no_collector_is_left_alone_for_longer_than_a_minute() -> None:
+def test_the_pause_that_a_collector_asks_for_is_at_most_a_minute() -> None:
     network = FakeNetwork(delays=steady, pause_ns=10**17)
     clock = host_clock(network)
     assert clock.poll()
@@ -223,7 +203,7 @@ def test_no_collector_is_left_alone_for_longer_than_a_minute() -> None:
     assert clock.poll()
 
 
-def test_a_collector_that_does_not_answer_is_asked_less_and_less_often() -> None:
+def test_a_collector_that_does_not_answer_is_probed_with_backoff() -> None:
     network = FakeNetwork(delays=steady, broken=True)
     clock = ClockSync(network.exchange, monotonic_ns=network.clock, uniform=lambda _, most: most)
     tried: list[int] = []
@@ -234,7 +214,7 @@ def test_a_collector_that_does_not_answer_is_asked_less_and_less_often() -> None
             tried.append(network.now_ns - START_NS)
         network.now_ns += 10 * MS
 
-    # THEN each pause is twice the last, up to a second
+    # THEN each pause is twice the one before, up to a second
     assert tried == [
         0,
         100 * MS,
@@ -247,7 +227,7 @@ def test_a_collector_that_does_not_answer_is_asked_less_and_less_often() -> None
         5_500 * MS,
     ]
 
-    # AND an answer ends it
+    # AND a reply ends the backoff
     network.broken = False
     network.now_ns += S
     assert clock.poll()
@@ -255,7 +235,7 @@ def test_a_collector_that_does_not_answer_is_asked_less_and_less_often() -> None
     assert clock.poll()
 
 
-def test_the_window_keeps_no_more_and_no_older_than_it_says() -> None:
+def test_the_window_is_bounded_in_number_and_age() -> None:
     network = FakeNetwork(delays=steady)
     clock = host_clock(network, ProbeConfig(max_probes=8, window_ns=5 * S, first_pause_ns=S))
     network.run(clock, for_ns=60 * S)
@@ -266,7 +246,7 @@ def test_the_window_keeps_no_more_and_no_older_than_it_says() -> None:
     assert found.num_probes in {5, 6}
 
 
-def test_the_newest_probes_that_agree_are_found() -> None:
+def test_the_newest_probes_that_agree_are_kept() -> None:
     old = [probe_at(START_NS + i * S, offset_ns=0, there_ns=US, back_ns=US) for i in range(7)]
     new = [probe_at(START_NS + i * S, offset_ns=9 * S, there_ns=US, back_ns=US) for i in (7, 8, 9)]
 
@@ -280,7 +260,7 @@ def test_the_newest_probes_that_agree_are_found() -> None:
     "name",
     ["first_probes", "first_pause_ns", "change_pause_ns", "pause_ns", "window_ns", "max_probes"],
 )
-def test_a_config_of_nothing_is_refused(name: str) -> None:
+def test_a_config_value_of_zero_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         ProbeConfig(**{name: 0})
 
@@ -290,7 +270,7 @@ STEADY_NS = 300 * S
 
 
 class Host:
-    """A host whose probes come back at once from whichever collector stands there."""
+    """A host whose probes are answered at once by the current collector."""
 
     def __init__(self) -> None:
         self.now_ns = 5 * S
@@ -298,7 +278,7 @@ class Host:
         self.clock = ClockSync(self._exchange, monotonic_ns=lambda: self.now_ns)
 
     def run(self, for_ns: int) -> list[int]:
-        """Return when it probed."""
+        """Poll for a time; return the times of the probes."""
         sent_ns = []
         end_ns = self.now_ns + for_ns
         while self.now_ns < end_ns:
@@ -312,8 +292,8 @@ class Host:
         return ProbeReply(reference_id=self.reference_id, received_ns=at, replied_ns=at)
 
 
-def test_a_collector_that_was_restarted_is_probed_at_most_twice_as_often_as_before() -> None:
-    # GIVEN a host that has come to one probe a second
+def test_a_restarted_collector_is_probed_at_most_twice_as_often_as_before() -> None:
+    # GIVEN a host that probes once a second
     host = Host()
     host.run(STEADY_NS)
     assert len(host.run(10 * S)) == 10
@@ -322,7 +302,7 @@ def test_a_collector_that_was_restarted_is_probed_at_most_twice_as_often_as_befo
     host.reference_id = "second"
     sent_ns = host.run(20 * S)
 
-    # THEN no second sees more than two probes, and the window is as full as ever after two minutes
+    # THEN there are at most two probes in any second, and the window is full after two minutes
     assert 38 <= len(sent_ns) <= 40
     for begin_ns in sent_ns:
         assert sum(begin_ns <= at_ns < begin_ns + S for at_ns in sent_ns) <= 2
@@ -332,12 +312,12 @@ def test_a_collector_that_was_restarted_is_probed_at_most_twice_as_often_as_befo
     assert found.reference_id == "second"
     assert 250 <= found.num_probes <= 260
 
-    # AND it comes back to one a second
+    # AND then one per second again
     host.run(130 * S)
     assert len(host.run(10 * S)) == 10
 
 
-def test_a_host_that_was_suspended_alone_probes_as_often_as_at_its_start() -> None:
+def test_a_suspended_host_probes_as_often_as_at_its_start() -> None:
     host = Host()
     host.run(STEADY_NS)
     host.reference_id = "second"

@@ -21,7 +21,7 @@ START = HostReading(monotonic_ns=10**12, unix_ns=1_700_000_000 * S, boottime_ns=
 
 @dataclass(kw_only=True)
 class FakeHost:
-    """Three clocks that run together until one of them is told otherwise."""
+    """Three clocks that agree until a test changes one."""
 
     reading: HostReading = START
 
@@ -49,87 +49,87 @@ class FakeHost:
 
 def watched(host: FakeHost) -> ClockWatch:
     watch = ClockWatch(host)
-    assert watch.look() == ()
+    assert watch.poll() == ()
     return watch
 
 
-def test_clocks_that_run_together_are_no_event() -> None:
+def test_clocks_that_agree_make_no_event() -> None:
     host = FakeHost()
     watch = watched(host)
     for _ in range(100):
         host.run(1)
-        assert watch.look() == ()
+        assert watch.poll() == ()
 
 
-def test_a_wall_clock_set_back_an_hour_is_told_once() -> None:
+def test_a_wall_clock_set_back_an_hour_is_one_event() -> None:
     host = FakeHost()
     watch = watched(host)
     host.run(1)
     host.set_wall(-HOUR_S)
 
-    (event,) = watch.look()
+    (event,) = watch.poll()
 
     assert (event.kind, event.shift_ns) == (ClockEventKind.WALL_STEP, -HOUR_S * S)
     assert event.at_ns == 10**12 + S
     assert "set back by 3600.000 s" in event.text
     host.run(1)
-    assert watch.look() == ()
+    assert watch.poll() == ()
 
 
-def test_a_wall_clock_set_forward_a_day_is_told() -> None:
+def test_a_wall_clock_set_forward_a_day_is_one_event() -> None:
     host = FakeHost()
     watch = watched(host)
     host.set_wall(DAY_S)
 
-    (event,) = watch.look()
+    (event,) = watch.poll()
 
     assert (event.kind, event.shift_ns) == (ClockEventKind.WALL_STEP, DAY_S * S)
 
 
-def test_a_leap_second_smeared_over_a_day_is_told_as_a_slew() -> None:
-    # GIVEN a wall clock that runs 11 ppm fast for a day: 0.95 s in all
+def test_a_leap_second_smeared_over_a_day_is_a_slew() -> None:
+    # GIVEN a wall clock that is 11 ppm fast for a day: 0.95 s in all
     host = FakeHost()
     watch = watched(host)
     events: list[ClockEvent] = []
     for _ in range(DAY_S // 60):
         host.run(60, wall_ppm=11)
-        events += watch.look()
+        events += watch.poll()
 
-    # THEN each 100 ms of it is told (the first look past 100 ms), and nothing as a step
+    # THEN each 100 ms is one event, at the first poll after it, and none is a step
     assert {event.kind for event in events} == {ClockEventKind.WALL_SLEW}
     assert len(events) == 9
     assert all(event.shift_ns == 152 * 660_000 for event in events)
 
 
-def test_ntp_slewing_at_its_fastest_is_no_step() -> None:
+def test_the_fastest_slew_of_ntp_is_no_step() -> None:
     host = FakeHost()
     watch = watched(host)
     host.run(60, wall_ppm=500)
 
-    assert watch.look() == ()
+    assert watch.poll() == ()
 
 
-def test_a_suspend_is_told_with_its_length_and_is_no_step_of_the_wall_clock() -> None:
+def test_a_suspend_is_an_event_with_its_length_and_no_step() -> None:
     host = FakeHost()
     watch = watched(host)
     host.run(1)
     host.suspend(90)
 
-    (event,) = watch.look()
+    (event,) = watch.poll()
 
     assert (event.kind, event.shift_ns) == (ClockEventKind.SUSPEND, 90 * S)
     assert "90.000 s" in event.text
     host.run(1)
-    assert watch.look() == ()
+    assert watch.poll() == ()
 
 
-def test_a_suspend_with_a_wall_clock_set_meanwhile_is_two_events() -> None:
+def test_a_suspend_with_a_step_of_the_wall_clock_is_two_events() -> None:
     host = FakeHost()
     watch = watched(host)
     host.suspend(90)
     host.set_wall(-HOUR_S)
 
-    events = watch.look()
+    events = watch.poll()
 
     assert [(event.kind, event.shift_ns) for event in events] == [
         (ClockEventKind.SUSPEND, 90 * S),
@@ -137,9 +137,9 @@ def test_a_suspend_with_a_wall_clock_set_meanwhile_is_two_events() -> None:
     ]
 
 
-def test_this_hosts_clocks_can_be_read() -> None:
+def test_the_clocks_of_this_host_can_be_read() -> None:
     first, second = read_host(), read_host()
 
     assert second.monotonic_ns >= first.monotonic_ns
-    # The boot clock counts suspends too: it is never behind.
+    # The boot clock also counts suspends, so it is never behind.
     assert first.boottime_ns >= first.monotonic_ns - MS

@@ -119,7 +119,7 @@ def test_a_store_held_by_another_process_names_it_and_what_to_do(
         open_store(url_of(folder))
 
     assert (caught.value.holder_pid, caught.value.holder_url) == (pid, url or None)
-    assert f"held by process {pid}" in str(caught.value)
+    assert f"in use by process {pid}" in str(caught.value)
     assert "--store" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == ""  # nothing from the engine beside our one line

@@ -1,4 +1,4 @@
-"""A host, a collector and a network between them, for tests of the host's clock."""
+"""Fake network between a host and a collector, for tests of the host's clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Delays = tuple[float, float]
 
 @dataclass(kw_only=True)
 class FakeNetwork:
-    """A host, a collector and the way between them; time passes only on the way and when told."""
+    """A host, a collector and their network; time passes in an exchange and in `run` only."""
 
     delays: Callable[[], Delays]
     offset_ns: int = UNIX_NS
@@ -55,11 +55,11 @@ class FakeNetwork:
             pause_ns=self.pause_ns,
         )
 
-    def run(self, clock: ClockSync, *, for_ns: int, look_ns: int = 50 * MS) -> None:
+    def run(self, clock: ClockSync, *, for_ns: int, poll_ns: int = 50 * MS) -> None:
         end_ns = self.now_ns + for_ns
         while self.now_ns < end_ns:
             clock.poll()
-            self.now_ns += look_ns
+            self.now_ns += poll_ns
 
 
 def steady() -> Delays:
@@ -71,7 +71,7 @@ def host_clock(network: FakeNetwork, config: ProbeConfig | None = None) -> Clock
 
 
 def probe_at(at_ns: int, *, offset_ns: int, there_ns: int, back_ns: int, turn_ns: int = 0) -> Probe:
-    """A probe of a reference that is ``offset_ns`` ahead and does not drift."""
+    """Return a probe of a reference that is ``offset_ns`` ahead and does not drift."""
     received_ns = at_ns + there_ns + offset_ns
     return Probe(
         sent_ns=MonotonicNs(at_ns),
