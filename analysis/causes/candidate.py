@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from .detector import Cause
 
 WHOLE_HOST_SHARE = 0.8
-"""Share of a host's ranks that must show a cause for the host to be the common place."""
+"""Share of a host's ranks that must show a cause for the host to be at fault."""
 
 MIN_HOST_RANKS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One cause, where and when it showed, and how clearly."""
+    """One cause, the ranks and steps that show it, and how clearly."""
 
     cause: Cause
 
@@ -40,34 +40,33 @@ class Candidate:
     """First and last step that show it."""
 
     part: NDArray[np.bool_] | None
-    """Shape (ops,): operations that mending it would make ideal; None where the replay holds
-    none of it."""
+    """Shape (ops,): operations that fixing it would change; None if the replay has none."""
 
     excess_ratio: float
     threshold: float
-    """What the excess had to exceed."""
+    """Least excess that would have been reported."""
 
     evidence: str
     """One sentence with numbers."""
 
     on_host: bool = False
-    """Whether it lies in launch gaps, which only the full replay knows."""
+    """Whether its time is lost in launch gaps, which only the full replay has."""
 
     fixed_ns: NDArray[np.float64] | None = None
-    """Shape (ops,): what each operation of the part takes where the cause is absent; NaN, or None
-    for all: what the ranks outside the part take."""
+    """Shape (ops,): what each operation of the part takes once the cause is fixed; NaN, or None
+    for all operations: what it takes on the ranks outside the part."""
 
     is_everywhere: bool = False
-    """Whether no rank is free of it, so that no gap between steps is usual."""
+    """Whether all ranks show it, so that no gap between steps is normal."""
 
     certainty: float = 1.0
-    """Share of such cases in which this is the cause: less where the evidence fits several."""
+    """Factor of the confidence: below 1 if the evidence fits another cause as well."""
 
     sample: ClockDrop | None = None
-    """The reading of a device that tells the cause."""
+    """The lower clock of the device, if samples show one."""
 
     shown_steps: tuple[int, ...] | None = None
-    """Steps that show it, where others between the first and the last do not; None: all."""
+    """Steps that show it, if not all between the first and the last do; None: all."""
 
     gaps: NDArray[np.bool_] | None = None
     """Shape (gaps,): host gaps that it explains; None: none."""
@@ -81,30 +80,39 @@ def named_ranks(found: Iterable[Candidate], causes: Collection[Cause]) -> frozen
     return frozenset(rank for each in found if each.cause in causes for rank in each.ranks)
 
 
+def explained_gaps(found: Iterable[Candidate], num_gaps: int) -> NDArray[np.bool_]:
+    """Return the host gaps that candidates explain. Shape (num_gaps,)."""
+    explained = np.zeros(num_gaps, dtype=np.bool_)
+    for each in found:
+        if each.gaps is not None:
+            explained |= each.gaps
+    return explained
+
+
 def merge_parts(
     found: Sequence[Candidate],
 ) -> tuple[NDArray[np.bool_] | None, NDArray[np.float64] | None]:
-    """Return the operations of several candidates, and what these usually take.
+    """Return the operations of several candidates, and what they take once all are fixed.
 
     Args:
         found: At least one.
 
     Returns:
-        ``part`` and ``usual_ns`` of one candidate that stands for them all; the smaller where two
-        say what an operation usually takes.
+        ``part`` and ``fixed_ns`` of the merged candidate; the smaller if two candidates give a
+        ``fixed_ns`` for the same operation.
     """
     parts = [each.part for each in found if each.part is not None]
-    usual = [
+    fixed = [
         np.where(each.part, each.fixed_ns, np.nan)
         for each in found
         if each.part is not None and each.fixed_ns is not None
     ]
     part = np.logical_or.reduce(parts) if parts else None
-    return part, np.fmin.reduce(usual) if usual else None
+    return part, np.fmin.reduce(fixed) if fixed else None
 
 
 def in_steps(model: ReplayModel, steps: tuple[int, int]) -> NDArray[np.bool_]:
-    """Tell which operations lie between two steps, these included; shape (ops,)."""
+    """Return which operations are in the steps from one to another, both included. Shape (ops,)."""
     numbers = np.array(model.operations.steps)
     shows = (numbers >= steps[0]) & (numbers <= steps[1])
     inside: NDArray[np.bool_] = shows[model.operations.step]
@@ -112,7 +120,7 @@ def in_steps(model: ReplayModel, steps: tuple[int, int]) -> NDArray[np.bool_]:
 
 
 def in_shown_steps(model: ReplayModel, candidate: Candidate) -> NDArray[np.bool_]:
-    """Tell which operations lie in steps that show a candidate; shape (ops,)."""
+    """Return which operations are in steps that show a candidate. Shape (ops,)."""
     inside = in_steps(model, candidate.steps)
     if candidate.shown_steps is None:
         return inside
@@ -122,18 +130,18 @@ def in_shown_steps(model: ReplayModel, candidate: Candidate) -> NDArray[np.bool_
 
 
 def is_brief(candidate: Candidate) -> bool:
-    """Tell whether a candidate shows in a step or two, or in some now and then."""
+    """Return whether a candidate shows in fewer than `MIN_LASTING_STEPS` steps, or on and off."""
     is_short = candidate.steps[1] - candidate.steps[0] + 1 < MIN_LASTING_STEPS
     return is_short or candidate.shown_steps is not None
 
 
 def share_steps(one: Candidate, other: Candidate) -> bool:
-    """Tell whether two candidates show in steps in common."""
+    """Return whether the step ranges of two candidates overlap."""
     return one.steps[0] <= other.steps[1] and other.steps[0] <= one.steps[1]
 
 
 def merge_hosts(found: Sequence[Candidate], ranks: Mapping[int, RankInfo]) -> tuple[Candidate, ...]:
-    """Tell candidates of one cause as one where they are (nearly) all of a host's ranks."""
+    """Merge candidates of one cause that cover (nearly) all ranks of a host."""
     size = Counter(info.host for info in ranks.values())
     if len(size) == 1:
         return tuple(found)
@@ -153,15 +161,14 @@ def merge_hosts(found: Sequence[Candidate], ranks: Mapping[int, RankInfo]) -> tu
             ]
             if len(mine) > 1:
                 kept = [each for each in kept if each not in mine]
-                kept.append(_joined(mine, f"all of host {host}"))
+                kept.append(_merge(mine, f"all on host {host}"))
     return tuple(kept)
 
 
-def _joined(found: Sequence[Candidate], why: str) -> Candidate:
+def _merge(found: Sequence[Candidate], place: str) -> Candidate:
     worst = max(found, key=lambda each: each.excess_ratio)
     ranks = tuple(sorted({rank for each in found for rank in each.ranks}))
     part, fixed_ns = merge_parts(found)
-    text = worst.evidence.removeprefix("the worst, ").split(": the worst, ")[-1]
     return replace(
         worst,
         ranks=ranks,
@@ -170,12 +177,12 @@ def _joined(found: Sequence[Candidate], why: str) -> Candidate:
         part=part,
         fixed_ns=fixed_ns,
         excess_ratio=float(np.median([each.excess_ratio for each in found])),
-        evidence=f"{format_ranks(ranks)}, {why}: the worst, {text}",
+        evidence=f"{format_ranks(ranks)}, {place}; the worst: {worst.evidence}",
     )
 
 
 def _shown_by_any(found: Sequence[Candidate]) -> tuple[int, ...] | None:
-    """Return the steps that show one of several candidates; None where one shows throughout."""
+    """Return the steps that show any of several candidates; None if one shows in all its steps."""
     steps: set[int] = set()
     for each in found:
         if each.shown_steps is None:

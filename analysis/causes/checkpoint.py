@@ -35,47 +35,47 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
 
 
 def pause_candidate(
-    cause: Cause, stalls: HostGaps, pauses: CommonPauses, chosen: NDArray[np.bool_]
+    cause: Cause, gaps: HostGaps, pauses: CommonPauses, chosen: NDArray[np.bool_]
 ) -> Candidate | None:
-    """Return some of the common pauses as a candidate; None if there is none.
+    """Return some of the common pauses as a candidate; None if there are none.
 
     Args:
-        cause: What they are.
-        stalls: The run's gaps.
+        cause: Their cause.
+        gaps: The run's gaps.
         pauses: All common pauses.
         chosen: Shape (pauses,): those that have this cause.
     """
-    dips = pauses.columns[chosen]
-    if not len(dips):
+    columns = pauses.columns[chosen]
+    if not len(columns):
         return None
     lost_ns = pauses.lost_ns
-    mine = stalls.among(*Place) & np.isin(stalls.column, dips)
-    expected = [((place,), _own_medians(stalls.total(place))) for place in Place]
-    steps = stalls.profile.steps[dips]
-    distances = np.unique(np.diff(dips))
-    each = format_count(len(dips), "time")
+    mine = gaps.is_at(*Place) & np.isin(gaps.column, columns)
+    expected = [((place,), _rank_medians(gaps.total_ns(place))) for place in Place]
+    steps = gaps.profile.steps[columns]
+    distances = np.unique(np.diff(columns))
+    how_often = format_count(len(columns), "time")
     if len(distances) == 1 and distances[0] > 1:
-        each = f"every {int(distances[0])} steps"
+        how_often = f"every {int(distances[0])} steps"
     in_spans = cause is CAUSE and pauses.in_spans[chosen].all()
-    what = "in checkpoint spans" if in_spans else "outside any compute"
-    typical = format_duration(float(np.median(lost_ns[:, dips])))
+    where = "in checkpoint spans" if in_spans else "outside any compute"
+    typical = format_duration(float(np.median(lost_ns[:, columns])))
     return Candidate(
         cause=cause,
-        ranks=tuple(stalls.profile.ranks.tolist()),
+        ranks=tuple(gaps.profile.ranks.tolist()),
         steps=(int(steps[0]), int(steps[-1])),
-        part=stalls.part(mine),
-        fixed_ns=stalls.usual_at(mine, expected),
-        excess_ratio=float(np.median((lost_ns / stalls.compute_ns[:, None])[:, dips])),
+        part=gaps.part(mine),
+        fixed_ns=gaps.fixed_ns_by_place(mine, expected),
+        excess_ratio=float(np.median((lost_ns / gaps.compute_ns[:, None])[:, columns])),
         threshold=MIN_EXCESS_RATIO,
         evidence=(
-            f"all ranks stand still together for {typical} {what}, {each},"
+            f"all ranks pause together for {typical} {where}, {how_often},"
             f" in steps {int(steps[0])} to {int(steps[-1])}"
         ),
         on_host=True,
     )
 
 
-def _own_medians(gap_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each rank's median for all of its steps, shape as given."""
-    usual: NDArray[np.float64] = np.broadcast_to(row_medians(gap_ns)[:, None], gap_ns.shape)
-    return usual
+def _rank_medians(value: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each rank's median over its steps. Shape (ranks, steps), equal along each row."""
+    medians: NDArray[np.float64] = np.broadcast_to(row_medians(value)[:, None], value.shape)
+    return medians

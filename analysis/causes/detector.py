@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ..readers.tp_partners import find_workers
-from .host_gaps import common_pauses, tabulate_gaps
+from .host_gaps import find_common_pauses, tabulate_gaps
 from .link_profile import profile_links
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Subject(Enum):
-    """What the verdict's sentence about a cause speaks of."""
+    """Subject of the verdict's sentence about a cause."""
 
     RANKS = "the ranks at fault"
     LINK = "one link, with the ranks that it joins"
@@ -40,10 +40,10 @@ class Subject(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One cause: its name, and what the verdict, the alarms and the recurrence need of it."""
+    """One cause, with all that the verdict, the alerts and the recurrence need of it."""
 
     name: str
-    """As findings, the store and the JSON document spell it."""
+    """As it is written in findings, in the store and in the JSON document."""
 
     subject: Subject = Subject.RANKS
     one: str = ""
@@ -53,29 +53,28 @@ class Cause:
     """The same about several ranks: "are slow"."""
 
     sentence: str = ""
-    """Whole sentence, without its full stop, if the finding names no ranks or its subject is the
-    job."""
+    """Whole sentence without its full stop, for a subject `JOB` or a finding without ranks."""
 
     is_alarm: bool = True
-    """False: reported beside `healthy` and does not replace it."""
+    """False: reported beside `healthy`, which remains the first finding."""
 
     ends_run: bool = False
-    """Whether the job ended with it: the waits of the steps before do not follow from it."""
+    """Whether the job ends with it, so that it explains none of the waits before."""
 
     has_place: bool = False
-    """Whether it belongs to a host or a position, so that its recurrence can be followed."""
+    """Whether it belongs to a host or a position, so that its recurrence is tracked."""
 
     recurs_as: str = ""
-    """Name of the cause that is the same but for what was sampled; empty: its own."""
+    """Cause that it counts as in a recurrence, by name; empty: itself."""
 
 
 INSUFFICIENT_EVIDENCE = Cause(name="insufficient-evidence", is_alarm=False)
-"""Something is unusual, and what it is cannot be decided. Reported only if nothing else is."""
+"""Something is unusual and its cause cannot be decided. Reported only if no alarm is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What was recorded of a run: the input of detectors that need no replay."""
+    """A run as it was recorded: the input of detectors that need no replay."""
 
     run: RunInfo
     spans: SpanTable
@@ -87,9 +86,9 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A run that can be replayed, with the evidence that several detectors share.
+    """A run that can be replayed, and the evidence that several detectors share.
 
-    The evidence is computed when a detector first asks for it.
+    Each piece of evidence is computed on its first use.
     """
 
     reading: Reading
@@ -113,7 +112,10 @@ class Case:
 
     @cached_property
     def workers(self) -> dict[int, tuple[int, ...]]:
-        """Return, for each rank, what it shares with the partners whose compute looks the same."""
+        """Return an identity for each rank, equal for partners whose compute looks the same.
+
+        Those are ranks of one worker whose communication with each other is not traced.
+        """
         return find_workers(self.ranks, (link.kind for link in self.reading.transfers.links))
 
     @cached_property
@@ -130,44 +132,45 @@ class Case:
 
     @cached_property
     def gaps(self) -> HostGaps:
-        """Return the host gaps as matrices over ranks and steps."""
+        """Return the host gaps by rank and step."""
         reading = self.reading
         return tabulate_gaps(self.profile, reading.gaps, reading.model.operations.duration_ns)
 
     @cached_property
     def common_pauses(self) -> CommonPauses:
         """Return the steps in which nearly all ranks pause at once."""
-        return common_pauses(self.gaps)
+        return find_common_pauses(self.gaps)
 
     @cached_property
     def links(self) -> LinkProfile:
-        """Return the transfer times of each link against alike ones."""
+        """Return the transfer times of each link, compared with alike ones."""
         return profile_links(self.reading.transfers, self.reading.steps, self.coords)
 
 
 class CauseModule(Protocol):
-    """A module of this package that is named as its cause."""
+    """A module of this package, named as the cause that it finds."""
 
     CAUSE: Cause
 
 
 class Detector(CauseModule, Protocol):
-    """One that searches for its cause in the replayed steps."""
+    """A module that searches the replayed steps for its cause."""
 
     def detect(self, case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-        """Return the candidates with those of this cause added.
+        """Return the candidates found so far, with those of this cause added.
+
+        A detector may mark candidates that its own cause explains (`Candidate.explained_by`). It
+        must not drop them: later detectors need them as explanations.
 
         Args:
             case: The run.
-            found: Candidates of the causes that were searched for before. A detector may mark
-                those that its own cause explains (`Candidate.explained_by`), never drop them: what
-                they name still explains what comes after.
+            found: Candidates of the detectors before this one.
         """
         ...
 
 
 class RecordDetector(CauseModule, Protocol):
-    """One that needs no replay: its findings have no price."""
+    """A module that needs no replay. Its findings have no price."""
 
     def detect(self, record: Record) -> Sequence[Finding]:
         """Return the findings of this cause."""

@@ -1,9 +1,12 @@
-"""Host gaps as matrices over ranks and steps: what host causes are looked for in."""
+"""Host gaps as matrices over ranks and steps: the evidence for causes on hosts.
+
+A host gap is time of a rank outside its compute in which it waited for no other rank.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -27,45 +30,53 @@ if TYPE_CHECKING:
     from .detector import Cause
 
 INPUT_PLACES = (Place.INPUT, Place.DATA)
-
 WORKING_PLACES = (Place.FORWARD, Place.BACKWARD, Place.LAUNCH, Place.OTHER)
+
+SAME_LENGTH_FACTOR = 1.5
+"""Pauses of one kind, all checkpoints or all evaluations, differ by less than this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGaps:
-    """Host gaps as matrices over the ranks and steps of a profile."""
+    """The host gaps of a run, and where each is in the matrices over ranks and steps."""
 
     profile: ComputeProfile
+    """Gives the matrices their rows (ranks) and columns (steps)."""
+
     gaps: GapItems
     row: NDArray[np.int64]
-    """Shape (gaps,): row of the profile, -1 for a rank or a step without compute."""
+    """Shape (gaps,): row of the matrices; -1 if the rank has no compute in that step."""
 
     column: NDArray[np.int64]
+    """Shape (gaps,)."""
+
     compute_ns: NDArray[np.float64]
-    """Shape (ranks,): usual own compute in a step, what gaps are measured against."""
+    """Shape (ranks,): median own compute in a step, the unit in which gaps are judged."""
 
     duration_ns: NDArray[np.float64]
-    """Shape (ops,): the replay's operations, as recorded."""
+    """Shape (ops,): recorded durations of the replay's operations."""
 
-    def total(self, *places: Place, but: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
-        """Return the gaps in these places, shape (ranks, steps), in ns.
+    def total_ns(
+        self, *places: Place, excluding: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.float64]:
+        """Return the time lost in some places, shape (ranks, steps).
 
         Args:
             places: Where in the step.
-            but: Shape (gaps,): gaps left out.
+            excluding: Shape (gaps,): gaps left out; None: none.
         """
-        chosen = self.among(*places)
-        if but is not None:
-            chosen &= ~but
+        chosen = self.is_at(*places)
+        if excluding is not None:
+            chosen &= ~excluding
         shape = self.profile.total_ns.shape
         return sum_cells(shape, self.row[chosen], self.column[chosen], self.gaps.gap_ns[chosen])
 
-    def among(self, *places: Place) -> NDArray[np.bool_]:
-        """Tell which gaps lie in these places."""
+    def is_at(self, *places: Place) -> NDArray[np.bool_]:
+        """Return which gaps are in some places. Shape (gaps,)."""
         return np.isin(self.gaps.place, places) & (self.row >= 0)
 
     def part(self, chosen: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-        """Return the operations that hold these gaps, shape (ops,); None where none does."""
+        """Return the operations that hold chosen gaps, shape (ops,); None if none does."""
         operation = self.gaps.operation[chosen]
         operation = operation[operation >= 0]
         if not len(operation):
@@ -74,124 +85,63 @@ class HostGaps:
         part[operation] = True
         return part
 
-    def usual(
+    def fixed_ns(
         self, chosen: NDArray[np.bool_], expected: NDArray[np.float64] | None
     ) -> NDArray[np.float64]:
-        """Return what operations would take if chosen gaps were as expected, in ns.
+        """Return the durations of the operations if chosen gaps were as long as expected.
 
         Args:
             chosen: Shape (gaps,).
-            expected: Shape (ranks, steps): what the chosen gaps of a rank should sum to in a
-                step; None: nothing.
+            expected: Shape (ranks, steps), ns: sum of the chosen gaps of a rank in a step; None: 0.
 
         Returns:
-            Shape (ops,): as recorded but for operations that are a chosen gap.
+            Shape (ops,), ns: as recorded, except for operations that are a chosen gap.
         """
-        usual = self.duration_ns.copy()
+        fixed = self.duration_ns.copy()
         chosen = chosen & (self.gaps.operation >= 0) & (self.row >= 0)
-        # The gap before a step is held by an operation, but is not that operation's own time.
+        # An operation that holds the gap before a step has a duration of its own besides.
         chosen &= self.duration_ns[self.gaps.operation] == self.gaps.gap_ns
         operation, gap = self.gaps.operation[chosen], self.gaps.gap_ns[chosen].astype(np.float64)
         if expected is None:
-            usual[operation] = 0.0
-            return usual
+            fixed[operation] = 0.0
+            return fixed
         row, column = self.row[chosen], self.column[chosen]
         whole = sum_cells(expected.shape, row, column, gap)[row, column]
-        usual[operation] = expected[row, column] * np.divide(
+        fixed[operation] = expected[row, column] * np.divide(
             gap, whole, out=np.zeros_like(gap), where=whole > 0
         )
-        return usual
+        return fixed
 
-    def usual_at(
+    def fixed_ns_by_place(
         self,
         chosen: NDArray[np.bool_],
         expected: Sequence[tuple[tuple[Place, ...], NDArray[np.float64]]],
     ) -> NDArray[np.float64]:
-        """Return what operations would take if chosen gaps were as expected at their places, in ns.
+        """Return the same as `fixed_ns`, with an expected time for each of several places.
 
         Args:
             chosen: Shape (gaps,).
-            expected: By places, shape (ranks, steps): as of `usual`.
-
-        Returns:
-            Shape (ops,): as recorded but for operations that are a chosen gap at these places.
+            expected: (places, matrix as in `fixed_ns`).
         """
-        usual = self.duration_ns.copy()
+        fixed = self.duration_ns.copy()
         for places, level in expected:
-            mine = chosen & self.among(*places)
-            found = self.usual(mine, level)
+            mine = chosen & self.is_at(*places)
+            found = self.fixed_ns(mine, level)
             operation = self.gaps.operation[mine & (self.gaps.operation >= 0)]
-            usual[operation] = found[operation]
-        return usual
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommonPauses:
-    """Steps in which nearly all ranks pause at once: checkpoints, evaluations, missing input."""
-
-    columns: NDArray[np.int64]
-    """Columns of these steps, ascending."""
-
-    is_planned: NDArray[np.bool_]
-    """Shape (pauses,): whether it is a checkpoint or an evaluation, not missing input."""
-
-    in_spans: NDArray[np.bool_]
-    """Shape (pauses,): whether most of it lies in ``checkpoint`` spans."""
-
-    lost_ns: NDArray[np.float64]
-    """Shape (ranks, steps): time lost beyond what the rank usually loses."""
-
-    other_steps: NDArray[np.bool_]
-    """Shape (steps,): steps that no common pause explains."""
-
-    places: NDArray[np.bool_]
-    """Shape (places, steps): where in its steps a common pause lies."""
-
-    in_gaps: NDArray[np.bool_]
-    """Shape (gaps,): gaps that a common pause explains."""
-
-
-def common_pauses(stalls: HostGaps) -> CommonPauses:
-    """Find the steps in which nearly all ranks pause at once.
-
-    Planned are those in ``checkpoint`` spans, those after a step's compute, and those of one
-    length that come at equal distances. The others are missing input.
-    """
-    inside = stalls.total(Place.CHECKPOINT)
-    data = stalls.total(Place.DATA)
-    before, after = stalls.total(*INPUT_PLACES), stalls.total(*WORKING_PLACES)
-    unusual = before - row_medians(before)[:, None] + after - row_medians(after)[:, None]
-    lost = inside + unusual
-    dips = np.flatnonzero(
-        (lost / stalls.compute_ns[:, None] >= MIN_EXCESS_RATIO).mean(axis=0) >= ALL_RANKS_SHARE
-    )
-
-    def middle(gap: NDArray[np.float64]) -> NDArray[np.float64]:
-        level: NDArray[np.float64] = np.median(gap[:, dips], axis=0)
-        return level
-
-    in_spans = middle(inside) >= middle(unusual)
-    planned = in_spans | (middle(after) > middle(before))
-    in_data = middle(data - row_medians(data)[:, None]) > middle(lost) / 2
-    for chosen in _of_one_length(middle(lost), ~planned & ~in_data):
-        planned[chosen] = _is_regular(dips[chosen])
-    other_steps = _other_steps(stalls) if len(dips) else np.ones(len(lost[0]), dtype=np.bool_)
-    places = _places_of_pauses(stalls, other_steps)
-    return CommonPauses(
-        columns=dips,
-        is_planned=planned,
-        in_spans=in_spans,
-        lost_ns=lost,
-        other_steps=other_steps,
-        places=places,
-        in_gaps=places[stalls.gaps.place, stalls.column],
-    )
+            fixed[operation] = found[operation]
+        return fixed
 
 
 def tabulate_gaps(
     profile: ComputeProfile, gaps: GapItems, duration_ns: NDArray[np.float64]
 ) -> HostGaps:
-    """Lay a run's host gaps out over the ranks and steps of its profile."""
+    """Arrange a run's host gaps by the ranks and steps of its compute profile.
+
+    Args:
+        profile: Compute by rank and step.
+        gaps: The gaps.
+        duration_ns: Shape (ops,): recorded durations of the replay's operations.
+    """
     at = np.minimum(find_positions(gaps.rank, profile.ranks), len(profile.ranks) - 1)
     column = np.minimum(find_positions(gaps.step, profile.steps), len(profile.steps) - 1)
     known = (profile.ranks[at] == gaps.rank) & (profile.steps[column] == gaps.step)
@@ -205,21 +155,136 @@ def tabulate_gaps(
     )
 
 
-def find_late_stages(
-    stalls: HostGaps, gap: NDArray[np.float64], usual: NDArray[np.bool_], *, always: bool
-) -> tuple[Phase, ...]:
-    """Find stages most of whose ranks lose time; the phases' rows are stages.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonPauses:
+    """Steps in which nearly all ranks pause at once: checkpoints, evaluations, missing input."""
+
+    columns: NDArray[np.int64]
+    """Columns of these steps, ascending."""
+
+    is_planned: NDArray[np.bool_]
+    """Shape (pauses,): whether it is a checkpoint or an evaluation, not missing input."""
+
+    in_spans: NDArray[np.bool_]
+    """Shape (pauses,): whether most of it is inside ``checkpoint`` spans."""
+
+    lost_ns: NDArray[np.float64]
+    """Shape (ranks, steps): time lost beyond the rank's median."""
+
+    other_steps: NDArray[np.bool_]
+    """Shape (steps,): steps without a common pause."""
+
+    places: NDArray[np.bool_]
+    """Shape (places, steps): where in its step a common pause is."""
+
+    covers_gap: NDArray[np.bool_]
+    """Shape (gaps,): gaps that are part of a common pause."""
+
+
+def find_common_pauses(gaps: HostGaps) -> CommonPauses:
+    """Find the steps in which nearly all ranks pause at once.
+
+    Pauses in ``checkpoint`` spans, pauses after a step's compute, and pauses of one length at equal
+    distances are planned. The others are missing input.
+    """
+    inside = gaps.total_ns(Place.CHECKPOINT)
+    data = gaps.total_ns(Place.DATA)
+    before, after = gaps.total_ns(*INPUT_PLACES), gaps.total_ns(*WORKING_PLACES)
+    unusual = before - row_medians(before)[:, None] + after - row_medians(after)[:, None]
+    lost = inside + unusual
+    columns = np.flatnonzero(
+        (lost / gaps.compute_ns[:, None] >= MIN_EXCESS_RATIO).mean(axis=0) >= ALL_RANKS_SHARE
+    )
+
+    def median_of_ranks(value: NDArray[np.float64]) -> NDArray[np.float64]:
+        level: NDArray[np.float64] = np.median(value[:, columns], axis=0)
+        return level
+
+    in_spans = median_of_ranks(inside) >= median_of_ranks(unusual)
+    planned = in_spans | (median_of_ranks(after) > median_of_ranks(before))
+    in_data = median_of_ranks(data - row_medians(data)[:, None]) > median_of_ranks(lost) / 2
+    for chosen in _split_by_length(median_of_ranks(lost), ~planned & ~in_data):
+        planned[chosen] = _is_regular(columns[chosen])
+    other_steps = _find_other_steps(gaps) if len(columns) else np.ones(len(lost[0]), dtype=np.bool_)
+    places = _find_places(gaps, other_steps)
+    return CommonPauses(
+        columns=columns,
+        is_planned=planned,
+        in_spans=in_spans,
+        lost_ns=lost,
+        other_steps=other_steps,
+        places=places,
+        covers_gap=places[gaps.gaps.place, gaps.column],
+    )
+
+
+def _split_by_length(
+    lost_ns: NDArray[np.float64], chosen: NDArray[np.bool_]
+) -> list[NDArray[np.int64]]:
+    """Return the chosen pauses in classes of one length (`SAME_LENGTH_FACTOR`), as indices."""
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
+        return []
+    rows = rows[np.argsort(lost_ns[rows])]
+    is_longer = lost_ns[rows[1:]] > SAME_LENGTH_FACTOR * lost_ns[rows[:-1]]
+    return [np.sort(part) for part in np.split(rows, np.flatnonzero(is_longer) + 1)]
+
+
+def _is_regular(columns: NDArray[np.int64]) -> bool:
+    """Return whether pauses come at equal distances of two steps or more.
+
+    One or two pauses may belong to such a series, so they count as regular.
+    """
+    distances = np.unique(np.diff(columns))
+    return len(distances) <= 1 and bool((distances > 1).all())
+
+
+def _find_other_steps(gaps: HostGaps) -> NDArray[np.bool_]:
+    """Return which steps have no common pause. Shape (steps,)."""
+    before, rest = gaps.total_ns(*INPUT_PLACES), gaps.total_ns(*WORKING_PLACES, Place.CHECKPOINT)
+    total = before + rest
+    unusual = (total - row_medians(total)[:, None]) / gaps.compute_ns[:, None]
+    is_other: NDArray[np.bool_] = (unusual >= MIN_EXCESS_RATIO).mean(axis=0) < ALL_RANKS_SHARE
+    return is_other
+
+
+def _find_places(gaps: HostGaps, other_steps: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return where in their steps the common pauses are; other places remain evidence.
 
     Args:
-        stalls: The run's gaps.
-        gap: Shape (ranks, steps), in ns.
-        usual: Shape (steps,): steps that take part.
-        always: Whether time that all stages always lose counts too. Where it does not, the last
-            stage is held against its own faster steps: it may compute a loss outside its spans.
+        gaps: The run's gaps.
+        other_steps: Shape (steps,): steps without a common pause.
+
+    Returns:
+        Shape (places, steps): True if the median rank loses at least half of `MIN_EXCESS_RATIO`
+        there; True everywhere in a step in which no single place loses as much.
     """
-    ratio = gap / stalls.compute_ns[:, None]
-    stages = np.unique(stalls.profile.stage)
-    level = np.array([np.median(ratio[stalls.profile.stage == stage], axis=0) for stage in stages])
+    found = np.zeros((len(Place), len(other_steps)), dtype=np.bool_)
+    for place in Place:
+        lost = gaps.total_ns(place)
+        lost -= fast_quartile(lost)
+        found[place] = np.median(lost / gaps.compute_ns[:, None], axis=0) >= MIN_EXCESS_RATIO / 2
+    found[:, other_steps] = False
+    found[:, ~other_steps & ~found.any(axis=0)] = True
+    return found
+
+
+def find_late_stages(
+    gaps: HostGaps, lost_ns: NDArray[np.float64], steps: NDArray[np.bool_], *, always: bool
+) -> tuple[Phase, ...]:
+    """Find stages most of whose ranks lose time. The rows of the phases are stages.
+
+    Args:
+        gaps: The run's gaps.
+        lost_ns: Shape (ranks, steps).
+        steps: Shape (steps,): steps that are searched.
+        always: Whether time that all stages lose in every step counts too. If not, a stage is
+            compared with the other stages, and the last one with its own faster steps: it may
+            compute a loss outside its spans.
+    """
+    ratio = lost_ns / gaps.compute_ns[:, None]
+    stages = np.unique(gaps.profile.stage)
+    level = np.array([np.median(ratio[gaps.profile.stage == stage], axis=0) for stage in stages])
     excess = level.copy()
     if not always:
         own = np.quantile(level, BASELINE_QUANTILE, axis=1)[:, None]
@@ -227,8 +292,8 @@ def find_late_stages(
             others = np.delete(level, place, axis=0)
             is_last = place == len(stages) - 1
             excess[place] -= own[place] if is_last else np.median(others, axis=0)
-    excess[:, ~usual] = np.nan
-    if not usual.any():
+    excess[:, ~steps] = np.nan
+    if not steps.any():
         return ()
     return find_phases(
         excess,
@@ -238,118 +303,74 @@ def find_late_stages(
     )
 
 
-def find_late_rows(stalls: HostGaps, gap: NDArray[np.float64], phase: Phase) -> list[int]:
-    """Return the rows of the phase's stage that lose at least half of what it does."""
-    stages = np.unique(stalls.profile.stage)
-    inside = row_medians(gap[:, phase.first : phase.last + 1]) / stalls.compute_ns
-    late = (stalls.profile.stage == stages[phase.row]) & (inside >= phase.excess_ratio / 2)
+def find_late_rows(gaps: HostGaps, lost_ns: NDArray[np.float64], phase: Phase) -> list[int]:
+    """Return the rows of a late stage that lose at least half of what the stage loses."""
+    stages = np.unique(gaps.profile.stage)
+    inside = row_medians(lost_ns[:, phase.first : phase.last + 1]) / gaps.compute_ns
+    late = (gaps.profile.stage == stages[phase.row]) & (inside >= phase.excess_ratio / 2)
     rows: list[int] = np.flatnonzero(late).tolist()
     return rows
 
 
+class Loss(NamedTuple):
+    """Places in which late ranks lose time, and what they do there in words."""
+
+    places: tuple[Place, ...]
+    activity: str
+    """As in "loses 20.0 ms per step waiting for input"."""
+
+
 def stall_candidate(
     cause: Cause,
-    stalls: HostGaps,
+    gaps: HostGaps,
     phase: Phase,
     rows: Sequence[int],
-    places: tuple[tuple[Place, ...], str],
+    loss: Loss,
     expected: Sequence[tuple[tuple[Place, ...], NDArray[np.float64]]] | None = None,
 ) -> Candidate:
-    """Turn late ranks into a candidate.
+    """Return late ranks as a candidate.
 
     Args:
-        cause: What it is.
-        stalls: The run's gaps.
-        phase: When they are late.
-        rows: The ranks, as rows of the profile.
-        places: Where in the step, and in words.
+        cause: Its cause.
+        gaps: The run's gaps.
+        phase: The steps in which they are late.
+        rows: The ranks, as rows of the matrices.
+        loss: Where in the step they lose time.
         expected: By places, shape (ranks, steps), ns: what peers lose there; None: the ranks have
-            no peers that lose nothing, and would lose nothing themselves.
+            no peers that lose less, and would lose nothing themselves.
     """
-    profile = stalls.profile
-    chosen = stalls.among(*places[0]) & np.isin(stalls.row, rows)
-    chosen &= (stalls.column >= phase.first) & (stalls.column <= phase.last)
-    when = f"in steps {int(profile.steps[phase.first])} to {int(profile.steps[phase.last])}"
-    if phase.columns is not None:
-        chosen &= np.isin(stalls.column, phase.columns)
-        when = f"in {len(phase.columns)} of the {phase.num_steps} {when.removeprefix('in ')}"
-    extra = phase.excess_ratio * float(np.median(stalls.compute_ns[rows]))
-    ranks = tuple(sorted(profile.ranks[rows].tolist()))
+    profile = gaps.profile
+    chosen = gaps.is_at(*loss.places) & np.isin(gaps.row, rows)
+    chosen &= (gaps.column >= phase.first) & (gaps.column <= phase.last)
     first, last = int(profile.steps[phase.first]), int(profile.steps[phase.last])
+    when = f"in steps {first} to {last}"
+    if phase.columns is not None:
+        chosen &= np.isin(gaps.column, phase.columns)
+        when = f"in {len(phase.columns)} of the {phase.num_steps} steps {first} to {last}"
+    lost = format_duration(phase.excess_ratio * float(np.median(gaps.compute_ns[rows])))
+    share = format_percent(phase.excess_ratio)
+    ranks = tuple(sorted(profile.ranks[rows].tolist()))
     several = len(rows) > 1
     return Candidate(
         cause=cause,
         ranks=ranks,
         steps=(first, last),
-        part=stalls.part(chosen),
+        part=gaps.part(chosen),
         excess_ratio=phase.excess_ratio,
         threshold=max(phase.threshold, MIN_EXCESS_RATIO if several else 0.0),
         evidence=(
-            f"{format_ranks(ranks)}: {format_duration(extra)} a step"
-            f" {places[1]}{'' if several else ' that its peers do not lose'},"
-            f" {format_percent(phase.excess_ratio)} of its compute, {when}; nobody held it up"
+            f"{format_ranks(ranks)} {'lose' if several else 'loses'} {lost} per step"
+            f" {loss.activity} ({share} of the compute) {when}"
+            f"{'' if several else '; its peers lose none'}"
         ),
         on_host=True,
         fixed_ns=(
-            stalls.usual(chosen, None) if expected is None else stalls.usual_at(chosen, expected)
+            gaps.fixed_ns(chosen, None)
+            if expected is None
+            else gaps.fixed_ns_by_place(chosen, expected)
         ),
         is_everywhere=several,
         shown_steps=None
         if phase.columns is None
         else tuple(profile.steps[list(phase.columns)].tolist()),
     )
-
-
-def _of_one_length(
-    lost_ns: NDArray[np.float64], chosen: NDArray[np.bool_]
-) -> list[NDArray[np.int64]]:
-    """Part chosen dips where one is longer than the next shorter one by `SAME_LENGTH_FACTOR`."""
-    rows = np.flatnonzero(chosen)
-    if not len(rows):
-        return []
-    rows = rows[np.argsort(lost_ns[rows])]
-    apart = lost_ns[rows[1:]] > SAME_LENGTH_FACTOR * lost_ns[rows[:-1]]
-    return [np.sort(part) for part in np.split(rows, np.flatnonzero(apart) + 1)]
-
-
-def _is_regular(dips: NDArray[np.int64]) -> bool:
-    """Tell whether dips come at equal distances, not one after the other.
-
-    One alone, or two, may be part of such a series: nothing speaks against it.
-    """
-    distances = np.unique(np.diff(dips))
-    return len(distances) <= 1 and bool((distances > 1).all())
-
-
-def _places_of_pauses(stalls: HostGaps, usual: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Tell where in its steps a common dip lies: elsewhere they tell as much as any other.
-
-    Args:
-        stalls: The run's gaps.
-        usual: Shape (steps,): steps that no common dip explains.
-
-    Returns:
-        Shape (places, steps): where the middle rank loses half of what is due or more; everywhere
-        in a dip that no one place holds.
-    """
-    found = np.zeros((len(Place), len(usual)), dtype=np.bool_)
-    for place in Place:
-        lost = stalls.total(place)
-        lost -= fast_quartile(lost)
-        found[place] = np.median(lost / stalls.compute_ns[:, None], axis=0) >= MIN_EXCESS_RATIO / 2
-    found[:, usual] = False
-    found[:, ~usual & ~found.any(axis=0)] = True
-    return found
-
-
-def _other_steps(stalls: HostGaps) -> NDArray[np.bool_]:
-    """Return which steps no common pause explains, if there is any. Shape (steps,)."""
-    before, rest = stalls.total(*INPUT_PLACES), stalls.total(*WORKING_PLACES, Place.CHECKPOINT)
-    total = before + rest
-    unusual = (total - row_medians(total)[:, None]) / stalls.compute_ns[:, None]
-    usual: NDArray[np.bool_] = (unusual >= MIN_EXCESS_RATIO).mean(axis=0) < ALL_RANKS_SHARE
-    return usual
-
-
-SAME_LENGTH_FACTOR = 1.5
-"""Dips of one sort, all checkpoints or all evaluations, differ by less than this."""

@@ -1,4 +1,4 @@
-"""Ranks whose host launches late."""
+"""Ranks whose host launches late in every step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..replay.model import Place
 from ..statistics.phases import find_phases
 from .candidate import merge_hosts
 from .detector import Cause
-from .host_gaps import find_late_rows, find_late_stages, stall_candidate
+from .host_gaps import Loss, find_late_rows, find_late_stages, stall_candidate
 from .thresholds import HOST_STALL_STEPS, ONE_RANK_SHARE
 
 if TYPE_CHECKING:
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from .host_gaps import HostGaps
 
 STALL_PLACES = (Place.FORWARD, Place.BACKWARD, Place.OTHER)
-"""Where a host that launches late loses time; before collectives see `launch_skew`."""
+"""Places that show a stalling host. For gaps before collectives see `launch_skew`."""
 
 LATE_PLACES = (*STALL_PLACES, Place.LAUNCH, Place.INPUT)
-"""All that a host makes late that launches late throughout."""
+"""Places in which a host that stalls loses time."""
 
+BETWEEN_LAUNCHES = "between launches"
 
 CAUSE = Cause(
     name="host-stall",
@@ -38,85 +39,95 @@ CAUSE = Cause(
 
 
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Add the ranks, or whole hosts, that launch late throughout."""
+    """Add the ranks, or whole hosts, that launch late."""
     pauses = case.common_pauses
     steps = ~(pauses.places[Place.FORWARD] | pauses.places[Place.BACKWARD])
-    return (*found, *merge_hosts(find_host_stalls(case.gaps, steps, pauses.in_gaps), case.ranks))
+    stalled = find_host_stalls(case.gaps, steps, pauses.covers_gap)
+    return (*found, *merge_hosts(stalled, case.ranks))
 
 
 def find_host_stalls(
-    stalls: HostGaps, usual: NDArray[np.bool_], in_dips: NDArray[np.bool_] | None = None
+    gaps: HostGaps, steps: NDArray[np.bool_], explained: NDArray[np.bool_] | None = None
 ) -> tuple[Candidate, ...]:
-    """Find ranks whose host launches late throughout.
+    """Find ranks whose host launches late.
 
-    In `HOST_STALL_STEPS` steps, or before as many launches of each step: a host
-    that runs ahead may hide its stall until the step in which it has to wait
-    for its device.
+    They do so in `HOST_STALL_STEPS` steps, or before as many launches of each step: a host that
+    runs ahead of its device may hide its stall until the step in which it has to wait for it.
 
     Args:
-        stalls: The run's gaps.
-        usual: Shape (steps,): steps that take part.
-        in_dips: Shape (gaps,): gaps that a common dip explains; None: none.
+        gaps: The run's gaps.
+        steps: Shape (steps,): steps that are searched.
+        explained: Shape (gaps,): gaps that are part of a common pause; None: none.
     """
-    gap = stalls.total(*STALL_PLACES, but=in_dips)
-    expected, enough = _expected(stalls, gap)
-    excess = (gap - expected) / stalls.compute_ns[:, None]
-    excess[:, ~usual] = np.nan
-    # An evaluation that all ranks wait for lies in one place: it is usual there, and nowhere else.
-    fixed_ns = [((place,), _expected(stalls, stalls.total(place))[0]) for place in LATE_PLACES]
-    num_late = _num_late_launches(stalls, in_dips)
-    where = "between its launches"
+    lost_ns = gaps.total_ns(*STALL_PLACES, excluding=explained)
+    expected, enough = _expected_ns(gaps, lost_ns)
+    excess = (lost_ns - expected) / gaps.compute_ns[:, None]
+    excess[:, ~steps] = np.nan
+    # By place: a pause of all ranks is normal at its own place only.
+    by_place = [((place,), _expected_ns(gaps, gaps.total_ns(place))[0]) for place in LATE_PLACES]
+    num_late = _num_late_launches(gaps, explained)
     found = [
-        stall_candidate(CAUSE, stalls, phase, [phase.row], (LATE_PLACES, where), fixed_ns)
+        stall_candidate(
+            CAUSE, gaps, phase, [phase.row], Loss(LATE_PLACES, BETWEEN_LAUNCHES), by_place
+        )
         for phase in find_phases(excess, has_few_peers=~enough)
         if _is_persistent(excess[phase.row], num_late[phase.row], phase)
     ]
     named = {rank for candidate in found for rank in candidate.ranks}
-    for phase in find_late_stages(stalls, gap, usual, always=False):
-        rows = find_late_rows(stalls, gap, phase)
-        # One of two ranks lifts its stage's median by half of what it loses.
-        if not named.issuperset(stalls.profile.ranks[rows].tolist()):
-            found.append(stall_candidate(CAUSE, stalls, phase, rows, (STALL_PLACES, where)))
+    for phase in find_late_stages(gaps, lost_ns, steps, always=False):
+        rows = find_late_rows(gaps, lost_ns, phase)
+        # In a stage of two, one late rank raises the median by half of what it loses.
+        if not named.issuperset(gaps.profile.ranks[rows].tolist()):
+            loss = Loss(STALL_PLACES, BETWEEN_LAUNCHES)
+            found.append(stall_candidate(CAUSE, gaps, phase, rows, loss))
     return tuple(found)
 
 
-def _expected(
-    stalls: HostGaps, gap: NDArray[np.float64]
+def _expected_ns(
+    gaps: HostGaps, lost_ns: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return what a rank of a healthy host loses, and which ranks have enough peers to tell."""
-    expected, enough = medians_by_kind(gap, stalls.profile.stage)
-    others = np.median(gap, axis=0)
-    expected[~enough] = np.minimum(others, row_medians(gap)[:, None])[~enough]
+    """Return what a rank of a healthy host loses, and which ranks have enough peers.
+
+    Args:
+        gaps: The run's gaps.
+        lost_ns: Shape (ranks, steps).
+
+    Returns:
+        Shapes (ranks, steps), ns, and (ranks,).
+    """
+    expected, enough = medians_by_kind(lost_ns, gaps.profile.stage)
+    others = np.median(lost_ns, axis=0)
+    expected[~enough] = np.minimum(others, row_medians(lost_ns)[:, None])[~enough]
     return expected, enough
 
 
-def _num_late_launches(stalls: HostGaps, in_dips: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-    """Return before how many launches a rank's host was late. Shape (ranks, steps).
+def _num_late_launches(gaps: HostGaps, explained: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+    """Return before how many launches a host was late. Shape (ranks, steps).
 
-    ``(sum x)^2 / sum x^2`` of its gaps: their number where they are equal, 1 where
-    one outweighs all others.
+    ``(sum x)^2 / sum x^2`` over its gaps: their number if they are equal, 1 if one outweighs all
+    others.
 
     Source:
         The participation ratio of statistical physics.
     """
-    chosen = stalls.among(Place.FORWARD, Place.BACKWARD)
-    if in_dips is not None:
-        chosen &= ~in_dips
-    where = (stalls.profile.total_ns.shape, stalls.row[chosen], stalls.column[chosen])
-    gap = stalls.gaps.gap_ns[chosen].astype(np.float64)
-    whole, squares = sum_cells(*where, gap), sum_cells(*where, gap**2)
+    chosen = gaps.is_at(Place.FORWARD, Place.BACKWARD)
+    if explained is not None:
+        chosen &= ~explained
+    cells = (gaps.profile.total_ns.shape, gaps.row[chosen], gaps.column[chosen])
+    gap = gaps.gaps.gap_ns[chosen].astype(np.float64)
+    whole, squares = sum_cells(*cells, gap), sum_cells(*cells, gap**2)
     return np.divide(whole**2, squares, out=np.zeros_like(whole), where=squares > 0)
 
 
 def _is_persistent(
     excess: NDArray[np.float64], num_late: NDArray[np.float64], phase: Phase
 ) -> bool:
-    """Tell a stall that is there all the time from pauses now and then.
+    """Return whether a phase is a stall in most of its steps, not a few long pauses.
 
     Args:
-        excess: Shape (steps,), of one rank; NaN where unknown.
-        num_late: Shape (steps,): before how many launches it was late.
-        phase: When it stands out.
+        excess: Shape (steps,), of one rank; NaN if unknown.
+        num_late: Shape (steps,): launches before which it was late.
+        phase: The phase.
     """
     if phase.excess_ratio < phase.threshold:
         return False

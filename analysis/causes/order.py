@@ -37,18 +37,18 @@ FROM_REPLAY: tuple[Detector, ...] = (
     gc_pause,
     data_stall,
     launch_skew,
-    # A stalled host makes its tensor-parallel partners compute longer. Finds `clock_throttle` and
-    # `stage_imbalance` as well: the same excess, told apart by samples and by the stage.
+    # A stalled host makes its tensor-parallel partners compute longer. This detector also finds
+    # `clock_throttle` and `stage_imbalance`: samples, or the rest of the stage, separate them.
     slow_compute,
     # Unequal lengths explain compute that is long in a step or two.
     sequence_imbalance,
-    # A slow device sends as slowly as it computes. Finds `slow_link` as well.
+    # A slow device sends as slowly as it computes. This detector also finds `slow_link`.
     network_degradation,
     # More tokens explain a stage that is long only inside its experts.
     expert_imbalance,
 )
-"""Detectors that work on the replayed steps. What an earlier one found explains what a later one
-sees; each line says what."""
+"""Detectors that search the replayed steps. What one finds explains part of what later ones see,
+as the comments say."""
 
 _MODULES: tuple[CauseModule, ...] = (
     *FROM_RECORDS,

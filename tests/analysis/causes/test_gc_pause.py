@@ -1,4 +1,4 @@
-"""Pauses of garbage collection, against the gaps that a healthy host leaves."""
+"""Pauses of garbage collection, beside the gaps that a healthy host leaves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.analysis.causes.gc_pause import find_gc_pauses
 from rankscope.analysis.replay.model import Place
-from tests.support.analysis.stall_builders import stalls_with
+from tests.support.analysis.gap_builders import gaps_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,65 +22,67 @@ Gap = tuple[int, int, int]
 """Step, rank, ms."""
 
 
-def stalls(*gaps: Gap, places: Sequence[Place] = (Place.FORWARD,)) -> HostGaps:
-    """Return ranks with these gaps before forwards, or elsewhere in turn."""
+def gaps_at(*gaps: Gap, places: Sequence[Place] = (Place.FORWARD,)) -> HostGaps:
+    """Return these gaps before forwards, or at the given places in turn."""
     placed = [(step, rank, place, ms) for (step, rank, ms), place in zip(gaps, cycle(places))]
-    return stalls_with(placed, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS)
+    return gaps_with(placed, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS)
 
 
-def told(*gaps: Gap, places: Sequence[Place] = (Place.FORWARD,)) -> list[tuple[int, ...]]:
+def pausing_ranks(*gaps: Gap, places: Sequence[Place] = (Place.FORWARD,)) -> list[tuple[int, ...]]:
+    """Return the ranks of each `gc-pause` that is found."""
     allowed = np.ones(len(gaps), dtype=np.bool_)
-    found = find_gc_pauses(stalls(*gaps, places=places), allowed, frozenset())
-    return [each.ranks for each in found]
+    return [
+        each.ranks for each in find_gc_pauses(gaps_at(*gaps, places=places), allowed, frozenset())
+    ]
 
 
-def test_pauses_are_told_where_hosts_leave_no_gap_else() -> None:
-    # GIVEN four pauses of some 150 ms in 4 x 8 ranks and steps, and no other gap before a forward
-    assert told((1, 0, 150), (3, 2, 160), (4, 1, 140), (6, 3, 150)) == [(0, 1, 2, 3)]
+def test_pauses_in_turn_are_found_if_hosts_leave_no_other_gaps() -> None:
+    # GIVEN four pauses of about 150 ms among 4 ranks and 8 steps
+    assert pausing_ranks((1, 0, 150), (3, 2, 160), (4, 1, 140), (6, 3, 150)) == [(0, 1, 2, 3)]
 
 
-def test_gaps_of_every_rank_and_step_are_no_pauses() -> None:
-    # GIVEN 60 ms before a forward everywhere: that is how this host launches
-    assert told(*((step, rank, 60) for step in range(8) for rank in range(4))) == []
+def test_a_gap_in_every_rank_and_step_is_no_pause() -> None:
+    assert pausing_ranks(*((step, rank, 60) for step in range(8) for rank in range(4))) == []
 
 
-def test_pauses_stand_out_of_usual_gaps_by_ten_times() -> None:
-    # GIVEN 20 ms everywhere, and besides 150 and 250 ms on two ranks each
+def test_a_pause_is_at_least_ten_times_the_usual_gap() -> None:
     usual = [(step, rank, 20) for step in range(8) for rank in range(4)]
 
-    assert told(*usual, (1, 0, 150), (3, 2, 150)) == []
-    assert told(*usual, (1, 0, 250), (3, 2, 250)) == [(0, 2)]
+    assert pausing_ranks(*usual, (1, 0, 150), (3, 2, 150)) == []
+    assert pausing_ranks(*usual, (1, 0, 250), (3, 2, 250)) == [(0, 2)]
 
 
-def test_one_pause_inside_a_step_tells_what_those_at_its_begin_are() -> None:
-    # GIVEN a host that runs ahead: what it pauses inside a step its lead hides, but for one
+def test_one_pause_inside_a_step_makes_pauses_of_gaps_before_input() -> None:
+    # GIVEN a host that runs ahead and so hides all pauses inside steps but one
     gaps = ((1, 0, 150), (3, 2, 160), (6, 3, 120))
 
-    # THEN all three are pauses; none is where all lie before a step's first compute
-    assert told(*gaps, places=(Place.INPUT, Place.INPUT, Place.BACKWARD)) == [(0, 2, 3)]
-    assert told(*gaps, places=(Place.INPUT,)) == []
+    assert pausing_ranks(*gaps, places=(Place.INPUT, Place.INPUT, Place.BACKWARD)) == [(0, 2, 3)]
+    # AND without that one, the gaps are missing input
+    assert pausing_ranks(*gaps, places=(Place.INPUT,)) == []
 
 
 def test_late_reductions_alone_are_no_pauses() -> None:
-    assert told((1, 0, 150), (3, 2, 160), (6, 3, 120), places=(Place.LAUNCH,)) == []
+    gaps = ((1, 0, 150), (3, 2, 160), (6, 3, 120))
+
+    assert pausing_ranks(*gaps, places=(Place.LAUNCH,)) == []
 
 
-def test_what_a_rank_loses_at_three_steps_on_end_is_no_pause() -> None:
+def test_a_rank_that_loses_time_in_three_consecutive_steps_does_not_pause() -> None:
     # GIVEN rank 1 without input in steps 2 to 4, and pauses of ranks 0 and 3 inside steps
     gaps = ((2, 1, 90), (3, 1, 90), (4, 1, 90), (1, 0, 150), (6, 3, 150))
     places = (Place.INPUT, Place.INPUT, Place.INPUT, Place.FORWARD, Place.FORWARD)
 
-    assert told(*gaps, places=places) == [(0, 3)]
+    assert pausing_ranks(*gaps, places=places) == [(0, 3)]
 
 
-def test_a_lead_shortens_pauses_once_two_show_in_full() -> None:
-    # GIVEN pauses of 60 and 55 ms, and one of which 30 ms are left, in three steps
-    assert told((1, 0, 60), (3, 2, 55), (6, 3, 30)) == [(0, 2, 3)]
-    # THEN one of 60 ms and one of 30 are too little to tell
-    assert told((1, 0, 60), (6, 3, 30)) == []
+def test_a_short_pause_counts_beside_two_of_full_length() -> None:
+    # GIVEN pauses of 60 and 55 ms, and one of which a host that runs ahead shows 30 ms
+    assert pausing_ranks((1, 0, 60), (3, 2, 55), (6, 3, 30)) == [(0, 2, 3)]
+    # AND one of full length beside a short one is not enough
+    assert pausing_ranks((1, 0, 60), (6, 3, 30)) == []
 
 
-def test_what_a_common_dip_explains_is_no_pause() -> None:
-    gaps = ((1, 0, 150), (3, 2, 150))
+def test_gaps_of_a_common_pause_are_not_garbage_collection() -> None:
+    allowed = np.array([True, False])
 
-    assert find_gc_pauses(stalls(*gaps), np.array([True, False]), frozenset()) == ()
+    assert find_gc_pauses(gaps_at((1, 0, 150), (3, 2, 150)), allowed, frozenset()) == ()

@@ -1,4 +1,4 @@
-"""Launch skew all over a job: each group now and then, by hand-made gaps."""
+"""Groups whose members enter a collective late in turn."""
 
 from __future__ import annotations
 
@@ -9,115 +9,125 @@ import pytest
 
 from rankscope.analysis.causes.launch_skew import find_launch_skews
 from rankscope.analysis.replay.model import Place
-from tests.support.analysis.stall_builders import stalls_with
+from tests.support.analysis.gap_builders import gaps_with
 
 if TYPE_CHECKING:
     from rankscope.analysis.causes.candidate import Candidate
-    from rankscope.analysis.causes.host_gaps import HostGaps
 
 NUM_RANKS, NUM_STEPS = 15, 14
 GROUPS = tuple((rank, rank + 1, rank + 2) for rank in range(0, NUM_RANKS, 3))
 ALL_STEPS = np.ones(NUM_STEPS, dtype=np.bool_)
 
 LATE_MS = (40, 0, 20, 0, 30, 0, 10, 40, 0, 30)
-"""By how much a group's last member is late, step by step: 17 ms in the mean."""
+"""Lateness of a group's last member, step by step: 17 ms on average."""
 
-
-def stalls(late_ms: dict[tuple[int, int], int]) -> HostGaps:
-    """Return one stage of ranks.
-
-    Args:
-        late_ms: By (step, rank): how long it stands before it launches its reduction.
-    """
-    gaps = [(step, rank, Place.LAUNCH, ms) for (step, rank), ms in late_ms.items()]
-    return stalls_with(gaps, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS)
+LateMs = dict[tuple[int, int], int]
+"""By (step, rank): gap before the rank launches its reduction."""
 
 
 def in_turn(
-    first: int, last: int = 13, *, share: float = 1.0, groups: int = len(GROUPS)
-) -> dict[tuple[int, int], int]:
-    """Return groups whose members are late in turn."""
+    first: int, last: int = 13, *, share: float = 1.0, num_groups: int = len(GROUPS)
+) -> LateMs:
+    """Return groups whose members are late in turn, in some of the steps."""
     return {
         (step, group[(step + 2 * place) % 3]): round(
             share * LATE_MS[(step + 3 * place) % len(LATE_MS)]
         )
-        for place, group in enumerate(GROUPS[:groups])
+        for place, group in enumerate(GROUPS[:num_groups])
         for step in range(first, last + 1)
     }
 
 
-def told(late_ms: dict[tuple[int, int], int]) -> tuple[Candidate, ...]:
-    return find_launch_skews(stalls(late_ms), GROUPS, ALL_STEPS, frozenset())
+def skews(late_ms: LateMs, num_groups: int = len(GROUPS)) -> tuple[Candidate, ...]:
+    gaps = [(step, rank, Place.LAUNCH, ms) for (step, rank), ms in late_ms.items()]
+    table = gaps_with(gaps, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS)
+    return find_launch_skews(table, GROUPS[:num_groups], ALL_STEPS, frozenset())
 
 
-def test_groups_that_are_late_all_over_the_job_now_and_then_are_a_skew() -> None:
-    (found,) = told(in_turn(4))
+def test_groups_all_over_the_job_that_are_late_from_time_to_time_are_one_skew() -> None:
+    (found,) = skews(in_turn(4))
 
-    # Ranks 2, 9 and 14 never were: where it was their turn, nobody was late.
+    # Ranks 2, 9 and 14 never were: when it was their turn, the lateness was 0.
     assert (found.cause.name, found.ranks) == ("launch-skew", (0, 1, *range(3, 9), 10, 11, 12, 13))
     assert found.steps[0] == 4
     assert found.steps[1] >= 11
     assert found.evidence.startswith(
-        "now one and now another of 12 ranks launches a collective of one of 5 groups, in the mean "
+        "12 ranks take turns in launching a collective of one of 5 groups, on average "
     )
 
 
-def test_a_skew_from_the_first_step_on_is_told_too() -> None:
-    (found,) = told(in_turn(0))
+def test_a_skew_from_the_first_step_on_is_found() -> None:
+    (found,) = skews(in_turn(0))
 
     assert (found.cause.name, found.steps[0]) == ("launch-skew", 0)
     assert found.steps[1] >= 11
 
 
-def test_a_lateness_of_a_few_percent_is_not_told() -> None:
-    # 17 ms in the mean, less by a factor of 4: 4 % of the compute.
-    assert told(in_turn(4, share=0.25)) == ()
+def test_a_lateness_of_a_few_percent_is_no_skew() -> None:
+    # GIVEN 17 ms on average, reduced by a factor of 4: 4 % of the compute
+    assert skews(in_turn(4, share=0.25)) == ()
 
 
 def test_one_group_that_is_late_once_is_no_skew() -> None:
-    assert told({(6, 2): 300}) == ()
-    assert told({(6, 2): 300, (9, 5): 300}) == ()
+    assert skews({(6, 2): 300}) == ()
+    assert skews({(6, 2): 300, (9, 5): 300}) == ()
 
 
-def test_a_job_of_few_groups_has_none_that_tell_how_sure_their_mean_is() -> None:
-    late = in_turn(4, groups=3)
-
-    assert find_launch_skews(stalls(late), GROUPS[:3], ALL_STEPS, frozenset()) == ()
+def test_three_groups_are_too_few_for_a_job_wide_skew() -> None:
+    assert skews(in_turn(4, num_groups=3), num_groups=3) == ()
 
 
-def ddp(late_ms: dict[tuple[int, int], int], place: Place) -> tuple[Candidate, ...]:
-    """Return what is told of two groups of six ranks."""
+def test_members_late_in_turn_in_one_stage_are_no_stalled_host() -> None:
+    # GIVEN ranks 4 to 7 that launch their reduction 60 ms late in turn, and pairs across the
+    # stages (tied embeddings) whose member in stage 1 is then always the later one
+    gaps = [(step, 4 + step % 4, Place.LAUNCH, 60) for step in range(2, 12)]
+    table = gaps_with(gaps, stage=np.repeat((0, 1), 4).tolist(), num_steps=12)
+    groups = ((0, 4), (1, 5), (2, 6), (3, 7), (0, 1, 2, 3), (4, 5, 6, 7))
+
+    (found,) = find_launch_skews(table, groups, np.ones(12, dtype=np.bool_), frozenset())
+
+    assert (found.cause.name, found.ranks) == ("launch-skew", (4, 5, 6, 7))
+
+
+def skews_of_two_groups(late_ms: LateMs, place: Place) -> tuple[Candidate, ...]:
+    """Return the skews of two groups of six ranks."""
     gaps = [(step, rank, place, ms) for (step, rank), ms in late_ms.items()]
-    found = stalls_with(gaps, stage=[0] * 12, num_steps=NUM_STEPS)
+    table = gaps_with(gaps, stage=[0] * 12, num_steps=NUM_STEPS)
     groups = tuple(range(6)), tuple(range(6, 12))
-    return find_launch_skews(found, groups, ALL_STEPS, frozenset())
+    return find_launch_skews(table, groups, ALL_STEPS, frozenset())
 
 
 RISES_AND_FALLS = {4: (1, 15), 5: (1, 40), 6: (3, 15), 7: (3, 40), 8: (1, 15), 9: (3, 40)}
-"""By step, (rank, ms): of 100 ms of compute 15 % or 40 %, now one rank and now another."""
+"""By step, (rank, ms): 15 % or 40 % of the compute, on two ranks in turn."""
 
 
 @pytest.mark.parametrize("place", [Place.LAUNCH, Place.OTHER])
 def test_members_that_stop_after_their_compute_in_turn_are_a_skew(place: Place) -> None:
     # GIVEN reductions that DDP launches inside the backward, so that hosts stop before the
-    # optimizer: between 15 and 40 ms, which from step to step is more than the lateness itself
-    found = ddp({(step, rank): ms for step, (rank, ms) in RISES_AND_FALLS.items()}, place)
+    # optimizer; the lateness changes by 25 ms between steps, more than its mean
+    late_ms = {(step, rank): ms for step, (rank, ms) in RISES_AND_FALLS.items()}
 
-    ((cause, ranks),) = [(each.cause.name, each.ranks) for each in found]
-    assert (cause, ranks) == ("launch-skew", (1, 3))
-    # The middle of 40, 15, 40, 15 and 40
-    assert found[0].steps == (5, 9)
-    assert found[0].excess_ratio == pytest.approx(0.4)
-    what = "launches" if place is Place.LAUNCH else "stops after its compute and enters"
-    assert f"of 2 ranks {what} a collective of 6 members 40.0 ms after" in found[0].evidence
+    (found,) = skews_of_two_groups(late_ms, place)
+
+    assert (found.cause.name, found.ranks) == ("launch-skew", (1, 3))
+    # THEN the excess is the median of 40, 15, 40, 15 and 40
+    assert found.steps == (5, 9)
+    assert found.excess_ratio == pytest.approx(0.4)
+    verb = "launching" if place is Place.LAUNCH else "stopping after compute and entering"
+    assert found.evidence == (
+        f"2 ranks take turns in {verb} a collective of 6 members 40.0 ms after its median member"
+        " (40 % of the compute) in steps 5 to 9; compute is as usual"
+    )
 
 
 @pytest.mark.parametrize("place", [Place.LAUNCH, Place.OTHER])
-def test_members_in_time_but_for_two_steps_are_no_skew(place: Place) -> None:
-    # GIVEN that the others are always in time, so that nothing is noise
-    assert ddp({(3, 1): 40, (8, 3): 40}, place) == ()
-    assert ddp({(3, 1): 40, (4, 3): 40}, place) == ()
+def test_members_that_are_late_in_two_steps_only_are_no_skew(place: Place) -> None:
+    # GIVEN that the others are always in time, so that there is no noise
+    assert skews_of_two_groups({(3, 1): 40, (8, 3): 40}, place) == ()
+    assert skews_of_two_groups({(3, 1): 40, (4, 3): 40}, place) == ()
 
 
 def test_members_late_by_a_few_percent_in_turn_are_no_skew() -> None:
-    assert ddp({(step, step % 6): 4 for step in range(NUM_STEPS)}, Place.OTHER) == ()
+    late_ms = {(step, step % 6): 4 for step in range(NUM_STEPS)}
+
+    assert skews_of_two_groups(late_ms, Place.OTHER) == ()

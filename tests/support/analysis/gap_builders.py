@@ -1,4 +1,4 @@
-"""Ranks that compute 100 ms in each step, with host gaps by hand."""
+"""Host gaps of ranks that compute for 100 ms in each step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from rankscope.analysis.causes import checkpoint, data_stall, gc_pause, host_stall, launch_skew
-from rankscope.analysis.causes.host_gaps import HostGaps, common_pauses, tabulate_gaps
+from rankscope.analysis.causes.host_gaps import HostGaps, find_common_pauses, tabulate_gaps
 from rankscope.analysis.replay.model import GapItems, Link, Place
 from rankscope.analysis.statistics.peers import Basis, ComputeProfile
 from rankscope.analysis.trace.tables import RankInfo
@@ -26,13 +26,13 @@ Gap = tuple[int, int, Place, int]
 """Step, rank, place, ms."""
 
 
-def stalls_with(gaps: Iterable[Gap], *, stage: Sequence[int], num_steps: int) -> HostGaps:
-    """Return the gaps of ranks 0, 1, ... of these stages.
+def gaps_with(gaps: Iterable[Gap], *, stage: Sequence[int], num_steps: int) -> HostGaps:
+    """Return the host gaps of ranks 0, 1, ...
 
     Args:
         gaps: At least one.
-        stage: Shape (ranks,).
-        num_steps: From step 0 on.
+        stage: Shape (ranks,): stage of each rank.
+        num_steps: Steps are numbered from 0.
     """
     num_ranks = len(stage)
     total = np.full((num_ranks, num_steps), 100.0 * MS)
@@ -55,18 +55,18 @@ def stalls_with(gaps: Iterable[Gap], *, stage: Sequence[int], num_steps: int) ->
     return tabulate_gaps(profile, items, np.zeros(1))
 
 
-def host_candidates(stalls: HostGaps, *groups: tuple[int, ...]) -> tuple[Candidate, ...]:
-    """Run all detectors of host causes, in their order, on ranks of one host each.
+def host_candidates(gaps: HostGaps, *groups: tuple[int, ...]) -> tuple[Candidate, ...]:
+    """Return the candidates of all host causes, with one rank on each host.
 
     Args:
-        stalls: The gaps.
+        gaps: The gaps.
         groups: Members of each group that reduces gradients.
     """
-    ranks = stalls.profile.ranks.tolist()
+    ranks = gaps.profile.ranks.tolist()
     links = tuple(Link(members=group, kind="dp-comm", is_pair=False) for group in groups)
     case = SimpleNamespace(
-        gaps=stalls,
-        common_pauses=common_pauses(stalls),
+        gaps=gaps,
+        common_pauses=find_common_pauses(gaps),
         ranks={
             rank: RankInfo(rank=rank, coords=Coords(dp=rank), host=f"node{rank}") for rank in ranks
         },
