@@ -107,7 +107,7 @@ def measure(num_ranks: int, num_steps: int) -> dict[str, Any]:
         tracker.update(report, at_ns=int(report.steps[-1]))
         seconds = time.perf_counter() - begin
         turns.append((len(report.steps), report.num_spans, seconds))
-        named = {one.finding.cause for one in tracker.standing}
+        named = {one.finding.cause for one in tracker.open_findings}
         if told_after is None and "slow-compute" in named:
             told_after = step - ONSET + 1
     newest = turns[-3:]

@@ -1,4 +1,4 @@
-"""When a run deserves an alert: MFU that stays below the run's own median."""
+"""Alert rules: MFU that stays below the run's own baseline."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MFU_DROP = "mfu-drop"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MfuDropRule:
-    """MFU at least ``depth_ratio`` below the median for ``num_steps`` steps in a row."""
+    """MFU at least ``depth_ratio`` below the baseline for ``num_steps`` consecutive steps."""
 
     depth_ratio: float = 0.10
     num_steps: int = 3
-    """Steps in a row below that make a drop, and steps in a row above that end it."""
+    """Consecutive steps below that make a drop, and consecutive steps above that end it."""
 
     min_baseline_steps: int = 5
-    """Steps that the median needs: fewer don't tell a run's own level from its start-up."""
+    """Steps that the baseline needs; fewer may all be warm-up."""
 
     def __post_init__(self) -> None:
         if not 0 < self.depth_ratio < 1:
@@ -40,56 +40,55 @@ class MfuDropRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MfuDrop:
-    """One time of low MFU."""
+    """A period of low MFU."""
 
     first_step: int
     last_step: int
-    """Last step below so far; the drop may go on."""
+    """Last step below so far; the drop may continue."""
 
     mfu: float
     """Median over the drop's steps, 0..1."""
 
     median: float
-    """The run's own median before the drop, 0..1."""
+    """Baseline: median of the steps before the drop, 0..1."""
 
     @property
     def depth_ratio(self) -> float:
-        """How far below the median, as a share of it."""
+        """Distance below the baseline, as a share of it."""
         return 1 - self.mfu / self.median
 
 
 def mfu_drops(
     mfu: Mfu, *, rule: MfuDropRule | None = None, warmup_steps: Collection[int] = ()
 ) -> tuple[MfuDrop, ...]:
-    """Return the drops of a run's MFU in step order.
+    """Return the drops of a run's MFU, in step order.
 
-    Steps are judged in order, each against the median of the steps before it
-    that belong to no drop. So a drop is found at the same first step while the
-    run trains and afterwards, however long it lasts: its own steps never pull
-    the median down to themselves. A drop lasts until ``num_steps`` steps in a
-    row are back above; steps that are left out of ``mfu`` are passed over.
+    Each step is compared with the median of the earlier steps that belong to no drop. A drop never
+    becomes part of its own baseline, so it has the same first step while the run trains and
+    afterwards, however long it lasts. It ends when ``num_steps`` consecutive steps are above the
+    threshold again. Steps that ``mfu`` does not have are skipped.
 
     Args:
         mfu: MFU by step.
-        rule: Depth and length; the standing rule (10 %, 3 steps) where None.
-        warmup_steps: Start-up steps, neither judged nor part of the median.
+        rule: Depth and length; the default rule (10 %, 3 steps) if None.
+        warmup_steps: Steps that are neither compared nor part of the baseline.
 
     Source:
-        The shapes of MFU in Imbue's report on training a 70B model: a sudden
-        drop that stays is a throttled clock, a one-step dip a checkpoint.
+        Imbue's report on training a 70B model: a sudden drop that stays is a throttled clock, one
+        low step is a checkpoint.
     """
-    standing = rule or MfuDropRule()
+    rule = rule or MfuDropRule()
     skipped = set(warmup_steps)
     series = [(step, mfu.by_step[step]) for step in sorted(mfu.by_step) if step not in skipped]
-    return tuple(_walk(series, standing))
+    return tuple(_find_drops(series, rule))
 
 
-def _walk(series: list[tuple[int, float]], rule: MfuDropRule) -> Iterator[MfuDrop]:
+def _find_drops(series: list[tuple[int, float]], rule: MfuDropRule) -> Iterator[MfuDrop]:
     baseline: list[float] = []
     low: list[tuple[int, float]] = []
-    """Steps below in the drop, or in what may become one."""
+    """Low steps of the drop, or of what may become one."""
     recovered: list[float] = []
-    """Steps back above since the last low one of a standing drop."""
+    """Steps above the threshold since the last low step of a drop."""
     for step, value in series:
         level = median(baseline) if len(baseline) >= rule.min_baseline_steps else None
         if level is not None and value <= level * (1 - rule.depth_ratio):

@@ -1,4 +1,4 @@
-"""The report as a JSON document; its keys are law (design.md, section 6)."""
+"""The JSON document of a report; its keys are fixed by design.md, section 6."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA = 1
 
 
 def to_document(report: RunReport) -> dict[str, Any]:
-    """Return what `rankscope analyze --json` prints: only JSON types, null where undefined."""
+    """Return what `rankscope analyze --json` prints: JSON types only, null if undefined."""
     return {
         "schema": SCHEMA,
         "run": report.run,
@@ -51,7 +51,7 @@ def to_document(report: RunReport) -> dict[str, Any]:
 
 
 def _starved(entry: Starved) -> dict[str, Any]:
-    """Write the fields out: there may be one such entry for each of 12,288 ranks."""
+    """Return an entry; written out, because `asdict` is slow for 12,288 of them."""
     return {
         "rank": entry.rank,
         "wait_ratio": entry.wait_ratio,
@@ -60,7 +60,7 @@ def _starved(entry: Starved) -> dict[str, Any]:
 
 
 def _waterfall(waterfall: WaterfallSummary) -> dict[str, Any]:
-    """Leave the matrices out: they are for drawing."""
+    """Return the waterfall without its matrices, which are for drawing."""
     return {
         "mean_ratio": dict(waterfall.mean_ratio),
         "waiting_on": [asdict(entry) for entry in waterfall.waiting_on],

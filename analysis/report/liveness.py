@@ -45,5 +45,5 @@ class RankLiveness:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether some ranks are silent while others go on."""
+        """True if some ranks are silent while others go on."""
         return 0 < self.num_silent < self.num_ranks

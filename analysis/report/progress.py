@@ -28,7 +28,7 @@ class Activity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far an analysis is."""
+    """Progress of an analysis."""
 
     activity: Activity
     num_spans: int = 0

@@ -1,4 +1,4 @@
-"""The finished diagnosis of a run: what the command prints and the dashboard draws."""
+"""The finished diagnosis of a run, as the command prints it and the dashboard draws it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Finding:
     """One diagnosed cause. Findings come sorted by ``recoverable_ratio``, the largest first."""
 
     cause: str
-    """One of design.md section 5: ``slow-compute``, ``stage-imbalance``, ``healthy``, ..."""
+    """``slow-compute``, ``stage-imbalance``, ``healthy``, ...: design.md section 5."""
 
     ranks: tuple[int, ...]
-    """Global ranks at fault, those in the trace; empty for ``healthy`` and the like."""
+    """Global ranks at fault, of those in the trace; empty for ``healthy`` and the like."""
 
     steps: tuple[int, int] | None
-    """First and last step that show it; None where no step does."""
+    """First and last step that show it; None if no step does."""
 
     slowdown: float | None
-    """S of that set of ranks; None where it is undefined."""
+    """S of that set of ranks; None if it is undefined."""
 
     recoverable_ratio: float | None
     """``(T_actual - T_without) / (T_actual - T_ideal)`` in the full replay."""
@@ -42,11 +42,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitsOn:
-    """How much of a step one rank waits on another, followed to the root."""
+    """A rank that others wait on, directly or through ranks that it delays."""
 
     rank: int
     ratio: float
-    """Of the step's time."""
+    """Share of the step's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,23 +66,23 @@ class Mfu:
     """Model FLOPs utilisation. Steps whose MFU is unknown are left out."""
 
     convention: str
-    """How FLOPs were counted and what peak they were divided by, in words."""
+    """How FLOPs were counted and which peak they were divided by, in words."""
 
     mean: float
     by_step: dict[int, float]
-    """0..1 by step, unsmoothed."""
+    """0..1, unsmoothed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """How far the result can be trusted."""
+    """Limits of the trace that the result depends on."""
 
     dropped_spans: int
     clock_error_ns: int | None
-    """None: nobody measured it."""
+    """None if unknown."""
 
     coverage_ratio: float | None
-    """Share of (rank, step) pairs of the job that were traced and entered the replay."""
+    """Share of the job's (rank, step) pairs that were traced and replayed."""
 
     warnings: tuple[str, ...]
 
@@ -92,17 +92,17 @@ class StepTimes:
     """Mean seconds per step."""
 
     actual: float | None
-    """Recorded: last end - first start of each step (T_base); None where no step was recorded."""
+    """Recorded: last end - first start of each step (T_base); None if no step was recorded."""
 
     replayed: float | None
-    """T of the device replay; None where nothing could be replayed."""
+    """T of the device replay; None if no step could be replayed."""
 
     ideal: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStepExcess:
-    """The heat-map of who was slow when."""
+    """Excess of each rank in each step, for a heat-map."""
 
     ranks: tuple[int, ...]
     """Rows."""
@@ -111,12 +111,12 @@ class RankStepExcess:
     """Columns."""
 
     excess_ns: NDArray[np.float64]
-    """Shape (ranks, steps): own compute time above the step's median rank; NaN where unknown."""
+    """Shape (ranks, steps): compute time above that of the step's median rank; NaN if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineBubble:
-    """The pipeline's bubble by its schedule's formula, and as measured."""
+    """The bubble of a pipeline by the formula of its schedule, and as measured."""
 
     num_stages: int
     num_chunks: int
@@ -127,22 +127,21 @@ class PipelineBubble:
     """``(p - 1) / (v m)`` of the useful forward and backward compute: 1F1B, interleaved or not."""
 
     measured_ratio: float | None
-    """Of the same; None where there is no such compute."""
+    """Of the same; None if there is no such compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaterfallSummary:
-    """Where the time went, over all steps; `breakdown.waterfall.Part` says what each part is."""
+    """Parts of the time of all steps; `analysis.breakdown.waterfall.Part` describes them."""
 
     parts: tuple[str, ...]
     """In the order in which they are drawn."""
 
     mean_ratio: dict[str, float | None]
-    """Each part's share of all ranks' time."""
+    """Share of each part in the time of all ranks."""
 
     waiting_on: tuple[WaitsOn, ...]
-    """For whom the ranks waited beyond the bubble, the largest first, as a share of all ranks'
-    time."""
+    """Ranks that others waited on beyond the bubble, the largest share of all ranks' time first."""
 
     bubble: PipelineBubble | None
     """None without a pipeline."""
@@ -158,17 +157,17 @@ class WaterfallSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bandwidth:
-    """How fast alike transfers moved their bytes; see `analysis.breakdown.bandwidth`."""
+    """Achieved bandwidth of alike transfers; see `analysis.breakdown.bandwidth`."""
 
     kind: str
-    """Span kind; ``pp-send`` for what goes from one rank to another."""
+    """Span kind; ``pp-send`` for p2p."""
 
     name: str
     """The operation."""
 
     num_members: int
     across_hosts: bool | None
-    """Whether its members lie on several hosts; None where these are unknown."""
+    """Whether its members are on several hosts; None if unknown."""
 
     num_bytes: int
     num_instances: int
@@ -181,7 +180,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """Everything known of a run once analysed."""
+    """The diagnosis of a run with all that it is based on."""
 
     run: str
     source_format: str
@@ -202,10 +201,10 @@ class RunReport:
     slowdown_by_dp: dict[int, float | None]
     slowdown_by_stage: dict[int, float | None]
     slowdown_by_worker: dict[tuple[int, int], float | None]
-    """By (dp, stage): the smaller of the two above, the paper's shortcut."""
+    """By (dp, stage): the smaller of S by dp and S by stage, the shortcut of arXiv 2505.05713."""
 
     exact_slowdown_by_worker: dict[tuple[int, int], float | None]
-    """By (dp, stage): only that worker's operations put back."""
+    """By (dp, stage): replayed with the recorded times of that worker alone."""
 
     slowdown_by_step: dict[int, float | None]
     actual_s_by_step: dict[int, float]
@@ -219,38 +218,37 @@ class RunReport:
     excess: RankStepExcess
     paced: bool
     warmup_steps: tuple[int, ...] = ()
-    """Steps shown but left out of the replay and the findings (start-up)."""
+    """Steps that are shown but neither replayed nor searched for findings: the warm-up."""
 
     waterfall: WaterfallSummary | None = None
-    """None where nothing could be replayed."""
+    """None if no step could be replayed."""
 
     bandwidth: tuple[Bandwidth, ...] = ()
     num_earlier_steps: int = 0
-    """Steps of the run before the first of ``steps``: of a long run only the last are analysed. MFU
-    is of all."""
+    """Steps of the run before the first of ``steps``: only the last steps of a long run are
+    analysed. The MFU covers all."""
 
     culprits: CulpritComparison | None = None
-    """How often the shortcut for S_w and the exact value name different workers; None where the
-    workers' S is undefined."""
+    """None if the S of workers is undefined."""
 
     @property
     def has_layout(self) -> bool:
-        """Whether the parallel layout is known; else each rank's number stands as its ``dp``."""
+        """True if the parallel layout is known; else ``coords.dp`` is the rank's number."""
         return is_layout_known(self.layout, self.world_size, self.source_format)
 
     @property
     def top_finding(self) -> Finding:
-        """The finding that the verdict sentence speaks of; there always is one."""
+        """The finding that the verdict is about; there always is one."""
         return self.findings[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CulpritComparison:
-    """How often the paper's shortcut for S_w and the exact value name different workers."""
+    """Comparison of the worst worker by the shortcut for S_w and by its exact value."""
 
     num_steps: int
     num_different: int
-    """Steps in which they do; of several equal workers the lowest (dp, stage) counts."""
+    """Steps in which they name different workers; of equal ones the lowest (dp, stage) counts."""
 
     by_shortcut: tuple[int, int]
     """(dp, stage) of the largest S_w over all steps."""

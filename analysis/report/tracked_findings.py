@@ -1,4 +1,4 @@
-"""Findings over time: when each began to show, and when it no longer did."""
+"""Tracked findings: when each of them opened and closed, over the analyses of a live run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from .report import Finding, RunReport
 
 GRACE_STEPS = 3
-"""Newest steps in which a finding must show to stand: as many as a verdict may take to be due.
-Source: design.md section 5, a verdict stands within 3 steps of the onset."""
+"""A finding is open while one of this many newest steps shows it. Source: design.md section 5, a
+verdict is due within 3 steps of the onset."""
 
 NO_PROBLEM = frozenset({"healthy", "insufficient-evidence"})
 
 
 class Change(StrEnum):
-    """What became of a finding."""
+    """Change of a tracked finding."""
 
     OPENED = "opened"
     UPDATED = "updated"
@@ -28,45 +28,44 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedFinding:
-    """One finding of one run, from its onset on."""
+    """A finding of a run with its history. All times are Unix time."""
 
     run_id: str
     number: int
-    """Of the run's findings, from 0 in the order in which they opened."""
+    """Number of the finding in the run, from 0 in the order of opening."""
 
     epoch: int
-    """Newest epoch of the run as it opened."""
+    """Newest epoch of the run when it opened."""
 
     onset_step: int | None
-    """First step that ever showed it; None where no step does."""
+    """First step that ever showed it; None if no step does."""
 
     last_step: int | None
-    """Last step that showed it so far."""
+    """Last step that has shown it so far."""
 
     opened_ns: int
-    """Unix time, as all times here."""
-
     updated_ns: int
     closed_ns: int | None
+    """None while it is open."""
+
     finding: Finding
-    """As the last analysis told it that had it."""
+    """As in the last analysis that had it."""
 
     checked_step: int
     """Last step of that analysis."""
 
 
 class FindingTracker:
-    """The findings of one run, matched from analysis to analysis by (cause, ranks).
+    """The findings of one run, matched between analyses by (cause, ranks).
 
-    A finding *stands* while one of the analysis' last `GRACE_STEPS` steps shows it
-    (one that no step shows, while it is told at all). It opens when it is first
-    told, and closes once it no longer stands; told again within as many steps, it is
-    the same one and opens again. One that ended before anybody looked is
-    opened and closed at once.
+    A finding is open while one of the last `GRACE_STEPS` steps of the analysis shows it; without
+    steps of its own, while the analysis has it. If it comes back within as many steps, it is the
+    same finding and opens again. A finding that had ended before the first analysis is opened and
+    closed at once.
 
     Args:
         run_id: The run.
-        known: What was tracked before a restart.
+        known: Findings that were tracked before a restart.
     """
 
     def __init__(self, run_id: str, known: Iterable[TrackedFinding] = ()) -> None:
@@ -75,56 +74,56 @@ class FindingTracker:
 
     @property
     def findings(self) -> tuple[TrackedFinding, ...]:
-        """All findings of the run so far, in the order in which they opened."""
+        """All findings of the run so far, in the order of opening."""
         return tuple(self._tracked.values())
 
     @property
-    def standing(self) -> tuple[TrackedFinding, ...]:
-        """Those that are open."""
+    def open_findings(self) -> tuple[TrackedFinding, ...]:
+        """The findings that are open."""
         return tuple(one for one in self._tracked.values() if one.closed_ns is None)
 
     def update(
         self, report: RunReport, *, at_ns: int, is_over: bool = False
     ) -> tuple[tuple[Change, TrackedFinding], ...]:
-        """Take in an analysis; return what changed.
+        """Update the findings from an analysis; return the changes.
 
         Args:
-            report: Of the run's newest steps.
-            at_ns: When it was made, Unix time.
-            is_over: Whether the run has ended: what stands then is left open, for it
-                was never seen to end.
+            report: Analysis of the newest steps.
+            at_ns: Time of the analysis, Unix time.
+            is_over: Whether the run has ended. A finding of the last steps is then left open: its
+                end was not observed.
         """
         last = report.steps[-1] if report.steps else -1
         changes: list[tuple[Change, TrackedFinding]] = []
-        told: set[int] = set()
+        present: set[int] = set()
         for finding in report.findings:
             if finding.cause in NO_PROBLEM:
                 continue
             before = self._match(finding)
-            now = self._taken(finding, before, report, last=last, at_ns=at_ns)
-            told.add(now.number)
+            now = self._updated(finding, before, report, last=last, at_ns=at_ns)
+            present.add(now.number)
             change = _change(before, now)
             if change is not None:
                 changes.append((change, now))
                 self._tracked[now.number] = now
-        for one in self.standing:
-            gone = is_over or last - one.checked_step > GRACE_STEPS
-            if one.number not in told and gone:
+        for one in self.open_findings:
+            is_gone = is_over or last - one.checked_step > GRACE_STEPS
+            if one.number not in present and is_gone:
                 changes.append((Change.CLOSED, self._close(one, at_ns)))
         return tuple(changes)
 
     def _match(self, finding: Finding) -> TrackedFinding | None:
-        """Return what was tracked of this finding: the open one, else the newest."""
-        meeting = [
+        """Return the tracked finding that this one continues: the open one, else the newest."""
+        matching = [
             one
             for one in self._tracked.values()
             if (one.finding.cause, one.finding.ranks) == (finding.cause, finding.ranks)
-            and _meets(one, finding)
+            and _is_near(one, finding)
         ]
-        opened = [one for one in meeting if one.closed_ns is None]
-        return next(iter(opened[-1:] or meeting[-1:]), None)
+        opened = [one for one in matching if one.closed_ns is None]
+        return next(iter(opened[-1:] or matching[-1:]), None)
 
-    def _taken(
+    def _updated(
         self,
         finding: Finding,
         before: TrackedFinding | None,
@@ -134,8 +133,8 @@ class FindingTracker:
         at_ns: int,
     ) -> TrackedFinding:
         onset, until = finding.steps or (None, None)
-        stands = until is None or until > last - GRACE_STEPS
-        closed_ns = None if stands else at_ns
+        is_open = until is None or until > last - GRACE_STEPS
+        closed_ns = None if is_open else at_ns
         if before is None:
             return TrackedFinding(
                 run_id=self._run_id,
@@ -150,10 +149,10 @@ class FindingTracker:
                 checked_step=last,
             )
         if closed_ns is not None and before.closed_ns is not None:
-            return before  # told already that it had ended
+            return before  # It was closed by an earlier analysis.
         return replace(
             before,
-            onset_step=_least(before.onset_step, onset),
+            onset_step=_min_known(before.onset_step, onset),
             last_step=until,
             updated_ns=at_ns,
             closed_ns=closed_ns,
@@ -176,14 +175,14 @@ def _change(before: TrackedFinding | None, now: TrackedFinding) -> Change | None
     return None if same else Change.UPDATED
 
 
-def _meets(one: TrackedFinding, finding: Finding) -> bool:
-    """Return whether a finding's steps meet, or nearly, those of one that was tracked."""
+def _is_near(one: TrackedFinding, finding: Finding) -> bool:
+    """Return whether the steps of a finding are within `GRACE_STEPS` of a tracked one's."""
     if finding.steps is None or one.onset_step is None or one.last_step is None:
         return finding.steps is None and one.onset_step is None
     first, last = finding.steps
     return first <= one.last_step + GRACE_STEPS and last >= one.onset_step - GRACE_STEPS
 
 
-def _least(first: int | None, second: int | None) -> int | None:
+def _min_known(first: int | None, second: int | None) -> int | None:
     known = [step for step in (first, second) if step is not None]
     return min(known, default=None)

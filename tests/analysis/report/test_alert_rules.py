@@ -19,7 +19,7 @@ def mfu_of(values: Iterable[float], *, first: int = 0) -> Mfu:
     return Mfu(convention="", mean=sum(by_step.values()) / len(by_step), by_step=by_step)
 
 
-def spans_of(drops: Iterable[MfuDrop]) -> list[tuple[int, int]]:
+def steps_of(drops: Iterable[MfuDrop]) -> list[tuple[int, int]]:
     return [(drop.first_step, drop.last_step) for drop in drops]
 
 
@@ -35,88 +35,88 @@ def test_three_steps_a_tenth_below_the_median_are_a_drop() -> None:
     assert drop.depth_ratio == pytest.approx(0.2)
 
 
-def test_two_steps_or_a_shallower_sag_are_none() -> None:
+def test_two_steps_or_less_than_a_tenth_are_no_drop() -> None:
     assert mfu_drops(mfu_of([*HEALTHY, 0.30, 0.30, 0.50])) == ()
     assert mfu_drops(mfu_of([*HEALTHY, *[0.46] * 9])) == ()
 
 
-def test_exactly_ten_percent_counts() -> None:
-    assert spans_of(mfu_drops(mfu_of([*HEALTHY, *[0.45] * 3]))) == [(10, 12)]
+def test_exactly_ten_percent_is_a_drop() -> None:
+    assert steps_of(mfu_drops(mfu_of([*HEALTHY, *[0.45] * 3]))) == [(10, 12)]
 
 
 def test_a_drop_that_lasts_longer_than_the_healthy_time_stays_a_drop() -> None:
-    # Were the median taken over all steps, the 40 low ones would be the norm.
-    assert spans_of(mfu_drops(mfu_of([*HEALTHY, *[0.30] * 40]))) == [(10, 49)]
+    # In a median of all steps, the 40 low ones would be the baseline.
+    assert steps_of(mfu_drops(mfu_of([*HEALTHY, *[0.30] * 40]))) == [(10, 49)]
 
 
-def test_a_drop_is_the_same_one_while_it_goes_on_and_ends_after_three_good_steps() -> None:
+def test_a_drop_ends_after_three_consecutive_steps_above() -> None:
     flapping = [*HEALTHY, *[0.30] * 3, 0.50, 0.50, *[0.30] * 2]
 
-    assert spans_of(mfu_drops(mfu_of(flapping))) == [(10, 16)]
-    assert spans_of(mfu_drops(mfu_of([*flapping, *[0.50] * 3, 0.30]))) == [(10, 16)]
+    assert steps_of(mfu_drops(mfu_of(flapping))) == [(10, 16)]
+    assert steps_of(mfu_drops(mfu_of([*flapping, *[0.50] * 3, 0.30]))) == [(10, 16)]
 
 
-def test_after_a_recovery_the_next_drop_is_another_one() -> None:
+def test_a_drop_after_a_recovery_is_another_one() -> None:
     values = [*HEALTHY, *[0.30] * 3, *[0.50] * 3, *[0.35] * 3]
 
-    assert spans_of(mfu_drops(mfu_of(values))) == [(10, 12), (16, 18)]
+    assert steps_of(mfu_drops(mfu_of(values))) == [(10, 12), (16, 18)]
 
 
-def test_regular_one_step_dips_as_of_checkpoints_are_no_drop() -> None:
+def test_single_low_steps_as_of_checkpoints_are_no_drop() -> None:
     values = [0.30 if step % 5 == 4 else 0.50 for step in range(50)]
 
     assert mfu_drops(mfu_of(values)) == ()
 
 
-def test_too_few_steps_for_a_level_raise_no_alert() -> None:
+def test_without_a_baseline_there_is_no_drop() -> None:
     assert mfu_drops(mfu_of([0.50] * 2 + [0.10] * 8)) == ()
 
 
-def test_warm_up_steps_are_neither_judged_nor_part_of_the_level() -> None:
-    # Start-up looks twice as fast here; counted in, the run would seem to sag from step 3 on.
+def test_warm_up_steps_are_neither_compared_nor_part_of_the_baseline() -> None:
+    # The warm-up is twice as fast here: as part of the baseline it would make a drop.
     values = [0.90] * 5 + [0.50] * 8
 
-    assert spans_of(mfu_drops(mfu_of(values))) == [(5, 12)]
+    assert steps_of(mfu_drops(mfu_of(values))) == [(5, 12)]
     assert mfu_drops(mfu_of(values), warmup_steps=range(5)) == ()
 
 
-def test_missing_steps_are_passed_over() -> None:
+def test_missing_steps_are_skipped() -> None:
     by_step = {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5, 9: 0.5, 12: 0.3, 15: 0.3, 16: 0.3}
 
     drops = mfu_drops(Mfu(convention="", mean=0.4, by_step=by_step))
 
-    assert spans_of(drops) == [(12, 16)]
+    assert steps_of(drops) == [(12, 16)]
 
 
-def test_depth_and_length_are_the_rules_to_choose() -> None:
+def test_a_rule_sets_depth_and_length() -> None:
     rule = MfuDropRule(depth_ratio=0.3, num_steps=2)
     values = [*HEALTHY, 0.40, 0.40, 0.50, 0.30, 0.30]
 
-    assert spans_of(mfu_drops(mfu_of(values), rule=rule)) == [(13, 14)]
+    assert steps_of(mfu_drops(mfu_of(values), rule=rule)) == [(13, 14)]
 
 
 @pytest.mark.parametrize(
     "wrong",
     [{"depth_ratio": 0.0}, {"depth_ratio": 1.0}, {"num_steps": 0}, {"min_baseline_steps": 0}],
 )
-def test_a_rule_that_cannot_hold_is_refused(wrong: dict[str, float]) -> None:
+def test_an_impossible_rule_is_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         MfuDropRule(**wrong)  # type: ignore[arg-type]  # wrong on purpose
 
 
 @given(st.lists(st.floats(0.05, 0.95), max_size=60))
-def test_what_fired_while_training_is_what_stands_afterwards(values: list[float]) -> None:
-    # Each drop found at any moment of the run keeps its first step to the end.
+def test_a_drop_found_while_training_keeps_its_first_step(values: list[float]) -> None:
     if not values:
         return
     final = {drop.first_step for drop in mfu_drops(mfu_of(values))}
 
-    for seen in range(1, len(values)):
-        assert {drop.first_step for drop in mfu_drops(mfu_of(values[:seen]))} <= final
+    for num_steps in range(1, len(values)):
+        early = mfu_drops(mfu_of(values[:num_steps]))
+        assert {drop.first_step for drop in early} <= final
 
 
 @given(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=60))
-def test_drops_lie_apart_and_are_as_long_and_deep_as_the_rule_says(values: list[float]) -> None:
+def test_drops_are_separate_and_as_long_and_deep_as_the_rule_says(values: list[float]) -> None:
     drops = mfu_drops(mfu_of(values))
 
     for earlier, later in pairwise(drops):

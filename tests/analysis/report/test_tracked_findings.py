@@ -23,14 +23,14 @@ ONSET, RECOVERY, NUM_STEPS = 8, 14, 20
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the tracker told after a step."""
+class Update:
+    """Changes that the tracker returned after a step."""
 
     step: int
     changes: tuple[tuple[Change, TrackedFinding], ...]
 
 
-def train(slow_factor: float, *, window_steps: int = 256) -> tuple[list[Seen], FindingTracker]:
+def train(slow_factor: float, *, window_steps: int = 256) -> tuple[list[Update], FindingTracker]:
     """Analyse a job online, step by step; rank 5 is slow from `ONSET` to before `RECOVERY`."""
     noise = jitter()
 
@@ -43,20 +43,20 @@ def train(slow_factor: float, *, window_steps: int = 256) -> tuple[list[Seen], F
     source = Training(whole)
     window = RunWindow(source, "tiny", max_spans=4_000_000, max_steps=window_steps)
     tracker = FindingTracker("tiny")
-    seen = []
+    updates = []
     for step in range(NUM_STEPS):
         source.newest = step
         assert window.advance() == 1
         report = analyze_run(window, "tiny")
-        seen.append(Seen(step, tracker.update(report, at_ns=1_000 + step)))
-    return seen, tracker
+        updates.append(Update(step, tracker.update(report, at_ns=1_000 + step)))
+    return updates, tracker
 
 
-def slow_rank_5(seen: list[Seen], change: Change) -> list[int]:
-    """Steps at which this was told of slow-compute on rank 5."""
+def steps_with(updates: list[Update], change: Change) -> list[int]:
+    """Return the steps after which slow-compute of rank 5 had this change."""
     return [
         one.step
-        for one in seen
+        for one in updates
         for found, tracked in one.changes
         if found is change and is_rank_5(tracked)
     ]
@@ -67,12 +67,12 @@ def is_rank_5(tracked: TrackedFinding) -> bool:
 
 
 @pytest.mark.parametrize("slow_factor", [1.2, 1.8, 3.0])
-def test_a_verdict_stands_within_three_steps_of_the_onset_and_is_told_once(
+def test_a_finding_opens_once_within_three_steps_of_its_onset(
     slow_factor: float,
 ) -> None:
-    seen, tracker = train(slow_factor)
+    updates, tracker = train(slow_factor)
 
-    (opened,) = slow_rank_5(seen, Change.OPENED)
+    (opened,) = steps_with(updates, Change.OPENED)
     assert ONSET <= opened <= ONSET + 3
     (finding,) = filter(is_rank_5, tracker.findings)
     assert finding.onset_step == ONSET
@@ -80,11 +80,11 @@ def test_a_verdict_stands_within_three_steps_of_the_onset_and_is_told_once(
     assert finding.opened_ns == 1_000 + opened
 
 
-def test_it_closes_once_the_last_steps_no_longer_show_it() -> None:
-    seen, tracker = train(1.8)
+def test_a_finding_closes_when_the_last_steps_no_longer_show_it() -> None:
+    updates, tracker = train(1.8)
 
-    assert slow_rank_5(seen, Change.CLOSED) == [RECOVERY + 2]
-    assert not any(map(is_rank_5, tracker.standing))
+    assert steps_with(updates, Change.CLOSED) == [RECOVERY + 2]
+    assert not any(map(is_rank_5, tracker.open_findings))
 
 
 def test_a_window_shorter_than_the_run_keeps_the_onset() -> None:
@@ -95,7 +95,7 @@ def test_a_window_shorter_than_the_run_keeps_the_onset() -> None:
 
 def with_findings(*findings: Finding, num_steps: int) -> RunReport:
     made = built_report(num_steps=num_steps)
-    object.__setattr__(made, "findings", findings)  # the builder's own are not what this tests
+    object.__setattr__(made, "findings", findings)  # instead of the builder's
     return made
 
 
@@ -115,7 +115,7 @@ def changes_of(tracker: FindingTracker, report: RunReport, at_ns: int) -> list[t
     return [(change.value, one.number) for change, one in tracker.update(report, at_ns=at_ns)]
 
 
-def test_a_finding_that_flickers_is_one_finding() -> None:
+def test_a_finding_that_comes_back_soon_is_the_same_one() -> None:
     tracker = FindingTracker("r")
 
     assert changes_of(tracker, with_findings(slow(3, 9), num_steps=10), 1) == [("opened", 0)]
@@ -135,7 +135,7 @@ def test_an_unchanged_analysis_changes_nothing() -> None:
     assert tracker.update(made, at_ns=2) == ()
 
 
-def test_what_had_ended_before_anybody_looked_is_told_once_as_closed() -> None:
+def test_a_finding_that_ended_before_the_first_analysis_is_closed_at_once() -> None:
     tracker = FindingTracker("r")
     made = with_findings(slow(3, 9), slow(15, 19), num_steps=20)
 
@@ -146,7 +146,7 @@ def test_what_had_ended_before_anybody_looked_is_told_once_as_closed() -> None:
     ]
 
 
-def test_of_a_run_that_ended_what_stood_stays_open() -> None:
+def test_a_finding_of_the_last_steps_stays_open_when_the_run_ends() -> None:
     tracker = FindingTracker("r")
     tracker.update(with_findings(slow(3, 9), slow(4, 9, rank=2), num_steps=10), at_ns=1)
 
@@ -158,7 +158,7 @@ def test_of_a_run_that_ended_what_stood_stays_open() -> None:
     ]
 
 
-def test_a_tracker_goes_on_where_another_one_stopped() -> None:
+def test_a_tracker_continues_where_another_one_stopped() -> None:
     before = FindingTracker("r")
     before.update(with_findings(slow(3, 9), num_steps=10), at_ns=1)
     after = FindingTracker("r", before.findings)
