@@ -154,7 +154,7 @@ class StoreWriter:
 
     def ingest(self, cuts: Sequence[Cut]) -> None:
         """Store the rows of these cuts in one insert a table."""
-        self.store([CutBatch.of(cut) for cut in cuts])
+        self.store([CutBatch.from_cut(cut) for cut in cuts])
 
     def store(self, batches: Sequence[CutBatch]) -> list[list[CutState]]:
         """Store the rows of all these cuts in one insert a table.

@@ -1,1 +1,1 @@
-"""Cuts on the network: schema and encoding."""
+"""Wire format of cuts: schema and codec."""

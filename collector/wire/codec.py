@@ -1,8 +1,7 @@
-"""Cuts on the wire: one Arrow IPC stream, compressed, one row a cut.
+"""Codec of cuts: one compressed Arrow IPC stream with one row per cut.
 
-`encode_cuts` and `decode_cuts` are each other's inverse. `decode_batch` is what the service
-uses: the rows of all cuts stay together, so that a request of a thousand small cuts costs a
-few calls and not thousands.
+`decode_cuts` is the inverse of `encode_cuts`. `decode_batch` keeps the rows of all cuts together,
+so that a request of a thousand small cuts costs a few calls instead of thousands.
 """
 
 from __future__ import annotations
@@ -51,32 +50,82 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 VERSION_FORM = re.compile(r"[0-9]{1,9}")
 ZSTD_LEVEL = 1
-"""The quickest: a body is read once, seconds later."""
+"""The fastest level: a body is read once, seconds later."""
 
 
-TABLES = ("spans", "steps", "microbatches", "bad_rows")
-"""The tables that a cut has rows of, as `collector.spool.records.CutRows` names them."""
+TABLES = tuple(WIRE_TABLES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireLimits:
-    """How much one body may hold."""
+    """Limits of one body."""
 
     max_wire_bytes: int = 32 * MIB
     max_inflated_bytes: int = 256 * MIB
     max_rows: int = 2_000_000
     max_cuts: int = 800
-    """So that an answer, 72 bytes a cut, fits the 64 KiB that an agent reads."""
+    """The answer has 72 bytes per cut, and an agent reads 64 KiB of it."""
 
     max_text_bytes: int = MIB
-    """Of one text; a name is cut to 256 bytes anyway."""
+    """Limit of one text; names are cut to 256 bytes later."""
 
 
 DEFAULT_LIMITS = WireLimits()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutBatch:
+    """Cuts with their rows, by table and in the order of the cuts."""
+
+    keys: tuple[CutKey, ...]
+    sha256: tuple[str, ...]
+    num_torn: tuple[int, ...]
+    tables: dict[str, pa.Table]
+    """Rows of each of `TABLES`, in the columns of the store."""
+
+    offsets: dict[str, NDArray[np.int64]]
+    """Shape (cuts + 1,): first row of each cut, by table."""
+
+    unknown_columns: tuple[str, ...] = ()
+    """Columns of a newer sender that this version ignores."""
+
+    @classmethod
+    def from_cut(cls, cut: Cut) -> CutBatch:
+        """Return the batch of one cut."""
+        tables = {table: getattr(cut.rows, table) for table in TABLES}
+        return cls(
+            keys=(cut.key,),
+            sha256=(cut.sha256,),
+            num_torn=(cut.num_torn,),
+            tables=tables,
+            offsets={
+                table: np.array([0, rows.num_rows], dtype=np.int64)
+                for table, rows in tables.items()
+            },
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of all tables."""
+        return sum(table.num_rows for table in self.tables.values())
+
+    def rows(self, table: str, index: int) -> pa.Table:
+        """Return the rows of one cut as a slice, without a copy."""
+        first, end = self.offsets[table][index : index + 2].tolist()
+        return self.tables[table].slice(first, end - first)
+
+    def cut(self, index: int) -> Cut:
+        """Return one cut; its rows are slices, without a copy."""
+        return Cut(
+            key=self.keys[index],
+            sha256=self.sha256[index],
+            num_torn=self.num_torn[index],
+            rows=CutRows(**{table: self.rows(table, index) for table in TABLES}),
+        )
+
+
 def encode_cuts(cuts: Sequence[Cut]) -> bytes:
-    """Return the body that carries these cuts, in this order."""
+    """Return the body with these cuts, in this order."""
     keys: dict[str, Column] = {
         "run_id": strings([cut.key.run_id for cut in cuts]),
         "epoch": numbers(np.array([cut.key.epoch for cut in cuts], dtype=np.int32)),
@@ -105,23 +154,23 @@ def encode_cuts(cuts: Sequence[Cut]) -> bytes:
 def decode_cuts(
     body: bytes | memoryview | pa.Buffer, *, limits: WireLimits = DEFAULT_LIMITS
 ) -> list[Cut]:
-    """Return the cuts of a body, in the order in which they were put in.
+    """Return the cuts of a body, in its order.
 
     Args:
-        body: What `encode_cuts` returned, or what a stranger claims that it did.
-        limits: How much it may hold.
+        body: Result of `encode_cuts`, or any bytes of a client.
+        limits: Limits of the body.
 
     Raises:
-        WireError: The body can't be taken; its ``status`` says how to answer.
+        WireError: The body is rejected; ``status`` is the status of the answer.
     """
     batch = decode_batch(body, limits=limits)
-    return [batch.cut(place) for place in range(len(batch.keys))]
+    return [batch.cut(index) for index in range(len(batch.keys))]
 
 
 def decode_batch(
     body: bytes | memoryview | pa.Buffer, *, limits: WireLimits = DEFAULT_LIMITS
 ) -> CutBatch:
-    """Return the cuts of a body, their rows together. Arguments and errors as `decode_cuts`."""
+    """Return the cuts of a body with their rows together; else like `decode_cuts`."""
     held = body if isinstance(body, pa.Buffer) else pa.py_buffer(body)
     check_inflated_size(
         held, max_bytes=limits.max_inflated_bytes, max_wire_bytes=limits.max_wire_bytes
@@ -133,32 +182,34 @@ def decode_batch(
         whole = _read_all(reader, limits)
         return _decoded(whole, unknown=unknown, limits=limits)
     except MemoryError as error:
-        raise WireError(413, "the body needs more memory than there is for it") from error
+        raise WireError(413, "decoding the body needs more memory than is allowed") from error
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        raise WireError(422, f"the body is no sound Arrow stream: {_first_line(error)}") from error
+        raise WireError(
+            422, f"the body is not a valid Arrow stream: {_first_line(error)}"
+        ) from error
 
 
 def check_version(schema: pa.Schema) -> int:
-    """Return the version that a stream states.
+    """Return the schema version of a stream.
 
     Raises:
-        WireError: 422 where it states none, or one that this code does not read.
+        WireError: 422 if it has none, or one that is not supported.
     """
     text = (schema.metadata or {}).get(SCHEMA_KEY, b"").decode("ascii", "replace")
     if not VERSION_FORM.fullmatch(text):
-        raise WireError(422, f"the stream states no {SCHEMA_KEY.decode()} that is a number")
+        raise WireError(422, f"the stream has no {SCHEMA_KEY.decode()} that is a number")
     if not OLDEST_VERSION <= int(text) <= SCHEMA_VERSION:
         raise WireError(
             422,
             f"the stream has schema version {int(text)}, this collector reads"
-            f" {OLDEST_VERSION} to {SCHEMA_VERSION}: upgrade whichever is older",
+            f" {OLDEST_VERSION} to {SCHEMA_VERSION}: upgrade the older of the two",
             supported=(OLDEST_VERSION, SCHEMA_VERSION),
         )
     return int(text)
 
 
 def _nested(table: str, parts: Sequence[pa.Table], *, has_ranks: bool) -> Column:
-    """Return one list a cut, whose items are the rows of the cut."""
+    """Return the column of a table: for each cut the list of its rows."""
     columns = wire_columns(table, has_ranks=has_ranks)
     names = [column.name for column in columns]
     offsets = np.zeros(len(parts) + 1, dtype=np.int32)
@@ -177,12 +228,12 @@ def _nested(table: str, parts: Sequence[pa.Table], *, has_ranks: bool) -> Column
 
 
 def _filled(rows: pa.Table, columns: Sequence[WireColumn]) -> pa.Table:
-    """Return the rows with what their maker does not know told as unknown."""
+    """Return the rows with defaults for columns that their source does not have."""
     for column in columns:
         if column.name not in rows.column_names and (
             column.default is not None or column.may_be_null
         ):
-            rows = rows.append_column(column.name, _standing_in(column, rows.num_rows))
+            rows = rows.append_column(column.name, _default_column(column, rows.num_rows))
     return rows
 
 
@@ -227,8 +278,8 @@ def _read_all(reader: pa.RecordBatchStreamReader, limits: WireLimits) -> pa.Tabl
     for batch in reader:
         num_cuts += batch.num_rows
         if num_cuts > limits.max_cuts:
-            raise WireError(413, f"the body holds more than {limits.max_cuts} cuts: send fewer")
-        # Offsets and indices of a stranger are followed below: here they are known to be sound.
+            raise WireError(413, f"the body has more than {limits.max_cuts} cuts: send fewer")
+        # The code below follows offsets and indices, which come from the client.
         batch.validate(full=True)
         batches.append(batch)
     return pa.Table.from_batches(batches, schema=reader.schema)
@@ -248,7 +299,7 @@ def _decoded(whole: pa.Table, *, unknown: tuple[str, ...], limits: WireLimits) -
         items, ends = _items(whole, table)
         num_rows += int(ends[-1])
         if num_rows > limits.max_rows:
-            raise WireError(413, f"the body holds more than {limits.max_rows} rows: send fewer")
+            raise WireError(413, f"the body has more than {limits.max_rows} rows: send fewer")
         offsets[table] = ends
         tables[table] = _table(items, table, keys=keys, ends=ends)
     return CutBatch(
@@ -267,14 +318,14 @@ def _key_column(whole: pa.Table, column: WireColumn) -> list[Any]:
         if column.default is None:
             raise WireError(422, f"the stream has no column {column.name}")
         return [column.default] * whole.num_rows
-    values: list[Any] = _converted(whole.column(place), column, where=column.name).to_pylist()
+    values: list[Any] = _converted(whole.column(place), column, label=column.name).to_pylist()
     return values
 
 
 def _items(whole: pa.Table, table: str) -> tuple[dict[str, pa.ChunkedArray[Any]], NDArray[Any]]:
-    """Return the columns of a nested table, and where the rows of each cut begin."""
+    """Return the columns of a nested table, and the first row of each cut."""
     place = whole.schema.get_field_index(table)
-    if place < 0:  # nothing of that table: an older or sparing sender
+    if place < 0:  # a sender without rows of this table may leave it out
         return {}, np.zeros(whole.num_rows + 1, dtype=np.int64)
     item = _item_type(whole.schema.field(place), table)
     lengths: list[NDArray[Any]] = []
@@ -288,7 +339,7 @@ def _items(whole: pa.Table, table: str) -> tuple[dict[str, pa.ChunkedArray[Any]]
     np.cumsum(np.concatenate(lengths) if lengths else [], out=ends[1:])
     names = [item.field(index).name for index in range(item.num_fields)]
     if len(set(names)) < len(names):
-        raise WireError(422, f"column {table} names a column twice")
+        raise WireError(422, f"column {table} has a column twice")
     columns = {
         name: pa.chunked_array(
             [part.flatten()[index] for part in parts], type=item.field(index).type
@@ -310,7 +361,7 @@ def _table(
     named: dict[str, Any] = {
         "run_id": _repeated_texts(keys["run_id"], counts),
         "epoch": numbers(np.repeat(np.array(keys["epoch"], dtype=np.int32), counts)),
-        "rank": numbers(_ranks(items, table, of_cuts=keys["rank"], counts=counts)),
+        "rank": numbers(_ranks(items, table, cut_ranks=keys["rank"], counts=counts)),
         "segment": numbers(np.repeat(np.array(keys["segment"], dtype=np.uint64), counts)),
     }
     for column in WIRE_TABLES[table]:
@@ -318,9 +369,9 @@ def _table(
         if found is None and num_rows and column.default is None and not column.may_be_null:
             raise WireError(422, f"the stream has no column {table}.{column.name}")
         named[column.name] = (
-            _standing_in(column, num_rows)
+            _default_column(column, num_rows)
             if found is None
-            else _converted(found, column, where=f"{table}.{column.name}")
+            else _converted(found, column, label=f"{table}.{column.name}")
         )
     return pa.Table.from_arrays(list(named.values()), names=list(named))
 
@@ -329,23 +380,23 @@ def _ranks(
     items: dict[str, pa.ChunkedArray[Any]],
     table: str,
     *,
-    of_cuts: list[int],
+    cut_ranks: list[int],
     counts: NDArray[np.int64],
 ) -> NDArray[np.int32]:
-    """Return the rank of each row: the cut's, or the row's own where the cut is of several."""
-    ranks = np.repeat(np.array(of_cuts, dtype=np.int32), counts)
+    """Return the rank of each row: the cut's, or the row's own if the cut has several ranks."""
+    ranks = np.repeat(np.array(cut_ranks, dtype=np.int32), counts)
     if ROW_RANK.name not in items:
         return ranks
-    told = to_numpy(_converted(items[ROW_RANK.name], ROW_RANK, where=f"{table}.rank"))
-    return np.where(ranks == NONE, told, ranks).astype(np.int32)
+    own = to_numpy(_converted(items[ROW_RANK.name], ROW_RANK, label=f"{table}.rank"))
+    return np.where(ranks == NONE, own, ranks).astype(np.int32)
 
 
 def _repeated_texts(texts: list[str], counts: NDArray[np.int64]) -> Column:
     return coded_strings(np.repeat(np.arange(len(texts), dtype=np.int32), counts), texts)
 
 
-def _standing_in(column: WireColumn, num_rows: int) -> Column:
-    """Return what a column reads that the sender does not know."""
+def _default_column(column: WireColumn, num_rows: int) -> Column:
+    """Return the column of a sender that does not have it."""
     dtype = _dtype(column)
     if dtype is None:
         return _no_rows(column)
@@ -355,7 +406,7 @@ def _standing_in(column: WireColumn, num_rows: int) -> Column:
 
 
 def _dtype(column: WireColumn) -> np.dtype[Any] | None:
-    """Return how numpy holds a column; None for text."""
+    """Return the numpy type of a column; None for text."""
     arrow_type = column.arrow_type
     if pa.types.is_dictionary(arrow_type) or pa.types.is_string(arrow_type):
         return None
@@ -364,10 +415,15 @@ def _dtype(column: WireColumn) -> np.dtype[Any] | None:
     return dtype
 
 
-def _converted(found: pa.ChunkedArray[Any], column: WireColumn, *, where: str) -> Any:  # noqa: ANN401  # Arrow
-    """Return a column in the store's own type, if its values fit."""
+def _converted(found: pa.ChunkedArray[Any], column: WireColumn, *, label: str) -> Any:  # noqa: ANN401  # Arrow
+    """Return a column in the store's type.
+
+    Raises:
+        WireError: 422 if it has another type, or nulls that are not allowed.
+        pa.ArrowInvalid: A value does not fit the type.
+    """
     if found.null_count and not column.may_be_null:
-        raise WireError(422, f"column {where} has nulls")
+        raise WireError(422, f"column {label} has nulls")
     found_type, wanted = found.type, column.arrow_type
     if found_type == wanted:
         return found
@@ -377,7 +433,7 @@ def _converted(found: pa.ChunkedArray[Any], column: WireColumn, *, where: str) -
         return found.cast(wanted, safe=True)
     if pa.types.is_floating(found_type) and pa.types.is_floating(wanted):
         return found.cast(wanted, safe=True)
-    raise WireError(422, f"column {where} is {found_type}, expected {wanted}")
+    raise WireError(422, f"column {label} is {found_type}, expected {wanted}")
 
 
 def _is_text(arrow_type: pa.DataType) -> bool:
@@ -393,54 +449,3 @@ def _as_text(found: pa.ChunkedArray[Any], *, coded: bool) -> Any:  # noqa: ANN40
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutBatch:
-    """Cuts, and their rows in the order of the cuts."""
-
-    keys: tuple[CutKey, ...]
-    sha256: tuple[str, ...]
-    num_torn: tuple[int, ...]
-    tables: dict[str, pa.Table]
-    """By name in `TABLES`, the columns as the store has them."""
-
-    offsets: dict[str, NDArray[np.int64]]
-    """Shape (cuts + 1,): where the rows of each cut begin in its table."""
-
-    unknown_columns: tuple[str, ...] = ()
-    """What a newer sender told that this code does not keep."""
-
-    @classmethod
-    def of(cls, cut: Cut) -> CutBatch:
-        """Return the batch of one cut."""
-        tables = {table: getattr(cut.rows, table) for table in TABLES}
-        return cls(
-            keys=(cut.key,),
-            sha256=(cut.sha256,),
-            num_torn=(cut.num_torn,),
-            tables=tables,
-            offsets={
-                table: np.array([0, rows.num_rows], dtype=np.int64)
-                for table, rows in tables.items()
-            },
-        )
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of all tables."""
-        return sum(table.num_rows for table in self.tables.values())
-
-    def rows(self, table: str, place: int) -> pa.Table:
-        """Return the rows of one cut: a slice and no copy."""
-        first, end = self.offsets[table][place : place + 2].tolist()
-        return self.tables[table].slice(first, end - first)
-
-    def cut(self, place: int) -> Cut:
-        """Return one cut; its rows are slices and no copies."""
-        return Cut(
-            key=self.keys[place],
-            sha256=self.sha256[place],
-            num_torn=self.num_torn[place],
-            rows=CutRows(**{table: self.rows(table, place) for table in TABLES}),
-        )

@@ -1,7 +1,7 @@
-"""The columns of a shipped cut: what each table has on the wire, and what stands for a missing one.
+"""Arrow schema of cuts on the wire, with the defaults of columns that older senders lack.
 
-One Arrow row is one cut. Its tables are lists of structs, so the cut's identity is written
-once and not once a row.
+One Arrow row is one cut. Its tables are lists of structs, so that the identity of the cut is
+written once and not with each row.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import pyarrow as pa
 from rankscope.tracer.span import NONE
 
 SCHEMA_VERSION = 1
-"""The layout that this code writes."""
+"""Version that is written."""
 
 OLDEST_VERSION = 1
-"""The oldest layout that this code reads."""
+"""Oldest version that is read."""
 
 SCHEMA_KEY = b"rankscope.schema"
-"""Where the stream's schema metadata holds the version, as decimal text."""
+"""Key of the version, decimal text, in the metadata of the stream's schema."""
 
 CODED_TEXT = cast("pa.DataType", pa.dictionary(pa.int32(), pa.string()))
 
@@ -33,7 +33,7 @@ class WireColumn:
     name: str
     arrow_type: pa.DataType
     default: int | float | None = None
-    """What an older sender that has no such column means; None: every sender has it."""
+    """Value if an older sender does not have the column; None: every sender has it."""
 
     may_be_null: bool = False
 
@@ -89,7 +89,7 @@ WIRE_TABLES: dict[str, tuple[WireColumn, ...]] = {
         _column("record", pa.string()),
     ),
 }
-"""By table, in the order of `spool.records.CutRows`, without run, epoch, rank and segment."""
+"""Columns by table, in the order of `spool.records.CutRows`, without those of the key."""
 
 KEY_COLUMNS: tuple[WireColumn, ...] = (
     _column("run_id", pa.string()),
@@ -102,21 +102,21 @@ KEY_COLUMNS: tuple[WireColumn, ...] = (
     _column("sha256", pa.string()),
     _column("num_torn", pa.uint32(), 0),
 )
-"""What identifies a cut, once for all its rows."""
+"""Columns of a cut's key and header."""
 
 
 ROW_RANK = _column("rank", pa.int32())
-"""Stands first in the nested tables of cuts that hold rows of several ranks (their own rank is
--1, as in simulated runs); a cut of one rank has it in its key alone."""
+"""First column of the nested tables if a cut has rows of several ranks, as in simulated runs. The
+rank of the cut itself is then -1."""
 
 
 def wire_columns(table: str, *, has_ranks: bool = False) -> tuple[WireColumn, ...]:
-    """Return the columns of a nested table, with the rank of each row or without."""
+    """Return the columns of a nested table."""
     return (ROW_RANK, *WIRE_TABLES[table]) if has_ranks else WIRE_TABLES[table]
 
 
 def cuts_schema(*, has_ranks: bool = False) -> pa.Schema:
-    """Return the schema of a stream of cuts as this code writes it."""
+    """Return the schema of a stream of cuts, as it is written."""
     fields: list[pa.Field[Any]] = [
         pa.field(column.name, column.arrow_type, nullable=False) for column in KEY_COLUMNS
     ]

@@ -21,7 +21,7 @@ WAIT_S = 30.0
 
 
 def batch(first_row: int) -> CutBatch:
-    return CutBatch.of(span_cut("r", first_row, first_row + 1))
+    return CutBatch.from_cut(span_cut("r", first_row, first_row + 1))
 
 
 class SlowStore:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def cuts(tmp_path: Path) -> list[Cut]:
-    """Return two cuts as a real spool gives them: one of everything, and one of spans alone."""
+    """Return two cuts of a real spool: one with all kinds of rows, and one with spans only."""
     first = SpoolBuilder(tmp_path, run_id="run")
     first.span("fwd", start_ns=5, duration_ns=7, step=1, microbatch=2)
     first.span(
@@ -59,7 +59,7 @@ def rows_of(cut: Cut) -> dict[str, Any]:
     }
 
 
-def test_what_was_encoded_comes_back_as_it_was(cuts: list[Cut]) -> None:
+def test_decoding_is_the_inverse_of_encoding(cuts: list[Cut]) -> None:
     back = decode_cuts(encode_cuts(cuts))
 
     assert [cut.rows.spans.num_rows for cut in cuts] == [2, 1]
@@ -72,16 +72,16 @@ def test_what_was_encoded_comes_back_as_it_was(cuts: list[Cut]) -> None:
             assert getattr(found.rows, table).schema == getattr(sent.rows, table).schema
 
 
-def test_no_cuts_are_a_body_too(cuts: list[Cut]) -> None:
+def test_a_body_may_have_no_cuts(cuts: list[Cut]) -> None:
     assert decode_cuts(encode_cuts([])) == []
 
 
-def test_a_memoryview_is_read_as_bytes_are(cuts: list[Cut]) -> None:
+def test_a_memoryview_can_be_decoded(cuts: list[Cut]) -> None:
     assert len(decode_cuts(memoryview(encode_cuts(cuts)))) == 2
 
 
 def test_a_cut_without_any_row_keeps_its_range(cuts: list[Cut]) -> None:
-    """A cut may hold torn rows alone."""
+    """A cut may have torn rows only."""
     empty = Cut(
         key=cuts[0].key,
         sha256="00",
@@ -96,8 +96,8 @@ def test_a_cut_without_any_row_keeps_its_range(cuts: list[Cut]) -> None:
     assert found.rows.spans.schema == empty.rows.spans.schema
 
 
-def test_a_cut_of_several_ranks_says_the_rank_of_each_row(cuts: list[Cut]) -> None:
-    """Simulated and imported runs are cut by step and not by rank."""
+def test_a_cut_of_several_ranks_has_the_rank_of_each_row(cuts: list[Cut]) -> None:
+    """Simulated and imported runs are cut by step, not by rank."""
     spans = pa.concat_tables([cut.rows.spans for cut in cuts])
     rows = CutRows(
         spans=spans, steps=cuts[0].rows.steps, microbatches=cuts[0].rows.microbatches,
@@ -113,8 +113,8 @@ def test_a_cut_of_several_ranks_says_the_rank_of_each_row(cuts: list[Cut]) -> No
     assert other.rows.spans["rank"].to_pylist() == [1]
 
 
-def test_a_maker_of_rows_need_not_know_every_column(cuts: list[Cut]) -> None:
-    """Simulated steps leave nothing out, and say nothing of it."""
+def test_a_column_that_rows_do_not_have_gets_its_default(cuts: list[Cut]) -> None:
+    """Simulated steps have no column ``left_out``."""
     rows = replace(cuts[0].rows, steps=cuts[0].rows.steps.drop_columns(["left_out"]))
 
     (back,) = decode_cuts(encode_cuts([replace(cuts[0], rows=rows)]))
@@ -122,7 +122,7 @@ def test_a_maker_of_rows_need_not_know_every_column(cuts: list[Cut]) -> None:
     assert back.rows.steps["left_out"].to_pylist() == [0]
 
 
-def test_a_batch_says_where_the_rows_of_each_cut_lie(cuts: list[Cut]) -> None:
+def test_a_batch_has_the_offsets_of_each_cut(cuts: list[Cut]) -> None:
     batch = decode_batch(encode_cuts([*cuts, *cuts]))
 
     assert batch.offsets["spans"].tolist() == [0, 2, 3, 5, 6]
@@ -134,7 +134,7 @@ def test_a_batch_says_where_the_rows_of_each_cut_lie(cuts: list[Cut]) -> None:
 
 
 def restreamed(body: bytes, table: pa.Table | None = None, **changes: Any) -> bytes:  # noqa: ANN401 -- columns
-    """Return the body written anew: another version, fewer columns, more of them."""
+    """Return the body rewritten: with another version, or fewer or more columns."""
     whole = pa.ipc.open_stream(body).read_all() if table is None else table
     for name in changes.get("without", ()):
         whole = whole.drop_columns([name])
@@ -163,7 +163,7 @@ def without_item(body: bytes, table: str, *names: str, extra: str | None = None)
     return restreamed(body, whole.set_column(place, table, nested))
 
 
-def test_an_older_sender_lacks_columns_that_have_a_meaning_when_missing(cuts: list[Cut]) -> None:
+def test_columns_that_an_older_sender_does_not_have_get_their_default(cuts: list[Cut]) -> None:
     body = without_item(encode_cuts(cuts), "steps", "left_out", "loss")
     body = without_item(body, "spans", "seq", "group_id", "parent_row")
 
@@ -177,7 +177,7 @@ def test_an_older_sender_lacks_columns_that_have_a_meaning_when_missing(cuts: li
     assert [row["parent_row"] for row in first.rows.spans.to_pylist()] == [None, None]
 
 
-def test_a_newer_senders_columns_are_left_out_and_named(cuts: list[Cut]) -> None:
+def test_unknown_columns_of_a_newer_sender_are_ignored_and_listed(cuts: list[Cut]) -> None:
     body = without_item(encode_cuts(cuts), "spans", extra="power_w")
     body = restreamed(body, extra={"agent": pa.array(["a", "b"])})
 
@@ -187,30 +187,30 @@ def test_a_newer_senders_columns_are_left_out_and_named(cuts: list[Cut]) -> None
     assert batch.tables["spans"].column_names == cuts[0].rows.spans.column_names
 
 
-def test_a_column_that_nothing_stands_for_must_be_there(cuts: list[Cut]) -> None:
+def test_a_column_without_a_default_is_required(cuts: list[Cut]) -> None:
     with pytest.raises(WireError, match=r"no column spans\.start_ns") as caught:
         decode_cuts(without_item(encode_cuts(cuts), "spans", "start_ns"))
     assert caught.value.status == 422
 
 
 @pytest.mark.parametrize(
-    ("metadata", "said"),
+    ("metadata", "message"),
     [
         ({b"rankscope.schema": b"2"}, "schema version 2, this collector reads 1 to 1"),
         ({b"rankscope.schema": b"0"}, "schema version 0, this collector reads 1 to 1"),
-        ({b"rankscope.schema": b"one"}, "states no rankscope.schema"),
-        ({}, "states no rankscope.schema"),
+        ({b"rankscope.schema": b"one"}, "has no rankscope.schema"),
+        ({}, "has no rankscope.schema"),
     ],
 )
-def test_another_version_is_refused_and_both_are_named(
-    cuts: list[Cut], metadata: dict[bytes, bytes], said: str
+def test_another_version_is_rejected_with_both_versions(
+    cuts: list[Cut], metadata: dict[bytes, bytes], message: str
 ) -> None:
-    with pytest.raises(WireError, match=said) as caught:
+    with pytest.raises(WireError, match=message) as caught:
         decode_cuts(restreamed(encode_cuts(cuts), metadata=metadata))
     assert caught.value.status == 422
 
 
-def test_other_types_that_hold_the_same_values_are_taken(cuts: list[Cut]) -> None:
+def test_other_types_with_the_same_values_are_accepted(cuts: list[Cut]) -> None:
     whole = pa.ipc.open_stream(encode_cuts(cuts)).read_all()
     wide = whole.set_column(1, "epoch", whole["epoch"].cast(pa.int64()))
     coded = wide.set_column(0, "run_id", wide["run_id"].dictionary_encode())
@@ -219,35 +219,35 @@ def test_other_types_that_hold_the_same_values_are_taken(cuts: list[Cut]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("epoch", "said"),
+    ("epoch", "message"),
     [
         (numbers(np.array([2**40, 0])), "not in range|out of bounds"),
         (strings(["a", "b"]), "epoch is string, expected int32"),
     ],
 )
-def test_a_value_that_does_not_fit_its_column_is_refused(
+def test_a_value_that_does_not_fit_its_column_is_rejected(
     cuts: list[Cut],
     epoch: pa.Array[Any],
-    said: str,
+    message: str,
 ) -> None:
     whole = pa.ipc.open_stream(encode_cuts(cuts)).read_all()
-    with pytest.raises(WireError, match=said) as caught:
+    with pytest.raises(WireError, match=message) as caught:
         decode_cuts(restreamed(b"", whole.set_column(1, "epoch", epoch)))
     assert caught.value.status == 422
 
 
-def test_nulls_are_refused_where_a_column_has_none(cuts: list[Cut]) -> None:
+def test_nulls_in_a_column_without_nulls_are_rejected(cuts: list[Cut]) -> None:
     whole = pa.ipc.open_stream(encode_cuts(cuts)).read_all()
     holed = optional_numbers(np.array([1, 2], dtype=np.int32), np.array([True, False]))
     with pytest.raises(WireError, match="epoch has nulls"):
         decode_cuts(restreamed(b"", whole.set_column(1, "epoch", holed)))
 
 
-# --- too much, and no stream at all
+# --- bodies that are too large or no Arrow stream
 
 
-def test_a_body_that_is_too_long_is_refused_before_it_is_looked_at() -> None:
-    with pytest.raises(WireError, match="at most 10") as caught:
+def test_a_body_that_is_too_long_is_rejected_unread() -> None:
+    with pytest.raises(WireError, match="the limit is 10") as caught:
         decode_cuts(b"\0" * 11, limits=WireLimits(max_wire_bytes=10))
     assert caught.value.status == 413
 
@@ -270,7 +270,7 @@ def many_rows(num_rows: int) -> Cut:
     return Cut(key=key, sha256=hashlib.sha256().hexdigest(), num_torn=0, rows=CutRows(**tables))
 
 
-def test_a_body_that_inflates_too_far_is_refused_before_it_inflates() -> None:
+def test_a_body_that_inflates_too_much_is_rejected_before_it_is_inflated() -> None:
     body = encode_cuts([many_rows(100_000)])
     assert len(body) < 100_000
 
@@ -283,7 +283,7 @@ def test_a_body_that_inflates_too_far_is_refused_before_it_inflates() -> None:
     assert len(decode_cuts(body)) == 1
 
 
-def test_more_cuts_or_rows_than_are_taken_are_refused(cuts: list[Cut]) -> None:
+def test_too_many_cuts_or_rows_are_rejected(cuts: list[Cut]) -> None:
     body = encode_cuts(cuts)
     with pytest.raises(WireError, match="more than 1 cuts") as caught:
         decode_cuts(body, limits=WireLimits(max_cuts=1))
@@ -294,17 +294,17 @@ def test_more_cuts_or_rows_than_are_taken_are_refused(cuts: list[Cut]) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\0" * 64, b"not arrow at all", b"ARROW1\0\0" * 9])
-def test_what_is_no_arrow_stream_is_refused(body: bytes) -> None:
+def test_a_body_that_is_no_arrow_stream_is_rejected(body: bytes) -> None:
     with pytest.raises(WireError) as caught:
         decode_cuts(body)
     assert caught.value.status == 422
 
 
-def test_a_stream_of_another_schema_is_refused() -> None:
+def test_a_stream_of_another_schema_is_rejected() -> None:
     other = pa.table({"spans": [1, 2]}).replace_schema_metadata({b"rankscope.schema": b"1"})
     with pytest.raises(WireError, match="spans is int64, expected a list of structs"):
         decode_cuts(restreamed(b"", other))
 
 
-def test_the_declared_schema_is_the_one_that_is_written(cuts: list[Cut]) -> None:
+def test_the_written_schema_is_the_declared_one(cuts: list[Cut]) -> None:
     assert pa.ipc.open_stream(encode_cuts(cuts)).schema.equals(cuts_schema(), check_metadata=True)

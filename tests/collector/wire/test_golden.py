@@ -1,6 +1,6 @@
-"""Bodies of every released layout, as they were written then: each must be read for ever.
+"""Golden bodies of every released layout, each of which must stay readable.
 
-A new layout adds a file here and changes none.
+A new layout adds a file and leaves the others unchanged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rankscope.collector.wire.schema import OLDEST_VERSION, SCHEMA_VERSION
 from tests.support.paths import GOLDEN
 
 
-def test_there_is_a_body_of_every_layout_that_is_read() -> None:
+def test_there_is_a_golden_body_of_every_supported_layout() -> None:
     names = {path.name for path in GOLDEN.glob("spans-v*.arrow")}
 
     assert names == {
@@ -20,7 +20,7 @@ def test_there_is_a_body_of_every_layout_that_is_read() -> None:
     }
 
 
-def test_the_first_layout_reads_as_it_was_written() -> None:
+def test_the_first_layout_is_read_as_it_was_written() -> None:
     batch = screened(decode_batch((GOLDEN / "spans-v1.arrow").read_bytes()))
 
     process, began_ns = "ab" * 16, 17 * 10**17

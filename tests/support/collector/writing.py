@@ -19,7 +19,7 @@ DUPLICATE, CONFLICT = CutState.DUPLICATE, CutState.CONFLICT
 
 
 def put(writer: StoreWriter, *cuts: Cut) -> list[CutState]:
-    return [state for (state,) in writer.store([CutBatch.of(cut) for cut in cuts])]
+    return [state for (state,) in writer.store([CutBatch.from_cut(cut) for cut in cuts])]
 
 
 def names(first: int, end: int) -> list[str]:
