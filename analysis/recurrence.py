@@ -1,7 +1,8 @@
-"""Whether what is slow follows its host or its position in the layout, over epochs and runs.
+"""Recurrence of findings: do they follow their host or their position, over epochs and runs?
 
-About 3 % of machines fail a week, the same ones again (Imbue): a host that was slow before, at
-another position, is to be taken out; a position that is slow on every host is the job's own.
+About 3 % of machines fail per week, and the same ones again (Imbue). A host that was named before
+at another position should be replaced; a position that is named on every host is a property of the
+job.
 """
 
 from __future__ import annotations
@@ -18,22 +19,23 @@ if TYPE_CHECKING:
 Position = tuple[int, int, int]
 """(dp, pp, tp)."""
 
-MOST_HOSTS_SHARE = 0.5
-"""A finding that names more of the job's hosts says nothing of any of them."""
+MAX_HOSTS_SHARE = 0.5
+"""Share of the job's hosts that a finding may name; with more, it is about none of them."""
 
-MOST_NAMED = 3
+MAX_NAMED = 3
+"""Hosts or runs that a sentence lists before it counts the rest."""
 
 
-class Following(StrEnum):
-    """What stays the same where something is slow again."""
+class Follows(StrEnum):
+    """The thing that a recurring finding has in common with the earlier one."""
 
     HOST = "host"
     POSITION = "position"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where one rank stands."""
+class Placement:
+    """Host and position of one rank."""
 
     host: str
     dp: int
@@ -42,186 +44,189 @@ class Place:
 
     @property
     def position(self) -> Position:
-        """Its place in the layout."""
+        """Its position in the layout."""
         return self.dp, self.pp, self.tp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
-    """One finding of one epoch of a run, and where the ranks stood that it names."""
+class PlacedFinding:
+    """A finding of one epoch of a run, with the placements of its ranks."""
 
     run_id: str
     epoch: int
     cause: str
-    places: tuple[Place, ...]
+    placements: tuple[Placement, ...]
     sizes: tuple[int, int, int]
-    """Of the axes dp, pp, tp: positions of another layout are not comparable."""
+    """Of the axes dp, pp, tp: positions of unequal layouts are not comparable."""
 
     num_hosts: int
     """Of the job."""
 
     @property
     def incarnation(self) -> tuple[str, int]:
-        """(run, epoch): within one, ranks do not move."""
+        """(run, epoch), within which ranks do not move."""
         return self.run_id, self.epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
-    """What is known of a place that was told before."""
+class Recurrence:
+    """A finding that has been made before. The fields are those of the JSON key ``follows``."""
 
-    what: Following | None
-    """None: it cannot be told apart."""
+    what: Follows | None
+    """None if host and position cannot be distinguished."""
 
     evidence: str
     """One sentence with numbers."""
 
 
-def follow(
-    now: Sighting,
-    history: Iterable[Sighting],
+def find_recurrence(
+    now: PlacedFinding,
+    history: Iterable[PlacedFinding],
     *,
-    also: Iterable[Sighting] = (),
-    placement: Callable[[], Iterable[Place]],
-) -> Followed | None:
-    """Say what the finding ``now`` has in common with those of its cause in other epochs and runs.
+    others: Iterable[PlacedFinding] = (),
+    placements: Callable[[], Iterable[Placement]],
+) -> Recurrence | None:
+    """Compare a finding with those of the same cause in other epochs and runs.
 
-    It follows the *host* where the same host was told at a position that now lies
-    on another host. It follows the *position* where the same (dp, pp, tp) of an
-    equal layout was told on another host. The host that took the other's place
-    must not be told now. Where nothing moved that could tell host from position,
-    or where both were seen, it is said that neither can be.
+    It follows the *host* if the same host was named at a position that is now on another host. It
+    follows the *position* if the same (dp, pp, tp) of an equal layout was named on another host. In
+    both cases the other host must not be named now. If nothing moved, or if both were seen, host
+    and position cannot be distinguished.
 
     Args:
         now: The finding.
-        history: Findings of any epoch of any run; those of this epoch are passed over.
-        also: The other findings of this epoch.
-        placement: Returns where all ranks of this epoch stand; asked only where it is needed.
+        history: Findings of any epoch of any run; those of this epoch are ignored.
+        others: The other findings of this epoch.
+        placements: Returns the placements of all ranks of this epoch; called only if needed.
 
     Returns:
-        None where no other epoch or run told of the host or the position, or
-        where the cause has no place.
+        None if no other epoch or run named the host or the position, or if the cause does not
+        belong to a host.
     """
     if not _is_local(now):
         return None
     hosts = _hosts(now)
-    told = hosts.union(*(_hosts(one) for one in also if _cause(one) == _cause(now)))
+    named = hosts.union(*(_hosts(one) for one in others if _cause(one) == _cause(now)))
     past = [one for one in history if _cause(one) == _cause(now) and _is_local(one)]
     past = [one for one in past if one.incarnation != now.incarnation]
     known = [one for one in past if hosts & _hosts(one)]
-    host_now = {place.position: place.host for place in placement()} if known else {}
-    moved = {one: _moved(now, one, host_now, told) for one in known}
+    host_now = {each.position: each.host for each in placements()} if known else {}
+    moved = {one: _moved_hosts(now, one, host_now, named) for one in known}
     moved = {one: hosts for one, hosts in moved.items() if hosts}
-    stayed = {one: _stayed(now, one, told) for one in past}
+    stayed = {one: _same_positions(now, one, named) for one in past}
     stayed = {one: positions for one, positions in stayed.items() if positions}
     if moved and stayed:
-        return Followed(what=None, evidence=_both_evidence(moved, stayed))
+        return Recurrence(what=None, evidence=_both_evidence(moved, stayed))
     if moved:
-        return Followed(what=Following.HOST, evidence=_host_evidence(now, moved))
+        return Recurrence(what=Follows.HOST, evidence=_host_evidence(now, moved))
     if stayed:
-        return Followed(what=Following.POSITION, evidence=_position_evidence(now, stayed))
+        return Recurrence(what=Follows.POSITION, evidence=_position_evidence(now, stayed))
     if known:
-        return Followed(what=None, evidence=_unmoved_evidence(now, known))
+        return Recurrence(what=None, evidence=_unmoved_evidence(now, known))
     return None
 
 
-def _cause(sighting: Sighting) -> str:
-    cause = CAUSES.get(sighting.cause)
-    return sighting.cause if cause is None else cause.recurs_as or cause.name
+def _cause(finding: PlacedFinding) -> str:
+    cause = CAUSES.get(finding.cause)
+    return finding.cause if cause is None else cause.recurs_as or cause.name
 
 
-def _hosts(sighting: Sighting) -> set[str]:
-    return {place.host for place in sighting.places} - {""}
+def _hosts(finding: PlacedFinding) -> set[str]:
+    return {each.host for each in finding.placements} - {""}
 
 
-def _is_local(sighting: Sighting) -> bool:
-    hosts = _hosts(sighting)
-    most = max(1, MOST_HOSTS_SHARE * sighting.num_hosts)
-    cause = CAUSES.get(sighting.cause)
+def _is_local(finding: PlacedFinding) -> bool:
+    """Return whether a finding is about few hosts, and its cause about ranks."""
+    hosts = _hosts(finding)
+    most = max(1, MAX_HOSTS_SHARE * finding.num_hosts)
+    cause = CAUSES.get(finding.cause)
     return cause is not None and cause.has_place and 0 < len(hosts) <= most
 
 
-def _moved(
-    now: Sighting, then: Sighting, host_now: Mapping[Position, str], told: Set[str]
+def _moved_hosts(
+    now: PlacedFinding,
+    then: PlacedFinding,
+    host_now: Mapping[Position, str],
+    named: Set[str],
 ) -> set[str]:
-    """Return the hosts told both times that have left the position at which they were told."""
+    """Return the hosts named both times that have left the position at which they were named."""
     both = _hosts(now) & _hosts(then)
     return {
-        place.host
-        for place in then.places
-        if place.host in both
+        each.host
+        for each in then.placements
+        if each.host in both
         and (
             then.sizes != now.sizes
-            or host_now.get(place.position, place.host) not in {place.host, *told}
+            or host_now.get(each.position, each.host) not in {each.host, *named}
         )
     }
 
 
-def _stayed(now: Sighting, then: Sighting, told: Set[str]) -> set[Position]:
-    """Return the positions told both times, whose host then is not told now."""
+def _same_positions(now: PlacedFinding, then: PlacedFinding, named: Set[str]) -> set[Position]:
+    """Return the positions named both times whose earlier host is not named now."""
     if now.sizes != then.sizes:
         return set()
-    before = {place.position: place.host for place in then.places if place.host}
+    before = {each.position: each.host for each in then.placements if each.host}
     return {
-        place.position
-        for place in now.places
-        if place.host and place.position in before and before[place.position] not in told
+        each.position
+        for each in now.placements
+        if each.host and each.position in before and before[each.position] not in named
     }
 
 
-def _host_evidence(now: Sighting, moved: Mapping[Sighting, set[str]]) -> str:
+def _host_evidence(now: PlacedFinding, moved: Mapping[PlacedFinding, set[str]]) -> str:
     hosts = set[str]().union(*moved.values())
-    here = next(place for place in now.places if place.host in hosts)
-    before = next(place for one in moved for place in one.places if place.host == here.host)
+    here = next(each for each in now.placements if each.host in hosts)
+    before = next(each for one in moved for each in one.placements if each.host == here.host)
     return (
-        f"host {name_some(sorted(hosts))} was told in {_incarnations(moved)} too, at another"
-        f" position: {_position_text(before)} then, {_position_text(here)} now"
+        f"host {_format_names(sorted(hosts))} was also named in {_format_runs(moved)}, at another"
+        f" position: {_format_position(before)} then, {_format_position(here)} now"
     )
 
 
-def _position_evidence(now: Sighting, stayed: Mapping[Sighting, set[Position]]) -> str:
+def _position_evidence(now: PlacedFinding, stayed: Mapping[PlacedFinding, set[Position]]) -> str:
     positions = set[Position]().union(*stayed.values())
-    here = next(place for place in now.places if place.position in positions)
+    here = next(each for each in now.placements if each.position in positions)
     hosts = {
-        place.host for one in stayed for place in one.places if place.position == here.position
+        each.host for one in stayed for each in one.placements if each.position == here.position
     }
     return (
-        f"{_position_text(here)} was told in {_incarnations(stayed)} too, on"
-        f" {name_some(sorted(hosts))} then, on {here.host} now"
+        f"{_format_position(here)} was also named in {_format_runs(stayed)}, on"
+        f" {_format_names(sorted(hosts))} then, on {here.host} now"
     )
 
 
-def _both_evidence(moved: Collection[Sighting], stayed: Collection[Sighting]) -> str:
+def _both_evidence(moved: Collection[PlacedFinding], stayed: Collection[PlacedFinding]) -> str:
     return (
-        f"cannot tell: {_incarnations(moved)} had the same host at another position,"
-        f" {_incarnations(stayed)} the same position on another host"
+        f"unknown: {_format_runs(moved)} had the same host at another position,"
+        f" {_format_runs(stayed)} the same position on another host"
     )
 
 
-def _unmoved_evidence(now: Sighting, known: Collection[Sighting]) -> str:
+def _unmoved_evidence(now: PlacedFinding, known: Collection[PlacedFinding]) -> str:
     hosts = sorted(_hosts(now).intersection(set[str]().union(*map(_hosts, known))))
     return (
-        f"cannot tell: host {name_some(hosts)} was told in {_incarnations(known)} too, but nothing"
-        " moved in between that would tell it from its position"
+        f"unknown: host {_format_names(hosts)} was also named in {_format_runs(known)}, but nothing"
+        " has moved since, so host and position cannot be distinguished"
     )
 
 
-def _incarnations(sightings: Collection[Sighting]) -> str:
-    """Write out runs and epochs: "run a (epoch 1)", "runs a (epoch 0), b (epoch 0) and 3 more"."""
-    told: dict[str, set[int]] = {}
-    for one in sightings:
-        told.setdefault(one.run_id, set()).add(one.epoch)
-    names = [f"{run} (epoch {', '.join(map(str, sorted(epochs)))})" for run, epochs in told.items()]
-    return f"{'run' if len(names) == 1 else 'runs'} {name_some(names)}"
+def _format_runs(findings: Collection[PlacedFinding]) -> str:
+    """Return runs and epochs: "run a (epoch 1)", "runs a (epoch 0), b (epoch 0) and 3 more"."""
+    epochs: dict[str, set[int]] = {}
+    for one in findings:
+        epochs.setdefault(one.run_id, set()).add(one.epoch)
+    names = [f"{run} (epoch {', '.join(map(str, sorted(own)))})" for run, own in epochs.items()]
+    return f"{'run' if len(names) == 1 else 'runs'} {_format_names(names)}"
 
 
-def name_some(names: Sequence[str]) -> str:
-    """Write out the first few names: "a", "a and b", "a, b, c and 4 more"."""
-    shown, rest = list(names[:MOST_NAMED]), len(names) - MOST_NAMED
-    if rest > 0:
-        return f"{', '.join(shown)} and {rest:,} more"
+def _format_names(names: Sequence[str]) -> str:
+    """Return the first few names: "a", "a and b", "a, b, c and 4 more"."""
+    shown, num_more = list(names[:MAX_NAMED]), len(names) - MAX_NAMED
+    if num_more > 0:
+        return f"{', '.join(shown)} and {num_more:,} more"
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _position_text(place: Place) -> str:
-    return f"(dp {place.dp}, pp {place.pp}, tp {place.tp})"
+def _format_position(placement: Placement) -> str:
+    return f"(dp {placement.dp}, pp {placement.pp}, tp {placement.tp})"

@@ -12,7 +12,7 @@ from ..terminal.lines import aligned, format_time
 from .flags import AsJson, Store
 
 if TYPE_CHECKING:
-    from rankscope.analysis.recurrence import Followed
+    from rankscope.analysis.recurrence import Recurrence
     from rankscope.analysis.trace.tables import RunSummary
     from rankscope.collector.read.alerts import StoredAlert
     from rankscope.collector.read.findings import StoredFinding
@@ -187,7 +187,7 @@ def _steps(alert: "StoredAlert") -> str:
     return f"{alert.first_step}-{alert.last_step}"
 
 
-def _follows(followed: "Followed | None") -> str:
+def _follows(followed: "Recurrence | None") -> str:
     if followed is None:
         return "-"
     return "cannot tell" if followed.what is None else f"the {followed.what}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.recurrence import Followed, Place, Sighting, follow
+from rankscope.analysis.recurrence import PlacedFinding, Placement, Recurrence, find_recurrence
 from rankscope.collector.read.findings import (
     MOST_RANKS,
     read_findings,
@@ -35,23 +35,25 @@ class History:
         self._store = store
         stored = sorted(read_findings(store), key=lambda finding: finding.opened_ns)
         self._jobs = {(job.run_id, job.epoch): job for job in read_told_jobs(store)}
-        self._places: dict[tuple[str, int], dict[int, Place]] = {}
+        self._places: dict[tuple[str, int], dict[int, Placement]] = {}
         for told in read_told_places(store):
             ranks = self._places.setdefault((told.run_id, told.epoch), {})
             ranks.setdefault(told.rank, _place(told))
         found = {(one.run_id, one.number): self._sighting(one) for one in stored}
         self._sightings = {one: sighting for one, sighting in found.items() if sighting is not None}
 
-    def of_stored(self, finding: StoredFinding) -> Followed | None:
+    def of_stored(self, finding: StoredFinding) -> Recurrence | None:
         """Return what is known of a finding of this store; None where nothing is."""
         now = self._sightings.get((finding.run_id, finding.number))
         if now is None:
             return None
         all_ = self._sightings.values()
         also = [one for one in all_ if one.incarnation == now.incarnation]
-        return follow(now, all_, also=also, placement=lambda: self._placement(*now.incarnation))
+        return find_recurrence(
+            now, all_, others=also, placements=lambda: self._placement(*now.incarnation)
+        )
 
-    def of_report(self, report: RunReport, run: RunInfo) -> tuple[Followed | None, ...]:
+    def of_report(self, report: RunReport, run: RunInfo) -> tuple[Recurrence | None, ...]:
         """Return what is known of each finding of an analysis, in its order.
 
         Args:
@@ -60,7 +62,7 @@ class History:
         """
         epoch = max(report.epochs, default=-1)
         places = {
-            info.rank: Place(
+            info.rank: Placement(
                 host=info.host, dp=info.coords.dp, pp=info.coords.pp, tp=info.coords.tp
             )
             for known in run.epochs
@@ -71,39 +73,39 @@ class History:
         return tuple(
             None
             if one is None
-            else follow(
+            else find_recurrence(
                 one,
                 self._sightings.values(),
-                also=[other for other in now if other is not None],
-                placement=places.values,
+                others=[other for other in now if other is not None],
+                placements=places.values,
             )
             for one in now
         )
 
-    def _sighting(self, finding: StoredFinding) -> Sighting | None:
+    def _sighting(self, finding: StoredFinding) -> PlacedFinding | None:
         job = self._jobs.get((finding.run_id, finding.epoch))
         ranks = self._places.get((finding.run_id, finding.epoch), {})
         if job is None or not finding.ranks or len(finding.ranks) > MOST_RANKS:
             return None
-        return Sighting(
+        return PlacedFinding(
             run_id=finding.run_id,
             epoch=finding.epoch,
             cause=finding.cause,
-            places=tuple(ranks[rank] for rank in finding.ranks if rank in ranks),
+            placements=tuple(ranks[rank] for rank in finding.ranks if rank in ranks),
             sizes=_sizes(Layout(**job.layout)),
             num_hosts=job.num_hosts,
         )
 
-    def _placement(self, run_id: str, epoch: int) -> Iterable[Place]:
+    def _placement(self, run_id: str, epoch: int) -> Iterable[Placement]:
         return map(_place, read_places(self._store, run_id, epoch))
 
 
-def follows_document(followed: Followed | None) -> dict[str, Any] | None:
+def follows_document(followed: Recurrence | None) -> dict[str, Any] | None:
     """Return the key ``follows`` of a finding's JSON document; None where nothing is known."""
     return None if followed is None else asdict(followed)
 
 
-def follows_text(followed: Followed | None) -> str:
+def follows_text(followed: Recurrence | None) -> str:
     """Return it as a sentence for a person, "" where nothing is known."""
     if followed is None:
         return ""
@@ -113,22 +115,22 @@ def follows_text(followed: Followed | None) -> str:
 
 
 def _reported(
-    finding: Finding, report: RunReport, epoch: int, places: dict[int, Place]
-) -> Sighting | None:
+    finding: Finding, report: RunReport, epoch: int, places: dict[int, Placement]
+) -> PlacedFinding | None:
     if not finding.ranks or len(finding.ranks) > MOST_RANKS:
         return None
-    return Sighting(
+    return PlacedFinding(
         run_id=report.run,
         epoch=epoch,
         cause=finding.cause,
-        places=tuple(places[rank] for rank in finding.ranks if rank in places),
+        placements=tuple(places[rank] for rank in finding.ranks if rank in places),
         sizes=_sizes(report.layout),
         num_hosts=len({place.host for place in places.values()}),
     )
 
 
-def _place(stored: StoredPlace) -> Place:
-    return Place(host=stored.host, dp=stored.dp, pp=stored.pp, tp=stored.tp)
+def _place(stored: StoredPlace) -> Placement:
+    return Placement(host=stored.host, dp=stored.dp, pp=stored.pp, tp=stored.tp)
 
 
 def _sizes(layout: Layout) -> tuple[int, int, int]:

@@ -108,15 +108,16 @@ def test_slowness_that_went_with_its_host_follows_the_host(url: str) -> None:
         _, said = train(store, "second", slow=6, moved=EXCHANGED)
 
     assert said.startswith(
-        "second: slow-compute on rank 6 since step 0: it follows the host: host sim-00001 was told"
+        "second: slow-compute on rank 6 since step 0: it follows the host: host sim-00001 was also"
+        " named"
     )
     assert follows(url, "second") == {
         "what": "host",
-        "evidence": "host sim-00001 was told in run first (epoch 0) too, at another position:"
+        "evidence": "host sim-00001 was also named in run first (epoch 0), at another position:"
         " (dp 2, pp 0, tp 0) then, (dp 6, pp 0, tp 0) now",
     }
     text = analyze_stored("second", first=None, last=None, as_json=False, store_url=url)
-    assert "it follows the host: host sim-00001 was told in run first" in text
+    assert "it follows the host: host sim-00001 was also named in run first" in text
     listed = list_findings("second", as_json=False, store_url=url)
     assert listed.splitlines()[1].endswith("the host")
 
@@ -143,7 +144,7 @@ def test_what_never_moved_cannot_be_told(url: str) -> None:
 
     assert found is not None
     assert found["what"] is None
-    assert "nothing moved" in str(found["evidence"])
+    assert "nothing has moved" in str(found["evidence"])
 
 
 def test_three_runs_name_the_host_that_is_slow_wherever_it_stands(url: str) -> None:
@@ -161,7 +162,7 @@ def test_three_runs_name_the_host_that_is_slow_wherever_it_stands(url: str) -> N
 
     assert found is not None
     assert found["what"] == "host"
-    assert "in runs first (epoch 0) and second (epoch 0) too" in str(found["evidence"])
+    assert "in runs first (epoch 0) and second (epoch 0)" in str(found["evidence"])
 
 
 def test_a_first_finding_has_no_history(url: str) -> None:
