@@ -1,31 +1,29 @@
-"""The page's address: it holds the whole view, so that a view can be sent to a colleague."""
+"""Addresses of pages: an address holds the whole view, so that it can be sent to a colleague."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
 from rankscope.analysis.drawing.raster import Window
 from rankscope.analysis.drawing.rows import GroupBy
 
-_MAX_DIGITS = 15
+OVERVIEW = "run"
+TIMELINE = "timeline"
+UNKNOWN = "?"
+"""An address that can name no page."""
 
-
-class Page(StrEnum):
-    """What the address names; the value is its first path segment."""
-
-    NEWEST = ""
-    RUN = "run"
-    TIMELINE = "timeline"
-    UNKNOWN = "?"
+MAX_DIGITS = 15
+"""Digits of a number in an address or a post: a browser keeps larger ones inexactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """One address, read."""
+    """What an address shows."""
 
-    page: Page
+    page: str = OVERVIEW
+    """First part of the path."""
+
     run: str | None = None
     """None: the newest one."""
 
@@ -33,7 +31,7 @@ class View:
     """None: the last one."""
 
     step: int | None = None
-    """None: the one that the top finding shows best."""
+    """None: the step that shows the top finding best."""
 
     group_by: GroupBy = GroupBy.PP
     window: Window | None = None
@@ -41,54 +39,59 @@ class View:
 
 
 def read_address(path: str, query: str) -> View:
-    """Read a path below the dashboard's base and a query string; what makes no sense is left out.
+    """Return the view of an address. Parts without meaning are ignored.
+
+    The overview is ``/`` and ``/run/NAME``; every other page is ``/PAGE`` with a query.
 
     Args:
         path: Without the base path, with or without slashes at its ends.
         query: With or without its ``?``.
     """
-    first, _, rest = path.strip("/").partition("/")
-    asked = {key: values[-1] for key, values in parse_qs(query.lstrip("?")).items()}
-    if first == Page.RUN and rest:
-        return View(page=Page.RUN, run=unquote(rest))
-    if first == Page.TIMELINE and not rest:
-        return View(
-            page=Page.TIMELINE,
-            run=asked.get("run"),
-            epoch=_number(asked.get("epoch")),
-            step=_number(asked.get("step")),
-            group_by=_group_by(asked.get("group")),
-            window=_window(asked),
-        )
-    return View(page=Page.UNKNOWN if first else Page.NEWEST)
+    page, _, run = path.strip("/").partition("/")
+    if not page:
+        return View()
+    if page == OVERVIEW and run:
+        return View(run=unquote(run))
+    if page == OVERVIEW or run:
+        return View(page=UNKNOWN)
+    values = {key: values[-1] for key, values in parse_qs(query.lstrip("?")).items()}
+    group_by = values.get("group")
+    return View(
+        page=page,
+        run=values.get("run"),
+        epoch=_number(values.get("epoch")),
+        step=_number(values.get("step")),
+        group_by=GroupBy(group_by) if group_by in set(GroupBy) else GroupBy.PP,
+        window=_read_window(values),
+    )
 
 
 def write_address(view: View, *, base_path: str) -> str:
-    """Return the address that `read_address` reads back as ``view``."""
-    if view.page is Page.RUN and view.run is not None:
-        return f"{base_path}run/{quote(view.run, safe='')}"
-    if view.page is Page.TIMELINE:
-        asked = {
-            "run": view.run,
-            "epoch": view.epoch,
-            "step": view.step,
-            "group": None if view.group_by is GroupBy.PP else view.group_by.value,
-            **_window_words(view.window),
-        }
-        given = {key: value for key, value in asked.items() if value is not None}
-        return f"{base_path}timeline?{urlencode(given)}" if given else f"{base_path}timeline"
-    return base_path
+    """Return the address that `read_address` reads as ``view``."""
+    if view.page == OVERVIEW:
+        return base_path if view.run is None else f"{base_path}run/{quote(view.run, safe='')}"
+    values = {
+        "run": view.run,
+        "epoch": view.epoch,
+        "step": view.step,
+        "group": None if view.group_by is GroupBy.PP else view.group_by.value,
+        **_write_window(view.window),
+    }
+    given = {key: value for key, value in values.items() if value is not None}
+    query = f"?{urlencode(given)}" if given else ""
+    return f"{base_path}{quote(view.page)}{query}"
 
 
 def _number(text: str | None) -> int | None:
-    plain = text is not None and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
-    return int(text) if plain and text is not None else None
+    if text is None or not (text.isascii() and text.isdigit()) or len(text) > MAX_DIGITS:
+        return None
+    return int(text)
 
 
-def _window(asked: dict[str, str]) -> Window | None:
-    """Read ``from`` and ``to``, ns after the step's begin, and ``rows``, first-last from 0."""
-    first, _, last = asked.get("rows", "").partition("-")
-    texts = (asked.get("from"), asked.get("to"), first, last)
+def _read_window(values: dict[str, str]) -> Window | None:
+    """Read ``from`` and ``to``, in ns from the step's begin, and ``rows``, first-last from 0."""
+    first, _, last = values.get("rows", "").partition("-")
+    texts = (values.get("from"), values.get("to"), first, last)
     begin_ns, end_ns, first_row, last_row = (_number(text) for text in texts)
     if begin_ns is None or end_ns is None or first_row is None or last_row is None:
         return None
@@ -97,7 +100,7 @@ def _window(asked: dict[str, str]) -> Window | None:
     return Window(begin_ns=begin_ns, end_ns=end_ns, first_row=first_row, end_row=last_row + 1)
 
 
-def _window_words(window: Window | None) -> dict[str, str]:
+def _write_window(window: Window | None) -> dict[str, str]:
     if window is None:
         return {}
     return {
@@ -105,7 +108,3 @@ def _window_words(window: Window | None) -> dict[str, str]:
         "to": str(window.end_ns),
         "rows": f"{window.first_row}-{window.end_row - 1}",
     }
-
-
-def _group_by(text: str | None) -> GroupBy:
-    return GroupBy(text) if text in set(GroupBy) else GroupBy.PP

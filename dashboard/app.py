@@ -1,4 +1,4 @@
-"""The Dash application: one frame, and the page that the address names."""
+"""The Dash application: one frame, and in it the page that the address names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from dash import Dash, Input, Output, State
 from dash.exceptions import DependencyException
 from flask import request
 
-from .address import Page, read_address
-from .callback_checks import guard
+from .callback_checks import PagePath, Post, guard, takes
 from .pages import overview, shell, timeline
 from .pages.placeholders import unknown_page
 
@@ -21,17 +20,31 @@ if TYPE_CHECKING:
 
     from .provider import ReportProvider
 
+PAGES = (overview.PAGE, timeline.PAGE)
+"""The pages, in the order of the menu."""
+
+GZIP_MIN_BYTES = 32_768
+GZIP_LEVEL = 1
+"""A picture takes 5 ms; level 6 would save a tenth and take three times as long."""
+
+
+class PagePost(Post):
+    """The values that `show` takes."""
+
+    path: PagePath
+    search: str | None
+
 
 def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
     """Build the application over finished results; ``app.server`` is its WSGI callable.
 
-    It listens on nothing and guards nothing: whoever mounts it does both, and
-    sets `content_security_policy` on what it answers.
+    It neither listens nor authenticates: the server that mounts it does both, and sends
+    `content_security_policy` with each response.
 
     Args:
-        provider: Where the results come from.
-        base_path: Under which the outside world reaches it, ``/`` at both
-            ends. The mount strips it (WSGI's ``SCRIPT_NAME``).
+        provider: Source of the results.
+        base_path: Path of the application for a browser, with ``/`` at both ends. The mount
+            strips it (WSGI's ``SCRIPT_NAME``).
     """
     app = Dash(
         "rankscope",
@@ -51,37 +64,37 @@ def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
         enable_mcp=False,
     )
     app.server.debug = False  # FLASK_DEBUG would show tracebacks
-    app.server.register_error_handler(DependencyException, _no_such_file)
+    app.server.register_error_handler(DependencyException, _missing_script)
     guard(app)
     compress_large(app.server)
     app.layout = shell.shell()
-    shell.register(app, provider, base_path=base_path)
-    overview.register(app, provider, base_path=base_path)
-    timeline.register(app, provider, base_path=base_path)
+    shell.register(app, provider, PAGES, base_path=base_path)
+    for page in PAGES:
+        page.register(app, provider, base_path=base_path)
+    page_by_name = {page.name: page for page in PAGES}
 
     @app.callback(Output("page", "children"), Input("url", "pathname"), State("url", "search"))
-    def show(path: str, search: str) -> Component:
-        view = read_address(app.strip_relative_path(path) or "", search or "")
-        if view.page is Page.UNKNOWN:
-            return unknown_page(path)
-        if view.page is Page.TIMELINE:
-            return timeline.timeline_page(provider, view, base_path=base_path)
-        return overview.overview_page(provider, view.run, base_path=base_path)
+    @takes(PagePost)
+    def show(post: PagePost) -> Component:
+        view = shell.read_view(app, post.path, post.search)
+        page = page_by_name.get(view.page)
+        if page is None:
+            return unknown_page(post.path or "")
+        return page.build(provider, view, base_path=base_path)
 
     return app
 
 
-def _no_such_file(_error: Exception) -> tuple[str, int, dict[str, str]]:
-    """Answer for a script that no component has; Dash takes it for an error of its own."""
+def _missing_script(_error: Exception) -> tuple[str, int, dict[str, str]]:
+    """Answer a request for a script of no component, which Dash raises as an error."""
     return "404: there is no such file\n", 404, {"Content-Type": "text/plain"}
 
 
 def content_security_policy(app: Dash) -> str:
     """Return the ``Content-Security-Policy`` under which every page works.
 
-    Scripts: our own, and the one line by which Dash starts itself, by its
-    hash. Styles must be allowed inline: Mantine and plotly both write style
-    elements while they run.
+    Scripts: our own, and the one line that starts Dash, by its hash. Inline styles are allowed
+    because Mantine and plotly write style elements while they run.
     """
     scripts = " ".join(["'self'", *app.csp_hashes()])
     return "; ".join(
@@ -99,32 +112,25 @@ def content_security_policy(app: Dash) -> str:
     )
 
 
-LEAST_BYTES = 32_768
-
-
-LEVEL = 1
-"""A picture takes 5 ms; level 6 would save a tenth and take three times as long."""
-
-
-JSON = "application/json"
-
-
 def compress_large(server: Flask) -> None:
-    """Have ``server`` send large JSON documents gzipped to whoever takes them so."""
+    """Make ``server`` gzip large JSON responses for clients that accept it.
 
-    def packed(response: Response) -> Response:
-        takes = request.accept_encodings.quality("gzip") > 0
+    A picture of 512 lines has 640 kB, compressed 30 to 70 kB.
+    """
+
+    def compress(response: Response) -> Response:
+        is_accepted = request.accept_encodings.quality("gzip") > 0
         if (
-            not takes
-            or response.mimetype != JSON
+            not is_accepted
+            or response.mimetype != "application/json"
             or response.is_streamed
             or "Content-Encoding" in response.headers
-            or (response.content_length or 0) < LEAST_BYTES
+            or (response.content_length or 0) < GZIP_MIN_BYTES
         ):
             return response
-        response.set_data(gzip.compress(response.get_data(), LEVEL))
+        response.set_data(gzip.compress(response.get_data(), GZIP_LEVEL))
         response.headers["Content-Encoding"] = "gzip"
         response.vary.add("Accept-Encoding")
         return response
 
-    server.after_request(packed)
+    server.after_request(compress)

@@ -53,7 +53,7 @@ def step_time_figure(report: RunReport) -> go.Figure:
     )
 
 
-def seen_figure(run_id: str, seen: MarkedSteps) -> go.Figure:
+def marked_steps_figure(run_id: str, seen: MarkedSteps) -> go.Figure:
     """Draw what is known of the steps without a diagnosis, as `series_figure` does."""
     return series_figure(
         StepSeries(

@@ -44,7 +44,7 @@ def worker_figure(report: RunReport) -> go.Figure:
     spread = max(_LEAST_RANGE, _spread(slowdown))
     column, hover = ("DP position", "DP %{x}, stage %{y}")
     if not report.has_layout:
-        column, hover = ("rank (layout not told)", "rank %{x}")
+        column, hover = ("rank (parallel layout unknown)", "rank %{x}")
     labelled = len(workers) <= _MOST_LABELLED and len(dps) <= _MOST_LABELLED_WIDE
     figure = go.Figure(
         go.Heatmap(

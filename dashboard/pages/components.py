@@ -1,4 +1,4 @@
-"""The frame that every part of a page stands in, and what a screen reader calls it."""
+"""Components that every page uses: cards, figures, timers, and labels for screen readers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,34 @@ if TYPE_CHECKING:
     from rankscope.analysis.trace.tables import RunSummary
 
     Figure = go.Figure | dict[str, Any]
-    """As plotly's own objects, or as the plain document that these become on the way."""
+    """Plotly's own object, or the plain document that is sent to the browser."""
+
+RUNNING, ENDED, FAILED, LOST = "running", "ended", "failed", "lost"
+"""States of a run, as in `RunSummary.state`."""
+
+SOON_MS = 1_500
+"""Pause between an answer and the next request while a result is being made."""
+
+LIVE_MS = 3_000
+"""Likewise for a run that trains, or may appear."""
+
+QUIET_MS = 20_000
+"""Likewise for a run that no longer trains."""
+
+FALLBACK_MS = 30_000
+"""Pause between two requests whether or not the first was answered: an answer lost with a
+restarted server would otherwise stop a poll timer for good."""
+
+FALLBACK_TIMER = "fallback-timer"
 
 
 def card(*children: object, class_name: str = "", label: str = "") -> Component:
     """Return a bordered part of a page.
 
     Args:
-        children: What it holds.
+        children: Its content.
         class_name: A further style.
-        label: What a screen reader calls it.
+        label: Its name for screen readers.
     """
     framed: Component = dmc.Paper(
         list(children),
@@ -40,16 +58,16 @@ def card(*children: object, class_name: str = "", label: str = "") -> Component:
 
 
 def graph(part: str, figure: Figure, *, wheel_zooms: bool = False) -> Component:
-    """Return a figure under the id ``part``, with nothing in it that leads to another host."""
-    # The place is held while plotly is being loaded, so that nothing below it jumps.
-    held = {"minHeight": height} if (height := graph_style(figure).get("height")) else {}
+    """Return a figure with the id ``part``."""
+    # Reserves the height while plotly loads, so that nothing below moves.
+    reserved = {"minHeight": height} if (height := graph_style(figure).get("height")) else {}
     config: Any = graph_config(wheel_zooms=wheel_zooms)
     return html.Div(
         [
             dcc.Store(id=f"{part}-fresh"),
             dcc.Graph(id=part, figure=figure, config=config, style=graph_style(figure)),
         ],
-        style=held,
+        style=reserved,
     )
 
 
@@ -65,9 +83,45 @@ def register_graph(app: Dash, part: str) -> None:
 
 
 def graph_style(figure: Figure) -> dict[str, str]:
-    """Return the style that gives a responsive figure its own height: plotly ignores it there."""
+    """Return the style that gives a responsive figure its own height, which plotly ignores."""
     height = figure["layout"]["height"]
     return {"height": f"{height}px"} if height else {}
+
+
+def poll_timer(timer_id: str, *, interval_ms: int) -> Component:
+    """Return a timer that stops when it fires; the answer restarts it by `next_tick`.
+
+    Dash drops an answer if the same is requested again meanwhile: if answers took longer than
+    the interval, a timer that just goes on would never show one.
+
+    Args:
+        timer_id: Its id.
+        interval_ms: Pause between an answer and the next request.
+    """
+    return dcc.Interval(
+        id=timer_id, interval=interval_ms, n_intervals=0, max_intervals=next_tick(0)
+    )
+
+
+def next_tick(num_ticks: int | None) -> int:
+    """Return the ``max_intervals`` that lets a timer fire once more after ``num_ticks``."""
+    return (num_ticks or 0) + 1
+
+
+def fallback_timer() -> Component:
+    """Return the timer that refreshes every part of a page, every `FALLBACK_MS`."""
+    return dcc.Interval(id=FALLBACK_TIMER, interval=FALLBACK_MS, n_intervals=0)
+
+
+def poll_interval_ms(runs: Iterable[RunSummary], run_id: str | None) -> int:
+    """Return the pause between an answer about a run and the next request.
+
+    Args:
+        runs: The runs of the store.
+        run_id: The run, which may not be there yet; None: whichever comes first.
+    """
+    states = {run.run_id: run.state for run in runs}
+    return LIVE_MS if states.get(run_id or "", RUNNING) == RUNNING else QUIET_MS
 
 
 def labelled(label: str) -> dict[str, Any]:
@@ -76,62 +130,15 @@ def labelled(label: str) -> dict[str, Any]:
 
 
 def announced() -> dict[str, Any]:
-    """Return the attribute that has a screen reader tell a part's changes."""
+    """Return the attribute that makes a screen reader read a part's changes."""
     return {"aria-live": "polite"}
 
 
-SOON_MS = 1_500
-"""From an answer to the next look at what is being made."""
+def not_announced() -> dict[str, Any]:
+    """Return the attribute that keeps a screen reader from reading a part's changes."""
+    return {"aria-live": "off"}
 
 
-LIVE_MS = 3_000
-"""From an answer to the next look at a run that trains, or may come."""
-
-
-QUIET_MS = 20_000
-"""The same for a run that trains no more."""
-
-
-RESCUE_MS = 30_000
-"""Between two looks whether or not the one before was answered: where a server ended meanwhile, no
-answer comes that would let a clock go on."""
-
-
-RESCUE = "rescue"
-
-
-_LIVE = "running"
-
-
-def clock(part: str, *, pace_ms: int) -> Component:
-    """Return a clock that stops at its first tick; an answer lets it go on, by `next_tick`.
-
-    Dash drops the answer to what is asked again meanwhile: where answers take longer than the
-    pace, a clock that just goes on would never show one.
-
-    Args:
-        part: Its id.
-        pace_ms: From an answer to the next question.
-    """
-    return dcc.Interval(id=part, interval=pace_ms, n_intervals=0, max_intervals=next_tick(0))
-
-
-def next_tick(num_ticks: int | None) -> int:
-    """Return the ``max_intervals`` that let a clock go for one more tick after so many."""
-    return (num_ticks or 0) + 1
-
-
-def rescue() -> Component:
-    """Return the clock that asks for every part of a page in any case, every `RESCUE_MS`."""
-    return dcc.Interval(id=RESCUE, interval=RESCUE_MS, n_intervals=0)
-
-
-def pace_of(runs: Iterable[RunSummary], run_id: str | None) -> int:
-    """Return how long after an answer to ask again what is known of a run.
-
-    Args:
-        runs: Those of the store.
-        run_id: The run; one that is not there may come. None: whichever comes first.
-    """
-    states = {run.run_id: run.state for run in runs}
-    return LIVE_MS if states.get(run_id or "", _LIVE) == _LIVE else QUIET_MS
+def decorative() -> dict[str, Any]:
+    """Return the attribute that hides a part from screen readers."""
+    return {"aria-hidden": "true"}

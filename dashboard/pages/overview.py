@@ -1,47 +1,60 @@
-"""The overview: the verdict on one run, and the evidence for it."""
+"""The overview page: the verdict on one run, and the evidence for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
+from pydantic import Field
 
 from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import UnknownRunError
 
-from ..address import Page, View, write_address
+from ..address import MAX_DIGITS, OVERVIEW, TIMELINE, View, write_address
+from ..callback_checks import Post, Ticks, takes
 from ..figures.excess import excess_figure, excess_note
-from ..figures.step_time import seen_figure, step_time_figure
+from ..figures.step_time import marked_steps_figure, step_time_figure
 from ..figures.workers import worker_figure
 from ..theme import blank_figure
 from .components import (
+    FALLBACK_TIMER,
     LIVE_MS,
-    RESCUE,
+    LOST,
+    RUNNING,
     SOON_MS,
     announced,
     card,
-    clock,
     graph,
     graph_style,
     next_tick,
-    pace_of,
+    poll_interval_ms,
+    poll_timer,
     register_graph,
 )
 from .overview_cards import (
     early_figures,
     findings_table,
-    heard_card,
     key_figures,
+    liveness_card,
     mfu_reason,
     quality_list,
     starved_list,
     verdict_card,
 )
-from .placeholders import LATER, NEVER, missing_run, no_runs, no_steps, no_verdict, no_verdict_yet
+from .placeholders import (
+    AFTER_ANALYSIS,
+    NEEDS_ANALYSIS,
+    missing_run,
+    no_runs,
+    no_steps,
+    no_verdict,
+    no_verdict_yet,
+)
+from .shell import Page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,17 +67,52 @@ if TYPE_CHECKING:
 
     from ..provider import ReportProvider
 
-LIVE_STATES = frozenset({"running", "lost"})
+
+class Shown(Post):
+    """What the page shows, kept in the page."""
+
+    run: str | None
+    revision: int | None
+
+
+class RefreshPost(Post):
+    """The values that `refresh` and `refresh_liveness` take."""
+
+    num_ticks: Ticks
+    fallback_ticks: Ticks
+    shown: Shown
+
+
+class Cell(Post, extra="ignore"):
+    """A cell of the excess figure; its x is one step, or the first and last of several."""
+
+    x: (
+        Annotated[str, Field(pattern=f"^[0-9]{{1,{MAX_DIGITS}}}(-[0-9]+)?$")]
+        | Annotated[int, Field(ge=0, lt=10**MAX_DIGITS)]
+    )
+
+
+class Click(Post, extra="ignore"):
+    """A click on the excess figure; without points if nothing was clicked yet."""
+
+    points: Annotated[list[Cell], Field(min_length=1)] | None = None
+
+
+class ClickPost(Post):
+    """The values that `open_step` takes."""
+
+    click: Click | None
+    shown: Shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
-    """What stands on the page, part by part; the parts are the outputs of every refresh."""
+class _Content:
+    """The parts of the page, which are the outputs of every refresh."""
 
     run: str | None
     revision: int | None
     problem: list[Component] = field(default_factory=list)
-    """A card that says why there is no report; the rest is hidden then."""
+    """A card that says why there is no report; it hides the rest."""
 
     verdict: list[Component] = field(default_factory=list)
     key_figures: list[Component] = field(default_factory=list)
@@ -76,13 +124,13 @@ class _Shown:
     starved: list[Component] = field(default_factory=list)
     findings: list[Component] = field(default_factory=list)
     quality: list[Component] = field(default_factory=list)
-    pace_ms: int = LIVE_MS
-    """When the page looks again."""
+    interval_ms: int = LIVE_MS
+    """Pause before the page asks again."""
 
     def outputs(self, num_ticks: int | None = 0) -> tuple[Any, ...]:
-        """Return the parts in the order of `_OUTPUTS`, after so many ticks of their clock."""
+        """Return the parts in the order of `_OUTPUTS`, after so many ticks of their timer."""
         return (
-            {"run": self.run, "revision": self.revision},
+            Shown(run=self.run, revision=self.revision).model_dump(),
             self.problem,
             "hidden" if self.problem else "",
             self.verdict,
@@ -96,7 +144,7 @@ class _Shown:
             self.starved,
             self.findings,
             self.quality,
-            self.pace_ms,
+            self.interval_ms,
             next_tick(num_ticks),
         )
 
@@ -116,64 +164,71 @@ _OUTPUTS = (
     Output("overview-starved", "children"),
     Output("overview-findings", "children"),
     Output("overview-quality", "children"),
-    Output("overview-clock", "interval"),
-    Output("overview-clock", "max_intervals"),
+    Output("overview-timer", "interval"),
+    Output("overview-timer", "max_intervals"),
 )
 
 
-def overview_page(provider: ReportProvider, run_id: str | None, *, base_path: str) -> Component:
-    """Return the page of one run, or of the newest one where ``run_id`` is None."""
-    shown = _look(provider, run_id, base_path)
-    data, problem, hidden, *_ = shown.outputs()
+def overview_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
+    """Return the page of one run, or of the newest one if the view names none."""
+    content = _request(provider, view.run, base_path)
+    shown, problem, hidden, *_ = content.outputs()
+    liveness = liveness_card(_liveness(provider, content.run))
+    liveness_ms = poll_interval_ms(provider.runs(), content.run)
     return html.Div(
         [
-            dcc.Store(id="overview-shown", data=data),
-            clock("overview-clock", pace_ms=shown.pace_ms),
-            clock("heard-clock", pace_ms=pace_of(provider.runs(), shown.run)),
+            dcc.Store(id="overview-shown", data=shown),
+            poll_timer("overview-timer", interval_ms=content.interval_ms),
+            poll_timer("liveness-timer", interval_ms=liveness_ms),
             html.Div(problem, id="overview-problem", **announced()),
-            html.Div(shown.verdict, id="overview-verdict", **announced()),
-            html.Div(heard_card(_heard(provider, shown.run)), id="overview-heard", **announced()),
-            html.Div(_report(shown), id="overview-report", className=hidden),
+            html.Div(content.verdict, id="overview-verdict", **announced()),
+            html.Div(liveness, id="overview-liveness", **announced()),
+            html.Div(_report(content), id="overview-report", className=hidden),
         ]
     )
 
 
 def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
-    """Keep the page current while its run trains, and lead from a cell to its step."""
+    """Refresh the page while its run trains, and open a step when its cell is clicked."""
     for part in ("overview-steps", "overview-workers", "overview-excess"):
         register_graph(app, part)
 
     @app.callback(
         *_OUTPUTS,
-        Input("overview-clock", "n_intervals"),
-        Input(RESCUE, "n_intervals"),
+        Input("overview-timer", "n_intervals"),
+        Input(FALLBACK_TIMER, "n_intervals"),
         State("overview-shown", "data"),
         prevent_initial_call=True,
     )
-    def refresh(num_ticks: int, _rescues: int, shown: dict[str, Any]) -> tuple[Any, ...]:
-        now = _revision(provider, shown["run"])
-        if now is not None and now == shown["revision"]:
-            return _same(num_ticks)
-        fresh = _look(provider, shown["run"], base_path)
-        is_made = fresh.pace_ms != SOON_MS
-        if is_made and (fresh.run, fresh.revision) == (shown["run"], shown["revision"]):
-            return _same(num_ticks)
-        return fresh.outputs(num_ticks)
+    @takes(RefreshPost)
+    def refresh(post: RefreshPost) -> tuple[Any, ...]:
+        shown = post.shown
+        unchanged = *(no_update,) * (len(_OUTPUTS) - 1), next_tick(post.num_ticks)
+        revision = _revision(provider, shown.run)
+        if revision is not None and revision == shown.revision:
+            return unchanged
+        content = _request(provider, shown.run, base_path)
+        is_final = content.interval_ms != SOON_MS
+        if is_final and (content.run, content.revision) == (shown.run, shown.revision):
+            return unchanged
+        return content.outputs(post.num_ticks)
 
-    # Of its own: a run that hangs brings nothing new, and its ranks fall silent all the same.
+    # A callback of its own: a run that hangs has no new revision, but its ranks fall silent.
     @app.callback(
-        Output("overview-heard", "children"),
-        Output("heard-clock", "interval"),
-        Output("heard-clock", "max_intervals"),
-        Input("heard-clock", "n_intervals"),
-        Input(RESCUE, "n_intervals"),
+        Output("overview-liveness", "children"),
+        Output("liveness-timer", "interval"),
+        Output("liveness-timer", "max_intervals"),
+        Input("liveness-timer", "n_intervals"),
+        Input(FALLBACK_TIMER, "n_intervals"),
         State("overview-shown", "data"),
         prevent_initial_call=True,
     )
-    def listen(num_ticks: int, _rescues: int, shown: dict[str, Any]) -> tuple[Any, ...]:
-        run_id = shown["run"]
-        pace = pace_of(provider.runs(), run_id)
-        return heard_card(_heard(provider, run_id)), pace, next_tick(num_ticks)
+    @takes(RefreshPost)
+    def refresh_liveness(post: RefreshPost) -> tuple[Any, ...]:
+        run_id = post.shown.run
+        interval_ms = poll_interval_ms(provider.runs(), run_id)
+        liveness = liveness_card(_liveness(provider, run_id))
+        return liveness, interval_ms, next_tick(post.num_ticks)
 
     @app.callback(
         Output("url", "href", allow_duplicate=True),
@@ -181,21 +236,20 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         State("overview-shown", "data"),
         prevent_initial_call=True,
     )
-    def open_step(click: dict[str, Any] | None, shown: dict[str, Any]) -> str:
-        if not click:
+    @takes(ClickPost)
+    def open_step(post: ClickPost) -> str:
+        if post.click is None or post.click.points is None:
             raise PreventUpdate
-        step = int(str(click["points"][0]["x"]).partition("-")[0])
-        view = View(page=Page.TIMELINE, run=shown["run"], step=step)
+        step = int(str(post.click.points[0].x).partition("-")[0])
+        view = View(page=TIMELINE, run=post.shown.run, step=step)
         return write_address(view, base_path=base_path)
 
 
-def _same(num_ticks: int | None) -> tuple[Any, ...]:
-    """Return that nothing changed; the clock goes on."""
-    return *(no_update,) * (len(_OUTPUTS) - 1), next_tick(num_ticks)
+PAGE = Page(name=OVERVIEW, title="Overview", build=overview_page, register=register)
 
 
 def _revision(provider: ReportProvider, run_id: str | None) -> int | None:
-    """Return the run's revision; None where there is no such run."""
+    """Return the run's revision; None if there is no such run."""
     if run_id is None:
         return None
     try:
@@ -204,34 +258,42 @@ def _revision(provider: ReportProvider, run_id: str | None) -> int | None:
         return None
 
 
-def _heard(provider: ReportProvider, run_id: str | None) -> RankLiveness | None:
-    """Return who is heard of in a run that trains, or was lost; None in any other."""
-    states = {run.run_id: run.state for run in provider.runs()}
-    return provider.liveness(run_id) if run_id and states.get(run_id) in LIVE_STATES else None
+def _liveness(provider: ReportProvider, run_id: str | None) -> RankLiveness | None:
+    """Return the liveness of a run that trains or was lost; None for any other."""
+    state = _state(provider.runs(), run_id)
+    return provider.liveness(run_id) if run_id and state in (RUNNING, LOST) else None
 
 
-def _look(provider: ReportProvider, run_id: str | None, base_path: str) -> _Shown:
-    """Ask the provider anew."""
+def _state(runs: Sequence[RunSummary], run_id: str | None) -> str:
+    return next((run.state for run in runs if run.run_id == run_id), "")
+
+
+def _request(provider: ReportProvider, run_id: str | None, base_path: str) -> _Content:
+    """Return the page's content as the provider has it now."""
     runs = provider.runs()
     if run_id is None:
         if not runs:
-            return _Shown(run=None, revision=None, problem=[no_runs()])
+            return _Content(run=None, revision=None, problem=[no_runs()])
         run_id = runs[0].run_id
-    pace = pace_of(runs, run_id)
+    interval_ms = poll_interval_ms(runs, run_id)
     revision = _revision(provider, run_id)
+
+    def show(problem: Component) -> _Content:
+        return _Content(run=run_id, revision=revision, problem=[problem], interval_ms=interval_ms)
+
     try:
         report = provider.report(run_id)
     except UnknownRunError as error:
-        return _Shown(run=run_id, revision=revision, problem=[missing_run(error)], pace_ms=pace)
+        return show(missing_run(error))
     if report is None:
-        problem = [no_steps(run_id, state=_state(runs, run_id))]
-        return _Shown(run=run_id, revision=revision, problem=problem, pace_ms=pace)
+        return show(no_steps(run_id, state=_state(runs, run_id)))
     if not isinstance(report, RunReport):
-        return _early(report)
-    return _Shown(
+        return _without_report(report)
+    num_spans = next((run.num_spans for run in runs if run.run_id == run_id), None)
+    return _Content(
         run=run_id,
         revision=revision,
-        verdict=verdict_card(report, provider.verdict(report), num_spans=_num_spans(runs, run_id)),
+        verdict=verdict_card(report, provider.verdict(report), num_spans=num_spans),
         key_figures=key_figures(report),
         steps=step_time_figure(report),
         steps_note="" if report.mfu else f"MFU n/a: {mfu_reason(report)}.",
@@ -241,84 +303,79 @@ def _look(provider: ReportProvider, run_id: str | None, base_path: str) -> _Show
         starved=starved_list(report.starved),
         findings=[findings_table(report, base_path=base_path)],
         quality=quality_list(report),
-        pace_ms=pace,
+        interval_ms=interval_ms,
     )
 
 
-def _num_spans(runs: Sequence[RunSummary], run_id: str) -> int | None:
-    return next((run.num_spans for run in runs if run.run_id == run_id), None)
-
-
-def _state(runs: Sequence[RunSummary], run_id: str) -> str:
-    return next((run.state for run in runs if run.run_id == run_id), "")
-
-
-def _early(found: AnalysisInProgress | AnalysisFailed) -> _Shown:
-    """Show what is known without a diagnosis, each part in the place that it will have."""
-    is_busy = isinstance(found, AnalysisInProgress)
-    when = LATER if is_busy else NEVER
-    run_id, seen = found.run.run_id, found.steps
-    blank = blank_figure(when, height=340)
-    said: list[Component] = [html.P(when, className="quiet")]
-    return _Shown(
+def _without_report(found: AnalysisInProgress | AnalysisFailed) -> _Content:
+    """Show what is known without a diagnosis, each part in its final place."""
+    if isinstance(found, AnalysisInProgress):
+        reason, verdict = AFTER_ANALYSIS, no_verdict_yet(found)
+    else:
+        reason, verdict = NEEDS_ANALYSIS, no_verdict(found)
+    run_id = found.run.run_id
+    blank = blank_figure(reason, height=340)
+    text: list[Component] = [html.P(reason, className="quiet")]
+    return _Content(
         run=run_id,
         revision=None,
-        verdict=no_verdict_yet(found)
-        if isinstance(found, AnalysisInProgress)
-        else no_verdict(found),
+        verdict=verdict,
         key_figures=early_figures(found),
-        steps=blank if seen is None else seen_figure(run_id, seen),
+        steps=blank if found.steps is None else marked_steps_figure(run_id, found.steps),
         workers=blank,
-        excess=blank_figure(when, height=220),
-        starved=said,
-        findings=said,
-        quality=said,
-        pace_ms=SOON_MS,
+        excess=blank_figure(reason, height=220),
+        starved=text,
+        findings=text,
+        quality=text,
+        interval_ms=SOON_MS,
     )
 
 
-def _report(shown: _Shown) -> list[Component]:
-    """Lay the parts out."""
+def _report(content: _Content) -> list[Component]:
     return [
-        html.Div(shown.key_figures, id="overview-figures", className="figures"),
+        html.Div(content.key_figures, id="overview-figures", className="figures"),
         html.Div(
             [
-                _drawn(
+                _figure_card(
                     "overview-steps",
-                    shown.steps,
+                    content.steps,
                     title="Step time and MFU",
-                    about="Every step as it was. Shaded: the steps of the top finding."
-                    " Hollow: start-up.",
-                    note=shown.steps_note,
+                    about="Shaded: steps of the top finding. Hollow points: warm-up.",
+                    note=content.steps_note,
                 ),
-                _drawn(
+                _figure_card(
                     "overview-workers",
-                    shown.workers,
+                    content.workers,
                     title="Slowdown by worker",
-                    about="An isolated cell is a worker, a row a stage.",
+                    about="One red cell: a slow worker. A red row: a slow stage.",
                 ),
-                _drawn(
+                _figure_card(
                     "overview-excess",
-                    shown.excess,
+                    content.excess,
                     title="Excess compute time by rank and step",
-                    about="Own compute above the step's median rank, waits left out."
+                    about="Compute time above the step's median rank, without waiting."
                     " Blank: unknown. Click a cell to open its step.",
-                    note=shown.excess_note,
+                    note=content.excess_note,
                 ),
                 card(
-                    html.H2("Who starves on whom"),
-                    html.P("Waiting time over step time, followed to the root.", className="about"),
-                    html.Div(shown.starved, id="overview-starved"),
+                    html.H2("Who waits for whom"),
+                    html.P(
+                        "Share of each step spent waiting, and the rank that caused it.",
+                        className="about",
+                    ),
+                    html.Div(content.starved, id="overview-starved"),
                 ),
             ],
             className="grid",
         ),
-        card(html.H2("Findings"), html.Div(shown.findings, id="overview-findings")),
-        card(html.H2("Data quality"), html.Div(shown.quality, id="overview-quality")),
+        card(html.H2("Findings"), html.Div(content.findings, id="overview-findings")),
+        card(html.H2("Data quality"), html.Div(content.quality, id="overview-quality")),
     ]
 
 
-def _drawn(part: str, figure: go.Figure, *, title: str, about: str, note: str = "") -> Component:
+def _figure_card(
+    part: str, figure: go.Figure, *, title: str, about: str, note: str = ""
+) -> Component:
     return card(
         html.H2(title),
         html.P(about, className="about"),

@@ -1,4 +1,4 @@
-"""The words of the overview: verdict, key figures, findings, who starves, data quality."""
+"""Cards of the overview: verdict, key figures, liveness, findings, waiting ranks, data quality."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 
-from rankscope.analysis.report.liveness import RECENT_NS, SILENT_NS, RankLiveness, SilentRank
+from rankscope.analysis.report.liveness import RECENT_NS, SILENT_NS
+from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.text import (
     MAX_NAMED,
     UNKNOWN,
@@ -22,35 +23,41 @@ from rankscope.analysis.report.text import (
 )
 from rankscope.tracer.span import NS_PER_S
 
-from ..address import Page, View, write_address
+from ..address import TIMELINE, View, write_address
 from ..text import visible
 from .components import card, labelled
-from .placeholders import known_figures
+from .placeholders import AFTER_ANALYSIS, NEEDS_ANALYSIS, PENDING, known_figures
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.progress import AnalysisFailed, AnalysisInProgress
+    from rankscope.analysis.report.liveness import RankLiveness, SilentRank
+    from rankscope.analysis.report.progress import AnalysisFailed
     from rankscope.analysis.report.report import Finding, RunReport, Starved
 
-_CALM = {"healthy": "calm", "insufficient-evidence": "unsure"}
+_STYLE_BY_CAUSE = {"healthy": "calm", "insufficient-evidence": "unsure"}
 _CAUSE = re.compile(r"(\([a-z]+(?:-[a-z]+)+\)\.?)")
-"""A cause as the verdict names it, with its brackets and the full stop behind them."""
+"""A cause in a verdict, with its parentheses and the full stop behind them."""
 
-_MOST_STARVED = 8
-_MOST_BLAMED = 2
-_MOST_WARNINGS = 12
+_MAX_STARVED = 8
+_MAX_WAITS_ON = 2
+_MAX_WARNINGS = 12
+_MINUTE_S, _HOUR_S = 60, 3600
+
+KEY_FIGURES = ("step time", "ideal step time", "GPU slowdown", "waste", "MFU", "host delays")
 
 
 def verdict_card(
     report: RunReport, sentence: str, *, num_spans: int | None = None
 ) -> list[Component]:
-    """Return the verdict in large words, and what it rests on in small ones.
+    """Return the verdict in large letters, and its basis in small ones.
 
     Args:
         report: The diagnosis.
-        sentence: It in one sentence.
-        num_spans: Of the whole run; None: not known.
+        sentence: The diagnosis in one sentence.
+        num_spans: Spans of the whole run; None: unknown.
     """
     top = report.top_finding
     sizes = " x ".join(
@@ -58,7 +65,7 @@ def verdict_card(
     )
     facts = [
         format_count(report.world_size, "rank"),
-        sizes or ("no parallel axis" if report.has_layout else "layout not told"),
+        sizes or ("no parallel axis" if report.has_layout else "parallel layout unknown"),
         *_analysed(report, num_spans),
         f"confidence {top.confidence:.2f}",
     ]
@@ -69,56 +76,86 @@ def verdict_card(
                 html.H1(unbroken(visible_sentence(sentence)), className="verdict-sentence"),
                 html.P([html.Span(fact) for fact in facts], className="facts"),
             ],
-            className=f"verdict {_CALM.get(top.cause, 'alarm')}",
+            className=f"verdict {_STYLE_BY_CAUSE.get(top.cause, 'alarm')}",
         )
     ]
 
 
-def _analysed(report: RunReport, num_spans: int | None) -> list[str]:
-    """Say of how many steps and spans the verdict speaks, and where these are not all."""
-    if not report.num_earlier_steps:
-        return [format_count(len(report.steps), "step"), format_count(report.num_spans, "span")]
-    known = "" if num_spans is None else f" of {num_spans:,}"
-    return [f"{_last_steps(report)} analysed", f"{report.num_spans:,}{known} spans"]
-
-
-def _last_steps(report: RunReport) -> str:
-    num = len(report.steps)
-    which = "last step" if num == 1 else f"last {num:,} steps"
-    return f"{which} of {num + report.num_earlier_steps:,}"
-
-
 def key_figures(report: RunReport) -> list[Component]:
-    """Return the run's numbers, each with what it means."""
+    """Return the run's numbers, each with its meaning."""
     mfu = None if report.mfu is None else report.mfu.mean
-    return [
-        _figure("step time", format_seconds(report.step_time_s.actual), "mean, recorded"),
-        _figure("ideal", format_seconds(report.step_time_s.ideal), "all ranks alike"),
-        _figure("slowdown", format_slowdown(report.slowdown), "replayed over ideal"),
-        _figure("waste", format_percent(report.waste_ratio, digits=1), "of GPU time"),
-        _figure("MFU", format_percent(mfu, digits=1), "mean" if report.mfu else mfu_reason(report)),
-        _figure("launch", format_slowdown(report.launch_slowdown), "recorded over replayed"),
-    ]
+    return _figures(
+        {
+            "step time": (format_seconds(report.step_time_s.actual), "recorded mean"),
+            "ideal step time": (
+                format_seconds(report.step_time_s.ideal),
+                "all ranks like the median",
+            ),
+            "GPU slowdown": (format_slowdown(report.slowdown), "replayed / ideal step time"),
+            "waste": (format_percent(report.waste_ratio, digits=1), "of GPU time"),
+            "MFU": (
+                format_percent(mfu, digits=1),
+                "mean" if report.mfu else mfu_reason(report),
+            ),
+            "host delays": (
+                format_slowdown(report.launch_slowdown),
+                "recorded / replayed step time",
+            ),
+        }
+    )
 
 
 def early_figures(found: AnalysisInProgress | AnalysisFailed) -> list[Component]:
-    """Return those of the run's numbers that need no diagnosis."""
-    return [_figure(*words) for words in known_figures(found)]
+    """Return the run's numbers as far as they are known without a diagnosis."""
+    reason = AFTER_ANALYSIS if isinstance(found, AnalysisInProgress) else NEEDS_ANALYSIS
+    return _figures({**dict.fromkeys(KEY_FIGURES, (PENDING, reason)), **known_figures(found)})
 
 
 def mfu_reason(report: RunReport) -> str:
-    """Say why the run has no MFU."""
+    """Return why the run has no MFU."""
     warnings = report.quality.warnings
-    said = next((warning for warning in warnings if warning.startswith("MFU")), None)
-    if said is not None:
-        return visible(said)
+    warning = next((warning for warning in warnings if warning.startswith("MFU")), None)
+    if warning is not None:
+        return visible(warning)
     if not report.has_layout:
         return "the parallel layout is unknown"
     return "FLOPs per token or the device's peak are unknown"
 
 
+def liveness_card(liveness: RankLiveness | None) -> list[Component]:
+    """Return a line while all ranks go on, and a table of the silent ones otherwise.
+
+    Nothing if there are no heartbeats, or no rank goes on: the run's state then says so.
+    """
+    if liveness is None or liveness.num_silent == liveness.num_ranks:
+        return []
+    ranks = format_count(liveness.num_ranks, "rank")
+    if not liveness.is_uneven:
+        line = (
+            f"{liveness.num_recent:,} of {ranks} sent a heartbeat within {RECENT_NS // NS_PER_S} s"
+        )
+        return [html.P(line, className="quiet all-live")]
+    sentence = (
+        f"{liveness.num_silent:,} of {ranks} silent for more than {SILENT_NS // NS_PER_S} s;"
+        f" {liveness.num_recent:,} sent a heartbeat within {RECENT_NS // NS_PER_S} s."
+    )
+    if liveness.num_silent > len(liveness.silent):
+        sentence += f" The {len(liveness.silent)} longest silences:"
+    head = {"rank": "number", "host": "", "state": "", "step": "number", "silent for": "number"}
+    return [
+        card(
+            html.H2("Silent ranks"),
+            html.P(sentence, className="about"),
+            _table(
+                "silent ranks", head, map(_silent_row, liveness.silent), class_name="silent-ranks"
+            ),
+            class_name="liveness",
+        )
+    ]
+
+
 def findings_table(report: RunReport, *, base_path: str) -> Component:
-    """Return the findings as rows, the largest share first."""
+    """Return a row for each finding, the largest share first."""
     head = {
         "cause": "",
         "ranks": "",
@@ -128,37 +165,18 @@ def findings_table(report: RunReport, *, base_path: str) -> Component:
         "confidence": "number",
         "evidence": "",
     }
-    return html.Div(
-        dmc.Table(
-            [
-                dmc.TableThead(
-                    dmc.TableTr(
-                        [dmc.TableTh(word, className=style) for word, style in head.items()]
-                    )
-                ),
-                dmc.TableTbody(
-                    [_finding(report, finding, base_path) for finding in report.findings]
-                ),
-            ],
-            tabularNums=True,
-            verticalSpacing="xs",
-            className="findings",
-        ),
-        className="scrolls",
-        tabIndex=0,
-        role="region",
-        **labelled("findings"),
-    )
+    rows = [_finding_row(report, finding, base_path) for finding in report.findings]
+    return _table("findings", head, rows, class_name="findings")
 
 
 def starved_list(starved: tuple[Starved, ...]) -> list[Component]:
-    """Return the ranks that wait most, each with those it waits for."""
+    """Return the ranks that wait most, each with the ranks that caused it."""
     if not starved:
         return [html.P("No rank waits for another beyond the noise.", className="quiet")]
-    top = sorted(starved, key=lambda one: -one.wait_ratio)[:_MOST_STARVED]
-    rows: list[Component] = [_starved(one) for one in top]
-    if len(starved) > len(top):
-        more = f"{len(top)} of {len(starved):,} waiting ranks, the longest waits first."
+    longest = sorted(starved, key=lambda one: -one.wait_ratio)[:_MAX_STARVED]
+    rows: list[Component] = [_starved_row(one) for one in longest]
+    if len(starved) > len(longest):
+        more = f"{len(longest)} of {len(starved):,} waiting ranks, the longest waits first."
         rows.append(html.P(more, className="quiet"))
     return rows
 
@@ -189,16 +207,17 @@ def quality_list(report: RunReport) -> list[Component]:
     ]
     if report.mfu is not None:
         parts.append(html.P(f"MFU: {visible(report.mfu.convention)}", className="quiet"))
-    return parts + _notices(report)
+    notices = [html.Li(visible_sentence(notice)) for notice in _notices(report)]
+    return [*parts, html.Ul(notices, className="notices")]
 
 
 def visible_sentence(sentence: str) -> str:
-    """Return a long sentence from outside, inert and uncut."""
+    """Return a long sentence from outside, escaped and whole."""
     return " ".join(visible(word) for word in sentence.split())
 
 
 def unbroken(sentence: str) -> list[Component | str]:
-    """Return the sentence with its names of causes in one piece: no line ends at their hyphens."""
+    """Return a sentence whose causes are not broken at their hyphens at the end of a line."""
     parts = _CAUSE.split(sentence)
     return [
         html.Span(part, className="unbroken") if place % 2 else part
@@ -207,56 +226,115 @@ def unbroken(sentence: str) -> list[Component | str]:
     ]
 
 
-def _notices(report: RunReport) -> list[Component]:
-    notices = list(report.quality.warnings[:_MOST_WARNINGS])
-    if len(report.quality.warnings) > _MOST_WARNINGS:
-        notices.append(f"{len(report.quality.warnings) - _MOST_WARNINGS} more warnings")
+def format_age(age_ns: int) -> str:
+    """Return an age in its two largest units: "59 s", "3 min 20 s", "25 h 1 min"."""
+    seconds = age_ns // NS_PER_S
+    if seconds < _MINUTE_S:
+        return f"{seconds} s"
+    if seconds < _HOUR_S:
+        return f"{seconds // _MINUTE_S} min {seconds % _MINUTE_S} s"
+    return f"{seconds // _HOUR_S:,} h {seconds % _HOUR_S // _MINUTE_S} min"
+
+
+def _analysed(report: RunReport, num_spans: int | None) -> list[str]:
+    """Return how many steps and spans the verdict rests on, and of how many."""
+    if not report.num_earlier_steps:
+        return [format_count(len(report.steps), "step"), format_count(report.num_spans, "span")]
+    total = "" if num_spans is None else f" of {num_spans:,}"
+    return [f"{_last_steps(report)} analysed", f"{report.num_spans:,}{total} spans"]
+
+
+def _last_steps(report: RunReport) -> str:
+    num = len(report.steps)
+    steps = "last step" if num == 1 else f"last {num:,} steps"
+    return f"{steps} of {num + report.num_earlier_steps:,}"
+
+
+def _notices(report: RunReport) -> list[str]:
+    warnings = report.quality.warnings
+    notices = list(warnings[:_MAX_WARNINGS])
+    if len(warnings) > _MAX_WARNINGS:
+        notices.append(f"{len(warnings) - _MAX_WARNINGS} more warnings")
     if report.paced:
         notices.insert(
             0,
-            "Paced run: the trainer padded its compute segments to a set time, because the"
-            " machine has fewer cores than ranks. Times show the pads, not the hardware.",
+            "Paced run: compute was padded to set times, because the machine has fewer cores than"
+            " ranks. Times show the padding, not the hardware.",
         )
     if report.num_earlier_steps:
         notices.append(
-            f"Long run: verdict, ideal and findings are of the {_last_steps(report)}, as many as"
-            " are analysed at once. MFU is of all."
+            f"Long run: verdict, ideal and findings cover the {_last_steps(report)}, the most that"
+            " are analysed at once. MFU covers all steps."
         )
     if report.warmup_steps:
-        span = format_range((min(report.warmup_steps), max(report.warmup_steps)))
-        notices.append(f"Start-up (step {span}) is shown, and left out of the diagnosis.")
-    return [html.Ul([html.Li(visible_sentence(notice)) for notice in notices], className="notices")]
+        steps = format_range((min(report.warmup_steps), max(report.warmup_steps)))
+        notices.append(f"Warm-up (step {steps}) is shown, but not part of the diagnosis.")
+    return notices
 
 
-def _figure(word: str, value: str, meaning: str) -> Component:
-    return html.Div(
-        [
-            html.Span(word, className="figure-word"),
-            html.Span(value, className="figure-value"),
-            html.Span(meaning, className="figure-meaning", title=meaning),
-        ],
-        className="figure",
-    )
-
-
-def _finding(report: RunReport, finding: Finding, base_path: str) -> Component:
-    cells = [
-        dmc.TableTd(html.Span(finding.cause, className=f"cause {_CALM.get(finding.cause, '')}")),
-        dmc.TableTd(format_ranges(finding.ranks, max_ranges=MAX_NAMED), className="of-ranks"),
-        dmc.TableTd(_steps_link(report, finding, base_path), className="steps"),
-        dmc.TableTd(format_slowdown(finding.slowdown), className="number of-slowdown"),
-        dmc.TableTd(format_percent(finding.recoverable_ratio), className="number of-recoverable"),
-        dmc.TableTd(f"{finding.confidence:.2f}", className="number of-confidence"),
-        dmc.TableTd(visible_sentence(finding.evidence), className="evidence"),
+def _figures(figures: Mapping[str, tuple[str, str]]) -> list[Component]:
+    return [
+        html.Div(
+            [
+                html.Span(name, className="figure-word"),
+                html.Span(value, className="figure-value"),
+                html.Span(meaning, className="figure-meaning", title=meaning),
+            ],
+            className="figure",
+        )
+        for name, (value, meaning) in figures.items()
     ]
-    row: Component = dmc.TableTr(cells)
+
+
+def _table(
+    label: str, head: Mapping[str, str], rows: Iterable[Component], *, class_name: str
+) -> Component:
+    """Return a table that scrolls on a small screen; ``head`` is each column's style by name."""
+    columns = [dmc.TableTh(name, className=style) for name, style in head.items()]
+    table = dmc.Table(
+        [dmc.TableThead(dmc.TableTr(columns)), dmc.TableTbody(list(rows))],
+        tabularNums=True,
+        verticalSpacing="xs",
+        className=f"cells {class_name}",
+    )
+    return html.Div(table, className="scrolls", tabIndex=0, role="region", **labelled(label))
+
+
+def _silent_row(one: SilentRank) -> Component:
+    row: Component = dmc.TableTr(
+        [
+            dmc.TableTd(str(one.rank), className="number"),
+            dmc.TableTd(visible(one.host)),
+            dmc.TableTd(visible(one.state)),
+            dmc.TableTd(UNKNOWN if one.step is None else f"{one.step:,}", className="number"),
+            dmc.TableTd(format_age(one.age_ns), className="number"),
+        ]
+    )
+    return row
+
+
+def _finding_row(report: RunReport, finding: Finding, base_path: str) -> Component:
+    style = f"cause {_STYLE_BY_CAUSE.get(finding.cause, '')}"
+    row: Component = dmc.TableTr(
+        [
+            dmc.TableTd(html.Span(finding.cause, className=style)),
+            dmc.TableTd(format_ranges(finding.ranks, max_ranges=MAX_NAMED), className="of-ranks"),
+            dmc.TableTd(_steps_link(report, finding, base_path), className="steps"),
+            dmc.TableTd(format_slowdown(finding.slowdown), className="number of-slowdown"),
+            dmc.TableTd(
+                format_percent(finding.recoverable_ratio), className="number of-recoverable"
+            ),
+            dmc.TableTd(f"{finding.confidence:.2f}", className="number of-confidence"),
+            dmc.TableTd(visible_sentence(finding.evidence), className="evidence"),
+        ]
+    )
     return row
 
 
 def _steps_link(report: RunReport, finding: Finding, base_path: str) -> Component | str:
     if finding.steps is None:
         return format_range(None)
-    view = View(page=Page.TIMELINE, run=report.run, epoch=report.epochs[-1], step=finding.steps[1])
+    view = View(page=TIMELINE, run=report.run, epoch=report.epochs[-1], step=finding.steps[1])
     return dcc.Link(
         format_range(finding.steps),
         href=write_address(view, base_path=base_path),
@@ -264,9 +342,9 @@ def _steps_link(report: RunReport, finding: Finding, base_path: str) -> Componen
     )
 
 
-def _starved(one: Starved) -> Component:
-    blamed = ", ".join(
-        f"rank {on.rank} ({format_percent(on.ratio)})" for on in one.waits_on[:_MOST_BLAMED]
+def _starved_row(one: Starved) -> Component:
+    causes = ", ".join(
+        f"rank {on.rank} ({format_percent(on.ratio)})" for on in one.waits_on[:_MAX_WAITS_ON]
     )
     width = f"{100 * min(max(one.wait_ratio, 0.0), 1.0):.1f}%"
     return html.Div(
@@ -276,86 +354,7 @@ def _starved(one: Starved) -> Component:
                 html.Span(className="bar-fill", style={"width": width}), className="bar-track"
             ),
             html.Span(format_percent(one.wait_ratio), className="starved-ratio"),
-            html.Span(f"on {blamed}" if blamed else "on nobody known", className="starved-on"),
+            html.Span(f"for {causes}" if causes else "cause unknown", className="starved-on"),
         ],
         className="starved",
     )
-
-
-MINUTE_S, HOUR_S = 60, 3600
-HEAD = {"rank": "number", "host": "", "state": "", "step": "number", "silent for": "number"}
-
-
-def heard_card(heard: RankLiveness | None) -> list[Component]:
-    """Return nothing where nobody tells of a rank, or none is heard: the run says that itself."""
-    if heard is None or heard.num_silent == heard.num_ranks:
-        return []
-    if not heard.is_uneven:
-        line = (
-            f"{heard.num_recent:,} of {format_count(heard.num_ranks, 'rank')} heard within"
-            f" {RECENT_NS // NS_PER_S} s"
-        )
-        return [html.P(line, className="quiet all-heard")]
-    return [
-        card(
-            html.H2("Last heard"),
-            html.P(_sentence(heard), className="about"),
-            html.Div(
-                _table(heard.silent),
-                className="scrolls",
-                tabIndex=0,
-                role="region",
-                **labelled("ranks that fell silent"),
-            ),
-            class_name="heard",
-        )
-    ]
-
-
-def age_text(age_ns: int) -> str:
-    """Return how long ago something was, in the two units that count."""
-    seconds = age_ns // NS_PER_S
-    if seconds < MINUTE_S:
-        return f"{seconds} s"
-    if seconds < HOUR_S:
-        return f"{seconds // MINUTE_S} min {seconds % MINUTE_S} s"
-    return f"{seconds // HOUR_S:,} h {seconds % HOUR_S // MINUTE_S} min"
-
-
-def _sentence(heard: RankLiveness) -> str:
-    told = (
-        f"{heard.num_silent:,} of {format_count(heard.num_ranks, 'rank')} silent for more than"
-        f" {SILENT_NS // NS_PER_S} s, while {heard.num_recent:,} were heard within"
-        f" {RECENT_NS // NS_PER_S} s."
-    )
-    if heard.num_silent > len(heard.silent):
-        told += f" The {len(heard.silent)} longest silences:"
-    return told
-
-
-def _table(silent: tuple[SilentRank, ...]) -> Component:
-    table: Component = dmc.Table(
-        [
-            dmc.TableThead(
-                dmc.TableTr([dmc.TableTh(word, className=style) for word, style in HEAD.items()])
-            ),
-            dmc.TableTbody([_row(one) for one in silent]),
-        ],
-        tabularNums=True,
-        verticalSpacing=1,
-        className="silent-ranks",
-    )
-    return table
-
-
-def _row(one: SilentRank) -> Component:
-    row: Component = dmc.TableTr(
-        [
-            dmc.TableTd(str(one.rank), className="number"),
-            dmc.TableTd(visible(one.host)),
-            dmc.TableTd(visible(one.state)),
-            dmc.TableTd(UNKNOWN if one.step is None else f"{one.step:,}", className="number"),
-            dmc.TableTd(age_text(one.age_ns), className="number"),
-        ]
-    )
-    return row

@@ -1,8 +1,9 @@
-"""What stands around every page: the name, the run chooser, the menu, the theme."""
+"""The frame around every page: name, run chooser, menu and theme switch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import Dash, Input, Output, State, dcc, html, no_update
@@ -10,9 +11,19 @@ from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.report.text import format_count
 
-from ..address import Page, View, read_address, write_address
+from ..address import OVERVIEW, View, read_address, write_address
+from ..callback_checks import PagePath, Post, Ticks, takes
 from ..text import visible
-from .components import LIVE_MS, QUIET_MS, RESCUE, clock, labelled, next_tick, rescue
+from .components import (
+    FALLBACK_TIMER,
+    LIVE_MS,
+    QUIET_MS,
+    RUNNING,
+    fallback_timer,
+    labelled,
+    next_tick,
+    poll_timer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +34,68 @@ if TYPE_CHECKING:
 
     from ..provider import ReportProvider
 
-_LIVE = "running"
+
+class Build(Protocol):
+    """Returns the content of a page."""
+
+    def __call__(self, provider: ReportProvider, view: View, *, base_path: str) -> Component:
+        """Build the page of a view."""
+        ...
+
+
+class Register(Protocol):
+    """Registers the callbacks of a page."""
+
+    def __call__(self, app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+        """Register the callbacks with the application."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One page of the dashboard."""
+
+    name: str
+    """First part of its address."""
+
+    title: str
+    """Its name in the menu."""
+
+    build: Build
+    register: Register
+
+
+class ShownRun(Post):
+    """A run in the chooser."""
+
+    run: str
+    state: str
+
+
+class Shown(Post):
+    """What the frame shows, kept in the page."""
+
+    page: str
+    run: str | None
+    runs: list[ShownRun]
+
+
+class FramePost(Post):
+    """The values that `fill` takes."""
+
+    path: PagePath
+    search: str | None
+    num_ticks: Ticks
+    fallback_ticks: Ticks
+    shown: Shown | None
+
+
+class ChoicePost(Post):
+    """The values that `choose` takes."""
+
+    run: str | None
+    path: PagePath
+    shown: Shown | None
 
 
 def shell() -> Component:
@@ -31,9 +103,9 @@ def shell() -> Component:
     frame: Component = dmc.MantineProvider(
         [
             dcc.Location(id="url", refresh="callback-nav"),
-            clock("tick", pace_ms=LIVE_MS),
-            rescue(),
-            dcc.Store(id="runs-shown"),
+            poll_timer("frame-timer", interval_ms=LIVE_MS),
+            fallback_timer(),
+            dcc.Store(id="frame-shown"),
             html.A("Skip to the page", href="#page", className="skip"),
             html.Header(
                 [
@@ -60,67 +132,72 @@ def shell() -> Component:
     return frame
 
 
-def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
-    """Keep the chooser and the menu true to the address and the store."""
+def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base_path: str) -> None:
+    """Keep chooser and menu in step with the address and the store."""
 
     @app.callback(
         Output("run-chooser", "children"),
         Output("menu", "children"),
-        Output("runs-shown", "data"),
-        Output("tick", "interval"),
-        Output("tick", "max_intervals"),
+        Output("frame-shown", "data"),
+        Output("frame-timer", "interval"),
+        Output("frame-timer", "max_intervals"),
         Input("url", "pathname"),
         Input("url", "search"),
-        Input("tick", "n_intervals"),
-        Input(RESCUE, "n_intervals"),
-        State("runs-shown", "data"),
+        Input("frame-timer", "n_intervals"),
+        Input(FALLBACK_TIMER, "n_intervals"),
+        State("frame-shown", "data"),
     )
-    def fill(
-        path: str,
-        search: str,
-        num_ticks: int,
-        _rescues: int,
-        shown: Any,  # noqa: ANN401
-    ) -> tuple[Any, ...]:
-        view = read_address(app.strip_relative_path(path) or "", search or "")
+    @takes(FramePost)
+    def fill(post: FramePost) -> tuple[Any, ...]:
+        view = read_view(app, post.path, post.search)
         runs = provider.runs()
-        known = [run.run_id for run in runs]
-        run_id = view.run or (known[0] if known else None)
-        fresh = [view.page.value, run_id, [[run.run_id, run.state] for run in runs]]
-        if fresh == shown:
-            return *(no_update,) * 4, next_tick(num_ticks)
-        live = not runs or any(run.state == _LIVE for run in runs)
+        run_id = view.run or (runs[0].run_id if runs else None)
+        shown = Shown(
+            page=view.page,
+            run=run_id,
+            runs=[ShownRun(run=run.run_id, state=run.state) for run in runs],
+        )
+        if shown == post.shown:
+            return *(no_update,) * 4, next_tick(post.num_ticks)
+        is_live = not runs or any(run.state == RUNNING for run in runs)
         return (
             _chooser(runs, run_id),
-            _menu(view.page, run_id, base_path),
-            fresh,
-            LIVE_MS if live else QUIET_MS,
-            next_tick(num_ticks),
+            _menu(pages, view.page, run_id, base_path),
+            shown.model_dump(),
+            LIVE_MS if is_live else QUIET_MS,
+            next_tick(post.num_ticks),
         )
 
     @app.callback(
         Output("url", "href"),
         Input("choose-run", "value"),
         State("url", "pathname"),
-        State("runs-shown", "data"),
+        State("frame-shown", "data"),
         prevent_initial_call=True,
     )
-    def choose(chosen: str | None, path: str, shown: Any) -> str:  # noqa: ANN401
-        if chosen is None or shown is None or chosen == shown[1]:
+    @takes(ChoicePost)
+    def choose(post: ChoicePost) -> str:
+        if post.run is None or post.shown is None or post.run == post.shown.run:
             raise PreventUpdate
-        here = read_address(app.strip_relative_path(path) or "", "").page
-        page = Page.TIMELINE if here is Page.TIMELINE else Page.RUN
-        return write_address(View(page=page, run=chosen), base_path=base_path)
+        here = read_view(app, post.path, "").page
+        page = here if here in {page.name for page in pages} else OVERVIEW
+        return write_address(View(page=page, run=post.run), base_path=base_path)
+
+
+def read_view(app: Dash, path: str | None, search: str | None) -> View:
+    """Return the view of the browser's address."""
+    below_base = "" if path is None else app.strip_relative_path(path)
+    return read_address(below_base or "", search or "")
 
 
 def _chooser(runs: Sequence[RunSummary], run_id: str | None) -> list[Component]:
     known = {run.run_id for run in runs}
-    gone = [] if run_id is None or run_id in known else [{"value": run_id, "label": "not here"}]
-    if not runs and not gone:
+    missing = [] if run_id is None or run_id in known else [{"value": run_id, "label": "not here"}]
+    if not runs and not missing:
         return [html.Span("no runs yet", className="quiet")]
     chooser = dmc.Select(
         id="choose-run",
-        data=[*({"value": run.run_id, "label": _label(run)} for run in runs), *gone],
+        data=[*({"value": run.run_id, "label": _label(run)} for run in runs), *missing],
         value=run_id,
         searchable=True,
         allowDeselect=False,
@@ -131,7 +208,7 @@ def _chooser(runs: Sequence[RunSummary], run_id: str | None) -> list[Component]:
         nothingFoundMessage="no such run",
         **labelled("run"),
     )
-    # A name may be longer than its place.
+    # The title shows a name that is longer than the chooser.
     return [html.Div(chooser, title=visible(run_id or ""), className="run-name")]
 
 
@@ -140,17 +217,14 @@ def _label(run: RunSummary) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _menu(page: Page, run_id: str | None, base_path: str) -> list[Component]:
-    overview = View(page=Page.RUN if run_id else Page.NEWEST, run=run_id)
-    entries = [
-        ("Overview", overview, page in (Page.NEWEST, Page.RUN)),
-        ("Timeline", View(page=Page.TIMELINE, run=run_id), page is Page.TIMELINE),
-    ]
+def _menu(
+    pages: Sequence[Page], current: str, run_id: str | None, base_path: str
+) -> list[Component]:
     return [
         dcc.Link(
-            word,
-            href=write_address(view, base_path=base_path),
-            className="menu-entry here" if here else "menu-entry",
+            page.title,
+            href=write_address(View(page=page.name, run=run_id), base_path=base_path),
+            className="menu-entry here" if page.name == current else "menu-entry",
         )
-        for word, view, here in entries
+        for page in pages
     ]

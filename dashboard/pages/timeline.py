@@ -1,4 +1,4 @@
-"""The timeline: one step of one run, every rank below the other."""
+"""The timeline page: one step of one run, with a row for each rank."""
 
 from __future__ import annotations
 
@@ -16,32 +16,36 @@ from rankscope.analysis.report.text import format_count, format_duration, format
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.tracer.span import NS_PER_MS
 
-from ..address import Page, View, read_address, write_address
+from ..address import TIMELINE, View, read_address, write_address
+from ..callback_checks import Post, Step, Ticks, takes
 from ..figures.timeline import timeline_figure
 from ..figures.timeline_raster import raster_figure, raster_note
 from ..text import visible
 from .components import (
+    FALLBACK_TIMER,
     LIVE_MS,
-    RESCUE,
     SOON_MS,
     announced,
     card,
-    clock,
     graph,
     graph_style,
     next_tick,
-    pace_of,
+    poll_interval_ms,
+    poll_timer,
     register_graph,
 )
-from .placeholders import drawing, missing_run, no_data, no_runs, no_steps, reading_steps
+from .placeholders import drawing_step, missing_run, no_data, no_runs, no_steps, reading_steps
+from .shell import Page
 from .timeline_controls import (
     WHOLE,
-    Steps,
-    steps_of_report,
-    steps_of_seen,
+    Relayout,
+    Scale,
+    StepChoices,
+    choices_from_marks,
+    choices_from_report,
+    figure_scale,
+    read_zoom,
     timeline_controls,
-    zoomed,
-    zooms_of,
 )
 
 if TYPE_CHECKING:
@@ -55,35 +59,79 @@ if TYPE_CHECKING:
     from .components import Figure
 
 
+class Revisions(Post):
+    """Revisions of what the page shows."""
+
+    run: int
+    picture: int
+    """It follows the run's by some seconds: late spans show when the picture is drawn anew."""
+
+
+class Shown(Post):
+    """What the page shows, kept in the page."""
+
+    run: str | None
+    epoch: int | None
+    step: int | None
+    revisions: Revisions | None
+    scale: Scale | None
+    """None: the figure is no stored picture, so that zooming asks for nothing."""
+
+
+class RefreshPost(Post):
+    """The values that `refresh` takes."""
+
+    search: str | None
+    num_ticks: Ticks
+    fallback_ticks: Ticks
+    shown: Shown
+
+
+class StepPost(Post):
+    """The values that `choose_step` takes."""
+
+    chosen: Step | None
+    search: str | None
+    shown: Shown
+
+
+class ZoomPost(Post):
+    """The values that `zoom` takes."""
+
+    relayout: Relayout | None
+    search: str | None
+    shown: Shown
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
-    """What stands on the page, part by part."""
+class _Content:
+    """The parts of the page, which are the outputs of every refresh."""
 
     view: View
-    revision: list[int] | None = None
+    revisions: Revisions | None = None
     problem: list[Component] = field(default_factory=list)
+    """A card that says why there is no step; it hides the rest."""
+
     title: str = ""
     about: str = ""
     controls: list[Component] = field(default_factory=list)
     figure: Figure = field(default_factory=go.Figure)
     note: str = ""
-    picture: StepPicture | None = None
-    """What the figure shows, where it is pixels that were kept: zooming into it asks for finer
-    ones."""
-
-    pace_ms: int = LIVE_MS
-    """When the page looks again."""
+    scale: Scale | None = None
+    interval_ms: int = LIVE_MS
+    """Pause before the page asks again."""
 
     def outputs(self, num_ticks: int | None = 0) -> tuple[Any, ...]:
-        """Return the parts in the order of `_OUTPUTS`, after so many ticks of their clock."""
+        """Return the parts in the order of `_OUTPUTS`, after so many ticks of their timer."""
+        shown = Shown(
+            run=self.view.run,
+            epoch=self.view.epoch,
+            step=self.view.step,
+            revisions=self.revisions,
+            scale=self.scale,
+        )
         return (
-            {
-                "run": self.view.run,
-                "epoch": self.view.epoch,
-                "step": self.view.step,
-                "revision": self.revision,
-                "zooms": None if self.picture is None else zooms_of(self.picture),
-            },
+            shown.model_dump(),
             self.problem,
             "hidden" if self.problem else "",
             self.title,
@@ -92,7 +140,7 @@ class _Shown:
             self.figure,
             graph_style(self.figure),
             self.note,
-            self.pace_ms,
+            self.interval_ms,
             next_tick(num_ticks),
         )
 
@@ -107,15 +155,15 @@ _OUTPUTS = (
     Output("timeline-graph-fresh", "data"),
     Output("timeline-graph", "style"),
     Output("timeline-note", "children"),
-    Output("timeline-clock", "interval"),
-    Output("timeline-clock", "max_intervals"),
+    Output("timeline-timer", "interval"),
+    Output("timeline-timer", "max_intervals"),
 )
 
 
 def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
-    """Return the page of the view's step; what the view leaves open is chosen for it."""
-    shown = _look(provider, view, base_path)
-    data, problem, hidden, title, about, controls, figure, _, note, *_ = shown.outputs()
+    """Return the page of the view's step; run, epoch and step are chosen if the view has none."""
+    content = _request(provider, view, base_path)
+    shown, problem, hidden, title, about, controls, figure, _, note, *_ = content.outputs()
     step = [
         html.Div(
             [
@@ -134,7 +182,7 @@ def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
             graph("timeline-graph", figure, wheel_zooms=True),
             html.P(
                 "Scroll to zoom, drag to pan, double-click for the whole step."
-                " Hatched: waiting for the last member; solid: transfer or work.",
+                " Hatched: waiting for the last member. Solid: transfer or work.",
                 className="about",
             ),
             label="timeline of one step",
@@ -142,8 +190,8 @@ def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
     ]
     return html.Div(
         [
-            dcc.Store(id="timeline-shown", data=data),
-            clock("timeline-clock", pace_ms=shown.pace_ms),
+            dcc.Store(id="timeline-shown", data=shown),
+            poll_timer("timeline-timer", interval_ms=content.interval_ms),
             html.Div(problem, id="timeline-problem", **announced()),
             html.Div(step, id="timeline-step", className=hidden),
         ]
@@ -151,25 +199,26 @@ def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
 
 
 def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
-    """Follow the address, and redraw the step while its run trains."""
+    """Follow the address, refresh the step while its run trains, and follow step and zoom."""
     register_graph(app, "timeline-graph")
 
     @app.callback(
         *_OUTPUTS,
         Input("url", "search"),
-        Input("timeline-clock", "n_intervals"),
-        Input(RESCUE, "n_intervals"),
+        Input("timeline-timer", "n_intervals"),
+        Input(FALLBACK_TIMER, "n_intervals"),
         State("timeline-shown", "data"),
         prevent_initial_call=True,
     )
-    def draw(search: str, num_ticks: int, _rescues: int, shown: dict[str, Any]) -> tuple[Any, ...]:
-        view = read_address(Page.TIMELINE, search or "")
-        if ctx.triggered_id in ("timeline-clock", RESCUE):
-            view = replace(view, run=shown["run"])
-            place = (shown["epoch"], shown["step"])
-            if shown["revision"] and shown["revision"] == _revision(provider, view.run, place):
-                return *(no_update,) * (len(_OUTPUTS) - 1), next_tick(num_ticks)
-        return _look(provider, view, base_path).outputs(num_ticks)
+    @takes(RefreshPost)
+    def refresh(post: RefreshPost) -> tuple[Any, ...]:
+        view, shown = read_address(TIMELINE, post.search or ""), post.shown
+        if ctx.triggered_id in ("timeline-timer", FALLBACK_TIMER):
+            view = replace(view, run=shown.run)
+            revisions = _revisions(provider, shown.run, shown.epoch, shown.step)
+            if shown.revisions is not None and shown.revisions == revisions:
+                return *(no_update,) * (len(_OUTPUTS) - 1), next_tick(post.num_ticks)
+        return _request(provider, view, base_path).outputs(post.num_ticks)
 
     @app.callback(
         Output("url", "href", allow_duplicate=True),
@@ -178,11 +227,13 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         State("timeline-shown", "data"),
         prevent_initial_call=True,
     )
-    def jump(chosen: str | None, search: str, shown: dict[str, Any]) -> str:
-        view = replace(read_address(Page.TIMELINE, search or ""), run=shown["run"])
-        if chosen is None or chosen == str(shown["step"]):
+    @takes(StepPost)
+    def choose_step(post: StepPost) -> str:
+        if post.chosen is None or post.chosen == str(post.shown.step):
             raise PreventUpdate
-        return write_address(replace(view, step=int(chosen), window=None), base_path=base_path)
+        view = replace(read_address(TIMELINE, post.search or ""), run=post.shown.run)
+        changed = replace(view, step=int(post.chosen), window=None)
+        return write_address(changed, base_path=base_path)
 
     @app.callback(
         Output("url", "href", allow_duplicate=True),
@@ -191,179 +242,187 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         State("timeline-shown", "data"),
         prevent_initial_call=True,
     )
-    def zoom(moved: dict[str, Any] | None, search: str, shown: dict[str, Any]) -> str:
-        view = replace(read_address(Page.TIMELINE, search or ""), run=shown["run"])
-        found = zoomed(moved or {}, shown.get("zooms"))
+    @takes(ZoomPost)
+    def zoom(post: ZoomPost) -> str:
+        shown = post.shown
+        view = replace(read_address(TIMELINE, post.search or ""), run=shown.run)
+        found = None if post.relayout is None else read_zoom(post.relayout, shown.scale)
         if found is None or found == view.window or (found is WHOLE and view.window is None):
             raise PreventUpdate
         window = None if found is WHOLE else found
-        place = {"epoch": shown["epoch"], "step": shown["step"]}
-        return write_address(replace(view, window=window, **place), base_path=base_path)
+        changed = replace(view, epoch=shown.epoch, step=shown.step, window=window)
+        return write_address(changed, base_path=base_path)
 
 
-def _revision(
-    provider: ReportProvider, run_id: str | None, place: tuple[int | None, int | None]
-) -> list[int] | None:
-    """Return the revisions of the run and of the step's picture; None where there is no such run.
+PAGE = Page(name=TIMELINE, title="Timeline", build=timeline_page, register=register)
 
-    The second follows the first by some seconds: late spans change the picture when it is
-    drawn anew.
-    """
+
+def _revisions(
+    provider: ReportProvider, run_id: str | None, epoch: int | None, step: int | None
+) -> Revisions | None:
+    """Return the revisions of the run and of the step's picture; None if there is no such run."""
     if run_id is None:
         return None
     try:
         run = provider.revision(run_id)
     except UnknownRunError:
         return None
-    epoch, step = place
     if epoch is None or step is None:
-        return [run, 0]
-    return [run, provider.picture_revision(run_id, epoch=epoch, step=step)]
+        return Revisions(run=run, picture=0)
+    picture = provider.picture_revision(run_id, epoch=epoch, step=step)
+    return Revisions(run=run, picture=picture)
 
 
-def _look(provider: ReportProvider, view: View, base_path: str) -> _Shown:
-    """Ask the provider anew."""
+def _request(provider: ReportProvider, view: View, base_path: str) -> _Content:
+    """Return the page's content as the provider has it now."""
     if view.run is None:
         runs = provider.runs()
         if not runs:
-            return _Shown(view=view, problem=[no_runs()])
+            return _Content(view=view, problem=[no_runs()])
         view = replace(view, run=runs[0].run_id)
     try:
-        return _step(provider, view, str(view.run), base_path)
+        return _request_step(provider, view, str(view.run), base_path)
     except UnknownRunError as error:
         problem = [missing_run(error)]
     except EmptyRunError as error:
         problem = [_no_spans(view, error, base_path)]
-    return _Shown(view=view, problem=problem, pace_ms=pace_of(provider.runs(), view.run))
+    interval_ms = poll_interval_ms(provider.runs(), view.run)
+    return _Content(view=view, problem=problem, interval_ms=interval_ms)
 
 
-def _step(provider: ReportProvider, view: View, run_id: str, base_path: str) -> _Shown:
-    """Return the view's step: its spans, or the pixels that are kept of it.
+def _request_step(provider: ReportProvider, view: View, run_id: str, base_path: str) -> _Content:
+    """Return the view's step as its spans, or as its stored picture.
 
-    It needs no diagnosis: while that is made, the step is shown without its ideal.
+    It needs no diagnosis: while that is being made, the step is shown without its ideal.
     """
     found = provider.report(run_id)
     runs = provider.runs()
     if found is None or (isinstance(found, RunReport) and not found.steps):
-        revision = _revision(provider, run_id, (None, None))
         state = next((run.state for run in runs if run.run_id == run_id), "")
-        problem = [no_steps(run_id, state=state)]
-        pace = pace_of(runs, run_id)
-        return _Shown(view=view, revision=revision, problem=problem, pace_ms=pace)
-    known = steps_of_report(found) if isinstance(found, RunReport) else steps_of_seen(found.steps)
-    view = _settled(view, known)
+        return _Content(
+            view=view,
+            revisions=_revisions(provider, run_id, None, None),
+            problem=[no_steps(run_id, state=state)],
+            interval_ms=poll_interval_ms(runs, run_id),
+        )
+    if isinstance(found, RunReport):
+        choices = choices_from_report(found)
+    else:
+        choices = choices_from_marks(found.steps)
+    view = _choose(view, choices)
     if view.step is None:
-        return _Shown(view=view, problem=[reading_steps(run_id)], pace_ms=SOON_MS)
-    place = {"epoch": view.epoch or 0, "step": view.step}
-    revision = _revision(provider, run_id, (place["epoch"], place["step"]))
-    picture = provider.picture(run_id, **place, group_by=view.group_by, window=view.window)
+        return _Content(view=view, problem=[reading_steps(run_id)], interval_ms=SOON_MS)
+    epoch, step = view.epoch or 0, view.step
+    revisions = _revisions(provider, run_id, epoch, step)
+    picture = provider.picture(
+        run_id, epoch=epoch, step=step, group_by=view.group_by, window=view.window
+    )
     if picture is None:
-        timeline = provider.timeline(run_id, **place)
+        timeline = provider.timeline(run_id, epoch=epoch, step=step)
         if timeline is None:
-            return _Shown(view=view, problem=[drawing(run_id, view.step)], pace_ms=SOON_MS)
-        shown = _drawn(replace(view, window=None), known, timeline, base_path, revision)
-    elif (part := _window_spans(provider, picture)) is not None:
-        shown = _drawn(view, known, part, base_path, revision)
+            return _Content(view=view, problem=[drawing_step(run_id, step)], interval_ms=SOON_MS)
+        content = _show_spans(replace(view, window=None), choices, timeline, base_path)
+    elif (timeline := _window_spans(provider, picture)) is not None:
+        content = _show_spans(view, choices, timeline, base_path)
     else:
         view = view if picture.window else replace(view, window=None)
-        shown = _pictured(view, known, picture, base_path, revision)
-    pace = SOON_MS if isinstance(found, AnalysisInProgress) else pace_of(runs, run_id)
-    return replace(shown, pace_ms=pace, about=f"{shown.about}{_not_yet(found)}")
-
-
-def _not_yet(found: RunReport | AnalysisInProgress | AnalysisFailed) -> str:
-    if isinstance(found, RunReport):
-        return ""
-    return (
-        "; the analysis is under way" if isinstance(found, AnalysisInProgress) else "; no analysis"
+        content = _show_picture(view, choices, picture, base_path)
+        content = replace(
+            content,
+            note=f"{content.note} Zoom in to see single spans.",
+            scale=figure_scale(picture),
+        )
+    is_pending = isinstance(found, AnalysisInProgress)
+    return replace(
+        content,
+        revisions=revisions,
+        about=f"{content.about}{_missing_analysis(found)}",
+        interval_ms=SOON_MS if is_pending else poll_interval_ms(runs, run_id),
     )
 
 
+def _missing_analysis(found: RunReport | AnalysisInProgress | AnalysisFailed) -> str:
+    if isinstance(found, RunReport):
+        return ""
+    if isinstance(found, AnalysisInProgress):
+        return "; analysis in progress"
+    return "; analysis failed"
+
+
 def _window_spans(provider: ReportProvider, picture: StepPicture) -> StepTimeline | None:
-    """Return the spans of a window, if they can be drawn one by one and are still kept."""
+    """Return the spans of a window, if bars can show them and they are still stored."""
     if picture.window is None or picture.likely_spans() > 2 * MAX_BARS:
         return None
     return provider.window_spans(picture, max_spans=MAX_BARS)
 
 
-def _settled(view: View, known: Steps) -> View:
-    """Choose the epoch and step that the view leaves open."""
-    newest = known.epochs[-1] if known.epochs else 0
+def _choose(view: View, choices: StepChoices) -> View:
+    """Choose epoch and step if the view has none."""
+    newest = choices.epochs[-1] if choices.epochs else 0
     return replace(
         view,
         epoch=newest if view.epoch is None else view.epoch,
-        step=known.best if view.step is None else view.step,
+        step=choices.best if view.step is None else view.step,
     )
 
 
 def _no_spans(view: View, error: EmptyRunError, base_path: str) -> Component:
-    reason = f"{visible(str(error))}"
     other = write_address(replace(view, step=None, epoch=None), base_path=base_path)
     return html.Div(
         [
-            no_data(f"step {view.step} of epoch {view.epoch or 0} holds no spans", f"{reason}."),
-            html.P(dcc.Link("Show a step of this run that has some", href=other)),
+            no_data(
+                f"step {view.step} of epoch {view.epoch or 0} has no spans",
+                f"{visible(str(error))}.",
+            ),
+            html.P(dcc.Link("Show a step of this run that has spans", href=other)),
         ]
     )
 
 
-def _drawn(
-    view: View,
-    known: Steps,
-    timeline: StepTimeline,
-    base_path: str,
-    revision: list[int] | None,
-) -> _Shown:
-    """Show spans one by one, or as pixels if they are too many."""
+def _show_spans(
+    view: View, choices: StepChoices, timeline: StepTimeline, base_path: str
+) -> _Content:
+    """Show spans as bars, or as pixels if they are too many."""
     if len(timeline.spans) > MAX_BARS:
-        picture = draw_picture(timeline, view.group_by)
-        return replace(_pictured(view, known, picture, base_path, revision), picture=None)
+        return _show_picture(view, choices, draw_picture(timeline, view.group_by), base_path)
     num_ranks = len(set(timeline.spans.rank.tolist()))
-    return _Shown(
+    return _Content(
         view=view,
-        revision=revision,
         title=f"Step {timeline.step}",
-        about=_about(known, timeline, num_spans=len(timeline.spans), num_ranks=num_ranks),
-        controls=timeline_controls(view, known, base_path),
+        about=_about(choices, timeline, num_spans=len(timeline.spans), num_ranks=num_ranks),
+        controls=timeline_controls(view, choices, base_path),
         figure=timeline_figure(timeline, view.group_by, view.window),
         note=_window_note(view.window),
     )
 
 
-def _pictured(
-    view: View, known: Steps, picture: StepPicture, base_path: str, revision: list[int] | None
-) -> _Shown:
-    """Show pixels."""
-    return _Shown(
+def _show_picture(
+    view: View, choices: StepChoices, picture: StepPicture, base_path: str
+) -> _Content:
+    return _Content(
         view=view,
-        revision=revision,
         title=f"Step {picture.step}",
-        about=_about(known, picture, num_spans=picture.num_spans, num_ranks=picture.num_ranks),
-        controls=timeline_controls(view, known, base_path),
+        about=_about(choices, picture, num_spans=picture.num_spans, num_ranks=picture.num_ranks),
+        controls=timeline_controls(view, choices, base_path),
         figure=raster_figure(picture, view.group_by),
         note=f"{_window_note(picture.window)} {raster_note(picture)}".strip(),
-        picture=picture,
     )
 
 
 def _window_note(window: Window | None) -> str:
     if window is None:
         return ""
-    begin, end = (at / NS_PER_MS for at in (window.begin_ns, window.end_ns))
-    return f"A part of the step: {begin:,.3f} to {end:,.3f} ms, {_rows(window)}."
-
-
-def _rows(window: Window) -> str:
-    num = window.end_row - window.first_row
-    return f"{num:,} ranks" if num > 1 else "one rank"
+    begin_ms, end_ms = window.begin_ns / NS_PER_MS, window.end_ns / NS_PER_MS
+    ranks = format_count(window.end_row - window.first_row, "rank")
+    return f"Part of the step: {begin_ms:,.3f} to {end_ms:,.3f} ms, {ranks}."
 
 
 def _about(
-    known: Steps, step: StepTimeline | StepPicture, *, num_spans: int, num_ranks: int
+    choices: StepChoices, step: StepTimeline | StepPicture, *, num_spans: int, num_ranks: int
 ) -> str:
-    ideal = known.ideal_s_by_step.get(step.step)
+    ideal_s = choices.ideal_s_by_step.get(step.step)
     return (
-        f"{format_duration(step.end_ns - step.begin_ns)}, ideal {format_seconds(ideal)};"
-        f" {format_count(num_spans, 'span')} of {format_count(num_ranks, 'rank')}, epoch"
-        f" {step.epoch}"
+        f"{format_duration(step.end_ns - step.begin_ns)}, ideal {format_seconds(ideal_s)};"
+        f" {format_count(num_spans, 'span')} of {format_count(num_ranks, 'rank')},"
+        f" epoch {step.epoch}"
     )

@@ -1,19 +1,21 @@
-"""The timeline's choosers: the order of the rows, the epoch and the step."""
+"""The timeline's controls: choosers of rows, epoch and step, and the zoom into a picture."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
+from pydantic import Field
 
 from rankscope.analysis.drawing.raster import Window
 from rankscope.analysis.drawing.rows import GroupBy
 from rankscope.tracer.span import NS_PER_MS
 
 from ..address import View, write_address
+from ..callback_checks import AxisPlace, Post
 from ..figures.timeline_raster import lines_per_block
 from .components import labelled
 
@@ -26,28 +28,56 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.progress import MarkedSteps
     from rankscope.analysis.report.report import RunReport
 
+WHOLE = Window(begin_ns=0, end_ns=0, first_row=0, end_row=0)
+"""The window that a double-click asks for: the whole step."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """The steps among which a reader chooses, with what is told of them."""
+class StepChoices:
+    """The steps to choose from, with what is known of them."""
 
     steps: tuple[int, ...]
     """Ascending."""
 
     epochs: tuple[int, ...]
     best: int | None
-    """The one that shows the top finding best, the newest where nothing was found."""
+    """The step that shows the top finding best; the newest one if nothing was found."""
 
     ideal_s_by_step: Mapping[int, float]
 
 
-def steps_of_report(report: RunReport) -> Steps:
-    """Return the steps of a diagnosis and those before it; best is the top finding's last one."""
-    finding = report.top_finding.steps
-    shown = [step for step in report.steps if finding and step <= finding[1]]
+class Scale(Post):
+    """The relation of a picture's figure to the step: what turns a zoom into a window."""
+
+    first_row: int
+    """Row of the uppermost rank."""
+
+    ranks_per_line: AxisPlace
+    """A half if each rank has two lines."""
+
+    num_lines: int
+    begin_ms: AxisPlace
+    end_ms: AxisPlace
+
+
+class Relayout(Post, extra="ignore"):
+    """A change of a figure's axes, as plotly reports it: ends of ranges, or a reset."""
+
+    x0: AxisPlace | None = Field(None, alias="xaxis.range[0]")
+    x1: AxisPlace | None = Field(None, alias="xaxis.range[1]")
+    y0: AxisPlace | None = Field(None, alias="yaxis.range[0]")
+    y1: AxisPlace | None = Field(None, alias="yaxis.range[1]")
+    x_reset: object = Field(None, alias="xaxis.autorange")
+    y_reset: object = Field(None, alias="yaxis.autorange")
+
+
+def choices_from_report(report: RunReport) -> StepChoices:
+    """Return the steps of a diagnosis and earlier ones; best is the top finding's last step."""
+    last_found = report.top_finding.steps[1] if report.top_finding.steps else None
+    shown = [step for step in report.steps if last_found is not None and step <= last_found]
     newest = report.steps[-1] if report.steps else None
     marked = () if report.mfu is None else report.mfu.by_step
-    return Steps(
+    return StepChoices(
         steps=tuple(sorted({*report.steps, *marked})),
         epochs=report.epochs,
         best=shown[-1] if shown else newest,
@@ -55,45 +85,48 @@ def steps_of_report(report: RunReport) -> Steps:
     )
 
 
-def steps_of_seen(seen: MarkedSteps | None) -> Steps:
+def choices_from_marks(marked: MarkedSteps | None) -> StepChoices:
     """Return the steps that are known without a diagnosis; best is the newest."""
-    steps = () if seen is None else tuple(seen.actual_s_by_step)
-    return Steps(
+    steps = () if marked is None else tuple(marked.actual_s_by_step)
+    return StepChoices(
         steps=steps,
-        epochs=(0,) if seen is None else seen.epochs,
+        epochs=(0,) if marked is None else marked.epochs,
         best=steps[-1] if steps else None,
         ideal_s_by_step={},
     )
 
 
-def timeline_controls(view: View, known: Steps, base_path: str) -> list[Component]:
-    """Return the choosers; each is a link, so the address always holds the view."""
+def timeline_controls(view: View, choices: StepChoices, base_path: str) -> list[Component]:
+    """Return the choosers. Each choice is a link, so that the address holds the whole view."""
 
-    def to(**changes: object) -> str:
-        whole = {
-            "window": None,
-            **changes,
-        }  # another step has other times, another order other rows
-        return write_address(replace(view, **whole), base_path=base_path)  # type: ignore[arg-type]
+    def link(
+        *, group_by: GroupBy | None = None, epoch: int | None = None, step: int | None = None
+    ) -> str:
+        # No window: another step has other times, another order other rows.
+        changed = replace(
+            view,
+            window=None,
+            group_by=view.group_by if group_by is None else group_by,
+            epoch=view.epoch if epoch is None else epoch,
+            step=view.step if step is None else step,
+        )
+        return write_address(changed, base_path=base_path)
 
-    earlier = [step for step in known.steps if step < (view.step or 0)]
-    later = [step for step in known.steps if step > (view.step or 0)]
-    steps = sorted({*known.steps, view.step or 0})
+    earlier = [step for step in choices.steps if step < (view.step or 0)]
+    later = [step for step in choices.steps if step > (view.step or 0)]
+    steps = sorted({*choices.steps, view.step or 0})
     parts: list[Component] = [
-        _links(
-            "rows by",
-            [(by.value, to(group_by=by), by is view.group_by) for by in GroupBy],
-        ),
+        _links("rows by", [(by.value, link(group_by=by), by is view.group_by) for by in GroupBy])
     ]
     if view.window is not None:
-        parts.insert(0, dcc.Link("whole step", href=to(), className="choice"))
-    if len(known.epochs) > 1:
-        choices = [(str(one), to(epoch=one), one == view.epoch) for one in known.epochs]
-        parts.append(_links("epoch", choices))
+        parts.insert(0, dcc.Link("whole step", href=link(), className="choice"))
+    if len(choices.epochs) > 1:
+        epochs = [(str(one), link(epoch=one), one == view.epoch) for one in choices.epochs]
+        parts.append(_links("epoch", epochs))
     parts.append(
         html.Div(
             [
-                _arrow("←", "previous step", to(step=earlier[-1]) if earlier else None),
+                _arrow("←", "previous step", link(step=earlier[-1]) if earlier else None),
                 dmc.Select(
                     id="timeline-choose-step",
                     data=[{"value": str(step), "label": f"step {step}"} for step in steps],
@@ -105,7 +138,7 @@ def timeline_controls(view: View, known: Steps, base_path: str) -> list[Componen
                     limit=500,
                     **labelled("step"),
                 ),
-                _arrow("→", "next step", to(step=later[0]) if later else None),
+                _arrow("→", "next step", link(step=later[0]) if later else None),
             ],
             className="stepper",
         )
@@ -119,8 +152,8 @@ def _links(label: str, choices: list[tuple[str, str, bool]]) -> Component:
             html.Span(label, className="quiet"),
             html.Div(
                 [
-                    dcc.Link(word, href=href, className="choice chosen" if chosen else "choice")
-                    for word, href, chosen in choices
+                    dcc.Link(text, href=href, className="choice chosen" if chosen else "choice")
+                    for text, href, chosen in choices
                 ],
                 className="choices",
             ),
@@ -137,44 +170,56 @@ def _arrow(sign: str, label: str, href: str | None) -> Component:
     return dcc.Link(sign, href=href, title=label, className="arrow")
 
 
-WHOLE = Window(begin_ns=0, end_ns=0, first_row=0, end_row=0)
-"""What a double-click asks for."""
-
-
-def zooms_of(picture: StepPicture) -> list[float]:
-    """Return what turns places of the figure into a window.
-
-    These are the place of the uppermost rank, ranks per line, the lines, and the bounds in ms.
-    """
-    raster, window = picture.raster, picture.window
-    num_lines = len(raster.rank_blocks) * lines_per_block(picture)
-    # A window's first line may begin above it: lines of several ranks are shown whole.
-    line_ranks = len(raster.rank_blocks[0])
-    first_row = 0 if window is None else window.first_row // line_ranks * line_ranks
-    bounds = raster.edges_ns[[0, -1]] / NS_PER_MS
-    return [
-        first_row, line_ranks / lines_per_block(picture), num_lines, float(bounds[0]),
-        float(bounds[1]),
-    ]  # fmt: skip
-
-
-def zoomed(moved: dict[str, Any], zooms: list[float] | None) -> Window | None:
-    """Return what a reader zoomed to in a picture; `WHOLE` on a double-click, None: nothing."""
-    if zooms is None:
-        return None
-    if moved.get("xaxis.autorange") or moved.get("yaxis.autorange"):
-        return WHOLE
-    first_row, line_ranks, num_lines, left, right = zooms
-    x = sorted((moved.get("xaxis.range[0]", left), moved.get("xaxis.range[1]", right)))
-    y = sorted((moved.get("yaxis.range[0]", -0.5), moved.get("yaxis.range[1]", num_lines - 0.5)))
-    lines = (max(math.floor(y[0] + 0.5), 0), min(math.ceil(y[1] + 0.5), num_lines))
-    begin, end = max(x[0], left), min(x[1], right)
-    whole = (lines[0] <= 0 and lines[1] >= num_lines) and (begin <= left and end >= right)
-    if whole or begin >= end or lines[0] >= lines[1]:
-        return None
-    return Window(
-        begin_ns=round(begin * NS_PER_MS),
-        end_ns=max(round(end * NS_PER_MS), round(begin * NS_PER_MS) + 1),
-        first_row=int(first_row + lines[0] * line_ranks),
-        end_row=math.ceil(first_row + lines[1] * line_ranks),
+def figure_scale(picture: StepPicture) -> Scale:
+    """Return the scale of a picture's figure."""
+    blocks = picture.raster.rank_blocks
+    line_ranks, num_lines = len(blocks[0]), lines_per_block(picture)
+    # Lines of several ranks are shown whole, so the first one may begin above the window.
+    first_row = 0 if picture.window is None else picture.window.first_row // line_ranks * line_ranks
+    bounds_ms = picture.raster.edges_ns[[0, -1]] / NS_PER_MS
+    return Scale(
+        first_row=first_row,
+        ranks_per_line=line_ranks / num_lines,
+        num_lines=len(blocks) * num_lines,
+        begin_ms=float(bounds_ms[0]),
+        end_ms=float(bounds_ms[1]),
     )
+
+
+def read_zoom(relayout: Relayout, scale: Scale | None) -> Window | None:
+    """Return the window that a reader zoomed to.
+
+    Args:
+        relayout: The change of the axes.
+        scale: Scale of the figure; None if it shows bars, which the browser zooms itself.
+
+    Returns:
+        `WHOLE` on a double-click; None if no other part of the step is asked for.
+    """
+    if scale is None:
+        return None
+    if relayout.x_reset or relayout.y_reset:
+        return WHOLE
+    x = _sorted(relayout.x0, relayout.x1, scale.begin_ms, scale.end_ms)
+    y = _sorted(relayout.y0, relayout.y1, -0.5, scale.num_lines - 0.5)
+    first, end = max(math.floor(y[0] + 0.5), 0), min(math.ceil(y[1] + 0.5), scale.num_lines)
+    begin_ms, end_ms = max(x[0], scale.begin_ms), min(x[1], scale.end_ms)
+    is_all_time = begin_ms <= scale.begin_ms and end_ms >= scale.end_ms
+    is_all = is_all_time and first <= 0 and end >= scale.num_lines
+    if is_all or begin_ms >= end_ms or first >= end:
+        return None
+    begin_ns = round(begin_ms * NS_PER_MS)
+    return Window(
+        begin_ns=begin_ns,
+        end_ns=max(round(end_ms * NS_PER_MS), begin_ns + 1),
+        first_row=int(scale.first_row + first * scale.ranks_per_line),
+        end_row=math.ceil(scale.first_row + end * scale.ranks_per_line),
+    )
+
+
+def _sorted(
+    one: float | None, other: float | None, default_one: float, default_other: float
+) -> tuple[float, float]:
+    """Return the ends of a range ascending; an end that did not change has its default."""
+    ends = default_one if one is None else one, default_other if other is None else other
+    return min(ends), max(ends)

@@ -26,7 +26,7 @@ PATIENCE_S = 120.0
 PATIENCE_MS = 120_000
 
 
-PARTS = ("run-chooser", "overview-shown", "overview-heard")
+PARTS = ("run-chooser", "overview-shown", "overview-liveness")
 """Of the overview: what asks for itself."""
 
 
@@ -151,7 +151,7 @@ def test_the_timeline_shows_every_span_and_follows_the_address(browser: Browser)
         seen.page.wait_for_selector("text=DP 1")
         seen.page.click("[title='next step']")
         seen.page.wait_for_url("**step=4**")
-        seen.page.wait_for_selector("text=step 4 of epoch 0 holds no spans")
+        seen.page.wait_for_selector("text=step 4 of epoch 0 has no spans")
 
 
 def test_hovering_a_span_tells_whom_it_waited_for(browser: Browser) -> None:
@@ -251,7 +251,7 @@ def test_a_page_asks_again_after_a_question_that_nobody_answered(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(components, "LIVE_MS", 200)
-    monkeypatch.setattr(components, "RESCUE_MS", 2_000)
+    monkeypatch.setattr(components, "FALLBACK_MS", 2_000)
     provider = training_provider()
     provider.state = "running"
     with served(provider) as url:
@@ -328,7 +328,7 @@ def test_the_first_run_appears_by_itself(browser: Browser) -> None:
 
 def test_a_page_without_data_says_why(browser: Browser) -> None:
     reasons = {
-        "/run/fresh": "run 'fresh' ended before a step of it was recorded completely",
+        "/run/fresh": "run 'fresh' ended before a step was recorded completely",
         "/run/other": "there is no run 'other' in this store",
         "/timeline?run=other": "there is no run 'other' in this store",
         "/nowhere": "there is no page at '/nowhere'",

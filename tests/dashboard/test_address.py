@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.drawing.rows import GroupBy
-from rankscope.dashboard.address import Page, View, read_address, write_address
+from rankscope.dashboard.address import TIMELINE, UNKNOWN, View, read_address, write_address
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1)
 
@@ -13,18 +13,18 @@ NAMES = st.text(st.characters(codec="utf-8"), min_size=1)
 @pytest.mark.parametrize(
     ("path", "query", "view"),
     [
-        ("", "", View(page=Page.NEWEST)),
-        ("/", "", View(page=Page.NEWEST)),
-        ("/run/AR", "", View(page=Page.RUN, run="AR")),
-        ("/run/a%2Fb%20c", "", View(page=Page.RUN, run="a/b c")),
-        ("/timeline", "", View(page=Page.TIMELINE)),
+        ("", "", View()),
+        ("/", "", View()),
+        ("/run/AR", "", View(run="AR")),
+        ("/run/a%2Fb%20c", "", View(run="a/b c")),
+        ("/timeline", "", View(page=TIMELINE)),
         (
             "/timeline",
             "?run=AR&epoch=1&step=12&group=dp",
-            View(page=Page.TIMELINE, run="AR", epoch=1, step=12, group_by=GroupBy.DP),
+            View(page=TIMELINE, run="AR", epoch=1, step=12, group_by=GroupBy.DP),
         ),
-        ("/run", "", View(page=Page.UNKNOWN)),
-        ("/elsewhere/x", "", View(page=Page.UNKNOWN)),
+        ("/run", "", View(page=UNKNOWN)),
+        ("/elsewhere/x", "", View(page=UNKNOWN)),
     ],
 )
 def test_an_address_names_a_view(path: str, query: str, view: View) -> None:
@@ -49,7 +49,7 @@ def test_an_unknown_grouping_is_the_usual_one() -> None:
 def test_every_view_of_the_timeline_can_be_sent_as_an_address(
     run: str, epoch: int | None, step: int | None, group_by: GroupBy
 ) -> None:
-    view = View(page=Page.TIMELINE, run=run, epoch=epoch, step=step, group_by=group_by)
+    view = View(page=TIMELINE, run=run, epoch=epoch, step=step, group_by=group_by)
 
     path, _, query = write_address(view, base_path="/").partition("?")
 
@@ -58,7 +58,7 @@ def test_every_view_of_the_timeline_can_be_sent_as_an_address(
 
 @given(NAMES)
 def test_every_run_has_an_address_of_its_own(run: str) -> None:
-    view = View(page=Page.RUN, run=run)
+    view = View(run=run)
 
     address = write_address(view, base_path="/deep/")
 

@@ -87,31 +87,34 @@ def test_what_no_page_sends_is_refused_and_runs_nothing(
     assert provider.num_reports == 0
 
 
+SCALE = {"first_row": 0, "ranks_per_line": 1.0, "num_lines": 8, "begin_ms": 0, "end_ms": 50.0}
+REVISIONS = {"run": 7, "picture": 1}
 STEP_SHOWN = {
-    "run": "demo-42", "epoch": 0, "step": 3, "revision": [7, 1], "zooms": [0, 1.0, 8, 0.0, 50.0],
+    "run": "demo-42", "epoch": 0, "step": 3, "revisions": REVISIONS, "scale": SCALE,
 }  # fmt: skip
+FRAME_SHOWN = {"page": "timeline", "run": "other", "runs": [{"run": "other", "state": "running"}]}
 
 CALLBACKS: dict[str, dict[str, Any]] = {
     "run-chooser.children": {
         "url.pathname": "/",
         "url.search": "",
-        "tick.n_intervals": 1,
-        "rescue.n_intervals": 1,
-        "runs-shown.data": ["", "demo-42", [["demo-42", "running"]]],
+        "frame-timer.n_intervals": 1,
+        "fallback-timer.n_intervals": 1,
+        "frame-shown.data": FRAME_SHOWN,
     },
     "choose-run.value": {
         "choose-run.value": "demo-42",
         "url.pathname": "/timeline",
-        "runs-shown.data": ["timeline", "other", []],
+        "frame-shown.data": FRAME_SHOWN,
     },
     "overview-shown.data": {
-        "overview-clock.n_intervals": 1,
-        "rescue.n_intervals": 1,
+        "overview-timer.n_intervals": 1,
+        "fallback-timer.n_intervals": 1,
         "overview-shown.data": {"run": "demo-42", "revision": 7},
     },
-    "overview-heard.children": {
-        "heard-clock.n_intervals": 1,
-        "rescue.n_intervals": 1,
+    "overview-liveness.children": {
+        "liveness-timer.n_intervals": 1,
+        "fallback-timer.n_intervals": 1,
         "overview-shown.data": {"run": "demo-42", "revision": 7},
     },
     "overview-excess.clickData": {
@@ -120,8 +123,8 @@ CALLBACKS: dict[str, dict[str, Any]] = {
     },
     "timeline-shown.data": {
         "url.search": "?run=demo-42",
-        "timeline-clock.n_intervals": 1,
-        "rescue.n_intervals": 1,
+        "timeline-timer.n_intervals": 1,
+        "fallback-timer.n_intervals": 1,
         "timeline-shown.data": STEP_SHOWN,
     },
     "timeline-choose-step.value": {
@@ -141,20 +144,24 @@ first input."""
 NOT_OF_A_PAGE: dict[str, list[Any]] = {
     "url.pathname": ["no-slash", 7, "/\ud800"],
     "url.search": [7, ["a"], "?run=\ud800"],
-    "tick.n_intervals": ["1", {}, 1.5],
-    "rescue.n_intervals": ["1", {}, 1.5],
-    "overview-clock.n_intervals": ["1", {}, 1.5],
-    "heard-clock.n_intervals": ["1", {}, 1.5],
-    "timeline-clock.n_intervals": ["1", {}, 1.5],
-    "runs-shown.data": [
+    "frame-timer.n_intervals": ["1", {}, 1.5],
+    "fallback-timer.n_intervals": ["1", {}, 1.5],
+    "overview-timer.n_intervals": ["1", {}, 1.5],
+    "liveness-timer.n_intervals": ["1", {}, 1.5],
+    "timeline-timer.n_intervals": ["1", {}, 1.5],
+    "frame-shown.data": [
         7,
         "x",
         {},
         [],
-        ["", "demo-42"],
-        [["a"], "b", []],
-        ["", {}, []],
-        ["", "", 1],
+        ["timeline", "other", []],
+        {**FRAME_SHOWN, "page": None},
+        {**FRAME_SHOWN, "page": "\ud800"},
+        {**FRAME_SHOWN, "run": {}},
+        {**FRAME_SHOWN, "runs": 1},
+        {**FRAME_SHOWN, "runs": ["other"]},
+        {**FRAME_SHOWN, "runs": [{"run": "other"}]},
+        {**FRAME_SHOWN, "more": 1},
     ],
     "choose-run.value": [7, ["demo-42"], {}, "\ud800"],
     "overview-shown.data": [
@@ -190,13 +197,14 @@ NOT_OF_A_PAGE: dict[str, list[Any]] = {
         {**STEP_SHOWN, "step": [3]},
         {**STEP_SHOWN, "epoch": "0"},
         {**STEP_SHOWN, "run": {}},
-        {**STEP_SHOWN, "revision": 7},
-        {**STEP_SHOWN, "revision": [7]},
-        {**STEP_SHOWN, "revision": [7, "1"]},
-        {**STEP_SHOWN, "zooms": 7},
-        {**STEP_SHOWN, "zooms": [0, 1.0, 8, 0.0]},
-        {**STEP_SHOWN, "zooms": [0, 1.0, 8, 0.0, float("nan")]},
-        {**STEP_SHOWN, "zooms": [0, 1.0, 8, 0.0, 10**400]},
+        {**STEP_SHOWN, "revisions": 7},
+        {**STEP_SHOWN, "revisions": {"run": 7}},
+        {**STEP_SHOWN, "revisions": {"run": 7, "picture": "1"}},
+        {**STEP_SHOWN, "scale": 7},
+        {**STEP_SHOWN, "scale": {"first_row": 0}},
+        {**STEP_SHOWN, "scale": {**SCALE, "end_ms": float("nan")}},
+        {**STEP_SHOWN, "scale": {**SCALE, "end_ms": 10**400}},
+        {**STEP_SHOWN, "scale": {**SCALE, "num_lines": 8.5}},
         {**STEP_SHOWN, "more": 1},
     ],
     "timeline-graph.relayoutData": [
@@ -246,7 +254,7 @@ def test_every_callback_takes_what_its_page_sends(client: FlaskClient, name: str
 
 
 def test_a_choice_before_any_run_was_shown_leads_nowhere(client: FlaskClient) -> None:
-    assert post(client, update(client, "choose-run.value", **{"runs-shown.data": None})) == 204
+    assert post(client, update(client, "choose-run.value", **{"frame-shown.data": None})) == 204
 
 
 def test_no_callback_is_left_out_here_or_unchecked(client: FlaskClient) -> None:

@@ -9,7 +9,7 @@ import typer
 from plotly.utils import PlotlyJSONEncoder
 
 from rankscope.commands.app import app
-from rankscope.dashboard.address import Page, View
+from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.dashboard.theme import graph_config
@@ -24,9 +24,9 @@ WORDS = ("export", "csv", "clipboard", "send_data_frame", "excel")
 
 def test_no_page_holds_a_part_or_a_property_that_exports_a_table() -> None:
     provider = training_provider()
-    view = View(page=Page.TIMELINE, run="demo-42", step=20)
+    view = View(page=TIMELINE, run="demo-42", step=20)
     pages = [
-        overview_page(provider, "demo-42", base_path="/"),
+        overview_page(provider, View(run="demo-42"), base_path="/"),
         timeline_page(provider, view, base_path="/"),
     ]
     tree = json.loads(json.dumps(pages, cls=PlotlyJSONEncoder))

@@ -310,12 +310,12 @@ def _sampler_loops(
 
 
 def _alerting(store: Store, *, webhook: Webhook | None, url: str) -> Alerting:
-    from rankscope.dashboard.address import Page, View, write_address
+    from rankscope.dashboard.address import View, write_address
 
     from .alerting import Alerting
 
     def page_url(run_id: str) -> str:
-        return write_address(View(page=Page.RUN, run=run_id), base_path=f"{url}/")
+        return write_address(View(run=run_id), base_path=f"{url}/")
 
     return Alerting(store, webhook=webhook, page_url=page_url)
 

@@ -61,6 +61,6 @@ def test_ranks_of_an_unknown_layout_are_columns_of_their_own_and_no_positions() 
     figure = worker_figure(made)
 
     assert "rank %{x}" in traces(figure)[0].hovertemplate
-    assert figure.layout.xaxis.title.text == "rank (layout not told)"
+    assert figure.layout.xaxis.title.text == "rank (parallel layout unknown)"
     assert figure.layout.yaxis.title.text is None
     assert not figure.layout.yaxis.showticklabels

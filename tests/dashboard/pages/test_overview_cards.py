@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import pytest
+
 from rankscope.analysis.report.liveness import RankLiveness, SilentRank
+from rankscope.dashboard.address import View
 from rankscope.dashboard.pages.overview import overview_page
-from rankscope.dashboard.pages.overview_cards import age_text, heard_card
-from tests.dashboard.pages.test_overview import words
+from rankscope.dashboard.pages.overview_cards import format_age, liveness_card
 from tests.support.dashboard.builders import FakeProvider, report
+from tests.support.dashboard.page_text import words
 
 SECOND_NS = 1_000_000_000
 
 
-def heard(*, num_ranks: int, num_recent: int, num_silent: int) -> RankLiveness:
+def liveness(*, num_ranks: int, num_recent: int, num_silent: int) -> RankLiveness:
     silent = tuple(
         SilentRank(
             rank=rank,
@@ -26,55 +29,71 @@ def heard(*, num_ranks: int, num_recent: int, num_silent: int) -> RankLiveness:
 
 
 def shown(found: RankLiveness | None) -> str:
-    return " / ".join(words(part) for part in heard_card(found))
+    return " / ".join(words(part) for part in liveness_card(found))
 
 
 def test_ranks_that_all_go_on_take_one_line() -> None:
     assert (
-        shown(heard(num_ranks=12_288, num_recent=12_288, num_silent=0))
-        == "12,288 of 12,288 ranks heard within 5 s"
+        shown(liveness(num_ranks=12_288, num_recent=12_288, num_silent=0))
+        == "12,288 of 12,288 ranks sent a heartbeat within 5 s"
     )
 
 
-def test_ranks_that_fell_silent_stand_with_host_state_step_and_age() -> None:
-    told = shown(heard(num_ranks=16, num_recent=14, num_silent=2))
+def test_silent_ranks_are_listed_with_host_state_step_and_age() -> None:
+    text = shown(liveness(num_ranks=16, num_recent=14, num_silent=2))
 
     assert (
-        "Last heard | 2 of 16 ranks silent for more than 15 s, while 14 were heard within 5 s."
-        in told
+        "Silent ranks | 2 of 16 ranks silent for more than 15 s; 14 sent a heartbeat within 5 s."
+        in text
     )
-    assert "training | n/a | 3 min 20 s" in told
-    assert "training | 1,234 | 3 min 19 s" in told
-    assert "\u202e" not in told
+    assert "training | n/a | 3 min 20 s" in text
+    assert "training | 1,234 | 3 min 19 s" in text
+    assert "\u202e" not in text
 
 
-def test_of_many_silent_ranks_ten_are_named() -> None:
-    told = shown(heard(num_ranks=12_288, num_recent=10_000, num_silent=2_288))
+def test_ten_of_many_silent_ranks_are_listed() -> None:
+    text = shown(liveness(num_ranks=12_288, num_recent=10_000, num_silent=2_288))
 
-    assert "2,288 of 12,288 ranks silent for more than 15 s" in told
-    assert "The 10 longest silences:" in told
-    assert told.count(" | 3 min ") == 10
-
-
-def test_nothing_stands_where_nobody_tells_of_ranks_or_all_are_silent() -> None:
-    assert heard_card(None) == []
-    assert heard_card(heard(num_ranks=4, num_recent=0, num_silent=4)) == []
+    assert "2,288 of 12,288 ranks silent for more than 15 s" in text
+    assert "The 10 longest silences:" in text
+    assert text.count(" | 3 min ") == 10
 
 
-def test_an_age_is_told_in_the_two_units_that_count() -> None:
-    ages_s = (0, 15, 59, 60, 200, 3599, 3600, 90_061)
-
-    assert [age_text(seconds * SECOND_NS + 999) for seconds in ages_s] == [
-        "0 s", "15 s", "59 s", "1 min 0 s", "3 min 20 s", "59 min 59 s", "1 h 0 min", "25 h 1 min",
-    ]  # fmt: skip
+def test_there_is_no_card_without_heartbeats_or_if_all_ranks_are_silent() -> None:
+    assert liveness_card(None) == []
+    assert liveness_card(liveness(num_ranks=4, num_recent=0, num_silent=4)) == []
 
 
-def test_only_a_run_that_trains_or_was_lost_tells_who_is_heard() -> None:
-    found = heard(num_ranks=8, num_recent=8, num_silent=0)
-    for state, is_told in (("running", True), ("lost", True), ("ended", False), ("failed", False)):
-        provider = FakeProvider(reports={"a": report(), "b": None}, state=state, live=found)
+@pytest.mark.parametrize(
+    ("age_s", "text"),
+    [
+        (0, "0 s"),
+        (59, "59 s"),
+        (60, "1 min 0 s"),
+        (200, "3 min 20 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 0 min"),
+        (90_061, "25 h 1 min"),
+    ],
+)
+def test_an_age_has_its_two_largest_units(age_s: int, text: str) -> None:
+    assert format_age(age_s * SECOND_NS + 999) == text
 
-        # A run without a step to analyse too: it may hang in its first.
-        for run in ("a", "b"):
-            page = words(overview_page(provider, run, base_path="/"))
-            assert ("8 of 8 ranks heard within 5 s" in page) == is_told
+
+@pytest.mark.parametrize(
+    ("state", "is_shown"), [("running", True), ("lost", True), ("ended", False), ("failed", False)]
+)
+@pytest.mark.parametrize("run", ["analysed", "without-a-step"])
+def test_liveness_is_shown_of_runs_that_train_or_were_lost(
+    state: str, run: str, *, is_shown: bool
+) -> None:
+    # A run may hang in its first step, before there is anything to analyse.
+    provider = FakeProvider(
+        reports={"analysed": report(), "without-a-step": None},
+        state=state,
+        live=liveness(num_ranks=8, num_recent=8, num_silent=0),
+    )
+
+    page = words(overview_page(provider, View(run=run), base_path="/"))
+
+    assert ("8 of 8 ranks sent a heartbeat within 5 s" in page) == is_shown

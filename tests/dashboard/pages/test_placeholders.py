@@ -13,12 +13,12 @@ from rankscope.analysis.report.progress import (
 )
 from rankscope.analysis.report.report import Mfu
 from rankscope.analysis.trace.tables import RunSummary
-from rankscope.dashboard.address import Page, View
+from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.tracer.topology import Layout
-from tests.dashboard.pages.test_overview import words
 from tests.support.dashboard.builders import FakeProvider, report
+from tests.support.dashboard.page_text import words
 from tests.support.dashboard.training_builder import training_provider
 
 RUN = RunSummary(
@@ -53,7 +53,7 @@ def under_way(
     ("found", "said"),
     [
         (under_way(Activity.WAITING), "No verdict yet: other runs are analysed first."),
-        (under_way(Activity.READING), "No verdict yet: reading what 12,288 ranks recorded."),
+        (under_way(Activity.READING), "No verdict yet: reading the records of 12,288 ranks."),
         (
             under_way(Activity.COMPARING, num_spans=4_521_984),
             "No verdict yet: replaying 4,521,984 spans and comparing the ranks.",
@@ -63,9 +63,9 @@ def under_way(
 def test_the_overview_says_what_the_analysis_does(found: AnalysisInProgress, said: str) -> None:
     provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
-    shown = words(overview_page(provider, "demo-42", base_path="/"))
+    shown = words(overview_page(provider, View(run="demo-42"), base_path="/"))
 
-    assert f"analysis under way | {said}" in shown
+    assert f"analysis in progress | {said}" in shown
     assert "12,288 ranks | DP 192 x TP 8 x PP 8 | 4 steps | 18,087,936 spans | ended" in shown
     assert "12 s so far" in shown
 
@@ -74,11 +74,11 @@ def test_what_needs_no_analysis_is_shown_while_it_is_made() -> None:
     found = under_way(Activity.READING, steps=SEEN)
     provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
-    shown = words(overview_page(provider, "demo-42", base_path="/"))
+    shown = words(overview_page(provider, View(run="demo-42"), base_path="/"))
 
-    assert "step time | 2.00 s | mean, as the ranks marked it" in shown
+    assert "step time | 2.00 s | mean, as marked by the ranks" in shown
     assert "MFU | 32.4 % | mean of 2 steps" in shown
-    assert "slowdown | … | after the analysis" in shown
+    assert "GPU slowdown | … | after the analysis" in shown
 
 
 def test_what_was_found_before_stands_there_until_the_analysis_is_done() -> None:
@@ -86,7 +86,7 @@ def test_what_was_found_before_stands_there_until_the_analysis_is_done() -> None
     found = replace(under_way(Activity.READING), earlier_findings=(top,))
     provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
-    shown = words(overview_page(provider, "demo-42", base_path="/"))
+    shown = words(overview_page(provider, View(run="demo-42"), base_path="/"))
 
     assert (
         "Found before this analysis:  | slow-compute |  on ranks 6144 to 6151, steps 2 to 3."
@@ -98,22 +98,21 @@ def test_an_analysis_that_fails_says_why() -> None:
     found = AnalysisFailed(run=RUN, reason="the store cannot lock", steps=SEEN)
     provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
-    shown = words(overview_page(provider, "demo-42", base_path="/"))
+    shown = words(overview_page(provider, View(run="demo-42"), base_path="/"))
 
     assert "No verdict: this run could not be analysed. | the store cannot lock" in shown
     assert "step time | 2.00 s" in shown
-    assert "slowdown | … | needs the analysis" in shown
+    assert "GPU slowdown | … | needs the analysis" in shown
 
 
 def test_a_step_is_shown_before_the_analysis_is_done() -> None:
     provider = training_provider()
     provider.unfinished = {"demo-42": under_way(Activity.READING, steps=SEEN)}
 
-    shown = words(timeline_page(provider, View(page=Page.TIMELINE), base_path="/"))
+    shown = words(timeline_page(provider, View(page=TIMELINE), base_path="/"))
 
-    assert (
-        "Step 3 | 410 ms, ideal n/a; 336 spans of 8 ranks, epoch 0; the analysis is under way"
-        in (shown)
+    assert "Step 3 | 410 ms, ideal n/a; 336 spans of 8 ranks, epoch 0; analysis in progress" in (
+        shown
     )
 
 
@@ -121,7 +120,7 @@ def test_a_step_that_is_being_drawn_says_so() -> None:
     provider = training_provider()
     provider.is_drawing = True
 
-    shown = words(timeline_page(provider, View(page=Page.TIMELINE, step=3), base_path="/"))
+    shown = words(timeline_page(provider, View(page=TIMELINE, step=3), base_path="/"))
 
     assert "Drawing step 3 of run 'demo-42'" in shown
 
@@ -130,17 +129,17 @@ def test_a_step_that_is_being_drawn_says_so() -> None:
     ("state", "said"),
     [
         ("running", "no step of run 'demo-42' has been recorded completely yet"),
-        ("failed", "run 'demo-42' failed before a step of it was recorded completely"),
-        ("ended", "run 'demo-42' ended before a step of it was recorded completely"),
-        ("lost", "run 'demo-42' fell silent before a step of it was recorded completely"),
+        ("failed", "run 'demo-42' failed before a step was recorded completely"),
+        ("ended", "run 'demo-42' ended before a step was recorded completely"),
+        ("lost", "run 'demo-42' fell silent before a step was recorded completely"),
     ],
 )
 def test_a_run_without_a_step_says_whether_one_may_come(state: str, said: str) -> None:
     provider = FakeProvider(reports={"demo-42": None}, state=state)
 
-    overview = words(overview_page(provider, "demo-42", base_path="/"))
-    timeline = words(timeline_page(provider, View(page=Page.TIMELINE), base_path="/"))
+    overview = words(overview_page(provider, View(run="demo-42"), base_path="/"))
+    timeline = words(timeline_page(provider, View(page=TIMELINE), base_path="/"))
 
     for shown in (overview, timeline):
         assert f"No data because {said}" in shown
-        assert ("fills by itself as soon as one has" in shown) is (state == "running")
+        assert ("If it stays empty while the job trains" in shown) is (state == "running")

@@ -1,49 +1,73 @@
 from __future__ import annotations
 
+import pytest
+
 from rankscope.analysis.drawing.raster import Window
-from rankscope.dashboard.address import Page, View, read_address, write_address
-from rankscope.dashboard.pages.timeline_controls import WHOLE, zoomed
+from rankscope.dashboard.address import TIMELINE, View, read_address, write_address
+from rankscope.dashboard.pages.timeline_controls import WHOLE, Relayout, Scale, read_zoom
 
-LINES_OF_24 = [0, 24.0, 512, 0.0, 900.0]
-"""A whole step of 12,288 ranks, 900 ms long: from the first rank, 24 a line, 512 lines."""
+LINES_OF_24 = Scale(first_row=0, ranks_per_line=24.0, num_lines=512, begin_ms=0.0, end_ms=900.0)
+"""A whole step of 12,288 ranks, 900 ms long: 512 lines of 24 ranks."""
 
-PAIRED = [10, 0.5, 8, 100.0, 200.0]
-"""A window of 4 ranks from the tenth, two lines each, 100 to 200 ms."""
+PAIRED = Scale(first_row=10, ranks_per_line=0.5, num_lines=8, begin_ms=100.0, end_ms=200.0)
+"""A window of 4 ranks from the tenth row on, two lines each, 100 to 200 ms."""
 
 
-def test_a_box_is_the_ranks_and_the_time_that_it_touches() -> None:
-    moved = {
-        "xaxis.range[0]": 300.0, "xaxis.range[1]": 450.5,
-        "yaxis.range[0]": 11.2, "yaxis.range[1]": 9.6,
-    }  # fmt: skip
+def relayout(**changes: object) -> Relayout:
+    """Return a change of the axes as plotly reports it: ``x0`` is ``xaxis.range[0]``."""
+    names = {
+        "x0": "xaxis.range[0]",
+        "x1": "xaxis.range[1]",
+        "y0": "yaxis.range[0]",
+        "y1": "yaxis.range[1]",
+    }
+    return Relayout.model_validate({names.get(name, name): at for name, at in changes.items()})
 
+
+def test_a_box_selects_the_ranks_and_the_time_that_it_touches() -> None:
     # Lines 10 and 11 reach from 9.5 to 11.5: ranks 240 to 287.
-    assert zoomed(moved, LINES_OF_24) == Window(
+    assert read_zoom(relayout(x0=300, x1=450.5, y0=11.2, y1=9.6), LINES_OF_24) == Window(
         begin_ns=300_000_000, end_ns=450_500_000, first_row=240, end_row=288
     )
 
 
-def test_of_two_lines_a_rank_either_is_the_rank() -> None:
-    moved = {"yaxis.range[0]": 3.2, "yaxis.range[1]": 2.8}
-
-    assert zoomed(moved, PAIRED) == Window(
+def test_both_lines_of_a_rank_select_the_rank() -> None:
+    assert read_zoom(relayout(y0=3.2, y1=2.8), PAIRED) == Window(
         begin_ns=100_000_000, end_ns=200_000_000, first_row=11, end_row=12
     )
 
 
-def test_a_double_click_asks_for_the_whole_step_and_nothing_else_moves() -> None:
-    assert zoomed({"xaxis.autorange": True, "yaxis.autorange": True}, PAIRED) is WHOLE
-    assert zoomed({"autosize": True}, PAIRED) is None
-    assert zoomed({"xaxis.range[0]": 300.0, "xaxis.range[1]": 450.0}, None) is None
+def test_a_double_click_selects_the_whole_step() -> None:
+    reset = relayout(**{"xaxis.autorange": True, "yaxis.autorange": True})
+
+    assert read_zoom(reset, PAIRED) is WHOLE
+
+
+@pytest.mark.parametrize(
+    ("changes", "scale"),
+    [
+        ({"autosize": True}, PAIRED),
+        ({"x0": 300.0, "x1": 450.0}, None),  # bars: the browser zooms them
+        ({"x0": 90.0, "x1": 210.0}, PAIRED),  # all that is shown
+        ({"x0": 300.0, "x1": 400.0}, PAIRED),  # nothing that is shown
+    ],
+)
+def test_other_changes_select_nothing(changes: dict[str, object], scale: Scale | None) -> None:
+    assert read_zoom(relayout(**changes), scale) is None
 
 
 def test_the_address_holds_the_window() -> None:
     window = Window(begin_ns=5, end_ns=10**12, first_row=0, end_row=12_288)
-    view = View(page=Page.TIMELINE, run="r", epoch=0, step=3, window=window)
+    view = View(page=TIMELINE, run="r", epoch=0, step=3, window=window)
 
     path, _, query = write_address(view, base_path="/").partition("?")
 
     assert query.endswith("from=5&to=1000000000000&rows=0-12287")
     assert read_address(path, query) == view
-    for broken in ("from=9&to=5&rows=0-1", "from=1&to=5&rows=3-1", "from=1&to=5", "rows=0-1"):
-        assert read_address("timeline", broken).window is None
+
+
+@pytest.mark.parametrize(
+    "query", ["from=9&to=5&rows=0-1", "from=1&to=5&rows=3-1", "from=1&to=5", "rows=0-1"]
+)
+def test_an_impossible_window_in_an_address_is_ignored(query: str) -> None:
+    assert read_address("timeline", query).window is None

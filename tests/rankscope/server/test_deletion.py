@@ -13,15 +13,15 @@ from rankscope.collector.store.store import Store, open_store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.commands.runs import delete_stored
 from rankscope.commands.simulate import simulate_run
-from rankscope.dashboard.address import Page, View
+from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.simulation import SimulateOptions
 from rankscope.sources.store_source import StoreSource
-from tests.dashboard.pages.test_overview import words
 from tests.integration.test_serve import Job
+from tests.support.dashboard.page_text import words
 from tests.support.receiver import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def test_a_run_deleted_while_it_is_viewed_is_named_and_asked_for_no_more(tmp_pat
         source = StoreSource(store)
         reports = Reports(source)
         provider = StoreProvider(source, reports, patience_s=PATIENCE_S)
-        view = View(page=Page.TIMELINE, run="job", epoch=0, step=1)
-        assert "deleted" not in words(overview_page(provider, "job", base_path="/"))
+        view = View(page=TIMELINE, run="job", epoch=0, step=1)
+        assert "deleted" not in words(overview_page(provider, View(run="job"), base_path="/"))
         assert "deleted" not in words(timeline_page(provider, view, base_path="/"))
         seen = provider.revision("job")
 
@@ -104,7 +104,7 @@ def test_a_run_deleted_while_it_is_viewed_is_named_and_asked_for_no_more(tmp_pat
         gone = provider.revision("job")
         assert gone != seen
         for page in (
-            overview_page(provider, "job", base_path="/"),
+            overview_page(provider, View(run="job"), base_path="/"),
             timeline_page(provider, view, base_path="/"),
         ):
             assert "No data because run 'job' was deleted" in words(page)

@@ -12,7 +12,7 @@ from rankscope.analysis.drawing.timeline import step_timeline
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.read.pictures import StepPlace
 from rankscope.collector.store.store import Store, open_store
-from rankscope.dashboard.address import Page, View
+from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.server import provider as provider_module
 from rankscope.server.background_jobs import Aside
@@ -23,7 +23,7 @@ from rankscope.simulation import store_simulation
 from rankscope.sources.store_source import StoreSource
 from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import simulate
-from tests.dashboard.pages.test_overview import words
+from tests.support.dashboard.page_text import words
 from tests.support.receiver import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_a_page_of_a_large_step_fills_without_holding_its_spans(
     reports.get(RUN)
     source.spans = None  # type: ignore[assignment,method-assign]  # whoever asks for spans fails
     provider = StoreProvider(source, reports, store=store, patience_s=0)
-    view = View(page=Page.TIMELINE, run=RUN, step=0)
+    view = View(page=TIMELINE, run=RUN, step=0)
 
     # WHEN a page asks for it, THEN it says what it waits for, and shows it in time
     assert "Drawing step 0 of run 'wide'" in words(timeline_page(provider, view, base_path="/"))

@@ -17,14 +17,14 @@ from rankscope.analysis.drawing.rows import GroupBy
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.analysis.trace.tables import RunSummary
-from rankscope.dashboard.address import Page, View
+from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Layout
-from tests.dashboard.pages.test_overview import words
 from tests.support.analysis.cluster import Source, gpt_cluster, source_of
+from tests.support.dashboard.page_text import words
 from tests.support.receiver import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def failed() -> OneRun:
 
 NO_RUNS = "No data because this store holds no runs yet"
 NO_RUN = "No data because there is no run 'tiny' in this store"
-NO_STEPS = "No data because run 'tiny' ended before a step of it was recorded completely"
+NO_STEPS = "No data because run 'tiny' ended before a step was recorded completely"
 NO_REPLAY = "Insufficient evidence: no step can be replayed"
 HEALTHY = "Healthy: no rank's own compute stands clear of its peers'"
 ALONE = "Insufficient evidence: 1 rank over 6 steps: there is nobody to compare with"
@@ -146,14 +146,12 @@ DATASETS: dict[str, tuple[Callable[[], OneRun], str, str]] = {
 }
 
 VIEWS = {
-    "the newest run": View(page=Page.NEWEST),
-    "the run": View(page=Page.RUN, run=RUN),
-    "its newest step": View(page=Page.TIMELINE, run=RUN),
-    "its first step": View(page=Page.TIMELINE, run=RUN, epoch=0, step=0),
-    "a step that is not there": View(page=Page.TIMELINE, run=RUN, epoch=0, step=STRANGE_STEP),
-    **{
-        f"its newest step by {by}": View(page=Page.TIMELINE, run=RUN, group_by=by) for by in GroupBy
-    },
+    "the newest run": View(),
+    "the run": View(run=RUN),
+    "its newest step": View(page=TIMELINE, run=RUN),
+    "its first step": View(page=TIMELINE, run=RUN, epoch=0, step=0),
+    "a step that is not there": View(page=TIMELINE, run=RUN, epoch=0, step=STRANGE_STEP),
+    **{f"its newest step by {by}": View(page=TIMELINE, run=RUN, group_by=by) for by in GroupBy},
 }
 
 
@@ -165,19 +163,19 @@ def dataset(request: pytest.FixtureRequest) -> tuple[StoreProvider, str, str]:
 
 
 def page_of(provider: StoreProvider, view: View) -> Component:
-    if view.page is Page.TIMELINE:
+    if view.page == TIMELINE:
         return timeline_page(provider, view, base_path="/")
-    return overview_page(provider, view.run, base_path="/")
+    return overview_page(provider, view, base_path="/")
 
 
 def expected(view: View, overview: str, timeline: str) -> str:
     """Return what a page says of a run of which the overview and the timeline say this."""
     if view.run is None and overview == NO_RUN:
         return NO_RUNS
-    if view.page is not Page.TIMELINE:
+    if view.page != TIMELINE:
         return overview
     if view.step == STRANGE_STEP and not timeline.startswith("No data"):
-        return f"No data because step {STRANGE_STEP} of epoch 0 holds no spans"
+        return f"No data because step {STRANGE_STEP} of epoch 0 has no spans"
     return timeline
 
 

@@ -22,7 +22,7 @@ from rankscope.collector.read.pictures import (
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import DAY_NS, Retention
 from rankscope.collector.store.store import Store, open_store
-from rankscope.dashboard.address import Page, View
+from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.figures.timeline_raster import raster_figure
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.server.pictures import read_picture
@@ -33,7 +33,7 @@ from rankscope.simulation import store_simulation
 from rankscope.sources.store_source import StoreSource
 from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import simulate
-from tests.dashboard.pages.test_overview import words
+from tests.support.dashboard.page_text import words
 from tests.support.receiver import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def test_the_page_shows_it_without_reading_a_span(store: Store) -> None:
     source.spans = None  # type: ignore[assignment,method-assign]  # whoever asks for spans fails
     provider = StoreProvider(source, reports, store=store, patience_s=PATIENCE_S)
 
-    page = timeline_page(provider, View(page=Page.TIMELINE, run=FEW, step=0), base_path="/")
+    page = timeline_page(provider, View(page=TIMELINE, run=FEW, step=0), base_path="/")
 
     assert "spans of 256 ranks, epoch 0" in words(page)
     assert "spans as a density picture" in words(page)
@@ -246,11 +246,11 @@ def test_a_window_of_few_spans_shows_each_of_them_with_its_wait(store: Store) ->
     source = StoreSource(store)
     provider = StoreProvider(source, Reports(source), store=store, patience_s=PATIENCE_S)
     window = Window(begin_ns=0, end_ns=10**15, first_row=0, end_row=8)
-    view = View(page=Page.TIMELINE, run=FEW, step=0, window=window)
+    view = View(page=TIMELINE, run=FEW, step=0, window=window)
 
     page = timeline_page(provider, view, base_path="/")
 
-    assert "A part of the step" in words(page)
+    assert "Part of the step" in words(page)
     assert "8 ranks" in words(page)
     assert "density picture" not in words(page)
     whole = timeline_in(store, FEW)
