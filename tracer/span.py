@@ -1,4 +1,4 @@
-"""The span: the one record that every package here speaks about.
+"""The span, the record that all packages share, and its kinds and flags.
 
 Standard library only, so that reading a trace never loads torch.
 """
@@ -24,14 +24,14 @@ NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
 NONE = -1
-"""How an integer column says "unknown" or "does not apply" (step, micro-batch, peer, ...)."""
+"""Value of an integer column that is unknown or does not apply (step, micro-batch, peer, ...)."""
 
 
 class SpanKind(StrEnum):
     """What a track was doing; the spelling is what the table stores.
 
-    The order is law: a kind's position is its code in the spool and in numpy
-    columns (`KIND_CODES`). New kinds are appended.
+    A kind's position is its code in the spool and in numpy columns (`KIND_CODES`): append new
+    kinds, never reorder.
     """
 
     FORWARD = "forward"
@@ -50,7 +50,7 @@ class SpanKind(StrEnum):
     CHECKPOINT = "checkpoint"
     OTHER = "other"
 
-    # That of an enumeration is a function of Python, and unequal for equal strings.
+    # The hash of an enumeration is a Python function, and differs from that of an equal string.
     __hash__ = str.__hash__
 
 
@@ -70,21 +70,21 @@ COMM_KINDS: frozenset[SpanKind] = frozenset(
         SpanKind.PP_RECV,
     }
 )
-"""Kinds that are communication whatever their group says; `OTHER` is one when it has a group."""
+"""Kinds that are always communication; a span of kind `OTHER` is so if it has a group."""
 
 
-def kind_bits(kinds: Iterable[SpanKind]) -> int:
-    """Return a number whose bit `k` is set where the kind of code `k` is among ``kinds``."""
+def pack_kinds(kinds: Iterable[SpanKind]) -> int:
+    """Return kinds as a bit mask: bit `k` is set if the kind of code `k` is among them."""
     return sum(1 << KIND_CODES[kind] for kind in set(kinds))
 
 
-def kinds_of(bits: int) -> tuple[SpanKind, ...]:
-    """Return the kinds whose bits are set, in code order."""
+def unpack_kinds(bits: int) -> tuple[SpanKind, ...]:
+    """Return the kinds of a bit mask, in code order."""
     return tuple(kind for code, kind in enumerate(KINDS) if bits >> code & 1)
 
 
 class SpanFlag(IntFlag):
-    """What is known of a span beyond its times; stored as 16 bits."""
+    """Properties of a span beyond its times; stored as 16 bits."""
 
     NOTHING = 0
 
@@ -95,22 +95,22 @@ class SpanFlag(IntFlag):
     """One of several operations that one call issued together."""
 
     DEVICE_BEGIN_KNOWN = 4
-    """The begin was read on the device."""
+    """The start was measured on the device."""
 
     DEVICE_END_KNOWN = 8
-    """The end was read on the device."""
+    """The end was measured on the device."""
 
     HOST_CLOCK = 16
-    """Begin and end were read on the host (always so on CPU)."""
+    """Start and end were read on the host (always so on CPU)."""
 
     OPEN = 32
     """The span had begun and not ended when the process was last seen."""
 
     ERROR = 64
-    """The span was left by an exception."""
+    """An exception ended the span."""
 
     END_BOUND = 128
-    """The end is an upper bound: the work was done by then, and nobody knows when."""
+    """The end is an upper bound: the work was done by then, at an unknown time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Span:
 
     track: str = ""
     group_id: int = 0
-    """Hash of the group (`group_id_of`), 0 where the span is no communication."""
+    """Hash of the group (`hash_group`); 0 if the span is not communication."""
 
     seq: int = NONE
     """Per (group, epoch) from 0; for p2p per ordered pair (src, dst) in the group."""
@@ -156,7 +156,7 @@ class Span:
         return UnixNs(self.start_ns + self.duration_ns)
 
 
-def group_id_of(name: str, members: Iterable[int]) -> int:
+def hash_group(name: str, members: Iterable[int]) -> int:
     """Return the 64-bit id of a communication group, equal on all its members.
 
     Args:
@@ -164,7 +164,7 @@ def group_id_of(name: str, members: Iterable[int]) -> int:
         members: Global ranks, in any order.
 
     Returns:
-        A number in ``[1, 2**64)``; 0 is kept for "no group".
+        A number in ``[1, 2**64)``; 0 means "no group".
     """
     text = f"{name}\0{','.join(map(str, sorted(members)))}"
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()

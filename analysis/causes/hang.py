@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.tracer.span import COMM_KINDS, KIND_CODES, KINDS, NONE, SpanFlag, SpanKind, kind_bits
+from rankscope.tracer.span import (
+    COMM_KINDS,
+    KIND_CODES,
+    KINDS,
+    NONE,
+    SpanFlag,
+    SpanKind,
+    pack_kinds,
+)
 
 from ..readers.waits import is_p2p
 from ..report.report import Finding
@@ -37,7 +45,7 @@ DROPPED_FACTOR = 0.8
 MISMATCH_CONFIDENCE = 0.5
 """Nobody is silent: ranks stand in collectives that others have not entered, in a circle."""
 
-COMMUNICATION_BITS = np.uint32(kind_bits(COMM_KINDS))
+COMMUNICATION_BITS = np.uint32(pack_kinds(COMM_KINDS))
 
 P2P = frozenset({SpanKind.PP_SEND, SpanKind.PP_RECV})
 

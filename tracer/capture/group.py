@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ..span import SpanKind, group_id_of
+from ..span import SpanKind, hash_group
 from ..topology import GROUP_KINDS
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class GroupBook:
                     {"error": repr(problem)[:500]},
                 )
             return None
-        key = group_id_of(group_name, members), members[process_group.rank()]
+        key = hash_group(group_name, members), members[process_group.rank()]
         group = self._groups.get(key)
         if group is None:
             group = self._groups.setdefault(key, self._new(process_group, members, key))

@@ -37,7 +37,7 @@ class Group(Protocol):
 
     @property
     def group_id(self) -> int:
-        """As `tracer.span.group_id_of`."""
+        """As `tracer.span.hash_group`."""
         ...
 
     @property

@@ -6,7 +6,7 @@ import struct
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..span import COMM_KINDS, KIND_CODES, NONE, SpanKind, kind_bits
+from ..span import COMM_KINDS, KIND_CODES, NONE, SpanKind, pack_kinds
 from .control import Control
 from .plain_values import INT32_MAX, plain_int, plain_text
 
@@ -28,8 +28,8 @@ _BY_HAND = frozenset({SpanKind.HOST, SpanKind.OTHER})
 
 LEVELS: dict[str, int] = {
     "steps": ALL_KINDS,
-    "comm": ALL_KINDS & ~kind_bits(_COMM),
-    "compute": kind_bits(_BY_HAND),
+    "comm": ALL_KINDS & ~pack_kinds(_COMM),
+    "compute": pack_kinds(_BY_HAND),
     "all": 0,
 }
 """The bits of the kinds that each level leaves out.

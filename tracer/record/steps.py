@@ -7,7 +7,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from ..native.lane_state import PLACE
-from ..span import COMM_KINDS, NONE, SpanFlag, SpanKind, kind_bits
+from ..span import COMM_KINDS, NONE, SpanFlag, SpanKind, pack_kinds
 from ..spool import MICROBATCH, STEP, RecordType
 from .lane import head_word
 
@@ -81,7 +81,7 @@ class StepRecords:
 
 
 class MissingKinds:
-    """What is missing, by the bits of `kind_bits`. Hooks of any thread may tell it."""
+    """What is missing, by the bits of `pack_kinds`. Hooks of any thread may tell it."""
 
     def __init__(self) -> None:
         self._for_good = 0
@@ -89,11 +89,11 @@ class MissingKinds:
 
     def add_permanent(self, kinds: Iterable[SpanKind]) -> None:
         """Note that nothing of ``kinds`` is recorded any more, beginning with this step."""
-        self._for_good |= kind_bits(kinds)
+        self._for_good |= pack_kinds(kinds)
 
     def add_in_step(self, kind: SpanKind) -> None:
         """Note that this step lacks a span of ``kind``."""
-        self._in_step |= kind_bits((kind,))
+        self._in_step |= pack_kinds((kind,))
 
     def end_step(self) -> int:
         """Return the bits of what the step that ends lacks, and begin the next."""

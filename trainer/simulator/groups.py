@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.tracer.span import SpanKind, group_id_of
+from rankscope.tracer.span import SpanKind, hash_group
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -105,7 +105,7 @@ def _add_groups(groups: list[Group], axis: Axis, rows: NDArray[np.int32]) -> NDA
     for at in np.ndindex(found.shape):
         members = tuple(sorted(rows[at].tolist()))
         name = axis.name.lower() + "".join(f"-{part}" for part in at)
-        group_id = group_id_of(name, members)
+        group_id = hash_group(name, members)
         groups.append(Group(group_id=group_id, kind=KIND_OF_AXIS[axis], name=name, members=members))
         found[at] = group_id
     return found

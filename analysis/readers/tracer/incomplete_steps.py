@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from rankscope.tracer.span import KIND_CODES, SpanKind, kind_bits, kinds_of
+from rankscope.tracer.span import KIND_CODES, SpanKind, pack_kinds, unpack_kinds
 
 from ...arrays.grouping import is_one_of
 from ...arrays.sorting import find_positions
@@ -28,7 +28,7 @@ COUNTED_KINDS = [
 """What a step has the same number of in a job whose steps are alike. A lost forward looks like a
 host that stood still, a lost wait like compute."""
 
-RANK_COMPUTE_BITS = kind_bits((SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER))
+RANK_COMPUTE_BITS = pack_kinds((SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER))
 """Bits of the kinds that a rank may not have recorded while the others can be replayed: whoever
 waits for it still says so."""
 
@@ -85,7 +85,7 @@ class NotRecorded:
             return []
         ranks = tuple(np.unique(self.losses.ranks[row]).tolist())
         steps = self.losses.steps[column]
-        kinds = " and ".join(kinds_of(self.kinds))
+        kinds = " and ".join(unpack_kinds(self.kinds))
         told = (
             f"{format_ranks(ranks)} recorded no {kinds} in steps {steps.min()} to {steps.max()}, by"
             " request or because the capture failed (see the run's events): what was done then is"

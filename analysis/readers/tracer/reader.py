@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.tracer.span import COMM_KINDS, NONE, SpanKind, kind_bits, kinds_of
+from rankscope.tracer.span import COMM_KINDS, NONE, SpanKind, pack_kinds, unpack_kinds
 
 from ...arrays.grouping import sorted_unique
 from ...arrays.intervals import NOT_FOUND
@@ -189,7 +189,7 @@ def _not_recorded(run: RunInfo, steps: StepTable) -> dict[int, str]:
     """
     has_other = any(group.kind == OTHER for epoch in run.epochs for group in epoch.groups)
     needed = NEEDED_KINDS | {OTHER} if has_other else NEEDED_KINDS
-    bits = kind_bits(needed)
+    bits = pack_kinds(needed)
     found: dict[int, int] = {}
     mask = steps.left_out & np.uint32(bits)
     alone = np.flatnonzero((mask != 0) & ((mask & ~np.uint32(RANK_COMPUTE_BITS)) == 0))
@@ -199,7 +199,7 @@ def _not_recorded(run: RunInfo, steps: StepTable) -> dict[int, str]:
     lacking = np.flatnonzero(mask)
     for step, kinds in zip(steps.step[lacking].tolist(), mask[lacking].tolist(), strict=True):
         found[step] = found.get(step, 0) | kinds
-    return {step: ", ".join(kinds_of(kinds)) for step, kinds in found.items()}
+    return {step: ", ".join(unpack_kinds(kinds)) for step, kinds in found.items()}
 
 
 def _wait_intervals(joined: MatchedWaits, number: NDArray[np.int64]) -> WaitIntervals:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.trace.tables import GroupInfo
-from rankscope.tracer.span import NONE, Span, SpanKind, UnixNs, group_id_of
+from rankscope.tracer.span import NONE, Span, SpanKind, UnixNs, hash_group
 from tests.support.dashboard.builders import FakeProvider, grid_coords, report, span_table
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def training_step(
     for dp in range(layout.dp):
         for pp in range(layout.pp):
             members = tuple(r for r, at in coords.items() if (at.dp, at.pp) == (dp, pp))
-            tp_id = group_id_of("tp", members)
+            tp_id = hash_group("tp", members)
             groups[tp_id] = GroupInfo(group_id=tp_id, kind="tp-comm", name="tp", members=members)
             seq = 0
             now = 20_000_000 * pp
@@ -90,7 +90,7 @@ def _data_parallel(
     for pp in range(layout.pp):
         for tp in range(layout.tp):
             members = tuple(r for r, at in coords.items() if (at.pp, at.tp) == (pp, tp))
-            dp_id = group_id_of("dp", members)
+            dp_id = hash_group("dp", members)
             groups[dp_id] = GroupInfo(group_id=dp_id, kind="dp-comm", name="dp", members=members)
             left = max(free[rank] for rank in members) + 9_000_000
             for rank in members:

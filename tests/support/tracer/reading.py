@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankscope.tracer.span import KINDS, SpanFlag, SpanKind, kinds_of
+from rankscope.tracer.span import KINDS, SpanFlag, SpanKind, unpack_kinds
 from rankscope.tracer.spool import (
     COMM,
     COMM_OFFSET,
@@ -95,7 +95,7 @@ def missing_kinds(folder: Path) -> list[set[str]]:
     """Return of which kinds each step says that it lacks spans."""
     steps = [row for row in read_rows(folder) if row.record == RecordType.STEP]
     masks = [STEP.unpack(row.second)[3] for row in sorted(steps, key=lambda row: row.step)]
-    return [set(kinds_of(mask)) for mask in masks]
+    return [set(unpack_kinds(mask)) for mask in masks]
 
 
 def dropped(folder: Path) -> dict[DropReason, int]:

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 
 from rankscope import tracer
 from rankscope.tracer.capture.group import GroupBook
-from rankscope.tracer.span import group_id_of
+from rankscope.tracer.span import hash_group
 from tests.support.tracer.reading import Row, only_folder, read_spans
 from tests.support.tracer.recording import recorder_in
 
@@ -57,7 +57,7 @@ def test_a_name_that_is_given_to_other_members_is_another_group(tmp_path: Path) 
         second = communicate(0, 2)
 
     assert first == second
-    ids = [group_id_of(first, (0, 1)), group_id_of(first, (0, 2))]
+    ids = [hash_group(first, (0, 1)), hash_group(first, (0, 2))]
     rows = [(row.group_id, row.seq) for row in launched(tmp_path)]
     assert rows == [(ids[0], 0), (ids[0], 1), (ids[1], 0), (ids[1], 1)]
 
@@ -71,7 +71,7 @@ def test_the_same_members_under_the_same_name_are_numbered_on(tmp_path: Path) ->
 
     (name,) = names
     rows = [(row.group_id, row.seq) for row in launched(tmp_path)]
-    assert rows == [(group_id_of(name, (0, 1)), seq) for seq in range(4)]
+    assert rows == [(hash_group(name, (0, 1)), seq) for seq in range(4)]
 
 
 def test_nothing_is_kept_of_the_objects_of_groups_that_are_gone(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import tracer
-from rankscope.tracer.span import group_id_of
+from rankscope.tracer.span import hash_group
 from tests.support.tracer.reading import Row, dropped, only_folder, read_rows
 from tests.support.tracer.torch_here import TORCH
 
@@ -107,7 +107,7 @@ def test_all_that_a_counting_group_counts_is_captured_once(
     names = Counter(row.name.replace("_", "") for row in launched)
     assert names == world.counts
     assert names["allreduce"] >= 4  # by hand, asynchronous, functional, DDP's gradients
-    assert {row.group_id for row in rows} == {group_id_of("0", (0,))}
+    assert {row.group_id for row in rows} == {hash_group("0", (0,))}
     assert sorted(row.seq for row in launched) == list(range(len(launched)))
     assert sorted(row.seq for row in rows if row.kind == "wait") == list(range(len(launched)))
     assert [row.num_bytes for row in launched[:3]] == [16, 16, 16]
@@ -125,8 +125,8 @@ def test_what_a_python_group_has_another_group_do_is_no_communication_more(
     launched = [row for row in communications(tmp_path) if row.kind != "wait"]
 
     assert [(row.group_id, row.seq) for row in launched] == [
-        (group_id_of("0", (0,)), 0),
-        (group_id_of("1", (0,)), 0),
+        (hash_group("0", (0,)), 0),
+        (hash_group("1", (0,)), 0),
     ]
 
 

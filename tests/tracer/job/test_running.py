@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.tracer.job.running import read_running
-from rankscope.tracer.span import SpanKind, group_id_of
+from rankscope.tracer.span import SpanKind, hash_group
 from tests.support.paths import ROOT
 from tests.support.tracer.recording import recorder_in, wait_until
 
@@ -68,7 +68,7 @@ def test_a_hang_shows_operation_group_and_number_and_who_is_elsewhere(tmp_path: 
 
     assert codes == [0, 0]
     assert (waiting.name, waiting.kind, waiting.step) == ("all_reduce", SpanKind.OTHER, 7)
-    assert waiting.group_id == group_id_of("0", [0, 1])
+    assert waiting.group_id == hash_group("0", [0, 1])
     assert waiting.group_name == "world:0"
     assert waiting.since_ns is not None
     assert waiting.since_ns > 0

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.tracer.span import group_id_of
+from rankscope.tracer.span import hash_group
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import RankOrder, Scenario, Sends, TpDetail
 from rankscope.trainer.simulator.simulation import simulate
@@ -77,7 +77,7 @@ def test_every_communication_has_all_its_members_and_ends_after_the_last_came(
         error_ns = scenario.noise.clock_error_ns + 1
         assert comms.end_ns[rows].min() >= true_start.max() - error_ns
     for group in recorded.simulation.groups:
-        assert group.group_id == group_id_of(group.name, group.members)
+        assert group.group_id == hash_group(group.name, group.members)
 
 
 @settings(max_examples=40, deadline=None)
