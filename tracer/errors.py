@@ -1,4 +1,8 @@
-"""Tell the tracer's own errors from the job's."""
+"""Errors inside the tracer: whether they are the tracer's or the job's, and notices to the user.
+
+Promise 1 (harmless): the tracer counts its own errors and raises the job's. The rooms of the
+tracer share this module; it imports none of them.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +14,49 @@ from pathlib import Path
 from types import FunctionType, MethodType
 
 PACKAGE_FOLDER = str(Path(__file__).parent)
-LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
-INSTALLED = ("site-packages", "dist-packages")
+STDLIB_FOLDER = f"{Path(os.__file__).parent}{os.sep}"
+SITE_FOLDERS = ("site-packages", "dist-packages")
 
 
 def is_tracer_error(exc: BaseException) -> bool:
-    """Return whether ``exc`` was raised by the tracer's own code, or by what that code calls.
+    """Return whether the tracer's code, or code that it called, raised ``exc``.
 
-    While the tracer's lines run, a signal handler of the job may run too and
-    raise. Such an exception belongs to the job and must reach it. It is told
-    by the handler's frame; where the handler is no plain function, or has been
-    replaced since, by the innermost frame outside the standard library, which
-    both sides call: a handler has one, outside this package.
+    A signal handler of the job may run while the tracer's code does. What it raises belongs to
+    the job and must reach it. Such an exception has the handler's frame in its traceback. If the
+    handler is not a plain function, or was replaced since, the innermost frame outside the
+    standard library decides, which the tracer and handlers both call: a handler has such a frame
+    outside this package.
     """
     traceback = exc.__traceback__
     file_name = PACKAGE_FOLDER
-    handlers = _handlers()
+    handlers = _handler_code_ids()
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if id(code) in handlers:
             return False
-        if not _in_library(code.co_filename):
+        if not _is_in_stdlib(code.co_filename):
             file_name = code.co_filename
         traceback = traceback.tb_next
     return file_name.startswith(PACKAGE_FOLDER) or "/torch/" in file_name
 
 
-def _handlers() -> set[int]:
-    """Return the ids of the code that signals run now.
+def print_notice(text: str) -> None:
+    """Write one line to stderr; do nothing if the job has closed or lost its stderr."""
+    line = f"rankscope: {text}\n"
+    with contextlib.suppress(Exception):
+        own = sys.__stderr__
+        if own is None or sys.stderr is not own:
+            sys.stderr.write(line)
+            return
+        # Past the buffer: on a full disk unwritten text would stay in it, and a process that
+        # cannot flush stderr at its end exits with status 120.
+        os.write(own.fileno(), line.encode("utf-8", "replace"))
 
-    Torch has a handler of its own, which raises where a worker of a data loader has died.
+
+def _handler_code_ids() -> set[int]:
+    """Return the ids of the code objects of the present signal handlers.
+
+    Torch installs one too: it raises if a worker of a data loader has died.
     """
     codes = set()
     for number in signal.valid_signals():
@@ -51,21 +68,8 @@ def _handlers() -> set[int]:
     return codes
 
 
-def _in_library(file_name: str) -> bool:
+def _is_in_stdlib(file_name: str) -> bool:
     if file_name.startswith("<frozen "):
         return True
-    rest = file_name.removeprefix(LIBRARY)
-    return rest != file_name and not any(place in rest for place in INSTALLED)
-
-
-def print_notice(text: str) -> None:
-    """Write a line to stderr; where the job has closed or lost its stderr, nobody is told."""
-    line = f"rankscope: {text}\n"
-    with contextlib.suppress(Exception):
-        own = sys.__stderr__
-        if own is None or sys.stderr is not own:
-            sys.stderr.write(line)
-            return
-        # Past its buffer: what cannot be written, to a log on a full disk, would stay in it,
-        # and a process that cannot empty it at its end exits with 120.
-        os.write(own.fileno(), line.encode("utf-8", "replace"))
+    rest = file_name.removeprefix(STDLIB_FOLDER)
+    return rest != file_name and not any(folder in rest for folder in SITE_FOLDERS)

@@ -1,4 +1,4 @@
-"""Replace functions of a library, and put the originals back."""
+"""Replacement of a library's functions, and its undoing."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ if TYPE_CHECKING:
 
 
 class Patches:
-    """What was replaced, in order."""
+    """The functions that were replaced, in order."""
 
     def __init__(self) -> None:
         self._originals: list[tuple[Any, str, Any, Any]] = []
 
     def wrap(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:  # noqa: ANN401
-        """Put ``wrap(original)`` in the place of ``owner.name``."""
+        """Replace ``owner.name`` by ``wrap(original)``."""
         original = getattr(owner, name)
         replacement = wrap(original)
         setattr(owner, name, replacement)
         self._originals.append((owner, name, original, replacement))
 
     def undo(self) -> None:
-        """Put the originals back, except where somebody has since put something else there."""
+        """Restore the originals, except where other code has replaced them again since."""
         while self._originals:
             owner, name, original, replacement = self._originals.pop()
             if getattr(owner, name) is replacement:

@@ -28,7 +28,7 @@ NONE = -1
 
 
 class SpanKind(StrEnum):
-    """What a track was doing; the spelling is what the table stores.
+    """Kinds of work on a track, spelled as the table stores them.
 
     A kind's position is its code in the spool and in numpy columns (`KIND_CODES`): append new
     kinds, never reorder.

@@ -1,7 +1,7 @@
-"""The spool's byte layout, and a reader for it. `docs/spool-format.md` is the same in prose.
+"""Byte layout of the spool, its reader, and the opening of files that others write.
 
-Standard library only. Whoever writes a spool (the tracer, a simulator, another
-program) and whoever reads one (the collector) meets here and nowhere else.
+`docs/spool-format.md` describes the same layout in prose. Standard library only. Writers (the
+tracer, a simulator, another program) and readers (the collector) share this module and no other.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ANCHOR = struct.Struct("<qqq")
 
 SEALED_OFFSET = 256
 SEALED = struct.Struct("<Q")
-"""Segment header: 0 while the lane still writes here, else 1 + the number of rows claimed."""
+"""Segment header: 0 while the lane writes to the segment, else 1 + the number of rows claimed."""
 
 OPEN_TABLE_OFFSET = 1024
 OPEN_ENTRY = struct.Struct("<qQqIiBB6xQ")
@@ -59,23 +59,23 @@ DROPPED = struct.Struct("<16Q")
 """Process header: records dropped so far, by `DropReason`."""
 
 WORD = struct.Struct("<Q")
-"""A counter of a header."""
+"""One counter of a header."""
 
 NUM_NAMES_OFFSET = 384
 COUNTS_OFFSET = 392
 COUNTS = struct.Struct("<QQqqq")
-"""Process header: records produced, records stored, at_ns, own_cpu_ns, resolver_lag_ns; written
-anew every second. See `SpoolCounts`."""
+"""Process header: num_produced, num_written, at_ns, own_cpu_ns, resolver_lag_ns; updated every
+second. See `SpoolCounts`."""
 
 NAME_BYTES = 256
 NAME_CAPACITY = 4096
 NAME_LENGTH = struct.Struct("<H")
-"""Name slot: length of the UTF-8 text (written last; 0: not yet there), then the text."""
+"""Name slot: length of the UTF-8 text (written last; 0: empty slot), then the text."""
 
 CORE = struct.Struct("<BBHIiiiIqqH6xQq")
 """type, kind, flags, name, step, microbatch, chunk, track, start_ns, end_ns, depth, commit,
 launch_ns: the first 64 bytes of a record. ``commit`` is `record_offset` and is written last.
-``launch_ns`` 0 is the start itself."""
+``launch_ns`` is 0 if the host issued the work at the start itself."""
 
 LAUNCH_OFFSET = 56
 LAUNCH = struct.Struct("<q")
@@ -83,25 +83,25 @@ LAUNCH = struct.Struct("<q")
 COMM_OFFSET = 64
 COMM = struct.Struct("<Qqiiqq24x")
 """group_id, seq, src_rank, dst_rank, num_bytes (-1: unknown), interval_id: the second half of a
-span with `HAS_COMM`; without that flag the half is zero and means nothing."""
+span with `HAS_COMM`; all zero and without meaning in a span without that flag."""
 
 STEP = struct.Struct("<qdqI36x")
 """num_tokens, loss, peak_memory_bytes, left out: the second half of a `RecordType.STEP`.
-Unknown is -1, NaN and -1. Left out: bit k is set where spans of kind code k that began in the
-step were not recorded, by request or because their capture failed; 0: all were recorded."""
+Unknown is -1, NaN and -1. Left out: bit k is set if spans of kind code k that began in the step
+were not recorded, by request or because their capture failed; 0: all were recorded."""
 
 MICROBATCH = struct.Struct("<qq48x")
 """num_tokens, sum_squared_lengths: the second half of a `RecordType.MICROBATCH`; unknown is -1."""
 
 HAS_COMM = 1 << 15
-"""Flag bit of the spool alone (not of `SpanFlag`): the record's second half is a `COMM`."""
+"""Flag bit of the spool, not of `SpanFlag`: the record's second half is a `COMM`."""
 
 OTHER_NAME = "__other__"
-"""Name 0 of every process: what a span is called once the name table is full."""
+"""Name 0 of every process, given to spans once the name table is full."""
 
 
 class RecordType(IntEnum):
-    """What a record is; 0 never occurs in a committed one."""
+    """Type of a record; 0 never occurs in a committed one."""
 
     SPAN = 1
     STEP = 2
@@ -109,7 +109,7 @@ class RecordType(IntEnum):
 
 
 class DropReason(IntEnum):
-    """Why a record was lost in the training process; position in `DROPPED`."""
+    """Reasons for dropping a record in the training process, by position in `DROPPED`."""
 
     SPOOL_FULL = 0
     NO_SEGMENT = 1
@@ -122,19 +122,19 @@ class DropReason(IntEnum):
 
 
 KEPT_REASONS = frozenset({DropReason.BAD_ARGUMENT})
-"""Reasons that lose no record: it was kept, with what it was given made harmless."""
+"""Reasons that lose no record: the record was kept and the unusable value replaced."""
 
 
 class SpoolError(Exception):
-    """Base of what reading a spool raises on purpose."""
+    """Base class of the errors of reading a spool."""
 
 
 class NotASpoolError(SpoolError):
-    """The file does not begin like a spool file, or is shorter than its header."""
+    """The file has another magic than a spool file, or is shorter than its header."""
 
 
 class SpoolVersionError(SpoolError):
-    """The file was written by a version that this reader does not know."""
+    """The file has a spool version that this reader does not know."""
 
     def __init__(self, path: Path, found: int) -> None:
         super().__init__(
@@ -155,18 +155,18 @@ class Anchor:
     monotonic_ns: MonotonicNs
     unix_ns: UnixNs
     error_ns: int
-    """Half of the bracket in which the wall clock was read."""
+    """Half of the interval of monotonic time within which the wall clock was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolIdentity:
-    """Whose file this is: the part that all headers share."""
+    """The process that wrote a file, and its anchor: the part that all headers share."""
 
     version: int
     header_bytes: int
     record_bytes: int
     capacity: int
-    """Records (segment) or names (process file) that the file has room for."""
+    """Number of records (segment) or names (process file) that fit into the file."""
 
     segment: int
     """Number of the segment in its process; 0 in the process file."""
@@ -186,7 +186,7 @@ class SpoolIdentity:
 
 
 def pack_header(identity: SpoolIdentity, *, magic: bytes) -> bytes:
-    """Return the `HEADER_BYTES` of a fresh file: identity and anchor, all else zero."""
+    """Return the `HEADER_BYTES` of a new file: identity and anchor, all else zero."""
     head = IDENTITY.pack(
         magic,
         identity.version,
@@ -201,8 +201,8 @@ def pack_header(identity: SpoolIdentity, *, magic: bytes) -> bytes:
         identity.pid,
         identity.process_uuid,
         identity.boot_id,
-        _cut(identity.host),
-        _cut(identity.run_id),
+        _encode_text(identity.host),
+        _encode_text(identity.run_id),
     )
     anchor = ANCHOR.pack(
         identity.anchor_monotonic_ns, identity.anchor_unix_ns, identity.anchor_error_ns
@@ -211,16 +211,16 @@ def pack_header(identity: SpoolIdentity, *, magic: bytes) -> bytes:
 
 
 def read_header(data: bytes | memoryview, *, magic: bytes, path: Path) -> SpoolIdentity:
-    """Decode the header at the front of ``data``.
+    """Return the identity in the header at the front of ``data``.
 
     Args:
         data: The file's first bytes, at least `HEADER_BYTES`.
         magic: `SEGMENT_MAGIC` or `PROCESS_MAGIC`.
-        path: The file's name, for the error's text.
+        path: The file's name, for the error message.
 
     Raises:
-        NotASpoolError: Too short, or another magic.
-        SpoolVersionError: A version other than `SPOOL_VERSION`.
+        NotASpoolError: ``data`` is too short or has another magic.
+        SpoolVersionError: The version is not `SPOOL_VERSION`.
     """
     if len(data) < HEADER_BYTES or bytes(data[:8]) != magic:
         raise NotASpoolError(f"{path} is not a rankscope spool file: point --spool at its folder")
@@ -241,8 +241,8 @@ def read_header(data: bytes | memoryview, *, magic: bytes, path: Path) -> SpoolI
         pid=fields[10],
         process_uuid=fields[11],
         boot_id=fields[12],
-        host=_text(fields[13]),
-        run_id=_text(fields[14]),
+        host=_decode_text(fields[13]),
+        run_id=_decode_text(fields[14]),
         anchor_monotonic_ns=MonotonicNs(anchor[0]),
         anchor_unix_ns=UnixNs(anchor[1]),
         anchor_error_ns=anchor[2],
@@ -250,12 +250,12 @@ def read_header(data: bytes | memoryview, *, magic: bytes, path: Path) -> SpoolI
 
 
 def name_slot_offset(name_id: int) -> int:
-    """Return where the slot of name ``name_id`` begins in the process file."""
+    """Return the offset of the slot of name ``name_id`` in the process file, in bytes."""
     return HEADER_BYTES + name_id * NAME_BYTES
 
 
 def read_names(data: bytes | memoryview) -> dict[int, str]:
-    """Return the interned names of a process file by id; slots not yet written are left out."""
+    """Return the interned names of a process file by id, without the empty slots."""
     names: dict[int, str] = {}
     last = min(NAME_CAPACITY, (len(data) - HEADER_BYTES) // NAME_BYTES)
     for name_id in range(last):
@@ -268,37 +268,45 @@ def read_names(data: bytes | memoryview) -> dict[int, str]:
 
 
 def read_dropped(data: bytes | memoryview) -> dict[DropReason, int]:
-    """Return how many records the process dropped, by reason; reasons without a drop left out."""
+    """Return how many records the process dropped, by reason, without the reasons that are 0."""
     counts = DROPPED.unpack_from(data, DROPPED_OFFSET)
     return {reason: counts[reason] for reason in DropReason if counts[reason]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolCounts:
-    """What a process's tracer did, as it last wrote it down."""
+    """Counters that a process's tracer writes into its process file every second.
+
+    Together with `read_dropped` they account for every record: ``num_produced`` is ``num_written``
+    plus all dropped records. Of the written ones, those that the store does not hold yet are
+    buffered in the spool or on the way.
+    """
 
     num_produced: int
-    """Records asked for and wanted: ``num_written`` and all that were dropped."""
+    """Records that the tracer made: ``num_written`` plus the dropped ones.
+
+    Spans left out by request do not count, nor do the reasons in `KEPT_REASONS`.
+    """
 
     num_written: int
-    """Rows claimed, in all segments, whether or not they still lie on disk."""
+    """Rows claimed in all segments, including segments that were removed from the disk since."""
 
     at_ns: MonotonicNs
-    """When this was written; more than a few seconds ago: the process is dead or stopped."""
+    """When the counters were written. Some seconds ago or more: the process is dead or stopped."""
 
     own_cpu_ns: int
-    """Processor time of the background thread so far."""
+    """CPU time of the tracer's background thread so far."""
 
     resolver_lag_ns: int | None
-    """Age of the oldest device span not yet resolved; None: no device is timed."""
+    """Age of the oldest unresolved device span; None if no device is timed."""
 
 
 def read_counts(data: bytes | memoryview) -> SpoolCounts:
-    """Decode the account in the header of a process file."""
-    produced, stored, at_ns, own_cpu_ns, lag_ns = COUNTS.unpack_from(data, COUNTS_OFFSET)
+    """Return the counters in the header of a process file."""
+    produced, written, at_ns, own_cpu_ns, lag_ns = COUNTS.unpack_from(data, COUNTS_OFFSET)
     return SpoolCounts(
         num_produced=produced,
-        num_written=stored,
+        num_written=written,
         at_ns=MonotonicNs(at_ns),
         own_cpu_ns=own_cpu_ns,
         resolver_lag_ns=None if lag_ns < 0 else lag_ns,
@@ -306,21 +314,21 @@ def read_counts(data: bytes | memoryview) -> SpoolCounts:
 
 
 def sealed_rows(data: bytes | memoryview) -> int | None:
-    """Return how many rows a finished segment has claimed; None while it is still written."""
+    """Return the number of rows claimed in a sealed segment; None while the lane writes to it."""
     (value,) = SEALED.unpack_from(data, SEALED_OFFSET)
     return int(value) - 1 if value else None
 
 
 def record_offset(row: int) -> int:
-    """Return where a row lies in its segment file, in bytes; also its commit word."""
+    """Return the offset of a row in its segment file, in bytes; also the row's commit word."""
     return HEADER_BYTES + row * RECORD_BYTES
 
 
 def iter_committed(data: bytes | memoryview, *, first_row: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yield (row, record bytes) of each committed record from ``first_row`` on, in row order.
 
-    Uncommitted slots are passed over: whether they are torn or merely not yet
-    written is for the reader to decide, who knows whether the lane has moved on.
+    Uncommitted rows are skipped: whether such a row is torn or not yet written depends on whether
+    the lane has moved on, which only the caller knows.
     """
     num_rows = (len(data) - HEADER_BYTES) // RECORD_BYTES
     for row in range(first_row, num_rows):
@@ -331,42 +339,44 @@ def iter_committed(data: bytes | memoryview, *, first_row: int = 0) -> Iterator[
 
 
 def read_anchor() -> Anchor:
-    """Read both clocks several times; return the tightest bracket.
+    """Read the monotonic and the wall clock; return the most exact of several readings.
 
-    The wall clock is read between two readings of the monotonic clock. A
-    thread switch in between widens the bracket, so the narrowest of
-    `NUM_ANCHOR_READS` is the one that nothing disturbed.
+    The wall clock is read between two readings of the monotonic clock. A thread switch in between
+    increases the error, so the smallest error of `NUM_ANCHOR_READS` is that of an undisturbed
+    reading.
     """
-    return min((_bracket() for _ in range(NUM_ANCHOR_READS)), key=lambda anchor: anchor.error_ns)
+    return min(
+        (_read_clocks() for _ in range(NUM_ANCHOR_READS)), key=lambda anchor: anchor.error_ns
+    )
 
 
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-"""Opening a FIFO that nobody writes to would wait for ever; plain files know no difference."""
+"""`O_NONBLOCK`, because opening a FIFO without a writer would block; regular files ignore it."""
 
 
 def open_regular_file(path: Path) -> int:
-    """Return a descriptor to read a file with; a link to a plain file is followed.
+    """Open a regular file for reading, following links, and return the descriptor. Never blocks.
 
     Raises:
-        OSError: It can't be opened, or is a folder, a FIFO, a socket or a device.
+        OSError: The file cannot be opened, or is a folder, a FIFO, a socket or a device.
     """
-    return _checked(os.open(path, _READ_FLAGS), path)
+    return _require_regular(os.open(path, _READ_FLAGS), path)
 
 
 def open_spool_file(path: Path) -> int:
-    """Return a descriptor to read a file with that is no link itself.
+    """Open a regular file for reading, without following a link, and return the descriptor.
 
-    For folders that others write to: a link there would have the reader hand out what only the
-    reader may read.
+    For folders that other users write to: through a link the reader would hand out files that
+    only the reader may read.
 
     Raises:
-        OSError: It can't be opened, or is a link, a folder, a FIFO, a socket or a device.
+        OSError: The file cannot be opened, or is a link, a folder, a FIFO, a socket or a device.
     """
-    return _checked(os.open(path, _READ_FLAGS | os.O_NOFOLLOW), path)
+    return _require_regular(os.open(path, _READ_FLAGS | os.O_NOFOLLOW), path)
 
 
 def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
-    """Return the bytes of a file.
+    """Return the content of a regular file.
 
     Raises:
         OSError: As `open_regular_file`, or the file is longer than ``max_bytes``.
@@ -378,16 +388,16 @@ def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
     return content
 
 
-def _cut(text: str, num_bytes: int = 64) -> bytes:
-    """Encode to at most ``num_bytes`` of UTF-8, cut between characters."""
+def _encode_text(text: str, num_bytes: int = 64) -> bytes:
+    """Return at most ``num_bytes`` of UTF-8, cut between characters."""
     return text.encode("utf-8", "replace")[:num_bytes].decode("utf-8", "ignore").encode()
 
 
-def _text(field: bytes) -> str:
+def _decode_text(field: bytes) -> str:
     return field.rstrip(b"\0").decode("utf-8", "replace")
 
 
-def _bracket() -> Anchor:
+def _read_clocks() -> Anchor:
     before = time.monotonic_ns()
     wall = time.time_ns()
     after = time.monotonic_ns()
@@ -398,8 +408,8 @@ def _bracket() -> Anchor:
     )
 
 
-def _checked(descriptor: int, path: Path) -> int:
+def _require_regular(descriptor: int, path: Path) -> int:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "no plain file", str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -1,4 +1,4 @@
-"""Where a rank stands: its coordinates in the parallel layout, and the layout's sizes.
+"""The parallel layout of a job, and a rank's coordinates in it.
 
 Standard library only.
 """
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Sizes of the parallel axes. Their product is the world size."""
+    """Sizes of the parallel axes. The product of dp, tp, pp, cp and dsp is the world size."""
 
     dp: int = 1
     """Data parallel, replicated or sharded (DDP, FSDP, ZeRO)."""
@@ -19,10 +19,10 @@ class Layout:
     pp: int = 1
     cp: int = 1
     ep: int = 1
-    """Expert parallel. It overlays dp, so it does not count in the product."""
+    """Expert parallel. It overlays dp, so it is not a factor of the world size."""
 
     dsp: int = 1
-    """A further data/sequence-parallel factor that some importers know and no rank shows."""
+    """A further data or sequence parallel factor of some imported traces; it has no coordinate."""
 
     vpp: int = 1
     """Model chunks per pipeline stage."""
@@ -38,7 +38,7 @@ class Layout:
         return self.dp * self.tp * self.pp * self.cp * self.dsp
 
     def to_dict(self) -> dict[str, int]:
-        """Return the sizes by axis name, the form that manifests and JSON documents hold."""
+        """Return the sizes by axis name, as in manifests and JSON documents."""
         return asdict(self)
 
 
@@ -76,4 +76,4 @@ GROUP_KINDS: dict[str, str] = {
     "dp_shard_in_ep": "dp-comm",
     "etp": "tp-comm",
 }
-"""Span kind of a collective by the mesh axis that its group spans; any other axis is ``other``."""
+"""Span kind of a collective by the mesh axis of its group; any other axis is ``other``."""
