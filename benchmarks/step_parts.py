@@ -44,7 +44,7 @@ from rankscope.tracer.record.interface import NOOP_SPAN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankscope.tracer.record.interface import SpanContext
+    from rankscope.tracer.native.host_span import SpanContext
 
 NUM_PROCESSES = 2
 WAYS = ("plain", "nothing", "clocks", "spans", "hooks")

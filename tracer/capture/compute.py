@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..device.span import DeviceSpan
 from ..native.choice import compute_span
-from ..native.host_span import UnrecordedSpan
+from ..native.host_span import SpanContext, UnrecordedSpan
 from ..record.device_timer import NO_DEVICE_TIMING
-from ..record.interface import NOOP_SPAN, SpanContext
+from ..record.interface import NOOP_SPAN
 from ..record.steps import COMPUTE_KINDS
 from ..span import NONE, SpanKind
 from .guard import Guard
@@ -37,7 +37,7 @@ class ComputeContext(SpanContext, Protocol):
         ...
 
 
-class Inside(threading.local):
+class ThreadState(threading.local):
     """What a thread is at."""
 
     in_span = False
@@ -57,7 +57,7 @@ class Compute:
         self.guard = Guard(recorder, "compute", COMPUTE_KINDS)
         """Of the hooks that open its spans."""
 
-        self.inside = Inside()
+        self.thread_state = ThreadState()
         """What the calling thread is at."""
 
         self.recorder = recorder
@@ -115,13 +115,13 @@ class Compute:
             on: Tensors that the work is done on, or devices; the first tells whose clock counts.
         """
         # All in one: what is touched anew in each forward costs a miss (decision 66).
-        inside = self.inside
-        if inside.in_span:
+        state = self.thread_state
+        if state.in_span:
             return NOOP_SPAN
         recorder = self.recorder
         try:
-            if inside.place is not None:
-                known, chunk = inside.place
+            if state.place is not None:
+                known, chunk = state.place
                 microbatch = known if microbatch is None else microbatch
             if microbatch is not None:
                 index = recorder.index(microbatch)
@@ -139,7 +139,7 @@ class Compute:
             timing = recorder.device_timing
             device = None if timing is NO_DEVICE_TIMING else timing.device_of(on)
             if device is None:
-                return compute_span(inside, recorder, recorder.lanes.current(), head, index, chunk)
+                return compute_span(state, recorder, recorder.lanes.current(), head, index, chunk)
             inner = DeviceSpan(recorder, name, kind, device=device, microbatch=index, chunk=chunk)
             return _SpanInPlace(self, inner, index, chunk)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -151,13 +151,13 @@ class Compute:
 class _SpanInPlace:
     """Sets its lane's place around another span: one on a device, or one that is not recorded."""
 
-    __slots__ = ("_chunk", "_inside", "_lane", "_microbatch", "_recorder", "_span")
+    __slots__ = ("_chunk", "_lane", "_microbatch", "_recorder", "_span", "_thread_state")
 
     def __init__(
         self, compute: Compute, span: DeviceSpan | UnrecordedSpan, microbatch: int, chunk: int
     ) -> None:
         self._recorder = compute.recorder
-        self._inside = compute.inside
+        self._thread_state = compute.thread_state
         self._span = span
         self._microbatch = microbatch
         self._chunk = chunk
@@ -167,7 +167,7 @@ class _SpanInPlace:
         try:
             self._lane.set_place(self._lane.step, self._microbatch, self._chunk)
             self._span.__enter__()
-            self._inside.in_span = True  # last: no `__exit__` follows what is raised here
+            self._thread_state.in_span = True  # last: no `__exit__` follows what is raised here
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._lane.swallow(problem)
         return self
@@ -178,7 +178,7 @@ class _SpanInPlace:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._inside.in_span = False
+        self._thread_state.in_span = False
         try:
             self._span.__exit__(exc_type, exc, traceback)
             self._lane.set_place(self._recorder.step_number, NONE, NONE)
@@ -187,7 +187,7 @@ class _SpanInPlace:
 
     def cancel(self) -> None:
         """Leave the span without recording it."""
-        self._inside.in_span = False
+        self._thread_state.in_span = False
         try:
             self._span.cancel()
             self._lane.set_place(self._recorder.step_number, NONE, NONE)

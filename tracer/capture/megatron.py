@@ -68,7 +68,7 @@ class _Chunks:
     def __init__(self, compute: Compute, follow: Callable[[Any], object], groups: Any) -> None:  # noqa: ANN401 - a module
         from torch.utils.weak import WeakTensorKeyDictionary
 
-        self._inside = compute.inside
+        self._thread_state = compute.thread_state
         self._guard = Guard(compute.recorder, "megatron", COMPUTE_KINDS)
         self._follow = follow
         self._groups = groups
@@ -128,12 +128,12 @@ class _Chunks:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
-        inside = self._inside
-        before, inside.place = inside.place, place
+        state = self._thread_state
+        before, state.place = state.place, place
         try:
             return original(*args, **kwargs)
         finally:
-            inside.place = before
+            state.place = before
 
     def _forward_begins(self, told: dict[str, Any]) -> Place | None:
         if "vp_stage" in told:

@@ -53,13 +53,13 @@ def capture_forward(
     Returns:
         A function that takes the hooks off again.
     """
-    guard, recorder, inside = compute.guard, compute.recorder, compute.inside
+    guard, recorder, state = compute.guard, compute.recorder, compute.thread_state
 
     # One hook, not one for each that wants to know: after a backward nothing of them is
     # in the processor's caches, and each line of code costs more than it seems to.
     def before(module: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
         # A compiler that looks into this forward must find nothing here to stop at.
-        if torch.compiler.is_compiling() or (inside.in_span and not _was_interrupted(compute)):
+        if torch.compiler.is_compiling() or (state.in_span and not _was_interrupted(compute)):
             return
         is_microbatch = torch.is_grad_enabled()
         begins(module, args, kwargs, is_microbatch=is_microbatch)
@@ -75,7 +75,7 @@ def capture_forward(
                 on=itertools.chain(module.parameters(), args) if is_timed else (),
             )
             # Not the module: an interrupted forward never ends, and must not keep a model alive.
-            inside.forward = (id(module), span)
+            state.forward = (id(module), span)
             span.__enter__()
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             guard.fail(problem)
@@ -83,9 +83,9 @@ def capture_forward(
     def after(module: Any, args: Any, output: Any) -> None:  # noqa: ANN401
         if torch.compiler.is_compiling():
             return
-        opened = inside.forward
+        opened = state.forward
         if opened is not None and opened[0] == id(module):
-            inside.forward = None
+            state.forward = None
             opened[1].__exit__(*sys.exc_info())
 
     handles = [
@@ -107,7 +107,7 @@ def _was_interrupted(compute: Compute) -> bool:
     That is whatever is no `Exception`, a `KeyboardInterrupt` say, which a notebook outlives. When
     it was left nobody knows: it is not recorded, and the step's record says so.
     """
-    opened = compute.inside.forward
+    opened = compute.thread_state.forward
     if opened is None:
         return False  # in the span of a schedule, which ends it whatever is raised
     try:
@@ -118,7 +118,7 @@ def _was_interrupted(compute: Compute) -> bool:
         while (caller := caller.f_back) is not None:
             if caller.f_code is calls and id(caller.f_locals.get("self")) == opened[0]:
                 return False  # a module within itself, or within another one
-        compute.inside.forward = None
+        compute.thread_state.forward = None
         opened[1].cancel()
         compute.recorder.missing_kinds.add_in_step(SpanKind.FORWARD)
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -149,7 +149,7 @@ def traced_backward(
     def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if steps.is_due:
             steps.next_begins()
-        if torch.compiler.is_compiling() or compute.inside.in_span:
+        if torch.compiler.is_compiling() or compute.thread_state.in_span:
             compute.sees_backwards = True
             return original(*args, **kwargs)
         on: Any = ()

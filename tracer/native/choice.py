@@ -1,8 +1,8 @@
-"""The hottest lines of the tracer: compiled ones where this interpreter has them, else Python.
+"""The choice between the extension ``_hot`` and its Python counterparts; the only place for it.
 
-`tracer/native/_hot.c` is built while the package is installed, if there is a C compiler. Without
-one, without the GIL, or with ``RANKSCOPE_PURE_PYTHON=1`` the other modules of this package do the
-same in Python, and a span by hand takes seven times the time.
+The C files of this folder are compiled into ``_hot`` at installation if there is a C compiler.
+Without one, without the GIL, on a big-endian machine or with ``RANKSCOPE_PURE_PYTHON=1`` the
+Python modules of this folder do the same, and a `tracer.span` takes seven times as long.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from .host_launch import HostLaunch
 from .host_span import (
-    Enterable,
     Finder,
     ReadySpan,
-    Span,
+    SpanContext,
+    SpanFunction,
     compute_span,
     do_nothing,
-    enterable,
     fast_span,
+    make_context,
     set_finder,
 )
 from .lane_state import DropCount, LaneState, numbers
@@ -33,20 +33,23 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 FrameLine = tuple["CodeType", int | None]
-"""What a frame runs, and which line of it; None: of no line."""
+"""The code object of a frame and its current line number, None if unknown."""
 
 
-def frames_of_threads(most: int, /) -> list[tuple[int, list[FrameLine]]]:
-    """Return the Python stack of each thread but the calling one, by `threading.get_ident`.
+def frames_of_threads(max_frames: int, /) -> list[tuple[int, list[FrameLine]]]:
+    """Return the Python stack of each thread except the calling one, by `threading.get_ident`.
 
     Args:
-        most: Frames of a thread that are told, innermost first.
+        max_frames: Maximum number of frames per thread, innermost first.
     """
+    # Until Python 3.12 the garbage collector may run while a frame object is made and let another
+    # thread run: the requested frame may then be gone, and the interpreter reads freed memory. See
+    # docs/decisions/0067-stacks-of-others.md.
     mine, was_enabled = threading.get_ident(), gc.isenabled()
     gc.disable()
     try:
         return [
-            (ident, _lines(frame, most))
+            (ident, _lines(frame, max_frames))
             for ident, frame in sys._current_frames().items()
             if ident != mine
         ]
@@ -55,16 +58,17 @@ def frames_of_threads(most: int, /) -> list[tuple[int, list[FrameLine]]]:
             gc.enable()
 
 
-def _lines(frame: FrameType | None, most: int) -> list[FrameLine]:
+def _lines(frame: FrameType | None, max_frames: int) -> list[FrameLine]:
     lines: list[FrameLine] = []
-    while frame is not None and len(lines) < most:
+    while frame is not None and len(lines) < max_frames:
         lines.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return lines
 
 
 if not TYPE_CHECKING and os.environ.get("RANKSCOPE_PURE_PYTHON", "0") in {"", "0"}:
-    # All at once: of an extension that another version built, which lacks a name, none is taken.
+    # In one assignment: if another version built the extension and a name is missing, nothing of
+    # it is used.
     with contextlib.suppress(ImportError, AttributeError):
         from . import _hot
 
@@ -114,31 +118,31 @@ __all__ = [
 ]
 
 
-def accelerated(unrecorded: Enterable) -> Callable[[Span], Span]:
-    """Return what makes `tracer.span` of a function in Python that takes a name and options.
+def accelerated(disabled: SpanContext) -> Callable[[SpanFunction], SpanFunction]:
+    """Return a decorator that makes the compiled `tracer.span` from its Python function.
 
     Args:
-        unrecorded: What it returns where nobody records.
+        disabled: The span that is returned while nothing is recorded.
     """
 
-    def quicken(plain: Span) -> Span:
+    def accelerate(plain: SpanFunction) -> SpanFunction:
         code = plain.__code__
         name, *options = code.co_varnames[: code.co_argcount]
         signature = ", ".join([name, *(f"{option}=None" for option in options)])
         text = f"{plain.__name__}({signature})\n--\n\n{plain.__doc__}"
-        return fast_span(plain, unrecorded, text)
+        return fast_span(plain, disabled, text)
 
-    return quicken
+    return accelerate
 
 
 def ready_span(lane: LaneState, head: int) -> ReadySpan:
-    """Return a span that its lane's thread may enter over and over, once at a time.
+    """Return a reusable span of a lane's thread.
 
     Args:
-        lane: The thread's own.
-        head: `tracer.record.lane.head_word` of its record.
+        lane: The lane of the thread.
+        head: `tracer.record.lane.head_word` of the record.
     """
     ready = ReadySpan(lane, head)
     if not IS_COMPILED:
-        ready.span = enterable(ready.enter, ready.leave)
+        ready.span = make_context(ready.enter, ready.leave)
     return ready

@@ -1,8 +1,14 @@
-/* Communications as the host's clock sees them. */
+/* `HostLaunch`: a communication timed by the host clock, and the records of it and of its waits.
+
+   Invariants:
+   - Its own record is written once: `is_over` is tested and set under the GIL, by the completion
+     callback, the waiting thread or `claim`.
+   - It inherits the place of the thread that launched it; a wait has the place of the thread
+     that waits. */
 
 #include "hot.h"
 
-#define BLOCKED_NS 50000         /* `tracer.native.host_launch.BLOCKED_NS` */
+#define BLOCKED_NS 50000 /* `tracer.native.host_launch.BLOCKED_NS` */
 
 static PyObject *s_comm_lane, *s_group_id, *s_track_id, *s_release;
 
@@ -10,9 +16,9 @@ typedef struct {
     PyObject_HEAD
     PyObject *recorder;
     PyObject *group;
-    PyObject *device; /* marks on its device; None or NULL where it has none */
-    PyObject *entry;  /* its line in the open table; None or NULL where it has none */
-    LaneState *lane;  /* that of all communications */
+    PyObject *device; /* its marks on a device; None or NULL if it has none */
+    PyObject *entry;  /* its `OpenEntry`; None or NULL if it has none */
+    LaneState *lane;  /* the lane of all communications */
     uint64_t head;
     uint64_t wait_head;
     int64_t start_ns;
@@ -28,7 +34,7 @@ typedef struct {
     char is_collective;
 } HostLaunch;
 
-/* Read an attribute of a number of eight bytes: 0 or -1. */
+/* Read an attribute that is an unsigned 64-bit integer: 0 or -1. */
 static int
 read_attribute(PyObject *owner, PyObject *name, uint64_t *into)
 {
@@ -51,7 +57,7 @@ launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     unsigned long long head, wait_head;
     unsigned int flags;
     if (kwargs != NULL && PyDict_GET_SIZE(kwargs)) {
-        PyErr_SetString(PyExc_TypeError, "a launch takes no keywords");
+        PyErr_SetString(PyExc_TypeError, "HostLaunch takes no keyword arguments");
         return NULL;
     }
     if (!PyArg_ParseTuple(args, "OOO!(LiiLL)(KK)I:HostLaunch", &recorder, &group, &LaneStateType,
@@ -68,13 +74,13 @@ launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     if (track_id > UINT32_MAX) {
-        PyErr_SetString(PyExc_OverflowError, "a track does not fit into four bytes");
+        PyErr_SetString(PyExc_OverflowError, "the group's track_id must fit into 32 bits");
         return NULL;
     }
     PyObject *lane = PyObject_GetAttr(recorder, s_comm_lane);
     if (lane == NULL || !PyObject_TypeCheck(lane, &LaneStateType)) {
         if (lane != NULL) {
-            PyErr_SetString(PyExc_TypeError, "the lane of communications is none");
+            PyErr_SetString(PyExc_TypeError, "the recorder's comm_lane must be a LaneState");
         }
         Py_XDECREF(lane);
         return NULL;
@@ -92,14 +98,14 @@ launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->flags = flags;
     self->comm = comm;
     self->is_collective = comm.dst_rank == NONE;
-    self->place = caller->at;
+    self->place = caller->fields;
     self->place.track_id = (uint32_t)track_id;
     self->thread_id = PyThread_get_thread_ident();
     self->start_ns = now_ns();
     return (PyObject *)self;
 }
 
-/* Take it off the open table: 0 or -1. */
+/* Free its entry of the open table: 0 or -1. */
 static int
 hide_launch(HostLaunch *self)
 {
@@ -112,7 +118,7 @@ hide_launch(HostLaunch *self)
     return status;
 }
 
-/* Write its record, once: 0 or -1. */
+/* Write its record, unless it was written or claimed before: 0 or -1. */
 static int
 end_launch(HostLaunch *self, int64_t end_ns, unsigned int flags)
 {
@@ -128,7 +134,7 @@ end_launch(HostLaunch *self, int64_t end_ns, unsigned int flags)
         }
         Py_DECREF(done);
     }
-    uint64_t head = self->head | MOVED_BY(self->flags | flags | HAS_COMM);
+    uint64_t head = self->head | IN_HEAD(self->flags | flags | HAS_COMM);
     if (append_record(self->lane, head, (char *)&self->place, self->start_ns, end_ns, 0,
                       self->start_ns, &self->comm) < 0) {
         return -1;
@@ -136,11 +142,11 @@ end_launch(HostLaunch *self, int64_t end_ns, unsigned int flags)
     return hide_launch(self);
 }
 
-/* Write the span of a thread that was blocked on it: 0 or -1. */
+/* Write the wait of a thread that was blocked on it: 0 or -1. */
 static int
 end_wait(HostLaunch *self, LaneState *lane, int64_t start_ns, int64_t end_ns, unsigned int flags)
 {
-    uint64_t head = self->wait_head | MOVED_BY(HOST_CLOCK | flags | HAS_COMM);
+    uint64_t head = self->wait_head | IN_HEAD(HOST_CLOCK | flags | HAS_COMM);
     return append_record(lane, head, read_place(lane->place), start_ns, end_ns, lane->depth,
                          start_ns, &self->comm);
 }
@@ -149,7 +155,7 @@ static PyObject *
 launch_end(HostLaunch *self, PyObject *const *args, Py_ssize_t num_args)
 {
     if (num_args != 1 && num_args != 2) {
-        PyErr_SetString(PyExc_TypeError, "an end is a moment and maybe flags");
+        PyErr_SetString(PyExc_TypeError, "end takes end_ns and optionally flags");
         return NULL;
     }
     int64_t end_ns = PyLong_AsLongLong(args[0]);
@@ -164,7 +170,7 @@ static PyObject *
 launch_waited(HostLaunch *self, PyObject *const *args, Py_ssize_t num_args)
 {
     if (num_args != 4 || !PyObject_TypeCheck(args[0], &LaneStateType)) {
-        PyErr_SetString(PyExc_TypeError, "a wait is of a lane, its begin, its end and flags");
+        PyErr_SetString(PyExc_TypeError, "waited_on_host takes lane, start_ns, end_ns and flags");
         return NULL;
     }
     LaneState *lane = (LaneState *)args[0];
@@ -190,7 +196,7 @@ static PyObject *
 launch_returned(HostLaunch *self, PyObject *const *args, Py_ssize_t num_args)
 {
     if (num_args != 2 || !PyObject_TypeCheck(args[0], &LaneStateType)) {
-        PyErr_SetString(PyExc_TypeError, "a return is of a lane and its moment");
+        PyErr_SetString(PyExc_TypeError, "returned_on_host takes lane and end_ns");
         return NULL;
     }
     int64_t end_ns = PyLong_AsLongLong(args[1]);
@@ -276,7 +282,7 @@ launch_traverse(HostLaunch *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* Its lane stays: what ends it may come after the collector. Other cycles go through these. */
+/* Its lane remains: a callback may end it after the collector ran. All cycles go through these. */
 static int
 launch_clear(HostLaunch *self)
 {
@@ -298,17 +304,18 @@ launch_dealloc(HostLaunch *self)
 
 static PyMethodDef launch_methods[] = {
     {"end", (PyCFunction)(void (*)(void))launch_end, METH_FASTCALL,
-     "Write the communication's span by the host's clock, once."},
+     "Write the communication's record with an end by the host clock; once."},
     {"waited_on_host", (PyCFunction)(void (*)(void))launch_waited, METH_FASTCALL,
-     "Note that a thread was blocked on this over the interval."},
+     "Record that a thread was blocked on the communication over an interval."},
     {"returned_on_host", (PyCFunction)(void (*)(void))launch_returned, METH_FASTCALL,
-     "Note that the call has returned, which waited by itself."},
-    {"show", (PyCFunction)launch_show, METH_NOARGS, "Put the communication into the open table."},
-    {"hide", (PyCFunction)launch_hide, METH_NOARGS, "Take it off the open table."},
+     "Record that the call returned without a work object: it waited by itself."},
+    {"show", (PyCFunction)launch_show, METH_NOARGS,
+     "Enter the communication into the open table."},
+    {"hide", (PyCFunction)launch_hide, METH_NOARGS, "Free its entry of the open table."},
     {"claim", (PyCFunction)launch_claim, METH_NOARGS,
-     "Return whether the caller is the one to write the record."},
+     "Return whether the caller may write the record; True for one caller only."},
     {"set_source", (PyCFunction)launch_set_source, METH_VARARGS,
-     "Say from whom a receive from any source came, and which of that pair's it is."},
+     "Set the source of a receive from any source, once it is known."},
     {NULL},
 };
 
@@ -329,8 +336,8 @@ static PyMemberDef launch_members[] = {
 };
 
 static PyGetSetDef launch_getset[] = {
-    {"end_ns", (getter)launch_get_end, NULL, "End, monotonic; None while nobody knows it.", NULL},
-    {"place", (getter)launch_get_place, NULL, "Where it belongs.", NULL},
+    {"end_ns", (getter)launch_get_end, NULL, "End, monotonic; None if unknown.", NULL},
+    {"place", (getter)launch_get_place, NULL, "Its place, as `PLACE`.", NULL},
     {"second", (getter)launch_get_second, NULL, "Second half of its record.", NULL},
     {NULL},
 };
@@ -338,7 +345,7 @@ static PyGetSetDef launch_getset[] = {
 static PyTypeObject HostLaunchType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "rankscope.tracer.native._hot.HostLaunch",
-    .tp_doc = "A communication that this rank has entered, as the host's clock sees it.",
+    .tp_doc = "A communication that this rank has entered, timed by the host clock.",
     .tp_basicsize = sizeof(HostLaunch),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .tp_new = launch_new,

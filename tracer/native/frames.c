@@ -1,14 +1,17 @@
-/* The Python stacks of other threads. */
+/* The Python stacks of all other threads.
+
+   Invariant: from the first frame to the last the garbage collector is off and the GIL is held, so
+   no thread moves: all stacks are of one moment (docs/decisions/0067-stacks-of-others.md). */
 
 #include "hot.h"
 
-/* Add what runs in a frame and in those that called it, `most` in all: 0 or -1. */
+/* Add (code, line) of a frame and of its callers, up to `max_frames`: 0 or -1. */
 static int
-add_lines(PyObject *lines, PyFrameObject *frame, Py_ssize_t most)
+add_lines(PyObject *lines, PyFrameObject *frame, Py_ssize_t max_frames)
 {
     int status = 0;
     Py_INCREF(frame);
-    while (frame != NULL && status == 0 && PyList_GET_SIZE(lines) < most) {
+    while (frame != NULL && status == 0 && PyList_GET_SIZE(lines) < max_frames) {
         PyObject *code = (PyObject *)PyFrame_GetCode(frame);
         int number = PyFrame_GetLineNumber(frame);
         PyObject *line = number > 0 ? Py_BuildValue("(Oi)", code, number)
@@ -24,15 +27,13 @@ add_lines(PyObject *lines, PyFrameObject *frame, Py_ssize_t most)
     return status;
 }
 
-/* The stacks of all threads but this one. From the first frame to the last nothing is let go of
-   and the collector rests: no thread moves. */
 static PyObject *
 frames_of_threads(PyObject *Py_UNUSED(module), PyObject *number)
 {
-    Py_ssize_t most = PyLong_AsSsize_t(number), at = 0;
+    Py_ssize_t max_frames = PyLong_AsSsize_t(number), at = 0;
     PyObject *current = PySys_GetObject("_current_frames"), *found = NULL, *ident, *frame;
     if (current == NULL && !PyErr_Occurred()) {
-        PyErr_SetString(PyExc_RuntimeError, "sys._current_frames is gone");
+        PyErr_SetString(PyExc_RuntimeError, "sys._current_frames is missing");
     }
     if (PyErr_Occurred()) {
         return NULL;
@@ -50,7 +51,8 @@ frames_of_threads(PyObject *Py_UNUSED(module), PyObject *number)
         PyObject *lines = PyList_New(0);
         PyObject *pair = lines == NULL ? NULL : PyTuple_Pack(2, ident, lines);
         if (PyErr_Occurred() || !PyFrame_Check(frame) ||
-            add_lines(lines, (PyFrameObject *)frame, most) < 0 || PyList_Append(found, pair) < 0) {
+            add_lines(lines, (PyFrameObject *)frame, max_frames) < 0 ||
+            PyList_Append(found, pair) < 0) {
             Py_CLEAR(found);
         }
         Py_XDECREF(lines);
@@ -68,7 +70,7 @@ frames_of_threads(PyObject *Py_UNUSED(module), PyObject *number)
 
 static PyMethodDef functions[] = {
     {"frames_of_threads", (PyCFunction)frames_of_threads, METH_O,
-     "Return the Python stack of each thread but the calling one."},
+     "Return the Python stack of each thread except the calling one."},
     {NULL},
 };
 

@@ -1,6 +1,7 @@
-"""A communication as the host's clock sees it, in Python.
+"""A communication timed by the host clock, in Python.
 
-`tracer/native/_hot.c` says the same in compiled lines; `tracer.native.choice` chooses.
+``communication.c`` does the same, and `tracer.native.choice` takes it if it was compiled. Without
+a compiler nothing else writes communications, so this Python form remains.
 """
 
 from __future__ import annotations
@@ -15,39 +16,39 @@ from ..spool import COMM, HAS_COMM
 if TYPE_CHECKING:
     from .lane_state import LaneState, OpenEntry
 
-# As plain integers: an operation on the enumeration costs a microsecond each.
+# Plain integers: an operation on the enumeration costs a microsecond.
 HOST_CLOCK = int(SpanFlag.HOST_CLOCK)
 ASYNC = int(SpanFlag.ASYNC)
 END_BOUND = int(SpanFlag.END_BOUND)
 
 BLOCKED_NS = 50_000
-"""A wait shorter than this found the work done: when it was done is then not known from it."""
+"""A shorter wait found the work already done, so its end is only a bound of the work's end."""
 
 Instance = tuple[int, int, int, int, int]
-"""Which of its group's communications one is, in the order of `tracer.spool.COMM`: seq, source
-and destination rank (global; `NONE` for a collective), bytes, and the interval that operations
-share which one call issued (0 for none)."""
+"""Identity of a communication in its group, in the order of `tracer.spool.COMM`: seq, source and
+destination rank (global; `NONE` for a collective), bytes, and the interval shared by the
+operations that one call issued (0 for none)."""
 
 Heads = tuple[int, int]
-"""First words of a communication's record and of its wait's, their flags left out."""
+"""Head words of a communication's record and of its wait's record, without flags."""
 
 
 class Group(Protocol):
-    """What is written of a communication's group."""
+    """The part of a communication group that is recorded."""
 
     @property
     def group_id(self) -> int:
-        """As `tracer.span.hash_group`."""
+        """`tracer.span.hash_group` of the group."""
         ...
 
     @property
     def track_id(self) -> int:
-        """Name of its track."""
+        """Name id of the group's track."""
         ...
 
 
 class CommRecorder(Protocol):
-    """Where communications are written."""
+    """A recorder of communications."""
 
     @property
     def comm_lane(self) -> LaneState:
@@ -56,15 +57,15 @@ class CommRecorder(Protocol):
 
 
 class Marks(Protocol):
-    """Marks on a device."""
+    """The marks of a communication on a device."""
 
     def release(self) -> None:
-        """Let go of them."""
+        """Release the events of the marks."""
         ...
 
 
 class HostLaunch:
-    """A communication that this rank has entered, and what is written of it."""
+    """A communication that this rank has entered, until its records are written."""
 
     __slots__ = (
         "_entry",
@@ -96,15 +97,15 @@ class HostLaunch:
         flags: int,
         /,
     ) -> None:
-        """Note that it begins now.
+        """Start a communication now.
 
         Args:
-            recorder: Where it is written.
-            group: In which it is.
-            lane: The calling thread's: it belongs where that is.
-            instance: Which of the group's it is.
-            heads: Of its name and kind.
-            flags: `SpanFlag`, as a number.
+            recorder: Receives its record.
+            group: Its group.
+            lane: The lane of the calling thread, whose place it inherits.
+            instance: Its identity in the group.
+            heads: Head words by its name and kind.
+            flags: `SpanFlag` as an integer.
         """
         self.recorder = recorder
         self.group = group
@@ -115,26 +116,26 @@ class HostLaunch:
         """Whether all members of the group take part."""
 
         self.on_device = False
-        """Whether marks on the device tell when this begins and ends, or nothing does."""
+        """Whether start and end are measured on the device, or not at all."""
 
         self.is_lost = False
-        """Whether nothing will ever be known of that."""
+        """Whether start and end will never be known."""
 
         self.device: Marks | None = None
-        """The marks."""
+        """The marks on the device, if there are any."""
 
         self.end_ns: int | None = None
         self.thread_id = threading.get_ident()
         self.place = lane.place_of(track_id=group.track_id)
         self.second = COMM.pack(group.group_id, *instance)
-        # Whoever takes the ticket writes the record: the completion callback and the
-        # waiting thread may both come, and `list.pop` gives it to one of them.
+        # The completion callback and the waiting thread may both try to write the record.
+        # `list.pop` is atomic: the one that takes the ticket writes.
         self._tickets = [None]
         self._entry: OpenEntry | None = None
         self.start_ns = monotonic_ns()
 
     def claim(self) -> bool:
-        """Return whether the caller is the one to write the record."""
+        """Return whether the caller may write the record; True for one caller only."""
         try:
             self._tickets.pop()
         except IndexError:
@@ -142,30 +143,30 @@ class HostLaunch:
         return True
 
     def show(self) -> None:
-        """Put the communication into the open table."""
+        """Enter the communication into the open table."""
         if not self.is_lost:
             comm = (self.group.group_id, self.seq)
             self._entry = self.recorder.comm_lane.open(self.start_ns, self.head, comm)
 
     def hide(self) -> None:
-        """Take it off the open table."""
+        """Free its entry of the open table."""
         entry, self._entry = self._entry, None
         if entry is not None:
             entry.close()
 
     def set_source(self, src_rank: int, seq: int, /) -> None:
-        """Say from whom a receive from any source came, and which of that pair's it is.
+        """Set the source of a receive from any source, once it is known.
 
         Args:
-            src_rank: Global.
-            seq: In the ordered pair.
+            src_rank: Global rank of the sender.
+            seq: Number of the operation in the ordered pair.
         """
         self.seq = seq
         group_id, _, _, *others = COMM.unpack(self.second)
         self.second = COMM.pack(group_id, seq, src_rank, *others)
 
     def end(self, end_ns: int, flags: int = 0, /) -> None:
-        """Write the communication's span by the host's clock, once; a second call does nothing."""
+        """Write the communication's record with an end by the host clock; once."""
         if not self.claim():
             return
         self.end_ns = end_ns
@@ -184,13 +185,13 @@ class HostLaunch:
         self.hide()
 
     def waited_on_host(self, lane: LaneState, start_ns: int, end_ns: int, flags: int, /) -> None:
-        """Note that the calling thread was blocked on this over the interval.
+        """Record that the calling thread was blocked on the communication over an interval.
 
         Args:
-            lane: The thread's.
-            start_ns: Begin, monotonic.
+            lane: The lane of the thread.
+            start_ns: Start, monotonic.
             end_ns: End, monotonic.
-            flags: `SpanFlag.ERROR` where the wait raised.
+            flags: `SpanFlag.ERROR` if the wait raised.
         """
         if self.end_ns is None:
             found_done = end_ns - start_ns < BLOCKED_NS and self.flags & ASYNC
@@ -198,7 +199,7 @@ class HostLaunch:
         self._end_wait(lane, start_ns, end_ns, flags)
 
     def returned_on_host(self, lane: LaneState, end_ns: int, /) -> None:
-        """Note that the call has returned and left no work: it waited by itself."""
+        """Record that the call returned without a work object: it waited by itself."""
         self.end(end_ns)
         self._end_wait(lane, self.start_ns, end_ns, 0)
 

@@ -1,12 +1,13 @@
-"""The span that ``with`` enters: the hottest code of the project.
+"""Spans that ``with`` enters and leaves, timed by the host clock.
 
-`ReadySpan` is the way that a span takes over and over: one name, one thread,
-made once and used again whenever it is not in use. Its ``__enter__`` and
-``__exit__`` are closures behind a `staticmethod`, in a class of its own, so
-that ``with`` finds them without making bound methods; docs/decisions/0050-host-span.md
-tells what each of these is worth. `HostSpan` is the same in the plain way, for
-spans that are rare, place themselves, or overlap with one of their own name.
-`tracer.native.choice` chooses between this module and `tracer/native/_hot.c`.
+`ReadySpan` is the reusable span of one name in one thread, and the hottest Python code of the
+project: ``span.c`` does the same, and `tracer.native.choice` takes it if it was compiled. Its
+``__enter__`` and ``__exit__`` are closures behind a `staticmethod`, in a class of their own, so
+that ``with`` finds them without making bound methods. docs/decisions/0050-span-cost.md lists what
+each of these measures saves.
+
+`HostSpan` is the plain form: for spans that are rare, that have a place of their own, or that
+overlap with a span of the same name.
 """
 
 from __future__ import annotations
@@ -26,58 +27,62 @@ if TYPE_CHECKING:
 
 Enter = Callable[..., None]
 Leave = Callable[..., None]
-Span = TypeVar("Span", bound=Callable[..., object])
+SpanFunction = TypeVar("SpanFunction", bound=Callable[..., object])
 
 
-class Enterable(Protocol):
-    """What `ReadySpan.span` is."""
+class SpanContext(Protocol):
+    """A span as ``with`` uses it."""
 
-    def __enter__(self) -> object: ...
+    def __enter__(self) -> object:
+        """Begin the span."""
+        ...
 
     def __exit__(
         self,
         exc_type: type[BaseException] | None,
         exc: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None: ...
-
-
-class Inside(Protocol):
-    """What a thread is at."""
-
-    in_span: bool
-    """Whether it is in a compute span."""
-
-
-class StepCounter(Protocol):
-    """Knows the step that runs."""
-
-    @property
-    def step_number(self) -> int:
-        """The step that runs."""
+    ) -> None:
+        """End the span; an exception passes on untouched."""
         ...
 
 
-# What ``with`` passes, or `ExitStack`, which passes the span itself first.
+class ComputeState(Protocol):
+    """The compute state of one thread."""
+
+    in_span: bool
+    """Whether the thread is in a compute span."""
+
+
+class StepCounter(Protocol):
+    """An object that knows the current step."""
+
+    @property
+    def step_number(self) -> int:
+        """Number of the current step."""
+        ...
+
+
+# Four arguments: `ExitStack` passes the span itself, then what ``with`` passes.
 def do_nothing(_a: object = None, _b: object = None, _c: object = None, _d: object = None) -> None:
-    """Take what a span is entered or left with, and do nothing."""
+    """Accept the arguments of ``__enter__`` or ``__exit__`` and do nothing."""
 
 
 class Finder:
-    """The ready spans of each thread by name."""
+    """Lookup of each thread's ready spans by name."""
 
     __slots__ = ("_threads",)
 
     def __init__(self, threads: Any) -> None:  # noqa: ANN401 - a `threading.local`
-        """Prepare.
+        """Make a finder.
 
         Args:
             threads: `tracer.record.lane.Lanes.threads`.
         """
         self._threads = threads
 
-    def find(self, name: str) -> Enterable | None:
-        """Return the calling thread's span of a name; None: there is none, or it is in use."""
+    def find(self, name: str) -> SpanContext | None:
+        """Return the calling thread's span of a name; None if there is none or it is in use."""
         try:
             ready: ReadySpan = self._threads.ready[name]
         except Exception:  # noqa: BLE001 - a new name or thread, or no name at all
@@ -85,56 +90,56 @@ class Finder:
         return ready.span if ready.start_ns is None else None
 
     def forget(self) -> None:
-        """Forget what was found last: its thread ends."""
+        """Drop what is cached of a thread that ends. Nothing is cached here."""
 
 
-def fast_span(plain: Span, unrecorded: Enterable, text: str) -> Span:
-    """Return `tracer.span` as it is called: without a line of Python, were it compiled.
+def fast_span(plain: SpanFunction, disabled: SpanContext, text: str) -> SpanFunction:
+    """Return `tracer.span`; the compiled form finds a span by its name alone without Python code.
 
     Args:
-        plain: The function that knows all arguments.
-        unrecorded: What it returns where nobody records.
-        text: Its signature and help, as a compiled function tells them.
+        plain: The Python function, which handles all arguments.
+        disabled: The span that is returned while nothing is recorded.
+        text: Signature and help, in the form of a compiled function's ``__doc__``.
     """
     return plain
 
 
 def set_finder(finder: Finder | None) -> None:
-    """Say whose spans `fast_span` finds from now on; None: nobody's."""
+    """Set the finder that the compiled `fast_span` uses; None if nothing is recorded."""
 
 
 class ReadySpan:
-    """A span of one name in one thread, ready to be entered; entered at most once at a time."""
+    """A reusable span of one name in one thread, entered at most once at a time."""
 
     __slots__ = ("enter", "head", "leave", "place", "span", "start_ns")
 
-    span: Enterable
-    """What ``with`` is given."""
+    span: SpanContext
+    """The object for ``with``."""
 
     def __init__(self, lane: LaneState, head: int) -> None:
         self.head = head
         self.place = lane.place
         self.start_ns: int | None = None
-        """Begin, monotonic; None while it is not in use."""
+        """Start, monotonic; None while the span is not in use."""
 
-        self.enter, self.leave = _closures(self, lane, head)
+        self.enter, self.leave = _make_closures(self, lane, head)
 
 
-def enterable(enter: Enter, leave: Leave) -> Enterable:
-    """Return what ``with`` enters and leaves by these two, without making bound methods."""
-    # Its class is its own: ``with`` looks there, not at it.
+def make_context(enter: Enter, leave: Leave) -> SpanContext:
+    """Return an object that ``with`` enters and leaves by two functions, without bound methods."""
+    # A class for this object alone: ``with`` looks the methods up on the class.
     members = {"__slots__": (), "__enter__": staticmethod(enter), "__exit__": staticmethod(leave)}
-    span: Enterable = type("Span", (), members)()
+    span: SpanContext = type("Span", (), members)()
     return span
 
 
-def _closures(  # noqa: C901 - a branch costs less than a call
+def _make_closures(  # noqa: C901 - a branch costs less than a call
     ready: ReadySpan, lane: LaneState, head: int
 ) -> tuple[Enter, Leave]:
     pool = lane.pool
     head_bytes = head.to_bytes(8, "little")
 
-    # `ExitStack` passes the span itself first, ``with`` does not: hence the defaults.
+    # Defaults, because `ExitStack` passes the span itself first and ``with`` does not.
     def enter(_: object = None) -> None:
         try:
             ready.place = lane.place
@@ -142,10 +147,10 @@ def _closures(  # noqa: C901 - a branch costs less than a call
             lane.depth += 1
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             lane.swallow(problem)
-            lane.depth += 1  # as `leave` will take one off
+            lane.depth += 1  # `leave` subtracts one
 
     def leave(exc_type: object, exc: object = None, _t: object = None, _m: object = None) -> None:
-        # Before any call, after which a signal handler may raise: the span is over.
+        # First of all: after any call a signal handler may raise, and the span is over then.
         start_ns = ready.start_ns
         ready.start_ns = None
         lane.depth = depth = lane.depth - 1
@@ -155,7 +160,7 @@ def _closures(  # noqa: C901 - a branch costs less than a call
             if exc_type is None and start_ns is not None:
                 end_ns = monotonic_ns()
                 segment = lane.segment
-                for offset in segment.rows:  # a claim in one C call, without making one
+                for offset in segment.rows:  # claims a row atomically: `for` calls C code once
                     pack_core(
                         segment.buffer,
                         offset,
@@ -168,7 +173,7 @@ def _closures(  # noqa: C901 - a branch costs less than a call
                     )
                     return
                 if not pool.spares:
-                    # Here, and not by a call: what is dropped must cost no more than what is kept.
+                    # In line and not by a call: a dropped span must cost no more than a kept one.
                     drops = pool.drops
                     for num in drops.numbers:
                         pack_word(drops.buffer, drops.offset, num)
@@ -177,7 +182,7 @@ def _closures(  # noqa: C901 - a branch costs less than a call
             lane.leave_slowly(ready, start_ns, is_error=is_error)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             if not {"offset", "num"} & locals().keys() and not is_tracer_error(problem):
-                # The handler of a signal raised before the row was claimed or the drop counted.
+                # A signal handler raised before the row was claimed or the drop counted.
                 lane.leave_slowly(ready, start_ns, is_error=True)
             lane.swallow(problem)
 
@@ -185,7 +190,7 @@ def _closures(  # noqa: C901 - a branch costs less than a call
 
 
 class HostSpan:
-    """A span of a thread, timed by the host clock. Whoever makes it sets ``lane`` and ``head``."""
+    """A span of a thread, timed by the host clock. `host_span` sets ``lane`` and ``head``."""
 
     __slots__ = ("head", "lane", "opened", "place", "start_ns")
 
@@ -203,7 +208,7 @@ class HostSpan:
             start_ns = monotonic_ns()
             if not lane.depth:
                 self.opened = lane.open(start_ns, self.head)
-            # Last, and without a call: no `__exit__` follows what a handler raises above.
+            # Last, and without a call: if a signal handler raises above, no `__exit__` follows.
             lane.depth += 1
             self.start_ns = start_ns
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -217,7 +222,7 @@ class HostSpan:
         traceback: TracebackType | None,
     ) -> None:
         lane, start_ns = self.lane, self.start_ns
-        if start_ns is None:  # an error of ours, counted then
+        if start_ns is None:  # entering failed, which was counted
             return
         try:
             duration_ns = monotonic_ns() - start_ns
@@ -225,7 +230,7 @@ class HostSpan:
             head = self.head if exc_type is None else self.head | ERROR_HEAD
             try:
                 lane.write(head, start_ns, duration_ns, self.place, start_ns, depth)
-            finally:  # also where a handler of the job has raised
+            finally:  # also if a signal handler of the job raises
                 if self.opened is not None:
                     self.opened.close()
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -240,7 +245,7 @@ class HostSpan:
 
 
 class PlacedSpan(HostSpan):
-    """A span that says itself which micro-batch and chunk it belongs to."""
+    """A span with a micro-batch or chunk of its own."""
 
     __slots__ = ("chunk", "microbatch")
 
@@ -257,7 +262,7 @@ class PlacedSpan(HostSpan):
 
 
 class UnrecordedSpan(HostSpan):
-    """A span that is not recorded: its kind is left out of this step."""
+    """A span whose kind is not recorded in this step."""
 
     __slots__ = ()
 
@@ -277,11 +282,14 @@ class UnrecordedSpan(HostSpan):
 
 
 class ComputeSpan(HostSpan):
-    """A span that also sets its lane's place, before it begins: so it has it."""
+    """The span of a forward or backward in Python.
 
-    __slots__ = ("chunk", "inside", "microbatch", "recorder")
+    It sets its lane's place before it starts, so that it has that place itself.
+    """
 
-    inside: Inside
+    __slots__ = ("chunk", "microbatch", "recorder", "state")
+
+    state: ComputeState
     recorder: StepCounter
     microbatch: int
     chunk: int
@@ -291,7 +299,7 @@ class ComputeSpan(HostSpan):
         try:
             lane.set_place(lane.step, self.microbatch, self.chunk)
             super().__enter__()
-            self.inside.in_span = True
+            self.state.in_span = True
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             lane.swallow(problem)
         return self
@@ -302,15 +310,15 @@ class ComputeSpan(HostSpan):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.inside.in_span = False
+        self.state.in_span = False
         try:
             super().__exit__(exc_type, exc, traceback)
-        finally:  # also where a handler of the job has raised
+        finally:  # also if a signal handler of the job raises
             self._leave_place()
 
     def cancel(self) -> None:
         """Leave the span without recording it."""
-        self.inside.in_span = False
+        self.state.in_span = False
         try:
             super().cancel()
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -318,7 +326,7 @@ class ComputeSpan(HostSpan):
         self._leave_place()
 
     def _leave_place(self) -> None:
-        """Let what follows belong to the step alone."""
+        """Set the lane's place to the step, without micro-batch and chunk."""
         try:
             self.lane.set_place(self.recorder.step_number, NONE, NONE)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -326,7 +334,7 @@ class ComputeSpan(HostSpan):
 
 
 def compute_span(
-    inside: Inside,
+    state: ComputeState,
     recorder: StepCounter,
     lane: LaneState,
     head: int,
@@ -337,15 +345,15 @@ def compute_span(
     """Return a span that also sets its lane's place.
 
     Args:
-        inside: Told while it lasts.
-        recorder: Whose step goes on once it is over.
-        lane: The calling thread's.
-        head: `tracer.record.lane.head_word` of its record.
-        microbatch: Which it belongs to, or `NONE`.
-        chunk: Likewise.
+        state: Its ``in_span`` is set while the span lasts.
+        recorder: Gives the step of the place after the span.
+        lane: The lane of the calling thread.
+        head: `tracer.record.lane.head_word` of the record.
+        microbatch: The span's micro-batch, or `NONE`.
+        chunk: The span's chunk, or `NONE`.
     """
     span = ComputeSpan()
-    span.inside, span.recorder, span.lane = inside, recorder, lane
+    span.state, span.recorder, span.lane = state, recorder, lane
     span.head, span.microbatch, span.chunk = head, microbatch, chunk
     span.opened = span.start_ns = None
     return span
@@ -355,8 +363,8 @@ def host_span(lane: LaneState, head: int) -> HostSpan:
     """Return a span that inherits its lane's place.
 
     Args:
-        lane: The calling thread's.
-        head: `tracer.record.lane.head_word` of its record.
+        lane: The lane of the calling thread.
+        head: `tracer.record.lane.head_word` of the record.
     """
     span = HostSpan()
     span.lane = lane
@@ -365,7 +373,7 @@ def host_span(lane: LaneState, head: int) -> HostSpan:
 
 
 def placed_span(lane: LaneState, head: int, microbatch: int, chunk: int) -> PlacedSpan:
-    """Return a span of a micro-batch or chunk of its own; `NONE` inherits the lane's."""
+    """Return a span with a micro-batch or chunk of its own; `NONE` inherits the lane's."""
     span = PlacedSpan()
     span.lane = lane
     span.head = head

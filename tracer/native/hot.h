@@ -1,5 +1,7 @@
-/* What the files of the compiled part share: the layout of records, the structures of a lane and a
-   ready span, and the few functions that every span runs, inline. */
+/* Shared declarations of the compiled part: the layout of records, the structures of a lane and a
+   ready span, and the functions that every span runs, inline.
+
+   Layouts are those of `tracer/spool.py`; a constant that has a Python counterpart names it. */
 
 #ifndef RANKSCOPE_HOT_H
 #define RANKSCOPE_HOT_H
@@ -10,7 +12,7 @@
 #include <structmember.h>
 #include <time.h>
 
-/* Names that the files share stay inside the library: calls between them go through no table. */
+/* Symbols that the files share are hidden: a call to one needs no procedure linkage table. */
 #pragma GCC visibility push(hidden)
 
 /* `tracer.native.lane_state.PLACE`. */
@@ -21,7 +23,7 @@ typedef struct {
     uint32_t track_id;
 } Place;
 
-/* The first bytes of `tracer.spool.CORE`, up to its commit word. */
+/* The first bytes of `tracer.spool.CORE`, up to the commit word. */
 typedef struct {
     uint64_t head;
     char place[sizeof(Place)];
@@ -31,7 +33,7 @@ typedef struct {
     int64_t commit;
 } Core;
 
-/* `tracer.spool.COMM`: the second half of a communication's record, and of its wait's. */
+/* `tracer.spool.COMM`: the second half of the records of a communication and of its wait. */
 typedef struct {
     uint64_t group_id;
     int64_t seq;
@@ -44,11 +46,11 @@ typedef struct {
 
 #define NONE (-1)                /* `tracer.span.NONE` */
 #define MAX_DEPTH 65535          /* `tracer.native.lane_state.MAX_DEPTH` */
-#define ERROR_HEAD MOVED_BY(64)  /* `tracer.native.lane_state.ERROR_HEAD` */
+#define ERROR_HEAD IN_HEAD(64)   /* `tracer.native.lane_state.ERROR_HEAD` */
 #define PLACE_BYTES ((Py_ssize_t)sizeof(Place))
 #define RECORD_BYTES 128         /* `tracer.spool.RECORD_BYTES` */
 #define LAUNCH_OFFSET 56         /* `tracer.spool.LAUNCH_OFFSET` */
-#define SECOND_OFFSET 64         /* `tracer.spool.COMM_OFFSET`; to the end of the record */
+#define SECOND_OFFSET 64         /* `tracer.spool.COMM_OFFSET`; up to the end of the record */
 #define SECOND_BYTES (RECORD_BYTES - SECOND_OFFSET)
 #define SPAN 1                   /* `tracer.spool.RecordType.SPAN` */
 #define HAS_COMM (1U << 15)      /* `tracer.spool.HAS_COMM` */
@@ -58,7 +60,7 @@ typedef struct {
 #define HOST_CLOCK 16U
 #define END_BOUND 128U
 
-#define MOVED_BY(flags) ((uint64_t)(flags) << 16) /* to where a head has them */
+#define IN_HEAD(flags) ((uint64_t)(flags) << 16) /* flags at their position in a head word */
 
 /* -- module.c ----------------------------------------------------------------------------- */
 
@@ -67,10 +69,10 @@ typedef struct {
     const char *name;
 } InternedName;
 
-/* Make the names of attributes that a file looks up: 0 or -1. */
+/* Intern the attribute names that a file looks up: 0 or -1. */
 int intern_names(const InternedName *names, size_t num_names);
 
-/* Add what a file holds to the module: 0 or -1. */
+/* Add the types and functions of one file to the module: 0 or -1. */
 int add_numbers(PyObject *module);
 int add_lane(PyObject *module);
 int add_span(PyObject *module);
@@ -91,7 +93,7 @@ typedef struct {
     PyObject_HEAD
     int64_t count;
     int64_t offset;
-    Py_buffer buffer; /* in which the count stands at the offset */
+    Py_buffer buffer; /* holds the count at the offset */
 } DropCount;
 
 extern PyTypeObject NumbersType, DropCountType;
@@ -104,19 +106,20 @@ now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Whether a buffer has room for `size` bytes at `offset`, a multiple of eight: 0 or -1. */
+/* Check that `size` bytes at `offset`, a multiple of eight, lie inside a buffer: 0 or -1. */
 static inline int
 check_offset(const Py_buffer *buffer, int64_t offset, Py_ssize_t size)
 {
     if (offset >= 0 && offset % 8 == 0 && offset <= buffer->len - size) {
         return 0;
     }
-    PyErr_Format(PyExc_IndexError, "%lld does not lie in a buffer of %zd bytes",
+    PyErr_Format(PyExc_IndexError,
+                 "offset %lld is not a multiple of 8 inside a buffer of %zd bytes",
                  (long long)offset, buffer->len);
     return -1;
 }
 
-/* Store what a reader takes for the sign that all before it is there. */
+/* Store the word by which a reader sees that everything before it was written. */
 static inline void
 store_last(char *at, int64_t word)
 {
@@ -146,7 +149,7 @@ take_next(PyObject *iterator, int64_t *number)
 }
 
 static inline void
-count_one(DropCount *self)
+increment(DropCount *self)
 {
     self->count++;
     store_last((char *)self->buffer.buf + self->offset, self->count);
@@ -157,19 +160,19 @@ count_one(DropCount *self)
 typedef struct {
     PyObject_HEAD
     long depth;
-    PyObject *place; /* `at` as bytes */
-    Place at;
+    PyObject *place; /* `fields` as bytes */
+    Place fields;
     PyObject *segment;
-    PyObject *rows;   /* of the segment; NULL once none was left */
-    Py_buffer buffer; /* of the segment, which cannot be unmapped while it is held */
-    PyObject *kept;   /* an `OpenEntry` of the segment that nobody uses; NULL where none is kept */
+    PyObject *rows;        /* of the segment; NULL once none is left */
+    Py_buffer buffer;      /* of the segment, which cannot be unmapped while this is held */
+    PyObject *spare_entry; /* an unused `OpenEntry` of the segment, or NULL */
 } LaneState;
 
 typedef struct {
     PyObject_HEAD
-    PyObject *segment; /* in whose table it stands; NULL once it stands there no more */
-    PyObject *slot;    /* where there, in bytes */
-    int64_t at;        /* the same */
+    PyObject *segment; /* whose table has the entry; NULL once it was freed */
+    PyObject *slot;    /* offset of the entry, in bytes */
+    int64_t offset;    /* the same as an integer */
 } OpenEntry;
 
 extern PyTypeObject LaneStateType, OpenEntryType;
@@ -182,9 +185,9 @@ int append_record(LaneState *lane, uint64_t head, const char *place, int64_t sta
 PyObject *open_entry(LaneState *lane, int64_t start_ns, uint64_t head, uint64_t group_id,
                      int64_t seq);
 int close_entry(OpenEntry *self);
-void write_line(LaneState *lane, int64_t at, int64_t start_ns, uint64_t head, uint64_t group_id,
-                int64_t seq);
-int put_at(LaneState *self, int32_t step, int32_t microbatch, int32_t chunk);
+void write_open_entry(LaneState *lane, int64_t offset, int64_t start_ns, uint64_t head,
+                      uint64_t group_id, int64_t seq);
+int set_place(LaneState *self, int32_t step, int32_t microbatch, int32_t chunk);
 int read_number(PyObject *number, int32_t *into);
 
 /* The bytes of a place, or NULL with an error. */
@@ -194,12 +197,14 @@ read_place(PyObject *place)
     if (place != NULL && PyBytes_Check(place) && PyBytes_GET_SIZE(place) == PLACE_BYTES) {
         return PyBytes_AS_STRING(place);
     }
-    PyErr_SetString(PyExc_TypeError, "a place is not 16 bytes");
+    PyErr_SetString(PyExc_TypeError, "a place must be 16 bytes");
     return NULL;
 }
 
-/* Write a record: 1; where the segment is full: 0; an error: -1. `second` may be NULL. Inline: so
-   nothing is left of either for a span that has neither a launch of its own nor a second half. */
+/* Write a record: 1; the segment is full: 0; an error: -1. `second` may be NULL.
+
+   Always inline: for a span without a launch time and a second half, the compiler then removes
+   the code for both. */
 static inline __attribute__((always_inline)) int
 write_record(LaneState *lane, uint64_t head, const char *place, int64_t start_ns, int64_t end_ns,
              long depth, int64_t launch_ns, const void *second)
@@ -243,15 +248,15 @@ write_record(LaneState *lane, uint64_t head, const char *place, int64_t start_ns
 
 typedef struct {
     PyObject_HEAD
-    vectorcallfunc enter; /* calling the span itself enters it: one object less to touch */
-    PyObject *leave;      /* its method, bound once */
+    vectorcallfunc enter; /* the span itself is callable and enters: one object less to touch */
+    PyObject *leave;      /* the bound method, made once */
     LaneState *lane;
     PyObject *place;
     uint64_t head;
     int64_t start_ns;
     int in_use;
     PyObject *pool;
-    PyObject *spares; /* of the pool, for good */
+    PyObject *spares; /* of the pool, the same object for good */
 } ReadySpan;
 
 extern PyTypeObject ReadySpanType;

@@ -1,4 +1,13 @@
-/* Lanes: how records are written, and the open table. */
+/* `LaneState`: writing records into the lane's segment, and the open table of a segment.
+
+   Invariants:
+   - A row is claimed by taking its offset from the segment's `rows`, under the GIL.
+   - The commit word of a row and the check word of an open table entry are stored last.
+   - The lane holds the export of its segment's buffer, so the mapping cannot be closed under it.
+   - `spare_entry` belongs to the present segment; it is dropped when the segment changes.
+   - Anything without a free row or entry is handed to Python (`write_in_next_segment`,
+     `open_in_first`); a signal handler of the job may run there, and nowhere else in this file
+     but in `is_left_out`. */
 
 #include "hot.h"
 
@@ -13,15 +22,16 @@ typedef struct {
     uint8_t depth;
     uint8_t unused[6];
     int64_t check;
-} OpenLine;
+} OpenTableEntry;
 
 static PyObject *s_rows, *s_buffer, *s_pool, *s_spares, *s_drops, *s_open_slots, *s_pop, *s_append,
     *s_sampling, *s_active;
 
 /* -- records ------------------------------------------------------------------------------ */
 
-/* Count a record for which there is no room: 1; where there is a spare segment: 0; an error: -1.
-   Here and not in Python: what is dropped must cost no more than what is kept. */
+/* Count a dropped record: 1; if the pool has a spare segment, do nothing: 0; an error: -1.
+
+   In C, because a dropped record must cost no more than a kept one. */
 int
 count_drop(PyObject *pool, PyObject *spares)
 {
@@ -35,18 +45,18 @@ count_drop(PyObject *pool, PyObject *spares)
     }
     int status = 1;
     if (Py_IS_TYPE(drops, &DropCountType)) {
-        count_one((DropCount *)drops);
+        increment((DropCount *)drops);
     } else {
-        PyErr_SetString(PyExc_TypeError, "drops are no DropCount");
+        PyErr_SetString(PyExc_TypeError, "the pool's drops must be a DropCount");
         status = -1;
     }
     Py_DECREF(drops);
     return status;
 }
 
-/* `count_drop` for a lane. */
+/* `count_drop` for the pool of a lane. */
 static int
-count_drop_of(LaneState *lane)
+count_lane_drop(LaneState *lane)
 {
     PyObject *pool = PyObject_GetAttr((PyObject *)lane, s_pool);
     PyObject *spares = pool == NULL ? NULL : PyObject_GetAttr(pool, s_spares);
@@ -56,29 +66,30 @@ count_drop_of(LaneState *lane)
     return status;
 }
 
-/* Write a record, in the next segment where this one is full; or count it as lost: 0 or -1. */
+/* Write a record, into the next segment if this one is full, or count it as dropped: 0 or -1. */
 int
 put_record(LaneState *lane, uint64_t head, const char *place, int64_t start_ns, int64_t end_ns,
            long depth, int64_t launch_ns, const void *second)
 {
-    if (depth < 0) { /* the lane is another thread's by now, who began anew */
+    if (depth < 0) { /* the lane belongs to another thread by now, which began at 0 */
         lane->depth = depth = 0;
     }
     int status = write_record(lane, head, place, start_ns, end_ns, depth, launch_ns, second);
     if (status == 0) {
-        status = count_drop_of(lane);
+        status = count_lane_drop(lane);
     }
     if (status == 0) {
-        PyObject *done = PyObject_CallMethod((PyObject *)lane, "write_in_next_segment", "KLLy#Lly#", head,
-                                             start_ns, end_ns - start_ns, place, PLACE_BYTES,
-                                             launch_ns, depth, second, (Py_ssize_t)SECOND_BYTES);
+        PyObject *done = PyObject_CallMethod((PyObject *)lane, "write_in_next_segment",
+                                             "KLLy#Lly#", head, start_ns, end_ns - start_ns, place,
+                                             PLACE_BYTES, launch_ns, depth, second,
+                                             (Py_ssize_t)SECOND_BYTES);
         status = done == NULL ? -1 : 0;
         Py_XDECREF(done);
     }
     return status < 0 ? -1 : 0;
 }
 
-/* Whether a record is one of a span that is not wanted: 1, 0, or -1. */
+/* Whether a record is of a span whose kind is left out: 1, 0, or -1. */
 static int
 is_left_out(LaneState *lane, uint64_t head, const char *place)
 {
@@ -98,7 +109,7 @@ is_left_out(LaneState *lane, uint64_t head, const char *place)
     return status;
 }
 
-/* `put_record`, but for a span that is not wanted: 0 or -1. */
+/* `put_record`, unless the record is of a span whose kind is left out: 0 or -1. */
 int
 append_record(LaneState *lane, uint64_t head, const char *place, int64_t start_ns, int64_t end_ns,
               long depth, int64_t launch_ns, const void *second)
@@ -110,16 +121,16 @@ append_record(LaneState *lane, uint64_t head, const char *place, int64_t start_n
     return put_record(lane, head, place, start_ns, end_ns, depth, launch_ns, second);
 }
 
-typedef int (*WayToWrite)(LaneState *, uint64_t, const char *, int64_t, int64_t, long, int64_t,
-                          const void *);
+typedef int (*WriteFunction)(LaneState *, uint64_t, const char *, int64_t, int64_t, long, int64_t,
+                             const void *);
 
-/* Write by the arguments of `tracer.native.lane_state.LaneState.write`. */
+/* Write a record from the Python arguments of `LaneState.write`. */
 static PyObject *
-write_by(WayToWrite way, LaneState *self, PyObject *const *args, Py_ssize_t num_args)
+write_arguments(WriteFunction write, LaneState *self, PyObject *const *args, Py_ssize_t num_args)
 {
     if (num_args != 6 && num_args != 7) {
-        PyErr_SetString(PyExc_TypeError, "a record is of head, start, duration, place, launch,"
-                                         " depth and maybe a second half");
+        PyErr_SetString(PyExc_TypeError, "a record takes head, start, duration, place, launch,"
+                                         " depth and optionally a second half");
         return NULL;
     }
     uint64_t head = PyLong_AsUnsignedLongLong(args[0]);
@@ -131,15 +142,15 @@ write_by(WayToWrite way, LaneState *self, PyObject *const *args, Py_ssize_t num_
         return NULL;
     }
     if (__builtin_add_overflow(start_ns, duration_ns, &end_ns)) {
-        PyErr_SetString(PyExc_OverflowError, "a span ends past the end of time");
+        PyErr_SetString(PyExc_OverflowError, "start + duration must fit into 64 bits");
         return NULL;
     }
     if (second != NULL && (!PyBytes_Check(second) || PyBytes_GET_SIZE(second) != SECOND_BYTES)) {
-        PyErr_SetString(PyExc_TypeError, "the second half of a record is not 64 bytes");
+        PyErr_SetString(PyExc_TypeError, "the second half of a record must be 64 bytes");
         return NULL;
     }
     const char *half = second == NULL ? NULL : PyBytes_AS_STRING(second);
-    if (way(self, head, read_place(args[3]), start_ns, end_ns, depth, launch_ns, half) < 0) {
+    if (write(self, head, read_place(args[3]), start_ns, end_ns, depth, launch_ns, half) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -148,18 +159,18 @@ write_by(WayToWrite way, LaneState *self, PyObject *const *args, Py_ssize_t num_
 static PyObject *
 lane_write(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
 {
-    return write_by(put_record, self, args, num_args);
+    return write_arguments(put_record, self, args, num_args);
 }
 
 static PyObject *
 lane_append(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
 {
-    return write_by(append_record, self, args, num_args);
+    return write_arguments(append_record, self, args, num_args);
 }
 
-/* -- OpenEntry: a line of the open table --------------------------------------------------- */
+/* -- OpenEntry ---------------------------------------------------------------------------- */
 
-/* Get the buffer of `owner` with room for `size` bytes at `offset`, a multiple of eight: 0 or -1. */
+/* Get the buffer of `owner` if it holds `size` bytes at `offset`, a multiple of eight: 0 or -1. */
 static int
 open_buffer(PyObject *owner, int64_t offset, Py_ssize_t size, Py_buffer *view)
 {
@@ -176,7 +187,7 @@ open_buffer(PyObject *owner, int64_t offset, Py_ssize_t size, Py_buffer *view)
     return status;
 }
 
-/* Take it off: 0 or -1. */
+/* Free an entry of the open table; do nothing if it was freed before: 0 or -1. */
 int
 close_entry(OpenEntry *self)
 {
@@ -186,8 +197,8 @@ close_entry(OpenEntry *self)
     }
     self->segment = NULL;
     Py_buffer buffer;
-    if (open_buffer(segment, self->at, sizeof(OpenLine), &buffer) == 0) {
-        store_last((char *)buffer.buf + self->at, 0);
+    if (open_buffer(segment, self->offset, sizeof(OpenTableEntry), &buffer) == 0) {
+        store_last((char *)buffer.buf + self->offset, 0);
         PyBuffer_Release(&buffer);
         PyObject *slots = PyObject_GetAttr(segment, s_open_slots);
         done = slots == NULL ? NULL : PyObject_CallMethodOneArg(slots, s_append, self->slot);
@@ -216,21 +227,21 @@ entry_dealloc(OpenEntry *self)
 }
 
 static PyMethodDef entry_methods[] = {
-    {"close", (PyCFunction)entry_close, METH_NOARGS, "Free the line, once."},
+    {"close", (PyCFunction)entry_close, METH_NOARGS, "Free the entry; once."},
     {NULL},
 };
 
 PyTypeObject OpenEntryType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "rankscope.tracer.native._hot.OpenEntry",
-    .tp_doc = "A line of the open table: something that has begun and not ended.",
+    .tp_doc = "An entry of the open table: a span that has begun and not ended.",
     .tp_basicsize = sizeof(OpenEntry),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_dealloc = (destructor)entry_dealloc,
     .tp_methods = entry_methods,
 };
 
-/* Take a line of the segment's table: where it begins; NULL without an error where none is free. */
+/* Take a free slot of the segment's open table; NULL without an error if there is none. */
 static PyObject *
 take_slot(PyObject *segment)
 {
@@ -243,27 +254,28 @@ take_slot(PyObject *segment)
     return slot;
 }
 
-/* Write the line of a begun span into the table of the lane's segment. */
+/* Write an entry into the open table of the lane's segment. */
 void
-write_line(LaneState *lane, int64_t at, int64_t start_ns, uint64_t head, uint64_t group_id,
-           int64_t seq)
+write_open_entry(LaneState *lane, int64_t offset, int64_t start_ns, uint64_t head,
+                 uint64_t group_id, int64_t seq)
 {
-    OpenLine line = {.start_ns = start_ns,
-                     .group_id = group_id,
-                     .seq = seq,
-                     .name_id = (uint32_t)(head >> 32),
-                     .step = lane->at.step,
-                     .kind = (uint8_t)(head >> 8)};
-    char *to = (char *)lane->buffer.buf + at;
-    memcpy(to, &line, offsetof(OpenLine, check));
-    store_last(to + offsetof(OpenLine, check), start_ns);
+    OpenTableEntry entry = {.start_ns = start_ns,
+                            .group_id = group_id,
+                            .seq = seq,
+                            .name_id = (uint32_t)(head >> 32),
+                            .step = lane->fields.step,
+                            .kind = (uint8_t)(head >> 8)};
+    char *to = (char *)lane->buffer.buf + offset;
+    memcpy(to, &entry, offsetof(OpenTableEntry, check));
+    store_last(to + offsetof(OpenTableEntry, check), start_ns);
 }
 
-/* Show a begun span: its line; None where the table is full; NULL is an error. */
+/* Enter a span that has begun into the open table: its `OpenEntry`; None if the table is full;
+   NULL is an error. */
 PyObject *
 open_entry(LaneState *lane, int64_t start_ns, uint64_t head, uint64_t group_id, int64_t seq)
 {
-    if (lane->segment == NULL) { /* the collector has cleared it */
+    if (lane->segment == NULL) { /* cleared by the garbage collector */
         Py_RETURN_NONE;
     }
     PyObject *slot = take_slot(lane->segment);
@@ -272,9 +284,9 @@ open_entry(LaneState *lane, int64_t start_ns, uint64_t head, uint64_t group_id, 
                                 : PyObject_CallMethod((PyObject *)lane, "open_in_first", "LK(KL)",
                                                       start_ns, head, group_id, seq);
     }
-    int64_t at = PyLong_AsLongLong(slot);
+    int64_t offset = PyLong_AsLongLong(slot);
     OpenEntry *entry = NULL;
-    if (!PyErr_Occurred() && check_offset(&lane->buffer, at, sizeof(OpenLine)) == 0) {
+    if (!PyErr_Occurred() && check_offset(&lane->buffer, offset, sizeof(OpenTableEntry)) == 0) {
         entry = PyObject_New(OpenEntry, &OpenEntryType);
     }
     if (entry == NULL) {
@@ -283,8 +295,8 @@ open_entry(LaneState *lane, int64_t start_ns, uint64_t head, uint64_t group_id, 
     }
     entry->segment = Py_NewRef(lane->segment);
     entry->slot = slot;
-    entry->at = at;
-    write_line(lane, at, start_ns, head, group_id, seq);
+    entry->offset = offset;
+    write_open_entry(lane, offset, start_ns, head, group_id, seq);
     return (PyObject *)entry;
 }
 
@@ -294,14 +306,14 @@ lane_open(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
     uint64_t group_id = 0;
     int64_t seq = NONE;
     if (num_args != 2 && num_args != 3) {
-        PyErr_SetString(PyExc_TypeError, "open takes start, head and maybe group and seq");
+        PyErr_SetString(PyExc_TypeError, "open takes start, head and optionally (group, seq)");
         return NULL;
     }
     int64_t start_ns = PyLong_AsLongLong(args[0]);
     uint64_t head = PyLong_AsUnsignedLongLong(args[1]);
     if (num_args == 3) {
         if (!PyTuple_Check(args[2]) || PyTuple_GET_SIZE(args[2]) != 2) {
-            PyErr_SetString(PyExc_TypeError, "a communication is a group and a number");
+            PyErr_SetString(PyExc_TypeError, "a communication must be a tuple (group, seq)");
             return NULL;
         }
         group_id = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(args[2], 0));
@@ -310,33 +322,33 @@ lane_open(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
     return PyErr_Occurred() ? NULL : open_entry(self, start_ns, head, group_id, seq);
 }
 
-/* -- LaneState: what a lane and its spans share ------------------------------------------- */
+/* -- LaneState ---------------------------------------------------------------------------- */
 
 static PyMemberDef lane_members[] = {
     {"depth", T_LONG, offsetof(LaneState, depth), 0, NULL},
     {"place", T_OBJECT_EX, offsetof(LaneState, place), READONLY, NULL},
-    {"step", T_INT, offsetof(LaneState, at.step), READONLY, NULL},
-    {"microbatch", T_INT, offsetof(LaneState, at.microbatch), READONLY, NULL},
-    {"chunk", T_INT, offsetof(LaneState, at.chunk), READONLY, NULL},
-    {"track_id", T_UINT, offsetof(LaneState, at.track_id), 0, NULL},
+    {"step", T_INT, offsetof(LaneState, fields.step), READONLY, NULL},
+    {"microbatch", T_INT, offsetof(LaneState, fields.microbatch), READONLY, NULL},
+    {"chunk", T_INT, offsetof(LaneState, fields.chunk), READONLY, NULL},
+    {"track_id", T_UINT, offsetof(LaneState, fields.track_id), 0, NULL},
     {NULL},
 };
 
-/* Set what spans that say nothing else belong to: 0 or -1. */
+/* Set the place of spans that name none of their own: 0 or -1. */
 int
-put_at(LaneState *self, int32_t step, int32_t microbatch, int32_t chunk)
+set_place(LaneState *self, int32_t step, int32_t microbatch, int32_t chunk)
 {
-    Place at = {step, microbatch, chunk, self->at.track_id};
-    PyObject *place = PyBytes_FromStringAndSize((char *)&at, sizeof(at));
+    Place fields = {step, microbatch, chunk, self->fields.track_id};
+    PyObject *place = PyBytes_FromStringAndSize((char *)&fields, sizeof(fields));
     if (place == NULL) {
         return -1;
     }
-    self->at = at;
+    self->fields = fields;
     Py_XSETREF(self->place, place);
     return 0;
 }
 
-/* Read a number of four bytes: 0 or -1. */
+/* Read a 32-bit integer: 0 or -1. */
 int
 read_number(PyObject *number, int32_t *into)
 {
@@ -345,7 +357,7 @@ read_number(PyObject *number, int32_t *into)
         return -1;
     }
     if (value < INT32_MIN || value > INT32_MAX) {
-        PyErr_Format(PyExc_OverflowError, "%ld does not fit into four bytes", value);
+        PyErr_Format(PyExc_OverflowError, "%ld does not fit into 32 bits", value);
         return -1;
     }
     *into = (int32_t)value;
@@ -357,11 +369,11 @@ lane_set_place(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
 {
     int32_t step, microbatch, chunk;
     if (num_args != 3) {
-        PyErr_SetString(PyExc_TypeError, "a place is a step, a micro-batch and a chunk");
+        PyErr_SetString(PyExc_TypeError, "set_place takes step, microbatch and chunk");
         return NULL;
     }
     if (read_number(args[0], &step) < 0 || read_number(args[1], &microbatch) < 0 ||
-        read_number(args[2], &chunk) < 0 || put_at(self, step, microbatch, chunk) < 0) {
+        read_number(args[2], &chunk) < 0 || set_place(self, step, microbatch, chunk) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -369,12 +381,12 @@ lane_set_place(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
 
 static PyMethodDef lane_methods[] = {
     {"set_place", (PyCFunction)(void (*)(void))lane_set_place, METH_FASTCALL,
-     "Set what spans that say nothing else belong to."},
+     "Set the place of spans that name none of their own."},
     {"append", (PyCFunction)(void (*)(void))lane_append, METH_FASTCALL,
-     "Write one record, unless it is of a span that is not wanted."},
+     "Write one record, unless it is of a span whose kind is left out."},
     {"write", (PyCFunction)(void (*)(void))lane_write, METH_FASTCALL, "Write one record."},
     {"open", (PyCFunction)(void (*)(void))lane_open, METH_FASTCALL,
-     "Show a begun span to whoever looks at the process from outside."},
+     "Enter a span that has begun into the open table."},
     {NULL},
 };
 
@@ -392,7 +404,7 @@ static int
 lane_set_segment(LaneState *self, PyObject *segment, void *Py_UNUSED(closure))
 {
     if (segment == NULL) {
-        PyErr_SetString(PyExc_TypeError, "a lane always has a segment");
+        PyErr_SetString(PyExc_TypeError, "the segment of a lane cannot be deleted");
         return -1;
     }
     PyObject *rows = PyObject_GetAttr(segment, s_rows);
@@ -405,7 +417,7 @@ lane_set_segment(LaneState *self, PyObject *segment, void *Py_UNUSED(closure))
     }
     Py_DECREF(bytes);
     self->buffer = buffer;
-    Py_CLEAR(self->kept); /* which the former segment takes with it */
+    Py_CLEAR(self->spare_entry); /* an entry of the former segment */
     Py_XSETREF(self->rows, rows);
     Py_XSETREF(self->segment, Py_NewRef(segment));
     PyBuffer_Release(&former);
@@ -413,7 +425,8 @@ lane_set_segment(LaneState *self, PyObject *segment, void *Py_UNUSED(closure))
 }
 
 static PyGetSetDef lane_getset[] = {
-    {"segment", (getter)lane_get_segment, (setter)lane_set_segment, "What it writes to.", NULL},
+    {"segment", (getter)lane_get_segment, (setter)lane_set_segment,
+     "The segment that the lane writes to.", NULL},
     {NULL},
 };
 
@@ -433,7 +446,7 @@ lane_clear(LaneState *self)
     Py_CLEAR(self->place);
     Py_CLEAR(self->segment);
     Py_CLEAR(self->rows);
-    Py_CLEAR(self->kept);
+    Py_CLEAR(self->spare_entry);
     PyBuffer_Release(&self->buffer);
     return 0;
 }
@@ -449,7 +462,7 @@ lane_dealloc(LaneState *self)
 PyTypeObject LaneStateType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "rankscope.tracer.native._hot.LaneState",
-    .tp_doc = "What a lane and its spans share.",
+    .tp_doc = "The state that a lane shares with its spans.",
     .tp_basicsize = sizeof(LaneState),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .tp_new = PyType_GenericNew,

@@ -1,7 +1,7 @@
-"""What a lane and its spans share, and how records are written and shown, in Python.
+"""State of a lane: writing records, the open table, and counts of dropped records, in Python.
 
-`tracer/native/_hot.c` does the same; `tracer.native.choice` chooses. Nothing here blocks, locks or
-does I/O.
+``lane.c`` and ``numbers.c`` do the same, and `tracer.native.choice` takes them if they were
+compiled. Nothing here blocks, locks or does I/O.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ SPAN = int(RecordType.SPAN)
 START = struct.Struct("<q")
 
 ERROR_HEAD = int(SpanFlag.ERROR) << 16
-"""The flag in a `tracer.record.lane.head_word`."""
+"""`SpanFlag.ERROR` at its position in a `tracer.record.lane.head_word`."""
 
 pack_word = WORD.pack_into
 
-MOST = 1 << 62
+MAX_COUNT = 1 << 62
 """A number that no count reaches."""
 
 PLACE = struct.Struct("<iiiI")
-"""step, microbatch, chunk, track: what many records share."""
+"""step, microbatch, chunk, track: the fields that many records share."""
 
-# Native "l" and not "<q", which takes 7 ns more a number; the bytes are the same
-# wherever a long has eight bytes, and nobody trains on a big-endian machine.
+# Native "l" instead of "<q", which takes 7 ns longer per number. The bytes are the same if a long
+# has eight bytes; big-endian machines are not supported.
 _CORE = "8s16sllll" if struct.calcsize("l") == struct.calcsize("q") else "8s16sqqqq"
 pack_core = struct.Struct(_CORE).pack_into
 """`tracer.spool.CORE` up to commit, with neighbours packed together: head, place, start, end,
@@ -45,12 +45,15 @@ depth, commit."""
 
 
 def numbers(start: int, stop: int, step: int) -> Iterator[int]:
-    """Return an iterator over a `range`; who takes a number has claimed it."""
+    """Return an iterator over a `range`; taking a number claims it.
+
+    Taking one is a single C call, so two threads never get the same number.
+    """
     return iter(range(start, stop, step))
 
 
 class DropCount:
-    """What was lost for one reason."""
+    """The count of records dropped for one reason, readable in a buffer."""
 
     __slots__ = ("buffer", "numbers", "offset")
 
@@ -58,32 +61,32 @@ class DropCount:
         """Count from zero.
 
         Args:
-            buffer: In which the count stands, for others to read.
-            offset: Where there, in bytes.
+            buffer: Receives the count, for other processes to read.
+            offset: Position of the count in the buffer, in bytes.
         """
         self.buffer = buffer
         self.offset = offset
-        self.numbers = numbers(1, MOST, 1)
-        """Hands out the numbers: in one C call, so two threads never get the same one."""
+        self.numbers = numbers(1, MAX_COUNT, 1)
+        """The counts to come."""
 
     @property
     def count(self) -> int:
-        """How many were lost."""
-        return MOST - 1 - length_hint(self.numbers)
+        """Number of dropped records."""
+        return MAX_COUNT - 1 - length_hint(self.numbers)
 
     def add(self) -> None:
-        """Count one more. Of two threads the lower number may be written last."""
+        """Count one record. If two threads count at once, the lower number may be written last."""
         for number in self.numbers:
             pack_word(self.buffer, self.offset, number)
             return
 
     def write_to(self, buffer: WriteableBuffer) -> None:
-        """Let the count stand in another buffer."""
+        """Write further counts to another buffer."""
         self.buffer = buffer
 
 
 class WritableSegment(Protocol):
-    """What a lane needs of the segment that it writes to."""
+    """The part of a segment that a lane writes through."""
 
     @property
     def buffer(self) -> mmap.mmap | bytearray:
@@ -92,44 +95,44 @@ class WritableSegment(Protocol):
 
     @property
     def rows(self) -> Iterator[int]:
-        """Where the rows not yet claimed begin."""
+        """Offsets of the rows not yet claimed, in bytes."""
         ...
 
     @property
     def open_slots(self) -> deque[int]:
-        """Where the free lines of the open table begin."""
+        """Offsets of the free entries of the open table, in bytes."""
         ...
 
 
 class SparePool(Protocol):
-    """What a lane needs of where its segments come from."""
+    """The part of a segment pool that a full lane looks at."""
 
     @property
     def spares(self) -> Sized:
-        """Ready segments."""
+        """Segments that are ready."""
         ...
 
     @property
     def drops(self) -> DropCount:
-        """Counts what is lost where there is none."""
+        """Counts the records dropped because no segment is ready."""
         ...
 
 
 class SpanFilter(Protocol):
-    """Says which spans are not recorded."""
+    """The decision which spans are recorded."""
 
     @property
     def active(self) -> bool:
-        """Whether anything is left out."""
+        """True if any kind is left out."""
         ...
 
     def leaves_out(self, head: int, place: bytes) -> bool:
-        """Return whether a span is not to be recorded."""
+        """Return whether a span is left out."""
         ...
 
 
 class LaneState:
-    """What a lane and its spans share."""
+    """The state that a lane shares with its spans."""
 
     __slots__ = ("chunk", "depth", "microbatch", "place", "segment", "step", "track_id")
 
@@ -137,13 +140,13 @@ class LaneState:
     depth: int
     microbatch: int
     place: bytes
-    """What spans that say nothing else belong to; see `set_place`."""
+    """Step, micro-batch, chunk and track of spans that name none of their own; see `PLACE`."""
 
     segment: WritableSegment
     step: int
     track_id: int
 
-    # What the lane itself has:
+    # Attributes and methods of `tracer.record.lane.Lane`:
     pool: SparePool
     sampling: SpanFilter
     write_in_next_segment: Callable[[int, int, int, bytes, int, int, bytes | None], None]
@@ -153,8 +156,8 @@ class LaneState:
     swallow: Callable[[BaseException], None]
 
     def set_place(self, step: int, microbatch: int, chunk: int, /) -> None:
-        """Set what spans that say nothing else belong to."""
-        self.place = PLACE.pack(step, microbatch, chunk, self.track_id)  # first: it may refuse
+        """Set the place of spans that name none of their own."""
+        self.place = PLACE.pack(step, microbatch, chunk, self.track_id)  # first: it may raise
         self.step = step
         self.microbatch = microbatch
         self.chunk = chunk
@@ -170,14 +173,14 @@ class LaneState:
         second: bytes | None = None,
         /,
     ) -> None:
-        """Write one record, or count it as dropped; a span not wanted now is passed over.
+        """Write one record, or count it as dropped; ignore a span whose kind is left out.
 
         Args:
             head: `tracer.record.lane.head_word`.
-            start_ns: Begin, monotonic.
+            start_ns: Start, monotonic.
             duration_ns: Length.
             place: `PLACE`.
-            launch_ns: When the host issued the work, monotonic; `NONE` unknown.
+            launch_ns: When the host issued the work, monotonic; `NONE` if unknown.
             depth: Nesting on the track.
             second: The record's second half; None leaves it zero.
         """
@@ -197,11 +200,11 @@ class LaneState:
         second: bytes | None = None,
         /,
     ) -> None:
-        """Write one record whether or not its kind is wanted now: it was when it began."""
+        """Write one record, even if its kind is left out by now: it was not when the span began."""
         segment = self.segment
-        offset = next(segment.rows, None)  # a claim in one C call
+        offset = next(segment.rows, None)  # claims a row, atomically
         if offset is None:
-            # As in `ReadySpan`: what is dropped must cost no more than what is kept.
+            # In line, as in `ReadySpan`: a dropped record must cost no more than a kept one.
             if self.pool.spares or self.segment is not segment:
                 self.write_in_next_segment(
                     head, start_ns, duration_ns, place, launch_ns, depth, second
@@ -230,16 +233,16 @@ class LaneState:
     def open(
         self, start_ns: int, head: int, comm: tuple[int, int] = (0, NONE), /
     ) -> OpenEntry | None:
-        """Show a begun span to whoever looks at the process from outside.
+        """Enter a span that has begun into the open table, for readers outside the process.
 
         Args:
-            start_ns: Begin, monotonic.
+            start_ns: Start, monotonic.
             head: `tracer.record.lane.head_word` of the span.
-            comm: Group id and seq; ``(0, NONE)`` where the span is no communication.
+            comm: Group id and seq; ``(0, NONE)`` if the span is not communication.
 
         Returns:
-            Its line, which stays in this segment if the lane moves on; None where the
-            table is full.
+            The entry, which remains in this segment if the lane moves on; None if the table is
+            full.
         """
         segment = self.segment
         try:
@@ -258,10 +261,10 @@ class LaneState:
         return OpenEntry(segment, slot)
 
     def clip_depth(self, depth: int) -> int:
-        """Return a depth that a record can hold; one below zero is put right in the lane too.
+        """Return a depth that a record can hold; reset a negative one in the lane as well.
 
-        A span may be left after its thread has ended, and its lane belong to another, who
-        began at zero; and spans may be entered and never left.
+        A span may be left after its thread has ended, when its lane belongs to another thread that
+        began at zero. The depth is too large if spans are entered and never left.
         """
         if depth < 0:
             self.depth = 0
@@ -270,7 +273,7 @@ class LaneState:
 
 
 class OpenEntry:
-    """A line of the open table: something that has begun and not ended."""
+    """An entry of the open table: a span that has begun and not ended."""
 
     __slots__ = ("_segment", "_slot")
 
@@ -279,7 +282,7 @@ class OpenEntry:
         self._slot = slot
 
     def close(self) -> None:
-        """Free the line, once."""
+        """Free the entry; a second call does nothing."""
         segment, self._segment = self._segment, None
         if segment is not None:
             START.pack_into(segment.buffer, self._slot, 0)

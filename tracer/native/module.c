@@ -1,17 +1,20 @@
-/* Finding, entering and leaving a span, without a line of Python in between; what is written of a
-   communication; and where other threads stand.
+/* The module `_hot`, the compiled part of the tracer:
 
-   What `tracer.native.host_span`, `tracer.native.lane_state`, `tracer.native.compute_span`, `tracer.native.host_launch` and
-   `tracer.native.thread_frames` say in Python, for interpreters that somebody could compile this for;
-   `tracer.native.choice` chooses. Nothing here takes a lock or calls into the job, and spans make no object
-   that the garbage collector looks at. Nor does a signal handler run inside, but where Python is
-   asked: by a span that an error leaves, one for which the segment has no room, one that the open
-   table has no line for, a record while something is left out, an error of ours.
+   - numbers.c: row claims and drop counts;
+   - lane.c: writing records, and the open table;
+   - span.c: spans that `with` enters and leaves;
+   - span_by_name.c: finding a thread's span by its name;
+   - communication.c: communications and waits by the host clock;
+   - frames.c: the stacks of other threads.
 
-   Between two spans the job streams its weights through the caches, so what counts is how much
-   memory a span touches: docs/decisions/0066-what-a-span-touches.md.
+   The Python modules of this folder do the same without a compiler; `choice.py` chooses.
 
-   All of it runs under the GIL, which is what makes a claim on a row one claim. */
+   Invariants of all files:
+   - Everything runs under the GIL, which makes the claim of a row atomic.
+   - Nothing takes a lock or calls code of the job.
+   - A span makes no object that the garbage collector tracks.
+   - Between two spans the job streams its weights through the caches, so the cost of a span is the
+     memory that it touches: docs/decisions/0050-span-cost.md. */
 
 #include "hot.h"
 
@@ -30,7 +33,7 @@ intern_names(const InternedName *names, size_t num_names)
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "rankscope.tracer.native._hot",
-    .m_doc = "The hottest lines of the tracer.",
+    .m_doc = "The compiled part of the tracer.",
     .m_size = -1,
 };
 
@@ -38,10 +41,10 @@ PyMODINIT_FUNC
 PyInit__hot(void)
 {
 #ifdef Py_GIL_DISABLED
-    PyErr_SetString(PyExc_ImportError, "without the GIL a row could be claimed twice");
+    PyErr_SetString(PyExc_ImportError, "_hot needs the GIL: without it a row is claimed twice");
     return NULL;
 #elif __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-    PyErr_SetString(PyExc_ImportError, "records are little-endian");
+    PyErr_SetString(PyExc_ImportError, "_hot needs a little-endian machine");
     return NULL;
 #else
     PyObject *module = PyModule_Create(&definition);

@@ -1,8 +1,11 @@
-/* Numbers that are handed out one by one, and counts of what was lost. */
+/* `Numbers`, an iterator whose numbers are claims, and `DropCount`, a count in shared memory.
+
+   Invariants: a number is handed out once, and a count only grows, because the GIL is held from
+   the read to the write. Neither type is tracked by the garbage collector. */
 
 #include "hot.h"
 
-/* -- Numbers: handed out one by one, so that nobody gets one twice ------------------------ */
+/* -- Numbers ------------------------------------------------------------------------------ */
 
 static PyObject *
 numbers_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -13,7 +16,8 @@ numbers_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     if (next < 0 || step <= 0 || stop > INT64_MAX - step) {
-        PyErr_SetString(PyExc_ValueError, "numbers begin at 0 or more and go upwards");
+        PyErr_SetString(PyExc_ValueError, "start must be 0 or more and step positive,"
+                                          " and stop + step must fit into 63 bits");
         return NULL;
     }
     Numbers *self = (Numbers *)type->tp_alloc(type, 0);
@@ -46,14 +50,15 @@ numbers_length_hint(Numbers *self, PyObject *Py_UNUSED(ignored))
 }
 
 static PyMethodDef numbers_methods[] = {
-    {"__length_hint__", (PyCFunction)numbers_length_hint, METH_NOARGS, "How many are left."},
+    {"__length_hint__", (PyCFunction)numbers_length_hint, METH_NOARGS,
+     "Return how many numbers are left."},
     {NULL},
 };
 
 PyTypeObject NumbersType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "rankscope.tracer.native._hot.Numbers",
-    .tp_doc = "An iterator over a `range`; who takes a number has claimed it.",
+    .tp_doc = "An iterator over a `range`; taking a number claims it.",
     .tp_basicsize = sizeof(Numbers),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = numbers_new,
@@ -62,12 +67,12 @@ PyTypeObject NumbersType = {
     .tp_methods = numbers_methods,
 };
 
-/* -- DropCount: what was lost for one reason ---------------------------------------------- */
+/* -- DropCount ---------------------------------------------------------------------------- */
 
 static PyObject *
 drops_add(DropCount *self, PyObject *Py_UNUSED(ignored))
 {
-    count_one(self);
+    increment(self);
     Py_RETURN_NONE;
 }
 
@@ -118,8 +123,8 @@ drops_dealloc(DropCount *self)
 }
 
 static PyMethodDef drops_methods[] = {
-    {"add", (PyCFunction)drops_add, METH_NOARGS, "Count one more."},
-    {"write_to", (PyCFunction)drops_write_to, METH_O, "Let the count stand in another buffer."},
+    {"add", (PyCFunction)drops_add, METH_NOARGS, "Count one record."},
+    {"write_to", (PyCFunction)drops_write_to, METH_O, "Write further counts to another buffer."},
     {NULL},
 };
 
@@ -132,7 +137,7 @@ static PyMemberDef drops_members[] = {
 PyTypeObject DropCountType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "rankscope.tracer.native._hot.DropCount",
-    .tp_doc = "What was lost for one reason.",
+    .tp_doc = "The count of records dropped for one reason, readable in a buffer.",
     .tp_basicsize = sizeof(DropCount),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = drops_new,

@@ -1,4 +1,13 @@
-/* Spans that are entered and left by `with`. */
+/* The spans that `with` enters and leaves: `ReadySpan`, a reusable one, and `ComputeSpan`, of a
+   forward or backward, which also sets its lane's place.
+
+   Invariants:
+   - Entering and leaving runs no Python code, so no signal handler of the job either, except for:
+     a span that an error leaves, a full segment or open table, and an error of the tracer. So an
+     exception of a handler comes before a span begins or after it has ended.
+   - Leaving always decreases the lane's depth and ends the use of the span, also after an error.
+   - An error of the tracer is counted by `Lane.swallow`, one of the job is passed on. The traceback
+     decides which it is, so it is kept. */
 
 #include "hot.h"
 
@@ -6,17 +15,17 @@ static PyObject *s_pool, *s_spares, *s_swallow, *s_leave_slowly, *s_in_span, *s_
 
 /* -- ReadySpan ---------------------------------------------------------------------------- */
 
-/* Hand the error that is set to the lane, which counts it: NULL where it is the job's. */
+/* Hand the current error to the lane, which counts it; NULL if it is the job's. */
 static PyObject *
 swallow(LaneState *lane)
 {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) {
-        return NULL; /* an interrupt, an exit */
+        return NULL; /* KeyboardInterrupt, SystemExit */
     }
     PyObject *type, *problem, *traceback;
     PyErr_Fetch(&type, &problem, &traceback);
     PyErr_NormalizeException(&type, &problem, &traceback);
-    if (traceback != NULL) { /* by it an error of ours is told from the job's */
+    if (traceback != NULL) { /* decides whether the error is the tracer's or the job's */
         PyException_SetTraceback(problem, traceback);
     }
     PyObject *done = PyObject_CallMethodOneArg((PyObject *)lane, s_swallow, problem);
@@ -26,12 +35,12 @@ swallow(LaneState *lane)
     return done;
 }
 
-/* Leave one level of a lane; return which level that is. */
+/* Decrease the depth of a lane; return it. */
 static long
-one_less_deep(LaneState *lane)
+pop_depth(LaneState *lane)
 {
     long depth = lane->depth - 1;
-    if (depth < 0) { /* the lane is another thread's by now, who began anew */
+    if (depth < 0) { /* the lane belongs to another thread by now, which began at 0 */
         depth = 0;
     }
     return lane->depth = depth;
@@ -52,19 +61,19 @@ span_enter(ReadySpan *self, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUS
 static PyObject *
 span_leave(ReadySpan *self, PyObject *const *args, Py_ssize_t num_args)
 {
-    if (num_args == 4) { /* of `ExitStack`, which passes the span itself first */
+    if (num_args == 4) { /* from `ExitStack`, which passes the span itself first */
         args++;
     }
     int was_in_use = self->in_use, in_error = num_args > 0 && args[0] != Py_None;
     int64_t start_ns = self->start_ns;
     self->in_use = 0;
     LaneState *lane = self->lane;
-    long depth = one_less_deep(lane);
-    if (!was_in_use) { /* never entered, or entered twice and left before */
+    long depth = pop_depth(lane);
+    if (!was_in_use) { /* never entered, or entered twice and already left */
         Py_RETURN_NONE;
     }
     if (!in_error) {
-        /* Without a clock read for a record that nothing can hold. */
+        /* No clock read if the lane has no row for the record. */
         int status = lane->rows == NULL ? 0
                                         : write_record(lane, self->head, read_place(self->place),
                                                        start_ns, now_ns(), depth, start_ns, NULL);
@@ -110,7 +119,7 @@ static PyMethodDef leave_method = {"leave", (PyCFunction)(void (*)(void))span_le
 static PyObject *
 span_get_leave(ReadySpan *self, void *Py_UNUSED(closure))
 {
-    if (self->leave == NULL) { /* the collector has cleared it */
+    if (self->leave == NULL) { /* cleared by the garbage collector */
         self->leave = PyCFunction_New(&leave_method, (PyObject *)self);
     }
     return Py_XNewRef(self->leave);
@@ -168,8 +177,8 @@ span_traverse(ReadySpan *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* Of its references only this one: a span whose lane is gone could not be left. Each other cycle
-   that it is in goes through its lane, which can be cleared. */
+/* Clear this reference only: without its lane a span in use could not be left. All other cycles
+   through a span go through its lane, which the collector clears. */
 static int
 span_clear(ReadySpan *self)
 {
@@ -202,16 +211,16 @@ static PyMemberDef span_members[] = {
 
 static PyGetSetDef span_getset[] = {
     {"leave", (getter)span_get_leave, NULL, "End the span.", NULL},
-    {"span", (getter)span_get_itself, NULL, "What `with` is given: itself.", NULL},
-    {"start_ns", (getter)span_get_start, NULL, "Begin, monotonic; None while it is not in use.",
-     NULL},
+    {"span", (getter)span_get_itself, NULL, "The object for `with`: the span itself.", NULL},
+    {"start_ns", (getter)span_get_start, NULL,
+     "Start, monotonic; None while the span is not in use.", NULL},
     {NULL},
 };
 
 PyTypeObject ReadySpanType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "rankscope.tracer.native._hot.ReadySpan",
-    .tp_doc = "A span of one name in one thread, entered at most once at a time.",
+    .tp_doc = "A reusable span of one name in one thread, entered at most once at a time.",
     .tp_basicsize = sizeof(ReadySpan),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_vectorcall_offset = offsetof(ReadySpan, enter),
@@ -225,72 +234,73 @@ PyTypeObject ReadySpanType = {
     .tp_getset = span_getset,
 };
 
-/* -- Door: how `with` finds what enters and leaves a span, without making a bound method --- */
+/* -- SpanMethod: a descriptor by which `with` finds `__enter__` and `__exit__` without making a
+   bound method ---------------------------------------------------------------------------- */
 
 typedef struct {
     PyObject_HEAD
-    int is_out;
-} Door;
+    int is_exit;
+} SpanMethod;
 
 static PyObject *
-door_get(Door *self, PyObject *span, PyObject *Py_UNUSED(type))
+method_get(SpanMethod *self, PyObject *span, PyObject *Py_UNUSED(type))
 {
     if (span == NULL || span == Py_None) {
         return Py_NewRef(self);
     }
     if (!Py_IS_TYPE(span, &ReadySpanType)) {
-        PyErr_SetString(PyExc_TypeError, "this is of a ReadySpan alone");
+        PyErr_SetString(PyExc_TypeError, "the method needs a ReadySpan");
         return NULL;
     }
-    return self->is_out ? span_get_leave((ReadySpan *)span, NULL) : Py_NewRef(span);
+    return self->is_exit ? span_get_leave((ReadySpan *)span, NULL) : Py_NewRef(span);
 }
 
-/* As `ExitStack` does it: found on the class, called with the span first. */
+/* For `ExitStack`, which looks the method up on the class and passes the span first. */
 static PyObject *
-door_call(Door *self, PyObject *args, PyObject *kwargs)
+method_call(SpanMethod *self, PyObject *args, PyObject *kwargs)
 {
     Py_ssize_t num_args = PyTuple_GET_SIZE(args);
-    if ((kwargs != NULL && PyDict_GET_SIZE(kwargs)) || num_args != (self->is_out ? 4 : 1) ||
+    if ((kwargs != NULL && PyDict_GET_SIZE(kwargs)) || num_args != (self->is_exit ? 4 : 1) ||
         !Py_IS_TYPE(PyTuple_GET_ITEM(args, 0), &ReadySpanType)) {
-        PyErr_SetString(PyExc_TypeError, "called with other arguments than `with` does");
+        PyErr_SetString(PyExc_TypeError, "a span's method takes the arguments that `with` passes");
         return NULL;
     }
     ReadySpan *span = (ReadySpan *)PyTuple_GET_ITEM(args, 0);
-    return self->is_out ? span_leave(span, &PyTuple_GET_ITEM(args, 1), num_args - 1)
+    return self->is_exit ? span_leave(span, &PyTuple_GET_ITEM(args, 1), num_args - 1)
                         : span_enter(span, NULL, 0);
 }
 
-static PyTypeObject DoorType = {
+static PyTypeObject SpanMethodType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "rankscope.tracer.native._hot.Door",
+    .tp_name = "rankscope.tracer.native._hot.SpanMethod",
     .tp_doc = "`__enter__` or `__exit__` of a ReadySpan.",
-    .tp_basicsize = sizeof(Door),
+    .tp_basicsize = sizeof(SpanMethod),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_descr_get = (descrgetfunc)door_get,
-    .tp_call = (ternaryfunc)door_call,
+    .tp_descr_get = (descrgetfunc)method_get,
+    .tp_call = (ternaryfunc)method_call,
 };
 
-/* Give `ReadySpan` a way in or out: 0 or -1. */
+/* Add `__enter__` or `__exit__` to `ReadySpan`: 0 or -1. */
 static int
-add_door(const char *name, int is_out)
+add_method(const char *name, int is_exit)
 {
-    Door *door = PyObject_New(Door, &DoorType);
-    if (door == NULL) {
+    SpanMethod *method = PyObject_New(SpanMethod, &SpanMethodType);
+    if (method == NULL) {
         return -1;
     }
-    door->is_out = is_out;
-    int status = PyDict_SetItemString(ReadySpanType.tp_dict, name, (PyObject *)door);
-    Py_DECREF(door);
+    method->is_exit = is_exit;
+    int status = PyDict_SetItemString(ReadySpanType.tp_dict, name, (PyObject *)method);
+    Py_DECREF(method);
     return status;
 }
 
 /* -- ComputeSpan -------------------------------------------------------------------------- */
 
-/* Not looked at by the garbage collector: nothing that it refers to refers to it. */
+/* Not tracked by the garbage collector: nothing that it refers to refers back to it. */
 typedef struct {
     PyObject_HEAD
     LaneState *lane;
-    PyObject *inside;
+    PyObject *state;
     PyObject *recorder;
     PyObject *place;
     uint64_t head;
@@ -298,74 +308,74 @@ typedef struct {
     int in_use;
     int32_t microbatch;
     int32_t chunk;
-    PyObject *shown; /* its line in the open table, None or NULL where it has none */
+    PyObject *entry; /* its `OpenEntry`; None or NULL if it has none */
 } ComputeSpan;
 
-/* Show the span from outside: 0 or -1. It is not, where the table is full. */
+/* Enter the span into the open table, unless that is full: 0 or -1. */
 static int
 show(ComputeSpan *self)
 {
     LaneState *lane = self->lane;
-    OpenEntry *kept = (OpenEntry *)lane->kept;
-    if (kept != NULL) { /* where the compute span before this one stood: nothing to look up */
-        lane->kept = NULL;
-        self->shown = (PyObject *)kept;
-        write_line(lane, kept->at, self->start_ns, self->head, 0, NONE);
+    OpenEntry *spare = (OpenEntry *)lane->spare_entry;
+    if (spare != NULL) { /* the entry of the previous compute span: nothing to look up */
+        lane->spare_entry = NULL;
+        self->entry = (PyObject *)spare;
+        write_open_entry(lane, spare->offset, self->start_ns, self->head, 0, NONE);
         return 0;
     }
-    self->shown = open_entry(lane, self->start_ns, self->head, 0, NONE);
-    return self->shown == NULL ? -1 : 0;
+    self->entry = open_entry(lane, self->start_ns, self->head, 0, NONE);
+    return self->entry == NULL ? -1 : 0;
 }
 
-/* Show it no more: 0 or -1. */
+/* Free the span's entry of the open table, or keep it for the next span of the lane: 0 or -1. */
 static int
 hide(ComputeSpan *self)
 {
     LaneState *lane = self->lane;
-    PyObject *shown = self->shown;
-    self->shown = NULL;
-    if (shown == NULL || !Py_IS_TYPE(shown, &OpenEntryType)) {
-        Py_XDECREF(shown);
+    PyObject *held = self->entry;
+    self->entry = NULL;
+    if (held == NULL || !Py_IS_TYPE(held, &OpenEntryType)) {
+        Py_XDECREF(held);
         return 0;
     }
-    OpenEntry *entry = (OpenEntry *)shown;
-    if (entry->segment != NULL && entry->segment == lane->segment && lane->kept == NULL) {
-        store_last((char *)lane->buffer.buf + entry->at, 0);
-        lane->kept = shown;
+    OpenEntry *entry = (OpenEntry *)held;
+    if (entry->segment != NULL && entry->segment == lane->segment && lane->spare_entry == NULL) {
+        store_last((char *)lane->buffer.buf + entry->offset, 0);
+        lane->spare_entry = held;
         return 0;
     }
     int status = close_entry(entry);
-    Py_DECREF(shown);
+    Py_DECREF(held);
     return status;
 }
 
-/* Write the record that ends now: 0 or -1. */
+/* Write the span's record with the present time as its end: 0 or -1. */
 static int
 end_compute(ComputeSpan *self, int in_error)
 {
     LaneState *lane = self->lane;
     int64_t end_ns = now_ns();
     uint64_t head = in_error ? self->head | ERROR_HEAD : self->head;
-    long depth = one_less_deep(lane);
+    long depth = pop_depth(lane);
     self->in_use = 0;
     return put_record(lane, head, read_place(self->place), self->start_ns, end_ns, depth,
                       self->start_ns, NULL);
 }
 
-/* Let what follows belong to the step alone: 0 or -1. */
+/* Set the lane's place to the step, without micro-batch and chunk: 0 or -1. */
 static int
-leave_place(ComputeSpan *self)
+reset_place(ComputeSpan *self)
 {
     int32_t step;
     PyObject *number = PyObject_GetAttr(self->recorder, s_step_number);
     int status = number == NULL ? -1 : read_number(number, &step);
     Py_XDECREF(number);
-    return status < 0 ? -1 : put_at(self->lane, step, NONE, NONE);
+    return status < 0 ? -1 : set_place(self->lane, step, NONE, NONE);
 }
 
-/* Have the lane count an error of ours: 0; -1 where it is the job's. */
+/* If `status` is -1, have the lane count the current error: 0; -1 if the error is the job's. */
 static int
-settle(LaneState *lane, int status)
+count_error(LaneState *lane, int status)
 {
     if (status == 0) {
         return 0;
@@ -379,20 +389,20 @@ static PyObject *
 compute_enter(ComputeSpan *self, PyObject *Py_UNUSED(ignored))
 {
     LaneState *lane = self->lane;
-    int status = put_at(lane, lane->at.step, self->microbatch, self->chunk);
+    int status = set_place(lane, lane->fields.step, self->microbatch, self->chunk);
     if (status == 0) {
         Py_XSETREF(self->place, Py_NewRef(lane->place));
         self->start_ns = now_ns();
         status = lane->depth ? 0 : show(self);
     }
     if (status == 0) {
-        status = PyObject_SetAttr(self->inside, s_in_span, Py_True);
+        status = PyObject_SetAttr(self->state, s_in_span, Py_True);
     }
     if (status == 0) {
         lane->depth++;
         self->in_use = 1;
     }
-    return settle(lane, status) < 0 ? NULL : Py_NewRef(self);
+    return count_error(lane, status) < 0 ? NULL : Py_NewRef(self);
 }
 
 static PyObject *
@@ -400,15 +410,15 @@ compute_leave(ComputeSpan *self, PyObject *const *args, Py_ssize_t num_args)
 {
     LaneState *lane = self->lane;
     int in_error = num_args > 0 && args[0] != Py_None;
-    int status = PyObject_SetAttr(self->inside, s_in_span, Py_False);
-    if (status == 0 && self->in_use) { /* else an error of ours, counted as it was entered */
+    int status = PyObject_SetAttr(self->state, s_in_span, Py_False);
+    if (status == 0 && self->in_use) { /* if not in use, entering failed, which was counted */
         status = end_compute(self, in_error);
     }
     PyObject *type = NULL, *problem = NULL, *traceback = NULL;
-    if (settle(lane, status) < 0) { /* the job's, who shall find all as it should be */
+    if (count_error(lane, status) < 0) { /* the job's: passed on after the rest is undone */
         PyErr_Fetch(&type, &problem, &traceback);
     }
-    if (settle(lane, hide(self)) < 0 || settle(lane, leave_place(self)) < 0) {
+    if (count_error(lane, hide(self)) < 0 || count_error(lane, reset_place(self)) < 0) {
         Py_XDECREF(type);
         Py_XDECREF(problem);
         Py_XDECREF(traceback);
@@ -426,13 +436,13 @@ static PyObject *
 compute_cancel(ComputeSpan *self, PyObject *Py_UNUSED(ignored))
 {
     LaneState *lane = self->lane;
-    int status = PyObject_SetAttr(self->inside, s_in_span, Py_False);
+    int status = PyObject_SetAttr(self->state, s_in_span, Py_False);
     if (self->in_use) {
         self->in_use = 0;
-        one_less_deep(lane);
+        pop_depth(lane);
     }
-    if (settle(lane, status) < 0 || settle(lane, hide(self)) < 0 ||
-        settle(lane, leave_place(self)) < 0) {
+    if (count_error(lane, status) < 0 || count_error(lane, hide(self)) < 0 ||
+        count_error(lane, reset_place(self)) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -442,10 +452,10 @@ static void
 compute_dealloc(ComputeSpan *self)
 {
     Py_XDECREF(self->lane);
-    Py_XDECREF(self->inside);
+    Py_XDECREF(self->state);
     Py_XDECREF(self->recorder);
     Py_XDECREF(self->place);
-    Py_XDECREF(self->shown);
+    Py_XDECREF(self->entry);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -459,7 +469,7 @@ static PyMethodDef compute_methods[] = {
 static PyTypeObject ComputeSpanType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "rankscope.tracer.native._hot.ComputeSpan",
-    .tp_doc = "A span by the host's clock that also sets its lane's place.",
+    .tp_doc = "A span timed by the host clock that also sets its lane's place.",
     .tp_basicsize = sizeof(ComputeSpan),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_dealloc = (destructor)compute_dealloc,
@@ -472,7 +482,7 @@ make_compute_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t
     int32_t microbatch, chunk;
     if (num_args != 6 || !PyObject_TypeCheck(args[2], &LaneStateType)) {
         PyErr_SetString(PyExc_TypeError,
-                        "compute_span takes inside, recorder, lane, head, microbatch and chunk");
+                        "compute_span takes state, recorder, lane, head, microbatch and chunk");
         return NULL;
     }
     uint64_t head = PyLong_AsUnsignedLongLong(args[3]);
@@ -484,13 +494,13 @@ make_compute_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t
     if (self == NULL) {
         return NULL;
     }
-    self->inside = Py_NewRef(args[0]);
+    self->state = Py_NewRef(args[0]);
     self->recorder = Py_NewRef(args[1]);
     self->lane = (LaneState *)Py_NewRef(args[2]);
     self->head = head;
     self->microbatch = microbatch;
     self->chunk = chunk;
-    self->place = self->shown = NULL;
+    self->place = self->entry = NULL;
     self->start_ns = 0;
     self->in_use = 0;
     return (PyObject *)self;
@@ -513,9 +523,9 @@ add_span(PyObject *module)
         {&s_in_span, "in_span"},
         {&s_step_number, "step_number"},
     };
-    if (intern_names(names, Py_ARRAY_LENGTH(names)) < 0 || PyType_Ready(&DoorType) < 0 ||
+    if (intern_names(names, Py_ARRAY_LENGTH(names)) < 0 || PyType_Ready(&SpanMethodType) < 0 ||
         PyType_Ready(&ComputeSpanType) < 0 || PyModule_AddType(module, &ReadySpanType) < 0 ||
-        add_door("__enter__", 0) < 0 || add_door("__exit__", 1) < 0) {
+        add_method("__enter__", 0) < 0 || add_method("__exit__", 1) < 0) {
         return -1;
     }
     PyType_Modified(&ReadySpanType);

@@ -1,30 +1,36 @@
-/* Spans found by their name: `tracer.span` without a line of Python. */
+/* `Finder`, the lookup of a thread's ready spans by name, and `tracer.span` over it.
+
+   Invariants:
+   - A cache entry is used only for the same name object and the same thread id. Thread ids are
+     never reused, so a span cannot be found by another thread.
+   - A span in use is never returned.
+   - Only names of type `str` itself are looked up: the hash of a subclass may be the job's code. */
 
 #include "hot.h"
 
 static PyObject *s_ready;
 
-/* -- Finder: the ready spans of each thread by name --------------------------------------- */
+/* -- Finder ------------------------------------------------------------------------------- */
 
-#define NUM_FOUND 16 /* a power of two */
+#define CACHE_SIZE 16 /* a power of two */
 
 typedef struct {
     PyObject *name;
     ReadySpan *ready;
-    uint64_t thread; /* its id, which no other thread ever gets */
-} Found;
+    uint64_t thread; /* id of the thread, never reused */
+} CacheEntry;
 
 typedef struct {
     PyObject_HEAD
     PyObject *threads; /* `tracer.record.lane.Lanes.threads` */
-    Found found[NUM_FOUND];
+    CacheEntry cache[CACHE_SIZE];
 } Finder;
 
-/* Look a name up in the thread's own dictionary, and keep it: borrowed, NULL where it is not. */
+/* Look a name up in the thread's dictionary and cache it: a borrowed reference, NULL if unknown. */
 static ReadySpan *
-find_anew(Finder *self, PyObject *name, Found *at, uint64_t thread)
+look_up(Finder *self, PyObject *name, CacheEntry *entry, uint64_t thread)
 {
-    if (!PyUnicode_CheckExact(name)) { /* one of a subclass would run the job's code */
+    if (!PyUnicode_CheckExact(name)) {
         return NULL;
     }
     PyObject *spans = PyObject_GetAttr(self->threads, s_ready);
@@ -33,25 +39,25 @@ find_anew(Finder *self, PyObject *name, Found *at, uint64_t thread)
         ready = PyDict_GetItemWithError(spans, name);
     }
     if (ready != NULL && Py_IS_TYPE(ready, &ReadySpanType)) {
-        Py_XSETREF(at->name, Py_NewRef(name));
-        Py_XSETREF(at->ready, (ReadySpan *)Py_NewRef(ready));
-        at->thread = thread;
+        Py_XSETREF(entry->name, Py_NewRef(name));
+        Py_XSETREF(entry->ready, (ReadySpan *)Py_NewRef(ready));
+        entry->thread = thread;
     } else {
         PyErr_Clear();
         ready = NULL;
     }
     Py_XDECREF(spans);
-    return (ReadySpan *)ready; /* which `at` holds */
+    return (ReadySpan *)ready; /* held by `entry` */
 }
 
 static PyObject *
 finder_find(Finder *self, PyObject *name)
 {
     uint64_t thread = PyThreadState_GetID(PyThreadState_Get());
-    Found *at = &self->found[((uintptr_t)name >> 4) % NUM_FOUND];
-    ReadySpan *ready = at->ready;
-    if (at->name != name || at->thread != thread) {
-        ready = find_anew(self, name, at, thread);
+    CacheEntry *entry = &self->cache[((uintptr_t)name >> 4) % CACHE_SIZE];
+    ReadySpan *ready = entry->ready;
+    if (entry->name != name || entry->thread != thread) {
+        ready = look_up(self, name, entry, thread);
     }
     if (ready == NULL || ready->in_use) {
         Py_RETURN_NONE;
@@ -62,9 +68,9 @@ finder_find(Finder *self, PyObject *name)
 static int
 finder_clear(Finder *self)
 {
-    for (int i = 0; i < NUM_FOUND; i++) {
-        Py_CLEAR(self->found[i].name);
-        Py_CLEAR(self->found[i].ready);
+    for (int i = 0; i < CACHE_SIZE; i++) {
+        Py_CLEAR(self->cache[i].name);
+        Py_CLEAR(self->cache[i].ready);
     }
     return 0;
 }
@@ -95,8 +101,8 @@ static int
 finder_traverse(Finder *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->threads);
-    for (int i = 0; i < NUM_FOUND; i++) {
-        Py_VISIT(self->found[i].ready);
+    for (int i = 0; i < CACHE_SIZE; i++) {
+        Py_VISIT(self->cache[i].ready);
     }
     return 0;
 }
@@ -112,15 +118,15 @@ finder_dealloc(Finder *self)
 
 static PyMethodDef finder_methods[] = {
     {"find", (PyCFunction)finder_find, METH_O,
-     "Return the calling thread's span of a name; None: there is none, or it is in use."},
-    {"forget", (PyCFunction)finder_forget, METH_NOARGS, "Forget the names that were asked for."},
+     "Return the calling thread's span of a name; None if there is none or it is in use."},
+    {"forget", (PyCFunction)finder_forget, METH_NOARGS, "Clear the cache."},
     {NULL},
 };
 
 static PyTypeObject FinderType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "rankscope.tracer.native._hot.Finder",
-    .tp_doc = "The ready spans of each thread by name.",
+    .tp_doc = "Lookup of each thread's ready spans by name.",
     .tp_basicsize = sizeof(Finder),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = finder_new,
@@ -130,23 +136,23 @@ static PyTypeObject FinderType = {
     .tp_methods = finder_methods,
 };
 
-/* -- `tracer.span`, asked for by a name alone --------------------------------------------- */
+/* -- tracer.span -------------------------------------------------------------------------- */
 
 static struct {
-    Finder *finder;       /* of the tracer at work; NULL where plain host spans are not recorded */
-    PyObject *unrecorded; /* `tracer.record.noop.NOOP_SPAN` */
-    PyObject *plain;      /* `tracer.span` in Python, which knows all the rest */
-} asked;
+    Finder *finder;     /* of the present tracer; NULL if plain host spans are not recorded */
+    PyObject *disabled; /* `tracer.record.interface.NOOP_SPAN` */
+    PyObject *plain;    /* the Python function, for all other arguments */
+} tracer_span;
 
 static PyObject *
 span_by_name(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num, PyObject *keywords)
 {
     if (num == 1 && keywords == NULL) {
-        Finder *finder = asked.finder;
+        Finder *finder = tracer_span.finder;
         if (finder == NULL) {
-            return Py_NewRef(asked.unrecorded);
+            return Py_NewRef(tracer_span.disabled);
         }
-        Py_INCREF(finder); /* another thread may turn recording off meanwhile */
+        Py_INCREF(finder); /* another thread may turn recording off at the same time */
         PyObject *ready = finder_find(finder, args[0]);
         Py_DECREF(finder);
         if (ready != Py_None) {
@@ -154,13 +160,13 @@ span_by_name(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num,
         }
         Py_DECREF(ready);
     }
-    return PyObject_Vectorcall(asked.plain, args, (size_t)num, keywords);
+    return PyObject_Vectorcall(tracer_span.plain, args, (size_t)num, keywords);
 }
 
 static PyMethodDef span_method = {
     "span", (PyCFunction)(void (*)(void))span_by_name, METH_FASTCALL | METH_KEYWORDS, NULL};
 
-/* Take `tracer.span` in Python; return it in compiled lines, with the help that is given. */
+/* Return the compiled `tracer.span` for its Python function, disabled span and help text. */
 static PyObject *
 fast_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num)
 {
@@ -172,10 +178,10 @@ fast_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num)
     PyObject *module_name = PyObject_GetAttrString(args[0], "__module__");
     char *help = text == NULL || module_name == NULL ? NULL : PyMem_Malloc(strlen(text) + 1);
     if (help != NULL) {
-        span_method.ml_doc = strcpy(help, text); /* for as long as the function: for good */
-        Py_XSETREF(asked.plain, Py_NewRef(args[0])); /* of a module that was loaded again, too */
-        Py_XSETREF(asked.unrecorded, Py_NewRef(args[1]));
-        Py_CLEAR(asked.finder);
+        span_method.ml_doc = strcpy(help, text); /* never freed, like the function */
+        Py_XSETREF(tracer_span.plain, Py_NewRef(args[0])); /* again, if the module is reloaded */
+        Py_XSETREF(tracer_span.disabled, Py_NewRef(args[1]));
+        Py_CLEAR(tracer_span.finder);
     } else if (!PyErr_Occurred()) {
         PyErr_NoMemory();
     }
@@ -184,21 +190,20 @@ fast_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num)
     return span;
 }
 
-/* Say whose spans are asked for from now on; None: nobody's. */
+/* Set the finder that `tracer.span` uses; None if nothing is recorded. */
 static PyObject *
 set_finder(PyObject *Py_UNUSED(module), PyObject *finder)
 {
     if (finder != Py_None && !Py_IS_TYPE(finder, &FinderType)) {
-        PyErr_SetString(PyExc_TypeError, "a Finder, or None");
+        PyErr_SetString(PyExc_TypeError, "set_finder takes a Finder or None");
         return NULL;
     }
-    Finder *before = asked.finder;
-    asked.finder = finder == Py_None ? NULL : (Finder *)Py_NewRef(finder);
+    Finder *before = tracer_span.finder;
+    tracer_span.finder = finder == Py_None ? NULL : (Finder *)Py_NewRef(finder);
     Py_XDECREF(before);
     Py_RETURN_NONE;
 }
 
-/* -- nothing ------------------------------------------------------------------------------ */
 
 static PyObject *
 do_nothing(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(num))
@@ -208,11 +213,11 @@ do_nothing(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssi
 
 static PyMethodDef functions[] = {
     {"do_nothing", (PyCFunction)(void (*)(void))do_nothing, METH_FASTCALL,
-     "Take any arguments and do nothing."},
+     "Accept any arguments and do nothing."},
     {"fast_span", (PyCFunction)(void (*)(void))fast_span, METH_FASTCALL,
-     "Take `tracer.span` in Python; return it in compiled lines, with the help that is given."},
+     "Return the compiled `tracer.span` for its Python function, disabled span and help text."},
     {"set_finder", (PyCFunction)set_finder, METH_O,
-     "Say whose spans are asked for from now on; None: nobody's."},
+     "Set the finder that `tracer.span` uses; None if nothing is recorded."},
     {NULL},
 };
 

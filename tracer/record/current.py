@@ -18,7 +18,8 @@ from .recorder import Recorder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .interface import SpanContext, Tracer
+    from ..native.host_span import SpanContext
+    from .interface import Tracer
 
 P = ParamSpec("P")
 R = TypeVar("R")

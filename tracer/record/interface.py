@@ -8,24 +8,7 @@ from ..native.choice import do_nothing
 from ..span import NONE, SpanKind
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-
-class SpanContext(Protocol):
-    """What ``with`` enters: the span begins; and leaves: it ends."""
-
-    def __enter__(self) -> object:
-        """Begin the span."""
-        ...
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End the span; an exception passes on untouched."""
-        ...
+    from ..native.host_span import SpanContext
 
 
 class Tracer(Protocol):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ..native.choice import ReadySpan
+    from ..native.host_span import SpanContext
     from ..native.lane_state import OpenEntry
-    from .interface import SpanContext
     from .process_file import ProcessFile
     from .sampling import Sampling
     from .segment_pool import SegmentPool

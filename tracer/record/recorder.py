@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from ..native.host_span import SpanContext
     from .control import Handler
     from .device_timer import DeviceTimer
-    from .interface import SpanContext
     from .lane import Lane
 
 

@@ -18,7 +18,7 @@ from tests.support.tracer.recording import AlarmError, recorder_in
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.tracer.record.interface import SpanContext
+    from rankscope.tracer.native.host_span import SpanContext
     from rankscope.tracer.record.recorder import Recorder
 
 SMALL_BYTES = 4096 + 8 * 128
@@ -134,7 +134,7 @@ def test_what_a_handler_raises_as_it_ends_reaches_the_job_and_leaves_all_in_plac
         with pytest.raises(raised):
             span.__exit__(None, None, None)
     lane = recorder.lane()
-    found = (lane.depth, lane.step, lane.microbatch, compute.inside.in_span)
+    found = (lane.depth, lane.step, lane.microbatch, compute.thread_state.in_span)
     recorder.shutdown()
 
     assert found == (0, 0, NONE, False)
@@ -150,7 +150,7 @@ def test_a_hundred_thousand_leave_nothing_behind(tmp_path: Path) -> None:
         for _ in range(num):
             with forward(compute):
                 pass
-        counted = (compute.inside, recorder, lane, lane.segment, None)
+        counted = (compute.thread_state, recorder, lane, lane.segment, None)
         return [sys.getrefcount(one) for one in counted]
 
     before, after = some(1_000), some(100_000)
@@ -169,7 +169,7 @@ def test_a_hundred_thousand_leave_nothing_behind(tmp_path: Path) -> None:
 )
 def test_what_no_span_can_be_made_of_is_refused(tmp_path: Path, at: int, wrong: object) -> None:
     recorder = recorder_in(tmp_path)
-    arguments: list[Any] = [Compute(recorder).inside, recorder, recorder.lane(), 1, 0, 0]
+    arguments: list[Any] = [Compute(recorder).thread_state, recorder, recorder.lane(), 1, 0, 0]
     compute_span(*arguments)
     arguments[at] = wrong
 
